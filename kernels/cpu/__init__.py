@@ -1,0 +1,1 @@
+"""The CPU path: every operation of the contract on torch CPU tensors, its own bit class."""

@@ -1,0 +1,75 @@
+"""Matrix products of the CPU path: one chain over K, in calls of one fixed row count.
+
+    y[m, n] = sum over k of x[m, k] * w[n, k]        (fp32 products and sums)
+
+Every call to the BLAS has 16 rows (the last ones zero where M is not a multiple) and a block of
+columns; operands are contiguous with a leading dimension fixed by the layer. So an element's order
+of addition is that of one 16-row call over its K, whatever M, the shard of N or the thread count.
+That blocks of 16 to 256 columns are one bit class is checked at start (`kernels/cpu/admission.py`).
+bf16 and fp16 weights are widened block by block: the products are exact, the sums fp32.
+"""
+
+import torch
+
+from tpdet.kernels.cpu import threads
+
+ROWS = 16
+COLUMNS = 256
+_COLUMN_GROUP = 16  # fewer than 12 columns are another bit class, so blocks are padded to 16
+_COSTLY = 1 << 22  # multiply-adds from which worker threads pay
+
+
+def column_gemm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """x [M, K] times weight [N, K] transposed, plus bias [N] in fp32, rounded once to out_dtype."""
+    y = _chain(_padded_rows(x), weight)[: x.shape[0]]
+    if bias is not None:
+        y = y + bias.float()
+    return y.to(out_dtype)
+
+
+def leaf_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """One fp32 chain a leaf: x [M, L * K], weight [L, N, K] -> partial sums [L, M, N] in fp32."""
+    leaves, _, width = weight.shape
+    rows = _padded_rows(x)
+    parts = [
+        _chain(rows[:, leaf * width : (leaf + 1) * width].contiguous(), weight[leaf])
+        for leaf in range(leaves)
+    ]
+    return torch.stack([part[: x.shape[0]] for part in parts])
+
+
+def _padded_rows(x: torch.Tensor) -> torch.Tensor:
+    """x in fp32 with zero rows up to a multiple of 16."""
+    rows = -(-x.shape[0] // ROWS) * ROWS
+    padded = torch.zeros(rows, x.shape[1], dtype=torch.float32)
+    padded[: x.shape[0]] = x
+    return padded
+
+
+def _chain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [16 * R, K] fp32 contiguous, weight [N, K] -> [16 * R, N] fp32."""
+    height, width = weight.shape
+    y = torch.empty(x.shape[0], height, dtype=torch.float32)
+
+    def block(index: int) -> None:
+        first = index * COLUMNS
+        last = min(first + COLUMNS, height)
+        columns = _padded_columns(weight[first:last]).t()
+        for row in range(0, x.shape[0], ROWS):
+            product = torch.mm(x[row : row + ROWS], columns)
+            y[row : row + ROWS, first:last] = product[:, : last - first]
+
+    costly = x.shape[0] * height * width >= _COSTLY
+    threads.run_pieces(-(-height // COLUMNS), block, costly)
+    return y
+
+
+def _padded_columns(block: torch.Tensor) -> torch.Tensor:
+    """A block of weight rows in fp32, zero rows added up to a multiple of 16."""
+    missing = -block.shape[0] % _COLUMN_GROUP
+    wide = block.float()
+    if missing:
+        wide = torch.cat([wide, torch.zeros(missing, block.shape[1])])
+    return wide

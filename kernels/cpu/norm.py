@@ -1,0 +1,53 @@
+"""Root-mean-square norm with an order-free sum (Zhang and Sennrich 2019, arXiv 1910.07467).
+
+    y = round((x * r) * w),   r = fp32(1 / sqrt(sum / n + eps))
+
+The sum of squares is int64 fixed point: round(x^2 * 2^(40 - 2e)), e the exponent of the row's
+largest |x|, so no layout can change it. x^2 is exact in fp64; n <= 2^20 keeps the sum below 2^62.
+A row with NaN or infinity gives NaN. r is computed in fp64 and rounded once.
+"""
+
+import torch
+
+from tpdet.kernels.order import MASS_BITS
+
+_FP64_BIAS = 1023
+_FP64_FRACTION = 52
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [..., N] in any float dtype, weight [N] -> [..., N] in x's dtype, rounded once."""
+    return normalize(x.float(), weight, eps).to(x.dtype)
+
+
+def add_residual(
+    total: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+) -> torch.Tensor:
+    """h = round((total + bias) + residual): total [M, N] fp32 folded, residual [M, N], its dtype."""
+    if bias is not None:
+        total = total + bias.float()
+    return (total + residual.float()).to(residual.dtype)
+
+
+def normalize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """(x * r) * w in fp32 for x [..., N] in fp32: the norm without its final rounding."""
+    return (x * _reciprocal_root(x, eps)) * weight.float()
+
+
+def _reciprocal_root(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """r [..., 1] in fp32."""
+    largest = x.abs().amax(-1, keepdim=True)
+    finite = torch.isfinite(largest)
+    exponent = torch.frexp(torch.where(finite, largest, 1.0)).exponent.long() - 1
+    exponent = torch.where(largest == 0, 0, exponent)
+    wide = torch.where(finite, x, 0.0).double()
+    scaled = (wide * wide) * _power_of_two(MASS_BITS - 2 * exponent)
+    total = torch.round(scaled).long().sum(-1, keepdim=True)
+    mean = total.double() * _power_of_two(2 * exponent - MASS_BITS) / x.shape[-1]
+    root = (1.0 / torch.sqrt(mean + eps)).float()
+    return torch.where(finite, root, torch.nan)
+
+
+def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """2^exponent in fp64, exactly, for int64 exponents of normal numbers."""
+    return ((exponent + _FP64_BIAS) << _FP64_FRACTION).view(torch.float64)

@@ -1,0 +1,102 @@
+"""The one door to the kernels: each operation of the contract, chosen by its tensors' device.
+
+Shapes: M rows of the step, N outputs, K reduced, L this rank's leaves, H hidden, D head size,
+P pages. Formulas, orders and roundings are in `docs/numerics.md` and in the kernels' own files.
+"""
+
+from types import ModuleType
+
+import torch
+
+from tpdet.kernels.cpu import activation, attention, embedding, fold, gemm, norm, rotary
+from tpdet.kernels.order import Expression, FinalExpression
+from tpdet.kernels.paged_batch import PagedSequence
+
+
+def column_gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """x [M, K], weight [N, K], bias [N] -> [M, N]: one chain over K, bias in fp32, one rounding."""
+    return _on(x, gemm).column_gemm(x, weight, bias, out_dtype or x.dtype)
+
+
+def leaf_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [M, L * K], weight [L, N, K] -> fp32 leaf sums [L, M, N], one chain each."""
+    return _on(x, gemm).leaf_gemm(x, weight)
+
+
+def fold_roots(
+    partials: torch.Tensor, first_leaf: int, roots: tuple[Expression, ...], slots: int
+) -> torch.Tensor:
+    """Leaf sums [L, M, N] fp32 -> the subtree roots a rank sends [slots, M, N] fp32."""
+    return _on(partials, fold).fold_roots(partials, first_leaf, roots, slots)
+
+
+def fold_final(gathered: torch.Tensor, final: FinalExpression) -> torch.Tensor:
+    """Everyone's roots [ranks, slots, M, N] fp32 -> [M, N] fp32."""
+    return _on(gathered, fold).fold_final(gathered, final)
+
+
+def add_residual(
+    total: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+) -> torch.Tensor:
+    """Folded total [M, H] fp32, bias [H], residual [M, H] -> round((total + bias) + residual)."""
+    return _on(total, norm).add_residual(total, bias, residual)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [M, H], weight [H] -> round((x * r) * w) [M, H]."""
+    return _on(x, norm).rms_norm(x, weight, eps)
+
+
+def rotate_heads(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norm_weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """x [M, heads, D], cos and sin [M, D / 2] fp32; optional head norm [D]; one rounding."""
+    return _on(x, rotary).rotate_heads(x, cos, sin, norm_weight, eps)
+
+
+def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
+    """gate_up [M, 2 * I] (gate first) -> silu(gate) * up [M, I]."""
+    return _on(gate_up, activation).silu_and_multiply(gate_up)
+
+
+def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """ids [M] int64, table [V, H] -> [M, H], copied bits."""
+    return _on(table, embedding).embed(ids, table)
+
+
+def store_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    sequences: tuple[PagedSequence, ...],
+) -> None:
+    """Write k and v [M, Hkv, D] to pages [P, Hkv, 256, D] at each row's position."""
+    _on(k, embedding).store_kv(k, v, k_pages, v_pages, sequences)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    sequences: tuple[PagedSequence, ...],
+    window: int | None = None,
+) -> torch.Tensor:
+    """q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D]: prefill, chunk and decode alike."""
+    return _on(q, attention).paged_attention(q, k_pages, v_pages, sequences, window)
+
+
+def _on(x: torch.Tensor, cpu: ModuleType) -> ModuleType:
+    """The module that holds an operation for x's device; refuses a device without kernels."""
+    if x.device.type == "cpu":
+        return cpu
+    raise ValueError(f"no kernels for device {str(x.device)!r}: use --device cpu")

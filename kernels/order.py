@@ -1,0 +1,195 @@
+"""The order of arithmetic, as data: leaves, fold trees, what each rank folds and sends, contract id.
+
+Standard library only. The GPU kernels, the CPU path and the collectives all read this file, and
+nothing else decides in which order an output element is added up. `docs/numerics.md` states the
+same rules in words.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+NUMERICS_VERSION = 1
+
+K_GROUP = 16  # a chain adds groups of 16 products in ascending K
+PAGE_TOKENS = 256  # a KV page, and an attention split, holds these absolute positions
+TILE_TOKENS = 64  # a split is four tiles of online softmax
+MASKED = -1e30  # score of a masked key: finite, so no NaN can come of it
+MASS_BITS = 40  # fixed point of softmax mass and sums of squares
+TOP_P_BITS = 30
+DEFAULT_LEAVES = 8
+FOLD_ORDERS = ("sequential", "pairs", "tree")
+DEFAULT_FOLD_ORDER = "pairs"
+
+# SHA-256 of the vectors in kernels/golden.py; a change of either is a new contract.
+GOLDEN_SHA256 = "unset"
+
+Expression = int | tuple["Expression", "Expression"]
+"""A leaf's index, or the sum of two expressions (left operand first)."""
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One partial sum on the wire: `index` counts what `rank` sends, in ascending leaf order."""
+
+    rank: int
+    index: int
+
+
+FinalExpression = Slot | tuple["FinalExpression", "FinalExpression"]
+
+
+@dataclass(frozen=True)
+class FoldPlan:
+    """How `ranks` ranks evaluate one fold tree together.
+
+    `roots[r]` are the largest subtrees wholly inside rank r's leaves, which it folds and sends in
+    this order; `final` is what every rank then evaluates over the slots. `slots` is the most any
+    rank sends.
+    """
+
+    leaves: int
+    roots: tuple[tuple[Expression, ...], ...]
+    final: FinalExpression
+
+    @property
+    def slots(self) -> int:
+        """Rows of the exchange: the largest number of partials any rank sends."""
+        return max(len(roots) for roots in self.roots)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Everything that fixes the bits for one checkpoint on one architecture.
+
+    device: "cpu" or "cuda"; dtype: of weights and activations, such as "bfloat16".
+    """
+
+    device: str
+    dtype: str
+    leaves: int
+    fold_order: str
+    numerics: int = NUMERICS_VERSION
+
+    @property
+    def identifier(self) -> str:
+        """SHA-256 (hex) over the canonical JSON of these fields, the constants and the goldens."""
+        constants = {
+            "k_group": K_GROUP,
+            "page_tokens": PAGE_TOKENS,
+            "tile_tokens": TILE_TOKENS,
+            "masked": MASKED,
+            "mass_bits": MASS_BITS,
+            "top_p_bits": TOP_P_BITS,
+            "fold": describe(fold_tree(self.fold_order, self.leaves)),
+            "golden": GOLDEN_SHA256,
+        }
+        body = json.dumps(asdict(self) | constants, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(body.encode()).hexdigest()
+
+
+def leaf_count(num_heads: int, reduced: Iterable[int], limit: int = DEFAULT_LEAVES) -> int:
+    """Leaves of a model's row-parallel weights: a function of the model, never of the TP size.
+
+    The largest power of two up to `limit` that divides `num_heads` and keeps every reduced
+    dimension's share a multiple of 16. Raises ValueError when a dimension is not one itself.
+    """
+    sizes = list(reduced)
+    for size in sizes:
+        if size % K_GROUP:
+            raise ValueError(f"a reduced dimension of {size} is not a multiple of {K_GROUP}")
+    leaves = 1
+    while leaves * 2 <= limit and num_heads % (leaves * 2) == 0:
+        if any(size % (leaves * 2 * K_GROUP) for size in sizes):
+            break
+        leaves *= 2
+    return leaves
+
+
+def fold_tree(order: str, leaves: int) -> Expression:
+    """The fixed expression over leaf 0 .. leaves-1 (a power of two). Raises ValueError."""
+    if leaves < 1 or leaves & (leaves - 1):
+        raise ValueError(f"{leaves} leaves: use a power of two")
+    if order == "sequential":
+        return _chain(range(leaves))
+    if order == "pairs":
+        return _chain([(i, i + 1) for i in range(0, leaves, 2)]) if leaves > 1 else 0
+    if order == "tree":
+        return _balanced(0, leaves)
+    raise ValueError(f"fold order {order!r}: use one of {', '.join(FOLD_ORDERS)}")
+
+
+def fold_plan(order: str, leaves: int, ranks: int) -> FoldPlan:
+    """The plan by which `ranks` ranks evaluate `fold_tree(order, leaves)`.
+
+    Raises ValueError, naming the sizes that fit, when `ranks` does not divide `leaves`.
+    """
+    if ranks < 1 or leaves % ranks:
+        fit = ", ".join(str(n) for n in range(1, leaves + 1) if leaves % n == 0)
+        raise ValueError(
+            f"tensor-parallel size {ranks} does not divide {leaves} leaves: use one of {fit}"
+        )
+    share = leaves // ranks
+    sent: list[list[Expression]] = [[] for _ in range(ranks)]
+
+    def cut(node: Expression) -> FinalExpression:
+        first, last = _span(node)
+        rank = first // share
+        if rank == last // share:
+            sent[rank].append(node)
+            return Slot(rank, len(sent[rank]) - 1)
+        assert not isinstance(node, int)  # a single leaf never spans two ranks
+        return cut(node[0]), cut(node[1])
+
+    final = cut(fold_tree(order, leaves))
+    return FoldPlan(leaves, tuple(tuple(roots) for roots in sent), final)
+
+
+def evaluate(
+    node: Expression, leaf: Callable[[int], Value], add: Callable[[Value, Value], Value]
+) -> Value:
+    """Evaluate an expression: left operand first, one `add` a node. It starts with the first leaf."""
+    if isinstance(node, int):
+        return leaf(node)
+    left = evaluate(node[0], leaf, add)
+    return add(left, evaluate(node[1], leaf, add))
+
+
+def evaluate_final(
+    node: FinalExpression, slot: Callable[[Slot], Value], add: Callable[[Value, Value], Value]
+) -> Value:
+    """Evaluate the part of a fold that runs after the exchange."""
+    if isinstance(node, Slot):
+        return slot(node)
+    left = evaluate_final(node[0], slot, add)
+    return add(left, evaluate_final(node[1], slot, add))
+
+
+def describe(node: Expression) -> str:
+    """An expression in words, such as `((l0+l1)+(l2+l3))`."""
+    return evaluate(node, lambda i: f"l{i}", lambda a, b: f"({a}+{b})")
+
+
+def _chain(parts: Sequence[Expression]) -> Expression:
+    total = parts[0]
+    for part in parts[1:]:
+        total = (total, part)
+    return total
+
+
+def _balanced(first: int, count: int) -> Expression:
+    if count == 1:
+        return first
+    half = count // 2
+    return _balanced(first, half), _balanced(first + half, half)
+
+
+def _span(node: Expression) -> tuple[int, int]:
+    """First and last leaf of a subtree; leaves stand in ascending order in every fold tree."""
+    if isinstance(node, int):
+        return node, node
+    return _span(node[0])[0], _span(node[1])[1]

@@ -1,0 +1,90 @@
+"""Every error tpdet raises on purpose, each with the exit code and the wire code clients rely on.
+
+A message names the value that was refused and the remedy. `exit_code` is what a process ends with
+when the error stops it; `code` is the stable machine-readable name in JSON errors.
+"""
+
+
+class TpdetError(Exception):
+    """Base of all deliberate errors; on its own it is an internal error."""
+
+    exit_code = 70
+    code = "internal_error"
+
+
+class UsageError(TpdetError, ValueError):
+    """A flag, argument or combination of them that cannot be used."""
+
+    exit_code = 2
+    code = "usage"
+
+
+class RequestError(TpdetError, ValueError):
+    """A request that is refused before it is queued; `param` names the field."""
+
+    exit_code = 2
+    code = "invalid_request_error"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class CheckpointError(TpdetError, ValueError):
+    """A checkpoint, configuration file or log that is damaged or not supported."""
+
+    exit_code = 65
+    code = "bad_checkpoint"
+
+
+class NotFoundError(TpdetError, FileNotFoundError):
+    """A model, file or directory that does not exist."""
+
+    exit_code = 66
+    code = "not_found"
+
+
+class ResourceError(TpdetError):
+    """Not enough memory, or a port that is taken."""
+
+    exit_code = 71
+    code = "no_resource"
+
+
+class PeerLostError(TpdetError):
+    """A rank (or the HTTP process) died, stopped answering or diverged."""
+
+    exit_code = 75
+    code = "engine_dead"
+
+
+class NotPermittedError(TpdetError):
+    """The operating system or a policy does not allow it."""
+
+    exit_code = 77
+    code = "not_permitted"
+
+
+class DisagreementError(TpdetError):
+    """Ranks disagree on configuration, fingerprint or a digest; names the field and both values."""
+
+    exit_code = 78
+    code = "disagreement"
+
+
+class NumericalError(TpdetError):
+    """NaN or infinity in one request's logits: that request fails, nobody else's."""
+
+    code = "numerical_error"
+
+
+class IntegrityError(TpdetError):
+    """A page, plan or table that is not what it must be; the step is refused."""
+
+    code = "integrity_error"
+
+
+class OverloadedError(TpdetError):
+    """The queue is full; try again later."""
+
+    code = "engine_overloaded"
