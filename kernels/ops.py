@@ -8,7 +8,19 @@ from types import ModuleType
 
 import torch
 
-from tpdet.kernels.cpu import activation, attention, embedding, fold, gemm, norm, rotary
+from tpdet.kernels.cpu import (
+    activation,
+    attention,
+    embedding,
+    fold,
+    gemm,
+    log_softmax,
+    norm,
+    order_select,
+    rotary,
+    sampling,
+)
+from tpdet.kernels.draw import Draw
 from tpdet.kernels.order import Expression, FinalExpression
 from tpdet.kernels.paged_batch import PagedSequence
 
@@ -93,6 +105,28 @@ def paged_attention(
 ) -> torch.Tensor:
     """q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D]: prefill, chunk and decode alike."""
     return _on(q, attention).paged_attention(q, k_pages, v_pages, sequences, window)
+
+
+def log_mass(logits: torch.Tensor, maximum: torch.Tensor) -> torch.Tensor:
+    """logits [R, V] fp32, their finite maxima [R] -> log of the softmax mass [R] fp64."""
+    return _on(logits, log_softmax).log_mass(logits, maximum)
+
+
+def log_probabilities(
+    values: torch.Tensor, maximum: torch.Tensor, log_masses: torch.Tensor
+) -> torch.Tensor:
+    """Picked logits [..] fp32, their rows' maxima and log masses -> log-probabilities [..] fp32."""
+    return _on(values, log_softmax).log_probabilities(values, maximum, log_masses)
+
+
+def top_ids(values: torch.Tensor, count: int) -> torch.Tensor:
+    """values [V] fp32 -> the `count` largest's ids int64, best first, ties by lowest id."""
+    return _on(values, order_select).top_ids(values, count)
+
+
+def choose_tokens(logits: torch.Tensor, draws: dict[int, Draw]) -> dict[int, int]:
+    """logits [R, V] fp32, draws by row -> ids by row, in the contract's order; -1: none left."""
+    return _on(logits, sampling).choose_tokens(logits, draws)
 
 
 def _on(x: torch.Tensor, cpu: ModuleType) -> ModuleType:

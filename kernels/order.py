@@ -1,4 +1,4 @@
-"""The order of arithmetic, as data: leaves, fold trees, what each rank folds and sends, contract id.
+"""The order of arithmetic, as data: leaves, fold trees, what a rank folds and sends, contract id.
 
 Standard library only. The GPU kernels, the CPU path and the collectives all read this file, and
 nothing else decides in which order an output element is added up. `docs/numerics.md` states the
@@ -24,7 +24,7 @@ FOLD_ORDERS = ("sequential", "pairs", "tree")
 DEFAULT_FOLD_ORDER = "pairs"
 
 # SHA-256 of the vectors in kernels/golden.py; a change of either is a new contract.
-GOLDEN_SHA256 = "unset"
+GOLDEN_SHA256 = "11b211c97a7b23c653639f1b62407a02f539e0d04670582777492552133e107d"
 
 Expression = int | tuple["Expression", "Expression"]
 """A leaf's index, or the sum of two expressions (left operand first)."""
@@ -152,7 +152,7 @@ def fold_plan(order: str, leaves: int, ranks: int) -> FoldPlan:
 def evaluate(
     node: Expression, leaf: Callable[[int], Value], add: Callable[[Value, Value], Value]
 ) -> Value:
-    """Evaluate an expression: left operand first, one `add` a node. It starts with the first leaf."""
+    """Evaluate an expression: left operand first, one `add` a node, beginning with leaf 0."""
     if isinstance(node, int):
         return leaf(node)
     left = evaluate(node[0], leaf, add)

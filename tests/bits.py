@@ -4,7 +4,7 @@ import torch
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors have one shape, one dtype and the same bytes (so -0.0 differs from 0.0)."""
+    """Whether two tensors have one shape, one dtype and the same bytes (-0.0 differs from 0.0)."""
     return left.shape == right.shape and left.dtype == right.dtype and _bytes_equal(left, right)
 
 

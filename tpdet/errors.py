@@ -81,6 +81,7 @@ class NumericalError(TpdetError):
 class IntegrityError(TpdetError):
     """A page, plan or table that is not what it must be; the step is refused."""
 
+    exit_code = 75
     code = "integrity_error"
 
 
@@ -88,3 +89,10 @@ class OverloadedError(TpdetError):
     """The queue is full; try again later."""
 
     code = "engine_overloaded"
+
+
+class DrainTimeoutError(TpdetError):
+    """Stopped, and requests still ran when the drain timeout was over: they got an error."""
+
+    exit_code = 143
+    code = "drain_timeout"

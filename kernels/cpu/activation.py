@@ -1,4 +1,4 @@
-"""SiLU-and-multiply: y = round((g / (1 + exp(-g))) * u) in fp32 (Shazeer 2020, arXiv 2002.05202)."""
+"""SiLU-and-multiply: y = round((g / (1 + exp(-g))) * u), fp32 (Shazeer 2020, arXiv 2002.05202)."""
 
 import torch
 

@@ -118,7 +118,7 @@ def _attend_splits(
     blocks: list[_Block],
     window: int | None,
 ) -> torch.Tensor:
-    """query [B, Hkv, R, D] fp32, position [B, R] (-1: pad) -> [B, Hkv, R, D] in the pages' dtype."""
+    """query [B, Hkv, R, D] fp32, position [B, R] (-1: pad) -> [B, Hkv, R, D], the pages' dtype."""
     shape = query.shape[:3]
     largest = torch.full(shape, MASKED)
     mass = torch.zeros(shape)

@@ -23,7 +23,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_residual(
     total: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
 ) -> torch.Tensor:
-    """h = round((total + bias) + residual): total [M, N] fp32 folded, residual [M, N], its dtype."""
+    """h = round((total + bias) + residual): total [M, N] fp32 folded; in residual's dtype."""
     if bias is not None:
         total = total + bias.float()
     return (total + residual.float()).to(residual.dtype)

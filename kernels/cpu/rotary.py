@@ -1,7 +1,7 @@
 """Query-key norm and rotary embedding in one: fp32 throughout, no fma, one rounding at the end.
 
-    first'  = first * cos - second * sin
-    second' = second * cos + first * sin          (halves of a head, as Hugging Face pairs them)
+first'  = first * cos - second * sin
+second' = second * cos + first * sin          (halves of a head, as Hugging Face pairs them)
 """
 
 import torch

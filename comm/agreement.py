@@ -1,0 +1,143 @@
+"""The start-up agreement: ranks compare everything that may change a bit, and refuse to differ.
+
+Facts are a flat table of strings. One gather of 32-byte digests settles the usual case; only when
+they differ are the tables themselves exchanged, to name the field and both values.
+"""
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+import blake3
+import msgspec
+import torch
+
+import tpdet
+from tpdet.comm.world import World
+from tpdet.errors import DisagreementError
+
+ABSENT = "(not set)"
+
+PACKAGES = (
+    "torch",
+    "triton",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "msgspec",
+    "blake3",
+    "jinja2",
+    "pydantic",
+)
+"""Packages whose code decides a bit of an answer: arithmetic, weights, tokens, messages."""
+
+ENVIRONMENT = (
+    ("ATEN_CPU_CAPABILITY", "picks the vector code of torch's CPU operations"),
+    ("MKL_CBWR", "picks MKL's code branch, so the order inside a matrix product"),
+    ("MKL_ENABLE_INSTRUCTIONS", "caps the instruction set MKL uses"),
+    ("MKL_DEBUG_CPU_TYPE", "overrides the CPU that MKL believes in"),
+    ("ONEDNN_MAX_CPU_ISA", "caps the instruction set oneDNN uses for bf16"),
+    ("DNNL_MAX_CPU_ISA", "the older name of ONEDNN_MAX_CPU_ISA"),
+    ("ONEDNN_DEFAULT_FPMATH_MODE", "lets oneDNN round fp32 operands"),
+    ("DNNL_DEFAULT_FPMATH_MODE", "the older name of ONEDNN_DEFAULT_FPMATH_MODE"),
+    ("OPENBLAS_CORETYPE", "picks OpenBLAS's kernels"),
+    ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "turns fp32 products into TF32"),
+    ("NVIDIA_TF32_OVERRIDE", "turns TF32 off below every library"),
+    ("CUBLAS_WORKSPACE_CONFIG", "changes which kernel cuBLAS chooses"),
+    ("TRITON_INTERPRET", "runs kernels in Triton's interpreter, which rounds differently"),
+    ("NCCL_NVLS_ENABLE", "NVLink multicast adds inside the switch; it must stay off"),
+)
+"""(name, why it must be equal on all ranks). Variables not listed are not compared."""
+
+_pairs = msgspec.msgpack.Decoder(list[tuple[str, str]])
+
+
+def agree(world: World, facts: Mapping[str, str]) -> None:
+    """Return if all ranks hold the same facts.
+
+    Raises DisagreementError, the same on every rank, naming the first field in sorted order that
+    differs, a rank and both values (and how many more fields differ); PeerLostError if a rank is
+    lost meanwhile.
+    """
+    table = msgspec.msgpack.encode(sorted(facts.items()))
+    digests = world.gather_bytes(blake3.blake3(table).digest())
+    if all(digest == digests[0] for digest in digests):
+        return
+    tables = [dict(_pairs.decode(data)) for data in world.gather_bytes(table)]
+    differences = []
+    for field in sorted({name for other in tables for name in other}):
+        values = [other.get(field, ABSENT) for other in tables]
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                differences.append(f"{field}: rank 0 has {values[0]!r}, rank {rank} has {value!r}")
+                break
+    more = f" ({len(differences) - 1} more fields differ)" if len(differences) > 1 else ""
+    raise DisagreementError(
+        f"ranks disagree on {differences[0]}{more}: start every rank with the same code, packages, "
+        "environment, flags and checkpoint"
+    )
+
+
+def collect_facts(settings: Mapping[str, object]) -> dict[str, str]:
+    """This rank's facts: code, packages, machine, environment, and `settings` as `config.*`.
+
+    `settings` is the engine's configuration, seed included, without what may differ from rank to
+    rank (paths) and without secrets: values are shown when they differ.
+    """
+    facts = {
+        "code": code_digest(),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "blas": blas_version(),
+        "cpu capability": torch.backends.cpu.get_cpu_capability(),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "mkldnn": str(torch.backends.mkldnn.enabled),
+        "cuda": str(torch.version.cuda),
+    }
+    for package in PACKAGES:
+        facts[f"package {package}"] = package_version(package)
+    for name, _ in ENVIRONMENT:
+        facts[f"environment {name}"] = os.environ.get(name, ABSENT)
+    for name, value in settings.items():
+        facts[f"config.{name}"] = str(value)
+    return facts
+
+
+def code_digest(root: Path | None = None) -> str:
+    """BLAKE3 (hex) over every .py file below `root` (the tpdet package), in sorted path order.
+
+    Each file counts as its relative path, its length and its bytes. Links are followed: in a
+    checkout the folders kernels, comm and launch are links.
+    """
+    root = Path(tpdet.__file__).parent if root is None else root
+    paths = []
+    for folder, _, names in os.walk(root, followlinks=True):
+        paths += [Path(folder, name) for name in names if name.endswith(".py")]
+    digest = blake3.blake3()
+    for relative, path in sorted((path.relative_to(root).as_posix(), path) for path in paths):
+        content = path.read_bytes()
+        digest.update(f"{relative}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def package_version(package: str) -> str:
+    """The installed version of a distribution, or "(not set)"."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ABSENT
+
+
+def blas_version() -> str:
+    """Which BLAS and which of its versions torch was built with, from torch's build settings."""
+    settings = torch.__config__.show()
+    name = re.search(r"BLAS_INFO=(\w+)", settings)
+    versions = re.findall(
+        r"(?:Intel\(R\) (?:oneAPI )?Math Kernel Library Version \S+|OpenBLAS \S+|MKL-DNN v\S+)",
+        settings,
+    )
+    return " · ".join([name.group(1) if name else "unknown", *versions])

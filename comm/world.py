@@ -1,0 +1,112 @@
+"""The world: the ranks that run one engine, and the five things they do together.
+
+A world is one object handed around; there is no global group. Its contract, as patterns of use:
+
+Every rank calls the same operations in the same order, from one thread. There are no tags: the
+n-th call of one rank meets the n-th call of every other.
+
+    gathered = world.all_gather(partial)          # [size, *partial.shape], rank order, same bits
+    plan = world.broadcast_bytes(encode(plan) if world.rank == 0 else None)   # rank 0 speaks
+    digests = world.gather_bytes(table_digest)    # all speak, any lengths; everyone hears all
+    world.barrier()                               # nobody leaves before everybody came
+    world.close()                                 # the last call; again is harmless
+
+A collective moves bits and never adds (DESIGN, Rule 4): NaN payloads, -0.0 and pad bytes arrive
+as they were sent. `all_gather` wants one shape and dtype on all ranks, and returns memory that no
+later call writes to.
+
+A peer that dies, leaves, stops or calls something else ends the call with PeerLostError naming
+the operation, this rank and the timeout; a dead peer at once, a silent one after `timeout`
+seconds. A world that raised it is broken: each later call raises it again, and what remains is
+`close()`. An idle rank 0 must therefore speak more often than the timeout (heartbeats), and a
+phase in which ranks are apart for longer (loading weights) runs under a longer one:
+
+    world.set_timeout(1800.0); load(); world.barrier(); world.set_timeout(config.step_timeout)
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tpdet.errors import IntegrityError
+
+MAX_MESSAGE_BYTES = 80 << 20
+"""Cap of one byte message: the largest step plan (64 MiB) with its digest, and some room."""
+
+
+class World(Protocol):
+    """What an engine needs from its ranks; see the module's patterns of use.
+
+    `rank` counts from 0 to `size - 1`; `timeout` is in seconds.
+    """
+
+    rank: int
+    size: int
+    timeout: float
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Every rank's `x`, copied bit for bit: [size, *x.shape], dtype and device of `x`."""
+        ...
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        """Rank 0's `data` on every rank; what the other ranks pass is not looked at."""
+        ...
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Every rank's `data` in rank order, on every rank; lengths may differ."""
+        ...
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        ...
+
+    def set_timeout(self, seconds: float) -> None:
+        """Wait at most `seconds` for a peer from the next operation on; alike on every rank."""
+        ...
+
+    def close(self) -> None:
+        """Leave the world. Of a healthy world all ranks leave together."""
+        ...
+
+
+class SoloWorld:
+    """A world of one rank: nothing is sent, nobody can be lost."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.size = 1
+        self.timeout = float("inf")
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """A copy of `x` with a leading dimension of 1."""
+        return x.unsqueeze(0).clone(memory_format=torch.contiguous_format)
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        """`data` itself. Raises IntegrityError if it is absent or over the cap."""
+        return checked_message(data)
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """`[data]`. Raises IntegrityError if it is over the cap."""
+        return [checked_message(data)]
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+    def set_timeout(self, seconds: float) -> None:
+        """Keep the number; there is nobody to wait for."""
+        self.timeout = seconds
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def checked_message(data: bytes | None) -> bytes:
+    """`data`, if it may be sent. Raises IntegrityError for no message and for one over the cap."""
+    if data is None:
+        raise IntegrityError("rank 0 must pass the bytes it broadcasts, not None")
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise IntegrityError(
+            f"message of {len(data)} bytes is over the cap of {MAX_MESSAGE_BYTES} bytes: send less"
+        )
+    return data

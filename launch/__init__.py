@@ -1,0 +1,1 @@
+"""How ranks are started, found, signalled and ended. Standard library only."""

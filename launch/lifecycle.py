@@ -1,0 +1,117 @@
+"""How a rank ends: it looks for lost peers, decides the exit code once, leaves nobody behind."""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tpdet.errors import PeerLostError, TpdetError
+from tpdet.launch.processes import process_status, send_signal
+from tpdet.launch.run_directory import RankRecord, RunDirectory
+
+_MESSAGE_CHARACTERS = 2000
+
+
+@dataclass(frozen=True)
+class LostPeer:
+    """A rank on this host that does not run any more; `reason` is gone, dead or stopped."""
+
+    rank: int
+    pid: int
+    reason: str
+
+
+def lost_local_peers(run: RunDirectory, rank: int) -> list[LostPeer]:
+    """Registered ranks of this host, other than `rank`, that have ended or are stopped.
+
+    Once the exit is decided (exit.json), ranks are free to leave, and none counts as lost.
+    """
+    if run.exit_decision() is not None:
+        return []
+    lost = []
+    for record in run.records():
+        if record.rank == rank or not record.local:
+            continue
+        reason = _why_lost(record)
+        if reason is not None:
+            lost.append(LostPeer(record.rank, record.pid, reason))
+    return lost
+
+
+def _why_lost(record: RankRecord) -> str | None:
+    status = process_status(record.pid)
+    if status is None or status.start_time != record.start_time:
+        return "gone"
+    if status.dead:
+        return "dead"
+    return "stopped" if status.stopped else None
+
+
+def check_peers(run: RunDirectory, rank: int) -> None:
+    """Raise PeerLostError naming every lost rank of this host; a stop signal is no drain then."""
+    lost = lost_local_peers(run, rank)
+    if lost:
+        names = ", ".join(f"rank {peer.rank} (pid {peer.pid}) is {peer.reason}" for peer in lost)
+        raise PeerLostError(f"{names}: the server ends")
+
+
+def kill_local_ranks(run: RunDirectory, except_rank: int | None = None) -> None:
+    """SIGKILL every registered rank of this host, stopped ones too, except one."""
+    for record in run.records():
+        if record.rank != except_rank and record.local:
+            send_signal(record.pid, record.start_time, signal.SIGKILL)
+
+
+def end_process(
+    run: RunDirectory | None,
+    rank: int,
+    error: BaseException,
+    last_words: Callable[[], None] | None = None,
+) -> NoReturn:
+    """End this rank, and with it the server on this host, because of `error`. From any thread.
+
+    Writes exit.json unless a rank has decided before, runs `last_words` (what still can be told
+    to clients; its failure is ignored), SIGKILLs all other local ranks, prints the error as the
+    last line of standard error, and ends with the decided code. Without a run directory of its
+    own (`run` is None) a rank ends alone.
+    """
+    exit_code, code = exit_of(error)
+    if run is not None:
+        run.decide_exit(exit_code, code, rank)
+        decision = run.exit_decision() if run.current else None
+        if decision is not None:
+            exit_code = decision.exit
+    if last_words is not None:
+        with suppress(Exception):
+            last_words()
+    if run is not None and run.current:
+        kill_local_ranks(run, except_rank=rank)
+    if not isinstance(error, TpdetError):
+        with suppress(OSError, ValueError):
+            traceback.print_exception(error)
+    print_fatal(code, exit_code, rank=rank, message=str(error)[:_MESSAGE_CHARACTERS])
+    os._exit(exit_code)
+
+
+def exit_of(error: BaseException) -> tuple[int, str]:
+    """(exit code, name) an error ends a process with; what is not ours is an internal error."""
+    if isinstance(error, TpdetError):
+        return error.exit_code, error.code
+    if isinstance(error, MemoryError):
+        return 71, "no_resource"
+    return TpdetError.exit_code, TpdetError.code
+
+
+def print_fatal(code: str, exit_code: int, **details: object) -> None:
+    """Print the JSON line that ends standard error: event, code, exit, and `details`."""
+    line = json.dumps({"event": "fatal", "code": code, "exit": exit_code, **details})
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    with suppress(OSError, ValueError):
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()

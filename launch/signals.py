@@ -1,0 +1,78 @@
+"""Stop signals: SIGTERM, SIGINT, SIGHUP and SIGQUIT all mean stop, and only set a flag.
+
+torchrun also sends SIGTERM to the survivors when one rank dies, so a rank that finds the flag set
+first checks its peers (`lifecycle.check_peers`).
+"""
+
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+class StopSignals:
+    """The flag and a descriptor that becomes readable with each stop signal.
+
+    The kernel-level handler writes to the descriptor at once, even while the main thread is
+    inside a collective; Python-level handlers run only when that returns. Read it in one place:
+    `wait`, a poller on `fileno` with `read`, or the thread of `watch`.
+    """
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def install(self) -> None:
+        """Take over the stop signals; main thread only. A process does it once.
+
+        A rank does it just before it registers in the run directory: until then the default
+        action (to end) is the right one.
+        """
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: object) -> None:
+        if self._first is None:
+            self._first = number
+
+    @property
+    def requested(self) -> int | None:
+        """The first stop signal that came, or None."""
+        return self._first
+
+    def fileno(self) -> int:
+        """A descriptor for select and pollers; readable when `read` has something."""
+        return self._reader.fileno()
+
+    def read(self) -> list[int]:
+        """The stop signals that came since the last call, in order; never waits."""
+        try:
+            numbers = self._reader.recv(4096)
+        except BlockingIOError:
+            return []
+        # The wake-up descriptor hears of every handled signal, ours or not.
+        stops = [number for number in numbers if number in STOP_SIGNALS]
+        if stops:
+            self._note(stops[0], None)
+        return stops
+
+    def wait(self, seconds: float) -> list[int]:
+        """Like `read`, after waiting up to `seconds` for a signal."""
+        select.select([self._reader], [], [], seconds)
+        return self.read()
+
+    def watch(self, action: Callable[[int], None]) -> None:
+        """Call `action(signal number)` for each stop signal, from a daemon thread, at once."""
+
+        def run() -> None:
+            while True:
+                for number in self.wait(3600.0):
+                    action(number)
+
+        threading.Thread(target=run, name="stop signals", daemon=True).start()

@@ -1,0 +1,89 @@
+"""Cases every world must pass; each takes a world and is run by all its ranks in this order."""
+
+import torch
+
+from tests.bits import assert_same_bits
+from tpdet.comm.world import MAX_MESSAGE_BYTES, World
+from tpdet.errors import IntegrityError
+
+# Quiet and signalling NaNs with payloads, both zeros, subnormals, infinities.
+FLOAT32_BITS = [0x7FC00123, 0x7F800001, -0x3EDCC, 0, -0x80000000, 1, 0x7F800000, 0x3F800000]
+FLOAT16_BITS = [0x7E01, 0x7C01, -0x1FF, 0, -0x8000, 1, 0x7C00, 0x3C00]
+
+
+def special_values(rank: int, dtype: torch.dtype) -> torch.Tensor:
+    """[2, 4] of bit patterns that arithmetic or a conversion would not leave alone."""
+    if dtype == torch.int64:
+        return torch.tensor([[-(2**63), 2**63 - 1, rank, -1], [0, 1, 2**53 + 1, -rank]])
+    if dtype == torch.float32:
+        bits = torch.tensor(FLOAT32_BITS, dtype=torch.int32)
+    else:
+        bits = torch.tensor(FLOAT16_BITS, dtype=torch.int16)
+    return bits.roll(rank).view(dtype).reshape(2, 4)
+
+
+def gathers_every_bit(world: World) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64):
+        gathered = world.all_gather(special_values(world.rank, dtype))
+        assert gathered.shape == (world.size, 2, 4) and gathered.dtype == dtype
+        for rank in range(world.size):
+            assert_same_bits(gathered[rank], special_values(rank, dtype))
+
+
+def gathers_what_is_not_contiguous(world: World) -> None:
+    matrix = torch.arange(12.0).reshape(3, 4) + world.rank
+    gathered = world.all_gather(matrix.t())
+    for rank in range(world.size):
+        assert_same_bits(gathered[rank], (torch.arange(12.0).reshape(3, 4) + rank).t())
+
+
+def gathers_scalars_and_nothing(world: World) -> None:
+    assert world.all_gather(torch.tensor(float(world.rank))).tolist() == list(range(world.size))
+    assert world.all_gather(torch.zeros(0, 5)).shape == (world.size, 0, 5)
+
+
+def leaves_the_gathered_alone_afterwards(world: World) -> None:
+    x = torch.full((1000,), float(world.rank))
+    first = world.all_gather(x)
+    x.fill_(-1.0)
+    world.all_gather(x)
+    assert first[:, 0].tolist() == list(range(world.size))
+
+
+def broadcasts_any_length(world: World) -> None:
+    for length in (0, 1, 4075, 4076, 4077, 300_000):
+        sent = bytes(i * 7 % 251 for i in range(length))
+        assert world.broadcast_bytes(sent if world.rank == 0 else None) == sent
+
+
+def gathers_bytes_of_any_length(world: World) -> None:
+    for base in (0, 32, 1003, 1004, 50_000):
+        lengths = [base + rank for rank in range(world.size)]
+        gathered = world.gather_bytes(bytes([world.rank]) * lengths[world.rank])
+        assert gathered == [bytes([rank]) * lengths[rank] for rank in range(world.size)]
+
+
+def refuses_a_message_over_the_cap(world: World) -> None:
+    try:
+        world.gather_bytes(bytes(MAX_MESSAGE_BYTES + 1))
+    except IntegrityError as error:
+        assert str(MAX_MESSAGE_BYTES) in str(error)
+    else:
+        raise AssertionError("a message over the cap was sent")
+
+
+def survives_a_refused_message(world: World) -> None:
+    assert world.gather_bytes(b"on") == [b"on"] * world.size
+    world.barrier()
+
+
+CASES = (
+    gathers_every_bit,
+    gathers_what_is_not_contiguous,
+    gathers_scalars_and_nothing,
+    leaves_the_gathered_alone_afterwards,
+    broadcasts_any_length,
+    gathers_bytes_of_any_length,
+    refuses_a_message_over_the_cap,
+    survives_a_refused_message,
+)

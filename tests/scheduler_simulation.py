@@ -1,0 +1,219 @@
+"""A rank without torch: a paged store of token ids, and a model that is a hash of what it reads.
+
+The next token depends on every token id read back through the row's page table, on the seed, the
+choice and the position; so a wrong page, a stale page or a lost token changes the answer.
+"""
+
+from dataclasses import dataclass, field
+
+import blake3
+import numpy as np
+
+from tpdet.cache.versions import VersionTable
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.plan import ALLOCATE, EVICT, Row, StepPlan, decode_plan, encode_plan
+from tpdet.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
+from tpdet.sampling_row import SampledToken
+from tpdet.scheduler import Scheduler
+
+VOCABULARY = 50
+EOS = 7
+POISON = -999
+
+
+def make_request(name: str, prompt_length: int = 5, start: int = 0, **params) -> Request:
+    """A request whose prompt is a function of its name, with a seed."""
+    params.setdefault("seed", 1)
+    ids = tuple(
+        10 + (len(name) * 31 + ord(name[-1]) + i * i + start) % 40 for i in range(prompt_length)
+    )
+    return Request(
+        request_id=name,
+        prompt_token_ids=ids,
+        params=SamplingParams(**params),
+        eos_token_ids=(EOS,),
+    )
+
+
+def draw(token_ids, seed: int, choice: int, forbidden=()) -> SampledToken:
+    """The token after `token_ids`: a hash, stepped on past the forbidden ids."""
+    body = np.asarray(token_ids, dtype="<i4").tobytes() + f"|{seed}|{choice}".encode()
+    value = int.from_bytes(blake3.blake3(body).digest(length=8), "little")
+    token = value % VOCABULARY
+    while token in forbidden:
+        token = (token + 1) % VOCABULARY
+    return SampledToken(token, -(value % 1000) / 8)
+
+
+def score(token_ids, target: int) -> SampledToken:
+    """A score of `target` after `token_ids`."""
+    return SampledToken(target, draw(token_ids, 0, 0).logprob)
+
+
+@dataclass
+class Answer:
+    """What a reader of one choice (or, under choice -1, of the request) has heard."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: str | None = None
+
+
+def answer_alone(request: Request, choice: int) -> Answer:
+    """The answer by definition: no scheduler, no pages."""
+    params, ids, answer = request.params, list(request.prompt_token_ids), Answer()
+    ending = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
+    if params.max_tokens == 0:
+        return Answer([-1], [0.0], "length")
+    while answer.finish is None:
+        forbidden = ending if len(answer.tokens) < params.min_tokens else ()
+        token = draw(ids, params.seed, choice, forbidden)
+        ids.append(token.token_id)
+        answer.tokens.append(token.token_id)
+        answer.logprobs.append(token.logprob)
+        if token.token_id in ending:
+            answer.finish = "stop"
+        elif len(answer.tokens) == params.max_tokens:
+            answer.finish = "length"
+    return answer
+
+
+def scores_alone(request: Request) -> tuple[float | None, ...]:
+    ids = request.prompt_token_ids
+    return (None, *(score(ids[:i], ids[i]).logprob for i in range(1, len(ids))))
+
+
+class FakeRank:
+    """Applies plans as a rank must, and keeps K/V as token ids in pages."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.table = VersionTable(num_pages)
+        self.store = np.full((num_pages, PAGE_TOKENS), POISON, dtype="<i4")
+
+    def receive(self, plan: StepPlan) -> None:
+        """Apply the events, compare digests, check the readers, write the step's K/V."""
+        self.table.apply(plan.events)
+        assert self.table.digest() == plan.table_digest
+        self.table.check_readers(plan.rows)
+        for event in plan.events:
+            if event.kind in (ALLOCATE, EVICT):
+                self.store[event.page] = POISON
+        for row in plan.rows:
+            for offset, token in enumerate(row.token_ids):
+                page, slot = divmod(row.start + offset, PAGE_TOKENS)
+                self.store[row.pages[page], slot] = token
+
+    def read(self, row: Row, length: int) -> np.ndarray:
+        """The first `length` token ids, read through the row's pages."""
+        ids = self.store[list(row.pages)].reshape(-1)[:length]
+        assert POISON not in ids
+        return ids
+
+
+class Simulation:
+    """A scheduler, rank 0, a second rank that gets plans as bytes, and the readers."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        pages = scheduler.roster.ledger.num_pages
+        self.ranks = [FakeRank(pages), FakeRank(pages)]
+        self.answers: dict[tuple[str, int], Answer] = {}
+        self.prompt_outputs: dict[str, PromptOutput] = {}
+        self.failures: dict[str, RequestFailed] = {}
+        self.plans: list[StepPlan] = []
+
+    def begin(self) -> StepPlan | None:
+        """Schedule, send the plan to both ranks."""
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self.plans.append(plan)
+            self.send(plan)
+        return plan
+
+    def send(self, plan: StepPlan) -> None:
+        self.ranks[0].receive(plan)
+        self.ranks[1].receive(decode_plan(encode_plan(plan)))
+        assert self.ranks[0].table.full_digest() == self.ranks[1].table.full_digest()
+
+    def end(self, plan: StepPlan) -> None:
+        """Sample, score and commit."""
+        sampled, scores = {}, {}
+        for row in plan.rows:
+            wanted = 0
+            end = row.start + len(row.token_ids)
+            if (scoring := self.scheduler.scoring_row(row)) is not None:
+                wanted = end - scoring.start
+                scores[scoring.key] = [
+                    score(self.ranks[0].read(row, scoring.start + j + 1), target)
+                    for j, target in enumerate(scoring.target_ids)
+                ]
+            if (sampling := self.scheduler.sampling_row(row)) is not None:
+                wanted = max(wanted, 1)
+                assert sampling.position == end == len(sampling.token_ids)
+                ids = self.ranks[1].read(row, end)
+                sampled[sampling.key] = draw(
+                    ids, sampling.seed, sampling.choice, sampling.forbidden_ids
+                )
+            assert row.logits >= wanted
+        for output in self.scheduler.commit(plan.step, sampled, scores):
+            self.hear(output)
+
+    def hear(self, output) -> None:
+        if isinstance(output, PromptOutput):
+            assert output.request_id not in self.prompt_outputs, "prompt scores told twice"
+            assert (output.request_id, 0) not in self.answers, "prompt scores come first"
+            self.prompt_outputs[output.request_id] = output
+        elif isinstance(output, RequestFailed):
+            self.failures[output.request_id] = output
+        else:
+            assert isinstance(output, TokenOutput)
+            answer = self.answers.setdefault((output.request_id, output.choice), Answer())
+            assert answer.finish is None, "a token after the end"
+            answer.tokens.append(output.token_id)
+            answer.logprobs.append(output.logprob)
+            answer.finish = output.finish_reason
+            assert (output.stop_token_id == output.token_id) is (output.finish_reason == "stop")
+
+    def step(self) -> bool:
+        plan = self.begin()
+        if plan is not None:
+            self.end(plan)
+        return plan is not None
+
+    def run(self, limit: int = 100_000) -> int:
+        """Step until nothing is left; the number of steps."""
+        steps = 0
+        while self.step():
+            steps += 1
+            assert steps < limit, "livelock"
+        assert not self.scheduler.has_work
+        return steps
+
+    def check_idle(self) -> None:
+        """Nothing is held, and all tables agree down to their bytes."""
+        self.scheduler.check_integrity()
+        self.send(self.scheduler.heartbeat())
+        ledger = self.scheduler.roster.ledger
+        assert ledger.free_count == ledger.num_pages
+        assert ledger.table.full_digest() == self.ranks[1].table.full_digest()
+
+    def check_answer(self, request: Request) -> None:
+        """Every choice of `request` got what it gets alone."""
+        for choice in range(request.params.n):
+            assert self.answers[request.request_id, choice] == answer_alone(request, choice)
+        if request.params.prompt_logprobs is not None:
+            told = self.prompt_outputs[request.request_id]
+            assert told.logprobs == scores_alone(request)
+            assert len(told.top) == len(request.prompt_token_ids)
+
+
+def make_scheduler(**settings) -> Scheduler:
+    """A small scheduler; every limit may be overridden."""
+    defaults = {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "num_pages": 16,
+        "max_queue": 100,
+        "max_model_len": 4096,
+    }
+    return Scheduler(**{**defaults, **settings})

@@ -1,0 +1,92 @@
+import blake3
+import msgspec
+import pytest
+
+from tpdet import plan as plan_module
+from tpdet.errors import IntegrityError
+from tpdet.plan import (
+    ALLOCATE,
+    EVENT_NAMES,
+    EVICT,
+    NAN,
+    PLAN_VERSION,
+    RELOAD,
+    REWRITE,
+    PageEvent,
+    Row,
+    StepPlan,
+    decode_plan,
+    encode_plan,
+)
+
+PLAN = StepPlan(
+    PLAN_VERSION,
+    12,
+    (PageEvent(ALLOCATE, 3, 2**64 - 1), PageEvent(EVICT, 0, 5)),
+    (Row(4, 1, 2**64 - 1, 250, (9, 8, 7), (3, 0), (1, 2), 1),),
+    bytes(range(32)),
+)
+
+
+def sealed(body: bytes) -> bytes:
+    return blake3.blake3(body).digest() + body
+
+
+def test_a_plan_survives_its_bytes_and_the_bytes_are_canonical():
+    data = encode_plan(PLAN)
+    assert decode_plan(data) == PLAN
+    assert encode_plan(decode_plan(data)) == data
+    assert decode_plan(encode_plan(msgspec.structs.replace(PLAN, stop=True))).stop
+
+
+def test_events_have_names():
+    kinds = {ALLOCATE: "allocate", EVICT: "evict", REWRITE: "rewrite", NAN: "nan", RELOAD: "reload"}
+    assert {kind: EVENT_NAMES[kind] for kind in kinds} == kinds
+
+
+def test_any_flipped_bit_is_refused():
+    data = encode_plan(PLAN)
+    for at in range(len(data)):
+        for bit in (0, 7):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << bit
+            with pytest.raises(IntegrityError, match="digest"):
+                decode_plan(bytes(damaged))
+
+
+def test_any_truncation_or_extension_is_refused():
+    data = encode_plan(PLAN)
+    for length in range(len(data)):
+        with pytest.raises(IntegrityError):
+            decode_plan(data[:length])
+    with pytest.raises(IntegrityError, match="digest"):
+        decode_plan(data + b"\0")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        [PLAN_VERSION, 0, [], []],
+        [PLAN_VERSION, "0", [], [], b""],
+        [PLAN_VERSION, 0, [[0, 1]], [], b""],
+        [PLAN_VERSION, 0, [[0, 1.5, 2]], [], b""],
+        [PLAN_VERSION, 0, [], [[0, 0, 1, 0, ["x"], [], [], 1]], b""],
+    ],
+)
+def test_what_does_not_fit_the_schema_is_refused_although_its_digest_is_right(value):
+    with pytest.raises(IntegrityError, match="schema"):
+        decode_plan(sealed(msgspec.msgpack.encode(value)))
+
+
+def test_another_plan_version_is_refused():
+    other = msgspec.structs.replace(PLAN, version=PLAN_VERSION + 1)
+    with pytest.raises(IntegrityError, match=f"version {PLAN_VERSION + 1}"):
+        decode_plan(encode_plan(other))
+
+
+def test_a_plan_over_the_cap_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(plan_module, "MAX_PLAN_BYTES", 50)
+    with pytest.raises(IntegrityError, match="--max-num-batched-tokens"):
+        encode_plan(PLAN)

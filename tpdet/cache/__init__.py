@@ -1,0 +1,1 @@
+"""The paged KV cache: which pages are free, who owns each, and under which version."""

@@ -1,0 +1,47 @@
+"""The KV cache's tensors: 256-token pages of keys and values, a layer at a time."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tpdet.errors import ResourceError
+from tpdet.kernels.order import PAGE_TOKENS
+
+
+@dataclass(frozen=True)
+class LayerPages:
+    """One layer's keys and values, each [P, Hkv, 256, D] in the model's dtype."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True)
+class KeyValuePages:
+    """Every layer's pages. A page holds anything until it is written: nothing may rely on it."""
+
+    layers: tuple[LayerPages, ...]
+
+
+def allocate_pages(
+    layers: int, pages: int, key_heads: int, head_dim: int, dtype: torch.dtype
+) -> KeyValuePages:
+    """Uninitialised pages. Raises ResourceError with the size when memory does not suffice."""
+    shape = (pages, key_heads, PAGE_TOKENS, head_dim)
+    try:
+        return KeyValuePages(
+            tuple(
+                LayerPages(torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype))
+                for _ in range(layers)
+            )
+        )
+    except (RuntimeError, MemoryError) as error:
+        size = 2 * layers * pages * key_heads * PAGE_TOKENS * head_dim * dtype.itemsize
+        raise ResourceError(
+            f"no memory for {pages} KV pages ({size / 2**30:.1f} GiB): lower --kv-pages"
+        ) from error
+
+
+def page_bytes(layers: int, key_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of one page over all layers, keys and values."""
+    return 2 * layers * key_heads * PAGE_TOKENS * head_dim * dtype.itemsize

@@ -1,0 +1,175 @@
+"""The version table: for every KV page its version and its owner, the same on every rank.
+
+Each change of a page bumps its version, so a reader that was given the page under an older one
+can be told and is refused. Ranks never decide a change; they apply the plan's events in order and
+compare digests.
+
+Two digests. `digest()` is a chain over every event *and the state it led to*: O(1) a changed page,
+sent with every plan. State that changes by events alone is a function of that chain, so two ranks
+whose tables differ by a lost, added, reordered or altered event differ from that step on, for
+good. `full_digest()` also covers the table as it lies in memory, in O(pages): it catches a table
+that was damaged without an event, and is meant for heartbeats and for idle time. Between those,
+such damage is still refused where it could matter: `check_readers` looks up every page that a
+step touches.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterable
+
+import blake3
+
+from tpdet.errors import IntegrityError
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.plan import ALLOCATE, EVENT_NAMES, EVICT, NAN, RELOAD, REWRITE, PageEvent, Row
+
+NOBODY = 0  # owner of a free page
+ALL_PAGES = -1  # `page` of a RELOAD event
+
+_LINK = struct.Struct("<BqQQ")  # kind, page, version after, owner after
+_STATE_BYTES = 16  # version and owner, 8 bytes each
+
+
+def version_id(request_id: str, seed: int, choice: int = 0) -> int:
+    """The 64-bit id under which choice `choice` of a request owns pages; never NOBODY."""
+    name = request_id.encode("utf-8", "surrogatepass")
+    body = struct.pack("<QI", seed, choice) + name
+    return int.from_bytes(blake3.blake3(body).digest(length=8), "little") or 1
+
+
+class VersionTable:
+    """Version and owner of pages 0 to `num_pages - 1`; all start at version 0, owned by nobody."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._versions = [0] * num_pages
+        self._owners = [NOBODY] * num_pages
+        self._chain = blake3.blake3(struct.pack("<Q", num_pages)).digest()
+
+    def version(self, page: int) -> int:
+        """How often `page` has changed."""
+        return self._versions[page]
+
+    def owner(self, page: int) -> int:
+        """The version_id that `page` was allocated to, or NOBODY."""
+        return self._owners[page]
+
+    def apply(self, events: Iterable[PageEvent]) -> None:
+        """Apply a plan's events in order.
+
+        ALLOCATE wants a free page and gives it to `version_id`; EVICT frees it; REWRITE and NAN
+        only bump the version; all three want the owner named. RELOAD (page ALL_PAGES) bumps every
+        page, none of which may be owned. Raises IntegrityError naming the page and both owners.
+        """
+        for event in events:
+            if event.kind == RELOAD:
+                self._reload(event)
+            else:
+                self._change(event)
+
+    def check_readers(self, rows: Iterable[Row]) -> None:
+        """Refuse (IntegrityError) rows that may not touch the pages they name.
+
+        A row must hold every page under its present version, its pages must cover its positions,
+        and it must own each page that it writes. Cost: one look-up per page of each row.
+        """
+        version = self._versions.__getitem__
+        for row in rows:
+            end = row.start + len(row.token_ids)
+            if len(row.pages) * PAGE_TOKENS < end or len(row.pages) != len(row.versions):
+                raise IntegrityError(
+                    f"{_name(row)} has {len(row.pages)} pages with {len(row.versions)} versions "
+                    f"for {end} positions"
+                )
+            if row.pages and not 0 <= min(row.pages) <= max(row.pages) < self.num_pages:
+                raise IntegrityError(
+                    f"{_name(row)} names pages {min(row.pages)} to {max(row.pages)}; "
+                    f"there are {self.num_pages}"
+                )
+            if tuple(map(version, row.pages)) != row.versions:
+                self._refuse_stale(row)
+            for page in row.pages[row.start // PAGE_TOKENS :]:
+                if self._owners[page] != row.version_id:
+                    raise IntegrityError(
+                        f"{_name(row)} would write page {page} as owner {row.version_id:#018x}, "
+                        f"but it belongs to {self._owners[page]:#018x}"
+                    )
+
+    def digest(self) -> bytes:
+        """32 bytes over all events so far and what each led to."""
+        return self._chain
+
+    def full_digest(self) -> bytes:
+        """32 bytes over the events so far and the table itself; O(pages)."""
+        return blake3.blake3(self._chain + self.snapshot()).digest()
+
+    def snapshot(self) -> bytes:
+        """16 bytes a page, ascending: version, then owner, as little-endian 64-bit integers."""
+        flat = array("Q", [0]) * (2 * self.num_pages)
+        flat[0::2] = array("Q", self._versions)
+        flat[1::2] = array("Q", self._owners)
+        if sys.byteorder == "big":
+            flat.byteswap()
+        return flat.tobytes()
+
+    def _reload(self, event: PageEvent) -> None:
+        if event.page != ALL_PAGES:
+            raise IntegrityError(f"reload of page {event.page}: a reload is for all pages (-1)")
+        for page, owner in enumerate(self._owners):
+            if owner != NOBODY:
+                raise IntegrityError(
+                    f"reload while page {page} belongs to {owner:#018x}: drain before a reload"
+                )
+        self._versions = [version + 1 for version in self._versions]
+        link = _LINK.pack(event.kind, event.page, 0, NOBODY) + self.snapshot()
+        self._chain = blake3.blake3(self._chain + link).digest()
+
+    def _change(self, event: PageEvent) -> None:
+        kind, page = event.kind, event.page
+        if kind not in (ALLOCATE, EVICT, REWRITE, NAN):
+            raise IntegrityError(f"page event of unknown kind {kind} for page {page}")
+        if not 0 <= page < self.num_pages:
+            raise IntegrityError(
+                f"{EVENT_NAMES[kind]} of page {page}: there are {self.num_pages} pages"
+            )
+        expected = NOBODY if kind == ALLOCATE else event.version_id
+        if self._owners[page] != expected or event.version_id == NOBODY:
+            raise IntegrityError(
+                f"{EVENT_NAMES[kind]} of page {page} for {event.version_id:#018x}: "
+                f"it belongs to {self._owners[page]:#018x}"
+            )
+        self._versions[page] += 1
+        if kind == ALLOCATE:
+            self._owners[page] = event.version_id
+        elif kind == EVICT:
+            self._owners[page] = NOBODY
+        link = _LINK.pack(kind, page, self._versions[page], self._owners[page])
+        self._chain = blake3.blake3(self._chain + link).digest()
+
+    def _refuse_stale(self, row: Row) -> None:
+        for page, held in zip(row.pages, row.versions, strict=True):
+            if self._versions[page] != held:
+                raise IntegrityError(
+                    f"{_name(row)} holds page {page} at version {held}, "
+                    f"but the page is at version {self._versions[page]}"
+                )
+
+
+def first_difference(mine: bytes, theirs: bytes) -> str | None:
+    """Name the first page at which two snapshots differ, with both versions and owners."""
+    if len(mine) != len(theirs):
+        return f"{len(mine) // _STATE_BYTES} pages here, {len(theirs) // _STATE_BYTES} there"
+    for at in range(0, len(mine), _STATE_BYTES):
+        if mine[at : at + _STATE_BYTES] != theirs[at : at + _STATE_BYTES]:
+            version, owner = struct.unpack_from("<QQ", mine, at)
+            their_version, their_owner = struct.unpack_from("<QQ", theirs, at)
+            return (
+                f"page {at // _STATE_BYTES} is at version {version} of {owner:#018x} here, "
+                f"at version {their_version} of {their_owner:#018x} there"
+            )
+    return None
+
+
+def _name(row: Row) -> str:
+    return f"row (admission {row.admission}, choice {row.choice})"

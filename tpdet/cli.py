@@ -1,0 +1,213 @@
+"""The `tpdet` command. Each subcommand imports what it needs when it runs, so help is instant."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpdet import __version__
+from tpdet.errors import TpdetError, UsageError
+
+OWN_RANKS = "serve"  # this command's flags are parsed by the server itself
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; the exit code is that of the error that ended it."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if arguments[:1] == [OWN_RANKS]:
+            return _serve(arguments[1:])
+        options = _parser().parse_args(arguments)
+        return options.run(options)
+    except TpdetError as error:
+        print(f"tpdet: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tpdet",
+        description="Tensor-parallel, bitwise-deterministic inference.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"tpdet {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands.add_parser("serve", help="start a server of N ranks (see tpdet serve --help)")
+    for add in (_add_generate, _add_verify, _add_bench, _add_make_model, _add_env, _add_stop):
+        add(commands)
+    return parser
+
+
+def _serve(arguments: list[str]) -> int:
+    from tpdet.server.supervised import serve_command
+
+    return serve_command(arguments)
+
+
+def _add_generate(commands: argparse._SubParsersAction) -> None:
+    command = commands.add_parser("generate", help="answer prompts offline", allow_abbrev=False)
+    command.add_argument("model", help="Hugging Face directory or hub name")
+    command.add_argument("--prompt", action="append", required=True, help="may be given again")
+    command.add_argument("--max-tokens", type=int, default=64)
+    command.add_argument("--temperature", type=float, default=0.0)
+    command.add_argument("--top-p", type=float, default=1.0)
+    command.add_argument("--top-k", type=int, default=-1)
+    command.add_argument("--seed", type=int, default=None)
+    command.add_argument("-n", type=int, default=1, help="choices of each prompt")
+    command.add_argument("--dtype", default="auto")
+    command.add_argument("--fold-order", default="pairs")
+    command.add_argument("--json", action="store_true", help="one JSON object a prompt")
+    command.set_defaults(run=_generate)
+
+
+def _generate(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from tpdet.llm import LLM
+    from tpdet.request import SamplingParams
+
+    params = SamplingParams(
+        n=options.n,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        seed=options.seed,
+    )
+    llm = LLM(options.model, dtype=options.dtype, fold_order=options.fold_order)
+    for output in llm.generate(options.prompt, params):
+        if options.json:
+            print(msgspec.json.encode(output).decode())
+        else:
+            print("\n".join(choice.text for choice in output.outputs))
+    llm.close()
+    return 0
+
+
+def _add_verify(commands: argparse._SubParsersAction) -> None:
+    command = commands.add_parser(
+        "verify", help="prove that no circumstance changes a bit", allow_abbrev=False
+    )
+    command.add_argument("model", nargs="*", help="checkpoints; a tiny one of each family if none")
+    command.add_argument("--tp", default="1,2,4,8", help="tensor-parallel sizes")
+    command.add_argument("--dtype", default="float32,bfloat16")
+    command.add_argument("--fold-order", default="sequential,pairs,tree")
+    command.add_argument("--batch", default="1,4,16,64", help="requests in flight together")
+    command.add_argument("--budget", default="16,100", help="tokens in a step (chunked prefill)")
+    command.add_argument("--prompt-lengths", default="5,300,37", help="of the probes, in tokens")
+    command.add_argument("--tokens", type=int, default=12, help="tokens each probe generates")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
+    command.add_argument("--output", type=Path, help="results file (JSON) to append to")
+    command.add_argument(
+        "--control",
+        action="store_true",
+        help="use the stock all-reduce and products instead: this must report differences",
+    )
+    command.set_defaults(run=_verify)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from tpdet.verify.run import parse_sizes, verify_all
+    from tpdet.verify.spec import VerifySpec
+
+    spec = VerifySpec(
+        model="",
+        dtypes=tuple(options.dtype.split(",")),
+        fold_orders=tuple(options.fold_order.split(",")),
+        batches=parse_sizes(options.batch),
+        budgets=parse_sizes(options.budget),
+        prompt_lengths=parse_sizes(options.prompt_lengths),
+        tokens=options.tokens,
+        seed=options.seed,
+        control=options.control,
+        load_format=options.load_format,
+    )
+    return verify_all(options.model, spec, parse_sizes(options.tp), options.output)
+
+
+def _add_bench(commands: argparse._SubParsersAction) -> None:
+    command = commands.add_parser(
+        "bench", help="time decode, prefill and a mixed load", allow_abbrev=False
+    )
+    command.add_argument("model", help="Hugging Face directory or hub name")
+    command.add_argument("--tp", default="1", help="tensor-parallel sizes")
+    command.add_argument("--batch", default="1,16", help="decode batch sizes")
+    command.add_argument("--prompt-tokens", type=int, default=128)
+    command.add_argument("--prefill-tokens", type=int, default=1024)
+    command.add_argument("--steps", type=int, default=16, help="decode steps timed")
+    command.add_argument("--dtype", default="auto")
+    command.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
+    command.add_argument("--output", type=Path, help="results file (JSON) to append to")
+    command.set_defaults(run=_bench)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from tpdet.bench.run import bench_command
+
+    return bench_command(options)
+
+
+def _add_make_model(commands: argparse._SubParsersAction) -> None:
+    command = commands.add_parser(
+        "make-model", help="write a small random checkpoint", allow_abbrev=False
+    )
+    command.add_argument("directory", type=Path)
+    command.add_argument("--like", required=True, choices=["llama", "mistral", "qwen2", "qwen3"])
+    for name, default in (
+        ("hidden", 512), ("layers", 4), ("heads", 8), ("kv-heads", None), ("head-dim", 64),
+        ("intermediate", None), ("vocab", 2048), ("context", 4096), ("seed", 0), ("shards", 1),
+    ):  # fmt: skip
+        command.add_argument(f"--{name}", type=int, default=default)
+    command.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    command.add_argument("--tie", action=argparse.BooleanOptionalAction, default=None)
+    command.set_defaults(run=_make_model)
+
+
+def _make_model(options: argparse.Namespace) -> int:
+    from tpdet.make_model import make_model
+
+    given = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in ("run", "directory") and value is not None
+    }
+    make_model(options.directory, **given)
+    print(options.directory)
+    return 0
+
+
+def _add_env(commands: argparse._SubParsersAction) -> None:
+    command = commands.add_parser("env", help="print what may change bits on this machine")
+    command.set_defaults(run=_env)
+
+
+def _env(options: argparse.Namespace) -> int:
+    from tpdet.comm.agreement import collect_facts
+    from tpdet.receipt import architecture
+
+    facts = {"tpdet": __version__, "architecture": architecture("cpu")} | collect_facts({})
+    print(json.dumps(facts, indent=1, ensure_ascii=False))
+    return 0
+
+
+def _add_stop(commands: argparse._SubParsersAction) -> None:
+    command = commands.add_parser("stop", help="drain a running server", allow_abbrev=False)
+    command.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    command.add_argument("--timeout", type=float, default=60.0, help="seconds to wait")
+    command.set_defaults(run=_stop)
+
+
+def _stop(options: argparse.Namespace) -> int:
+    from tpdet.launch.supervise import stop
+
+    if not options.run_dir.is_dir():
+        raise UsageError(f"{options.run_dir} is not a run directory: see --run-dir of tpdet serve")
+    return stop(options.run_dir, options.timeout)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

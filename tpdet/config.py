@@ -1,0 +1,86 @@
+"""The engine's configuration: one frozen object, from flags, a TOML file or keyword arguments.
+
+Names follow `vllm serve` where it has one. Unknown keys are an error; values are checked here,
+before a model is opened.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tpdet.errors import UsageError
+
+
+class EngineConfig(BaseModel):
+    """What fixes an engine. Raises UsageError (through `from_values`) naming field and value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str = Field(description="Hugging Face directory, or a hub name when there is a network")
+    revision: str | None = Field(None, description="hub revision")
+    tokenizer: str | None = Field(None, description="tokenizer directory; the model's by default")
+    skip_tokenizer_init: bool = Field(False, description="serve token ids only")
+    chat_template: str | None = Field(None, description="file with a Jinja chat template")
+    load_format: Literal["auto", "safetensors", "dummy"] = Field(
+        "auto", description="dummy draws seeded random weights"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="dtype of weights and activations; auto takes the checkpoint's"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
+    transport: Literal["auto", "gather", "peer", "mpi"] = Field(
+        "auto", description="what carries partial sums between ranks"
+    )
+    fold_order: Literal["sequential", "pairs", "tree"] = Field(
+        "pairs", description="order in which leaf sums are added; part of the contract id"
+    )
+    leaves: int | None = Field(
+        None, ge=1, le=64, description="largest number of leaves (a power of two); 8 by default"
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="context length; the model's if unset"
+    )
+    max_num_seqs: int = Field(256, ge=1, le=4096, description="sequences in one step, at most")
+    max_num_batched_tokens: int = Field(
+        2048, ge=1, le=1 << 20, description="tokens in one step, at most"
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0.0, le=1.0, description="share of the GPU's memory the engine may use"
+    )
+    kv_pages: int | None = Field(
+        None, ge=1, le=1 << 24, description="256-token pages of KV cache; from free memory if unset"
+    )
+    enable_prefix_caching: bool = Field(False, description="share KV pages of equal prefixes")
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="key of the server's own seed stream")
+    step_timeout: float = Field(
+        60.0, gt=0.0, le=3600.0, description="seconds after which a silent rank counts as lost"
+    )
+    max_queue: int = Field(1024, ge=1, description="waiting requests, at most")
+
+    @model_validator(mode="after")
+    def _refuse_what_does_not_exist_yet(self) -> "EngineConfig":
+        if self.enable_prefix_caching:
+            raise ValueError("enable_prefix_caching is not supported yet: leave it off")
+        if self.transport in ("peer", "mpi"):
+            raise ValueError(f"transport {self.transport!r} is not supported yet: use gather")
+        if self.leaves is not None and self.leaves & (self.leaves - 1):
+            raise ValueError(f"leaves {self.leaves} is not a power of two")
+        return self
+
+    @classmethod
+    def from_values(cls, **values: object) -> "EngineConfig":
+        """Build from keyword arguments; raises UsageError with the first field that is wrong."""
+        try:
+            return cls(**values)  # type: ignore[arg-type]
+        except ValidationError as error:
+            raise UsageError(first_problem(error)) from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """One line for the first problem pydantic found: flag, what is wrong, and the value."""
+    problem = error.errors(include_url=False)[0]
+    message = problem["msg"].removeprefix("Value error, ")
+    field = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown setting {field!r}: see --help for the settings there are"
+    return f"{field}: {message} (got {problem['input']!r})" if field else message

@@ -1,0 +1,133 @@
+"""The engine: rank 0 decides, everyone runs, rank 0 commits."""
+
+import msgspec
+
+from tpdet.comm.world import World
+from tpdet.config import EngineConfig
+from tpdet.engine.results import LogitsTap, StepResults
+from tpdet.errors import NumericalError
+from tpdet.kernels.philox import philox4x32
+from tpdet.plan import StepPlan, decode_plan, encode_plan
+from tpdet.request import (
+    PromptOutput,
+    Request,
+    RequestFailed,
+    TokenOutput,
+    check_against_model,
+)
+from tpdet.runner import Runner
+from tpdet.scheduler.scheduler import Scheduler
+from tpdet.scheduler.statistics import SchedulerStatistics
+
+EngineOutput = TokenOutput | PromptOutput | RequestFailed
+
+_PURPOSE_SEED = 1  # Philox counter word that keeps drawn seeds apart from token noise
+
+
+class Engine:
+    """One model over one world.
+
+    On rank 0: `submit`, `abort`, `step` (or `heartbeat` when idle), then `stop_workers`. On the
+    other ranks: `worker_loop`. For verification, `tap` sees every row's logits on rank 0, and a
+    loaded `runner`, whose pages were reset, can be used again.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        world: World,
+        tap: LogitsTap | None = None,
+        preempt_every: int = 0,
+        runner: Runner | None = None,
+    ) -> None:
+        self.config = config
+        self.world = world
+        self.runner = runner or Runner(config, world)
+        self.model_config = self.runner.model_config
+        self.max_model_len = self.runner.max_model_len
+        self.system_fingerprint = self.runner.system_fingerprint
+        self.scheduler = Scheduler(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            num_pages=self.runner.num_pages,
+            max_queue=config.max_queue,
+            max_model_len=self.max_model_len,
+            preempt_every=preempt_every,
+        )
+        self._tap = tap
+        self._seeds_drawn = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return self.scheduler.has_work
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; returns its seed, drawn from the server's seed stream if it has none.
+
+        Raises RequestError for what the model cannot serve and OverloadedError when full.
+        """
+        check_against_model(request, self.model_config.vocab_size, self.max_model_len)
+        seed = request.params.seed
+        if seed is None:
+            seed = self._draw_seed()
+            request = with_seed(request, seed)
+        self.scheduler.add(request)
+        return seed
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """Drop a request, or one choice of it; unknown ids are ignored."""
+        self.scheduler.abort(request_id, choice)
+
+    def step(self) -> list[EngineOutput]:
+        """Run one step on every rank and return what readers should hear, in row order."""
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return []
+        results = StepResults(plan, self.scheduler, self._tap)
+        self._run(plan, results)
+        failed = [
+            self.scheduler.fail(request_id, NumericalError.code, reason)
+            for request_id, reason in results.failures.items()
+        ]
+        outputs = self.scheduler.commit(plan.step, results.sampled, results.scores)
+        return [failure for failure in failed if failure is not None] + outputs
+
+    def heartbeat(self) -> None:
+        """Send an empty plan: every rank answers with the digest of its page table."""
+        self.scheduler.check_integrity()
+        self._run(self.scheduler.heartbeat(), None)
+
+    def stop_workers(self) -> None:
+        """End the other ranks' `worker_loop`; they may enter it again."""
+        self._run(self.scheduler.heartbeat(stop=True), None)
+
+    def worker_loop(self) -> None:
+        """Run plans from rank 0 until one says stop (ranks above 0)."""
+        while True:
+            plan = decode_plan(self.world.broadcast_bytes(None))
+            self.runner.execute(plan, lambda first, logits: None)
+            if plan.stop:
+                return
+
+    def statistics(self) -> SchedulerStatistics:
+        """Gauges and totals of the scheduler."""
+        return self.scheduler.statistics()
+
+    def _run(self, plan: StepPlan, results: StepResults | None) -> None:
+        data = self.world.broadcast_bytes(encode_plan(plan))
+        take = results.take if results is not None else lambda first, logits: None
+        self.runner.execute(decode_plan(data), take)
+
+    def _draw_seed(self) -> int:
+        count, self._seeds_drawn = self._seeds_drawn, self._seeds_drawn + 1
+        counter = (count & 0xFFFFFFFF, count >> 32, 0, _PURPOSE_SEED)
+        key = (self.config.seed & 0xFFFFFFFF, self.config.seed >> 32)
+        low, high, _, _ = philox4x32(counter, key)
+        return (high >> 1) << 32 | low
+
+
+def with_seed(request: Request, seed: int) -> Request:
+    """The same request with its seed resolved."""
+    params = msgspec.structs.replace(request.params, seed=seed)
+    return msgspec.structs.replace(request, params=params)

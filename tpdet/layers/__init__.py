@@ -1,0 +1,1 @@
+"""Layers: each owns its shard rule, its loading and its collective."""

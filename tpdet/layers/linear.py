@@ -1,0 +1,58 @@
+"""Linear layers: column-parallel (all of K here, one chain) and row-parallel (leaves, folded)."""
+
+from collections.abc import Sequence
+
+import torch
+
+from tpdet.comm.fold import fold_over_ranks
+from tpdet.kernels import ops
+from tpdet.layers.partition import Partition
+from tpdet.weights.pieces import Pieces
+from tpdet.weights.source import WeightSource
+
+
+class ColumnLinear:
+    """y = x W^T + b with W's rows cut over ranks; several checkpoint tensors may stand in one."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        parts: Sequence[tuple[str, int, Pieces]],
+        in_features: int,
+        bias: bool,
+    ) -> None:
+        """parts: (name without suffix, rows in the checkpoint, how they are cut), in order."""
+        self.weight = torch.cat(
+            [
+                source.read(f"{name}.weight", (rows, in_features), pieces)
+                for name, rows, pieces in parts
+            ]
+        )
+        self.bias = None
+        if bias:
+            self.bias = torch.cat(
+                [source.read(f"{name}.bias", (rows,), pieces) for name, rows, pieces in parts]
+            )
+
+    def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
+        """x [M, K] -> this rank's columns [M, N], rounded to x's dtype."""
+        return ops.column_gemm(x_MK, self.weight, self.bias)
+
+
+class RowLinear:
+    """y = x W^T with W's columns cut over ranks: leaf sums in fp32, folded over all ranks."""
+
+    def __init__(
+        self, source: WeightSource, partition: Partition, name: str, shape: tuple[int, int]
+    ) -> None:
+        pieces = partition.by_leaf(shape[1], dim=1)
+        weight_NK = source.read(f"{name}.weight", shape, pieces)
+        leaves = len(pieces.mine)
+        # Leaf-major, so that a leaf's operands have one layout whatever the number of ranks.
+        self.weight_LNK = weight_NK.view(shape[0], leaves, -1).permute(1, 0, 2).contiguous()
+        self._partition = partition
+
+    def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
+        """This rank's columns x [M, K / ranks] -> the whole product [M, N] in fp32, unrounded."""
+        partials_LMN = ops.leaf_gemm(x_MK, self.weight_LNK)
+        return fold_over_ranks(partials_LMN, self._partition.plan, self._partition.world)

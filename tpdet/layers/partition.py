@@ -1,0 +1,97 @@
+"""How one model is cut over ranks: leaves first, then whole leaves to ranks."""
+
+from dataclasses import dataclass
+
+from tpdet.comm.world import World
+from tpdet.errors import UsageError
+from tpdet.kernels.order import DEFAULT_LEAVES, FoldPlan, fold_plan, leaf_count
+from tpdet.model_config import ModelConfig
+from tpdet.weights.pieces import Pieces
+
+_VOCABULARY_GROUP = 16
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A rank's share of a model: `leaves` in all, `mine` of them here, and the fold's plan."""
+
+    config: ModelConfig
+    world: World
+    plan: FoldPlan
+
+    @property
+    def leaves(self) -> int:
+        """Leaves of the whole model."""
+        return self.plan.leaves
+
+    @property
+    def mine(self) -> range:
+        """Leaves of this rank."""
+        share = self.leaves // self.world.size
+        return range(self.world.rank * share, (self.world.rank + 1) * share)
+
+    def by_leaf(self, extent: int, dim: int) -> Pieces:
+        """Cut `extent` into equal leaves along `dim`; this rank's leaves are read."""
+        width = extent // self.leaves
+        bounds = tuple((i * width, (i + 1) * width) for i in range(self.leaves))
+        return Pieces(dim, bounds, self.mine)
+
+    @property
+    def query_heads(self) -> int:
+        """Query heads of this rank."""
+        return self.config.num_heads // self.world.size
+
+    @property
+    def key_heads(self) -> range:
+        """Key heads this rank reads; neighbours share one when there are fewer than ranks."""
+        per_key_head = self.config.num_heads // self.config.num_kv_heads
+        first = self.world.rank * self.query_heads
+        return range(first // per_key_head, (first + self.query_heads - 1) // per_key_head + 1)
+
+    def by_key_head(self) -> Pieces:
+        """Cut key or value rows by head."""
+        width = self.config.head_dim
+        bounds = tuple((i * width, (i + 1) * width) for i in range(self.config.num_kv_heads))
+        return Pieces(0, bounds, self.key_heads)
+
+    @property
+    def vocabulary_share(self) -> int:
+        """Rows of the vocabulary a leaf holds, the last ones padding: a multiple of 16."""
+        share = -(-self.config.vocab_size // self.leaves)
+        return -(-share // _VOCABULARY_GROUP) * _VOCABULARY_GROUP
+
+    def by_vocabulary(self) -> Pieces:
+        """Cut the vocabulary into `leaves` ranges of equal size, the last ones cut short."""
+        size, share = self.config.vocab_size, self.vocabulary_share
+        bounds = tuple(
+            (min(i * share, size), min((i + 1) * share, size)) for i in range(self.leaves)
+        )
+        return Pieces(0, bounds, self.mine)
+
+
+def model_leaves(config: ModelConfig, limit: int | None) -> int:
+    """Leaves of a model's row-parallel layers. Raises UsageError when they cannot be cut."""
+    reduced = (config.num_heads * config.head_dim, config.intermediate_size)
+    try:
+        return leaf_count(config.num_heads, reduced, limit or DEFAULT_LEAVES)
+    except ValueError as error:
+        raise UsageError(f"this model cannot be cut into leaves: {error}") from error
+
+
+def make_partition(
+    config: ModelConfig, world: World, fold_order: str, limit: int | None
+) -> Partition:
+    """Cut `config` over `world`. Raises UsageError naming the tensor-parallel sizes that fit."""
+    leaves = model_leaves(config, limit)
+    fit = [n for n in range(1, leaves + 1) if leaves % n == 0 and _heads_fit(config, n)]
+    if world.size not in fit:
+        sizes = ", ".join(str(n) for n in fit)
+        raise UsageError(
+            f"tensor-parallel size {world.size} does not fit a model of {config.num_heads} query "
+            f"heads, {config.num_kv_heads} key heads and {leaves} leaves: use one of {sizes}"
+        )
+    return Partition(config, world, fold_plan(fold_order, leaves, world.size))
+
+
+def _heads_fit(config: ModelConfig, ranks: int) -> bool:
+    return config.num_kv_heads % ranks == 0 or ranks % config.num_kv_heads == 0

@@ -1,0 +1,1 @@
+"""Models: which layers, in which order. No rank arithmetic here."""

@@ -1,0 +1,91 @@
+"""The step plan: what every rank runs in one step, as fixed-schema bytes with a digest.
+
+Rank 0 makes plans; the other ranks check the digest and execute. Rows stand in a total order (by
+admission number, then choice). A plan with no rows is a heartbeat.
+"""
+
+import blake3
+import msgspec
+
+from tpdet.errors import IntegrityError
+
+PLAN_VERSION = 1
+MAX_PLAN_BYTES = 64 << 20
+DIGEST_BYTES = 32
+
+ALLOCATE, EVICT, REWRITE, NAN, RELOAD = range(5)
+EVENT_NAMES = ("allocate", "evict", "rewrite", "nan", "reload")
+
+
+class PageEvent(msgspec.Struct, frozen=True, array_like=True):
+    """A change to one page, applied to every rank's version table in the order listed."""
+
+    kind: int
+    page: int
+    version_id: int
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence's part of a step.
+
+    `token_ids` are computed at positions `start`, `start + 1`, ...; `pages[i]` holds positions
+    256*i to 256*i+255 and `versions[i]` is the version the sequence was given it under. `logits`
+    says for which of the row's last tokens logits are wanted (0: none, 1: the last one, n: the
+    last n of the row).
+    """
+
+    admission: int
+    choice: int
+    version_id: int
+    start: int
+    token_ids: tuple[int, ...]
+    pages: tuple[int, ...]
+    versions: tuple[int, ...]
+    logits: int
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+    """Everything a rank needs for one step.
+
+    `table_digest` is the digest of the version table after `events` are applied. `stop` ends the
+    worker loop cleanly after this plan.
+    """
+
+    version: int
+    step: int
+    events: tuple[PageEvent, ...]
+    rows: tuple[Row, ...]
+    table_digest: bytes
+    stop: bool = False
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(StepPlan)
+
+
+def encode_plan(plan: StepPlan) -> bytes:
+    """Bytes of a plan, its 32-byte BLAKE3 digest first. Raises IntegrityError past the cap."""
+    body = _encoder.encode(plan)
+    if len(body) > MAX_PLAN_BYTES:
+        raise IntegrityError(
+            f"step plan of {len(body)} bytes is over the cap of {MAX_PLAN_BYTES}: lower "
+            "--max-num-seqs or --max-num-batched-tokens"
+        )
+    return blake3.blake3(body).digest() + body
+
+
+def decode_plan(data: bytes) -> StepPlan:
+    """The plan in `data`, its digest and schema checked. Raises IntegrityError."""
+    digest, body = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    found = blake3.blake3(body).digest()
+    if digest != found:
+        raise IntegrityError(
+            f"step plan digest is {found.hex()[:16]}, the sender's is {digest.hex()[:16]}"
+        )
+    try:
+        plan = _decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise IntegrityError(f"step plan does not fit its schema: {error}") from error
+    if plan.version != PLAN_VERSION:
+        raise IntegrityError(f"step plan version {plan.version}; this rank runs {PLAN_VERSION}")
+    return plan

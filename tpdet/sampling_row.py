@@ -1,0 +1,58 @@
+"""What passes between the scheduler and the sampler: a row to sample, a row to score, a token.
+
+These sit below both, so that neither imports the other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from tpdet.request import Candidate, SamplingParams
+
+RowKey = tuple[int, int]  # (admission number, choice): the total order of rows
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """All that the token after a row's last one may depend on, besides the logits.
+
+    `token_ids` are the prompt and everything generated so far, split at `prompt_length` (the
+    original one, also after a preemption); `position` is where the new token goes. It is a view of
+    the live sequence: read it before the commit. `forbidden_ids`, ascending, would end the
+    sequence before `min_tokens`.
+    """
+
+    key: RowKey
+    request_id: str
+    params: SamplingParams
+    seed: int
+    choice: int
+    prompt_length: int
+    token_ids: Sequence[int]
+    position: int
+    forbidden_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRow:
+    """The prompt tokens that a row's logits score.
+
+    The first `len(target_ids)` of the row's logits belong to positions `start`, `start + 1`, ...
+    and `target_ids[j]` is the prompt token that follows position `start + j`. `top` likeliest
+    tokens are wanted beside each.
+    """
+
+    key: RowKey
+    request_id: str
+    start: int
+    target_ids: tuple[int, ...]
+    top: int
+
+
+class SampledToken(msgspec.Struct, frozen=True, array_like=True):
+    """A token, drawn or scored, with its fp32 log-probability and the likeliest, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[Candidate, ...] = ()

@@ -1,0 +1,34 @@
+"""What the scheduler refuses at the door: requests that could never run."""
+
+from tpdet.errors import IntegrityError, RequestError
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.request import Request
+from tpdet.scheduler.sequence import pages_for
+
+
+def check_fits(request: Request, num_pages: int, max_model_len: int) -> None:
+    """Refuse a request that is empty, over the context, or larger than the whole KV cache.
+
+    Raises RequestError with the value, the limit and the remedy; IntegrityError when the engine
+    left the seed unresolved.
+    """
+    if request.params.seed is None:
+        raise IntegrityError(f"request {request.request_id} has no seed: resolve it before add")
+    length, max_tokens = len(request.prompt_token_ids), request.params.max_tokens
+    if not length:
+        raise RequestError("the prompt is empty: give at least one token", "prompt")
+    if length + max_tokens > max_model_len:
+        raise RequestError(
+            f"prompt of {length} tokens plus max_tokens {max_tokens} is {length + max_tokens}, "
+            f"over the context of {max_model_len}: shorten the prompt or lower max_tokens",
+            "max_tokens" if length < max_model_len else "prompt",
+        )
+    # The last generated token is never computed, so it needs no place.
+    needed = pages_for(length + max(max_tokens - 1, 0))
+    if needed > num_pages:
+        raise RequestError(
+            f"prompt of {length} tokens plus max_tokens {max_tokens} needs {needed} KV pages of "
+            f"{PAGE_TOKENS} tokens, and the cache has {num_pages}: lower max_tokens or start the "
+            "server with more --kv-pages",
+            "max_tokens" if pages_for(length) <= num_pages else "prompt",
+        )

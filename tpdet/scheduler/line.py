@@ -1,0 +1,48 @@
+"""A line of sequences in the total order (admission number, choice)."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from operator import attrgetter
+
+from tpdet.errors import IntegrityError
+from tpdet.scheduler.sequence import Sequence
+
+_key = attrgetter("key")
+
+
+class Line:
+    """Sequences, always sorted by their key, whatever the order they were put in."""
+
+    def __init__(self) -> None:
+        self._sequences: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    def __getitem__(self, index: int) -> Sequence:
+        return self._sequences[index]
+
+    def put(self, sequence: Sequence) -> None:
+        """Put `sequence` in its place; one that goes before all others becomes the head."""
+        insort(self._sequences, sequence, key=_key)
+
+    def remove(self, sequence: Sequence) -> bool:
+        """Take `sequence` out; False when it is not in this line."""
+        at = bisect_left(self._sequences, sequence.key, key=_key)
+        if at < len(self._sequences) and self._sequences[at] is sequence:
+            del self._sequences[at]
+            return True
+        return False
+
+    def check_integrity(self, name: str) -> None:
+        """Refuse (IntegrityError) a line out of order, or one that holds a finished sequence."""
+        before = (-1, -1)
+        for sequence in self._sequences:
+            if sequence.key <= before:
+                raise IntegrityError(f"{name}: {sequence.key} stands after {before}")
+            if sequence.finished:
+                raise IntegrityError(f"{name}: {sequence.key} is finished")
+            before = sequence.key

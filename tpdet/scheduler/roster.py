@@ -1,0 +1,104 @@
+"""The roster: who runs, who waits, and how many tokens each computes in a step.
+
+The policy of the scheduler is here. A running sequence holds pages for all its known tokens.
+"""
+
+from tpdet.errors import IntegrityError
+from tpdet.sampling_row import RowKey
+from tpdet.scheduler.ledger import PageLedger
+from tpdet.scheduler.line import Line
+from tpdet.scheduler.sequence import Sequence, pages_for
+
+
+class Roster:
+    """The waiting and the running line, and the pages of the running."""
+
+    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, num_pages: int) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting = Line()
+        self.running = Line()
+        self.ledger = PageLedger(num_pages)
+        self.preemptions = 0
+
+    def choose(self) -> dict[RowKey, int]:
+        """Tokens that each sequence of the next step computes, at least 1.
+
+        Decodes come first, then prompts, then the waiting line, each in the total order.
+        """
+        self._secure_pages()
+        takes = self._share_budget()
+        self._admit(takes)
+        return takes
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's pages; it waits again, in its place, with its tokens kept."""
+        self.running.remove(sequence)
+        self.ledger.release(sequence)
+        sequence.computed = 0
+        self.waiting.put(sequence)
+        self.preemptions += 1
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take a finished sequence off its line; its pages are the caller's to release."""
+        if not self.running.remove(sequence) and not self.waiting.remove(sequence):
+            raise IntegrityError(f"{sequence.key} leaves, but it neither runs nor waits")
+
+    def check_integrity(self, leaving: list[Sequence]) -> None:
+        """Refuse (IntegrityError) lines or pages that break an invariant.
+
+        `leaving` are finished sequences that keep their pages until the step in flight ends.
+        """
+        self.running.check_integrity("running")
+        self.waiting.check_integrity("waiting")
+        for sequence in self.waiting:
+            if sequence.pages or sequence.computed:
+                raise IntegrityError(f"{sequence.key} waits but holds pages {sequence.pages}")
+        for sequence in self.running:
+            if pages_for(sequence.computed) > len(sequence.pages):
+                raise IntegrityError(
+                    f"{sequence.key} has computed {sequence.computed} positions but holds "
+                    f"{len(sequence.pages)} pages"
+                )
+        self.ledger.check_integrity([*self.running, *leaving])
+
+    def _secure_pages(self) -> None:
+        """Give the running, in order, pages for all their tokens, at the cost of the latest.
+
+        Pages run out one at a time, so the last victim's, less one, are what is free afterwards:
+        too few for it to come back in the same step.
+        """
+        done = 0
+        while done < len(self.running):
+            sequence = self.running[done]
+            if self.ledger.fits(sequence):
+                self.ledger.grow(sequence)
+                done += 1
+                continue
+            if len(self.running) == 1:
+                raise IntegrityError(f"{sequence.key} runs alone and yet has no page to grow into")
+            self.preempt(self.running[-1])
+
+    def _share_budget(self) -> dict[RowKey, int]:
+        takes: dict[RowKey, int] = {}
+        budget = self.max_num_batched_tokens
+        for decoding in (True, False):
+            for sequence in self.running:
+                if budget and (sequence.remaining == 1) is decoding:
+                    takes[sequence.key] = min(sequence.remaining, budget)
+                    budget -= takes[sequence.key]
+        return takes
+
+    def _admit(self, takes: dict[RowKey, int]) -> None:
+        """Let the waiting line in from its head while seats, budget and pages last."""
+        budget = self.max_num_batched_tokens - sum(takes.values())
+        while budget and len(self.waiting) and len(self.running) < self.max_num_seqs:
+            sequence = self.waiting[0]
+            if not self.ledger.fits(sequence):
+                break
+            self.waiting.remove(sequence)
+            self.ledger.grow(sequence)
+            sequence.tokens_when_admitted = len(sequence.tokens)
+            self.running.put(sequence)
+            takes[sequence.key] = min(sequence.remaining, budget)
+            budget -= takes[sequence.key]

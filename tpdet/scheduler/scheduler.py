@@ -1,0 +1,261 @@
+"""The scheduler: continuous batching, first come first served, on rank 0 alone.
+
+A step is `plan = schedule()`, run it on every rank, `commit(plan.step, sampled)`. Decoding
+sequences go first, then chunks of prompts take what is left of the token budget. A sequence is
+admitted when pages for all its known tokens are free, and holds them; it grows by one page at a
+time while it decodes. When no page is left, the latest admitted sequence (highest choice first)
+gives up its pages and goes back to its place in the waiting line, which is the head; its tokens
+are kept and recomputed as a longer prompt.
+
+Nobody starves: the first sequence in the total order is never a victim while another runs, and
+nobody passes the head of the waiting line; a request that could not fit alone is refused.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from tpdet.errors import IntegrityError, NumericalError, OverloadedError, RequestError
+from tpdet.plan import PLAN_VERSION, Row, StepPlan
+from tpdet.request import Request, RequestFailed, TokenOutput
+from tpdet.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
+from tpdet.scheduler.limits import check_fits
+from tpdet.scheduler.results import Output, check_results, take_results
+from tpdet.scheduler.roster import Roster
+from tpdet.scheduler.sequence import Sequence
+from tpdet.scheduler.statistics import SchedulerStatistics, Totals
+
+
+class Scheduler:
+    """Decides every step. Its methods are called from one thread.
+
+    `preempt_every=k` (for verification) preempts, at every k-th step, each sequence that has
+    drawn a token since it was last admitted; answers must not change by it.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        num_pages: int,
+        max_queue: int,
+        max_model_len: int,
+        preempt_every: int = 0,
+    ) -> None:
+        self.max_queue = max_queue
+        self.max_model_len = max_model_len
+        self.preempt_every = preempt_every
+        self.roster = Roster(max_num_seqs, max_num_batched_tokens, num_pages)
+        self._requests: dict[str, list[Sequence]] = {}
+        self._unstarted: dict[str, None] = {}  # requests that never had a page, oldest first
+        self._in_flight: StepPlan | None = None
+        self._flying: dict[RowKey, Sequence] = {}  # the sequences of the plan in flight
+        self._leaving: list[Sequence] = []  # finished in flight: they keep their pages till commit
+        self._preempt_all = False
+        self._next_admission = 0
+        self._next_step = 0
+        self._totals = Totals()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is waiting, running or in flight."""
+        return bool(self._requests) or self._in_flight is not None
+
+    def add(self, request: Request) -> None:
+        """Queue `request` as `n` sequences under the next admission number.
+
+        Raises RequestError for one that can never run or whose id is in use, and OverloadedError
+        when `max_queue` requests wait already.
+        """
+        if request.request_id in self._requests:
+            raise RequestError(
+                f"request id {request.request_id!r} is in use: give each request its own",
+                "request_id",
+            )
+        check_fits(request, self.roster.ledger.num_pages, self.max_model_len)
+        if len(self._unstarted) >= self.max_queue:
+            raise OverloadedError(f"{self.max_queue} requests wait already: try again later")
+        admission, self._next_admission = self._next_admission, self._next_admission + 1
+        sequences = [Sequence.of(request, admission, i) for i in range(request.params.n)]
+        self._requests[request.request_id] = sequences
+        self._unstarted[request.request_id] = None
+        for sequence in sequences:
+            self.roster.waiting.put(sequence)
+        self._totals.requests_added += 1
+        self._totals.prompt_tokens += len(request.prompt_token_ids)
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a request whose reader has gone, or one choice that its reader saw complete.
+
+        May be called at any time; unknown ids are ignored. Pages of a sequence in flight are
+        freed at the commit.
+        """
+        for sequence in self._live(request_id, choice):
+            self._retire(sequence)
+            if choice is None and request_id not in self._requests:
+                self._totals.requests_aborted += 1
+
+    def fail(self, request_id: str, code: str, message: str) -> RequestFailed | None:
+        """End a request with an error for its reader; None when it is gone already.
+
+        May be called at any time. After a numerical error its pages are marked NAN.
+        """
+        sequences = self._live(request_id)
+        if not sequences:
+            return None
+        for sequence in sequences:
+            sequence.poisoned = code == NumericalError.code
+            self._retire(sequence)
+        self._totals.requests_failed += 1
+        return RequestFailed(request_id, code, message)
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when there is nothing to run.
+
+        Raises IntegrityError while a step is in flight.
+        """
+        self._refuse_in_flight()
+        self._preempt_on_demand()
+        takes = self.roster.choose()
+        chosen = [s for s in self.roster.running if s.key in takes]
+        if not chosen:
+            return None
+        for sequence in chosen:
+            self._unstarted.pop(sequence.request.request_id, None)
+        self._in_flight = self._plan(tuple(s.row(takes[s.key]) for s in chosen))
+        self._flying = {s.key: s for s in chosen}
+        # Scheduling one step ahead would go here: advance `computed` by the row now instead of at
+        # the commit, and where the row draws a token append a placeholder that the commit fills.
+        return self._in_flight
+
+    def heartbeat(self, stop: bool = False) -> StepPlan:
+        """A plan without rows, which carries the events so far; it needs no commit.
+
+        Raises IntegrityError while a step is in flight.
+        """
+        self._refuse_in_flight()
+        return self._plan((), stop)
+
+    def sampling_row(self, row: Row) -> SamplingRow | None:
+        """What the sampler needs for a row of the plan in flight; None if it draws no token.
+
+        None also for a sequence that ended in flight: its result is not wanted.
+        """
+        sequence = self._flying[row.admission, row.choice]
+        end = row.start + len(row.token_ids)
+        return None if sequence.finished else sequence.sampling_row(end)
+
+    def scoring_row(self, row: Row) -> ScoringRow | None:
+        """Which prompt tokens a row of the plan in flight scores; None if none."""
+        sequence = self._flying[row.admission, row.choice]
+        end = row.start + len(row.token_ids)
+        return None if sequence.finished else sequence.scoring_row(row.start, end)
+
+    def commit(
+        self,
+        step: int,
+        sampled: Mapping[RowKey, SampledToken],
+        prompt_scores: Mapping[RowKey, Iterable[SampledToken]] | None = None,
+    ) -> list[Output]:
+        """Take the results of the step in flight; returns what readers should hear, in row order.
+
+        `sampled` has a token for every row whose `sampling_row` is not None, `prompt_scores` the
+        scored targets for every row whose `scoring_row` is not None. Raises IntegrityError, before
+        anything is changed, when the step or a key does not fit. A request whose token would end
+        it before `min_tokens` fails alone.
+        """
+        plan = self._in_flight
+        if plan is None or plan.step != step:
+            there = "none" if plan is None else f"step {plan.step}"
+            raise IntegrityError(f"commit of step {step}, but {there} is in flight")
+        scores = {key: tuple(tokens) for key, tokens in (prompt_scores or {}).items()}
+        flying = [(row, self._flying[row.admission, row.choice]) for row in plan.rows]
+        check_results(flying, sampled, scores)
+        self._in_flight, self._flying = None, {}
+        for sequence in self._leaving:
+            self.roster.ledger.release(sequence)
+        self._leaving = []
+        outputs: list[Output] = []
+        for row, sequence in flying:
+            self._totals.computed_tokens += len(row.token_ids)
+            if not sequence.finished:
+                for output in take_results(sequence, row, sampled, scores):
+                    outputs.append(output)
+                    self._follow(sequence, output)
+        return outputs
+
+    def preempt_all(self) -> None:
+        """Preempt every running sequence at the next `schedule` (for verification)."""
+        self._preempt_all = True
+
+    def statistics(self) -> SchedulerStatistics:
+        """Gauges and totals."""
+        waiting, ledger = len(self._unstarted), self.roster.ledger
+        totals = msgspec.structs.replace(self._totals)
+        return SchedulerStatistics(
+            requests_running=len(self._requests) - waiting,
+            requests_waiting=waiting,
+            requests_finished=totals.requests_added
+            - totals.requests_aborted
+            - totals.requests_failed
+            - len(self._requests),
+            sequences_running=len(self.roster.running),
+            sequences_waiting=len(self.roster.waiting),
+            pages_used=ledger.num_pages - ledger.free_count,
+            pages_free=ledger.free_count,
+            steps=self._next_step,
+            preemptions=self.roster.preemptions,
+            totals=totals,
+        )
+
+    def check_integrity(self) -> None:
+        """Refuse (IntegrityError) a state that breaks an invariant; for idle time and tests."""
+        self.roster.check_integrity(self._leaving)
+        live = [s.key for name in self._requests for s in self._live(name)]
+        lined = [s.key for line in (self.roster.running, self.roster.waiting) for s in line]
+        if sorted(live) != sorted(lined):
+            raise IntegrityError(
+                f"{len(live)} sequences are alive, but {len(lined)} wait or run, or others do"
+            )
+
+    def _plan(self, rows: tuple[Row, ...], stop: bool = False) -> StepPlan:
+        step, self._next_step = self._next_step, self._next_step + 1
+        ledger = self.roster.ledger
+        return StepPlan(PLAN_VERSION, step, ledger.take_events(), rows, ledger.table.digest(), stop)
+
+    def _refuse_in_flight(self) -> None:
+        if self._in_flight is not None:
+            raise IntegrityError(f"step {self._in_flight.step} is in flight: commit it first")
+
+    def _preempt_on_demand(self) -> None:
+        due = self.preempt_every and self._next_step % self.preempt_every == 0
+        # Only those that progressed: else a prompt of many chunks would never get done.
+        victims = [s for s in self.roster.running if self._preempt_all or (due and s.progressed)]
+        self._preempt_all = False
+        for sequence in reversed(victims):
+            self.roster.preempt(sequence)
+
+    def _live(self, request_id: str, choice: int | None = None) -> list[Sequence]:
+        sequences = self._requests.get(request_id, ())
+        return [s for s in sequences if not s.finished and choice in (None, s.choice)]
+
+    def _follow(self, sequence: Sequence, output: Output) -> None:
+        """Draw the consequence of what a reader is told."""
+        if isinstance(output, RequestFailed):
+            self.fail(output.request_id, output.code, output.message)
+        elif isinstance(output, TokenOutput):
+            self._totals.generated_tokens += output.token_id >= 0
+            if output.finish_reason is not None:
+                self._retire(sequence)
+
+    def _retire(self, sequence: Sequence) -> None:
+        sequence.finished = True
+        self.roster.leave(sequence)
+        if sequence.key in self._flying:
+            self._leaving.append(sequence)
+        else:
+            self.roster.ledger.release(sequence)
+        request_id = sequence.request.request_id
+        if not self._live(request_id):
+            del self._requests[request_id]
+            self._unstarted.pop(request_id, None)

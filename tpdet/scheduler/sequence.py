@@ -1,0 +1,168 @@
+"""A sequence: one choice of one request, with its tokens so far and the pages it holds."""
+
+from dataclasses import dataclass, field
+
+from tpdet.cache.versions import version_id
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.plan import Row
+from tpdet.request import PromptOutput, Request
+from tpdet.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The only mutable object about a request; the request itself is frozen.
+
+    `tokens` are the prompt and what was generated; positions below `computed` have their K/V in
+    `pages` (held under `versions`). A preemption empties the pages and sets `computed` to 0, and
+    nothing else: what was generated or scored before is kept, recomputed and not told again.
+    """
+
+    request: Request
+    key: RowKey  # (admission number, choice): the total order everything follows
+    version_id: int
+    tokens: list[int]
+    computed: int = 0
+    pages: tuple[int, ...] = ()
+    versions: tuple[int, ...] = ()
+    finished: bool = False
+    poisoned: bool = False  # its pages may hold NaN
+    tokens_when_admitted: int = 0
+    prompt_scores: list[SampledToken] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: Request, admission: int, choice: int) -> "Sequence":
+        """Choice `choice` of `request`, whose seed is resolved."""
+        seed = resolved_seed(request)
+        owner = version_id(request.request_id, seed, choice)
+        return cls(request, (admission, choice), owner, list(request.prompt_token_ids))
+
+    @property
+    def choice(self) -> int:
+        """Which of the request's `n` answers this is."""
+        return self.key[1]
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the original prompt; a preemption does not change it."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens that are still to be computed; 1 while decoding."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def missing_pages(self) -> int:
+        """Pages still wanted so that every known token has a place."""
+        return pages_for(len(self.tokens)) - len(self.pages)
+
+    @property
+    def progressed(self) -> bool:
+        """Whether a token came of the pages it holds."""
+        return len(self.tokens) > self.tokens_when_admitted
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether this choice computes the prompt's log-probabilities: the first one does."""
+        return self.choice == 0 and self.request.params.prompt_logprobs is not None
+
+    def row(self, count: int) -> Row:
+        """The row that computes the next `count` known tokens."""
+        start, end = self.computed, self.computed + count
+        held = pages_for(end)
+        return Row(
+            admission=self.key[0],
+            choice=self.choice,
+            version_id=self.version_id,
+            start=start,
+            token_ids=tuple(self.tokens[start:end]),
+            pages=self.pages[:held],
+            versions=self.versions[:held],
+            logits=end - self.first_logits(start, end),
+        )
+
+    def samples_at(self, end: int) -> bool:
+        """Whether a row that ends before position `end` has a token to draw."""
+        return end == len(self.tokens) and self.request.params.max_tokens > 0
+
+    def first_logits(self, start: int, end: int) -> int:
+        """First position of the row [start, end) whose logits are wanted; `end` if none is.
+
+        Prompt scores are a prefix of the prompt and a sample comes last, so what is wanted is
+        always a suffix of the row.
+        """
+        first = end - 1 if self.samples_at(end) else end
+        if self.scores_prompt and len(self.prompt_scores) < self.prompt_length - 1:
+            first = min(first, max(start, len(self.prompt_scores)))
+        return first
+
+    def sampling_row(self, end: int) -> SamplingRow | None:
+        """What the sampler needs after a row that ends before `end`; None if nothing is drawn."""
+        if not self.samples_at(end):
+            return None
+        return SamplingRow(
+            key=self.key,
+            request_id=self.request.request_id,
+            params=self.request.params,
+            seed=resolved_seed(self.request),
+            choice=self.choice,
+            prompt_length=self.prompt_length,
+            token_ids=self.tokens,
+            position=len(self.tokens),
+            forbidden_ids=self.forbidden_ids(),
+        )
+
+    def scoring_row(self, start: int, end: int) -> ScoringRow | None:
+        """Which prompt tokens the row [start, end) scores; None if none."""
+        first, last = self.first_logits(start, end), min(end, self.prompt_length - 1)
+        top = self.request.params.prompt_logprobs
+        if not self.scores_prompt or top is None or first >= last:
+            return None
+        targets = self.request.prompt_token_ids[first + 1 : last + 1]
+        return ScoringRow(self.key, self.request.request_id, first, targets, top)
+
+    def ending_ids(self) -> tuple[int, ...]:
+        """Ids that end the sequence, ascending."""
+        request = self.request
+        eos = () if request.params.ignore_eos else request.eos_token_ids
+        return tuple(sorted({*eos, *request.params.stop_token_ids}))
+
+    def forbidden_ids(self) -> tuple[int, ...]:
+        """Ids that may not be drawn next, because `min_tokens` is not reached."""
+        return self.ending_ids() if self.generated < self.request.params.min_tokens else ()
+
+    def finish_reason(self) -> str | None:
+        """Why the last generated token ends the sequence: "stop", "length", or None."""
+        request, last = self.request, self.tokens[-1]
+        if last in request.params.stop_token_ids:
+            return "stop"
+        if last in request.eos_token_ids and not request.params.ignore_eos:
+            return "stop"
+        return "length" if self.generated >= self.request.params.max_tokens else None
+
+    def prompt_output(self) -> PromptOutput:
+        """The prompt's log-probabilities, complete; the first token has none."""
+        scores = self.prompt_scores
+        return PromptOutput(
+            self.request.request_id,
+            (None, *(score.logprob for score in scores)),
+            ((), *(score.top for score in scores)),
+        )
+
+
+def pages_for(positions: int) -> int:
+    """Pages that hold `positions` positions."""
+    return -(-positions // PAGE_TOKENS)
+
+
+def resolved_seed(request: Request) -> int:
+    """The request's seed, an integer by now (`Scheduler.add` refuses a request without one)."""
+    seed = request.params.seed
+    assert seed is not None
+    return seed

@@ -1,0 +1,1 @@
+"""`tpdet verify`: runs a model in many circumstances and compares every bit."""

@@ -1,0 +1,82 @@
+"""The circumstances that must not change a bit: one list, for the CPU and for GPUs.
+
+A few *probes* (fixed prompts, greedy and sampled) run in each circumstance; the full-vocabulary
+logits at every position of every probe, and its tokens, must be those of the first circumstance at
+tensor-parallel size 1.
+"""
+
+import random
+from dataclasses import dataclass
+
+from tpdet.request import Request, SamplingParams
+
+PAGE = 256  # probes cross a page on purpose
+_NEIGHBOUR_LENGTHS = (3, 90)
+
+
+@dataclass(frozen=True)
+class Circumstance:
+    """How the probes are run.
+
+    `batch` requests are in flight together (probes and random neighbours); `budget` tokens go into
+    a step; `preempt_every` steps every running sequence is preempted; `prefill` feeds a probe's own
+    answer back as a prompt, so that decoded positions are computed by prefill.
+    """
+
+    name: str
+    batch: int = 1
+    budget: int = 2048
+    preempt_every: int = 0
+    prefill: bool = False
+
+
+def circumstances(batches: tuple[int, ...], budgets: tuple[int, ...]) -> list[Circumstance]:
+    """All circumstances for these batch sizes and chunk budgets; the first is the reference."""
+    found = [Circumstance("alone")]
+    found += [Circumstance(f"batch {n}", batch=n) for n in batches if n > 1]
+    found += [Circumstance(f"chunks of {n}", batch=4, budget=n) for n in budgets]
+    found.append(Circumstance("preempted", batch=4, preempt_every=3))
+    found.append(Circumstance("prefill of decode", prefill=True))
+    return found
+
+
+def probes(vocab_size: int, lengths: tuple[int, ...], tokens: int, seed: int) -> list[Request]:
+    """One request a prompt length: the first greedy, the others sampled by various parameters."""
+    draw = random.Random(seed)
+    ways = (
+        {"temperature": 0.0},
+        {"temperature": 0.8, "top_p": 0.9, "seed": 11},
+        {"temperature": 1.0, "top_k": 40, "repetition_penalty": 1.1, "seed": 12},
+        {"temperature": 1.2, "min_p": 0.05, "frequency_penalty": 0.3, "seed": 13},
+    )
+    return [
+        Request(
+            request_id=f"probe-{index}",
+            prompt_token_ids=tuple(draw.randrange(vocab_size) for _ in range(length)),
+            params=SamplingParams(
+                **ways[index % len(ways)],  # type: ignore[arg-type]
+                max_tokens=tokens,
+                ignore_eos=True,
+                prompt_logprobs=0,
+                logprobs=1,
+            ),
+        )
+        for index, length in enumerate(lengths)
+    ]
+
+
+def neighbours(vocab_size: int, count: int, tokens: int, seed: int) -> list[Request]:
+    """Random requests that share the probes' steps."""
+    draw = random.Random(seed)
+    return [
+        Request(
+            request_id=f"neighbour-{seed}-{index}",
+            prompt_token_ids=tuple(
+                draw.randrange(vocab_size) for _ in range(draw.randint(*_NEIGHBOUR_LENGTHS))
+            ),
+            params=SamplingParams(
+                temperature=1.0, seed=draw.randrange(2**31), max_tokens=draw.randint(1, tokens)
+            ),
+        )
+        for index in range(count)
+    ]

@@ -1,0 +1,112 @@
+"""Compares every trace with its reference and names the first difference."""
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpdet.verify.rank_files import HEADER_BYTES, position_header
+from tpdet.verify.spec import Trace, WorldReport
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One circumstance at one tensor-parallel size, against its dtype and order's reference."""
+
+    dtype: str
+    fold_order: str
+    circumstance: str
+    tp: int
+    equal: bool
+    digest: str
+    reference: str
+    positions: int
+    difference: str | None
+
+
+def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:
+    """Every trace of every world against the first world's first circumstance."""
+    relations = []
+    first = reports[0]
+    references = {}
+    for trace in first.traces:
+        references.setdefault((trace.dtype, trace.fold_order), trace)
+    for report in reports:
+        for trace in report.traces:
+            reference = references[trace.dtype, trace.fold_order]
+            difference = next(_differences(reference, trace, report.vocab_size, folder), None)
+            relations.append(
+                Relation(
+                    dtype=trace.dtype,
+                    fold_order=trace.fold_order,
+                    circumstance=trace.circumstance,
+                    tp=report.tp,
+                    equal=difference is None,
+                    digest=digest_of(trace),
+                    reference=digest_of(reference),
+                    positions=sum(len(seen) for seen in trace.logits.values()),
+                    difference=difference,
+                )
+            )
+        if report.fingerprints != first.fingerprints:
+            raise ValueError(f"fingerprints differ between TP {first.tp} and TP {report.tp}")
+    return relations
+
+
+def digest_of(trace: Trace) -> str:
+    """SHA-256 over the logit digests of every probe and position, in order."""
+    digest = hashlib.sha256()
+    for name in sorted(trace.logits):
+        for position in sorted(trace.logits[name]):
+            digest.update(f"{name} {position} {trace.logits[name][position]}\n".encode())
+    return digest.hexdigest()
+
+
+def _differences(reference: Trace, trace: Trace, vocab_size: int, folder: Path) -> Iterator[str]:
+    """Differences in words, in the order in which they came about."""
+    for name in sorted(reference.logits):
+        ours, theirs = reference.logits[name], trace.logits.get(name, {})
+        for position in sorted({*ours, *theirs}):
+            if ours.get(position) == theirs.get(position):
+                continue
+            if position not in ours or position not in theirs:
+                yield f"{name} position {position}: logits are missing on one side"
+            elif theirs[position].startswith("recomputed"):
+                yield f"{name} position {position}: {theirs[position]}"
+            else:
+                yield f"{name} position {position}: " + _first_value(
+                    folder / reference.values, folder / trace.values, name, position, vocab_size
+                )
+        answers = (trace.tokens.get(name), trace.logprob_bits.get(name))
+        if answers[0] and answers != (reference.tokens[name], reference.logprob_bits[name]):
+            yield f"{name}: tokens {answers[0]} against {reference.tokens[name]}"
+
+
+def _first_value(left: Path, right: Path, name: str, position: int, vocab_size: int) -> str:
+    """The first token id whose logit differs, with both values and their bits."""
+    ours, theirs = (_values(path, name, position, vocab_size) for path in (left, right))
+    if ours is None or theirs is None:
+        return "logits differ (raw values were not kept)"
+    for token in range(vocab_size):
+        a, b = ours[4 * token : 4 * token + 4], theirs[4 * token : 4 * token + 4]
+        if a != b:
+            values = [struct.unpack("<f", part)[0] for part in (a, b)]
+            return (
+                f"logit of token {token} is {values[1]!r} (0x{b[::-1].hex()}), the reference has "
+                f"{values[0]!r} (0x{a[::-1].hex()})"
+            )
+    return "digests differ but the kept values do not"
+
+
+def _values(path: Path, name: str, position: int, vocab_size: int) -> bytes | None:
+    """The raw fp32 logits of a probe at a position, or None if they were not kept."""
+    header = position_header(name, position)
+    with path.open("rb") as file:
+        while True:
+            found = file.read(HEADER_BYTES)
+            if len(found) < HEADER_BYTES:
+                return None
+            if found == header:
+                return file.read(4 * vocab_size)
+            file.seek(4 * vocab_size, 1)

@@ -1,0 +1,107 @@
+"""The determinism matrix: for people a table, for machines a results file."""
+
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from tpdet.verify.compare import Relation
+
+_SHOWN = 10
+
+
+def print_matrix(model: str, relations: list[Relation], tps: list[int], console: Console) -> None:
+    """One table a dtype and fold order: circumstances down, tensor-parallel sizes across."""
+    for dtype, order in dict.fromkeys((r.dtype, r.fold_order) for r in relations):
+        mine = [r for r in relations if (r.dtype, r.fold_order) == (dtype, order)]
+        table = Table(
+            title=f"{model} · {dtype} · {order}",
+            caption=f"reference {mine[0].reference[:_SHOWN]} · {mine[0].positions} positions",
+        )
+        table.add_column("circumstance")
+        for tp in tps:
+            table.add_column(f"TP {tp}", justify="center")
+        for name in dict.fromkeys(r.circumstance for r in mine):
+            cells = [_cell(mine, name, tp) for tp in tps]
+            table.add_row(name, *cells)
+        console.print(table)
+
+
+def _cell(relations: list[Relation], circumstance: str, tp: int) -> str:
+    for relation in relations:
+        if (relation.circumstance, relation.tp) == (circumstance, tp):
+            return (
+                f"[green]{relation.digest[:_SHOWN]}[/green]"
+                if relation.equal
+                else f"[bold red]{relation.digest[:_SHOWN]} ≠[/bold red]"
+            )
+    return "-"
+
+
+def result_rows(model: str, relations: list[Relation], control: bool) -> list[dict]:
+    """Rows of a results file, one a relation."""
+    rows = []
+    for relation in relations:
+        row = {
+            "case": "verify",
+            "model": model,
+            "dtype": relation.dtype,
+            "mode": relation.fold_order,
+            "tp": relation.tp,
+            "relation": relation.circumstance,
+            "equal": relation.equal,
+            "digest": relation.digest,
+            "reference": relation.reference,
+            "positions": relation.positions,
+        }
+        if relation.difference is not None:
+            row["difference"] = relation.difference
+        if control:
+            row["control"] = True
+        rows.append(row)
+    return rows
+
+
+def append_run(path: Path, bench: str, device: str, count: int, command: str, rows: list) -> None:
+    """Add one run to a results file (a JSON list, newest last), written atomically."""
+    runs = msgspec.json.decode(path.read_bytes()) if path.exists() else []
+    runs.append(
+        {
+            "bench": bench,
+            "gpu": device,
+            "gpus": count,
+            "commit": _commit(),
+            "torch": metadata.version("torch"),
+            "triton": _version("triton"),
+            "driver": None,
+            "date": datetime.now(UTC).date().isoformat(),
+            "python": platform.python_version(),
+            "command": command,
+            "rows": rows,
+        }
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(runs), indent=1) + b"\n")
+    temporary.replace(path)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The checkout's commit, if this is one."""
+    here = Path(__file__).resolve().parent
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True
+    )
+    return done.stdout.strip() or None

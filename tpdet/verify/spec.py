@@ -1,0 +1,45 @@
+"""What one verification covers, and what one world reports: plain data in JSON files."""
+
+import msgspec
+
+
+class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of `tpdet verify` on one model."""
+
+    model: str
+    dtypes: tuple[str, ...]
+    fold_orders: tuple[str, ...]
+    batches: tuple[int, ...]
+    budgets: tuple[int, ...]
+    prompt_lengths: tuple[int, ...]
+    tokens: int
+    seed: int
+    control: bool
+    load_format: str = "auto"
+    step_timeout: float = 300.0
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """What a world saw of its probes in one circumstance.
+
+    `logits[probe][position]` is the SHA-256 of the fp32 logits of the whole vocabulary there;
+    `values` names a file of those logits, position after position, in the same order (raw fp32).
+    """
+
+    dtype: str
+    fold_order: str
+    circumstance: str
+    tokens: dict[str, tuple[int, ...]]
+    logprob_bits: dict[str, tuple[str, ...]]
+    logits: dict[str, dict[int, str]]
+    values: str
+    steps: int
+
+
+class WorldReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All traces of one tensor-parallel size."""
+
+    tp: int
+    vocab_size: int
+    fingerprints: dict[str, str]
+    traces: tuple[Trace, ...]

@@ -1,0 +1,33 @@
+"""Starting one world of ranks as a child process and reading what it leaves."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpdet.errors import TpdetError
+from tpdet.launch.torchrun import rank_environment, torchrun_command
+
+_LOG_LINES = 30
+
+
+def run_world(tp: int, module: str, arguments: Sequence[str], folder: Path) -> None:
+    """Run `module` as `tp` ranks (no torchrun for one) and wait; its log goes to `folder`.
+
+    Raises TpdetError with the end of the log when it fails.
+    """
+    program = ["-m", module]
+    command = (
+        torchrun_command(tp, program, arguments, folder / "logs")
+        if tp > 1
+        else [sys.executable, *program, *arguments]
+    )
+    log = folder / f"tp{tp}.log"
+    with log.open("wb") as file:
+        done = subprocess.run(command, stdout=file, stderr=file, env=rank_environment(tp))
+    if done.returncode != 0:
+        lines = log.read_text(errors="replace").splitlines()
+        raise TpdetError(
+            f"the world of {tp} ranks ended with {done.returncode}:\n"
+            + "\n".join(lines[-_LOG_LINES:])
+        )
