@@ -33,6 +33,8 @@ LOAD_TIMEOUT = 3600.0  # seconds the ranks may be apart while they read weights
 _CACHE_SHARE = 0.25  # of the memory that is free after loading, for the KV cache on the CPU
 _LOCAL_FACTS = ("model", "tokenizer", "chat_template")  # paths may differ from host to host
 
+_TIED = ("lm_head.weight", "model.embed_tokens.weight")
+
 TakeLogits = Callable[[int, torch.Tensor], None]
 """Called with the index of the first row and a block of fp32 logits [<= 256, V]."""
 
@@ -61,9 +63,10 @@ class Runner:
             directory, self.model_config, config.load_format, config.seed, world.rank == 0
         )
         self.model = Decoder(source, partition, self.max_model_len)
+        tied = self.model_config.tie_word_embeddings
         self.model_digest = model_digest(
             self.model_config,
-            merge_digests(world, source.finish()),
+            merge_digests(world, source.finish(_TIED if tied else None)),
             (self.model.cos, self.model.sin),
         )
         self._key_heads = len(partition.key_heads)

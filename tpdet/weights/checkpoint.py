@@ -1,0 +1,131 @@
+"""A checkpoint of safetensors files, read slice by slice and refused when damaged."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tpdet.errors import CheckpointError, NotFoundError
+from tpdet.model_config import read_json_object
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64 << 20
+
+# Stored by old checkpoints, computed exactly here.
+_INERT_SUFFIX = ".rotary_emb.inv_freq"
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class Checkpoint:
+    """Open safetensors files and which of them holds each tensor."""
+
+    def __init__(self, files: dict[str, object], holder: dict[str, str]) -> None:
+        """files: open handles by file name; holder: file name by tensor name."""
+        self._files = files
+        self._holder = holder
+        self.names = tuple(sorted(n for n in holder if not n.endswith(_INERT_SUFFIX)))
+
+    def piece(
+        self, name: str, shape: tuple[int, ...], dim: int, first: int, last: int
+    ) -> torch.Tensor:
+        """Elements [first, last) along `dim`, in the stored dtype. Raises CheckpointError."""
+        file, view = self._view(name)
+        found = tuple(view.get_shape())
+        if found != shape:
+            raise CheckpointError(
+                f"{file}: tensor {name} has shape {list(found)}, config.json asks for {list(shape)}"
+            )
+        if view.get_dtype() not in _DTYPES:
+            raise CheckpointError(
+                f"{file}: tensor {name} has dtype {view.get_dtype()}: use {', '.join(_DTYPES)}"
+            )
+        where = (*(slice(None) for _ in range(dim)), slice(first, last))
+        try:
+            part = view[where]
+        except (SafetensorError, ValueError, OSError) as error:
+            raise CheckpointError(f"{file}: tensor {name} cannot be read: {error}") from error
+        if not torch.isfinite(part).all():
+            raise CheckpointError(f"{file}: tensor {name} holds NaN or infinity")
+        return part
+
+    def check_equal(self, name: str, twin: str) -> None:
+        """Refuse a tensor that is tied to `twin` but stored with other bits."""
+        (file, view), (_, other) = self._view(name), self._view(twin)
+        rows = view.get_shape()[0]
+        if view.get_shape() != other.get_shape() or view.get_dtype() != other.get_dtype():
+            raise CheckpointError(
+                f"{file}: {name} is tied to {twin} but has another shape or dtype"
+            )
+        for first in range(0, rows, 4096):
+            left, right = (v[first : first + 4096].view(torch.uint8) for v in (view, other))
+            if not torch.equal(left, right):
+                raise CheckpointError(f"{file}: {name} is tied to {twin} but has other bits")
+
+    def check_all_read(self, read: Iterable[str]) -> None:
+        """Refuse tensors of the checkpoint that the model has no place for."""
+        known = {*read}
+        extra = [name for name in self.names if name not in known]
+        if extra:
+            raise CheckpointError(
+                f"{self._holder[extra[0]]}: tensor {extra[0]} has no place in this model "
+                f"({len(extra)} such tensors): is config.json the checkpoint's?"
+            )
+
+    def _view(self, name: str) -> tuple[str, object]:
+        file = self._holder.get(name)
+        if file is None:
+            raise CheckpointError(f"tensor {name} is in none of {', '.join(sorted(self._files))}")
+        return file, self._files[file].get_slice(name)  # type: ignore[attr-defined]
+
+
+def open_checkpoint(directory: Path) -> Checkpoint:
+    """Open `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+
+    Raises NotFoundError without either, and CheckpointError for a missing, truncated or damaged
+    file, for a tensor in two files, and for an index that does not tell what the files hold.
+    """
+    if (directory / INDEX).exists():
+        return _open_sharded(directory)
+    if not (directory / SINGLE).exists():
+        raise NotFoundError(f"{directory} holds neither {SINGLE} nor {INDEX}")
+    file = _open(directory / SINGLE)
+    return Checkpoint({SINGLE: file}, dict.fromkeys(file.keys(), SINGLE))
+
+
+def _open_sharded(directory: Path) -> Checkpoint:
+    index = read_json_object(directory / INDEX, MAX_INDEX_BYTES)
+    mapping = index.get("weight_map")
+    if not isinstance(mapping, dict) or not mapping:
+        raise CheckpointError(f"{INDEX}: weight_map is missing")
+    for name, shard in mapping.items():
+        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".", ".."):
+            raise CheckpointError(f"{INDEX}: {name} is in {shard!r}, not a file of this directory")
+    files = {}
+    holder: dict[str, str] = {}
+    for shard in sorted(dict.fromkeys(mapping.values())):
+        if not (directory / shard).exists():
+            raise CheckpointError(f"{INDEX}: shard {shard} does not exist")
+        files[shard] = _open(directory / shard)
+        for name in files[shard].keys():  # noqa: SIM118  (a handle, not a dictionary)
+            if name in holder:
+                raise CheckpointError(f"{shard}: tensor {name} is also in {holder[name]}")
+            if mapping.get(name) != shard:
+                raise CheckpointError(
+                    f"{shard}: tensor {name} is listed in {INDEX} as in {mapping.get(name)!r}"
+                )
+            holder[name] = shard
+    for name, shard in mapping.items():
+        if name not in holder:
+            raise CheckpointError(f"{shard}: tensor {name} is missing, though {INDEX} lists it")
+    return Checkpoint(files, holder)
+
+
+def _open(path: Path) -> object:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path.name} is truncated or damaged ({error}): download it again"
+        ) from error

@@ -1,0 +1,17 @@
+"""Weights drawn for benchmarks: the same full weights at every tensor-parallel size."""
+
+import blake3
+import torch
+
+_SCALE = 0.02
+
+
+def draw_piece(seed: int, name: str, index: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Piece `index` of tensor `name`, [*shape] fp32: a function of these and `seed` alone.
+
+    Norm weights lie around 1, everything else around 0 with a deviation of 0.02.
+    """
+    key = blake3.blake3(f"{seed}\0{name}\0{index}".encode()).digest(length=8)
+    generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
+    values = torch.randn(shape, generator=generator) * _SCALE
+    return values + 1.0 if name.endswith("norm.weight") else values

@@ -1,0 +1,27 @@
+"""From what the user names to a directory: a path as it is, or a hub name that is downloaded."""
+
+from pathlib import Path
+
+from tpdet.errors import NotFoundError
+
+# Nothing that could hold code is fetched.
+_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"]
+
+
+def resolve_model(name: str, revision: str | None = None) -> Path:
+    """The directory of a model. Raises NotFoundError, with the remedy, when there is none."""
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists():
+        raise NotFoundError(f"model {name!r} is not a directory: give a Hugging Face directory")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
+    except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
+        raise NotFoundError(
+            f"model {name!r} is neither a directory nor could it be downloaded "
+            f"({type(error).__name__}): check the name and the network, or give a directory"
+        ) from error

@@ -1,0 +1,116 @@
+"""Where weights come from: one interface over checkpoints and drawn weights."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import blake3
+import msgspec
+import torch
+from tqdm import tqdm
+
+from tpdet.comm.world import World
+from tpdet.errors import CheckpointError, DisagreementError
+from tpdet.model_config import ModelConfig
+from tpdet.weights.checkpoint import Checkpoint, open_checkpoint
+from tpdet.weights.dummy import draw_piece
+from tpdet.weights.pieces import Pieces
+
+PieceKey = tuple[str, int]
+Digests = dict[PieceKey, bytes]
+
+_digests_decoder = msgspec.msgpack.Decoder(list[tuple[str, int, bytes]])
+
+
+class WeightSource:
+    """Hands out this rank's pieces, each checked and digested; every tensor exactly once."""
+
+    def __init__(
+        self, checkpoint: Checkpoint | None, dtype: torch.dtype, seed: int, show_progress: bool
+    ) -> None:
+        """Without a checkpoint every piece is drawn: from `seed`, tensor name and piece index."""
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._seed = seed
+        self._digests: Digests = {}
+        self._read: list[str] = []
+        total = len(checkpoint.names) if checkpoint is not None else None
+        self._bar = tqdm(
+            total=total, desc="weights", unit="tensor", disable=None if show_progress else True
+        )
+
+    def read(self, name: str, shape: tuple[int, ...], pieces: Pieces) -> torch.Tensor:
+        """This rank's pieces of a tensor, joined along their dimension, in the model's dtype.
+
+        `shape` is the whole tensor's. Raises CheckpointError naming file and tensor for a missing
+        tensor, a wrong shape or dtype, or a value that is not finite.
+        """
+        if name in self._read:
+            raise CheckpointError(f"tensor {name} is asked for twice: each is read once")
+        self._read.append(name)
+        parts = []
+        for index, (first, last) in pieces.ranges(shape):
+            if self._checkpoint is not None:
+                part = self._checkpoint.piece(name, shape, pieces.dim, first, last)
+            else:
+                part = draw_piece(self._seed, name, index, _cut(shape, pieces.dim, last - first))
+            self._digests[name, index] = _digest(part, shape, first, last)
+            parts.append(part.to(self._dtype))
+        self._bar.update()
+        return torch.cat(parts, dim=pieces.dim) if len(parts) > 1 else parts[0]
+
+    def finish(self, tied: tuple[str, str] | None = None) -> Digests:
+        """The digests of all pieces read. Raises CheckpointError for tensors nobody asked for.
+
+        tied: (name, twin): a checkpoint may hold `name` although it is tied, with `twin`'s bits.
+        """
+        self._bar.close()
+        if self._checkpoint is not None:
+            if tied is not None and tied[0] in self._checkpoint.names:
+                self._checkpoint.check_equal(*tied)
+                self._read.append(tied[0])
+            self._checkpoint.check_all_read(self._read)
+        return self._digests
+
+
+def open_weights(
+    directory: Path, config: ModelConfig, load_format: str, seed: int, show_progress: bool
+) -> WeightSource:
+    """Weights of a model directory, or drawn ones for load_format "dummy"."""
+    checkpoint = None if load_format == "dummy" else open_checkpoint(directory)
+    return WeightSource(checkpoint, getattr(torch, config.dtype), seed, show_progress)
+
+
+def merge_digests(world: World, digests: Digests) -> str:
+    """BLAKE3 (hex) over all ranks' pieces in order of name and index: equal at every size.
+
+    Raises DisagreementError when two ranks read different bits of one piece.
+    """
+    mine = [(name, index, digest) for (name, index), digest in sorted(digests.items())]
+    merged: Digests = {}
+    for rank, data in enumerate(world.gather_bytes(msgspec.msgpack.encode(mine))):
+        for name, index, digest in _digests_decoder.decode(data):
+            if merged.setdefault((name, index), digest) != digest:
+                raise DisagreementError(
+                    f"rank {rank} read other bits for piece {index} of tensor {name} than a rank "
+                    "before it: point every rank at the same checkpoint"
+                )
+    return _combine((name, index, merged[name, index]) for name, index in sorted(merged))
+
+
+def _combine(pieces: Iterable[tuple[str, int, bytes]]) -> str:
+    digest = blake3.blake3()
+    for name, index, piece in pieces:
+        digest.update(f"{name}\0{index}\0".encode())
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _digest(part: torch.Tensor, shape: tuple[int, ...], first: int, last: int) -> bytes:
+    """BLAKE3 over dtype, whole shape, range and the raw bytes of a piece."""
+    header = f"{part.dtype} {list(shape)} {first}:{last}\n".encode()
+    raw = part.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return blake3.blake3(header).update(raw).digest()
+
+
+def _cut(shape: tuple[int, ...], dim: int, extent: int) -> tuple[int, ...]:
+    return (*shape[:dim], extent, *shape[dim + 1 :])
