@@ -61,6 +61,7 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "quantization_config": (None,),
     "resid_pdrop": (0, None),
     "rope_interleaved": (False,),
+    "use_mrope": (False,),
 }
 _USED = frozenset(
     [
@@ -373,6 +374,7 @@ def _eos_token_ids(directory: Path, keys: _Keys) -> tuple[int, ...]:
             source = generation
     value = source.raw.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
-        raise source.wrong("eos_token_id", "use a token id or a list of them")
+    size = keys.positive("vocab_size")
+    if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < size for i in ids):
+        raise source.wrong("eos_token_id", f"use ids in [0, {size}), one or a list of them")
     return tuple(sorted(dict.fromkeys(ids)))

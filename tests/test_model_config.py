@@ -1,0 +1,158 @@
+"""Configurations of the four families are read exactly; everything else is refused by name."""
+
+import json
+
+import pytest
+import transformers
+
+from tpdet.errors import CheckpointError, NotFoundError
+from tpdet.model_config import load_model_config
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 1024,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+}
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+
+
+def load(tmp_path, config, generation=None, dtype="auto"):
+    text = config if isinstance(config, str) else json.dumps(config)
+    (tmp_path / "config.json").write_text(text)
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    return load_model_config(tmp_path, dtype)
+
+
+def test_a_plain_llama_is_read(tmp_path):
+    config = load(tmp_path, LLAMA)
+    assert (config.family, config.num_heads, config.num_kv_heads) == ("llama", 8, 4)
+    assert (config.dtype, config.rms_norm_eps) == ("bfloat16", 1e-5)
+    assert config.windows == (None,) * 4
+    assert config.eos_token_ids == (2,)
+    assert not config.tie_word_embeddings and not config.attention_bias and not config.qk_norm
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_what_transformers_writes_today_is_read(tmp_path, family):
+    """Saved by the installed transformers, in its own style of keys."""
+    fields = {k: v for k, v in LLAMA.items() if k not in ("architectures", "model_type")}
+    written = getattr(transformers, f"{family}Config")(**fields)
+    written.architectures = [f"{family}ForCausalLM"]
+    written.save_pretrained(tmp_path)
+    config = load_model_config(tmp_path)
+    assert config.family == family.lower()
+    assert config.attention_bias == (family == "Qwen2")
+    assert config.qk_norm == (family == "Qwen3")
+    assert config.rotary.theta == 10000.0
+
+
+def test_end_tokens_come_from_the_generation_configuration_first(tmp_path):
+    assert load(tmp_path, LLAMA, {"eos_token_id": [9, 7, 9]}).eos_token_ids == (7, 9)
+    assert load(tmp_path, LLAMA, {"temperature": 0.6}).eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "kind"),
+    [
+        ({"type": "linear", "factor": 2.0}, "linear"),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+             "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+            "llama3",
+        ),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, "yarn"),
+        ({"rope_type": "default"}, "default"),
+    ],
+)  # fmt: skip
+def test_rotary_scaling_is_read_in_both_styles(tmp_path, scaling, kind):
+    old = load(tmp_path, LLAMA | {"rope_scaling": scaling, "rope_theta": 5e5}).rotary
+    modern = {k: v for k, v in LLAMA.items() if k != "rope_theta"}
+    new = load(tmp_path, modern | {"rope_parameters": scaling | {"rope_theta": 5e5}}).rotary
+    assert old == new
+    assert (old.kind, old.theta, old.dim) == (kind, 5e5, 64)
+
+
+def test_windows_are_those_transformers_applies(tmp_path):
+    mistral = LLAMA | {"architectures": ["MistralForCausalLM"]}
+    assert load(tmp_path, mistral | {"sliding_window": 128}).windows == (128,) * 4
+    assert load(tmp_path, mistral | {"sliding_window": None}).windows == (None,) * 4
+    assert load(tmp_path, mistral).windows == (4096,) * 4
+    slide = {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 3}
+    assert load(tmp_path, QWEN2 | slide).windows == (None, None, None, 128)
+    assert load(tmp_path, QWEN2 | slide | {"use_sliding_window": False}).windows == (None,) * 4
+    types = ["sliding_attention", "full_attention"] * 2
+    assert load(tmp_path, QWEN2 | slide | {"layer_types": types}).windows == (128, None, 128, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["GemmaForCausalLM"]}, "architectures.*Gemma.*supported are"),
+        ({"architectures": ["LlamaForCausalLM", "X"]}, "architectures"),
+        ({"model_surprise": 1}, "model_surprise = 1 is not supported"),
+        ({"hidden_act": "gelu"}, 'hidden_act = "gelu".*only "silu"'),
+        ({"attention_dropout": 0.1}, "attention_dropout = 0.1"),
+        ({"mlp_bias": True}, "mlp_bias = true"),
+        ({"attention_bias": True}, "attention_bias = true"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.*dynamic"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.*longrope"),
+        ({"rope_scaling": {"type": "linear"}}, "needs 'factor'"),
+        ({"rope_scaling": {"type": "linear", "factor": -1}}, "'factor' must be a positive"),
+        ({"rope_scaling": {"type": "linear", "factor": 2, "odd": 1}}, "'odd' is not a setting"),
+        ({"num_key_value_heads": 3}, "must divide 8"),
+        ({"head_dim": 80}, "head size 80"),
+        ({"hidden_size": 0}, "hidden_size = 0.*positive integer"),
+        ({"hidden_size": "512"}, "hidden_size"),
+        ({"vocab_size": True}, "vocab_size"),
+        ({"rms_norm_eps": 2.0}, "rms_norm_eps"),
+        ({"torch_dtype": "float64"}, "torch_dtype.*float64"),
+        ({"sliding_window": 128}, "llama has no sliding window"),
+        ({"eos_token_id": -4}, "eos_token_id"),
+        ({"eos_token_id": ["</s>"]}, "eos_token_id"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(tmp_path, change, message):
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path, LLAMA | change)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1, "a": 2}', "'a' stands twice"),
+        ('{"a": NaN}', "NaN is not"),
+        ("[1]", "does not hold a JSON object"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        (" " * (1 << 21), "over 1048576 bytes"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path, text, message):
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path, text)
+
+
+def test_a_missing_file_is_not_found(tmp_path):
+    with pytest.raises(NotFoundError, match=r"config\.json does not exist"):
+        load_model_config(tmp_path)
+
+
+def test_a_named_dtype_wins_over_the_checkpoints(tmp_path):
+    assert load(tmp_path, LLAMA, dtype="float32").dtype == "float32"
+    assert load(tmp_path, LLAMA | {"torch_dtype": "float64"}, dtype="float32").dtype == "float32"
