@@ -13,7 +13,7 @@ FLOORS = {
     "errors": 0, "kernels": 0, "launch": 0,
     "comm": 1, "config": 1, "request": 1, "plan": 1, "sampling_row": 1,
     "tokenizer": 1, "detokenizer": 1, "stop_strings": 1, "chat_template": 1,
-    "model_config": 1, "make_model": 1,
+    "model_config": 1, "make_model": 1, "json_file": 1, "train_tokenizer": 1,
     "layers": 2, "cache": 2, "weights": 2, "sampler": 2, "receipt": 2,
     "models": 3, "scheduler": 3,
     "runner": 4,
