@@ -1,0 +1,100 @@
+"""Runs requests through an engine over threads and logs every logit that was looked at."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from tpdet.comm.threads import run_threads
+from tpdet.comm.world import SoloWorld
+from tpdet.config import EngineConfig
+from tpdet.engine import Engine
+from tpdet.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
+
+
+@dataclass
+class Run:
+    """What one run gave: logits by (request, choice, position), outputs by request."""
+
+    logits: dict[tuple[str, int, int], torch.Tensor] = field(default_factory=dict)
+    outputs: dict[str, list] = field(default_factory=dict)
+    seeds: dict[str, int] = field(default_factory=dict)
+    fingerprint: str = ""
+    steps: int = 0
+    preemptions: int = 0
+
+    def tokens(self, name: str, choice: int = 0) -> list[int]:
+        """Tokens of one choice."""
+        return [
+            o.token_id
+            for o in self.outputs[name]
+            if isinstance(o, TokenOutput) and o.choice == choice and o.token_id >= 0
+        ]
+
+    def answer(self, name: str, choice: int = 0) -> list[TokenOutput]:
+        """Everything said of one choice, but for the request's name."""
+        return [
+            (o.token_id, o.logprob, o.top, o.finish_reason, o.stop_token_id)
+            for o in self.outputs[name]
+            if isinstance(o, TokenOutput) and o.choice == choice
+        ]
+
+    def failure(self, name: str) -> RequestFailed | None:
+        """The failure of a request, if it failed."""
+        return next((o for o in self.outputs[name] if isinstance(o, RequestFailed)), None)
+
+    def prompt(self, name: str) -> PromptOutput | None:
+        """The prompt's scores, if there are."""
+        return next((o for o in self.outputs[name] if isinstance(o, PromptOutput)), None)
+
+
+def ask(name: str, prompt, **params) -> Request:
+    """A request; greedy, eight tokens, no end token unless told otherwise."""
+    settings = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True} | params
+    return Request(
+        request_id=name, prompt_token_ids=tuple(prompt), params=SamplingParams(**settings)
+    )
+
+
+def run(model, requests, tp=1, preempt_every=0, change=None, each_step=None, **settings) -> Run:
+    """Run `requests` together at a tensor-parallel size; `change(engine)` runs before them.
+
+    `each_step(engine, step)` runs after every step on rank 0.
+    """
+    config = EngineConfig.from_values(model=str(model), **({"kv_pages": 64} | settings))
+
+    def one_rank(world):
+        result = Run()
+        names = {}
+
+        def tap(row, position, logits):
+            for offset, values in enumerate(logits):
+                key = (names[row.admission], row.choice, position + offset)
+                known = result.logits.setdefault(key, values.clone())
+                if known is not values and not torch.equal(known, values) and change is None:
+                    raise AssertionError(f"{key} was computed again with other bits")
+
+        engine = Engine(config, world, tap if world.rank == 0 else None, preempt_every)
+        if change is not None:
+            change(engine)
+        if world.rank > 0:
+            engine.worker_loop()
+            return None
+        result.fingerprint = engine.system_fingerprint
+        for admission, request in enumerate(requests):
+            names[admission] = request.request_id
+            result.outputs[request.request_id] = []
+            result.seeds[request.request_id] = engine.submit(request)
+        while engine.has_work:
+            for output in engine.step():
+                result.outputs[output.request_id].append(output)
+            if each_step is not None:
+                each_step(engine, engine.statistics().steps)
+        engine.heartbeat()
+        result.steps = engine.statistics().steps
+        result.preemptions = engine.statistics().preemptions
+        engine.stop_workers()
+        return result
+
+    if tp == 1:
+        return one_rank(SoloWorld())
+    return run_threads(tp, one_rank, timeout=240.0)[0]

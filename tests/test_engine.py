@@ -1,0 +1,293 @@
+"""The whole engine: no circumstance reaches a bit, and no request reaches another."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from tests.bits import assert_same_bits
+from tests.conftest import FAMILIES
+from tests.engine_harness import ask, run
+from tpdet.comm.threads import run_threads
+from tpdet.config import EngineConfig
+from tpdet.engine import Engine
+from tpdet.errors import IntegrityError, OverloadedError, RequestError, UsageError
+
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "logprobs": 2}
+
+
+def prompts(count, lengths=(5, 300), seed=1):
+    draw = random.Random(seed)
+    return [[draw.randrange(1024) for _ in range(draw.randint(*lengths))] for _ in range(count)]
+
+
+def probes():
+    long, short, middle = prompts(3, (20, 300), seed=2)
+    long = (long * 20)[:290]
+    return [
+        ask("long", long, prompt_logprobs=1),
+        ask("short", short[:7], **SAMPLED),
+        ask("middle", middle[:40], temperature=1.1, top_k=30, repetition_penalty=1.2, seed=9),
+    ]
+
+
+def assert_same_run(left, right, names=("long", "short", "middle")):
+    for key in sorted(key for key in left.logits if key[0] in names):
+        assert_same_bits(right.logits[key], left.logits[key], str(key))
+    for name in names:
+        assert right.answer(name) == left.answer(name), name
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model):
+    """Each probe alone, at TP 1, by family and dtype."""
+    made = {}
+
+    def get(family, dtype="float32", order="pairs"):
+        key = family, dtype, order
+        if key not in made:
+            model = tiny_model(family, kv_heads=2)
+            runs = [run(model, [p], dtype=dtype, fold_order=order) for p in probes()]
+            whole = runs[0]
+            for other in runs[1:]:
+                whole.logits |= other.logits
+                whole.outputs |= other.outputs
+            made[key] = whole
+        return made[key]
+
+    return get
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_a_crowd_at_any_size_gives_the_bits_of_one_alone(tiny_model, alone, tp, dtype):
+    crowd = [ask(f"n{i}", p, **SAMPLED) for i, p in enumerate(prompts(5, (2, 60)))]
+    mixed = [crowd[0], *probes(), *crowd[1:]]
+    found = run(tiny_model("qwen3", kv_heads=2), mixed, tp=tp, dtype=dtype)
+    assert_same_run(alone("qwen3", dtype), found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_equal_at_eight_ranks(tiny_model, alone, family):
+    found = run(tiny_model(family, kv_heads=2), probes(), tp=8, max_num_batched_tokens=64)
+    assert_same_run(alone(family), found)
+
+
+@pytest.mark.parametrize("order", ["sequential", "tree"])
+@pytest.mark.parametrize("tp", [2, 4])
+def test_every_fold_order_is_equal_over_sizes(tiny_model, alone, order, tp):
+    found = run(tiny_model("qwen3", kv_heads=2), probes(), tp=tp, fold_order=order)
+    assert_same_run(alone("qwen3", order=order), found)
+    differing = [
+        key
+        for key in found.logits
+        if not torch.equal(found.logits[key], alone("qwen3").logits[key])
+    ]
+    assert differing, "two fold orders are two contracts"
+
+
+@pytest.mark.parametrize("budget", [1, 7, 100])
+def test_chunks_of_any_size_give_the_bits_of_the_whole(tiny_model, alone, budget):
+    found = run(tiny_model("qwen3", kv_heads=2), probes(), max_num_batched_tokens=budget)
+    assert_same_run(alone("qwen3"), found)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_preempted_requests_give_the_bits_of_undisturbed_ones(tiny_model, alone, tp):
+    found = run(tiny_model("qwen3", kv_heads=2), probes(), tp=tp, preempt_every=2)
+    assert found.preemptions > 5
+    assert_same_run(alone("qwen3"), found)
+
+
+def test_too_few_pages_preempt_and_change_nothing(tiny_model, alone):
+    crowd = [ask(f"n{i}", p, max_tokens=40) for i, p in enumerate(prompts(4, (230, 250)))]
+    found = run(tiny_model("qwen3", kv_heads=2), [*crowd, *probes()], kv_pages=5)
+    assert found.preemptions > 0
+    assert_same_run(alone("qwen3"), found)
+
+
+def test_prefill_gives_the_bits_of_decode(tiny_model):
+    model = tiny_model("qwen3", kv_heads=2)
+    prompt = prompts(1, (250, 250))[0]
+    decoded = run(model, [ask("a", prompt, max_tokens=20)])
+    whole = [*prompt, *decoded.tokens("a")]
+    scored = run(model, [ask("a", whole, max_tokens=0, prompt_logprobs=0)])
+    for position in range(249, 269):
+        key = ("a", 0, position)
+        assert_same_bits(scored.logits[key], decoded.logits[key], str(position))
+    logprobs = [o.logprob for o in decoded.outputs["a"]]
+    assert list(scored.prompt("a").logprobs[250:]) == logprobs
+
+
+def test_a_vocabulary_and_heads_that_do_not_divide_are_padded_and_shared(tiny_model):
+    model = tiny_model("llama", vocab=1037, kv_heads=1)
+    requests = [ask("a", range(30)), ask("b", range(900, 1037), **SAMPLED)]
+    whole = run(model, requests)
+    assert all(len(logits) == 1037 for logits in whole.logits.values())
+    for tp in (2, 8):
+        assert_same_run(whole, run(model, requests, tp=tp), ("a", "b"))
+
+
+def test_a_sliding_window_is_equal_over_sizes_and_chunks(tiny_model):
+    model = tiny_model("mistral", sliding_window=100)
+    requests = [ask("a", prompts(1, (400, 400))[0], prompt_logprobs=0)]
+    whole = run(model, requests)
+    assert_same_run(whole, run(model, requests, tp=4, max_num_batched_tokens=33), ("a",))
+
+
+def test_choice_zero_of_four_is_the_answer_of_one(tiny_model):
+    model = tiny_model("qwen3", kv_heads=2)
+    one = run(model, [ask("a", range(40), **SAMPLED)])
+    four = run(model, [ask("a", range(40), n=4, **SAMPLED)], tp=2)
+    assert four.answer("a", 0) == one.answer("a", 0)
+    answers = [four.tokens("a", choice) for choice in range(4)]
+    assert all(left != right for left, right in itertools.combinations(answers, 2))
+
+
+def test_drawn_seeds_follow_from_the_servers_seed_alone(tiny_model):
+    model = tiny_model("qwen3", kv_heads=2)
+    unseeded = [ask(f"r{i}", range(5), temperature=1.0, max_tokens=4) for i in range(3)]
+    runs = [run(model, unseeded, seed=seed) for seed in (1, 1, 2)]
+    assert runs[0].seeds == runs[1].seeds
+    assert runs[0].outputs == runs[1].outputs
+    seeds = [*runs[0].seeds.values(), *runs[2].seeds.values()]
+    assert len(dict.fromkeys(seeds)) == 6
+    replay = ask("r1", range(5), temperature=1.0, max_tokens=4, seed=runs[0].seeds["r1"])
+    assert run(model, [replay]).answer("r1") == runs[0].answer("r1")
+
+
+def poison(token):
+    """Make the embedding of one token NaN, wherever it lives."""
+
+    def change(engine):
+        table = engine.runner.model._embedding
+        share = table.table_VH.shape[0]
+        first = engine.world.rank * share
+        if first <= token < first + share:
+            table.table_VH[token - first] = torch.nan
+
+    return change
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_nan_fails_its_own_request_and_nobody_elses(tiny_model, alone, tp):
+    model = tiny_model("qwen3", kv_heads=2)
+    bad = 1099
+    assert not any(bad in p.prompt_token_ids for p in probes())
+    mixed = [ask("bad", [1, 2, bad, 3]), *probes(), ask("worse", [bad] * 300, prompt_logprobs=0)]
+    found = run(model, mixed, tp=tp, change=poison(bad))
+    for name in ("bad", "worse"):
+        assert found.failure(name).code == "numerical_error"
+        assert not found.tokens(name)
+    assert_same_run(alone("qwen3"), found)
+
+
+def test_an_aborted_neighbour_changes_nothing(tiny_model, alone):
+    mixed = [ask("gone", range(200), max_tokens=50), *probes()]
+
+    def each_step(engine, step):
+        if step == 4:
+            engine.abort("gone")
+
+    found = run(tiny_model("qwen3", kv_heads=2), mixed, each_step=each_step)
+    assert 0 < len(found.tokens("gone")) < 50
+    assert_same_run(alone("qwen3"), found)
+
+
+def test_end_tokens_and_lengths_end_a_request(tiny_model):
+    model = tiny_model("qwen3", kv_heads=2)
+    free = run(model, [ask("a", range(9), max_tokens=6)]).tokens("a")
+    stopped = run(model, [ask("a", range(9), max_tokens=6, stop_token_ids=(free[2],))])
+    first = free.index(free[2])
+    assert stopped.tokens("a") == free[: first + 1]
+    assert stopped.answer("a")[-1][3:] == ("stop", free[2])
+    later = run(model, [ask("a", range(9), max_tokens=6, min_tokens=5, stop_token_ids=(free[2],))])
+    assert len(later.tokens("a")) >= 5 and free[2] not in later.tokens("a")[:5]
+
+
+def test_a_table_that_was_changed_behind_the_plans_back_stops_the_step(tiny_model):
+    config = EngineConfig.from_values(model=str(tiny_model("qwen3", kv_heads=2)), kv_pages=8)
+
+    def rank(world):
+        engine = Engine(config, world)
+        if world.rank > 0:
+            engine.runner._table._versions[3] += 1
+            engine.worker_loop()
+        else:
+            engine.heartbeat()
+
+    with pytest.raises(IntegrityError, match="rank 0 and rank 1 differ: page 3"):
+        run_threads(2, rank, timeout=60.0)
+
+
+def test_a_lost_page_event_stops_the_step(tiny_model):
+    config = EngineConfig.from_values(model=str(tiny_model("qwen3", kv_heads=2)), kv_pages=8)
+
+    def rank(world):
+        engine = Engine(config, world)
+        if world.rank > 0:
+            real = engine.runner._table.apply
+            engine.runner._table.apply = lambda events: real(events[:-1])
+            engine.worker_loop()
+        else:
+            engine.submit(ask("a", range(5)))
+            engine.step()
+
+    with pytest.raises(IntegrityError, match="page table of rank 1 has digest"):
+        run_threads(2, rank, timeout=60.0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (lambda: ask("a", []), "prompt is empty"),
+        (lambda: ask("a", [1100]), r"token id 1100 in prompt is outside the vocabulary \[0, 1100"),
+        (lambda: ask("a", [-1]), "token id -1"),
+        (lambda: ask("a", range(250), max_tokens=10), "over the model's context of 256"),
+        (lambda: ask("a", [1], stop_token_ids=(5000,)), "token id 5000 in stop_token_ids"),
+        (lambda: ask("a", [1], logit_bias={4000: 1.0}), "token id 4000 in logit_bias"),
+        (lambda: ask("a", [1], n=0), r"n 0 is out of range \[1, 128\]"),
+        (lambda: ask("a", [1], temperature=-1), "temperature -1 is out of range"),
+        (lambda: ask("a", [1], temperature=float("nan")), "temperature nan"),
+        (lambda: ask("a", [1], logprobs=21), r"logprobs 21 is out of range \[0, 20\]"),
+        (lambda: ask("a", [1], top_p=0.0), "top_p 0"),
+    ],
+)
+def test_bad_requests_are_refused_before_anything_is_queued(tiny_model, request_, message):
+    def change(engine):
+        with pytest.raises(RequestError, match=message):
+            engine.submit(request_())
+        assert not engine.has_work
+
+    run(tiny_model("qwen3", kv_heads=2), [], change=change, max_model_len=256)
+
+
+def test_a_full_queue_refuses(tiny_model):
+    def change(engine):
+        for index in range(2):
+            engine.submit(ask(f"q{index}", [1]))
+        with pytest.raises(OverloadedError, match="2 requests wait"):
+            engine.submit(ask("q2", [1]))
+        for index in range(2):
+            engine.abort(f"q{index}")
+
+    run(tiny_model("qwen3", kv_heads=2), [], change=change, max_queue=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tp", "message"),
+    [
+        ({"max_model_len": 5000}, 1, "max_model_len 5000 is over the model's context of 4096"),
+        ({}, 3, "size 3 does not fit .* use one of 1, 2, 4, 8"),
+        ({"leaves": 4}, 8, "4 leaves: use one of 1, 2, 4"),
+        ({"leaves": 6}, 1, "leaves 6 is not a power of two"),
+        ({"device": "cuda"}, 1, "device cuda is not supported yet"),
+        ({"transport": "peer"}, 1, "transport 'peer' is not supported yet"),
+        ({"max_num_seqs": 0}, 1, "max_num_seqs"),
+        ({"surprise": 1}, 1, "unknown setting 'surprise'"),
+    ],
+)
+def test_settings_that_cannot_be_kept_are_refused(tiny_model, settings, tp, message):
+    with pytest.raises(UsageError, match=message):
+        run(tiny_model("qwen3", kv_heads=2), [], tp=tp, **settings)

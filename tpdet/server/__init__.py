@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: an HTTP process, and the bridge from it to the engine process."""

@@ -1,0 +1,267 @@
+"""The application: which path does what. What is common to all requests is settled in the gate."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+import tpdet
+from tpdet.server import limits
+from tpdet.server.answers import to_json
+from tpdet.server.engine_client import EngineClient
+from tpdet.server.gate import ClientGone, Exchange, send_problem
+from tpdet.server.generation import GenerationResponse
+from tpdet.server.openapi import describe
+from tpdet.server.parse import parse_body
+from tpdet.server.prepare import Preparer
+from tpdet.server.problems import ApiError, bad_request, from_code, internal_error
+from tpdet.server.schema import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+from tpdet.tokenizer import Tokenizer
+
+Result = TypeVar("Result")
+
+
+@dataclass
+class Services:
+    """What the handlers share. `progress_timeout` is in seconds; `created` is a Unix time."""
+
+    client: EngineClient
+    tokenizer: Tokenizer | None
+    served_name: str
+    progress_timeout: float
+    created: int
+
+    @property
+    def preparer(self) -> Preparer:
+        """Checks bodies against the engine's facts. Raises ApiError before the engine started."""
+        facts = self.client.facts
+        if facts is None:
+            raise from_code("engine_dead", "the engine is not ready")
+        return Preparer(facts, self.served_name, self.tokenizer)
+
+
+class JsonResponse(Response):
+    """Compact JSON, floats in their shortest form."""
+
+    media_type = "application/json"
+
+    def __init__(self, content: object) -> None:
+        super().__init__(to_json(content))
+
+
+class ProblemResponse(Response):
+    """An error, by the one serialiser."""
+
+    def __init__(self, problem: ApiError) -> None:
+        super().__init__()
+        self._problem = problem
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write it."""
+        await send_problem(self._problem, send)
+
+
+def make_app(services: Services) -> FastAPI:
+    """All routes. Nothing else answers: no documentation pages, no redirects."""
+    app = FastAPI(
+        title="tpdet",
+        version=tpdet.__version__,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    _add_public(app, services)
+    _add_models(app, services)
+    _add_generation(app, services)
+    _add_tokenizer(app, services)
+
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        return JsonResponse(describe(app))
+
+    async def problem(request: Request, error: Exception) -> Response:
+        if isinstance(error, ClientGone):
+            return Response(status_code=499)
+        known = error if isinstance(error, ApiError) else internal_error()
+        services.client.metrics.rejected(known.code or known.kind)
+        return ProblemResponse(known)
+
+    for kind in (ApiError, ClientGone, Exception):
+        app.add_exception_handler(kind, problem)
+    return app
+
+
+def _add_public(app: FastAPI, services: Services) -> None:
+    client = services.client
+
+    @app.get("/health")
+    async def health() -> Response:
+        if not client.alive(services.progress_timeout):
+            raise from_code(*(client.dead or ("engine_dead", "the engine makes no progress")))
+        return JsonResponse({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        if client.state != "accepting" or not client.alive(services.progress_timeout):
+            code = "draining" if client.state == "draining" else "engine_dead"
+            raise from_code(code, "the server takes no requests now")
+        return JsonResponse({"status": "ready"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        kind = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(client.metrics.render(), media_type=kind)
+
+    @app.get("/version")
+    async def version() -> Response:
+        return JsonResponse({"version": tpdet.__version__})
+
+
+def _add_models(app: FastAPI, services: Services) -> None:
+    def card() -> dict[str, Any]:
+        return {
+            "id": services.served_name,
+            "object": "model",
+            "created": services.created,
+            "owned_by": "tpdet",
+            "root": services.served_name,
+            "parent": None,
+            "max_model_len": services.preparer.facts.max_model_len,
+        }
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return JsonResponse({"object": "list", "data": [card()]})
+
+    @app.get("/v1/models/{model_id:path}")
+    async def model(request: Request) -> Response:
+        services.preparer.check_model(request.path_params["model_id"])
+        return JsonResponse(card())
+
+    @app.get("/server_info")
+    async def server_info() -> Response:
+        facts = services.preparer.facts
+        return JsonResponse(
+            {
+                "version": tpdet.__version__,
+                "model": services.served_name,
+                "system_fingerprint": facts.system_fingerprint,
+                "max_model_len": facts.max_model_len,
+                "vocab_size": facts.vocab_size,
+                "eos_token_ids": list(facts.eos_token_ids),
+                "tp": facts.tp,
+                "state": services.client.state,
+                "limits": limits.all_limits(),
+            }
+        )
+
+
+def _add_generation(app: FastAPI, services: Services) -> None:
+    async def generate(request: Request, prepare: Callable[[Preparer, Exchange], Any]) -> Response:
+        exchange: Exchange = request.scope["tpdet"]
+        services.client.check_open()
+        preparer = services.preparer
+        call = await _off_loop_if_large(exchange, lambda: prepare(preparer, exchange))
+        return GenerationResponse(
+            call,
+            services.client,
+            services.tokenizer,
+            preparer.facts.system_fingerprint,
+            exchange.gone,
+        )
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await generate(
+            request,
+            lambda preparer, exchange: preparer.completion(
+                parse_body(CompletionBody, exchange.body), exchange.request_id
+            ),
+        )
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await generate(
+            request,
+            lambda preparer, exchange: preparer.chat(
+                parse_body(ChatBody, exchange.body), exchange.request_id
+            ),
+        )
+
+
+def _add_tokenizer(app: FastAPI, services: Services) -> None:
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        exchange: Exchange = request.scope["tpdet"]
+        preparer = services.preparer
+        return JsonResponse(
+            await _off_loop_if_large(exchange, lambda: _tokenized(preparer, exchange.body))
+        )
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        exchange: Exchange = request.scope["tpdet"]
+        preparer = services.preparer
+        return JsonResponse(
+            await _off_loop_if_large(exchange, lambda: _detokenized(preparer, exchange.body))
+        )
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        if services.tokenizer is None:
+            raise ApiError(404, "this server runs without a tokenizer", code="not_found")
+        return JsonResponse(services.tokenizer.info())
+
+
+def _tokenized(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
+    body = parse_body(TokenizeBody, fields)
+    preparer.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("send either prompt or messages", "prompt")
+    special = body.add_special_tokens
+    if body.messages is not None:
+        generation = True if body.add_generation_prompt is None else body.add_generation_prompt
+        tokens = preparer.prompts.chat_tokens(body.messages, generation, bool(special))
+    else:
+        tokens = preparer.prompts.text_tokens(
+            body.prompt or "", True if special is None else special, "prompt"
+        )
+    found = {
+        "tokens": tokens,
+        "count": len(tokens),
+        "max_model_len": preparer.facts.max_model_len,
+    }
+    if body.return_token_strs:
+        tokenizer = preparer.prompts.need_tokenizer("return_token_strs")
+        found["token_strs"] = [tokenizer.decode([i], skip_special_tokens=False) for i in tokens]
+    return found
+
+
+def _detokenized(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
+    body = parse_body(DetokenizeBody, fields)
+    preparer.check_model(body.model)
+    tokenizer = preparer.prompts.need_tokenizer("tokens")
+    vocabulary = preparer.facts.vocab_size
+    for token in body.tokens:
+        if token >= vocabulary:
+            raise bad_request(
+                f"token id {token} is outside the vocabulary [0, {vocabulary})", "tokens"
+            )
+    return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
+
+
+async def _off_loop_if_large(exchange: Exchange, work: Callable[[], Result]) -> Result:
+    """Run `work`; in a thread when the body is large, so that streams keep moving."""
+    if exchange.size <= limits.LARGE_BODY_BYTES:
+        return work()
+    return await asyncio.to_thread(work)

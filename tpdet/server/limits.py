@@ -1,0 +1,70 @@
+"""Every limit of the HTTP surface in one place; `--print-limits` prints `all_limits()`.
+
+Limits on sampling parameters belong to `tpdet.request`, which enforces them for the offline API
+too; they are only listed here.
+"""
+
+import json
+
+from tpdet import request
+
+MAX_BODY_BYTES = 10 << 20
+MAX_JSON_DEPTH = 32
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 16 << 10
+MAX_URL_BYTES = 8 << 10
+MAX_ERROR_BYTES = 4 << 10
+MAX_BATCH_PROMPTS = 64
+MAX_USER_BYTES = 256
+MAX_CACHE_SALT_BYTES = 256
+MAX_LOGIT_BIAS_MAGNITUDE = 100.0
+MAX_PIPELINED = 16
+MAX_MESSAGE_BYTES = 256 << 20
+
+HEADER_TIMEOUT = 10.0
+BODY_TIMEOUT = 30.0
+DRAIN_BODY_TIMEOUT = 1.0
+KEEP_ALIVE_TIMEOUT = 30.0
+SLOW_READER_TIMEOUT = 30.0
+RETRY_AFTER_SECONDS = 1
+LARGE_BODY_BYTES = 64 << 10
+
+
+def all_limits() -> dict[str, object]:
+    """Name to value of every limit; sizes in bytes, times in seconds, ranges as [low, high]."""
+    return {
+        "body_bytes": MAX_BODY_BYTES,
+        "json_depth": MAX_JSON_DEPTH,
+        "headers": MAX_HEADERS,
+        "header_bytes": MAX_HEADER_BYTES,
+        "url_bytes": MAX_URL_BYTES,
+        "error_bytes": MAX_ERROR_BYTES,
+        "batch_prompts": MAX_BATCH_PROMPTS,
+        "n": [1, request.MAX_CHOICES],
+        "logprobs": [0, request.MAX_LOGPROBS],
+        "top_logprobs": [0, request.MAX_LOGPROBS],
+        "prompt_logprobs": [0, request.MAX_LOGPROBS],
+        "stop_strings": request.MAX_STOP_STRINGS,
+        "stop_string_bytes": [1, request.MAX_STOP_BYTES],
+        "logit_bias_ids": request.MAX_LOGIT_BIAS,
+        "logit_bias": [-MAX_LOGIT_BIAS_MAGNITUDE, MAX_LOGIT_BIAS_MAGNITUDE],
+        "temperature": [0.0, request.MAX_TEMPERATURE],
+        "smallest_temperature_above_zero": request.MIN_TEMPERATURE,
+        "top_p": [0.0, 1.0],
+        "top_k": [-1, request.MAX_TOP_K],
+        "min_p": [0.0, 1.0],
+        "presence_penalty": [-2.0, 2.0],
+        "frequency_penalty": [-2.0, 2.0],
+        "seed": [0, request.MAX_SEED],
+        "user_bytes": MAX_USER_BYTES,
+        "cache_salt_bytes": MAX_CACHE_SALT_BYTES,
+        "header_timeout_seconds": HEADER_TIMEOUT,
+        "body_timeout_seconds": BODY_TIMEOUT,
+        "keep_alive_timeout_seconds": KEEP_ALIVE_TIMEOUT,
+        "slow_reader_timeout_seconds": SLOW_READER_TIMEOUT,
+    }
+
+
+def limits_json() -> str:
+    """`all_limits()` as one line of JSON."""
+    return json.dumps(all_limits())

@@ -1,0 +1,175 @@
+"""The HTTP process: `python -m tpdet.server.process`, started by rank 0 and by nothing else.
+
+It tokenises, checks, streams; the engine never waits for it. Stop signals are rank 0's business
+and ignored here. When rank 0 dies the kernel sends SIGUSR1 (and standard input closes): every open
+answer then ends with an error, and the process with 75 within two seconds.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import uvicorn
+import uvloop
+
+from tpdet.errors import TpdetError
+from tpdet.launch.lifecycle import print_fatal
+from tpdet.launch.processes import die_with_parent
+from tpdet.launch.signals import STOP_SIGNALS
+from tpdet.server import limits
+from tpdet.server.app import Services, make_app
+from tpdet.server.engine_client import EngineClient
+from tpdet.server.gate import Gate
+from tpdet.server.http_protocol import GuardedProtocol
+from tpdet.server.keys import KeyRing
+from tpdet.server.metrics import Metrics
+from tpdet.server.process_config import ProcessConfig, decode_config
+from tpdet.tokenizer import Tokenizer
+
+PARENT_DEATH_SIGNAL = signal.SIGUSR1
+LOST = 75
+# Past the step timeout by what a status message may be late.
+PROGRESS_SLACK = 5.0
+# What answers get to reach their readers: after the engine died, and after a drain.
+DEATH_FLUSH_SECONDS = 1.0
+STOP_FLUSH_SECONDS = 5.0
+LAST_RESORT_SECONDS = 2.5
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handling: it would refuse connections at a drain's beginning."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals as they are."""
+        yield
+
+
+def main() -> NoReturn:
+    """Run until the engine says stop (0), dies (75), or this process cannot start."""
+    config = decode_config(sys.stdin.buffer.readline())
+    die_with_parent(PARENT_DEATH_SIGNAL, expected_parent=config.parent_pid)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    # One line for each client that sends garbage would let it write our log.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    threading.Thread(target=_follow_parent, name="parent", daemon=True).start()
+    tokenizer = _load_tokenizer(config)
+    code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(config, tokenizer))
+    # At once: closing the runner would wait for threads that still tokenise for nobody.
+    os._exit(code)
+
+
+def _follow_parent() -> None:
+    """A last resort beside the signal: end soon after rank 0 has, whatever the event loop does."""
+    while sys.stdin.buffer.read(4096):
+        pass
+    time.sleep(LAST_RESORT_SECONDS)
+    os._exit(LOST)
+
+
+def _load_tokenizer(config: ProcessConfig) -> Tokenizer | None:
+    if config.tokenizer_directory is None:
+        return None
+    return Tokenizer.load(Path(config.tokenizer_directory), config.chat_template)
+
+
+async def _serve(config: ProcessConfig, tokenizer: Tokenizer | None) -> int:
+    metrics = Metrics(config.served_name, lambda: client.status)
+    client = EngineClient(config.engine_address, metrics, config.max_queue)
+    asyncio.get_running_loop().add_signal_handler(
+        PARENT_DEATH_SIGNAL, lambda: client.die("engine_dead", "the engine process has ended")
+    )
+    services = Services(
+        client=client,
+        tokenizer=tokenizer,
+        served_name=config.served_name,
+        progress_timeout=config.step_timeout + PROGRESS_SLACK,
+        created=config.created,
+    )
+    server = _make_server(config, services)
+    receiving = asyncio.create_task(client.receive())
+    client.say_hello()
+    try:
+        await _first(client.started, client.stopped)
+        if not client.stopped.is_set():
+            await _accept_until_stopped(config, client, server)
+        return LOST if client.dead is not None else 0
+    finally:
+        receiving.cancel()
+        client.shut()
+
+
+def _make_server(config: ProcessConfig, services: Services) -> HttpServer:
+    app = make_app(services)
+    gate = Gate(
+        app,
+        app.routes,
+        KeyRing(config.key_digests),
+        config.body_timeout,
+        services.client.metrics.rejected,
+    )
+    GuardedProtocol.header_timeout = config.header_timeout
+    # The gate's own timer answers 408 first.
+    GuardedProtocol.body_timeout = config.body_timeout + 1.0
+    GuardedProtocol.slow_reader_timeout = config.slow_reader_timeout
+    return HttpServer(
+        uvicorn.Config(
+            gate,
+            http=GuardedProtocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=int(limits.KEEP_ALIVE_TIMEOUT),
+        )
+    )
+
+
+async def _accept_until_stopped(
+    config: ProcessConfig, client: EngineClient, server: HttpServer
+) -> None:
+    listener = socket.socket(fileno=config.socket)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.005)
+    if serving.done():
+        await serving
+    client.say_serving()
+    pinging = asyncio.create_task(client.ping())
+    await client.stopped.wait()
+    pinging.cancel()
+    flush = STOP_FLUSH_SECONDS if client.dead is None else DEATH_FLUSH_SECONDS
+    server.config.timeout_graceful_shutdown = int(flush)
+    server.should_exit = True
+    with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+        await asyncio.wait_for(serving, flush + 0.5)
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Return when any of the events is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except TpdetError as error:
+        print_fatal(error.code, error.exit_code, message=str(error))
+        sys.exit(error.exit_code)

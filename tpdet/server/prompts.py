@@ -1,0 +1,120 @@
+"""Prompts: text, token ids and conversations, as the token ids the model reads."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tpdet.errors import RequestError
+from tpdet.server import limits
+from tpdet.server.problems import bad_request, from_request_error
+from tpdet.server.schema import ChatBody, ChatMessage, CompletionBody
+from tpdet.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids, and the text they were made from if the client sent text."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class PromptReader:
+    """Makes prompts. Every method raises ApiError for what cannot be one."""
+
+    tokenizer: Tokenizer | None
+    max_model_len: int
+
+    def of_completion(self, body: CompletionBody) -> list[Prompt]:
+        """The prompts of `POST /v1/completions`: text, token ids, or a list of either."""
+        value = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        if not isinstance(value, list) or not value:
+            raise _not_a_prompt()
+        if type(value[0]) is int:
+            value = [value]
+        if len(value) > limits.MAX_BATCH_PROMPTS:
+            raise bad_request(
+                f"{len(value)} prompts; the limit is {limits.MAX_BATCH_PROMPTS}", "prompt"
+            )
+        kind = type(value[0])
+        if kind not in (str, list) or any(type(entry) is not kind for entry in value):
+            raise _not_a_prompt()
+        special = True if body.add_special_tokens is None else body.add_special_tokens
+        found = []
+        for entry in value:
+            ids = self._entry(entry, special)
+            kept = self._fitted(ids, body.truncate_prompt_tokens)
+            whole = kind is str and len(kept) == len(ids)
+            found.append(Prompt(kept, entry if whole else None))
+        return found
+
+    def of_chat(self, body: ChatBody) -> Prompt:
+        """The prompt of `POST /v1/chat/completions`."""
+        ids = self.chat_tokens(body.messages, True, bool(body.add_special_tokens))
+        return Prompt(self._fitted(ids, body.truncate_prompt_tokens))
+
+    def text(self, prompt: Prompt) -> str:
+        """A prompt as text, for `echo`."""
+        if prompt.text is not None or self.tokenizer is None:
+            return prompt.text or ""
+        return self.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+
+    def text_tokens(self, text: str, add_special_tokens: bool, field: str) -> list[int]:
+        """Token ids of a text. Raises ApiError."""
+        tokenizer = self.need_tokenizer(field)
+        try:
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except RequestError as error:
+            raise from_request_error(error) from None
+
+    def chat_tokens(
+        self, messages: list[ChatMessage], generation_prompt: bool, add_special_tokens: bool
+    ) -> list[int]:
+        """Token ids of a conversation, through the chat template. Raises ApiError."""
+        tokenizer = self.need_tokenizer("messages")
+        plain: list[dict[str, Any]] = []
+        for message in messages:
+            content = message.content
+            text = content if isinstance(content, str) else "".join(p.text for p in content)
+            fields = {"role": message.role, "content": text}
+            fields |= {"name": message.name} if message.name is not None else {}
+            fields |= {"tool_call_id": message.tool_call_id} if message.tool_call_id else {}
+            plain.append(fields)
+        try:
+            return tokenizer.apply_chat_template(
+                plain,
+                add_generation_prompt=generation_prompt,
+                add_special_tokens=add_special_tokens,
+            )
+        except RequestError as error:
+            raise from_request_error(error) from None
+
+    def need_tokenizer(self, field: str) -> Tokenizer:
+        """The tokenizer. Raises ApiError when the server runs without one."""
+        if self.tokenizer is None:
+            raise bad_request(
+                "this server runs without a tokenizer: send prompts as lists of token ids", field
+            )
+        return self.tokenizer
+
+    def _entry(self, entry: Any, special: bool) -> list[int]:
+        return self.text_tokens(entry, special, "prompt") if isinstance(entry, str) else entry
+
+    def _fitted(self, ids: list[int], keep: int | None) -> list[int]:
+        """The last `keep` ids (-1: as many as the context holds); longer prompts are refused."""
+        if keep == 0:
+            raise bad_request("truncate_prompt_tokens 0 keeps nothing", "truncate_prompt_tokens")
+        if keep is not None:
+            ids = ids[-(self.max_model_len if keep < 0 else keep) :]
+        # Before the ids are looked at one by one: there may be millions.
+        if len(ids) > self.max_model_len:
+            raise bad_request(
+                f"the prompt has {len(ids)} tokens, over the model's context of "
+                f"{self.max_model_len}: shorten it",
+                "prompt",
+            )
+        return ids
+
+
+def _not_a_prompt() -> Exception:
+    return bad_request("prompt must be text, token ids, or a list of either", "prompt")

@@ -1,0 +1,154 @@
+"""Messages between the engine process (rank 0) and the HTTP process, as length-capped msgpack.
+
+One zmq PAIR socket over `RUN_DIR/engine.sock`; the engine process binds, the HTTP process
+connects. Order of a life: Hello (HTTP is able to serve) -> Start (the engine is ready) -> Serving
+(the port accepts) -> Submit, Abort, Ping against Accepted, Refused, Outputs, Status -> Stop or
+Dead -> the HTTP process ends.
+"""
+
+import msgspec
+
+from tpdet.errors import IntegrityError, UsageError
+from tpdet.request import PromptOutput, Request, RequestFailed, TokenOutput
+from tpdet.server.limits import MAX_MESSAGE_BYTES
+
+SOCKET_NAME = "engine.sock"
+# sockaddr_un holds 108 bytes with the terminating zero.
+MAX_SOCKET_PATH_BYTES = 107
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """HTTP to engine: tokenizer and application are loaded."""
+
+    pid: int
+
+
+class Serving(msgspec.Struct, frozen=True, tag="serving"):
+    """HTTP to engine: connections are being accepted."""
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """HTTP to engine: the prompts of one HTTP request, admitted together or not at all.
+
+    If the first request's seed is None the engine draws one, and all of the group use it: one
+    seed replays the whole answer.
+    """
+
+    group_id: str
+    requests: tuple[Request, ...]
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """HTTP to engine: nobody reads this request any more, or this choice of it."""
+
+    request_id: str
+    choice: int | None = None
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """HTTP to engine, every second: the HTTP process is not stuck."""
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Engine to HTTP: what the engine turned out to be; take requests from now on."""
+
+    system_fingerprint: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    tp: int
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    """Engine to HTTP: the group is queued under this seed."""
+
+    group_id: str
+    seed: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """Engine to HTTP: nothing of the group was queued; `code` is a wire code."""
+
+    group_id: str
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """Engine to HTTP: what one step committed; a request's prompt output precedes its tokens."""
+
+    step_seconds: float
+    prompts: tuple[PromptOutput, ...]
+    tokens: tuple[TokenOutput, ...]
+    failed: tuple[RequestFailed, ...]
+
+
+class Status(msgspec.Struct, frozen=True, tag="status"):
+    """Engine to HTTP, every half second and at changes: the engine makes progress.
+
+    `counters` holds the engine's statistics by name; `tpdet.server.metrics` knows which it shows.
+    """
+
+    state: str
+    running: int
+    waiting: int
+    counters: dict[str, float]
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Engine to HTTP: every request is finished; flush the answers and end with 0."""
+
+
+class Dead(msgspec.Struct, frozen=True, tag="dead"):
+    """Engine to HTTP: the engine ends now; end every stream with this error, then the process."""
+
+    code: str
+    message: str
+
+
+ToEngine = Hello | Serving | Submit | Abort | Ping
+ToHttp = Start | Accepted | Refused | Outputs | Status | Stop | Dead
+
+_encoder = msgspec.msgpack.Encoder()
+_from_http = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(ToHttp)
+
+
+def encode(message: ToEngine | ToHttp) -> bytes:
+    """Bytes of a message. Raises IntegrityError past the cap."""
+    data = _encoder.encode(message)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise IntegrityError(
+            f"a {type(message).__name__} message of {len(data)} bytes is over the cap of "
+            f"{MAX_MESSAGE_BYTES}"
+        )
+    return data
+
+
+def decode_from_http(data: bytes) -> ToEngine:
+    """A message of the HTTP process. Raises IntegrityError when it does not fit its schema."""
+    try:
+        return _from_http.decode(data)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise IntegrityError(f"a message of the HTTP process is damaged: {error}") from error
+
+
+def decode_from_engine(data: bytes) -> ToHttp:
+    """A message of the engine process. Raises IntegrityError when it does not fit its schema."""
+    try:
+        return _from_engine.decode(data)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise IntegrityError(f"a message of the engine process is damaged: {error}") from error
+
+
+def socket_address(run_dir: str) -> str:
+    """The zmq address inside `run_dir`. Raises UsageError if the path is too long for a socket."""
+    path = f"{run_dir.rstrip('/')}/{SOCKET_NAME}"
+    size = len(path.encode())
+    if size > MAX_SOCKET_PATH_BYTES:
+        raise UsageError(
+            f"--run-dir makes a socket path of {size} bytes; the system allows "
+            f"{MAX_SOCKET_PATH_BYTES}: use a shorter directory"
+        )
+    return f"ipc://{path}"

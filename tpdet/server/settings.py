@@ -1,0 +1,159 @@
+"""The server's settings: flags, a TOML file, and what they become. The command line wins.
+
+Flags are generated from the fields of EngineConfig and ServerConfig, so that no name is written
+twice: `max_model_len` is `--max-model-len` and, in TOML, either spelling.
+"""
+
+import argparse
+import ipaddress
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from tpdet.config import EngineConfig, first_problem
+from tpdet.errors import NotFoundError, UsageError
+from tpdet.server.limits import limits_json
+
+
+class ServerConfig(BaseModel):
+    """What fixes a server, beside its engine. Times in seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    served_model_name: str | None = Field(
+        None, min_length=1, max_length=256, description="name in the API; --model's by default"
+    )
+    api_key_file: str | None = Field(
+        None, description="file (mode 0600) with one API key a line; without it all is open"
+    )
+    run_dir: str | None = Field(None, description="directory for ready.json, exit.json and sockets")
+    audit_dir: str | None = Field(None, description="directory for audit logs")
+    drain_timeout: float = Field(
+        20.0, ge=0.0, le=86400.0, description="seconds running requests get after a stop signal"
+    )
+
+    @model_validator(mode="after")
+    def _refuse_what_is_unsafe_or_missing(self) -> "ServerConfig":
+        if self.audit_dir is not None:
+            raise ValueError("audit_dir is not supported yet: leave it out")
+        if self.api_key_file is None and not _is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host} can be reached from other machines: set api_key_file, or "
+                "listen on 127.0.0.1"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a rank is started with."""
+
+    engine: EngineConfig
+    server: ServerConfig
+
+    @property
+    def served_name(self) -> str:
+        """The model's name in the API."""
+        return self.server.served_model_name or self.engine.model
+
+
+def load_settings(arguments: Sequence[str] | None, program: str) -> Settings:
+    """Settings from flags and the TOML file they may name.
+
+    `--help` and `--print-limits` print and end the process with 0. Raises UsageError for an
+    unknown flag or key and for a value that is out of range, NotFoundError without the file.
+    """
+    parser = make_parser(program)
+    given = vars(parser.parse_args(sys.argv[1:] if arguments is None else list(arguments)))
+    if given.pop("print_limits"):
+        print(limits_json())
+        sys.exit(0)
+    path = given.pop("config", None)
+    positional = given.pop("positional_model", None)
+    if positional is not None and given.setdefault("model", positional) != positional:
+        raise UsageError(f"two models are given, {positional} and {given['model']}: give one")
+    values = (_read_toml(path) if path is not None else {}) | given
+    if "model" not in values:
+        raise UsageError("no model is given: name a Hugging Face directory with --model")
+    server = {name: values.pop(name) for name in ServerConfig.model_fields if name in values}
+    try:
+        return Settings(EngineConfig.from_values(**values), ServerConfig(**server))
+    except ValidationError as error:
+        raise UsageError(first_problem(error)) from error
+
+
+def make_parser(program: str) -> argparse.ArgumentParser:
+    """The command line: a flag for each field, absent unless given."""
+    parser = _Parser(prog=program, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
+    parser.add_argument("--config", metavar="FILE.toml", help="settings; the command line wins")
+    parser.add_argument(
+        "--print-limits", action="store_true", default=False, help="print every limit as JSON"
+    )
+    for title, model in (("engine", EngineConfig), ("server", ServerConfig)):
+        group = parser.add_argument_group(title)
+        for name, field in model.model_fields.items():
+            _add_flag(group, name, field)
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of ending the process, so that one place prints the last line."""
+
+    def error(self, message: str) -> NoReturn:
+        """What argparse calls for every mistake. Raises UsageError."""
+        raise UsageError(f"{message}: see --help")
+
+
+def _add_flag(group: Any, name: str, field: FieldInfo) -> None:
+    flag = "--" + name.replace("_", "-")
+    kind = _plain_type(field.annotation)
+    text = field.description or ""
+    if field.default is not None and not field.is_required():
+        text += f" (default {field.default})"
+    text = text.replace("%", "%%")
+    if kind is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+    elif get_origin(kind) is Literal:
+        group.add_argument(flag, choices=get_args(kind), help=text)
+    else:
+        group.add_argument(flag, metavar=getattr(kind, "__name__", "value").upper(), help=text)
+
+
+def _plain_type(annotation: Any) -> Any:
+    """The type of a field, without "or None"."""
+    if get_origin(annotation) in (Union, UnionType):
+        return next(kind for kind in get_args(annotation) if kind is not type(None))
+    return annotation
+
+
+def _read_toml(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            content = tomllib.load(file)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"--config {path} does not exist") from error
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"--config {path} cannot be read: {error}") from error
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if name in values:
+            raise UsageError(f"--config {path} sets {name!r} twice, with - and with _")
+        values[name] = value
+    return values
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

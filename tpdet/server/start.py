@@ -1,0 +1,81 @@
+"""How rank 0 brings up the HTTP process: the port first, so that a taken one is refused early."""
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tpdet.launch.environment import RankEnvironment
+from tpdet.launch.run_directory import RunDirectory
+from tpdet.launch.signals import StopSignals
+from tpdet.server import http_child
+from tpdet.server.bridge import Bridge, EngineSocket
+from tpdet.server.http_child import HttpProcess
+from tpdet.server.keys import read_key_file
+from tpdet.server.process_config import ProcessConfig
+from tpdet.server.protocol import Start
+from tpdet.server.settings import ServerConfig, Settings
+
+if TYPE_CHECKING:
+    from tpdet.engine import Engine
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port that is ours and closed until `listen`."""
+
+    listener: socket.socket
+    url: str
+
+    def listen(self) -> None:
+        """Open it. Raises ResourceError if another server was faster."""
+        http_child.listen(self.listener)
+
+
+def open_port(config: ServerConfig) -> Port:
+    """Take the port. Raises ResourceError if it is taken."""
+    listener = http_child.bind_port(config.host, config.port)
+    return Port(listener, http_child.url_of(listener))
+
+
+def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: StopSignals) -> Bridge:
+    """Start the HTTP process beside the loading of the weights. Raises on what it cannot use."""
+    engine_socket = EngineSocket(str(run.path))
+    engine_socket.watch(signals.fileno())
+    key_file = settings.server.api_key_file
+    config = ProcessConfig(
+        parent_pid=os.getpid(),
+        socket=port.listener.fileno(),
+        engine_address=engine_socket.address,
+        tokenizer_directory=_tokenizer_directory(settings),
+        chat_template=settings.engine.chat_template,
+        served_name=settings.served_name,
+        max_queue=settings.engine.max_queue,
+        step_timeout=settings.engine.step_timeout,
+        created=int(time.time()),
+        key_digests=read_key_file(key_file) if key_file is not None else (),
+    )
+    process = HttpProcess(config, port.listener)
+    return Bridge(engine_socket, process, settings.engine.step_timeout)
+
+
+def start_facts(engine: "Engine", environment: RankEnvironment) -> Start:
+    """What the HTTP process has to know of the engine."""
+    return Start(
+        system_fingerprint=engine.system_fingerprint,
+        max_model_len=engine.max_model_len,
+        vocab_size=engine.model_config.vocab_size,
+        eos_token_ids=tuple(engine.model_config.eos_token_ids),
+        tp=environment.size,
+    )
+
+
+def _tokenizer_directory(settings: Settings) -> str | None:
+    """Where the tokenizer is; downloaded here, in the one process that may take its time."""
+    if settings.engine.skip_tokenizer_init:
+        return None
+    from tpdet.weights.resolve import resolve_model
+
+    name = settings.engine.tokenizer or settings.engine.model
+    return str(resolve_model(name, settings.engine.revision))
