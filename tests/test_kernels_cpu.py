@@ -219,5 +219,5 @@ def test_a_blas_that_leaves_its_class_is_refused(monkeypatch):
         return real(x[:, :half], w[:half]) + real(x[:, half:], w[half:])
 
     monkeypatch.setattr(torch, "mm", split_k)
-    with pytest.raises(RuntimeError, match="other bits for 16 columns"):
+    with pytest.raises(RuntimeError, match="other bits for 16 rows and 16 columns"):
         check_bit_classes([512], 64)

@@ -167,9 +167,10 @@ class LLM:
         seeds: dict[str, int] = {}
         waiting = list(reversed(requests))
         silent = not (use_tqdm and sys.stderr.isatty())
+        finished = 0
         with tqdm(total=len(requests), desc="prompts", disable=silent) as bar:
             while waiting or self.engine.has_work:
-                while waiting and len(seeds) - bar.n < self.config.max_queue:
+                while waiting and len(seeds) - finished < self.config.max_queue:
                     request = waiting.pop()
                     seeds[request.request_id] = self.engine.submit(request)
                 for output in self.engine.step():
@@ -179,7 +180,9 @@ class LLM:
                     delta = assembler.push(output)
                     if delta is not None and delta.abort:
                         self.engine.abort(output.request_id, output.choice)
-                    bar.update(assembler.finished)
+                    if assembler.finished:
+                        finished += 1
+                        bar.update()
         for request in requests:
             failure = assemblers[request.request_id].failure
             if failure is not None:

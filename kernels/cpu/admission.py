@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
-from tpdet.kernels.cpu.gemm import COLUMNS, ROWS
+from tpdet.kernels.cpu.gemm import COLUMNS, ROWS, TALL_ROWS
 from tpdet.kernels.order import PAGE_TOKENS, TILE_TOKENS
 
 _SEED = 20_240_607
@@ -29,18 +29,21 @@ def check_bit_classes(reduced: Iterable[int], head_dim: int) -> None:
 
 
 def _check_columns(k: int, generator: torch.Generator) -> None:
-    """Blocks of 16 to 256 columns of one product are equal, as are their rows' neighbours."""
-    x = torch.randn(ROWS, k, generator=generator) * torch.randn(1, k, generator=generator).exp()
+    """Blocks of 16 to 256 columns, of 16 or 64 rows, are equal; a row's neighbours are nothing."""
+    spread = torch.randn(1, k, generator=generator).exp()
+    x = torch.randn(TALL_ROWS, k, generator=generator) * spread
     weight = torch.randn(COLUMNS, k, generator=generator)
-    whole = torch.mm(x, weight.t())
-    for width in (16, 32, 48, 64, 96, 128, 192):
-        for first in range(0, COLUMNS - width + 1, width):
-            part = torch.mm(x, weight[first : first + width].t())
-            if not torch.equal(part, whole[:, first : first + width]):
-                raise RuntimeError(
-                    f"this BLAS gives other bits for {width} columns than for {COLUMNS} at K={k}: "
-                    "the CPU path cannot keep its promise on this machine"
-                )
+    whole = torch.mm(x[:ROWS], weight.t())
+    for rows in (ROWS, TALL_ROWS):
+        for width in (16, 32, 48, 64, 96, 128, 192, COLUMNS):
+            for first in range(0, COLUMNS - width + 1, width):
+                part = torch.mm(x[:rows], weight[first : first + width].t())[:ROWS]
+                if not torch.equal(part, whole[:, first : first + width]):
+                    raise RuntimeError(
+                        f"this BLAS gives other bits for {rows} rows and {width} columns than for "
+                        f"{ROWS} and {COLUMNS} at K={k}: the CPU path cannot keep its promise on "
+                        "this machine"
+                    )
     alone = torch.zeros(ROWS, k)
     alone[3] = x[3]
     if not torch.equal(torch.mm(alone, weight.t())[3], whole[3]):

@@ -35,7 +35,7 @@ class LogprobWriter:
         """A token as text; its number when that is wanted or there is no tokenizer."""
         if self.call.token_names or self.tokenizer is None:
             return f"token_id:{token_id}"
-        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return self.tokenizer.token_text(token_id)
 
     def completion(self, tokens: Iterable[SampledToken | None], ids: Sequence[int]) -> Json:
         """The arrays of `/v1/completions`; None (a prompt's first token) has no log-probability.

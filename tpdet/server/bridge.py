@@ -133,8 +133,7 @@ class Bridge:
         last = (self._last.state, self._last.running, self._last.waiting)
         if key == last and now - self._reported < STATUS_SECONDS:
             return
-        counters = {name: float(value) for name, value in msgspec.structs.asdict(found).items()}
-        self._last, self._reported = protocol.Status(*key, counters), now
+        self._last, self._reported = protocol.Status(*key, _counters(found)), now
         self._socket.send(self._last)
 
     def stop(self) -> None:
@@ -203,6 +202,14 @@ class Bridge:
         silent = time.monotonic() - self._heard
         if silent > self._patience:
             raise PeerLostError(f"the HTTP process has been silent for {silent:.1f} s")
+
+
+def _counters(found: msgspec.Struct) -> dict[str, float]:
+    """The scheduler's gauges and totals by name."""
+    numbers: dict[str, float] = {}
+    for name, value in msgspec.structs.asdict(found).items():
+        numbers |= _counters(value) if isinstance(value, msgspec.Struct) else {name: float(value)}
+    return numbers
 
 
 def _start_failure(exit_code: int) -> TpdetError:

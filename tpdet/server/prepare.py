@@ -66,6 +66,12 @@ class Preparer:
         """Turns text and conversations into token ids."""
         return PromptReader(self.tokenizer, self.facts.max_model_len)
 
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text: the model's and the tokenizer's, ascending."""
+        more = () if self.tokenizer is None else self.tokenizer.eos_token_ids
+        return tuple(sorted({*self.facts.eos_token_ids, *more}))
+
     def completion(self, body: CompletionBody, request_id: str) -> Call:
         """Requests of `POST /v1/completions`. Raises ApiError."""
         self.check_model(body.model)
@@ -175,7 +181,7 @@ class Preparer:
             request_id=request_id,
             prompt_token_ids=tuple(prompt.token_ids),
             params=params,
-            eos_token_ids=self.facts.eos_token_ids,
+            eos_token_ids=self.eos_token_ids,
             cache_salt=body.cache_salt or "",
         )
         check_against_model(request, self.facts.vocab_size, self.facts.max_model_len)

@@ -175,7 +175,7 @@ def _as_prompt(probe: Request, tokens: tuple[int, ...]) -> Request:
     """A probe's prompt and answer as one prompt, scored at every position."""
     params = msgspec.structs.replace(probe.params, max_tokens=0, min_tokens=0)
     return msgspec.structs.replace(
-        probe, prompt_token_ids=probe.prompt_token_ids + tokens, params=params
+        probe, prompt_token_ids=probe.prompt_token_ids + tokens[:-1], params=params
     )
 
 

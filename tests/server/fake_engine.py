@@ -1,0 +1,172 @@
+"""An engine without a model: the same interface, deterministic tokens, faults on demand.
+
+`cache_salt` is the test's channel to it: "slow=SECONDS" makes every step that long while the
+request runs, "nan=K" fails the request at its K-th token, "die" and "damage" end the engine, "hang"
+leaves the request waiting for ever.
+"""
+
+import math
+import struct
+import time
+import zlib
+from types import SimpleNamespace
+
+import msgspec
+
+from tpdet.errors import IntegrityError, OverloadedError, PeerLostError
+from tpdet.request import (
+    Candidate,
+    PromptOutput,
+    Request,
+    RequestFailed,
+    TokenOutput,
+    check_against_model,
+)
+
+
+class FakeStatistics(msgspec.Struct, frozen=True):
+    requests_running: int
+    requests_waiting: int
+    sequences_running: int
+    pages_used: int
+    pages_free: int
+    preemptions: int
+    aborted: int
+
+
+def single(value: float) -> float:
+    """`value` rounded to float32."""
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+class FakeEngine:
+    def __init__(self, vocab_size: int, eos: int, max_model_len: int, max_queue: int, seats: int):
+        self.model_config = SimpleNamespace(vocab_size=vocab_size, eos_token_ids=(eos,))
+        self.max_model_len, self.max_queue, self.seats = max_model_len, max_queue, seats
+        self.system_fingerprint = "fp_fake"
+        self.world = SimpleNamespace(close=lambda: None)
+        self.heartbeats = 0
+        self._aborted = 0
+        self._seeds = 1000
+        self._waiting: dict[str, Request] = {}
+        self._running: dict[str, Request] = {}
+        self._done: dict[str, dict[int, int]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or any(r.cache_salt != "hang" for r in self._waiting.values()))
+
+    def submit(self, request: Request) -> int:
+        check_against_model(request, self.model_config.vocab_size, self.max_model_len)
+        if len(self._waiting) >= self.max_queue:
+            raise OverloadedError("full")
+        seed = request.params.seed
+        if seed is None:
+            seed = self._seeds
+            self._seeds += 1
+            params = msgspec.structs.replace(request.params, seed=seed)
+            request = msgspec.structs.replace(request, params=params)
+        self._waiting[request.request_id] = request
+        self._done[request.request_id] = dict.fromkeys(range(request.params.n), 0)
+        return seed
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        choices = self._done.get(request_id)
+        if choices is None:
+            return
+        for gone in list(choices) if choice is None else [choice]:
+            choices.pop(gone, None)
+        if not choices:
+            self._aborted += 1
+            self._forget(request_id)
+
+    def step(self) -> list:
+        for request_id, request in list(self._waiting.items()):
+            if len(self._running) < self.seats and request.cache_salt != "hang":
+                self._running[request_id] = self._waiting.pop(request_id)
+        time.sleep(max(map(delay, self._running.values()), default=0.0))
+        outputs: list = []
+        for request in list(self._running.values()):
+            self._advance(request, outputs)
+        return outputs
+
+    def heartbeat(self) -> None:
+        self.heartbeats += 1
+
+    def stop_workers(self) -> None:
+        pass
+
+    def statistics(self) -> FakeStatistics:
+        running = len(self._running)
+        return FakeStatistics(
+            running, len(self._waiting), running, running, 100 - running, 0, self._aborted
+        )
+
+    def _advance(self, request: Request, outputs: list) -> None:
+        salt, request_id = request.cache_salt, request.request_id
+        if salt == "die":
+            raise PeerLostError("rank 1 (pid 12345) at /secret/path is gone")
+        if salt == "damage":
+            raise IntegrityError("page 7 is wrong")
+        choices = self._done[request_id]
+        for choice, position in list(choices.items()):
+            if salt.startswith("nan=") and position == int(salt[4:]):
+                outputs.append(RequestFailed(request_id, "numerical_error", "logits were NaN"))
+                self._forget(request_id)
+                return
+            if position == 0 and choice == 0 and request.params.prompt_logprobs is not None:
+                outputs.append(prompt_output(request, self.model_config.vocab_size))
+            output = token_output(request, choice, position, self.model_config)
+            outputs.append(output)
+            choices[choice] = position + 1
+            if output.finish_reason is not None:
+                del choices[choice]
+        if not choices:
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        for table in (self._done, self._waiting, self._running):
+            table.pop(request_id, None)
+
+
+def delay(request: Request) -> float:
+    salt = request.cache_salt
+    return float(salt[5:]) if salt.startswith("slow=") else 0.0
+
+
+def draw(*key: object) -> int:
+    return zlib.crc32(repr(key).encode())
+
+
+def ranked(key: tuple, vocab_size: int, count: int) -> tuple[Candidate, ...]:
+    first = draw(key, "top") % vocab_size
+    ids = [(first + 7 * i) % vocab_size for i in range(count)]
+    return tuple(Candidate(t, single(-0.1 * (i + 1))) for i, t in enumerate(ids))
+
+
+def token_output(request: Request, choice: int, position: int, model) -> TokenOutput:
+    params = request.params
+    if params.max_tokens == 0:
+        return TokenOutput(request.request_id, choice, -1, 0.0, (), "length")
+    key = (request.prompt_token_ids, params.seed, choice, position)
+    # Letters, so that every token is text: ids of the bytes a to z are given by the test model.
+    token = 97 + draw(key) % 26
+    if params.logit_bias:
+        token = max(params.logit_bias, key=lambda i: params.logit_bias[i])
+    logprob = single(-math.log1p(draw(key, "p") % 1000))
+    top = ranked(key, model.vocab_size, params.logprobs or 0)
+    stop = None
+    reason = None
+    ends = () if params.ignore_eos else request.eos_token_ids
+    if token in (*ends, *params.stop_token_ids) and position + 1 > params.min_tokens:
+        reason, stop = "stop", token
+    elif position + 1 >= params.max_tokens:
+        reason = "length"
+    return TokenOutput(request.request_id, choice, token, logprob, top, reason, stop)
+
+
+def prompt_output(request: Request, vocab_size: int) -> PromptOutput:
+    ids, count = request.prompt_token_ids, request.params.prompt_logprobs or 0
+    logprobs = [None, *(single(-0.25 * (i + 1)) for i in range(len(ids) - 1))]
+    top = [(), *(ranked((ids, i), vocab_size, count) for i in range(len(ids) - 1))]
+    return PromptOutput(request.request_id, tuple(logprobs), tuple(top))

@@ -1,0 +1,132 @@
+"""Starts `tpdet.serve` on a FakeEngine in real processes, and speaks raw HTTP to it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "demo"
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A byte tokenizer: id b is byte b; ids 256 to 258 are special."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {b: chr(b) for b in printable}
+    for offset, byte in enumerate(b for b in range(256) if b not in letters):
+        letters[byte] = chr(256 + offset)
+    tokenizer = Tokenizer(models.BPE(vocab={letters[b]: b for b in range(256)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    directory.mkdir(exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": SPECIAL[2],
+                "chat_template": TEMPLATE,
+                "add_bos_token": False,
+            }
+        )
+    )
+    (directory / "config.json").write_text(json.dumps({"eos_token_id": 258, "vocab_size": 512}))
+
+
+class Server:
+    """One server, ready; `limits` override tpdet.server.limits inside it."""
+
+    def __init__(self, folder: Path, *flags: str, limits: dict | None = None, wait: bool = True):
+        self.run = folder / "run"
+        model = folder / "model"
+        write_tokenizer(model)
+        command = [sys.executable, "-m", "tests.server.fake_rank", "--model", str(model)]
+        command += ["--run-dir", str(self.run), "--served-model-name", MODEL]
+        command += ["--port", "0"] if "--port" not in flags else []
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, *flags],
+                cwd=ROOT,
+                env=os.environ | {"TPDET_TEST": json.dumps({"limits": limits or {}})},
+                stderr=log,
+            )
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + 40
+        ready = self.run / "ready.json"
+        while not ready.exists():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.02)
+        self.ready = json.loads(ready.read_text())
+        self.url = self.ready["url"]
+        self.port = int(self.url.rsplit(":", 1)[1])
+        self.http = httpx.Client(base_url=self.url, timeout=30)
+        (self.child,) = psutil.Process(self.process.pid).children()
+
+    def complete(self, **fields) -> httpx.Response:
+        body = {"model": MODEL, "prompt": "hello", "max_tokens": 4} | fields
+        return self.http.post("/v1/completions", json=body)
+
+    def canary(self) -> bytes:
+        """An answer whose bytes never change; the id and the time apart."""
+        found = self.complete(seed=7, logprobs=2, return_token_ids=True)
+        assert found.status_code == 200, found.text
+        return json.dumps(found.json()["choices"]).encode()
+
+    def metric(self, name: str) -> float:
+        for line in self.http.get("/metrics").text.splitlines():
+            if line.startswith(name + " "):
+                return float(line.split()[-1])
+        raise KeyError(name)
+
+    def raw(self, data: bytes, wait: float = 10.0) -> bytes:
+        """Send bytes, read until the server closes the connection."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=wait) as connection:
+            connection.sendall(data)
+            return read_all(connection)
+
+    def stop(self, timeout: float = 20.0) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout)
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    found = b""
+    while chunk := connection.recv(65536):
+        found += chunk
+    return found
+
+
+def request_bytes(path: str, body: bytes, *headers: str, method: str = "POST") -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def eventually(condition, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.02)

@@ -1,0 +1,227 @@
+"""What clients get: the openai client unchanged, streams, log-probabilities, batches."""
+
+import asyncio
+import json
+
+import numpy
+import openai
+import pytest
+
+from tests.server.harness import MODEL
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+
+
+def test_ready_json_names_the_server_and_its_ranks(server):
+    assert server.ready["tp"] == 1 and server.ready["vocab_size"] == 512
+    assert server.ready["system_fingerprint"] == "fp_fake"
+    assert server.ready["ranks"][0]["pid"] == server.process.pid
+    assert server.ready["ranks"][0].keys() == {"rank", "pid", "host", "device"}
+
+
+def test_the_openai_client_completes(client):
+    found = client.completions.create(
+        model=MODEL, prompt="hello", max_tokens=5, temperature=0, seed=3, logprobs=2, user="u"
+    )
+    choice = found.choices[0]
+    assert len(choice.text) == 5 and choice.finish_reason == "length"
+    assert found.usage.prompt_tokens == 5 and found.usage.completion_tokens == 5
+    assert found.system_fingerprint == "fp_fake" and found.model_extra["tpdet"] == {"seed": 3}
+    assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == 5
+
+
+def test_the_openai_client_chats_and_streams(client):
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    whole = client.chat.completions.create(
+        model=MODEL, messages=messages, max_completion_tokens=6, seed=1, n=3, logprobs=True,
+        top_logprobs=2,
+    )  # fmt: skip
+    texts = [""] * 3
+    logprobs = [[], [], []]
+    stream = client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=6, seed=1, n=3, logprobs=True, top_logprobs=2,
+        stream=True, stream_options={"include_usage": True},
+    )  # fmt: skip
+    usage = None
+    for chunk in stream:
+        assert chunk.system_fingerprint == "fp_fake"
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content
+            logprobs[choice.index] += choice.logprobs.content
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert logprobs == [choice.logprobs.content for choice in whole.choices]
+    assert usage == whole.usage
+    assert len(whole.choices[0].logprobs.content[0].top_logprobs) == 3  # the chosen one too
+
+
+def test_the_async_client_gets_what_the_sync_one_gets_under_load(server, client):
+    alone = client.completions.create(model=MODEL, prompt="x", max_tokens=8, seed=5).choices[0].text
+
+    async def many() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="n") as many_client:
+            calls = [
+                many_client.completions.create(model=MODEL, prompt="x", max_tokens=8, seed=5)
+                for _ in range(32)
+            ]
+            return [found.choices[0].text for found in await asyncio.gather(*calls)]
+
+    assert asyncio.run(many()) == [alone] * 32
+
+
+def test_choice_0_of_4_is_the_answer_of_1(server):
+    one = server.complete(seed=9).json()["choices"]
+    four = server.complete(seed=9, n=4).json()["choices"]
+    assert [choice["index"] for choice in four] == [0, 1, 2, 3]
+    assert four[0] == one[0] and four[1]["text"] != four[0]["text"]
+
+
+def test_an_absent_seed_is_drawn_and_replays_every_prompt_of_the_batch(server):
+    prompts = ["a", "b", [99, 100]][:2]
+    drawn = server.complete(prompt=prompts, n=2).json()
+    again = server.complete(prompt=prompts, n=2, seed=drawn["tpdet"]["seed"]).json()
+    assert again["choices"] == drawn["choices"]
+    assert [choice["index"] for choice in drawn["choices"]] == [0, 1, 2, 3]
+
+
+def test_streamed_text_is_the_finished_text_with_stop_strings(server):
+    fields = {"max_tokens": 40, "seed": 11, "ignore_eos": True}
+    text = server.complete(**fields).json()["choices"][0]["text"]
+    stop = text[7:10]
+    for shown in (False, True):
+        more = fields | {"stop": ["never", stop], "include_stop_str_in_output": shown}
+        whole = server.complete(**more).json()["choices"][0]
+        assert whole["text"] == text[: text.index(stop) + 3 * shown]
+        assert whole["finish_reason"] == "stop" and whole["stop_reason"] == stop
+        events = server.complete(stream=True, **more).text.split("\n\n")
+        chunks = [json.loads(event[6:]) for event in events[:-2]]
+        assert events[-2] == "data: [DONE]"
+        assert "".join(c["choices"][0]["text"] for c in chunks) == whole["text"]
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_stop_token_is_in_the_arrays_and_not_in_the_text(server):
+    found = server.complete(
+        logit_bias={"258": 100}, return_token_ids=True, logprobs=0, max_tokens=9
+    ).json()["choices"][0]
+    assert found["finish_reason"] == "stop" and found["text"] == ""
+    assert found["token_ids"] == [258] and len(found["logprob_bits"]) == 1
+    assert len(found["logprobs"]["token_logprobs"]) == 1
+    kept = server.complete(logit_bias={"258": 100}, ignore_eos=True, max_tokens=9).json()
+    assert kept["choices"][0]["finish_reason"] == "length"
+
+
+def test_lm_eval_reads_the_prompts_logprobs_and_the_generated_one(server):
+    found = server.complete(
+        prompt=[[104, 101, 108], [108, 111]], echo=True, logprobs=1, max_tokens=1, temperature=0
+    ).json()["choices"]
+    logprobs = found[0]["logprobs"]
+    assert logprobs["token_logprobs"][:3] == [None, -0.25, -0.5]
+    assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == 4
+    assert logprobs["top_logprobs"][0] is None
+    for token, value, top in zip(
+        logprobs["tokens"][1:],
+        logprobs["token_logprobs"][1:],
+        logprobs["top_logprobs"][1:],
+        strict=True,
+    ):
+        assert top[token] == value
+    assert found[0]["text"].startswith("hel") and found[1]["text"].startswith("lo")
+
+
+def test_scoring_a_prompt_generates_nothing(server):
+    found = server.complete(echo=True, logprobs=0, max_tokens=0, stream=False).json()
+    assert found["choices"][0]["text"] == "hello"
+    assert found["choices"][0]["logprobs"]["tokens"] == list("hello")
+    assert found["usage"]["completion_tokens"] == 0
+    streamed = server.complete(echo=True, logprobs=0, max_tokens=0, stream=True).text
+    chunk = json.loads(streamed.split("\n\n")[0][6:])
+    assert chunk["choices"][0]["logprobs"] == found["choices"][0]["logprobs"]
+
+
+def test_float32_is_written_shortest_and_bits_are_its_own(server):
+    raw = server.complete(return_token_ids=True, logprobs=1, max_tokens=6, seed=2)
+    choice = raw.json()["choices"][0]
+    for value, bits in zip(
+        choice["logprobs"]["token_logprobs"], choice["logprob_bits"], strict=True
+    ):
+        assert numpy.float32(value).tobytes()[::-1].hex() == bits
+        assert value == float(str(numpy.float32(value)))
+    assert choice["prompt_token_ids"] == list(b"hello")
+
+
+def test_null_means_absent_and_what_benchmarks_send_is_taken(server):
+    body = {
+        "model": MODEL, "prompt": "p", "max_tokens": 3, "temperature": 0.0, "logprobs": None,
+        "repetition_penalty": 1.0, "ignore_eos": True, "stream": True, "tools": None,
+        "stream_options": {"include_usage": True}, "best_of": None, "stop": None, "seed": None,
+    }  # fmt: skip
+    found = server.http.post("/v1/completions", json=body)
+    assert found.status_code == 200 and found.text.endswith("data: [DONE]\n\n")
+    assert '"completion_tokens":3' in found.text
+
+
+def test_token_names_and_prompt_logprobs_by_id(server):
+    found = server.complete(
+        prompt_logprobs=1, return_tokens_as_token_ids=True, logprobs=1, max_tokens=1
+    ).json()["choices"][0]
+    assert found["logprobs"]["tokens"][0].startswith("token_id:")
+    assert found["prompt_logprobs"][0] is None
+    assert found["prompt_logprobs"][1]["101"]["logprob"] == -0.25
+
+
+def test_truncation_keeps_the_last_tokens(server):
+    found = server.complete(
+        prompt="abcdef", truncate_prompt_tokens=2, return_token_ids=True, max_tokens=1
+    ).json()
+    assert found["choices"][0]["prompt_token_ids"] == [101, 102]
+
+
+def test_models_and_the_tokenizer_endpoints(server, client):
+    (model,) = client.models.list().data
+    assert model.id == MODEL and model.model_extra["max_model_len"] == 256
+    assert client.models.retrieve(MODEL).id == MODEL
+    text = "hello <|im_end|> wörld"
+    ids = server.http.post("/tokenize", json={"model": MODEL, "prompt": text}).json()
+    assert ids["count"] == len(ids["tokens"]) and ids["max_model_len"] == 256
+    back = server.http.post("/detokenize", json={"model": MODEL, "tokens": ids["tokens"]}).json()
+    assert back["prompt"] == text
+    chat = server.http.post(
+        "/tokenize", json={"messages": [{"role": "user", "content": "x"}], "model": MODEL}
+    ).json()
+    assert chat["count"] > 1
+    assert server.http.get("/tokenizer_info").json()["eos_token"]
+    assert server.http.get("/server_info").json()["limits"]["n"] == [1, 128]
+    assert server.http.get("/version").json()["version"]
+
+
+def test_metrics_count_without_saying_what(server):
+    before = server.metric("tpdet_generation_tokens_total")
+    server.complete(prompt="secretprompt", max_tokens=5, ignore_eos=True)
+    text = server.http.get("/metrics").text
+    assert server.metric("tpdet_generation_tokens_total") == before + 5
+    assert "vllm:num_requests_running" in text and "tpdet_kv_pages" in text
+    assert "secretprompt" not in text
+
+
+def test_the_published_schema_names_every_route_and_no_422(server):
+    document = server.http.get("/openapi.json").json()
+    assert "/v1/completions" in document["paths"] and "422" not in json.dumps(document)
+    fields = document["components"]["schemas"]["CompletionBody"]["properties"]
+    assert {"prompt", "echo", "logit_bias", "return_token_ids"} <= fields.keys()
+    assert document["components"]["schemas"]["CompletionBody"]["additionalProperties"] is False
+
+
+def test_nan_in_one_request_fails_it_alone(server):
+    canary = server.canary()
+    found = server.complete(cache_salt="nan=1")
+    assert found.status_code == 500
+    assert found.json()["error"]["type"] == "numerical_error"
+    streamed = server.complete(cache_salt="nan=2", stream=True)
+    assert streamed.status_code == 200
+    assert '"numerical_error"' in streamed.text.split("\n\n")[-2]
+    assert "[DONE]" not in streamed.text
+    assert server.canary() == canary

@@ -1,0 +1,247 @@
+"""`tpdet serve` on a real model: the same answers over HTTP at TP 1, 2 and 4, alone and in a crowd.
+
+One server a size, each asked the same questions by the `openai` client; then it is drained, killed
+or stopped, and nothing may stay behind.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import openai
+import psutil
+import pytest
+
+SIZES = (1, 2, 4)
+STEP_TIMEOUT = 8.0
+QUESTIONS = (
+    {"prompt": "The for statement", "temperature": 0, "max_tokens": 12, "logprobs": 2},
+    {"prompt": "A list is", "temperature": 0.9, "top_p": 0.9, "seed": 3, "max_tokens": 12},
+    {"prompt": "Import", "temperature": 1.0, "seed": 4, "max_tokens": 8, "n": 4},
+    {"prompt": list(range(40, 330)), "temperature": 0.7, "top_k": 20, "seed": 5, "max_tokens": 6},
+)
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is a module?"},
+]
+
+
+class Served:
+    """One running `tpdet serve --tp N`."""
+
+    def __init__(self, model, folder, tp, *flags):
+        self.run, self.tp = folder / "run", tp
+        self.log = folder / "log"
+        command = [sys.executable, "-m", "tpdet", "serve", "--tp", str(tp), "--model", str(model)]
+        command += ["--run-dir", str(self.run), "--port", "0", "--served-model-name", "tiny"]
+        command += ["--step-timeout", str(STEP_TIMEOUT), "--kv-pages", "96", *flags]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            )
+        deadline = time.monotonic() + 120
+        while not (self.run / "ready.json").exists():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+        self.ready = json.loads((self.run / "ready.json").read_text())
+        self.url = self.ready["url"] + "/v1"
+        self.client = openai.OpenAI(base_url=self.url, api_key="none", timeout=120, max_retries=0)
+        self.everyone = psutil.Process(self.process.pid).children(recursive=True)
+
+    def pid(self, rank):
+        """The process of a rank."""
+        return next(r["pid"] for r in self.ready["ranks"] if r["rank"] == rank)
+
+    def end(self, number=signal.SIGTERM, wait=60.0):
+        """Signal the supervisor and wait; the exit code, once nobody is left."""
+        if number is not None:
+            self.process.send_signal(number)
+        code = self.process.wait(wait)
+        gone, alive = psutil.wait_procs(self.everyone, timeout=5)
+        assert not alive, [p.cmdline() for p in alive]
+        return code
+
+
+def ask(client, question):
+    """An answer without its name and time."""
+    fields = dict(question)
+    extra = {"return_token_ids": True, "top_k": fields.pop("top_k", -1)}
+    found = client.completions.create(model="tiny", extra_body=extra, **fields)
+    return [
+        (c.index, c.text, c.finish_reason, c.token_ids, c.logprob_bits, str(c.logprobs))
+        for c in found.choices
+    ], found.system_fingerprint
+
+
+def ask_streaming(client, question):
+    """The same question streamed: text and ids of each choice, concatenated."""
+    fields = dict(question)
+    extra = {"return_token_ids": True, "top_k": fields.pop("top_k", -1)}
+    texts: dict[int, str] = {}
+    ids: dict[int, list] = {}
+    for chunk in client.completions.create(model="tiny", stream=True, extra_body=extra, **fields):
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+            ids.setdefault(choice.index, []).extend(choice.token_ids or [])
+    return texts, ids
+
+
+def crowd(url, count):
+    """All questions at once among `count` requests; the answers in order."""
+
+    async def run():
+        async with openai.AsyncOpenAI(
+            base_url=url, api_key="none", timeout=240, max_retries=0
+        ) as client:
+
+            async def one(index):
+                fields = dict(QUESTIONS[index % len(QUESTIONS)])
+                extra = {"return_token_ids": True, "top_k": fields.pop("top_k", -1)}
+                found = await client.completions.create(model="tiny", extra_body=extra, **fields)
+                return [
+                    (c.index, c.text, c.finish_reason, c.token_ids, c.logprob_bits, str(c.logprobs))
+                    for c in found.choices
+                ]
+
+            return await asyncio.gather(*(one(index) for index in range(count)))
+
+    return asyncio.run(run())
+
+
+def chat(client, stream):
+    """A chat answer's text."""
+    found = client.chat.completions.create(
+        model="tiny", messages=CHAT, temperature=0.8, seed=9, max_tokens=10, stream=stream
+    )
+    if not stream:
+        return found.choices[0].message.content
+    return "".join(c.choices[0].delta.content or "" for c in found if c.choices)
+
+
+@pytest.fixture(scope="module")
+def answers(tiny_model, tmp_path_factory):
+    """Every answer at every size, and how each server ended."""
+    model = tiny_model("qwen3", kv_heads=2)
+    found = {}
+    for tp in SIZES:
+        served = Served(model, tmp_path_factory.mktemp(f"tp{tp}"), tp)
+        client = served.client
+        alone = [ask(client, question) for question in QUESTIONS]
+        found[tp] = {
+            "fingerprints": sorted(dict.fromkeys([f for _, f in alone])),
+            "alone": [choices for choices, _ in alone],
+            "streamed": [ask_streaming(client, question) for question in QUESTIONS],
+            "crowd": crowd(served.url, 32),
+            "chat": [chat(client, stream) for stream in (False, True)],
+            "models": [m.id for m in client.models.list().data],
+            "exit": served.end(),
+            "ready_tp": served.ready["tp"],
+        }
+    return found
+
+
+@pytest.mark.parametrize("tp", SIZES)
+def test_an_answer_has_the_same_bits_at_every_size(answers, tp):
+    assert answers[tp]["alone"] == answers[1]["alone"]
+    assert answers[tp]["fingerprints"] == answers[1]["fingerprints"]
+    assert answers[tp]["ready_tp"] == tp and answers[tp]["models"] == ["tiny"]
+
+
+@pytest.mark.parametrize("tp", SIZES)
+def test_a_stream_concatenates_to_the_answer(answers, tp):
+    for (texts, ids), choices in zip(answers[tp]["streamed"], answers[tp]["alone"], strict=True):
+        assert [texts[c[0]] for c in choices] == [c[1] for c in choices]
+        assert [ids[c[0]] for c in choices] == [c[3] for c in choices]
+
+
+@pytest.mark.parametrize("tp", SIZES)
+def test_thirty_two_at_once_get_the_answers_of_one_alone(answers, tp):
+    for index, choices in enumerate(answers[tp]["crowd"]):
+        assert choices == answers[1]["alone"][index % len(QUESTIONS)], index
+
+
+@pytest.mark.parametrize("tp", SIZES)
+def test_chat_is_the_same_streamed_or_not_at_every_size(answers, tp):
+    whole, streamed = answers[tp]["chat"]
+    assert whole == streamed == answers[1]["chat"][0]
+
+
+def test_answers_differ_where_they_should(answers):
+    """Negative control: another seed or choice is another answer."""
+    four = answers[1]["alone"][2]
+    assert len({choice[1] for choice in four}) > 1
+
+
+@pytest.mark.parametrize("tp", SIZES)
+def test_a_drained_server_ends_with_0(answers, tp):
+    assert answers[tp]["exit"] == 0
+
+
+def streams(served, count):
+    """Open streams; each thread's outcome: the error that ended it, or None if it completed."""
+    import threading
+
+    outcomes = [None] * count
+    started = threading.Barrier(count + 1)
+
+    def one(index):
+        first = True
+        try:
+            for _ in served.client.completions.create(
+                model="tiny", prompt=[5, index], temperature=0, max_tokens=3000, stream=True,
+                extra_body={"ignore_eos": True},
+            ):  # fmt: skip
+                if first:
+                    started.wait(60)
+                    first = False
+            outcomes[index] = "completed"
+        except Exception as error:
+            outcomes[index] = error
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    started.wait(60)
+    return threads, outcomes
+
+
+@pytest.mark.parametrize(("rank", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL),
+                                              (1, signal.SIGSTOP), (0, signal.SIGSTOP)])  # fmt: skip
+def test_a_lost_rank_ends_every_stream_and_the_server(tiny_model, tmp_path, rank, number):
+    served = Served(tiny_model("qwen3", kv_heads=2), tmp_path, 2)
+    threads, outcomes = streams(served, 3)
+    begin = time.monotonic()
+    os.kill(served.pid(rank), number)
+    code = served.end(None, wait=STEP_TIMEOUT + 30)
+    for thread in threads:
+        thread.join(20)
+    assert code == 75, served.log.read_text()
+    assert all(isinstance(outcome, Exception) for outcome in outcomes), outcomes
+    assert time.monotonic() - begin < STEP_TIMEOUT + 25
+    assert json.loads((served.run / "exit.json").read_text())["exit"] == 75
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--model", "/nowhere"], 66, "is not a directory"),
+        (["--tp", "3"], 2, "size 3 does not fit"),
+        (["--surprise", "1"], 2, "surprise"),
+        (["--dtype", "int8"], 2, "dtype"),
+        (["--max-model-len", "100000"], 2, "over the model's context"),
+        (["--host", "0.0.0.0"], 2, "api_key_file"),
+    ],
+)
+def test_refusals_at_start_have_their_exit_codes(tiny_model, tmp_path, flags, code, message):
+    command = [sys.executable, "-m", "tpdet", "serve", "--run-dir", str(tmp_path / "run")]
+    if "--model" not in flags:
+        command += ["--model", str(tiny_model("qwen3", kv_heads=2))]
+    done = subprocess.run([*command, "--port", "0", *flags], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert not (tmp_path / "run" / "ready.json").exists()

@@ -1,0 +1,312 @@
+"""Bad input gets a clear error, in a fixed order, and costs nobody else anything."""
+
+import http.client
+import json
+import socket
+import time
+
+import pytest
+
+from tests.server.harness import MODEL, Server, read_all, request_bytes
+from tpdet.server.limits import MAX_BODY_BYTES
+
+KEY = "sk-test-1"
+JSON = "Content-Type: application/json"
+PATH = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    short = {"HEADER_TIMEOUT": 0.6, "BODY_TIMEOUT": 0.6}
+    found = Server(tmp_path_factory.mktemp("s"), limits=short)
+    yield found
+    assert found.stop() == 0, found.log.read_text()
+
+
+@pytest.fixture(autouse=True)
+def unharmed(server):
+    """After every refusal the same processes answer with the same bits."""
+    before = server.canary()
+    yield
+    assert server.canary() == before
+    assert server.process.poll() is None and server.child.is_running()
+
+
+def refused(found, status: int, param: str | None = None) -> dict:
+    assert found.status_code == status, found.text
+    assert found.headers["x-request-id"] and len(found.content) <= 4096
+    error = found.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    if param is not None:
+        assert error["param"] == param, error
+    return error
+
+
+def split(answer: bytes) -> tuple[int, dict[str, str], bytes]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines[1:])
+    return int(lines[0].split()[1]), headers, body
+
+
+@pytest.mark.parametrize(
+    ("field", "inside", "outside"),
+    [
+        ("n", [1, 128], [0, 129, -1, 10**30, 1.0, "1", True]),
+        ("logprobs", [0, 20], [-1, 21, "1", True]),
+        ("temperature", [0, 0.001, 2, 1.5], [-0.001, 0.0009, 2.001, "1", True, 10**400]),
+        ("top_p", [0.0001, 1], [0, 1.0001, -1, "1"]),
+        ("top_k", [-1, 0, 2**31 - 1], [-2, 2**31, 1.5]),
+        ("min_p", [0, 1], [-0.1, 1.1]),
+        ("seed", [0, 2**63 - 1], [-1, 2**63, 0.5, "7"]),
+        ("presence_penalty", [-2, 2], [-2.1, 2.1]),
+        ("frequency_penalty", [-2, 2], [-2.1, 2.1]),
+        ("repetition_penalty", [0.1, 5], [0, -1]),
+        ("max_tokens", [0, 251], [252, -1, 2**31, "4", 4.0]),
+        ("min_tokens", [0, 4], [5, -1]),
+        ("stop", ["a", ["b"] * 16, "x" * 256, []], ["", ["b"] * 17, "x" * 257, [1], {}, 3, [""]]),
+        ("stop_token_ids", [[0, 511], []], [[512], [-1], ["1"], [1.0], 3]),
+        ("user", ["u" * 256, ""], ["u" * 257, "é" * 129, 3]),
+        ("cache_salt", ["c" * 256], ["c" * 257, 3]),
+        ("logit_bias", [{"0": -100, "511": 100}, {}],
+         [{"512": 1}, {"1": 100.5}, {"01": 1}, {"-1": 1}, {"x": 1}, {"1": "2"}, {"+1": 1}, [],
+          {"١": 1}, {str(i): 1 for i in range(1025)}]),
+        ("truncate_prompt_tokens", [-1, 1, 300], [0, -2, "1"]),
+        ("stream", [False], ["true", 1, 0]),
+        ("echo", [True], ["yes", 1]),
+        ("response_format", [{"type": "text"}], [{"type": "json_object"}, "text", {}]),
+        ("prompt", ["x", [1, 2], ["x"] * 64, [[1]] * 64, "y" * 252],
+         ["", [], [[]], ["x"] * 65, [1, "x"], ["x", 1], [[1], "x"], 3, {}, [512], [-1], [1.0],
+          [True], [[1, "a"]], "y" * 257, [5] * 300, [[5] * 300], [None]]),
+    ],
+)  # fmt: skip
+def test_each_field_at_its_limits_and_past_them(server, field, inside, outside):
+    for value in inside:
+        found = server.complete(**{field: value})
+        assert found.status_code == 200, (value, found.text)
+    for value in outside:
+        param = {"min_tokens": None, "max_tokens": None}.get(field, field)
+        refused(server.complete(**{field: value}), 400, param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": []},
+        {"messages": [{"role": "robot", "content": "x"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+        {"messages": [{"role": "user"}]},
+        {"messages": [{"role": "user", "content": "x", "unknown": 1}]},
+        {"messages": "x"},
+        {"top_logprobs": 3},
+        {"logprobs": True, "top_logprobs": 21},
+        {"logprobs": 2},
+        {"tools": []},
+        {"echo": True},
+        {"max_tokens": 3, "max_completion_tokens": 4},
+        {"stream_options": {"include_usage": True}},
+        {"stream": True, "stream_options": {"other": 1}},
+        {"stream": True, "prompt_logprobs": 1},
+        {"frequency": 1},
+    ],
+)
+def test_chat_refuses_what_it_does_not_know(server, fields):
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    error = refused(server.http.post("/v1/chat/completions", json=body | fields), 400)
+    assert error["type"] == "invalid_request_error" and error["param"]
+
+
+def test_a_message_a_client_sends_back_may_hold_nulls(server):
+    answer = {"role": "assistant", "content": "y", "refusal": None, "tool_calls": None}
+    messages = [{"role": "user", "content": "x"}, answer, {"role": "user", "content": "z"}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 2}
+    assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+def test_known_and_unknown_fields_are_told_apart(server):
+    assert refused(server.complete(tools=[1]), 400, "tools")["code"] == "not_supported"
+    assert refused(server.complete(toolz=[1]), 400, "toolz")["code"] == "unknown_field"
+    assert refused(server.complete(toolz=None), 400, "toolz")["code"] == "unknown_field"
+
+
+def test_another_models_name_is_404(server):
+    assert refused(server.complete(model="gpt"), 404, "model")["code"] == "model_not_found"
+    assert refused(server.http.get("/v1/models/gpt"), 404)["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"3", b"null", b'"x"', b"{'a': 1}", b"\xff\xfe{}", b"{}\x00",
+        b'{"prompt": NaN}', b'{"prompt": Infinity}', b'{"temperature": 1e999, "prompt": "x"}',
+        b'{"prompt": "\\ud800"}', b'{"prompt": "x", "\\udc00": 1}', b'{"prompt": "\xed\xa0\x80"}',
+        b'{"prompt": "x", "prompt": "x"}', b'{"prompt": "x", "logit_bias": {"1": 1, "1": 2}}',
+        b'{"prompt": ' + b"[" * 40 + b"]" * 40 + b"}", b'{"prompt": ' + b"[" * 200_000,
+        b'{"a":' * 50_000, b'{"seed": ' + b"9" * 10_000 + b"}", b'{"prompt": "x"} {}',
+        '{"prompt": "x"}'.encode("utf-16"), b"\xef\xbb\xbf{}",
+        json.dumps({f"k{i}": 0 for i in range(100_000)}).encode(),
+    ],
+)  # fmt: skip
+def test_malformed_json_is_400(server, body):
+    found = server.http.post(PATH, content=body, headers={"content-type": "application/json"})
+    refused(found, 400)
+
+
+def test_json_of_depth_32_is_read_and_33_refused(server):
+    def nested(depth: int) -> bytes:
+        return b'{"user":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+
+    headers = {"content-type": "application/json"}
+    allowed = server.http.post(PATH, content=nested(32), headers=headers)
+    assert "nested" not in refused(allowed, 400)["message"]
+    assert "nested" in refused(server.http.post(PATH, content=nested(33), headers=headers), 400)[
+        "message"
+    ]  # fmt: skip
+
+
+def test_a_surrogate_pair_and_an_escaped_backslash_are_text(server):
+    body = b'{"prompt": "\\ud83d\\ude00 \\\\ud800", "max_tokens": 1}'
+    found = server.http.post(PATH, content=body, headers={"content-type": "application/json"})
+    assert found.status_code == 200, found.text
+
+
+def test_a_body_at_the_limit_is_read_and_one_past_it_is_413(server):
+    head, tail = b'{"model":"demo","prompt":"x","max_tokens":1}', b" "
+    headers = {"content-type": "application/json"}
+    for extra, status in ((0, 200), (1, 413), (MAX_BODY_BYTES, 413)):
+        content = head + tail * (MAX_BODY_BYTES - len(head) + extra)
+        found = server.http.post(PATH, content=content, headers=headers)
+        assert found.status_code == status, found.text[:200]
+        assert found.headers["x-request-id"]
+
+
+def test_an_oversized_chunked_body_is_413_too(server):
+    chunks = (b" " * 65536 for _ in range(200))
+    found = server.http.post(PATH, content=chunks, headers={"content-type": "application/json"})
+    refused(found, 413)
+
+
+def test_every_error_has_the_one_form(server):
+    refused(server.http.get("/nothing"), 404)
+    found = server.http.get(PATH)
+    refused(found, 405)
+    assert found.headers["allow"] == "POST"
+    refused(server.http.post("/health", json={}), 405)
+    refused(server.http.put("/v1/models", json={}), 405)
+    assert server.http.head("/health").status_code == 405
+    refused(server.http.post(PATH, content=b"x=1"), 415)
+    text = {"content-type": "application/json; charset=latin-1"}
+    refused(server.http.post(PATH, content=b"{}", headers=text), 415)
+    packed = {"content-type": "application/json", "content-encoding": "gzip"}
+    refused(server.http.post(PATH, content=b"{}", headers=packed), 415)
+    status, headers, _ = split(server.raw(request_bytes(PATH, b"", JSON)))
+    assert status == 411 and headers["x-request-id"]
+
+
+def test_a_long_name_in_an_error_stays_under_4_kib(server):
+    found = server.complete(**{"ü€" * 3000: 1})
+    refused(found, 400)
+    refused(server.complete(model="\x00" * 1024), 404)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)  # fmt: skip
+def test_what_is_not_http_gets_a_bare_400(server, data):
+    status, headers, body = split(server.raw(data))
+    assert status in (400, 404) and headers["x-request-id"]
+    assert status == 404 or body == b""
+
+
+def test_100_headers_and_16_kib_pass_and_one_more_is_431(server):
+    fixed = 2  # Host and Connection
+    for count, expected in ((100, 200), (101, 431), (5000, 431)):
+        names = [f"X-{i}: y" for i in range(count - fixed)]
+        status, headers, _ = split(server.raw(request_bytes("/health", b"", *names, method="GET")))
+        assert status == expected and headers["x-request-id"]
+    used = len("Host: x") + 2 + len("Connection: close") + 2 + len("X: ") + 2
+    for size, expected in ((16384, 200), (16385, 431), (2 << 20, 431)):
+        line = "X: " + "v" * (size - used)
+        status, _, _ = split(server.raw(request_bytes("/health", b"", line, method="GET")))
+        assert status == expected, size
+    status, _, _ = split(server.raw(request_bytes("/" + "u" * 9000, b"", method="GET")))
+    assert status == 431
+
+
+def test_a_head_or_body_that_does_not_come_is_408(server):
+    status, headers, _ = split(server.raw(b"GET /health HTTP/1.1\r\nHost:"))
+    assert status == 408 and headers["x-request-id"]
+    started = time.monotonic()
+    answer = server.raw(request_bytes(PATH, b"{", JSON, "Content-Length: 10"))
+    status, headers, body = split(answer)
+    assert status == 408 and json.loads(body)["error"]["type"] == "invalid_request_error"
+    assert time.monotonic() - started < 5
+    assert server.raw(b"") == b""  # a connection that says nothing is closed without a word
+
+
+def test_a_connection_keeps_serving_and_pipelines(server):
+    one = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+    last = b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    assert server.raw(one * 3 + last).count(b"HTTP/1.1 200") == 4
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(one * 500)  # more than may wait: the connection ends, the server lives
+        read_all(connection)
+
+
+def test_expect_100_continue_is_honoured_only_for_bodies_we_want(server):
+    wanted = request_bytes(PATH, b"", JSON, "Content-Length: 44", "Expect: 100-continue")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(wanted)
+        assert connection.recv(100).startswith(b"HTTP/1.1 100")
+        connection.sendall(b'{"model":"demo","prompt":"x","max_tokens":1}')
+        assert read_all(connection).startswith(b"HTTP/1.1 200")
+    large = request_bytes(PATH, b"", JSON, "Content-Length: 99999999", "Expect: 100-continue")
+    assert split(server.raw(large))[0] == 413
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("k")
+    keys = folder / "keys"
+    keys.write_text(f"# ours\n{KEY}\nsk-test-2\n")
+    keys.chmod(0o600)
+    found = Server(folder, "--api-key-file", str(keys))
+    yield found
+    assert found.stop() == 0
+
+
+def test_errors_come_in_the_order_401_404_405_411_413_415_400(guarded):
+    connection = http.client.HTTPConnection("127.0.0.1", guarded.port)
+    good, bad = {"Authorization": f"Bearer {KEY}"}, {"Authorization": "Bearer sk-test-3"}
+    kind = {"Content-Type": "application/json"}
+
+    def status(method: str, path: str, headers: dict, body: bytes | None = None) -> int:
+        connection.request(method, path, body, headers)
+        found = connection.getresponse()
+        found.read()
+        if found.getheader("connection") == "close":
+            connection.close()
+        return found.status
+
+    assert status("POST", "/nothing", bad) == 401
+    assert status("GET", "/v1/models", {}) == 401
+    assert status("GET", "/nothing", good) == 404
+    assert status("GET", PATH, good) == 405
+    assert status("POST", PATH, good | {"Content-Length": str(MAX_BODY_BYTES + 1)}) == 413
+    assert status("POST", PATH, good, b"{") == 415
+    assert status("POST", PATH, good | kind, b"{") == 400
+    for path in ("/health", "/ready", "/metrics", "/version"):
+        assert status("GET", path, {}) == 200
+    for key in (KEY, "sk-test-2"):
+        assert status("GET", "/openapi.json", {"Authorization": f"Bearer {key}"}) == 200
+    assert status("GET", "/openapi.json", {"Authorization": f"Basic {KEY}"}) == 401
+    assert status("GET", "/openapi.json", {"Authorization": f"Bearer {KEY}x"}) == 401

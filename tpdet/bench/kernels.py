@@ -1,0 +1,80 @@
+"""`python -m tpdet.bench.kernels`: the CPU matrix product beside `torch.mm`, interleaved.
+
+Rows of a results file: the ratio is torch.mm's time over ours (1.0 is equal, more is faster).
+"""
+
+import argparse
+import os
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tpdet.kernels import ops
+from tpdet.kernels.cpu import threads
+from tpdet.verify.report import append_run
+
+_ROUNDS = 15
+
+
+def gemm_rows(size: int, rows: tuple[int, ...]) -> list[dict]:
+    """Milliseconds of [M, size] x [size, size] for each M, ours and torch.mm's, medians."""
+    cores = len(os.sched_getaffinity(0))
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(size, size, generator=generator)
+    found = []
+    for count in rows:
+        x = torch.randn(count, size, generator=generator)
+        ours, theirs = _interleaved(
+            lambda x=x: ops.column_gemm(x, weight), lambda x=x: torch.mm(x, weight.t()), cores
+        )
+        found.append(
+            {
+                "case": "gemm", "dtype": "float32", "mode": f"{size}x{size}", "batch": count,
+                "value": ours, "unit": "ms", "peer": "torch.mm", "peer_value": theirs,
+                "ratio": theirs / ours,
+            }
+        )  # fmt: skip
+    return found
+
+
+def _interleaved(
+    ours: Callable[[], torch.Tensor], theirs: Callable[[], torch.Tensor], cores: int
+) -> tuple[float, float]:
+    """Median milliseconds of both, in turn, each with all cores in its own way."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(_ROUNDS):
+        for index, function in enumerate((ours, theirs)):
+            threads.configure(cores)
+            torch.set_num_threads(1 if index == 0 else cores)
+            function()
+            begin = time.perf_counter()
+            function()
+            times[index].append((time.perf_counter() - begin) * 1e3)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def main() -> int:
+    """Print the rows; append them to `--output` if one is named."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--size", type=int, default=4096)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    rows = gemm_rows(options.size, (1, 16, 256))
+    for row in rows:
+        print(
+            f"M={row['batch']:4d}  ours {row['value']:8.2f} ms  torch.mm {row['peer_value']:8.2f} "
+            f"ms  ratio {row['ratio']:.2f}"
+        )
+    if options.output is not None:
+        command = shlex.join(["python", "-m", "tpdet.bench.kernels", *sys.argv[1:]])
+        append_run(options.output, "kernels", "cpu", 0, command, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""`python -m tpdet.serve`: what every rank runs, under torchrun or alone.
+
+Rank 0 talks to the HTTP process and decides; the others execute its plans. Every refusal happens
+before the port opens; every fatal error ends all streams with an error, then all local ranks.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tpdet.errors import DrainTimeoutError, PeerLostError
+from tpdet.launch.environment import RankEnvironment, read_environment
+from tpdet.launch.lifecycle import check_peers, end_process
+from tpdet.launch.processes import die_with_parent
+from tpdet.launch.run_directory import (
+    RunDirectory,
+    current_session,
+    default_path,
+    open_run_directory,
+)
+from tpdet.launch.signals import StopSignals
+from tpdet.server.bridge import Bridge
+from tpdet.server.settings import Settings, load_settings
+from tpdet.server.start import open_bridge, open_port, start_facts
+
+if TYPE_CHECKING:
+    from tpdet.engine import Engine
+
+BuildEngine = Callable[[Settings, RankEnvironment], "Engine"]
+IDLE_POLL_SECONDS = 0.1
+
+
+def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = None) -> int:
+    """Run this rank until the server is drained (0); any error ends the process with its code."""
+    rank, run = 0, None
+    bridges: list[Bridge] = []
+    try:
+        settings = load_settings(arguments, "tpdet.serve")
+        environment = read_environment()
+        rank = environment.rank
+        if environment.launched:
+            die_with_parent()
+        signals = StopSignals()
+        run = _enter_run_directory(settings, environment, signals)
+        if rank == 0:
+            _lead(settings, environment, run, signals, build or build_engine, bridges)
+        else:
+            signals.watch(lambda number: _leave_if_peer_lost(run, rank))
+            _follow(settings, environment, build or build_engine)
+        return 0
+    except Exception as error:
+        end_process(run, rank, error, partial(_last_words, bridges, error))
+
+
+def build_engine(settings: Settings, environment: RankEnvironment) -> "Engine":
+    """The engine over the world that the launcher made."""
+    from tpdet.comm.distributed import DistributedWorld
+    from tpdet.comm.world import SoloWorld, World
+    from tpdet.engine import Engine
+
+    config = settings.engine
+    world: World = SoloWorld()
+    if environment.size > 1:
+        device = "cuda" if config.device == "cuda" else "cpu"
+        world = DistributedWorld(device, timeout=config.step_timeout, environment=environment)
+    return Engine(config, world)
+
+
+def _lead(
+    settings: Settings,
+    environment: RankEnvironment,
+    run: RunDirectory,
+    signals: StopSignals,
+    build: BuildEngine,
+    bridges: list[Bridge],
+) -> None:
+    """Rank 0: bring everything up, serve, and let everybody go."""
+    port = open_port(settings.server)
+    bridge = open_bridge(settings, run, port, signals)
+    bridges.append(bridge)
+    engine = build(settings, environment)
+    pulse = Pulse(engine, settings.engine.step_timeout / 4)
+    bridge.open(start_facts(engine, environment), port.listen, pulse.beat_if_due)
+    run.write_ready(ready_content(port.url, run, engine, environment))
+    print(f"{settings.served_name} at {port.url}, run directory {run.path}", file=sys.stderr)
+    serve(engine, bridge, Drain(signals, run, settings.server.drain_timeout), pulse)
+    run.decide_exit(0, "drained", 0)
+    engine.stop_workers()
+    bridge.stop()
+    engine.world.close()
+
+
+def serve(engine: "Engine", bridge: Bridge, drain: "Drain", pulse: "Pulse") -> None:
+    """Rank 0's loop: take in, step, hand out; returns when a drain is complete."""
+    while True:
+        drain.look()
+        bridge.state = "draining" if drain.begun else "accepting"
+        bridge.report(engine)
+        heard = bridge.receive(engine, 0.0 if engine.has_work else IDLE_POLL_SECONDS)
+        if engine.has_work:
+            began = time.monotonic()
+            outputs = engine.step()
+            pulse.note()
+            bridge.deliver(outputs, time.monotonic() - began)
+        elif drain.begun and not heard:
+            return
+        else:
+            pulse.beat_if_due()
+        drain.force_if_overdue(engine)
+
+
+def _follow(settings: Settings, environment: RankEnvironment, build: BuildEngine) -> None:
+    """A rank above 0: execute plans until one says stop."""
+    engine = build(settings, environment)
+    engine.worker_loop()
+    engine.world.close()
+
+
+class Pulse:
+    """Idle ranks hear from rank 0 every `interval` seconds, so that nobody times out."""
+
+    def __init__(self, engine: "Engine", interval: float) -> None:
+        self._engine, self._interval, self._last = engine, interval, time.monotonic()
+
+    def note(self) -> None:
+        """A plan went out."""
+        self._last = time.monotonic()
+
+    def beat_if_due(self) -> None:
+        """Send an empty plan if none went out for an interval."""
+        if time.monotonic() - self._last >= self._interval:
+            self._engine.heartbeat()
+            self.note()
+
+
+class Drain:
+    """A stop signal begins it, once the peers are known to be well; past its time it is forced."""
+
+    def __init__(self, signals: StopSignals, run: RunDirectory, timeout: float) -> None:
+        self._signals, self._run, self._timeout = signals, run, timeout
+        self._deadline: float | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether new requests are refused."""
+        return self._deadline is not None
+
+    def look(self) -> None:
+        """Read the stop signals. Raises PeerLostError if they stand for a lost peer."""
+        if not self._signals.read() and (self.begun or self._signals.requested is None):
+            return
+        check_peers(self._run, 0)
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._timeout
+
+    def force_if_overdue(self, engine: "Engine") -> None:
+        """Raise DrainTimeoutError when requests still run past the drain's time."""
+        if self._deadline is not None and time.monotonic() > self._deadline and engine.has_work:
+            found = engine.statistics()
+            count = found.requests_running + found.requests_waiting
+            raise DrainTimeoutError(
+                f"{count} requests still ran {self._timeout:g} s after the stop signal: raise "
+                "--drain-timeout to let them finish"
+            )
+
+
+def ready_content(
+    url: str, run: RunDirectory, engine: "Engine", environment: RankEnvironment
+) -> dict[str, object]:
+    """What ready.json holds."""
+    ranks = [
+        {"rank": r.rank, "pid": r.pid, "host": r.host, "device": r.device} for r in run.records()
+    ]
+    return {
+        "url": url,
+        "ranks": ranks,
+        "system_fingerprint": engine.system_fingerprint,
+        "vocab_size": engine.model_config.vocab_size,
+        "tp": environment.size,
+    }
+
+
+def _enter_run_directory(
+    settings: Settings, environment: RankEnvironment, signals: StopSignals
+) -> RunDirectory:
+    given = settings.server.run_dir
+    path = Path(given) if given is not None else default_path(current_session(environment))
+    run = open_run_directory(path, environment)
+    signals.install()
+    device = settings.engine.device
+    run.register(environment.rank, f"cuda:{environment.local_rank}" if device == "cuda" else "cpu")
+    return run
+
+
+def _last_words(bridges: list[Bridge], error: BaseException) -> None:
+    for bridge in bridges:
+        bridge.die(error)
+
+
+def _leave_if_peer_lost(run: RunDirectory, rank: int) -> None:
+    try:
+        check_peers(run, rank)
+    except PeerLostError as error:
+        end_process(run, rank, error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

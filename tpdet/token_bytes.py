@@ -1,0 +1,144 @@
+"""The bytes a token stands for, by the rules of a tokenizer's decoder.
+
+A text is the bytes of its tokens in a row, read as UTF-8 with U+FFFD for what is no UTF-8 (one for
+each maximal ill-formed part, as Unicode recommends). So text can be streamed exactly, at constant
+cost a token, by an incremental UTF-8 decoder; windows of tokens need not be decoded again.
+
+This is what `tokenizers` computes, but for one case: its ByteFallback turns a whole run of byte
+tokens into U+FFFD when any of it is ill-formed, also characters that were complete before. A
+stream could never show those, so here they stay.
+"""
+
+import codecs
+import functools
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tpdet.errors import CheckpointError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class DecoderRules:
+    """A decoder of `tokenizer.json`, checked: byte-level, or SentencePiece style."""
+
+    def __init__(self, decoder: dict[str, Any] | None) -> None:
+        """Raises CheckpointError naming a decoder, or an order of them, that is not supported."""
+        steps = _steps(decoder)
+        kinds = [step.get("type") for step in steps]
+        self._byte_level = kinds == ["ByteLevel"]
+        self._metaspace = kinds == ["Metaspace"]
+        self._replace: list[tuple[str, str]] = []
+        self._byte_fallback = "ByteFallback" in kinds
+        self.strip_left: tuple[str, int] = ("", 0)
+        self._drop_first = ""
+        if self._metaspace:
+            mark = steps[0].get("replacement", "▁")
+            self._replace = [(mark, " ")]
+            self._drop_first = mark if steps[0].get("prepend_scheme", "always") != "never" else ""
+        elif not self._byte_level:
+            self._read_sequence(steps, kinds)
+
+    def _read_sequence(self, steps: list[dict[str, Any]], kinds: list[Any]) -> None:
+        order = " ".join(map(str, kinds))
+        if not re.fullmatch(r"(Replace )*(ByteFallback )?Fuse( Strip)?", order):
+            raise CheckpointError(
+                f"tokenizer.json: decoder {order or None!r} is not supported: ByteLevel, Metaspace "
+                "and Replace, ByteFallback, Fuse, Strip (in this order) are"
+            )
+        for step in steps:
+            if step["type"] == "Replace":
+                pattern = step["pattern"].get("String")
+                if not pattern:
+                    raise CheckpointError(
+                        f"tokenizer.json: decoder Replace with {step['pattern']} is not supported: "
+                        "use a string"
+                    )
+                self._replace.append((pattern, step["content"]))
+            elif step["type"] == "Strip":
+                if step["stop"] or len(step["content"]) != 1:
+                    raise CheckpointError(
+                        f"tokenizer.json: decoder Strip of {step['content']!r} with stop "
+                        f"{step['stop']} is not supported: stop must be 0"
+                    )
+                self.strip_left = (step["content"], step["start"])
+
+    def token_bytes(self, token: str, first: bool) -> bytes:
+        """What a token adds, before the text's left is stripped; `first`: it begins the text."""
+        if self._byte_level:
+            table = _byte_of_character()
+            values = [table.get(character) for character in token]
+            # A token with any other character was added as it is, not in the byte alphabet.
+            return token.encode() if None in values else bytes(v for v in values if v is not None)
+        if first and self._drop_first:
+            token = token.replace(self._drop_first, "")
+        for old, new in self._replace:
+            token = token.replace(old, new)
+        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(match[1])
+        return token.encode()
+
+
+class TokenJoiner:
+    """The text of tokens as they come; the pieces given out concatenate to the whole text.
+
+    At most the three bytes of an unfinished character are held back.
+    """
+
+    def __init__(self, rules: DecoderRules) -> None:
+        self._rules = rules
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._first = True
+        self._strip, self._left_to_strip = rules.strip_left
+
+    def push(self, token: str) -> str:
+        """The text that this token completes."""
+        data = self._rules.token_bytes(token, self._first)
+        self._first = False
+        if self._left_to_strip and data:
+            data = self._stripped(data)
+        return self._utf8.decode(data)
+
+    def finish(self) -> str:
+        """What is held back, at the end: an unfinished character is one U+FFFD."""
+        return self._utf8.decode(b"", final=True)
+
+    def _stripped(self, data: bytes) -> bytes:
+        mark = self._strip.encode()
+        while self._left_to_strip and data.startswith(mark):
+            data = data[len(mark) :]
+            self._left_to_strip -= 1
+        if data:
+            self._left_to_strip = 0
+        return data
+
+
+def join_tokens(rules: DecoderRules, tokens: Iterable[str]) -> str:
+    """The whole text of `tokens`."""
+    joiner = TokenJoiner(rules)
+    pieces = [joiner.push(token) for token in tokens]
+    return "".join([*pieces, joiner.finish()])
+
+
+def read_rules(state: bytes | None) -> DecoderRules:
+    """Rules from a decoder's JSON, as `tokenizers` states it."""
+    return DecoderRules(None if state is None else json.loads(state))
+
+
+def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if decoder is None:
+        return []
+    if decoder.get("type") == "Sequence":
+        return list(decoder.get("decoders", []))
+    return [decoder]
+
+
+@functools.cache
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes follow at U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(0x100 + place): byte for place, byte in enumerate(others)}

@@ -1,0 +1,286 @@
+"""A Hugging Face tokenizer: text to ids and back, and conversations through the chat template.
+
+`tokenizer.json` is authoritative, also for the tokens put before and after a text: as in
+transformers 5, `add_bos_token` of `tokenizer_config.json` is not read beside it. Truncation,
+padding and the clean-up of spaces are never applied.
+"""
+
+import functools
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from tpdet.chat_template import ChatTemplate, Segment
+from tpdet.errors import CheckpointError, RequestError
+from tpdet.json_file import read_json_object, read_text_file
+from tpdet.token_bytes import DecoderRules, join_tokens, read_rules
+
+_MAX_TOKENIZER_BYTES = 512 << 20
+_MAX_CONFIG_BYTES = 64 << 20  # it repeats every added token
+_MAX_TEMPLATE_BYTES = 1 << 20
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
+          "mask_token")  # fmt: skip
+_NONCHARACTERS = "".join(chr(code) for code in range(0xFDD0, 0xFDF0))
+
+
+class Tokenizer:
+    """Immutable once loaded; usable from several threads."""
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, config: Mapping[str, Any], template: str | None
+    ) -> None:
+        """config: tokenizer_config.json's object. Raises CheckpointError for what it cannot do."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._named = {name: text for name in _NAMED if (text := _text(config.get(name)))}
+        self._declare_special(config)
+        decoder = backend.decoder
+        self.decoder_rules: DecoderRules = read_rules(decoder and decoder.__getstate__())
+        added = backend.get_added_tokens_decoder()
+        self._special = {id_: token.content for id_, token in added.items() if token.special}
+        self._class = str(config.get("tokenizer_class") or "PreTrainedTokenizerFast")
+        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.chat_template = (
+            ChatTemplate(template, self._named, list(self._special.values())) if template else None
+        )
+
+    @classmethod
+    def load(cls, directory: str | Path, chat_template: str | Path | None = None) -> "Tokenizer":
+        """Read `tokenizer.json`, `tokenizer_config.json` and the template of a model directory.
+
+        chat_template: a file that replaces the checkpoint's. Raises NotFoundError for a missing
+        `tokenizer.json` or template file, CheckpointError for one that is damaged or unsupported.
+        """
+        directory = Path(directory)
+        text = read_text_file(directory / "tokenizer.json", _MAX_TOKENIZER_BYTES)
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+        # The library raises bare Exception for whatever is wrong with the file.
+        except Exception as error:
+            raise CheckpointError(
+                f"{directory / 'tokenizer.json'} cannot be read ({str(error)[:200]}): download it "
+                "again, or install a newer tokenizers package"
+            ) from error
+        config = _optional_object(directory / "tokenizer_config.json")
+        config = _optional_object(directory / "special_tokens_map.json") | config
+        template = _template(directory, config, chat_template)
+        return cls(backend, config, template)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id that begins a text, if the tokenizer names one."""
+        return self._id_of("bos_token")
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The id that ends a text, if the tokenizer names one."""
+        found = self._id_of("eos_token")
+        return () if found is None else (found,)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a prompt; special-token text in it becomes special ids, as in a template's output.
+
+        Raises RequestError for text with a lone surrogate, which is no Unicode text.
+        """
+        return _ids_of(self._backend, checked(text), add_special_tokens)
+
+    def encode_plain(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Ids of text in which special-token text is text. Raises RequestError as `encode`."""
+        return self._encode_segments([Segment(text, False)], add_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = False,
+    ) -> list[int]:
+        """Ids of a conversation; special-token text inside messages stays plain text.
+
+        Raises RequestError without a template, for messages it refuses, and for lone surrogates.
+        """
+        if self.chat_template is None:
+            raise RequestError(
+                "this model has no chat template: use completions, or start with --chat-template",
+                "messages",
+            )
+        segments = self.chat_template.render(messages, add_generation_prompt)
+        return self._encode_segments(segments, add_special_tokens)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ids; ids without a token (a padded vocabulary) have none."""
+        tokens = (self.token(id_, skip_special_tokens) for id_ in ids)
+        return join_tokens(self.decoder_rules, (token for token in tokens if token is not None))
+
+    def token(self, token_id: int, skip_special_tokens: bool = False) -> str | None:
+        """A token as the vocabulary writes it; None without one, or if special and skipped."""
+        if not 0 <= token_id < self.vocab_size or (
+            skip_special_tokens and token_id in self._special
+        ):
+            return None
+        return self._backend.id_to_token(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """One token decoded by itself, special or not; parts of a character are U+FFFD."""
+        return self.decode([token_id], skip_special_tokens=False)
+
+    def info(self) -> dict[str, Any]:
+        """What `/tokenizer_info` tells: names, ids and the chat template, no paths."""
+        return {
+            "tokenizer_class": self._class,
+            "vocab_size": self.vocab_size,
+            **{name: self._named.get(name) for name in _NAMED},
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": self._id_of("eos_token"),
+            "add_bos_token": self._around[0][:1] == [self.bos_token_id],
+            "additional_special_tokens": [self._special[id_] for id_ in sorted(self._special)],
+            "chat_template": self.chat_template.source if self.chat_template else None,
+        }
+
+    def _id_of(self, name: str) -> int | None:
+        text = self._named.get(name)
+        return None if text is None else self._backend.token_to_id(text)
+
+    def _declare_special(self, config: Mapping[str, Any]) -> None:
+        """Make named tokens special; ids that the two files give must agree."""
+        for name in ("bos_token", "eos_token"):
+            if name in self._named and self._id_of(name) is None:
+                raise CheckpointError(
+                    f"tokenizer_config.json: {name} {self._named[name]!r} is not in "
+                    "tokenizer.json: use files of one checkpoint"
+                )
+        listed = config.get("added_tokens_decoder")
+        for key, token in listed.items() if isinstance(listed, dict) else ():
+            text = _text(token)
+            found = None if text is None else self._backend.token_to_id(text)
+            if found is not None and str(found) != key:
+                raise CheckpointError(
+                    f"tokenizer_config.json: token {text!r} has id {key}, in tokenizer.json "
+                    f"{found}: use files of one checkpoint"
+                )
+        for text in [*self._named.values(), *_more_special(config)]:
+            if self._backend.token_to_id(text) is not None:
+                self._backend.add_special_tokens(
+                    [tokenizers.AddedToken(text, special=True, normalized=False)]
+                )
+
+    @functools.cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """Ids that `add_special_tokens` puts before and after a text."""
+        bare = self._backend.encode("a", add_special_tokens=False).ids
+        full = self._backend.encode("a", add_special_tokens=True).ids
+        for first in range(len(full) - len(bare) + 1):
+            if full[first : first + len(bare)] == bare:
+                return full[:first], full[first + len(bare) :]
+        raise CheckpointError("tokenizer.json: the post-processor changes a text's own tokens")
+
+    def _encode_segments(self, segments: Sequence[Segment], add_special_tokens: bool) -> list[int]:
+        ids = self._guard.encode(segments)
+        before, after = self._around if add_special_tokens else ([], [])
+        return [*before, *ids, *after]
+
+    @functools.cached_property
+    def _guard(self) -> "_Guard":
+        return _Guard(self._backend)
+
+
+class _Guard:
+    """A copy of a tokenizer whose special tokens go by secret names, so that no text spells them.
+
+    Encoding the whole conversation at once keeps every rule that looks across tokens (prefix
+    spaces, stripping, normalization); only the names differ. They are drawn anew in each process;
+    ids do not depend on them.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        description = json.loads(backend.to_str())
+        unknown = description["model"].get("unk_token")
+        secret = "".join(_NONCHARACTERS[byte % 32] for byte in secrets.token_bytes(24))
+        self._names: dict[str, str] = {}
+        for place, token in enumerate(description["added_tokens"]):
+            if token["special"]:
+                # Fixed width, so that no name begins another.
+                digits = "".join(_NONCHARACTERS[place >> shift & 31] for shift in (15, 10, 5, 0))
+                self._names[token["content"]] = secret + digits
+                token["content"] = secret + digits
+        self._backend = tokenizers.Tokenizer.from_str(json.dumps(description))
+        # Names outside the model's vocabulary get other ids, and shift those after them.
+        self._ids: dict[int, int] = {}
+        for text, id_ in _added_ids(backend).items():
+            mine = self._backend.token_to_id(self._names.get(text, text))
+            if mine is not None:
+                self._ids[mine] = id_
+        # What the model itself may still make of plain text, if they are in its vocabulary.
+        named = (self._backend.token_to_id(text) for text in self._names if text != unknown)
+        self._forbidden = frozenset(id_ for id_ in named if id_ is not None)
+
+    def encode(self, segments: Sequence[Segment]) -> list[int]:
+        """Ids; only segments that are special become special tokens. Raises RequestError."""
+        text = "".join(self._names[s.text] if s.special else checked(s.text) for s in segments)
+        ids = _ids_of(self._backend, text, False)
+        if not self._forbidden.isdisjoint(ids):
+            raise RequestError("this tokenizer makes special tokens of plain text: reword the text")
+        return [self._ids.get(id_, id_) for id_ in ids]
+
+
+def _ids_of(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    # The batch call lets other threads run meanwhile, which `encode` does not; and without offsets
+    # it is twice as fast.
+    return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+
+def checked(text: str) -> str:
+    """`text`, if it is Unicode text. Raises RequestError for a lone surrogate."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text holds a lone surrogate (U+{ord(text[error.start]):04X}) at character "
+            f"{error.start}: send Unicode text"
+        ) from None
+    return text
+
+
+def _added_ids(backend: tokenizers.Tokenizer) -> dict[str, int]:
+    return {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
+
+
+def _text(token: object) -> str | None:
+    """A token's text, from either way of writing it."""
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) and value else None
+
+
+def _more_special(config: Mapping[str, Any]) -> list[str]:
+    """The special tokens without a name, in the order listed."""
+    found = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        value = config.get(key) or []
+        found += list(value.values()) if isinstance(value, dict) else list(value)
+    return [text for token in found if (text := _text(token))]
+
+
+def _optional_object(path: Path) -> dict[str, Any]:
+    return read_json_object(path, _MAX_CONFIG_BYTES) if path.exists() else {}
+
+
+def _template(directory: Path, config: Mapping[str, Any], chosen: str | Path | None) -> str | None:
+    """The template: the chosen file, else chat_template.jinja, else tokenizer_config.json's."""
+    if chosen is not None:
+        return read_text_file(Path(chosen), _MAX_TEMPLATE_BYTES)
+    path = directory / "chat_template.jinja"
+    if path.exists():
+        return read_text_file(path, _MAX_TEMPLATE_BYTES)
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(
+            f"tokenizer_config.json: chat_template is a {type(template).__name__}: it must be text"
+        )
+    return template
