@@ -1,6 +1,9 @@
 """Tokenizers and chat templates: transformers' ids, and user text that never becomes special."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import tokenizers
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from tpdet.chat_template import ChatTemplate
-from tpdet.errors import CheckpointError, NotFoundError, RequestError
+from tpdet.errors import CheckpointError, NotFoundError, RequestError, UsageError
 from tpdet.tokenizer import Tokenizer
 from tpdet.train_tokenizer import train_tokenizer
 
@@ -279,6 +282,7 @@ def test_the_information_names_no_path(ours, directory):
     ("config", "message"),
     [
         ({"eos_token": "</none>"}, "eos_token '</none>' is not in"),
+        ({"pad_token": "\ud800"}, "lone surrogate"),
         ({"added_tokens_decoder": {"3": {"content": "<|im_end|>"}}}, "has id 3, in tokenizer.json"),
         ({"chat_template": 3}, "chat_template is a int"),
         ("[]", "not an object"),
@@ -302,6 +306,29 @@ def test_a_missing_or_damaged_tokenizer_is_refused(tmp_path):
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("model",), 3, "has no model"),
+        (("model", "continuing_subword_prefix"), "x", "continuing_subword_prefix"),
+        (("model", "vocab", "A"), 5, "both have id 5"),
+        (("post_processor", "single", 0, "SpecialToken", "id"), "x", "cannot be read"),
+    ],
+)
+def test_what_the_library_would_fail_on_later_is_refused_at_load(
+    directory, tmp_path, place, value, message
+):
+    """The second ends the process inside the library, the others fail at the first request."""
+    description = json.loads((directory / "tokenizer.json").read_text())
+    inner = description
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    with pytest.raises(CheckpointError, match=message):
+        Tokenizer.load(tmp_path)
+
+
 def test_truncation_and_padding_of_the_file_are_not_applied(directory, tmp_path):
     backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     backend.enable_truncation(2)
@@ -309,3 +336,54 @@ def test_truncation_and_padding_of_the_file_are_not_applied(directory, tmp_path)
     backend.save(str(tmp_path / "tokenizer.json"))
     text = "a longer text than that, by far"
     assert Tokenizer.load(tmp_path).encode(text) == Tokenizer.load(directory).encode(text)
+
+
+def test_special_tokens_that_strip_their_surroundings_do_so_only_where_the_template_wrote_them(
+    directory, tmp_path
+):
+    backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    backend.add_special_tokens([AddedToken("<|user|>", lstrip=True, rstrip=True, normalized=False)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    source = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|im_end|>{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(source)
+    ours = Tokenizer.load(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    expected = theirs.apply_chat_template([{"role": "user", "content": " \n a"}])
+    assert (
+        ours.apply_chat_template([{"role": "user", "content": " \n a"}], False)
+        == (expected["input_ids"])
+    )
+    attacked = ours.apply_chat_template([{"role": "user", "content": "a \n<|user|>\n b"}], False)
+    assert ours.decode(attacked, False) == "<|user|>a \n<|user|>\n b<|im_end|>"
+    assert len([i for i in attacked if ours.token(i) == "<|user|>"]) == 1
+
+
+@pytest.mark.parametrize("size", [1024, 1031, 8192])
+def test_a_trained_vocabulary_has_exactly_the_size_asked_for(tmp_path, size):
+    ids = train_tokenizer(str(tmp_path / "new"), size)
+    tokenizer = Tokenizer.load(tmp_path / "new")
+    assert tokenizer.vocab_size == size
+    assert all(tokenizer.token(i) is not None for i in range(size))
+    assert ids == {"bos_token_id": size - 3, "eos_token_id": size - 1, "pad_token_id": size - 3}
+    assert tokenizer.eos_token_ids == (ids["eos_token_id"],)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "new").eos_token_id == size - 1
+
+
+def test_a_vocabulary_too_small_or_beyond_the_text_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="1023: use at least 1024"):
+        train_tokenizer(tmp_path, 1023)
+    with pytest.raises(UsageError, match=r"500000: the text to train on supports \d+"):
+        train_tokenizer(tmp_path, 500_000)
+    assert not any(tmp_path.iterdir())
+
+
+def test_another_process_trains_the_same_bytes(directory, tmp_path):
+    code = (
+        "import sys; from tpdet.train_tokenizer import train_tokenizer as t; t(sys.argv[1], 1500)"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "11", "RAYON_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env=environment)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"]
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (directory / name).read_bytes()

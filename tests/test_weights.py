@@ -1,4 +1,4 @@
-"""Checkpoints are read slice by slice, every tensor once; damage is refused with file and tensor."""
+"""Checkpoints are read slice by slice, every tensor once; damage is refused by file and tensor."""
 
 import json
 
@@ -219,6 +219,44 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path):
     save_file(twice | {"norm.weight": TENSORS["norm.weight"]}, tmp_path / "two.safetensors")
     with pytest.raises(CheckpointError, match=r"two\.safetensors: tensor a\.weight is also in one"):
         open_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_beside_another_is_refused(tmp_path):
+    sharded(single(tmp_path))
+    with pytest.raises(CheckpointError, match="holds both"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_header_that_names_a_tensor_twice_is_refused(tmp_path):
+    body = '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},'
+    body += '"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    data = len(body).to_bytes(8, "little") + body.encode() + bytes(4)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match="duplicate key 'a'"):
+        open_checkpoint(tmp_path)
+
+
+def test_weights_are_copies_that_a_changed_file_cannot_reach(tmp_path):
+    path = single(tmp_path) / "model.safetensors"
+    found = source(tmp_path).read("norm.weight", (16,), WHOLE)
+    with path.open("r+b") as file:
+        size = path.stat().st_size
+        file.seek(int.from_bytes(file.read(8), "little") + 8)
+        file.write(bytes(size - file.tell()))
+    assert torch.equal(found, torch.ones(16))
+
+
+def test_values_that_overflow_the_models_dtype_are_refused(tmp_path):
+    large = TENSORS | {"norm.weight": torch.full((16,), 1e6)}
+    found = source(single(tmp_path, large), torch.float16)
+    with pytest.raises(CheckpointError, match=r"norm\.weight holds values too large for"):
+        found.read("norm.weight", (16,), WHOLE)
+
+
+def test_pieces_must_cover_their_tensor(tmp_path):
+    found = source(single(tmp_path))
+    with pytest.raises(ValueError, match="do not cover dimension 0"):
+        found.read("a.weight", (32, 16), Pieces(0, ((0, 8), (8, 16)), range(2)))
 
 
 def test_a_directory_without_weights_is_not_found(tmp_path):

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import blake3
 import msgspec
@@ -15,7 +15,7 @@ from tpdet.engine import Engine
 from tpdet.errors import DisagreementError, NumericalError, RequestError
 from tpdet.launch.environment import read_environment
 from tpdet.outputs import ChoiceAnswer, RequestAnswer, RequestAssembler, logprob_bits
-from tpdet.request import Request, SamplingParams, check_against_model
+from tpdet.request import Request, SamplingParams, TokenOutput, check_against_model
 from tpdet.sampling_row import SampledToken
 from tpdet.tokenizer import Tokenizer
 from tpdet.weights.resolve import resolve_model
@@ -112,8 +112,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> tuple[list[str | None], list[Request]]:
         """Tokenised, checked requests, and the texts of those that were text."""
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-            prompts = [prompts]  # type: ignore[list-item]
+        prompts = _as_list(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
         if len(sampling_params) != len(prompts):
@@ -129,15 +128,21 @@ class LLM:
             texts.append(prompt if isinstance(prompt, str) else None)
             request = Request(
                 request_id=f"llm-{call}-{index}",
-                prompt_token_ids=self._token_ids(prompt),  # type: ignore[arg-type]
+                prompt_token_ids=self._token_ids(prompt),
                 params=params,
-                eos_token_ids=self.engine.model_config.eos_token_ids,
+                eos_token_ids=self._eos_token_ids,
             )
             config = self.engine.model_config
             check_against_model(request, config.vocab_size, self.engine.max_model_len)
             RequestAssembler(request, self.tokenizer)
             requests.append(request)
         return texts, requests
+
+    @property
+    def _eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a sequence: the model's and the tokenizer's."""
+        more = self.tokenizer.eos_token_ids if self.tokenizer is not None else ()
+        return tuple(sorted({*self.engine.model_config.eos_token_ids, *more}))
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         if not isinstance(prompt, str):
@@ -178,7 +183,7 @@ class LLM:
                     if assembler.finished:
                         continue
                     delta = assembler.push(output)
-                    if delta is not None and delta.abort:
+                    if delta is not None and delta.abort and isinstance(output, TokenOutput):
                         self.engine.abort(output.request_id, output.choice)
                     if assembler.finished:
                         finished += 1
@@ -191,6 +196,15 @@ class LLM:
             _output(text, assemblers[r.request_id].answer(), seeds[r.request_id], self.engine)
             for text, r in zip(texts, requests, strict=True)
         ]
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt (text or ids) as a list of one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))
 
 
 def _world(config: EngineConfig) -> World:

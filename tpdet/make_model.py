@@ -178,7 +178,7 @@ def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: i
     if shards == 1:
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
         return
-    mapping = {}
+    mapping: dict[str, str] = {}
     for shard in range(shards):
         file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
         mine = names[shard * len(names) // shards : (shard + 1) * len(names) // shards]

@@ -5,26 +5,24 @@ transformers 5, `add_bos_token` of `tokenizer_config.json` is not read beside it
 padding and the clean-up of spaces are never applied.
 """
 
-import functools
-import json
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 
 from tpdet.chat_template import ChatTemplate, Segment
 from tpdet.errors import CheckpointError, RequestError
-from tpdet.json_file import read_json_object, read_text_file
+from tpdet.json_file import parse_json_object, read_json_object, read_text_file
 from tpdet.token_bytes import DecoderRules, join_tokens, read_rules
+from tpdet.token_guard import Guard, checked, ids_of
 
 _MAX_TOKENIZER_BYTES = 512 << 20
 _MAX_CONFIG_BYTES = 64 << 20  # it repeats every added token
 _MAX_TEMPLATE_BYTES = 1 << 20
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
           "mask_token")  # fmt: skip
-_NONCHARACTERS = "".join(chr(code) for code in range(0xFDD0, 0xFDF0))
+_Made = TypeVar("_Made")
 
 
 class Tokenizer:
@@ -48,6 +46,9 @@ class Tokenizer:
         self.chat_template = (
             ChatTemplate(template, self._named, list(self._special.values())) if template else None
         )
+        # Now rather than at a request: it can fail, and takes a second for a large vocabulary.
+        self._around = _sound(self._added_around)
+        self._guard = _sound(lambda: Guard(backend))
 
     @classmethod
     def load(cls, directory: str | Path, chat_template: str | Path | None = None) -> "Tokenizer":
@@ -57,15 +58,10 @@ class Tokenizer:
         `tokenizer.json` or template file, CheckpointError for one that is damaged or unsupported.
         """
         directory = Path(directory)
-        text = read_text_file(directory / "tokenizer.json", _MAX_TOKENIZER_BYTES)
-        try:
-            backend = tokenizers.Tokenizer.from_str(text)
-        # The library raises bare Exception for whatever is wrong with the file.
-        except Exception as error:
-            raise CheckpointError(
-                f"{directory / 'tokenizer.json'} cannot be read ({str(error)[:200]}): download it "
-                "again, or install a newer tokenizers package"
-            ) from error
+        path = directory / "tokenizer.json"
+        text = read_text_file(path, _MAX_TOKENIZER_BYTES)
+        _check_model(parse_json_object(text, str(path)), path)
+        backend = _sound(lambda: tokenizers.Tokenizer.from_str(text), str(path))
         config = _optional_object(directory / "tokenizer_config.json")
         config = _optional_object(directory / "special_tokens_map.json") | config
         template = _template(directory, config, chat_template)
@@ -87,7 +83,7 @@ class Tokenizer:
 
         Raises RequestError for text with a lone surrogate, which is no Unicode text.
         """
-        return _ids_of(self._backend, checked(text), add_special_tokens)
+        return ids_of(self._backend, checked(text), add_special_tokens)
 
     def encode_plain(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Ids of text in which special-token text is text. Raises RequestError as `encode`."""
@@ -168,8 +164,7 @@ class Tokenizer:
                     [tokenizers.AddedToken(text, special=True, normalized=False)]
                 )
 
-    @functools.cached_property
-    def _around(self) -> tuple[list[int], list[int]]:
+    def _added_around(self) -> tuple[list[int], list[int]]:
         """Ids that `add_special_tokens` puts before and after a text."""
         bare = self._backend.encode("a", add_special_tokens=False).ids
         full = self._backend.encode("a", add_special_tokens=True).ids
@@ -183,76 +178,49 @@ class Tokenizer:
         before, after = self._around if add_special_tokens else ([], [])
         return [*before, *ids, *after]
 
-    @functools.cached_property
-    def _guard(self) -> "_Guard":
-        return _Guard(self._backend)
 
-
-class _Guard:
-    """A copy of a tokenizer whose special tokens go by secret names, so that no text spells them.
-
-    Encoding the whole conversation at once keeps every rule that looks across tokens (prefix
-    spaces, stripping, normalization); only the names differ. They are drawn anew in each process;
-    ids do not depend on them.
-    """
-
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        description = json.loads(backend.to_str())
-        unknown = description["model"].get("unk_token")
-        secret = "".join(_NONCHARACTERS[byte % 32] for byte in secrets.token_bytes(24))
-        self._names: dict[str, str] = {}
-        for place, token in enumerate(description["added_tokens"]):
-            if token["special"]:
-                # Fixed width, so that no name begins another.
-                digits = "".join(_NONCHARACTERS[place >> shift & 31] for shift in (15, 10, 5, 0))
-                self._names[token["content"]] = secret + digits
-                token["content"] = secret + digits
-        self._backend = tokenizers.Tokenizer.from_str(json.dumps(description))
-        # Names outside the model's vocabulary get other ids, and shift those after them.
-        self._ids: dict[int, int] = {}
-        for text, id_ in _added_ids(backend).items():
-            mine = self._backend.token_to_id(self._names.get(text, text))
-            if mine is not None:
-                self._ids[mine] = id_
-        # What the model itself may still make of plain text, if they are in its vocabulary.
-        named = (self._backend.token_to_id(text) for text in self._names if text != unknown)
-        self._forbidden = frozenset(id_ for id_ in named if id_ is not None)
-
-    def encode(self, segments: Sequence[Segment]) -> list[int]:
-        """Ids; only segments that are special become special tokens. Raises RequestError."""
-        text = "".join(self._names[s.text] if s.special else checked(s.text) for s in segments)
-        ids = _ids_of(self._backend, text, False)
-        if not self._forbidden.isdisjoint(ids):
-            raise RequestError("this tokenizer makes special tokens of plain text: reword the text")
-        return [self._ids.get(id_, id_) for id_ in ids]
-
-
-def _ids_of(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    # The batch call lets other threads run meanwhile, which `encode` does not; and without offsets
-    # it is twice as fast.
-    return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-
-
-def checked(text: str) -> str:
-    """`text`, if it is Unicode text. Raises RequestError for a lone surrogate."""
+def _sound(make: Callable[[], _Made], file: str = "tokenizer.json") -> _Made:
+    """What `make` makes from the file. Raises CheckpointError for whatever the library raises."""
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            f"the text holds a lone surrogate (U+{ord(text[error.start]):04X}) at character "
-            f"{error.start}: send Unicode text"
-        ) from None
-    return text
+        return make()
+    except CheckpointError:
+        raise
+    # Bare Exception is what the library raises, and Rust's panics are not even Exceptions.
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(
+            f"{file} cannot be read ({str(error)[:200]}): download it again, or install a newer "
+            "tokenizers package"
+        ) from error
 
 
-def _added_ids(backend: tokenizers.Tokenizer) -> dict[str, int]:
-    return {token.content: id_ for id_, token in backend.get_added_tokens_decoder().items()}
+def _check_model(description: Mapping[str, Any], path: Path) -> None:
+    """Refuse what the library takes in and fails on later, some of it by ending the process."""
+    model = description.get("model")
+    if not isinstance(model, dict):
+        raise CheckpointError(f"{path} has no model: download it again")
+    if model.get("type", "BPE") == "BPE" and model.get("continuing_subword_prefix"):
+        raise CheckpointError(f"{path}: BPE with continuing_subword_prefix is not supported")
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        texts: dict[Any, str] = {}
+        for text, id_ in vocabulary.items():
+            if type(id_) is int and texts.setdefault(id_, text) != text:
+                raise CheckpointError(
+                    f"{path}: {texts[id_]!r} and {text!r} both have id {id_}: download it again"
+                )
 
 
 def _text(token: object) -> str | None:
     """A token's text, from either way of writing it."""
     value = token.get("content") if isinstance(token, dict) else token
-    return value if isinstance(value, str) and value else None
+    if not isinstance(value, str) or not value:
+        return None
+    try:
+        return checked(value)
+    except RequestError as error:
+        raise CheckpointError(f"tokenizer_config.json: token {value!r}: {error}") from None
 
 
 def _more_special(config: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ def gemm_rows(size: int, rows: tuple[int, ...]) -> list[dict]:
     for count in rows:
         x = torch.randn(count, size, generator=generator)
         ours, theirs = _interleaved(
-            lambda x=x: ops.column_gemm(x, weight), lambda x=x: torch.mm(x, weight.t()), cores
+            partial(ops.column_gemm, x, weight), partial(torch.mm, x, weight.t()), cores
         )
         found.append(
             {

@@ -29,7 +29,7 @@ def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:
     """Every trace of every world against the first world's first circumstance."""
     relations = []
     first = reports[0]
-    references = {}
+    references: dict[tuple[str, str], Trace] = {}
     for trace in first.traces:
         references.setdefault((trace.dtype, trace.fold_order), trace)
     for report in reports:

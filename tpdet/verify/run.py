@@ -11,10 +11,12 @@ from rich.console import Console
 
 from tpdet.errors import UsageError
 from tpdet.make_model import make_model
+from tpdet.model_config import load_model_config
 from tpdet.verify.compare import Relation, compare
 from tpdet.verify.report import append_run, print_matrix, result_rows
 from tpdet.verify.spec import VerifySpec, WorldReport
 from tpdet.verify.worlds import run_world
+from tpdet.weights.resolve import resolve_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -68,6 +70,8 @@ def verify_all(
     with tempfile.TemporaryDirectory(prefix="tpdet-models-") as name:
         names = list(models) or [str(make_family(f, Path(name), spec.seed)) for f in FAMILIES]
         for model in names:
+            for dtype in spec.dtypes:  # what cannot be loaded is refused before a world is started
+                load_model_config(resolve_model(model), dtype)
             one = msgspec.structs.replace(spec, model=model)
             relations = verify(one, tps, console, output, command)
             checked += len(relations)

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from tpdet.errors import CheckpointError, NotFoundError
-from tpdet.model_config import read_json_object
+from tpdet.json_file import parse_json_object, read_json_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -21,7 +22,7 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 class Checkpoint:
     """Open safetensors files and which of them holds each tensor."""
 
-    def __init__(self, files: dict[str, object], holder: dict[str, str]) -> None:
+    def __init__(self, files: dict[str, Any], holder: dict[str, str]) -> None:
         """files: open handles by file name; holder: file name by tensor name."""
         self._files = files
         self._holder = holder
@@ -73,11 +74,11 @@ class Checkpoint:
                 f"({len(extra)} such tensors): is config.json the checkpoint's?"
             )
 
-    def _view(self, name: str) -> tuple[str, object]:
+    def _view(self, name: str) -> tuple[str, Any]:
         file = self._holder.get(name)
         if file is None:
             raise CheckpointError(f"tensor {name} is in none of {', '.join(sorted(self._files))}")
-        return file, self._files[file].get_slice(name)  # type: ignore[attr-defined]
+        return file, self._files[file].get_slice(name)
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:
@@ -86,9 +87,14 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     Raises NotFoundError without either, and CheckpointError for a missing, truncated or damaged
     file, for a tensor in two files, and for an index that does not tell what the files hold.
     """
-    if (directory / INDEX).exists():
+    sharded, single = (directory / INDEX).exists(), (directory / SINGLE).exists()
+    if sharded and single:
+        raise CheckpointError(
+            f"{directory} holds both {SINGLE} and {INDEX}: remove the one that is not the model"
+        )
+    if sharded:
         return _open_sharded(directory)
-    if not (directory / SINGLE).exists():
+    if not single:
         raise NotFoundError(f"{directory} holds neither {SINGLE} nor {INDEX}")
     file = _open(directory / SINGLE)
     return Checkpoint({SINGLE: file}, dict.fromkeys(file.keys(), SINGLE))
@@ -122,10 +128,20 @@ def _open_sharded(directory: Path) -> Checkpoint:
     return Checkpoint(files, holder)
 
 
-def _open(path: Path) -> object:
+def _open(path: Path) -> Any:
     try:
-        return safe_open(path, framework="pt", device="cpu")
+        file = safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path.name} is truncated or damaged ({error}): download it again"
         ) from error
+    _refuse_duplicates(path)
+    return file
+
+
+def _refuse_duplicates(path: Path) -> None:
+    """A header that names a tensor twice would leave one of the two unread, and unseen."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(length)
+    parse_json_object(header.decode("utf-8"), path.name)

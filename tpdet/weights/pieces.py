@@ -21,6 +21,12 @@ class Pieces:
         return cls(0, (), range(0, 1))
 
     def ranges(self, shape: tuple[int, ...]) -> list[tuple[int, tuple[int, int]]]:
-        """(index, bound) of this rank's pieces of a tensor of `shape`."""
+        """(index, bound) of this rank's pieces of a tensor of `shape`.
+
+        Raises ValueError when the bounds do not cover the tensor, each element once.
+        """
         bounds = self.bounds or ((0, shape[0]),)
+        edges = [0, *(last for _, last in bounds)]
+        if edges[:-1] != [first for first, _ in bounds] or edges[-1] != shape[self.dim]:
+            raise ValueError(f"pieces {bounds} do not cover dimension {self.dim} of {shape}")
         return [(index, bounds[index]) for index in self.mine]

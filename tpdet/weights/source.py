@@ -54,9 +54,15 @@ class WeightSource:
             else:
                 part = draw_piece(self._seed, name, index, _cut(shape, pieces.dim, last - first))
             self._digests[name, index] = _digest(part, shape, first, last)
-            parts.append(part.to(self._dtype))
+            narrow = part.to(self._dtype)
+            if not torch.isfinite(narrow).all():
+                raise CheckpointError(
+                    f"tensor {name} holds values too large for {self._dtype}: use another --dtype"
+                )
+            parts.append(narrow)
         self._bar.update()
-        return torch.cat(parts, dim=pieces.dim) if len(parts) > 1 else parts[0]
+        # A copy always: what was read may be a view of the file, which may change under us.
+        return torch.cat(parts, dim=pieces.dim)
 
     def finish(self, tied: tuple[str, str] | None = None) -> Digests:
         """The digests of all pieces read. Raises CheckpointError for tensors nobody asked for.
@@ -109,7 +115,7 @@ def _digest(part: torch.Tensor, shape: tuple[int, ...], first: int, last: int) -
     """BLAKE3 over dtype, whole shape, range and the raw bytes of a piece."""
     header = f"{part.dtype} {list(shape)} {first}:{last}\n".encode()
     raw = part.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return blake3.blake3(header).update(raw).digest()
+    return blake3.blake3(header).update(memoryview(raw)).digest()
 
 
 def _cut(shape: tuple[int, ...], dim: int, extent: int) -> tuple[int, ...]:

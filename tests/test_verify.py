@@ -1,0 +1,91 @@
+"""`tpdet verify` over real torchrun worlds: all families are equal, and the control is not."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import FAMILIES
+from tpdet.verify.compare import compare
+from tpdet.verify.spec import Trace, WorldReport
+
+
+def verify(*arguments, timeout=280):
+    command = [sys.executable, "-m", "tpdet", "verify", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_equal_at_every_size_and_circumstance(tiny_model, tmp_path, family):
+    output = tmp_path / "verify.json"
+    short = ["--batch", "1,16", "--budget", "100", "--tokens", "6"]
+    dtype = "bfloat16" if family in ("llama", "qwen3") else "float32"
+    done = verify(
+        tiny_model(family), "--dtype", dtype, "--fold-order", "pairs", "--output", output, *short
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all equal" in done.stdout
+    (run,) = json.loads(output.read_text())
+    assert sorted({row["tp"] for row in run["rows"]}) == [1, 2, 4, 8]
+    assert {row["relation"] for row in run["rows"]} == {
+        "alone", "batch 16", "chunks of 100", "preempted", "prefill of decode",
+    }  # fmt: skip
+    assert all(row["equal"] for row in run["rows"])
+    assert len({row["digest"] for row in run["rows"]}) == 1
+
+
+def test_every_fold_order_is_equal_and_a_contract_of_its_own(tiny_model, tmp_path):
+    output = tmp_path / "verify.json"
+    done = verify(
+        tiny_model("qwen3"), "--tp", "1,2,4", "--dtype", "float32", "--batch", "1,64", "--budget",
+        "30", "--tokens", "4", "--output", output,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = json.loads(output.read_text())
+    digests = {row["mode"]: row["digest"] for row in run["rows"]}
+    assert len(set(digests.values())) == 3
+
+
+def test_the_control_fails_and_names_the_first_difference(tiny_model):
+    done = verify(
+        tiny_model("qwen3"), "--control", "--tp", "1,2", "--dtype", "float32", "--fold-order",
+        "pairs", "--batch", "1,4", "--budget", "100", "--tokens", "4",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "DIFFERENT" in done.stdout
+    flat = " ".join(done.stdout.split())
+    assert "position" in flat and "the reference has" in flat and "logit of token" in flat
+
+
+def test_a_model_that_cannot_be_loaded_ends_with_its_reason():
+    done = verify("./nowhere", "--tp", "1")
+    assert done.returncode == 66
+    assert "is not a directory" in done.stderr + done.stdout
+
+
+def trace(digests, tokens=(1, 2)):
+    return Trace(
+        dtype="float32", fold_order="pairs", circumstance="alone", tokens={"p": tokens},
+        logprob_bits={"p": ("00000000",) * len(tokens)}, logits={"p": digests}, values="none",
+        steps=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (trace({0: "a"}), "missing on one side"),
+        (trace({0: "a", 1: "b", 2: "c"}), "missing on one side"),
+        (trace({0: "a", 1: "x"}), "logits differ"),
+        (trace({0: "a", 1: "b"}, tokens=(1, 3)), "tokens"),
+        (trace({0: "a", 1: "recomputed: b then c"}), "recomputed"),
+    ],
+)
+def test_any_difference_is_found(tmp_path, other, message):
+    (tmp_path / "none").write_bytes(b"")
+    reference = WorldReport(tp=1, vocab_size=4, fingerprints={}, traces=(trace({0: "a", 1: "b"}),))
+    changed = WorldReport(tp=2, vocab_size=4, fingerprints={}, traces=(other,))
+    first, second = compare([reference, changed], tmp_path)
+    assert first.equal and not second.equal
+    assert message in second.difference

@@ -1,0 +1,107 @@
+"""Typed, checked reading of a JSON object's keys; every refusal names file, key and value."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from tpdet.errors import CheckpointError
+
+MAX_INTEGER = 2**31 - 1
+
+
+class Fields:
+    """A JSON object under the name messages give it. A null value counts as absent."""
+
+    def __init__(self, values: Mapping[str, Any], file: str, within: str = "") -> None:
+        self._values = values
+        self._file = file
+        self._within = f"{within}." if within else ""
+
+    def __contains__(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def has_null(self, key: str) -> bool:
+        """Whether the key is there and null, which some settings tell apart from absent."""
+        return key in self._values and self._values[key] is None
+
+    def raw(self, key: str) -> Any:
+        """The value as parsed, None if absent."""
+        return self._values.get(key)
+
+    def inner(self, key: str) -> "Fields | None":
+        """The object under a key, None if absent."""
+        value = self.raw(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            self.refuse(key, "it must be an object")
+        return Fields(value, self._file, f"{self._within}{key}")
+
+    def integer(self, key: str, default: int | None = None, low: int = 1) -> int:
+        """An integer in [low, 2**31 - 1]; `default` where absent, refused if that is None."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.refuse(key, "it must be an integer")
+        if not low <= value <= MAX_INTEGER:
+            self.refuse(key, f"it must lie in [{low}, {MAX_INTEGER}]")
+        return value
+
+    def number(self, key: str, default: float | None = None, above: float = 0.0) -> float:
+        """A finite number greater than `above`; `default` where absent, refused if that is None."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.refuse(key, "it must be a number")
+        try:
+            number = float(value)
+        except OverflowError:
+            self.refuse(key, "it is too large")
+        if not math.isfinite(number) or number <= above:
+            self.refuse(key, f"it must be finite and above {above:g}")
+        return number
+
+    def optional_number(self, key: str, above: float = 0.0) -> float | None:
+        """As `number`, None where absent."""
+        return self.number(key, above=above) if key in self else None
+
+    def boolean(self, key: str, default: bool | None = None) -> bool:
+        """True or false; `default` where absent, refused if that is None."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            self.refuse(key, "it must be true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string; `default` where absent, refused if that is None."""
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            self.refuse(key, "it must be a string")
+        return value
+
+    def only(self, known: frozenset[str], remedy: str) -> None:
+        """Refuse the first key, in order of the alphabet, that is not `known`."""
+        for key in sorted(self._values):
+            if key not in known:
+                raise CheckpointError(
+                    f"{self._file}: unknown key {self._within + key!r} "
+                    f"(value {_shown(self._values[key])}): {remedy}"
+                )
+
+    def refuse(self, key: str, remedy: str) -> NoReturn:
+        """Raise CheckpointError naming file, key and value."""
+        value = _shown(self.raw(key))
+        raise CheckpointError(f"{self._file}: {self._within}{key} is {value}: {remedy}")
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.raw(key)
+        if value is not None:
+            return value
+        if default is None:
+            raise CheckpointError(
+                f"{self._file}: {self._within}{key} is missing: a complete config.json states it"
+            )
+        return default
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,81 @@
+"""Every key of `config.json` that may occur, as data: parsed, inert, or allowed at one value.
+
+A key not listed here is refused by name: what we do not know could change the arithmetic. The
+lists follow the configurations that transformers 4 and 5 write for the four families.
+"""
+
+PARSED = frozenset(
+    "architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers "
+    "num_attention_heads num_key_value_heads head_dim rms_norm_eps max_position_embeddings "
+    "tie_word_embeddings rope_theta rope_scaling rope_parameters torch_dtype dtype eos_token_id "
+    "bos_token_id".split()
+)
+
+PARSED_BY_FAMILY = {
+    "llama": frozenset[str](),
+    "mistral": frozenset({"sliding_window"}),
+    "qwen2": frozenset(
+        {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}
+    ),
+    "qwen3": frozenset(
+        {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}
+    ),
+}
+
+# Notes, training settings, and choices of how transformers computes: none changes what is computed.
+_NOTES = (
+    "_name_or_path name_or_path _commit_hash transformers_version transformers.js_config "
+    "unsloth_fixed unsloth_version initializer_range use_cache return_dict use_bfloat16 "
+    "attn_implementation _attn_implementation _attn_implementation_autoset id2label label2id "
+    "num_labels problem_type finetuning_task task_specific_params tokenizer_class prefix "
+    "tf_legacy_loss torchscript pad_token_id unk_token_id sep_token_id decoder_start_token_id "
+    "is_decoder model_max_length"
+)
+
+# Generation settings that old checkpoints kept in config.json; tpdet reads none of them.
+_GENERATION = (
+    "max_length max_new_tokens min_length min_new_tokens do_sample early_stopping num_beams "
+    "num_beam_groups diversity_penalty temperature top_k top_p min_p typical_p epsilon_cutoff "
+    "eta_cutoff repetition_penalty length_penalty no_repeat_ngram_size "
+    "encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores output_logits "
+    "return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values "
+    "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens"
+)
+
+INERT = frozenset(_NOTES.split()) | frozenset(_GENERATION.split())
+
+_NOT_SUPPORTED = "tpdet does not support it"
+
+NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
+    "hidden_act": (("silu",), "only silu is supported"),
+    "attention_dropout": ((0,), "serving has no dropout, set it to 0"),
+    "attention_bias": ((False,), "a checkpoint with this bias is not supported"),
+    "mlp_bias": ((False,), "a checkpoint with this bias is not supported"),
+    "pretraining_tp": ((1,), "the sliced product it asks for is not supported"),
+    "partial_rotary_factor": ((1,), "only fully rotated heads are supported"),
+    "use_mrope": ((False,), _NOT_SUPPORTED),
+    "quantization_config": ((), "use a checkpoint that is not quantized"),
+    "original_max_position_embeddings": ((), "state it inside rope_scaling"),
+    "output_attentions": ((False,), _NOT_SUPPORTED),
+    "output_hidden_states": ((False,), _NOT_SUPPORTED),
+    "is_encoder_decoder": ((False,), _NOT_SUPPORTED),
+    "add_cross_attention": ((False,), _NOT_SUPPORTED),
+    "cross_attention_hidden_size": ((), _NOT_SUPPORTED),
+    "tie_encoder_decoder": ((False,), _NOT_SUPPORTED),
+    "chunk_size_feed_forward": ((0,), _NOT_SUPPORTED),
+    "pruned_heads": (({},), "use the checkpoint before pruning"),
+}
+"""Key -> (values allowed beside null, what to say of any other)."""
+
+NEUTRAL_BY_FAMILY: dict[str, dict[str, tuple[tuple[object, ...], str]]] = {
+    "llama": {"sliding_window": ((), "Llama has no sliding window")},
+    "mistral": {},
+    "qwen2": {"attention_bias": ((True,), "Qwen2 always has biases on q, k and v")},
+    "qwen3": {},
+}
+
+DEFAULT_THETA = 10000.0
+DEFAULT_HEAD_DIM = {"qwen3": 128}
+DEFAULT_MAX_WINDOW_LAYERS = 28
+DEFAULT_WINDOW = 4096
+"""What transformers takes for an absent key."""

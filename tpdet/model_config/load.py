@@ -1,0 +1,154 @@
+"""From a Hugging Face directory to a ModelConfig; what cannot be computed exactly is refused."""
+
+from pathlib import Path
+from typing import Any
+
+from tpdet.errors import NotFoundError, UsageError
+from tpdet.json_file import read_json_object
+from tpdet.model_config.fields import Fields
+from tpdet.model_config.keys import (
+    DEFAULT_HEAD_DIM,
+    INERT,
+    NEUTRAL,
+    NEUTRAL_BY_FAMILY,
+    PARSED,
+    PARSED_BY_FAMILY,
+)
+from tpdet.model_config.model import DTYPES, FAMILIES, HEAD_SIZES, ModelConfig
+from tpdet.model_config.rope import parse_rotary
+from tpdet.model_config.windows import parse_windows
+
+_K_GROUP = 16  # products are added in groups of 16, so a reduced width is a multiple of it
+
+
+def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig:
+    """Parse `config.json`, and the EOS ids of `generation_config.json` if there is one.
+
+    dtype: "float32", "bfloat16" or "float16" overrides the checkpoint's; "auto" takes that.
+    Raises NotFoundError for a missing directory or file, CheckpointError (file, key, value,
+    remedy) for anything unknown or not supported, UsageError for an unknown `dtype`.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise NotFoundError(f"{directory} is not a directory: give a Hugging Face model directory")
+    path = directory / "config.json"
+    values = read_json_object(path)
+    config = Fields(values, str(path))
+    architecture, family = _family(config)
+    _check_keys(config, values, family)
+    layers = config.integer("num_hidden_layers")
+    vocab_size = config.integer("vocab_size")
+    heads, key_heads, head_dim = _heads(config, family)
+    max_position = config.integer("max_position_embeddings")
+    bos = config.integer("bos_token_id", low=0) if "bos_token_id" in config else None
+    return ModelConfig(
+        family=family,
+        architecture=architecture,
+        vocab_size=vocab_size,
+        hidden_size=_reduced(config, "hidden_size"),
+        intermediate_size=_reduced(config, "intermediate_size"),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=key_heads,
+        head_dim=head_dim,
+        rms_norm_eps=config.number("rms_norm_eps"),
+        rotary=parse_rotary(config, head_dim, max_position),
+        max_position=max_position,
+        tie_word_embeddings=config.boolean("tie_word_embeddings", False),
+        attention_bias=family == "qwen2",
+        qk_norm=family == "qwen3",
+        windows=parse_windows(config, family, layers),
+        dtype=_dtype(config, dtype),
+        eos_token_ids=_eos_ids(directory, config, vocab_size),
+        bos_token_id=bos,
+    )
+
+
+def _family(config: Fields) -> tuple[str, str]:
+    """Architecture and family; they must be known and agree."""
+    names = config.raw("architectures")
+    supported = ", ".join(FAMILIES)
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in tuple(FAMILIES):
+        config.refuse("architectures", f"only one of {supported} is supported")
+    family = FAMILIES[names[0]]
+    if config.text("model_type") != family:
+        config.refuse("model_type", f"{names[0]} goes with {family!r}")
+    return names[0], family
+
+
+def _check_keys(config: Fields, values: dict[str, Any], family: str) -> None:
+    neutral = NEUTRAL | NEUTRAL_BY_FAMILY[family]
+    parsed = PARSED | PARSED_BY_FAMILY[family]
+    for key in sorted(set(values) & set(neutral) - parsed):
+        allowed, remedy = neutral[key]
+        value = values[key]
+        if value is not None and not any(_equal(value, other) for other in allowed):
+            config.refuse(key, remedy)
+    config.only(
+        parsed | INERT | frozenset(neutral),
+        "tpdet cannot tell whether it changes the arithmetic; remove it only if it does not",
+    )
+
+
+def _equal(value: object, other: object) -> bool:
+    """Equality that tells false from 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _heads(config: Fields, family: str) -> tuple[int, int, int]:
+    """(query heads, key heads, head size)."""
+    heads = config.integer("num_attention_heads")
+    key_heads = config.integer("num_key_value_heads", heads if family == "llama" else None)
+    if key_heads > heads or heads % key_heads:
+        config.refuse("num_key_value_heads", f"it must divide num_attention_heads {heads}")
+    default = DEFAULT_HEAD_DIM.get(family)
+    if "head_dim" not in config and default is None:
+        hidden = config.integer("hidden_size")
+        if hidden % heads:
+            config.refuse("hidden_size", f"without head_dim it must be a multiple of {heads} heads")
+        default = hidden // heads
+    head_dim = config.integer("head_dim", default)
+    if head_dim not in HEAD_SIZES:
+        sizes = ", ".join(map(str, HEAD_SIZES))
+        if "head_dim" in config:
+            config.refuse("head_dim", f"heads of {sizes} are supported")
+        config.refuse("hidden_size", f"it makes heads of {head_dim}, only {sizes} are supported")
+    return heads, key_heads, head_dim
+
+
+def _reduced(config: Fields, key: str) -> int:
+    value = config.integer(key)
+    if value % _K_GROUP:
+        config.refuse(key, f"it must be a multiple of {_K_GROUP}")
+    return value
+
+
+def _dtype(config: Fields, wanted: str) -> str:
+    """The dtype asked for, else the checkpoint's."""
+    if wanted != "auto":
+        if wanted not in DTYPES:
+            raise UsageError(f"dtype {wanted!r} is not supported: use auto, {', '.join(DTYPES)}")
+        return wanted
+    key = "dtype" if "dtype" in config else "torch_dtype"
+    if key not in config:
+        config.refuse("dtype", "the checkpoint names none, choose one with --dtype")
+    if "torch_dtype" in config and config.text("torch_dtype") != config.text(key):
+        config.refuse("torch_dtype", f"dtype says {config.text(key)!r}, choose one with --dtype")
+    if config.text(key) not in DTYPES:
+        config.refuse(key, f"only {', '.join(DTYPES)} are supported, choose one with --dtype")
+    return config.text(key)
+
+
+def _eos_ids(directory: Path, config: Fields, vocab_size: int) -> tuple[int, ...]:
+    """Ids that end a sequence: generation_config.json's, else config.json's; () if neither has."""
+    source = config
+    path = directory / "generation_config.json"
+    if path.exists():
+        generation = Fields(read_json_object(path), str(path))
+        source = generation if "eos_token_id" in generation else config
+    value = source.raw("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            source.refuse("eos_token_id", f"ids must be integers in [0, {vocab_size})")
+    return tuple(dict.fromkeys(ids))
