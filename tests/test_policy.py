@@ -78,10 +78,10 @@ def same_floor_allowed(mine: str, other: str) -> bool:
 
 NEIGHBOURS = {
     ("plan", "request"), ("sampling_row", "request"), ("detokenizer", "tokenizer"),
-    ("tokenizer", "chat_template"), ("bench", "verify"),
-    ("make_model", "model_config"), ("layers", "cache"), ("layers", "weights"), ("serve", "server"),
-    ("make_model", "tokenizer"), ("cache", "plan"), ("sampler", "request"),
-    ("receipt", "weights"), ("model_config", "json_file"), ("tokenizer", "json_file"), ("tokenizer", "token_bytes"),
+    ("tokenizer", "chat_template"), ("bench", "verify"), ("make_model", "model_config"),
+    ("layers", "cache"), ("layers", "weights"), ("serve", "server"), ("make_model", "tokenizer"),
+    ("cache", "plan"), ("sampler", "request"), ("receipt", "weights"),
+    ("model_config", "json_file"), ("tokenizer", "json_file"), ("tokenizer", "token_bytes"),
     ("tokenizer", "token_guard"), ("token_guard", "chat_template"),
     ("detokenizer", "token_bytes"), ("make_model", "train_tokenizer"),
 }  # fmt: skip

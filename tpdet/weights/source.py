@@ -115,7 +115,7 @@ def _digest(part: torch.Tensor, shape: tuple[int, ...], first: int, last: int) -
     """BLAKE3 over dtype, whole shape, range and the raw bytes of a piece."""
     header = f"{part.dtype} {list(shape)} {first}:{last}\n".encode()
     raw = part.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return blake3.blake3(header).update(memoryview(raw)).digest()
+    return blake3.blake3(header).update(raw.data).digest()
 
 
 def _cut(shape: tuple[int, ...], dim: int, extent: int) -> tuple[int, ...]:
