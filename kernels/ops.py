@@ -22,7 +22,7 @@ from tpdet.kernels.cpu import (
 )
 from tpdet.kernels.draw import Draw
 from tpdet.kernels.order import Expression, FinalExpression
-from tpdet.kernels.paged_batch import PagedSequence
+from tpdet.kernels.paged_batch import PagedBatch
 
 
 def column_gemm(
@@ -90,21 +90,21 @@ def store_kv(
     v: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    sequences: tuple[PagedSequence, ...],
+    batch: PagedBatch,
 ) -> None:
     """Write k and v [M, Hkv, D] to pages [P, Hkv, 256, D] at each row's position."""
-    _on(k, embedding).store_kv(k, v, k_pages, v_pages, sequences)
+    _on(k, embedding).store_kv(k, v, k_pages, v_pages, batch)
 
 
 def paged_attention(
     q: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    sequences: tuple[PagedSequence, ...],
+    batch: PagedBatch,
     window: int | None = None,
 ) -> torch.Tensor:
     """q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D]: prefill, chunk and decode alike."""
-    return _on(q, attention).paged_attention(q, k_pages, v_pages, sequences, window)
+    return _on(q, attention).paged_attention(q, k_pages, v_pages, batch, window)
 
 
 def log_mass(logits: torch.Tensor, maximum: torch.Tensor) -> torch.Tensor:

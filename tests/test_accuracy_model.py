@@ -93,10 +93,11 @@ def test_folded_leaves_are_closer_to_float64_than_one_chain(name):
 def test_attention_is_close_to_float64():
     from tests.test_kernels_cpu import attention_case
 
-    q, pages, sequences = attention_case(torch.float32, 64, 8, 2, 500)
-    ours = ops.paged_attention(q, *pages, sequences)
+    q, pages, batch = attention_case(torch.float32, 64, 8, 2, 500)
+    ours = ops.paged_attention(q, *pages, batch)
     keys, values = (
-        torch.cat([side[p] for p in sequences[0].pages], 1)[:, :500].double() for side in pages
+        torch.cat([side[p] for p in batch.sequences[0].pages], 1)[:, :500].double()
+        for side in pages
     )
     query = q.double().permute(1, 0, 2)
     keys, values = keys.repeat_interleave(4, 0), values.repeat_interleave(4, 0)

@@ -10,7 +10,7 @@ from tpdet.kernels import ops, order
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.admission import check_bit_classes
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.kernels.paged_batch import PagedSequence
+from tpdet.kernels.paged_batch import PagedSequence, make_batch
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -61,11 +61,11 @@ def test_the_plain_product_of_one_row_has_other_bits():
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_thread_count_changes_no_bit(count):
     x, w = draw(40, 512), draw(1100, 512, seed=1)
-    q, pages, sequences = attention_case(torch.float32, 64, 8, 4, 600)
-    one = ops.column_gemm(x, w), ops.paged_attention(q, *pages, sequences)
+    q, pages, batch = attention_case(torch.float32, 64, 8, 4, 600)
+    one = ops.column_gemm(x, w), ops.paged_attention(q, *pages, batch)
     threads.configure(count)
     assert_same_bits(ops.column_gemm(x, w), one[0], "product")
-    assert_same_bits(ops.paged_attention(q, *pages, sequences), one[1], "attention")
+    assert_same_bits(ops.paged_attention(q, *pages, batch), one[1], "attention")
 
 
 @pytest.mark.parametrize("name", order.FOLD_ORDERS)
@@ -138,7 +138,7 @@ def test_rotated_heads_do_not_depend_on_how_many_heads_there_are():
 
 
 def attention_case(dtype, head, query_heads, key_heads, length, poison=True):
-    """q, (k pages, v pages) and one whole-prompt sequence; unwritten slots hold NaN."""
+    """q, (k pages, v pages) and a batch of one whole prompt; unwritten slots hold NaN."""
     k = draw(length, key_heads, head, dtype=dtype, seed=1)
     v = draw(length, key_heads, head, dtype=dtype, seed=2)
     q = draw(length, query_heads, head, dtype=dtype, seed=3) * 2
@@ -146,9 +146,9 @@ def attention_case(dtype, head, query_heads, key_heads, length, poison=True):
     shape = (count + 3, key_heads, PAGE_TOKENS, head)
     pages = [torch.full(shape, torch.nan if poison else 0.0, dtype=dtype) for _ in "kv"]
     mapping = tuple(random.Random(length).sample(range(count + 3), count))
-    sequences = (PagedSequence(0, length, 0, mapping),)
-    ops.store_kv(k, v, *pages, sequences)
-    return q, pages, sequences
+    batch = make_batch((PagedSequence(0, length, 0, mapping),))
+    ops.store_kv(k, v, *pages, batch)
+    return q, pages, batch
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -158,28 +158,28 @@ def attention_case(dtype, head, query_heads, key_heads, length, poison=True):
 )
 def test_attention_is_equal_whole_chunked_and_decoded(dtype, head, query_heads, key_heads, window):
     length = 560
-    q, pages, sequences = attention_case(dtype, head, query_heads, key_heads, length)
-    whole = ops.paged_attention(q, *pages, sequences, window)
+    q, pages, batch = attention_case(dtype, head, query_heads, key_heads, length)
+    whole = ops.paged_attention(q, *pages, batch, window)
     assert torch.isfinite(whole).all()
-    mapping, done, chance = sequences[0].pages, 0, random.Random(7)
+    mapping, done, chance = batch.sequences[0].pages, 0, random.Random(7)
     while done < length:
         count = min(chance.choice((1, 1, 3, 16, 64, 130, 256)), length - done)
-        chunk = (PagedSequence(0, count, done, mapping),)
+        chunk = make_batch((PagedSequence(0, count, done, mapping),))
         part = ops.paged_attention(q[done : done + count], *pages, chunk, window)
         assert_same_bits(part, whole[done : done + count], f"chunk at {done}")
         done += count
     rows = list(range(0, length, 13))
-    crowd = tuple(PagedSequence(i, 1, row, mapping) for i, row in enumerate(rows))
+    crowd = make_batch(tuple(PagedSequence(i, 1, r, mapping) for i, r in enumerate(rows)))
     together = ops.paged_attention(q[rows], *pages, crowd, window)
     assert_same_bits(together, whole[rows], "decoded together")
 
 
 def test_attention_heads_do_not_depend_on_how_many_heads_a_rank_holds():
-    q, pages, sequences = attention_case(torch.float32, 64, 8, 4, 300)
-    whole = ops.paged_attention(q, *pages, sequences)
+    q, pages, batch = attention_case(torch.float32, 64, 8, 4, 300)
+    whole = ops.paged_attention(q, *pages, batch)
     for rank in range(8):
         mine = [p[:, rank // 2 : rank // 2 + 1].clone() for p in pages]
-        one = ops.paged_attention(q[:, rank : rank + 1].clone(), *mine, sequences)
+        one = ops.paged_attention(q[:, rank : rank + 1].clone(), *mine, batch)
         assert_same_bits(one[:, 0], whole[:, rank].contiguous(), f"head {rank}")
 
 
@@ -192,11 +192,11 @@ def test_what_unwritten_slots_hold_changes_nothing():
 
 def test_online_softmax_over_the_whole_row_is_another_function():
     """Negative control: splits counted from the sequence's end would change with its length."""
-    q, pages, sequences = attention_case(torch.float32, 64, 1, 1, 512)
-    keys = torch.cat([pages[0][p, 0] for p in sequences[0].pages])
-    values = torch.cat([pages[1][p, 0] for p in sequences[0].pages])
+    q, pages, batch = attention_case(torch.float32, 64, 1, 1, 512)
+    keys = torch.cat([pages[0][p, 0] for p in batch.sequences[0].pages])
+    values = torch.cat([pages[1][p, 0] for p in batch.sequences[0].pages])
     whole = torch.softmax(q[511] @ keys.t() / 8, -1) @ values
-    ours = ops.paged_attention(q, *pages, sequences)[511]
+    ours = ops.paged_attention(q, *pages, batch)[511]
     assert (whole - ours).abs().max() < 1e-4 and not same_bits(whole, ours)
 
 

@@ -19,7 +19,7 @@ from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.admission import check_bit_classes
 from tpdet.kernels.golden import golden_digest
 from tpdet.kernels.order import GOLDEN_SHA256, PAGE_TOKENS, Contract
-from tpdet.kernels.paged_batch import PagedSequence
+from tpdet.kernels.paged_batch import PagedSequence, make_batch
 from tpdet.layers.partition import Partition, make_partition
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.models.decoder import Decoder
@@ -114,18 +114,14 @@ class Runner:
     def _run(self, plan: StepPlan) -> torch.Tensor:
         """The model over a plan's rows; returns the residual rows whose logits are wanted."""
         ids: list[int] = []
-        positions: list[int] = []
         wanted: list[int] = []
         sequences = []
         for row in plan.rows:
             count = len(row.token_ids)
             sequences.append(PagedSequence(len(ids), count, row.start, row.pages))
-            positions += range(row.start, row.start + count)
             ids += row.token_ids
             wanted += range(len(ids) - row.logits, len(ids))
-        hidden_MH = self.model.hidden(
-            torch.tensor(ids), torch.tensor(positions), self._pages, tuple(sequences)
-        )
+        hidden_MH = self.model.hidden(torch.tensor(ids), self._pages, make_batch(tuple(sequences)))
         return hidden_MH[torch.tensor(wanted, dtype=torch.int64)]
 
     def _compare_tables(self) -> None:

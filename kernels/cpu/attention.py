@@ -22,7 +22,7 @@ import torch
 
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.order import MASKED, PAGE_TOKENS, TILE_TOKENS
-from tpdet.kernels.paged_batch import PagedSequence
+from tpdet.kernels.paged_batch import PagedBatch, PagedSequence
 
 _ROW_GROUP = 16
 _MAX_ROWS = 256  # rows of one prefill block, at most
@@ -43,7 +43,7 @@ def paged_attention(
     q: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    sequences: tuple[PagedSequence, ...],
+    batch: PagedBatch,
     window: int | None,
 ) -> torch.Tensor:
     """Attention of q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D], q's dtype.
@@ -53,7 +53,7 @@ def paged_attention(
     """
     out = torch.zeros_like(q)
     per_key_head = q.shape[1] // k_pages.shape[1]
-    blocks = [b for sequence in sequences for b in _blocks(sequence, per_key_head)]
+    blocks = [b for sequence in batch.sequences for b in _blocks(sequence, per_key_head)]
     batches: list[list[_Block]] = []
     for groups, same in groupby(sorted(blocks, key=lambda b: b.groups), key=lambda b: b.groups):
         members = list(same)

@@ -3,7 +3,7 @@
 import torch
 
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.kernels.paged_batch import PagedSequence
+from tpdet.kernels.paged_batch import PagedBatch
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -16,13 +16,13 @@ def store_kv(
     v: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    sequences: tuple[PagedSequence, ...],
+    batch: PagedBatch,
 ) -> None:
     """Write k and v [M, Hkv, D] to their pages [P, Hkv, 256, D] at each row's position."""
-    if not sequences:
+    if not batch.sequences:
         return
     rows, pages, offsets = [], [], []
-    for sequence in sequences:
+    for sequence in batch.sequences:
         for i in range(sequence.count):
             position = sequence.start + i
             rows.append(sequence.first_row + i)

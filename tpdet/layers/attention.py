@@ -4,7 +4,7 @@ import torch
 
 from tpdet.cache.kv import LayerPages
 from tpdet.kernels import ops
-from tpdet.kernels.paged_batch import PagedSequence
+from tpdet.kernels.paged_batch import PagedBatch
 from tpdet.layers.linear import ColumnLinear, RowLinear
 from tpdet.layers.partition import Partition
 from tpdet.weights.pieces import Pieces
@@ -39,7 +39,7 @@ class Attention:
         x_MH: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor],
         pages: LayerPages,
-        sequences: tuple[PagedSequence, ...],
+        batch: PagedBatch,
     ) -> torch.Tensor:
         """x [M, H] -> the folded output product [M, H] in fp32; stores the step's k and v first."""
         rows = x_MH.shape[0]
@@ -47,8 +47,8 @@ class Attention:
         q, k, v = (part.view(rows, -1, self._head) for part in _split(self._qkv(x_MH), widths))
         q_MQD = ops.rotate_heads(q, *rotary, self._query_norm, self._eps)
         k_MKD = ops.rotate_heads(k, *rotary, self._key_norm, self._eps)
-        ops.store_kv(k_MKD, v, pages.keys, pages.values, sequences)
-        mixed = ops.paged_attention(q_MQD, pages.keys, pages.values, sequences, self._window)
+        ops.store_kv(k_MKD, v, pages.keys, pages.values, batch)
+        mixed = ops.paged_attention(q_MQD, pages.keys, pages.values, batch, self._window)
         return self._output(mixed.view(rows, -1))
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tpdet.cache.kv import KeyValuePages
 from tpdet.kernels import ops
-from tpdet.kernels.paged_batch import PagedSequence
+from tpdet.kernels.paged_batch import PagedBatch
 from tpdet.kernels.rotary import rotary_table
 from tpdet.layers.attention import Attention
 from tpdet.layers.mlp import GatedMlp
@@ -35,11 +35,11 @@ class DecoderLayer:
         hidden_MH: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor],
         pages: KeyValuePages,
-        sequences: tuple[PagedSequence, ...],
+        batch: PagedBatch,
     ) -> torch.Tensor:
         """Residual stream [M, H] -> [M, H], rounded to the model's dtype after each block."""
         x = ops.rms_norm(hidden_MH, self._input_norm, self._eps)
-        mixed = self._attention(x, rotary, pages.layers[self._index], sequences)
+        mixed = self._attention(x, rotary, pages.layers[self._index], batch)
         hidden_MH = ops.add_residual(mixed, None, hidden_MH)
         x = ops.rms_norm(hidden_MH, self._middle_norm, self._eps)
         return ops.add_residual(self._mlp(x), None, hidden_MH)
@@ -63,15 +63,14 @@ class Decoder:
     def hidden(
         self,
         ids_M: torch.Tensor,
-        positions_M: torch.Tensor,
         pages: KeyValuePages,
-        sequences: tuple[PagedSequence, ...],
+        batch: PagedBatch,
     ) -> torch.Tensor:
         """Run the layers over a step's rows, storing their keys and values; -> [M, H]."""
-        rotary = (self.cos[positions_M], self.sin[positions_M])
+        rotary = (self.cos[batch.positions], self.sin[batch.positions])
         hidden_MH = self._embedding.embed(ids_M)
         for layer in self._layers:
-            hidden_MH = layer(hidden_MH, rotary, pages, sequences)
+            hidden_MH = layer(hidden_MH, rotary, pages, batch)
         return hidden_MH
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
