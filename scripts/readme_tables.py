@@ -1,0 +1,85 @@
+"""Writes the README's tables from docs/results/: `python scripts/readme_tables.py [--check]`.
+
+Each table is made of the newest run of one results file and names its command and machine.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+
+
+def newest(path: Path) -> dict:
+    """The last run of a results file."""
+    return json.loads(path.read_text())[-1]
+
+
+def stamp(run: dict) -> str:
+    """Where and how a run was made."""
+    where = run["gpu"] if not run.get("gpus") else f"{run['gpus']} x {run['gpu']}"
+    return f"`{run['command']}` on {where}, torch {run['torch']}, {run['date']}, {run['commit']}"
+
+
+def verify_table(path: Path) -> list[str]:
+    """Relations that were equal and that differed, by model, dtype and size; and the control's."""
+    lines = []
+    for run in json.loads(path.read_text()):
+        control = any(row.get("control") for row in run["rows"])
+        cells: dict[tuple[str, str], dict[int, list[bool]]] = {}
+        for row in run["rows"]:
+            key = row["model"], row["dtype"]
+            cells.setdefault(key, {}).setdefault(row["tp"], []).append(row["equal"])
+        sizes = sorted({row["tp"] for row in run["rows"]})
+        lines += [f"{'Control (must differ): ' if control else ''}{stamp(run)}", ""]
+        lines += ["| model | dtype | " + " | ".join(f"TP {n}" for n in sizes) + " |"]
+        lines += ["|---|---|" + "---|" * len(sizes)]
+        for (model, dtype), found in cells.items():
+            counts = [f"{sum(found[n])} of {len(found[n])} equal" for n in sizes]
+            lines.append(f"| {model} | {dtype} | " + " | ".join(counts) + " |")
+        lines.append("")
+    return lines
+
+
+def value_table(path: Path) -> list[str]:
+    """Figures with their floors and peers."""
+    run = newest(path)
+    names = ("case", "model", "dtype", "mode", "tp", "batch", "context")
+    used = [name for name in names if any(row.get(name) is not None for row in run["rows"])]
+    lines = [stamp(run), "", "| " + " | ".join([*used, "value", "floor", "peer", "ratio"]) + " |"]
+    lines.append("|" + "---|" * (len(used) + 4))
+    for row in run["rows"]:
+        cells = [str(row.get(name, "")) for name in used]
+        cells.append(f"{row['value']:,.2f} {row['unit']}")
+        cells.append(f"{row['floor']:,.2f}" if row.get("floor") is not None else "")
+        peer = f"{row['peer']} {row['peer_value']:,.2f}" if row.get("peer") else ""
+        cells += [peer, f"{row['ratio']:.2f}" if row.get("ratio") is not None else ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def render() -> str:
+    """Every table, in the order of the files' names."""
+    lines: list[str] = []
+    for path in sorted((ROOT / "docs" / "results").glob("*.json")):
+        lines += [f"**{path.name}**", ""]
+        lines += verify_table(path) if path.name.startswith("verify") else value_table(path)
+    return "\n".join(lines).strip()
+
+
+def main() -> int:
+    """Rewrite the README's results; with --check only say whether they are true."""
+    path = ROOT / "README.md"
+    text = path.read_text()
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END)[1]
+    wanted = f"{head}{BEGIN}\n\n{render()}\n\n{END}{tail}"
+    if "--check" in sys.argv:
+        return 0 if wanted == text else 1
+    path.write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
