@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 import tpdet
+from tpdet.comm.device import gpu_facts
 from tpdet.comm.world import World
 from tpdet.errors import DisagreementError
 
@@ -81,11 +82,12 @@ def agree(world: World, facts: Mapping[str, str]) -> None:
     )
 
 
-def collect_facts(settings: Mapping[str, object]) -> dict[str, str]:
+def collect_facts(settings: Mapping[str, object], device: str = "cpu") -> dict[str, str]:
     """This rank's facts: code, packages, machine, environment, and `settings` as `config.*`.
 
     `settings` is the engine's configuration, seed included, without what may differ from rank to
-    rank (paths) and without secrets: values are shown when they differ.
+    rank (paths) and without secrets: values are shown when they differ. `device` "cuda" adds the
+    current GPU, its driver and torch's flags.
     """
     facts = {
         "code": code_digest(),
@@ -96,7 +98,10 @@ def collect_facts(settings: Mapping[str, object]) -> dict[str, str]:
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "mkldnn": str(torch.backends.mkldnn.enabled),
         "cuda": str(torch.version.cuda),
+        "device": device,
     }
+    if device == "cuda":
+        facts |= gpu_facts()
     for package in PACKAGES:
         facts[f"package {package}"] = package_version(package)
     for name, _ in ENVIRONMENT:

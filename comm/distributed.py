@@ -34,9 +34,10 @@ LOOPBACK = "lo"
 class DistributedWorld:
     """The ranks of one torchrun job.
 
-    `device` is "cpu" or "cuda" (then this rank's GPU is the one of its local rank). `timeout`
-    bounds each operation, `start_timeout` the arrival of all ranks; both in seconds. Raises
-    UsageError without torchrun's environment, PeerLostError if a rank does not arrive.
+    `device` is "cpu" or "cuda". `staged` sends CUDA tensors through host memory and gloo, for ranks
+    that share a GPU, which NCCL refuses. `timeout` bounds each operation, `start_timeout` the
+    arrival of all ranks; both in seconds. Raises UsageError without torchrun's environment,
+    PeerLostError if a rank does not arrive.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class DistributedWorld:
         timeout: float = 60.0,
         start_timeout: float = 300.0,
         environment: RankEnvironment | None = None,
+        staged: bool = False,
     ) -> None:
         environment = environment or read_environment()
         if not environment.launched:
@@ -58,22 +60,22 @@ class DistributedWorld:
         self._sequence = 0
         self._broken: str | None = None
         self._closed = False
-        self._device = device
+        # NCCL carries CUDA tensors unless they are staged; everything else is gloo's.
+        self._device = "cpu" if staged else device
         self._group: dist.ProcessGroup | None = None
         self._owns_default_group = not dist.is_initialized()
-        self._prepare_backends(device, environment)
+        self._prepare_backends(environment)
         with self._peers_needed("start of the process group"):
             self._group = self._join(start_timeout)
         self.set_timeout(timeout)
 
-    def _prepare_backends(self, device: str, environment: RankEnvironment) -> None:
+    def _prepare_backends(self, environment: RankEnvironment) -> None:
         """Settings that gloo and NCCL read from the environment when the group is made."""
         if environment.local_size == environment.size:
             # All ranks are on this host: nothing needs to listen on a real interface.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
-        if device == "cuda":
+        if self._device == "cuda":
             refuse_multicast(os.environ.setdefault("NCCL_NVLS_ENABLE", "0"))
-            torch.cuda.set_device(environment.local_rank)
 
     def _join(self, start_timeout: float) -> dist.ProcessGroup:
         """The group of all ranks: the process's default group, or a new one if that is taken."""
@@ -98,16 +100,27 @@ class DistributedWorld:
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[size, *x.shape]: every rank's bytes in rank order. Raises PeerLostError."""
-        gathered = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
+        sent = self._carried(x)
+        gathered = torch.empty((self.size, *x.shape), dtype=x.dtype, device=sent.device)
         if x.numel() == 0:
-            return gathered
+            return gathered.to(x.device)
         with self._peers_needed(f"all_gather of {tuple(x.shape)} {x.dtype}"):
-            _gather_flat(
-                gathered.view(-1).view(torch.uint8),
-                x.contiguous().view(-1).view(torch.uint8),
-                self._group,
-            )
-        return gathered
+            _gather_flat(_as_bytes(gathered), _as_bytes(sent), self._group)
+        return gathered.to(x.device)
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """[size, ...]: the blocks that all ranks had for this one. Raises PeerLostError."""
+        sent = self._carried(x)
+        received = torch.empty_like(sent)
+        if x.numel() == 0:
+            return received.to(x.device)
+        with self._peers_needed(f"all_to_all of {tuple(x.shape)} {x.dtype}"):
+            dist.all_to_all_single(_as_bytes(received), _as_bytes(sent), group=self._group)
+        return received.to(x.device)
+
+    def _carried(self, x: Tensor) -> Tensor:
+        """x, contiguous, where the backend can take it."""
+        return (x if x.device.type == self._device else x.cpu()).contiguous()
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Rank 0's bytes; one collective up to 4,076 of them, else two. Raises PeerLostError."""
@@ -202,6 +215,10 @@ class DistributedWorld:
                 # (NCCL could hang here with a kernel in flight; there the process's end does it.)
                 self._leave()
             raise PeerLostError(self._broken) from error
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    return x.view(-1).view(torch.uint8)
 
 
 def _gather_flat(gathered: Tensor, flat: Tensor, group: dist.ProcessGroup | None) -> None:

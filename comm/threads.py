@@ -77,6 +77,12 @@ class ThreadWorld:
         copies = self._meet(kind, x.detach().clone(memory_format=torch.contiguous_format))
         return torch.stack(copies)
 
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """[size, ...]: block `rank` of every rank's `x`. Raises PeerLostError."""
+        kind = f"all_to_all of {tuple(x.shape)} {x.dtype}"
+        copies = self._meet(kind, x.detach().clone(memory_format=torch.contiguous_format))
+        return torch.stack([copy[self.rank] for copy in copies])
+
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Rank 0's bytes. Raises PeerLostError."""
         message = checked_message(data) if self.rank == 0 else b""

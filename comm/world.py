@@ -1,4 +1,4 @@
-"""The world: the ranks that run one engine, and the five things they do together.
+"""The world: the ranks that run one engine, and the six things they do together.
 
 A world is one object handed around; there is no global group. Its contract, as patterns of use:
 
@@ -6,14 +6,15 @@ Every rank calls the same operations in the same order, from one thread. There a
 n-th call of one rank meets the n-th call of every other.
 
     gathered = world.all_gather(partial)          # [size, *partial.shape], rank order, same bits
+    mine = world.all_to_all(blocks)               # block r goes to rank r; mine[s] is from rank s
     plan = world.broadcast_bytes(encode(plan) if world.rank == 0 else None)   # rank 0 speaks
     digests = world.gather_bytes(table_digest)    # all speak, any lengths; everyone hears all
     world.barrier()                               # nobody leaves before everybody came
     world.close()                                 # the last call; again is harmless
 
 A collective moves bits and never adds (DESIGN, Rule 4): NaN payloads, -0.0 and pad bytes arrive
-as they were sent. `all_gather` wants one shape and dtype on all ranks, and returns memory that no
-later call writes to.
+as they were sent. `all_gather` and `all_to_all` want one shape and dtype on all ranks, and return
+memory that no later call writes to.
 
 A peer that dies, leaves, stops or calls something else ends the call with PeerLostError naming
 the operation, this rank and the timeout; a dead peer at once, a silent one after `timeout`
@@ -49,6 +50,10 @@ class World(Protocol):
         """Every rank's `x`, copied bit for bit: [size, *x.shape], dtype and device of `x`."""
         ...
 
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """x [size, ...], block r for rank r -> [size, ...], block s from rank s; bits copied."""
+        ...
+
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Rank 0's `data` on every rank; what the other ranks pass is not looked at."""
         ...
@@ -81,6 +86,10 @@ class SoloWorld:
     def all_gather(self, x: Tensor) -> Tensor:
         """A copy of `x` with a leading dimension of 1."""
         return x.unsqueeze(0).clone(memory_format=torch.contiguous_format)
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """A copy of `x` [1, ...]."""
+        return x.clone(memory_format=torch.contiguous_format)
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """`data` itself. Raises IntegrityError if it is absent or over the cap."""

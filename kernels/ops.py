@@ -4,22 +4,12 @@ Shapes: M rows of the step, N outputs, K reduced, L this rank's leaves, H hidden
 P pages. Formulas, orders and roundings are in `docs/numerics.md` and in the kernels' own files.
 """
 
+from functools import cache
+from importlib import import_module
 from types import ModuleType
 
 import torch
 
-from tpdet.kernels.cpu import (
-    activation,
-    attention,
-    embedding,
-    fold,
-    gemm,
-    log_softmax,
-    norm,
-    order_select,
-    rotary,
-    sampling,
-)
 from tpdet.kernels.draw import Draw
 from tpdet.kernels.order import Expression, FinalExpression
 from tpdet.kernels.paged_batch import PagedBatch
@@ -32,36 +22,58 @@ def column_gemm(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x [M, K], weight [N, K], bias [N] -> [M, N]: one chain over K, bias in fp32, one rounding."""
-    return _on(x, gemm).column_gemm(x, weight, bias, out_dtype or x.dtype)
+    return _on(x, "gemm").column_gemm(x, weight, bias, out_dtype or x.dtype)
 
 
 def leaf_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [M, L * K], weight [L, N, K] -> fp32 leaf sums [L, M, N], one chain each."""
-    return _on(x, gemm).leaf_gemm(x, weight)
+    return _on(x, "gemm").leaf_gemm(x, weight)
+
+
+def leaf_fold_gemm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    first_leaf: int,
+    roots: tuple[Expression, ...],
+    slots: int,
+) -> torch.Tensor:
+    """`leaf_gemm` and `fold_roots` in one: -> the subtree roots a rank sends [slots, M, N] fp32."""
+    return _on(x, "gemm").leaf_fold_gemm(x, weight, first_leaf, roots, slots)
 
 
 def fold_roots(
     partials: torch.Tensor, first_leaf: int, roots: tuple[Expression, ...], slots: int
 ) -> torch.Tensor:
     """Leaf sums [L, M, N] fp32 -> the subtree roots a rank sends [slots, M, N] fp32."""
-    return _on(partials, fold).fold_roots(partials, first_leaf, roots, slots)
+    return _on(partials, "fold").fold_roots(partials, first_leaf, roots, slots)
 
 
 def fold_final(gathered: torch.Tensor, final: FinalExpression) -> torch.Tensor:
     """Everyone's roots [ranks, slots, M, N] fp32 -> [M, N] fp32."""
-    return _on(gathered, fold).fold_final(gathered, final)
+    return _on(gathered, "fold").fold_final(gathered, final)
 
 
 def add_residual(
     total: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
 ) -> torch.Tensor:
     """Folded total [M, H] fp32, bias [H], residual [M, H] -> round((total + bias) + residual)."""
-    return _on(total, norm).add_residual(total, bias, residual)
+    return _on(total, "norm").add_residual(total, bias, residual)
+
+
+def add_residual_and_norm(
+    total: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`add_residual`, then `rms_norm` of what it gave: -> both [M, H]."""
+    return _on(total, "norm").add_residual_and_norm(total, bias, residual, weight, eps)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [M, H], weight [H] -> round((x * r) * w) [M, H]."""
-    return _on(x, norm).rms_norm(x, weight, eps)
+    return _on(x, "norm").rms_norm(x, weight, eps)
 
 
 def rotate_heads(
@@ -72,17 +84,17 @@ def rotate_heads(
     eps: float = 0.0,
 ) -> torch.Tensor:
     """x [M, heads, D], cos and sin [M, D / 2] fp32; optional head norm [D]; one rounding."""
-    return _on(x, rotary).rotate_heads(x, cos, sin, norm_weight, eps)
+    return _on(x, "rotary").rotate_heads(x, cos, sin, norm_weight, eps)
 
 
 def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     """gate_up [M, 2 * I] (gate first) -> silu(gate) * up [M, I]."""
-    return _on(gate_up, activation).silu_and_multiply(gate_up)
+    return _on(gate_up, "activation").silu_and_multiply(gate_up)
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """ids [M] int64, table [V, H] -> [M, H], copied bits."""
-    return _on(table, embedding).embed(ids, table)
+    return _on(table, "embedding").embed(ids, table)
 
 
 def store_kv(
@@ -93,7 +105,7 @@ def store_kv(
     batch: PagedBatch,
 ) -> None:
     """Write k and v [M, Hkv, D] to pages [P, Hkv, 256, D] at each row's position."""
-    _on(k, embedding).store_kv(k, v, k_pages, v_pages, batch)
+    _on(k, "embedding").store_kv(k, v, k_pages, v_pages, batch)
 
 
 def paged_attention(
@@ -104,33 +116,39 @@ def paged_attention(
     window: int | None = None,
 ) -> torch.Tensor:
     """q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D]: prefill, chunk and decode alike."""
-    return _on(q, attention).paged_attention(q, k_pages, v_pages, batch, window)
+    return _on(q, "attention").paged_attention(q, k_pages, v_pages, batch, window)
 
 
 def log_mass(logits: torch.Tensor, maximum: torch.Tensor) -> torch.Tensor:
     """logits [R, V] fp32, their finite maxima [R] -> log of the softmax mass [R] fp64."""
-    return _on(logits, log_softmax).log_mass(logits, maximum)
+    return _on(logits, "log_softmax").log_mass(logits, maximum)
 
 
 def log_probabilities(
     values: torch.Tensor, maximum: torch.Tensor, log_masses: torch.Tensor
 ) -> torch.Tensor:
     """Picked logits [..] fp32, their rows' maxima and log masses -> log-probabilities [..] fp32."""
-    return _on(values, log_softmax).log_probabilities(values, maximum, log_masses)
+    return _on(values, "log_softmax").log_probabilities(values, maximum, log_masses)
 
 
 def top_ids(values: torch.Tensor, count: int) -> torch.Tensor:
-    """values [V] fp32 -> the `count` largest's ids int64, best first, ties by lowest id."""
-    return _on(values, order_select).top_ids(values, count)
+    """values [.., V] fp32 -> the `count` largest's ids int64, best first, ties by lowest id."""
+    return _on(values, "order_select").top_ids(values, count)
 
 
 def choose_tokens(logits: torch.Tensor, draws: dict[int, Draw]) -> dict[int, int]:
     """logits [R, V] fp32, draws by row -> ids by row, in the contract's order; -1: none left."""
-    return _on(logits, sampling).choose_tokens(logits, draws)
+    return _on(logits, "sampling").choose_tokens(logits, draws)
 
 
-def _on(x: torch.Tensor, cpu: ModuleType) -> ModuleType:
+def _on(x: torch.Tensor, name: str) -> ModuleType:
     """The module that holds an operation for x's device; refuses a device without kernels."""
-    if x.device.type == "cpu":
-        return cpu
-    raise ValueError(f"no kernels for device {str(x.device)!r}: use --device cpu")
+    return _kernels(x.device.type, name)
+
+
+@cache
+def _kernels(device: str, name: str) -> ModuleType:
+    """Imported on first use: the CPU path must run where there is no Triton."""
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"no kernels for device {device!r}: use --device cpu")
+    return import_module(f"tpdet.kernels.{device}.{name}")

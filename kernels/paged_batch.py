@@ -6,6 +6,10 @@ import torch
 
 from tpdet.kernels.order import PAGE_TOKENS
 
+SHORT_TOKENS = 16  # up to so many rows a sequence's splits run in parallel on a GPU
+BLOCK_TOKENS = 128  # the rows of longer ones are dealt out in blocks of so many tokens
+_ALIGNED = 4  # int32 values in 16 bytes
+
 
 @dataclass(frozen=True)
 class PagedSequence:
@@ -37,14 +41,29 @@ class PagedBatch:
     """A step's sequences, in the order of their rows, with what a device needs of them.
 
     On the CPU only `sequences` is read. On a GPU the integer tensors, which one copy a step brings
-    there, hold the same: `positions` [M] int64; `tables` [B, longest] int32, sequence b's pages
-    padded with -1; `rows` [B, 3] int32: first row, count and start of each sequence.
+    there, hold the same and the work lists of its kernels:
+
+    - `positions` [M] int64; `slots` [M] int64: 256 * page + place in the page of each row;
+    - `tables` [B, longest] int32: sequence b's pages, padded with -1;
+    - `rows` [B, 3] int32: first row, count and start of each sequence;
+    - `blocks` [T, 2] int32: sequence and first token of each 128 tokens of the long sequences,
+      those with most keys first;
+    - `splits` [N, 2] int32: sequence and split of each 256 keys of the short sequences;
+    - `short` [S, 2] int32: each short sequence and its first row of `splits`.
+
+    A sequence is short when it has at most `short_tokens` rows in this step: its splits are
+    attended in parallel and merged afterwards. `short_rows` is the most that one has.
     """
 
     sequences: tuple[PagedSequence, ...]
     positions: torch.Tensor
+    slots: torch.Tensor
     tables: torch.Tensor
     rows: torch.Tensor
+    blocks: torch.Tensor
+    splits: torch.Tensor
+    short: torch.Tensor
+    short_rows: int
 
     @property
     def longest(self) -> int:
@@ -53,28 +72,99 @@ class PagedBatch:
 
 
 def make_batch(
-    sequences: tuple[PagedSequence, ...], device: torch.device | str = "cpu"
+    sequences: tuple[PagedSequence, ...],
+    device: torch.device | str = "cpu",
+    short_tokens: int = SHORT_TOKENS,
 ) -> PagedBatch:
     """The batch of `sequences`, whose rows follow each other without gaps; one copy to `device`.
 
-    Raises ValueError when rows are left out or overlap.
+    `short_tokens` chooses how a GPU shares out the work, never a bit. Raises ValueError when rows
+    are left out or overlap.
     """
     positions: list[int] = []
+    slots: list[int] = []
     for sequence in sequences:
         if sequence.first_row != len(positions):
             raise ValueError(f"a sequence begins at row {sequence.first_row}, not {len(positions)}")
         positions += range(sequence.start, sequence.length)
+        slots += _slots(sequence)
     widest = max((len(sequence.pages) for sequence in sequences), default=0)
-    tables = [[*s.pages, *[-1] * (widest - len(s.pages))] for s in sequences]
-    rows = [[s.first_row, s.count, s.start] for s in sequences]
-    flat = positions + [v for row in rows for v in row] + [v for table in tables for v in table]
-    packed = torch.tensor(flat, dtype=torch.int64)
+    blocks, splits, short = _work(sequences, short_tokens)
+    views = _pack(
+        (positions, slots),
+        (
+            ([v for s in sequences for v in (*s.pages, *[-1] * (widest - len(s.pages)))], widest),
+            ([v for s in sequences for v in (s.first_row, s.count, s.start)], 3),
+            ([v for pair in blocks for v in pair], 2),
+            ([v for pair in splits for v in pair], 2),
+            ([v for pair in short for v in pair], 2),
+        ),
+        device,
+    )
+    short_rows = max((sequences[index].count for index, _ in short), default=0)
+    position_M, slot_M, tables, rows, block_list, split_list, short_list = views
+    return PagedBatch(
+        sequences, position_M, slot_M, tables, rows, block_list, split_list, short_list, short_rows
+    )
+
+
+def _slots(sequence: PagedSequence) -> list[int]:
+    """256 * page + place in the page of each of a sequence's rows."""
+    slots: list[int] = []
+    position = sequence.start
+    while position < sequence.length:
+        page, place = divmod(position, PAGE_TOKENS)
+        count = min(PAGE_TOKENS - place, sequence.length - position)
+        first = sequence.pages[page] * PAGE_TOKENS + place
+        slots += range(first, first + count)
+        position += count
+    return slots
+
+
+_Pairs = list[tuple[int, int]]
+
+
+def _work(sequences: tuple[PagedSequence, ...], short_tokens: int) -> tuple[_Pairs, _Pairs, _Pairs]:
+    """`blocks`, `splits` and `short` of a batch."""
+    blocks: _Pairs = []
+    splits: _Pairs = []
+    short: _Pairs = []
+    for index, sequence in enumerate(sequences):
+        if sequence.count > short_tokens:
+            blocks += [(index, first) for first in range(0, sequence.count, BLOCK_TOKENS)]
+        elif sequence.count:
+            short.append((index, len(splits)))
+            splits += [(index, split) for split in range(-(-sequence.length // PAGE_TOKENS))]
+    blocks.sort(key=lambda block: (-sequences[block[0]].start - block[1], block))
+    return blocks, splits, short
+
+
+def _pack(
+    wide: tuple[list[int], ...],
+    narrow: tuple[tuple[list[int], int], ...],
+    device: torch.device | str,
+) -> list[torch.Tensor]:
+    """int64 vectors and int32 matrices (values, width) as views of one buffer, copied once.
+
+    Each begins at a multiple of 16 bytes: compiled kernels are specialised on that.
+    """
+    parts: list[torch.Tensor] = []
+    spans: list[tuple[int, int]] = []
+    lists = [(torch.tensor(v, dtype=torch.int64).view(torch.int32)) for v in wide]
+    lists += [torch.tensor(values, dtype=torch.int32) for values, _ in narrow]
+    begin = 0
+    for part in lists:
+        spans.append((begin, begin + part.numel()))
+        padding = -part.numel() % _ALIGNED
+        parts += [part, torch.zeros(padding, dtype=torch.int32)]
+        begin += part.numel() + padding
+    packed = torch.cat(parts)
     if torch.device(device).type != "cpu":
         packed = packed.pin_memory().to(device, non_blocking=True)
-    first, second = len(positions), len(positions) + 3 * len(sequences)
-    return PagedBatch(
-        sequences,
-        packed[:first],
-        packed[second:].view(len(sequences), widest).int(),
-        packed[first:second].view(len(sequences), 3).int(),
-    )
+    views = [packed[first:last] for first, last in spans]
+    vectors = [view.view(torch.int64) for view in views[: len(wide)]]
+    widths = [width for _, width in narrow]
+    return vectors + [
+        view.view(-1, width) if view.numel() else view.new_empty(0, width)
+        for view, width in zip(views[len(wide) :], widths, strict=True)
+    ]

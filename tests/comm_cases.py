@@ -3,8 +3,10 @@
 import torch
 
 from tests.bits import assert_same_bits
-from tpdet.comm.world import MAX_MESSAGE_BYTES, World
+from tpdet.comm.fold import TWO_SHOT_ROWS, fold_over_ranks
+from tpdet.comm.world import MAX_MESSAGE_BYTES, SoloWorld, World
 from tpdet.errors import IntegrityError
+from tpdet.kernels import order
 
 # Quiet and signalling NaNs with payloads, both zeros, subnormals, infinities.
 FLOAT32_BITS = [0x7FC00123, 0x7F800001, -0x3EDCC, 0, -0x80000000, 1, 0x7F800000, 0x3F800000]
@@ -50,6 +52,30 @@ def leaves_the_gathered_alone_afterwards(world: World) -> None:
     assert first[:, 0].tolist() == list(range(world.size))
 
 
+def sends_every_block_to_its_rank(world: World) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64):
+        blocks = torch.stack([special_values(world.rank + 2 * r, dtype) for r in range(world.size)])
+        received = world.all_to_all(blocks)
+        assert received.shape == blocks.shape and received.dtype == dtype
+        for sender in range(world.size):
+            assert_same_bits(received[sender], special_values(sender + 2 * world.rank, dtype))
+    assert world.all_to_all(torch.zeros(world.size, 0, 3)).shape == (world.size, 0, 3)
+
+
+def folds_the_bits_of_one_rank(world: World) -> None:
+    """One-shot and two-shot, rows that do not divide, and fewer rows than ranks."""
+    for name in order.FOLD_ORDERS:
+        plan = order.fold_plan(name, 8, world.size)
+        for rows in (1, 3, 64, 255, 256, 257):
+            generator = torch.Generator().manual_seed(rows)
+            leaves = torch.randn(8, rows, 5, generator=generator)
+            whole = fold_over_ranks(leaves, order.fold_plan(name, 8, 1), SoloWorld())
+            mine = leaves.view(world.size, -1, rows, 5)[world.rank]
+            for limit in (1, TWO_SHOT_ROWS, 10_000):
+                found = fold_over_ranks(mine, plan, world, limit)
+                assert_same_bits(found, whole, f"{name}, {rows} rows, two-shot from {limit}")
+
+
 def broadcasts_any_length(world: World) -> None:
     for length in (0, 1, 4075, 4076, 4077, 300_000):
         sent = bytes(i * 7 % 251 for i in range(length))
@@ -82,6 +108,8 @@ CASES = (
     gathers_what_is_not_contiguous,
     gathers_scalars_and_nothing,
     leaves_the_gathered_alone_afterwards,
+    sends_every_block_to_its_rank,
+    folds_the_bits_of_one_rank,
     broadcasts_any_length,
     gathers_bytes_of_any_length,
     refuses_a_message_over_the_cap,

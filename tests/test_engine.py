@@ -282,7 +282,7 @@ def test_a_full_queue_refuses(tiny_model):
         ({}, 3, "size 3 does not fit .* use one of 1, 2, 4, 8"),
         ({"leaves": 4}, 8, "4 leaves: use one of 1, 2, 4"),
         ({"leaves": 6}, 1, "leaves 6 is not a power of two"),
-        ({"device": "cuda"}, 1, "device cuda is not supported yet"),
+        ({"device": "cuda"}, 1, "device cuda: torch .* use --device cpu"),
         ({"transport": "peer"}, 1, "transport 'peer' is not supported yet"),
         ({"max_num_seqs": 0}, 1, "max_num_seqs"),
         ({"surprise": 1}, 1, "unknown setting 'surprise'"),

@@ -14,10 +14,10 @@ FLOORS = {
     "comm": 1, "config": 1, "request": 1, "plan": 1, "sampling_row": 1,
     "tokenizer": 1, "detokenizer": 1, "stop_strings": 1, "chat_template": 1,
     "model_config": 1, "make_model": 1, "json_file": 1, "train_tokenizer": 1,
-    "token_bytes": 1, "token_guard": 1,
+    "token_bytes": 1, "token_guard": 1, "model_shapes": 1,
     "layers": 2, "cache": 2, "weights": 2, "sampler": 2, "receipt": 2,
     "models": 3, "scheduler": 3,
-    "runner": 4,
+    "runner": 4, "decode_graphs": 4,
     "engine": 5,
     "outputs": 5,
     "llm": 6, "server": 6, "serve": 6,
@@ -77,6 +77,7 @@ def same_floor_allowed(mine: str, other: str) -> bool:
 
 
 NEIGHBOURS = {
+    ("runner", "decode_graphs"),
     ("plan", "request"), ("sampling_row", "request"), ("detokenizer", "tokenizer"),
     ("tokenizer", "chat_template"), ("bench", "verify"), ("make_model", "model_config"),
     ("layers", "cache"), ("layers", "weights"), ("serve", "server"), ("make_model", "tokenizer"),
@@ -84,6 +85,7 @@ NEIGHBOURS = {
     ("model_config", "json_file"), ("tokenizer", "json_file"), ("tokenizer", "token_bytes"),
     ("tokenizer", "token_guard"), ("token_guard", "chat_template"),
     ("detokenizer", "token_bytes"), ("make_model", "train_tokenizer"),
+    ("model_shapes", "model_config"),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import FAMILIES
 from tpdet.verify.compare import compare
-from tpdet.verify.spec import Trace, WorldReport
+from tpdet.verify.spec import Machine, Trace, WorldReport
 
 
 def verify(*arguments, timeout=280):
@@ -84,8 +84,10 @@ def trace(digests, tokens=(1, 2)):
 )
 def test_any_difference_is_found(tmp_path, other, message):
     (tmp_path / "none").write_bytes(b"")
-    reference = WorldReport(tp=1, vocab_size=4, fingerprints={}, traces=(trace({0: "a", 1: "b"}),))
-    changed = WorldReport(tp=2, vocab_size=4, fingerprints={}, traces=(other,))
+    reference = WorldReport(
+        tp=1, vocab_size=4, fingerprints={}, traces=(trace({0: "a", 1: "b"}),), machine=Machine()
+    )
+    changed = WorldReport(tp=2, vocab_size=4, fingerprints={}, traces=(other,), machine=Machine())
     first, second = compare([reference, changed], tmp_path)
     assert first.equal and not second.equal
     assert message in second.difference

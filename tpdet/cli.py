@@ -59,6 +59,7 @@ def _add_generate(commands: argparse._SubParsersAction) -> None:
     command.add_argument("-n", type=int, default=1, help="choices of each prompt")
     command.add_argument("--dtype", default="auto")
     command.add_argument("--fold-order", default="pairs")
+    command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     command.add_argument("--json", action="store_true", help="one JSON object a prompt")
     command.set_defaults(run=_generate)
 
@@ -77,7 +78,12 @@ def _generate(options: argparse.Namespace) -> int:
         top_k=options.top_k,
         seed=options.seed,
     )
-    llm = LLM(options.model, dtype=options.dtype, fold_order=options.fold_order)
+    llm = LLM(
+        options.model,
+        dtype=options.dtype,
+        fold_order=options.fold_order,
+        device=options.device,
+    )
     for output in llm.generate(options.prompt, params):
         if options.json:
             print(msgspec.json.encode(output).decode())
@@ -101,6 +107,7 @@ def _add_verify(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--tokens", type=int, default=12, help="tokens each probe generates")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
+    command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     command.add_argument("--output", type=Path, help="results file (JSON) to append to")
     command.add_argument(
         "--control",
@@ -125,6 +132,7 @@ def _verify(options: argparse.Namespace) -> int:
         seed=options.seed,
         control=options.control,
         load_format=options.load_format,
+        device=options.device,
     )
     return verify_all(options.model, spec, parse_sizes(options.tp), options.output)
 
@@ -138,9 +146,13 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--batch", default="1,16", help="decode batch sizes")
     command.add_argument("--prompt-tokens", type=int, default=128)
     command.add_argument("--prefill-tokens", type=int, default=1024)
+    command.add_argument("--prefill-prompts", type=int, default=4, help="in flight together")
+    command.add_argument("--budget", type=int, default=2048, help="tokens in a step, at most")
+    command.add_argument("--fold-order", default="pairs")
     command.add_argument("--steps", type=int, default=16, help="decode steps timed")
     command.add_argument("--dtype", default="auto")
     command.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
+    command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     command.add_argument("--output", type=Path, help="results file (JSON) to append to")
     command.set_defaults(run=_bench)
 
@@ -156,7 +168,14 @@ def _add_make_model(commands: argparse._SubParsersAction) -> None:
         "make-model", help="write a small random checkpoint", allow_abbrev=False
     )
     command.add_argument("directory", type=Path)
-    command.add_argument("--like", required=True, choices=["llama", "mistral", "qwen2", "qwen3"])
+    kind = command.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--like", choices=["llama", "mistral", "qwen2", "qwen3"])
+    kind.add_argument(
+        "--like-config",
+        metavar="NAME",
+        help="only the config.json of qwen3-8b or llama-3-8b, for --load-format dummy and token "
+        "ids; other options do not apply",
+    )
     for name, default in (
         ("hidden", 512), ("layers", 4), ("heads", 8), ("kv-heads", None), ("head-dim", 64),
         ("intermediate", None), ("vocab", 2048), ("context", 4096), ("seed", 0), ("shards", 1),
@@ -168,12 +187,17 @@ def _add_make_model(commands: argparse._SubParsersAction) -> None:
 
 
 def _make_model(options: argparse.Namespace) -> int:
+    if options.like_config is not None:
+        from tpdet.model_shapes import write_shape
+
+        print(write_shape(options.directory, options.like_config))
+        return 0
     from tpdet.make_model import make_model
 
     given = {
         name: value
         for name, value in vars(options).items()
-        if name not in ("run", "directory") and value is not None
+        if name not in ("run", "directory", "like_config") and value is not None
     }
     make_model(options.directory, **given)
     print(options.directory)
@@ -182,14 +206,18 @@ def _make_model(options: argparse.Namespace) -> int:
 
 def _add_env(commands: argparse._SubParsersAction) -> None:
     command = commands.add_parser("env", help="print what may change bits on this machine")
+    command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     command.set_defaults(run=_env)
 
 
 def _env(options: argparse.Namespace) -> int:
     from tpdet.comm.agreement import collect_facts
+    from tpdet.comm.device import resolve_device
     from tpdet.receipt import architecture
 
-    facts = {"tpdet": __version__, "architecture": architecture("cpu")} | collect_facts({})
+    device = resolve_device(options.device)
+    facts = {"tpdet": __version__, "architecture": architecture(device)}
+    facts |= collect_facts({}, device)
     print(json.dumps(facts, indent=1, ensure_ascii=False))
     return 0
 

@@ -47,6 +47,7 @@ class EngineConfig(BaseModel):
     gpu_memory_utilization: float = Field(
         0.9, gt=0.0, le=1.0, description="share of the GPU's memory the engine may use"
     )
+    enforce_eager: bool = Field(False, description="launch kernels one by one, without CUDA graphs")
     kv_pages: int | None = Field(
         None, ge=1, le=1 << 24, description="256-token pages of KV cache; from free memory if unset"
     )

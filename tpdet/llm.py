@@ -8,12 +8,11 @@ import blake3
 import msgspec
 from tqdm import tqdm
 
-from tpdet.comm.distributed import DistributedWorld
-from tpdet.comm.world import SoloWorld, World
+from tpdet.comm.device import open_world
+from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import DisagreementError, NumericalError, RequestError
-from tpdet.launch.environment import read_environment
 from tpdet.outputs import ChoiceAnswer, RequestAnswer, RequestAssembler, logprob_bits
 from tpdet.request import Request, SamplingParams, TokenOutput, check_against_model
 from tpdet.sampling_row import SampledToken
@@ -65,7 +64,7 @@ class LLM:
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = EngineConfig.from_values(model=model, **settings)
-        self._world = _world(self.config)
+        self._world: World = open_world(self.config.device, self.config.step_timeout)
         self.engine = Engine(self.config, self._world)
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:
@@ -205,15 +204,6 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and isinstance(prompts[0], int):
         return [cast(Sequence[int], prompts)]
     return list(cast(Sequence[Prompt], prompts))
-
-
-def _world(config: EngineConfig) -> World:
-    """The world that the launcher's environment describes."""
-    environment = read_environment()
-    if environment.size == 1:
-        return SoloWorld()
-    device = "cuda" if config.device == "cuda" else "cpu"
-    return DistributedWorld(device, timeout=config.step_timeout)
 
 
 def _output(text: str | None, answer: RequestAnswer, seed: int, engine: Engine) -> RequestOutput:

@@ -2,8 +2,8 @@
 
 Log-probabilities are those of the model's own distribution, before bias, penalties, temperature
 and filters. A row's answer has the same bits alone or in any batch. NaN or +inf in a row's logits,
-or nothing finite in it, fails that row alone. The arithmetic is in `kernels/cpu/sampling.py` and
-`kernels/cpu/log_softmax.py`; R rows, T prompt positions, V vocabulary ids.
+or nothing finite in it, fails that row alone. The arithmetic is in the kernels' `sampling.py` and
+`log_softmax.py`; R rows, T prompt positions, V vocabulary ids.
 """
 
 from collections.abc import Sequence
@@ -34,17 +34,18 @@ def sample(
     _check(logits, len(rows))
     if not rows:
         return []
-    logits, maximum, healthy = _prepare(logits)
-    tokens = torch.argmax(logits, dim=-1).tolist()  # the first of equal maxima
+    logits, maximum, fit = _prepare(logits)
+    tokens = torch.argmax(logits, dim=-1)  # the first of equal maxima
     draws = {}
     for index, row in enumerate(rows):
         how = _draw(row)
-        if healthy[index] and (how.temperature != 0.0 or how.changes_logits):
+        if how.temperature != 0.0 or how.changes_logits:
             draws[index] = how
-    for index, token in ops.choose_tokens(logits, draws).items():
-        tokens[index] = token
+    if draws:
+        chosen = ops.choose_tokens(logits, draws)
+        tokens[list(chosen)] = torch.tensor(list(chosen.values())).to(tokens.device)
     counts = [row.params.logprobs or 0 for row in rows]
-    return _results(logits, maximum, healthy, tokens, counts)
+    return _results(logits, maximum, fit, tokens, counts)
 
 
 def prompt_logprobs(
@@ -57,8 +58,9 @@ def prompt_logprobs(
     _check(logits, len(next_ids))
     if not next_ids:
         return []
-    logits, maximum, healthy = _prepare(logits)
-    return _results(logits, maximum, healthy, list(next_ids), [count] * len(next_ids))
+    logits, maximum, fit = _prepare(logits)
+    tokens = torch.tensor(next_ids, dtype=torch.int64).to(logits.device)
+    return _results(logits, maximum, fit, tokens, [count] * len(next_ids))
 
 
 def _check(logits: torch.Tensor, rows: int) -> None:
@@ -69,19 +71,15 @@ def _check(logits: torch.Tensor, rows: int) -> None:
         )
 
 
-def _prepare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[bool]]:
-    """Logits with one zero, each row's maximum, and which rows are fit to be sampled.
+def _prepare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits with one zero, each row's maximum, and which rows are fit to be sampled (bool [R]).
 
     The maximum is NaN or +inf if any logit is, and -inf if all are. Unfit rows read as zeros.
     """
-    logits = logits.contiguous() + 0.0
     maximum = logits.amax(dim=-1)
     fit = torch.isfinite(maximum)
-    healthy = fit.tolist()
-    if not all(healthy):
-        logits = torch.where(fit[:, None], logits, 0.0)
-        maximum = torch.where(fit, maximum, 0.0)
-    return logits, maximum, healthy
+    # By select, so that nothing waits for the device to say whether a row is unfit.
+    return torch.where(fit[:, None], logits + 0.0, 0.0), torch.where(fit, maximum, 0.0), fit
 
 
 def _draw(row: SamplingRow) -> Draw:
@@ -109,34 +107,43 @@ def _draw(row: SamplingRow) -> Draw:
 def _results(
     logits: torch.Tensor,
     maximum: torch.Tensor,
-    healthy: list[bool],
-    tokens: list[int],
+    fit: torch.Tensor,
+    tokens: torch.Tensor,
     counts: list[int],
 ) -> list[SampledToken | NumericalFailure]:
     """Results of chosen tokens, with the likeliest `counts[row]` beside each."""
     log_masses = ops.log_mass(logits, maximum)
     # NO_TOKEN is -1: any column will do, the row fails below.
-    columns = torch.tensor(tokens, dtype=torch.int64).clamp_(min=0)
-    chosen = logits.gather(1, columns[:, None])[:, 0]
-    logprobs = ops.log_probabilities(chosen, maximum, log_masses).tolist()
+    chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
+    logprobs = ops.log_probabilities(chosen, maximum, log_masses)
+    tops = _tops(logits, maximum, log_masses, counts)
     results: list[SampledToken | NumericalFailure] = []
-    for row, token in enumerate(tokens):
-        if not healthy[row]:
+    # One copy from the device: token ids and fp32 are exact in fp64.
+    answers = torch.stack([fit.double(), tokens.double(), logprobs.double()], -1).tolist()
+    for row, (healthy, token, logprob) in enumerate(answers):
+        if not healthy:
             results.append(NumericalFailure("NaN or infinity in the logits"))
         elif token < 0:
             results.append(NumericalFailure("bias and forbidden ids leave no token to choose"))
         else:
-            top = _top(logits[row], maximum[row], log_masses[row], counts[row])
-            results.append(SampledToken(token, logprobs[row], top))
+            results.append(SampledToken(int(token), logprob, tops.get(row, ())))
     return results
 
 
-def _top(
-    logits: torch.Tensor, maximum: torch.Tensor, log_mass: torch.Tensor, count: int
-) -> tuple[Candidate, ...]:
-    """The `count` likeliest of one row, ties by lowest id."""
-    if count == 0:
-        return ()
-    ids = ops.top_ids(logits, count)
-    logprobs = ops.log_probabilities(logits[ids], maximum, log_mass)
-    return tuple(map(Candidate, ids.tolist(), logprobs.tolist()))
+def _tops(
+    logits: torch.Tensor, maximum: torch.Tensor, log_masses: torch.Tensor, counts: list[int]
+) -> dict[int, tuple[Candidate, ...]]:
+    """The `counts[row]` likeliest of each row that wants any, ties by lowest id."""
+    rows = [row for row, count in enumerate(counts) if count > 0]
+    if not rows:
+        return {}
+    at = torch.tensor(rows).to(logits.device)
+    wanted = logits[at]
+    ids = ops.top_ids(wanted, max(counts))
+    values = wanted.gather(1, ids)
+    logprobs = ops.log_probabilities(values, maximum[at, None], log_masses[at, None])
+    pairs = torch.stack([ids.double(), logprobs.double()], -1).tolist()
+    return {
+        row: tuple(Candidate(int(token), logprob) for token, logprob in found[: counts[row]])
+        for row, found in zip(rows, pairs, strict=True)
+    }

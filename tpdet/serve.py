@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 BuildEngine = Callable[[Settings, RankEnvironment], "Engine"]
 IDLE_POLL_SECONDS = 0.1
+_NVIDIA = Path("/dev/nvidiactl")
 
 
 def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = None) -> int:
@@ -57,16 +58,11 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
 
 def build_engine(settings: Settings, environment: RankEnvironment) -> "Engine":
     """The engine over the world that the launcher made."""
-    from tpdet.comm.distributed import DistributedWorld
-    from tpdet.comm.world import SoloWorld, World
+    from tpdet.comm.device import open_world
     from tpdet.engine import Engine
 
     config = settings.engine
-    world: World = SoloWorld()
-    if environment.size > 1:
-        device = "cuda" if config.device == "cuda" else "cpu"
-        world = DistributedWorld(device, timeout=config.step_timeout, environment=environment)
-    return Engine(config, world)
+    return Engine(config, open_world(config.device, config.step_timeout, environment))
 
 
 def _lead(
@@ -190,9 +186,17 @@ def _enter_run_directory(
     path = Path(given) if given is not None else default_path(current_session(environment))
     run = open_run_directory(path, environment)
     signals.install()
-    device = settings.engine.device
-    run.register(environment.rank, f"cuda:{environment.local_rank}" if device == "cuda" else "cpu")
+    run.register(environment.rank, _device_name(settings.engine.device, environment))
     return run
+
+
+def _device_name(wanted: str, environment: RankEnvironment) -> str:
+    """What ready.json calls this rank's device."""
+    if wanted == "cpu" or (wanted == "auto" and not _NVIDIA.exists()):
+        return "cpu"  # known without torch, which takes seconds to import
+    from tpdet.comm.device import resolve_device
+
+    return f"cuda:{environment.local_rank}" if resolve_device(wanted) == "cuda" else "cpu"
 
 
 def _last_words(bridges: list[Bridge], error: BaseException) -> None:

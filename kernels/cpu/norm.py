@@ -29,6 +29,18 @@ def add_residual(
     return (total + residual.float()).to(residual.dtype)
 
 
+def add_residual_and_norm(
+    total: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(h, y): `add_residual`, then `rms_norm` of h."""
+    h = add_residual(total, bias, residual)
+    return h, rms_norm(h, weight, eps)
+
+
 def normalize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """(x * r) * w in fp32 for x [..., N] in fp32: the norm without its final rounding."""
     return (x * _reciprocal_root(x, eps)) * weight.float()

@@ -58,10 +58,12 @@ def select_prefix(
 
 
 def top_ids(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Indices of the `count` largest values, best first, ties by lowest index: int64 [count].
+    """Indices of the `count` largest values, best first, ties by lowest index: int64 [.., count].
 
-    `values` fp32 [N] without NaN; all N come back when `count` >= N.
+    `values` fp32 [N] or rows of it [R, N], without NaN; all N come back when `count` >= N.
     """
+    if values.dim() == 2:
+        return torch.stack([top_ids(row, count) for row in values])
     ids = select_prefix(values, None, count).nonzero().view(-1)
     order = torch.sort(unsigned_keys(values[ids]), descending=True, stable=True).indices
     return ids[order]

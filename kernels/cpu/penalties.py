@@ -16,7 +16,7 @@ as in OpenAI's API; all of it in vLLM's order.
 import torch
 
 FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
-_FLOAT32_TINY = 2.0**-126
+FLOAT32_TINY = 2.0**-126
 
 
 def add_bias(logits: torch.Tensor, bias: dict[int, float]) -> None:
@@ -28,7 +28,7 @@ def add_bias(logits: torch.Tensor, bias: dict[int, float]) -> None:
 def penalise_repetition(logits: torch.Tensor, ids: torch.Tensor, penalty: float) -> None:
     """Shrink the logits of every id in `ids` (int64, any order, repeats count once), in place."""
     seen = torch.unique(ids)
-    factor = torch.tensor([min(max(penalty, _FLOAT32_TINY), FLOAT32_MAX)], dtype=torch.float32)
+    factor = torch.tensor([min(max(penalty, FLOAT32_TINY), FLOAT32_MAX)], dtype=torch.float32)
     values = logits[seen]
     logits[seen] = hold_finite(torch.where(values > 0, values / factor, values * factor), values)
 

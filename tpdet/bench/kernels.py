@@ -18,6 +18,7 @@ import torch
 from tpdet.kernels import ops
 from tpdet.kernels.cpu import threads
 from tpdet.verify.report import append_run
+from tpdet.verify.spec import Machine
 
 _ROUNDS = 15
 
@@ -73,7 +74,7 @@ def main() -> int:
         )
     if options.output is not None:
         command = shlex.join(["python", "-m", "tpdet.bench.kernels", *sys.argv[1:]])
-        append_run(options.output, "kernels", "cpu", 0, command, rows)
+        append_run(options.output, "kernels", Machine(), command, rows)
     return 0
 
 

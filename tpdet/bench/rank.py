@@ -8,14 +8,16 @@ from pathlib import Path
 
 import msgspec
 
-from tpdet.comm.distributed import DistributedWorld
-from tpdet.comm.world import SoloWorld, World
+from tpdet.bench.floor import decode_floor_ms
+from tpdet.comm.device import open_world, ranks_per_gpu
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
-from tpdet.launch.environment import read_environment
 from tpdet.request import Request, SamplingParams
+from tpdet.verify.machine import machine
+from tpdet.verify.spec import Machine
 
 _WARM_UP_STEPS = 3
+_WARM_UP_PROMPTS = 2
 
 
 class BenchSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,9 +26,13 @@ class BenchSpec(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     dtype: str
     load_format: str
+    device: str
+    fold_order: str
     batches: tuple[int, ...]
     prompt_tokens: int
     prefill_tokens: int
+    prefill_prompts: int
+    budget: int
     steps: int
     step_timeout: float = 600.0
 
@@ -44,19 +50,31 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     batch: int | None = None
     context: int | None = None
     floor: float | None = None
+    ratio: float | None = None
+
+
+class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one world measured, and where."""
+
+    rows: tuple[BenchRow, ...]
+    machine: Machine
 
 
 def main(arguments: list[str]) -> int:
     """Run every case; rank 0 writes the rows."""
     spec = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=BenchSpec)
-    size = read_environment().size
-    world: World = DistributedWorld(timeout=spec.step_timeout) if size > 1 else SoloWorld()
+    world = open_world(spec.device, spec.step_timeout, share_gpus=True)
     config = EngineConfig.from_values(
         model=spec.model,
         dtype=spec.dtype,
+        device=spec.device,
+        fold_order=spec.fold_order,
         load_format=spec.load_format,
         step_timeout=spec.step_timeout,
-        max_num_seqs=max(spec.batches),
+        enforce_eager=ranks_per_gpu() > 1,  # host memory is no part of a graph
+        max_num_seqs=max(*spec.batches, spec.prefill_prompts),
+        max_model_len=max(spec.prompt_tokens + spec.steps + 8, spec.prefill_tokens + 8),
+        max_num_batched_tokens=spec.budget,
     )
     engine = Engine(config, world)
     if world.rank > 0:
@@ -65,14 +83,18 @@ def main(arguments: list[str]) -> int:
         rows = [_decode(engine, spec, batch) for batch in spec.batches]
         rows.append(_prefill(engine, spec))
         engine.stop_workers()
-        Path(arguments[1]).write_bytes(msgspec.json.encode(rows))
+        result = BenchResult(rows=tuple(rows), machine=machine(spec.device, world.size))
+        Path(arguments[1]).write_bytes(msgspec.json.encode(result))
     world.barrier()
     world.close()
     return 0
 
 
 def _decode(engine: Engine, spec: BenchSpec, batch: int) -> BenchRow:
-    """Median milliseconds of a step in which `batch` sequences decode one token each."""
+    """Median milliseconds of a step in which `batch` sequences decode one token each.
+
+    A step ends with its tokens on the host, so the clock sees all the work of the device.
+    """
     tokens = spec.steps + _WARM_UP_STEPS + 2
     _submit(engine, batch, spec.prompt_tokens, tokens, f"decode-{batch}")
     times: list[float] = []
@@ -82,20 +104,24 @@ def _decode(engine: Engine, spec: BenchSpec, batch: int) -> BenchRow:
         if len(outputs) == batch:
             times.append(time.perf_counter() - begin)
     value = statistics.median(times[_WARM_UP_STEPS:]) * 1e3
-    return _row(engine, spec, case="decode", batch=batch, context=spec.prompt_tokens,
-                value=value, unit="ms")  # fmt: skip
+    floor = decode_floor_ms(engine)
+    return _row(engine, spec, case="decode", batch=batch, context=spec.prompt_tokens, value=value,
+                unit="ms", floor=floor, ratio=value / floor if floor else None)  # fmt: skip
 
 
 def _prefill(engine: Engine, spec: BenchSpec) -> BenchRow:
-    """Prompt tokens a second over four prompts, one token generated each."""
-    prompts = 4
-    _submit(engine, prompts, spec.prefill_tokens, 1, "prefill")
+    """Prompt tokens a second over all prompts together, one token generated each."""
+    prompts, length = spec.prefill_prompts, spec.prefill_tokens
+    _submit(engine, min(prompts, _WARM_UP_PROMPTS), length, 1, "warm-up")
+    while engine.has_work:
+        engine.step()
+    _submit(engine, prompts, length, 1, "prefill")
     begin = time.perf_counter()
     while engine.has_work:
         engine.step()
-    value = prompts * spec.prefill_tokens / (time.perf_counter() - begin)
-    return _row(engine, spec, case="prefill", batch=prompts, context=spec.prefill_tokens,
-                value=value, unit="tokens/s")  # fmt: skip
+    value = prompts * length / (time.perf_counter() - begin)
+    return _row(engine, spec, case="prefill", batch=prompts, context=length, value=value,
+                unit="tokens/s")  # fmt: skip
 
 
 def _submit(engine: Engine, count: int, length: int, tokens: int, name: str) -> None:

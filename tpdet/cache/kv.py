@@ -24,21 +24,26 @@ class KeyValuePages:
 
 
 def allocate_pages(
-    layers: int, pages: int, key_heads: int, head_dim: int, dtype: torch.dtype
+    layers: int,
+    pages: int,
+    key_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
 ) -> KeyValuePages:
     """Uninitialised pages. Raises ResourceError with the size when memory does not suffice."""
     shape = (pages, key_heads, PAGE_TOKENS, head_dim)
     try:
         return KeyValuePages(
             tuple(
-                LayerPages(torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype))
+                LayerPages(*(torch.empty(shape, dtype=dtype, device=device) for _ in range(2)))
                 for _ in range(layers)
             )
         )
     except (RuntimeError, MemoryError) as error:
         size = 2 * layers * pages * key_heads * PAGE_TOKENS * head_dim * dtype.itemsize
         raise ResourceError(
-            f"no memory for {pages} KV pages ({size / 2**30:.1f} GiB): lower --kv-pages"
+            f"no memory for {pages} KV pages ({size / 2**30:.1f} GiB) on {device}: lower --kv-pages"
         ) from error
 
 

@@ -39,7 +39,7 @@ class StepResults:
             mine = logits[low - first : high - first]
             position = row.start + len(row.token_ids) - row.logits + (low - begin)
             if self._tap is not None:
-                self._tap(row, position, mine)
+                self._tap(row, position, mine.cpu())
             self._score(row, position, mine)
             if high == begin + row.logits:
                 drawing.append((row, high - 1 - first))

@@ -44,13 +44,11 @@ class Attention:
         """x [M, H] -> the folded output product [M, H] in fp32; stores the step's k and v first."""
         rows = x_MH.shape[0]
         widths = [self._query_heads * self._head] + 2 * [self._key_heads * self._head]
-        q, k, v = (part.view(rows, -1, self._head) for part in _split(self._qkv(x_MH), widths))
+        # Views: the kernels read rows that lie apart.
+        parts = self._qkv(x_MH).split(widths, dim=1)
+        q, k, v = (part.view(rows, -1, self._head) for part in parts)
         q_MQD = ops.rotate_heads(q, *rotary, self._query_norm, self._eps)
         k_MKD = ops.rotate_heads(k, *rotary, self._key_norm, self._eps)
         ops.store_kv(k_MKD, v, pages.keys, pages.values, batch)
         mixed = ops.paged_attention(q_MQD, pages.keys, pages.values, batch, self._window)
         return self._output(mixed.view(rows, -1))
-
-
-def _split(x: torch.Tensor, widths: list[int]) -> list[torch.Tensor]:
-    return [part.contiguous() for part in x.split(widths, dim=1)]

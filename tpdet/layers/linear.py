@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tpdet.comm.fold import fold_over_ranks
+from tpdet.comm.fold import add_roots
 from tpdet.kernels import ops
 from tpdet.layers.partition import Partition
 from tpdet.weights.pieces import Pieces
@@ -54,5 +54,7 @@ class RowLinear:
 
     def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
         """This rank's columns x [M, K / ranks] -> the whole product [M, N] in fp32, unrounded."""
-        partials_LMN = ops.leaf_gemm(x_MK, self.weight_LNK)
-        return fold_over_ranks(partials_LMN, self._partition.plan, self._partition.world)
+        plan, world = self._partition.plan, self._partition.world
+        first_leaf, roots = self._partition.mine.start, plan.roots[world.rank]
+        sent_SMN = ops.leaf_fold_gemm(x_MK, self.weight_LNK, first_leaf, roots, plan.slots)
+        return add_roots(sent_SMN, plan, world)

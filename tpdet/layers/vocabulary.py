@@ -16,7 +16,7 @@ class VocabularyTable:
             f"{name}.weight", (config.vocab_size, config.hidden_size), partition.by_vocabulary()
         )
         share = partition.vocabulary_share * len(partition.mine)
-        self.table_VH = torch.zeros(share, config.hidden_size, dtype=rows_VH.dtype)
+        self.table_VH = rows_VH.new_zeros(share, config.hidden_size)
         self.table_VH[: rows_VH.shape[0]] = rows_VH
         self._partition = partition
 

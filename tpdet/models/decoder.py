@@ -24,7 +24,7 @@ class DecoderLayer:
         config, name = partition.config, f"model.layers.{index}"
         shape, whole = (config.hidden_size,), Pieces.whole()
         self._eps = config.rms_norm_eps
-        self._input_norm = source.read(f"{name}.input_layernorm.weight", shape, whole)
+        self.input_norm = source.read(f"{name}.input_layernorm.weight", shape, whole)
         self._attention = Attention(source, partition, f"{name}.self_attn", config.windows[index])
         self._middle_norm = source.read(f"{name}.post_attention_layernorm.weight", shape, whole)
         self._mlp = GatedMlp(source, partition, f"{name}.mlp")
@@ -33,16 +33,21 @@ class DecoderLayer:
     def __call__(
         self,
         hidden_MH: torch.Tensor,
+        x_MH: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor],
         pages: KeyValuePages,
         batch: PagedBatch,
-    ) -> torch.Tensor:
-        """Residual stream [M, H] -> [M, H], rounded to the model's dtype after each block."""
-        x = ops.rms_norm(hidden_MH, self._input_norm, self._eps)
-        mixed = self._attention(x, rotary, pages.layers[self._index], batch)
-        hidden_MH = ops.add_residual(mixed, None, hidden_MH)
-        x = ops.rms_norm(hidden_MH, self._middle_norm, self._eps)
-        return ops.add_residual(self._mlp(x), None, hidden_MH)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Residual stream and its input norm -> residual stream (rounded), what is to be added.
+
+        The caller adds the second, the folded feed-forward [M, H] in fp32, together with the norm
+        that follows.
+        """
+        mixed = self._attention(x_MH, rotary, pages.layers[self._index], batch)
+        hidden_MH, x_MH = ops.add_residual_and_norm(
+            mixed, None, hidden_MH, self._middle_norm, self._eps
+        )
+        return hidden_MH, self._mlp(x_MH)
 
 
 class Decoder:
@@ -58,7 +63,7 @@ class Decoder:
         self._head = self._embedding
         if not config.tie_word_embeddings:
             self._head = VocabularyTable(source, partition, "lm_head")
-        self.cos, self.sin = rotary_table(config.rotary, positions)
+        self.cos, self.sin = rotary_table(config.rotary, positions, self._norm.device)
 
     def hidden(
         self,
@@ -69,9 +74,14 @@ class Decoder:
         """Run the layers over a step's rows, storing their keys and values; -> [M, H]."""
         rotary = (self.cos[batch.positions], self.sin[batch.positions])
         hidden_MH = self._embedding.embed(ids_M)
-        for layer in self._layers:
-            hidden_MH = layer(hidden_MH, rotary, pages, batch)
-        return hidden_MH
+        x_MH = ops.rms_norm(hidden_MH, self._layers[0].input_norm, self._eps)
+        for layer, following in zip(self._layers, self._layers[1:], strict=False):
+            hidden_MH, more_MH = layer(hidden_MH, x_MH, rotary, pages, batch)
+            hidden_MH, x_MH = ops.add_residual_and_norm(
+                more_MH, None, hidden_MH, following.input_norm, self._eps
+            )
+        hidden_MH, more_MH = self._layers[-1](hidden_MH, x_MH, rotary, pages, batch)
+        return ops.add_residual(more_MH, None, hidden_MH)
 
     def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
         """Residual stream rows [M, H] -> fp32 logits [M, V], equal on every rank."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from tpdet.request import Request, SamplingParams
 
-PAGE = 256  # probes cross a page on purpose
-_NEIGHBOUR_LENGTHS = (3, 90)
+NEIGHBOUR_TOKENS = 90  # prompt tokens of a neighbour, at most
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def neighbours(vocab_size: int, count: int, tokens: int, seed: int) -> list[Requ
         Request(
             request_id=f"neighbour-{seed}-{index}",
             prompt_token_ids=tuple(
-                draw.randrange(vocab_size) for _ in range(draw.randint(*_NEIGHBOUR_LENGTHS))
+                draw.randrange(vocab_size) for _ in range(draw.randint(3, NEIGHBOUR_TOKENS))
             ),
             params=SamplingParams(
                 temperature=1.0, seed=draw.randrange(2**31), max_tokens=draw.randint(1, tokens)

@@ -7,17 +7,18 @@ from pathlib import Path
 import msgspec
 import torch
 
-from tpdet.comm.distributed import DistributedWorld
-from tpdet.comm.world import SoloWorld, World
+from tpdet.comm.device import open_world, ranks_per_gpu
+from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
-from tpdet.launch.environment import read_environment
+from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.outputs import RequestAssembler, logprob_bits
 from tpdet.plan import Row
 from tpdet.request import Request
 from tpdet.runner import Runner
-from tpdet.verify.cases import Circumstance, circumstances, neighbours, probes
+from tpdet.verify.cases import NEIGHBOUR_TOKENS, Circumstance, circumstances, neighbours, probes
 from tpdet.verify.control import switch_in_stock_arithmetic
+from tpdet.verify.machine import machine
 from tpdet.verify.rank_files import position_header
 from tpdet.verify.spec import Trace, VerifySpec, WorldReport
 
@@ -41,15 +42,16 @@ class LogitsLog:
             return
         seen = self.digests.setdefault(name, {})
         for offset, values in enumerate(logits):
-            body = values.contiguous().numpy().tobytes()
+            body = values.contiguous().numpy().data
             digest = hashlib.sha256(body).hexdigest()
             # A recomputed position (after a preemption) must have the bits it had before.
             known = seen.setdefault(position + offset, digest)
             if known != digest:
                 seen[position + offset] = f"recomputed: {known} then {digest}"
             if self._kept < MAX_VALUE_BYTES:
-                self._file.write(position_header(name, position + offset) + body)
-                self._kept += len(body)
+                self._file.write(position_header(name, position + offset))
+                self._file.write(body)
+                self._kept += body.nbytes
 
     def close(self) -> None:
         """Finish the file of raw values."""
@@ -60,16 +62,17 @@ def main(arguments: list[str]) -> int:
     """Run every dtype, fold order and circumstance of the spec; rank 0 writes the report."""
     spec = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=VerifySpec)
     folder = Path(arguments[1])
-    size = read_environment().size
-    world: World = DistributedWorld(timeout=spec.step_timeout) if size > 1 else SoloWorld()
+    world = open_world(spec.device, spec.step_timeout, share_gpus=True)
     if spec.control:
         switch_in_stock_arithmetic()
     traces, fingerprints, vocab_size = [], {}, 0
     for dtype in spec.dtypes:
         for order in spec.fold_orders:
             config = EngineConfig.from_values(
-                model=spec.model, dtype=dtype, fold_order=order, device="cpu",
-                load_format=spec.load_format, step_timeout=spec.step_timeout, kv_pages=1,
+                model=spec.model, dtype=dtype, fold_order=order, device=spec.device,
+                load_format=spec.load_format, step_timeout=spec.step_timeout,
+                kv_pages=_MAX_PAGES, max_model_len=_context(spec), max_num_seqs=_seats(spec),
+                enforce_eager=ranks_per_gpu() > 1,  # host memory is no part of a graph
             )  # fmt: skip
             runner = Runner(config, world)
             fingerprints[f"{dtype} {order}"] = runner.system_fingerprint
@@ -77,12 +80,27 @@ def main(arguments: list[str]) -> int:
             traces += _run_all(spec, config, runner, world, folder)
     if world.rank == 0:
         report = WorldReport(
-            tp=world.size, vocab_size=vocab_size, fingerprints=fingerprints, traces=tuple(traces)
+            tp=world.size,
+            vocab_size=vocab_size,
+            fingerprints=fingerprints,
+            traces=tuple(traces),
+            machine=machine(spec.device, world.size),
         )
         (folder / f"tp{world.size}.json").write_bytes(msgspec.json.encode(report))
     world.barrier()
     world.close()
     return 0
+
+
+def _context(spec: VerifySpec) -> int:
+    """Positions that the longest probe or neighbour needs, in whole pages."""
+    longest = max(*spec.prompt_lengths, NEIGHBOUR_TOKENS) + spec.tokens
+    return -(-longest // PAGE_TOKENS) * PAGE_TOKENS
+
+
+def _seats(spec: VerifySpec) -> int:
+    """Sequences in flight together, at most."""
+    return max(*spec.batches, len(spec.prompt_lengths))
 
 
 def _run_all(

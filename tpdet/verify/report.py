@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tpdet.verify.compare import Relation
+from tpdet.verify.spec import Machine
 
 _SHOWN = 10
 
@@ -67,18 +68,23 @@ def result_rows(model: str, relations: list[Relation], control: bool) -> list[di
     return rows
 
 
-def append_run(path: Path, bench: str, device: str, count: int, command: str, rows: list) -> None:
-    """Add one run to a results file (a JSON list, newest last), written atomically."""
+def append_run(path: Path, bench: str, machine: Machine, command: str, rows: list) -> None:
+    """Add one run to a results file (a JSON list, newest last), written atomically.
+
+    A `path` that is a directory gets `<bench>.<gpu>.json` in it.
+    """
+    if path.is_dir():
+        path /= f"{bench}.{short_name(machine.gpu)}.json"
     runs = msgspec.json.decode(path.read_bytes()) if path.exists() else []
     runs.append(
         {
             "bench": bench,
-            "gpu": device,
-            "gpus": count,
+            "gpu": machine.gpu,
+            "gpus": machine.gpus,
             "commit": _commit(),
             "torch": metadata.version("torch"),
             "triton": _version("triton"),
-            "driver": None,
+            "driver": machine.driver,
             "date": datetime.now(UTC).date().isoformat(),
             "python": platform.python_version(),
             "command": command,
@@ -89,6 +95,12 @@ def append_run(path: Path, bench: str, device: str, count: int, command: str, ro
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(runs), indent=1) + b"\n")
     temporary.replace(path)
+
+
+def short_name(gpu: str) -> str:
+    """A GPU's name in file names: "NVIDIA H200" is "h200"."""
+    words = [word for word in gpu.lower().split() if word not in ("nvidia", "tesla", "geforce")]
+    return "-".join(words)
 
 
 def _version(package: str) -> str | None:

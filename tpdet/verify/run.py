@@ -40,7 +40,8 @@ def verify(
     print_matrix(model, relations, list(tps), console)
     if output is not None:
         rows = result_rows(model, relations, spec.control)
-        append_run(output, "verify", "cpu", 0, command, rows)
+        largest = max((report.machine for report in reports), key=lambda found: found.gpus)
+        append_run(output, "verify", largest, command, rows)
     for relation in relations:
         if relation.difference is not None:
             console.print(

@@ -16,7 +16,16 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     control: bool
     load_format: str = "auto"
+    device: str = "auto"
     step_timeout: float = 300.0
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a world ran: "cpu", or the GPU's name, how many of them, and their driver."""
+
+    gpu: str = "cpu"
+    gpus: int = 0
+    driver: str | None = None
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,3 +52,4 @@ class WorldReport(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     fingerprints: dict[str, str]
     traces: tuple[Trace, ...]
+    machine: Machine

@@ -6,12 +6,18 @@ import torch
 _SCALE = 0.02
 
 
-def draw_piece(seed: int, name: str, index: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Piece `index` of tensor `name`, [*shape] fp32: a function of these and `seed` alone.
+def draw_piece(
+    seed: int,
+    name: str,
+    index: int,
+    shape: tuple[int, ...],
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """Piece `index` of tensor `name`, [*shape] fp32: a function of these, `seed` and the device.
 
     Norm weights lie around 1, everything else around 0 with a deviation of 0.02.
     """
     key = blake3.blake3(f"{seed}\0{name}\0{index}".encode()).digest(length=8)
-    generator = torch.Generator().manual_seed(int.from_bytes(key, "little") >> 1)
-    values = torch.randn(shape, generator=generator) * _SCALE
+    generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little") >> 1)
+    values = torch.randn(shape, generator=generator, device=device).mul_(_SCALE)
     return values + 1.0 if name.endswith("norm.weight") else values

@@ -25,9 +25,19 @@ class WeightSource:
     """Hands out this rank's pieces, each checked and digested; every tensor exactly once."""
 
     def __init__(
-        self, checkpoint: Checkpoint | None, dtype: torch.dtype, seed: int, show_progress: bool
+        self,
+        checkpoint: Checkpoint | None,
+        dtype: torch.dtype,
+        seed: int,
+        show_progress: bool,
+        device: torch.device | str = "cpu",
     ) -> None:
-        """Without a checkpoint every piece is drawn: from `seed`, tensor name and piece index."""
+        """Without a checkpoint every piece is drawn: from `seed`, tensor name and piece index.
+
+        A checkpoint's pieces are checked and digested on the CPU, then moved to `device`; drawn
+        ones are drawn there.
+        """
+        self._device = torch.device(device)
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._seed = seed
@@ -52,14 +62,20 @@ class WeightSource:
             if self._checkpoint is not None:
                 part = self._checkpoint.piece(name, shape, pieces.dim, first, last)
             else:
-                part = draw_piece(self._seed, name, index, _cut(shape, pieces.dim, last - first))
-            self._digests[name, index] = _digest(part, shape, first, last)
+                size = _cut(shape, pieces.dim, last - first)
+                part = draw_piece(self._seed, name, index, size, self._device)
+            here = part.device.type == "cpu"  # a piece drawn on a GPU stays there, unread
+            self._digests[name, index] = (
+                _digest(part, shape, first, last)
+                if here
+                else _draw_digest(self._seed, part, shape, first, last)
+            )
             narrow = part.to(self._dtype)
-            if not torch.isfinite(narrow).all():
+            if here and not torch.isfinite(narrow).all():
                 raise CheckpointError(
                     f"tensor {name} holds values too large for {self._dtype}: use another --dtype"
                 )
-            parts.append(narrow)
+            parts.append(narrow.to(self._device))
         self._bar.update()
         # A copy always: what was read may be a view of the file, which may change under us.
         return torch.cat(parts, dim=pieces.dim)
@@ -79,11 +95,16 @@ class WeightSource:
 
 
 def open_weights(
-    directory: Path, config: ModelConfig, load_format: str, seed: int, show_progress: bool
+    directory: Path,
+    config: ModelConfig,
+    load_format: str,
+    seed: int,
+    show_progress: bool,
+    device: torch.device | str = "cpu",
 ) -> WeightSource:
-    """Weights of a model directory, or drawn ones for load_format "dummy"."""
+    """Weights of a model directory, or drawn ones for load_format "dummy", for `device`."""
     checkpoint = None if load_format == "dummy" else open_checkpoint(directory)
-    return WeightSource(checkpoint, getattr(torch, config.dtype), seed, show_progress)
+    return WeightSource(checkpoint, getattr(torch, config.dtype), seed, show_progress, device)
 
 
 def merge_digests(world: World, digests: Digests) -> str:
@@ -116,6 +137,15 @@ def _digest(part: torch.Tensor, shape: tuple[int, ...], first: int, last: int) -
     header = f"{part.dtype} {list(shape)} {first}:{last}\n".encode()
     raw = part.contiguous().reshape(-1).view(torch.uint8).numpy()
     return blake3.blake3(header).update(raw.data).digest()
+
+
+def _draw_digest(
+    seed: int, part: torch.Tensor, shape: tuple[int, ...], first: int, last: int
+) -> bytes:
+    """BLAKE3 over everything that a piece drawn on a GPU is a function of."""
+    generator = f"{torch.__version__} {torch.cuda.get_device_name(part.device)}"
+    header = f"drawn {seed} {generator} {part.dtype} {list(shape)} {first}:{last}\n"
+    return blake3.blake3(header.encode()).digest()
 
 
 def _cut(shape: tuple[int, ...], dim: int, extent: int) -> tuple[int, ...]:

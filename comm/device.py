@@ -1,0 +1,134 @@
+"""Where a rank computes: the CPU, or the GPU that its place among the local ranks gives it."""
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+import torch
+
+from tpdet.comm.distributed import DistributedWorld
+from tpdet.comm.world import SoloWorld, World
+from tpdet.errors import UsageError
+from tpdet.launch.environment import RankEnvironment, read_environment
+
+MIN_CAPABILITY = (8, 0)
+
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
+
+
+def resolve_device(wanted: str) -> str:
+    """ "cpu" or "cuda" for "auto", "cpu" or "cuda"; auto takes a GPU if torch sees one.
+
+    Raises UsageError for a GPU that is missing, too old, or without Triton to compile for it.
+    """
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        reason = "sees no GPU" if built else "is built without CUDA"
+        raise UsageError(
+            f"device cuda: torch {torch.__version__} {reason}: use --device cpu, or install "
+            "torch for CUDA and check nvidia-smi"
+        )
+    for index in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(index)
+        if capability < MIN_CAPABILITY:
+            raise UsageError(
+                f"device cuda: {torch.cuda.get_device_name(index)} has compute capability "
+                f"{capability[0]}.{capability[1]}, the kernels need 8.0: use --device cpu, or hide "
+                "it with CUDA_VISIBLE_DEVICES"
+            )
+    if importlib.util.find_spec("triton") is None:
+        raise UsageError("device cuda needs Triton: install it, or use --device cpu")
+    return "cuda"
+
+
+def ranks_per_gpu(environment: RankEnvironment | None = None) -> int:
+    """How many of this host's ranks share a GPU: 1 where there are enough."""
+    local = (environment or read_environment()).local_size
+    return -(-local // max(1, torch.cuda.device_count()))
+
+
+def open_world(
+    device: str,
+    timeout: float,
+    environment: RankEnvironment | None = None,
+    share_gpus: bool = False,
+) -> World:
+    """The world that the launcher's environment describes; makes this rank's GPU the current one.
+
+    device: as for `resolve_device`. Ranks that outnumber the GPUs are refused unless `share_gpus`;
+    then neighbours share one, and tensors travel through host memory. Raises UsageError.
+    """
+    environment = environment or read_environment()
+    staged = False
+    if resolve_device(device) == "cuda":
+        device = "cuda"
+        together = ranks_per_gpu(environment)
+        staged = together > 1
+        if staged and not share_gpus:
+            raise UsageError(
+                f"{environment.local_size} ranks on a host with {torch.cuda.device_count()} GPUs: "
+                "start as many ranks as there are GPUs, or use --device cpu"
+            )
+        torch.cuda.set_device(environment.local_rank // together)
+    else:
+        device = "cpu"
+    if environment.size == 1:
+        return SoloWorld()
+    return DistributedWorld(device, timeout, environment=environment, staged=staged)
+
+
+def current_device(kind: str) -> torch.device:
+    """The torch device of this rank for "cpu" or "cuda"."""
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    )
+
+
+def free_gpu_bytes(utilization: float) -> int:
+    """What a rank may still take of its GPU: free, less the share that is to stay so, shared out.
+
+    Memory that torch's allocator holds already counts as taken.
+    """
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return max(0, free - int((1.0 - utilization) * total)) // ranks_per_gpu()
+
+
+def driver_version() -> str | None:
+    """NVIDIA's driver, such as "580.159.04"; None if it cannot be read."""
+    try:
+        text = _DRIVER_FILE.read_text()
+    except OSError:
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        try:
+            text = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+    found = re.search(r"\d{3}\.\d+(?:\.\d+)?", text)
+    return found.group() if found else None
+
+
+def gpu_facts() -> dict[str, str]:
+    """What of the GPU and its libraries may change a bit, for the start-up agreement."""
+    flags = {
+        "matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
+        "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+        "cudnn.enabled": torch.backends.cudnn.enabled,
+        "cudnn.benchmark": torch.backends.cudnn.benchmark,
+        "cudnn.deterministic": torch.backends.cudnn.deterministic,
+        "bf16 reduced precision": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "fp16 reduced precision": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+    }
+    major, minor = torch.cuda.get_device_capability()
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    facts = {
+        "gpu": torch.cuda.get_device_name(),
+        "gpu capability": f"{major}.{minor}",
+        "gpu multiprocessors": str(properties.multi_processor_count),
+        "gpu driver": str(driver_version()),
+        "cudnn": str(torch.backends.cudnn.version()),
+    }
+    return facts | {f"flag {name}": str(value) for name, value in flags.items()}

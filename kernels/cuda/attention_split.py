@@ -1,0 +1,112 @@
+"""One tile and one merge of paged attention: the only arithmetic that its kernels do on scores.
+
+A state is (largest score m [R], mass l [R, 16], weighted values o [R, D]); a split of 256 keys is
+four tiles of 64 from a fresh state, in ascending order (Rule 7 of the contract; online softmax by
+Milakov and Gimelshein 2018, arXiv 1805.02867):
+
+    s = (q . k) * c,  c = fp32(log2 e / sqrt(D))                  unseen keys: -1e30
+    m' = max(m, max s);  a = exp2(m - m');  p = round(exp2(s - m'))       (unseen: 0)
+    l' = l * a + p . 1;  o' = o * a + p . v
+
+and two states merge with the same factors. All sums are chains of the matrix unit (16 products at
+a time, ascending; fp32 operands: one at a time), the mass too, so neither the rows of a program nor
+its warps reach a bit. A tile that shows a row no key leaves its state, up to the sign of a zero,
+which the `+ 0.0` of the result takes away: such tiles may be skipped or not.
+"""
+
+import math
+import struct
+
+import triton
+import triton.language as tl
+
+from tpdet.kernels.order import MASKED, PAGE_TOKENS, TILE_TOKENS
+
+PAGE = tl.constexpr(PAGE_TOKENS)
+TILE = tl.constexpr(TILE_TOKENS)
+TILES = tl.constexpr(PAGE_TOKENS // TILE_TOKENS)
+UNSEEN = tl.constexpr(MASKED)
+MASS_LANES = tl.constexpr(16)  # the narrowest product every matrix instruction has
+
+
+def score_scale(head: int) -> float:
+    """fp32(log2 e / sqrt(D)), rounded once from fp64."""
+    scale: float = struct.unpack("f", struct.pack("f", math.log2(math.e) / math.sqrt(head)))[0]
+    return scale
+
+
+@triton.jit
+def fresh_state(ROWS: tl.constexpr, LANES: tl.constexpr):
+    """The state before any key."""
+    largest = tl.full((ROWS,), UNSEEN, tl.float32)
+    mass = tl.zeros((ROWS, MASS_LANES), tl.float32)
+    total = tl.zeros((ROWS, LANES), tl.float32)
+    return largest, mass, total
+
+
+@triton.jit
+def add_tile(q, k, v, seen, largest, mass, total, scale, MASK: tl.constexpr):
+    """One tile: q [R, D], k [D, 64], v [64, D], seen [R, 64] (read if MASK) onto a state."""
+    score = tl.dot(q, k, input_precision="ieee") * scale
+    if MASK:
+        score = tl.where(seen, score, UNSEEN)
+    raised = tl.maximum(largest, tl.max(score, 1))
+    shrink = tl.exp2(largest - raised)
+    weight = tl.exp2(score - raised[:, None])
+    if MASK:
+        weight = tl.where(seen, weight, 0.0)
+    weight = weight.to(v.dtype)
+    ones = tl.full((TILE, MASS_LANES), 1.0, v.dtype)
+    total = tl.dot(weight, v, total * shrink[:, None], input_precision="ieee")
+    mass = tl.dot(weight, ones, mass * shrink[:, None], input_precision="ieee")
+    return raised, mass, total
+
+
+@triton.jit
+def row_mass(mass):
+    """Mass [R, 16], whose columns are equal, as [R]."""
+    return tl.max(mass, 1)
+
+
+@triton.jit
+def merge_factors(largest, other):
+    """What a later state with largest score `other` does to one with `largest`: m', a, b."""
+    raised = tl.maximum(largest, other)
+    return raised, tl.exp2(largest - raised), tl.exp2(other - raised)
+
+
+@triton.jit
+def merge(largest, mass, total, visible, other_largest, other_mass, other_total):
+    """The later state (`other_*`: [R], [R], [R, D]) onto the earlier; only where `visible` [R]."""
+    raised, a, b = merge_factors(largest, other_largest)
+    merged_mass = mass * a + other_mass * b
+    merged_total = total * a[:, None] + other_total * b[:, None]
+    largest = tl.where(visible, raised, largest)
+    mass = tl.where(visible, merged_mass, mass)
+    total = tl.where(visible[:, None], merged_total, total)
+    return largest, mass, total
+
+
+@triton.jit
+def row_result(mass, total, LIVE):
+    """round-ready [R, D]: total / mass + 0.0; rows that are not LIVE [R] divide by one."""
+    divisor = tl.where(LIVE, mass, 1.0)
+    return tl.div_rn(total, tl.broadcast_to(divisor[:, None], total.shape)) + 0.0
+
+
+@triton.jit
+def sees(key, position, window, WINDOW: tl.constexpr):
+    """Whether a row at `position` sees `key`: key <= position, within the window if WINDOW."""
+    seen = key <= position
+    if WINDOW:
+        seen = seen & (key > position - window)
+    return seen
+
+
+@triton.jit
+def sees_split(split, position, window, WINDOW: tl.constexpr):
+    """Whether a row at `position` sees any key of a split."""
+    visible = split * PAGE <= position
+    if WINDOW:
+        visible = visible & (split * PAGE + (PAGE - 1) > position - window)
+    return visible

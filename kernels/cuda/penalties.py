@@ -1,0 +1,85 @@
+"""Bias and penalties on the rows that want them, all rows in one go; formulas in the CPU's file.
+
+Counts are integers, and every other operation is one IEEE operation an element, so a row's bits do
+not depend on the rows beside it. A row without one of the penalties has its neutral value, which
+changes nothing (x / 1, x - 0), and only ids that occur are touched, by select.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tpdet.kernels.cpu.penalties import FLOAT32_MAX, FLOAT32_TINY, hold_finite
+from tpdet.kernels.draw import Draw
+
+
+def to_device(
+    values: Sequence[float] | Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A list as a tensor [n] there, without waiting for the device."""
+    held = torch.tensor(values, dtype=dtype)
+    return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held
+
+
+def penalise(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+    """Bias, penalties and forbidden ids in place: fp32 [D, V] contiguous and D draws."""
+    _put(logits, draws, lambda how: how.bias, add=True)
+    rows = [index for index, how in enumerate(draws) if _penalised(how)]
+    if rows:
+        at = to_device(rows, torch.int64, logits.device)
+        logits[at] = _penalised_rows(logits[at], [draws[row] for row in rows])
+    _put(logits, draws, lambda how: dict.fromkeys(how.forbidden, -torch.inf), add=False)
+
+
+def _penalised(how: Draw) -> bool:
+    return how.repetition_penalty != 1.0 or bool(how.frequency_penalty or how.presence_penalty)
+
+
+def _penalised_rows(x: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
+    """Repetition, frequency and presence penalties of x [P, V]."""
+    output = _counts(x, [how.output_ids for how in draws])
+    anywhere = (output + _counts(x, [how.prompt_ids for how in draws])) > 0
+    numbers = [
+        number
+        for how in draws
+        for number in (
+            min(max(how.repetition_penalty, FLOAT32_TINY), FLOAT32_MAX),
+            how.frequency_penalty,
+            how.presence_penalty,
+        )
+    ]
+    columns = to_device(numbers, torch.float32, x.device).view(-1, 3)
+    factor, frequency, presence = (columns[:, i : i + 1].contiguous() for i in range(3))
+    repeated = hold_finite(torch.where(x > 0, x / factor, x * factor), x)
+    # Prompt ids count for a repetition penalty only; rows without one have the factor 1.
+    x = torch.where(anywhere, repeated, x)
+    lowered = x - frequency * output.to(torch.float32)
+    return torch.where(output > 0, lowered - presence, x)
+
+
+def _counts(x: torch.Tensor, ids: list[Sequence[int]]) -> torch.Tensor:
+    """How often each id occurs in each list: int64 [P, V]."""
+    vocabulary = x.shape[1]
+    flat = [row * vocabulary + token for row, tokens in enumerate(ids) for token in tokens]
+    counts = torch.zeros(x.numel(), dtype=torch.int64, device=x.device)
+    if flat:
+        at = to_device(flat, torch.int64, x.device)
+        counts.scatter_add_(0, at, torch.ones_like(at))
+    return counts.view(x.shape)
+
+
+def _put(
+    logits: torch.Tensor, draws: Sequence[Draw], values: Callable[[Draw], dict[int, float]],
+    add: bool,
+) -> None:  # fmt: skip
+    """Set (or add to) single ids of rows; an id stands at most once in a row's values."""
+    vocabulary = logits.shape[1]
+    flat: dict[int, float] = {}
+    for row, how in enumerate(draws):
+        flat |= {row * vocabulary + token: value for token, value in values(how).items()}
+    if not flat:
+        return
+    at = to_device(list(flat), torch.int64, logits.device)
+    given = to_device(list(flat.values()), torch.float32, logits.device)
+    view = logits.view(-1)
+    view[at] = view[at] + given if add else given

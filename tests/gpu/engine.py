@@ -1,0 +1,206 @@
+"""The whole engine on one GPU: bits over every circumstance, the sampler, accuracy, sampler times.
+
+    python -m tests.gpu.engine [quick]
+
+Tensor-parallel sizes above 1 run as threads of this process on the one GPU.
+"""
+
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from tests.engine_harness import Run, ask
+from tests.gpu.checks import attempt, failures
+from tests.gpu.engine_parts import check_sampler, check_tables, sampler_times
+from tpdet.comm.threads import run_threads
+from tpdet.comm.world import SoloWorld
+from tpdet.config import EngineConfig
+from tpdet.engine import Engine
+from tpdet.make_model import make_model
+from tpdet.runner import Runner
+
+FAMILIES = ("qwen3", "llama", "mistral", "qwen2")
+DTYPES = ("bfloat16", "float16", "float32")
+PAGES = 96
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "logprobs": 2}
+BF16_ERROR = 1e-2
+
+
+def prompt(length, seed):
+    draw = random.Random(seed)
+    return [draw.randrange(1024) for _ in range(length)]
+
+
+def probes():
+    return [
+        ask("long", prompt(700, 1), prompt_logprobs=1, max_tokens=12),
+        ask("short", prompt(7, 2), max_tokens=12, **SAMPLED),
+        ask("middle", prompt(255, 3), temperature=1.1, top_k=30, repetition_penalty=1.2, seed=9,
+            max_tokens=12),
+    ]  # fmt: skip
+
+
+def crowd(count):
+    return [
+        ask(
+            f"n{i}", prompt(3 + 11 * i % 90, 100 + i), temperature=1.0, seed=i, max_tokens=4 + i % 9
+        )
+        for i in range(count)
+    ]
+
+
+class Session:
+    """One loaded model at one size, run again and again."""
+
+    def __init__(self, model, world, **settings):
+        values = {"kv_pages": PAGES, "max_num_seqs": 64, "device": "cuda"} | settings
+        self.config = EngineConfig.from_values(model=str(model), **values)
+        self.world = world
+        self.runner = Runner(self.config, world)
+
+    def run(self, requests, preempt_every=0, poison=False, **changes):
+        """What rank 0 saw; None on other ranks."""
+        config = self.config.model_copy(update=changes)
+        self.runner.reset_pages(PAGES)
+        if poison:
+            for layer in self.runner._pages.layers:
+                layer.keys.fill_(torch.nan)
+                layer.values.fill_(torch.nan)
+        found, names = Run(), {}
+
+        def tap(row, position, logits):
+            for offset, values in enumerate(logits):
+                key = (names[row.admission], row.choice, position + offset)
+                known = found.logits.setdefault(key, values.clone())
+                if not torch.equal(known, values):
+                    raise AssertionError(f"{key} was computed again with other bits")
+
+        engine = Engine(config, self.world, tap, preempt_every, self.runner)
+        if self.world.rank > 0:
+            engine.worker_loop()
+            return None
+        for admission, request in enumerate(requests):
+            names[admission] = request.request_id
+            found.outputs[request.request_id] = []
+            engine.submit(request)
+        while engine.has_work:
+            for output in engine.step():
+                found.outputs[output.request_id].append(output)
+        engine.heartbeat()
+        engine.stop_workers()
+        return found
+
+
+def assert_same_run(whole, other, what):
+    """Every logit and answer of the probes."""
+    for key, logits in whole.logits.items():
+        if key[0].startswith("n"):
+            continue
+        if not torch.equal(logits.view(torch.int32), other.logits[key].view(torch.int32)):
+            wrong = (logits != other.logits[key]).nonzero().view(-1)
+            raise AssertionError(f"{what}: {key}: {len(wrong)} logits differ, first at {wrong[0]}")
+    for name in ("long", "short", "middle"):
+        if whole.answer(name) != other.answer(name):
+            raise AssertionError(f"{what}: {name} answers differently")
+
+
+def alone(session):
+    whole = Run()
+    for probe in probes():
+        one = session.run([probe])
+        whole.logits |= one.logits
+        whole.outputs |= one.outputs
+    finite = [torch.isfinite(logits).all() for logits in whole.logits.values()]
+    assert all(finite), "logits are not finite"
+    return whole
+
+
+def check_circumstances(model, dtype):
+    """Alone, in crowds, chunked, preempted, poisoned, decode as prefill: one set of bits."""
+    session = Session(model, SoloWorld(), dtype=dtype)
+    whole = alone(session)
+    others = crowd(29)
+    mixed = [*others[:5], *probes(), *others[5:]]
+    assert_same_run(whole, session.run(probes()), "together")
+    assert_same_run(whole, session.run(mixed), "in a crowd")
+    assert_same_run(whole, session.run(mixed, poison=True), "on poisoned pages")
+    for budget in (1, 17, 100):
+        found = session.run(probes(), max_num_batched_tokens=budget)
+        assert_same_run(whole, found, f"chunks of {budget}")
+    assert_same_run(whole, session.run(mixed, preempt_every=3), "preempted")
+    eager = Session(model, SoloWorld(), dtype=dtype, enforce_eager=True)
+    assert_same_run(whole, eager.run(mixed), "without graphs")
+    tokens = [*probes()[0].prompt_token_ids, *whole.tokens("long")]
+    scored = session.run([ask("long", tokens, max_tokens=0, prompt_logprobs=0)])
+    for position in range(len(tokens) - 1):
+        key = ("long", 0, position)
+        if not torch.equal(scored.logits[key], whole.logits[key]):
+            raise AssertionError(f"prefill of decode differs at position {position}")
+    return f"{len(whole.logits)} positions"
+
+
+def check_sizes(model, dtype, order):
+    """Tensor-parallel sizes 2, 4, 8 against 1."""
+    # Ranks that are threads meet on the host, which no graph can hold.
+    settings = {"dtype": dtype, "fold_order": order, "enforce_eager": True}
+    whole = alone(Session(model, SoloWorld(), **settings))
+    mixed = [*crowd(9), *probes()]
+    for size in (2, 4, 8):
+        run = lambda world: Session(model, world, **settings).run(mixed)
+        assert_same_run(whole, run_threads(size, run, timeout=240.0)[0], f"TP {size}")
+
+
+def check_accuracy(folder, family, dtype):
+    """Logits against transformers in fp32 with the same weights, beside its own error."""
+    import transformers
+
+    model = make_model(folder / f"accurate-{family}-{dtype}", like=family, layers=2, dtype=dtype)
+    ids = prompt(300, 5)
+
+    def theirs(kind):
+        network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=kind).cuda()
+        with torch.no_grad():
+            return network(torch.tensor([ids]).cuda()).logits[0].double().cpu()
+
+    exact = theirs(torch.float32)
+    request = ask("a", ids, max_tokens=1, prompt_logprobs=0)
+    found = Session(model, SoloWorld(), dtype=dtype).run([request])
+    ours = torch.stack([found.logits["a", 0, p] for p in range(len(ids))]).double()
+    error = ((ours - exact).norm() / exact.norm()).item()
+    beside = ((theirs(getattr(torch, dtype)) - exact).norm() / exact.norm()).item()
+    limit = 1e-4 if dtype == "float32" else min(BF16_ERROR, beside)
+    assert error <= limit, f"relative error {error:.2e}, transformers' own {beside:.2e}"
+    return f"relative error {error:.2e}, transformers' own {beside:.2e}"
+
+
+def main():
+    quick = "quick" in sys.argv[1:]
+    begin = time.time()
+    print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
+    attempt("rotary tables", check_tables)
+    attempt("sampler", check_sampler)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        sizes = {"hidden": 512, "layers": 2, "kv_heads": 2, "head_dim": 64}
+        models = {f: make_model(folder / f, like=f, **sizes) for f in FAMILIES}
+        models["window"] = make_model(folder / "w", like="mistral", sliding_window=100, **sizes)
+        for family in ("qwen3",) if quick else models:
+            for dtype in DTYPES:
+                attempt(f"{family} {dtype}", check_circumstances, models[family], dtype)
+        for dtype in ("bfloat16",) if quick else DTYPES:
+            for order in ("pairs",) if quick else ("pairs", "sequential", "tree"):
+                attempt(f"sizes {dtype} {order}", check_sizes, models["qwen3"], dtype, order)
+        for family in ("qwen3",) if quick else FAMILIES:
+            for dtype in ("bfloat16",) if quick else DTYPES:
+                attempt(f"accuracy {family} {dtype}", check_accuracy, folder, family, dtype)
+    attempt("sampler times", sampler_times)
+    print(f"{len(failures)} failed {failures}, {time.time() - begin:.0f} s")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

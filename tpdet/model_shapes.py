@@ -1,0 +1,71 @@
+"""Configurations of well-known models, to be run with drawn weights (`--load-format dummy`).
+
+Only `config.json` is written: no weights and no tokenizer, so prompts are token ids
+(`--skip-tokenizer-init`). The numbers are those of the published checkpoints.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tpdet.errors import UsageError
+from tpdet.model_config import load_model_config
+
+_COMMON: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "rope_scaling": None,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-8b": _COMMON
+    | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": 36,
+    },
+    "llama-3-8b": _COMMON
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+    },
+}
+
+
+def write_shape(directory: Path | str, name: str) -> Path:
+    """Write the `config.json` of a shape. Raises UsageError for an unknown name or a full place."""
+    directory = Path(directory)
+    if name not in SHAPES:
+        raise UsageError(f"model shape {name!r}: use one of {', '.join(SHAPES)}")
+    if directory.exists() and any(os.scandir(directory)):
+        raise UsageError(f"{directory} is not empty: choose another directory or remove it")
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(SHAPES[name], indent=2) + "\n")
+    load_model_config(directory)
+    return directory

@@ -1,0 +1,94 @@
+"""Runs a loaded model over every size of step before it serves.
+
+On a GPU that compiles the kernels each size needs and makes the allocator take what the largest
+step needs, so that nothing is compiled later and what is then free may become KV pages. Every rank
+runs the same steps, so their collectives meet. What is computed is thrown away.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from tpdet.cache.kv import KeyValuePages
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.models.decoder import Decoder
+from tpdet.request import SamplingParams
+from tpdet.sampler import sample
+from tpdet.sampling_row import SamplingRow
+
+_CONTEXT = PAGE_TOKENS + 40  # decoded rows read two pages: a merge of splits is among the kernels
+_WAYS = (
+    SamplingParams(temperature=0.0, logprobs=5),
+    SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1),
+    SamplingParams(temperature=1.0, frequency_penalty=0.1, logit_bias={0: 1.0}),
+)
+
+
+def pages_needed(max_tokens: int, context: int) -> int:
+    """Pages that `warm_up` writes to (its sequences share them)."""
+    return max(2, -(-min(max_tokens, context) // PAGE_TOKENS))
+
+
+def warm_up(
+    model: Decoder,
+    pages: KeyValuePages,
+    device: torch.device,
+    max_seqs: int,
+    max_tokens: int,
+    context: int,
+    logit_rows: int,
+) -> None:
+    """Prefill and decode at every power of two up to the limits, one row more, and the limits."""
+    for rows in sizes(max_tokens):
+        firsts = range(0, rows, context)
+        counts = [min(context, rows - first) for first in firsts]
+        sequences = tuple(
+            PagedSequence(first, count, 0, tuple(range(-(-count // PAGE_TOKENS))))
+            for first, count in zip(firsts, counts, strict=True)
+        )
+        _step(model, pages, device, sequences, logit_rows)
+    start = min(_CONTEXT, context) - 1
+    for rows in sizes(min(max_seqs, max_tokens)):
+        sequences = tuple(PagedSequence(i, 1, start, (0, 1)) for i in range(rows))
+        _step(model, pages, device, sequences, logit_rows)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def sizes(limit: int) -> Iterator[int]:
+    """1, 2, 3, 4, 5, 8, 9, 16, 17, ... up to and with `limit`: both kinds of divisibility."""
+    found = {limit}
+    power = 1
+    while power <= limit:
+        found |= {power, min(power + 1, limit)}
+        power *= 2
+    yield from sorted(found)
+
+
+def _step(
+    model: Decoder,
+    pages: KeyValuePages,
+    device: torch.device,
+    sequences: tuple[PagedSequence, ...],
+    logit_rows: int,
+) -> None:
+    rows = sum(sequence.count for sequence in sequences)
+    ids = torch.arange(rows, device=device) % 7
+    hidden_MH = model.hidden(ids, pages, make_batch(sequences, device))
+    logits = model.logits(hidden_MH[-logit_rows:])
+    sample(logits, [_sampling_row(i) for i in range(len(logits))])
+
+
+def _sampling_row(index: int) -> SamplingRow:
+    return SamplingRow(
+        key=(index, 0),
+        request_id="warm-up",
+        params=_WAYS[index % len(_WAYS)],
+        seed=1,
+        choice=0,
+        prompt_length=2,
+        token_ids=(1, 2, 3),
+        position=3,
+        forbidden_ids=(),
+    )
