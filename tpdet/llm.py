@@ -103,7 +103,7 @@ class LLM:
 
     def close(self) -> None:
         """Leave the world; all ranks together."""
-        self._world.close()
+        self.engine.close()
 
     def _requests(
         self,

@@ -133,6 +133,14 @@ class Runner:
         pages = self._allocate(pages_needed(*limits[1:]))
         warm_up(self.model, pages, self.device, *limits, LOGIT_ROWS)
 
+    def close(self) -> None:
+        """Let go of graphs and pages. Before the world closes: NCCL waits for its last graph."""
+        self._graphs = None
+        self._pages = None
+        self.num_pages = 0
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def execute(self, plan: StepPlan, take_logits: TakeLogits) -> None:
         """Run one plan on this rank; wanted logits go to `take_logits`, in the rows' order.
 

@@ -86,7 +86,7 @@ def _lead(
     run.decide_exit(0, "drained", 0)
     engine.stop_workers()
     bridge.stop()
-    engine.world.close()
+    engine.close()
 
 
 def serve(engine: "Engine", bridge: Bridge, drain: "Drain", pulse: "Pulse") -> None:
@@ -112,7 +112,7 @@ def _follow(settings: Settings, environment: RankEnvironment, build: BuildEngine
     """A rank above 0: execute plans until one says stop."""
     engine = build(settings, environment)
     engine.worker_loop()
-    engine.world.close()
+    engine.close()
 
 
 class Pulse:

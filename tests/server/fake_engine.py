@@ -44,7 +44,7 @@ class FakeEngine:
         self.model_config = SimpleNamespace(vocab_size=vocab_size, eos_token_ids=(eos,))
         self.max_model_len, self.max_queue, self.seats = max_model_len, max_queue, seats
         self.system_fingerprint = "fp_fake"
-        self.world = SimpleNamespace(close=lambda: None)
+        self.close = lambda: None
         self.heartbeats = 0
         self._aborted = 0
         self._seeds = 1000

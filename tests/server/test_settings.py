@@ -14,10 +14,11 @@ from tpdet.server.supervised import split_ranks
 # Frozen: operators' scripts and unit files hold these names.
 FLAGS = """
     --api-key-file --audit-dir --chat-template --config --device --drain-timeout --dtype
-    --enable-prefix-caching --fold-order --gpu-memory-utilization --help --host --kv-pages --leaves
-    --load-format --max-model-len --max-num-batched-tokens --max-num-seqs --max-queue --model
-    --no-enable-prefix-caching --no-skip-tokenizer-init --port --print-limits --revision --run-dir
-    --seed --served-model-name --skip-tokenizer-init --step-timeout --tokenizer --transport
+    --enable-prefix-caching --enforce-eager --fold-order --gpu-memory-utilization --help --host
+    --kv-pages --leaves --load-format --max-model-len --max-num-batched-tokens --max-num-seqs
+    --max-queue --model --no-enable-prefix-caching --no-enforce-eager --no-skip-tokenizer-init
+    --port --print-limits --revision --run-dir --seed --served-model-name --skip-tokenizer-init
+    --step-timeout --tokenizer --transport
 """
 
 

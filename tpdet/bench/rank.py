@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
         result = BenchResult(rows=tuple(rows), machine=machine(spec.device, world.size))
         Path(arguments[1]).write_bytes(msgspec.json.encode(result))
     world.barrier()
-    world.close()
+    engine.close()
     return 0
 
 

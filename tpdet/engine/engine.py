@@ -110,6 +110,11 @@ class Engine:
             if plan.stop:
                 return
 
+    def close(self) -> None:
+        """Let go of the model's graphs and leave the world; all ranks together."""
+        self.runner.close()
+        self.world.close()
+
     def statistics(self) -> SchedulerStatistics:
         """Gauges and totals of the scheduler."""
         return self.scheduler.statistics()

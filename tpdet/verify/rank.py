@@ -23,7 +23,7 @@ from tpdet.verify.rank_files import position_header
 from tpdet.verify.spec import Trace, VerifySpec, WorldReport
 
 MAX_VALUE_BYTES = 256 << 20  # of raw logits kept a circumstance, to name the first difference
-_MAX_PAGES = 512
+_MAX_PAGES = 256
 
 
 class LogitsLog:
@@ -78,6 +78,7 @@ def main(arguments: list[str]) -> int:
             fingerprints[f"{dtype} {order}"] = runner.system_fingerprint
             vocab_size = runner.model_config.vocab_size
             traces += _run_all(spec, config, runner, world, folder)
+            runner.close()
     if world.rank == 0:
         report = WorldReport(
             tp=world.size,

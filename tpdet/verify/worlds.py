@@ -8,7 +8,7 @@ from pathlib import Path
 from tpdet.errors import TpdetError
 from tpdet.launch.torchrun import rank_environment, torchrun_command
 
-_LOG_LINES = 30
+_LOG_LINES = 120
 
 
 def run_world(tp: int, module: str, arguments: Sequence[str], folder: Path) -> None:
