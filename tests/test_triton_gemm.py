@@ -19,7 +19,7 @@ import triton
 
 from tpdet.kernels import order
 from tpdet.kernels.cuda import activation, fold, gemm_descriptor, gemm_fold, gemm_pointer, norm
-from tpdet.kernels.cuda.gemm_variants import every_fold_variant, every_variant
+from tpdet.kernels.cuda.gemm_variants import every_fold_variant, every_variant, fold_variant
 
 ROOT = Path(__file__).resolve().parent.parent
 SPILL_ALLOWANCE = {"descriptor_fold": 128, "descriptor_fold_chain": 160}  # bytes a thread
@@ -159,3 +159,32 @@ def test_the_interpreted_kernels_keep_their_bits():
     assert done.returncode == 0, done.stderr[-4000:]
     failures = json.loads(done.stdout.splitlines()[-1])
     assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())
+
+
+@pytest.mark.parametrize("k", [16, 32, 48, 64, 128, 192, 512])
+@pytest.mark.parametrize("m", [33, 65, 300, 4096])
+@pytest.mark.parametrize("paired", [False, True])
+def test_a_leaf_of_one_step_is_never_folded_inside_a_program(k, m, paired):
+    """The compiler would add the total into the product's accumulator: another order."""
+    found = fold_variant(m, 512, k, 1, paired=paired, sms=132)
+    assert found is None or k // found.depth >= 2
+    if k == 16:
+        assert found is None
+
+
+def test_leaf_sums_are_added_apart_from_their_products():
+    """Negative control: with one step known at compile time the additions vanish from the code."""
+    variant = next(v for v in every_fold_variant(paired=False) if v.rows == 128)
+    kernel, adds = gemm_fold.descriptor_fold_chain, {}
+    for steps in ("i32", 1):
+        constants = tile(variant) | {"HALVES": variant.halves, "LEAVES": 8}
+        types = descriptor_types(variant, "fp32")
+        types, constants = (
+            (types | {"steps": steps}, constants)
+            if steps == "i32"
+            else (types, constants | {"steps": steps})
+        )
+        ptx, _ = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
+        adds[steps] = len(re.findall(r"\badd(?:\.rn)?\.f32\b", ptx))
+    assert adds["i32"] > 0 and adds[1] == 0
+    assert "steps" in kernel.do_not_specialize

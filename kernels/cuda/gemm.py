@@ -94,6 +94,8 @@ def leaf_fold_gemm(
         return fold_roots(leaf_gemm(x, w), first_leaf, roots, slots)
     paired = form.pair * form.parts > 1
     chosen = variant or fold_variant(m, n, k, form.roots, paired=paired, sms=sms)
+    if chosen is None:
+        return fold_roots(leaf_gemm(x, w), first_leaf, roots, slots)
     _check_depth(chosen, w)
     run_fold(x, w, y, form, chosen, sms)
     return y

@@ -7,7 +7,9 @@
 Every root that a rank sends in the orders `sequential`, `pairs` and `tree` (up to 8 leaves) has
 this form, and all its roots have the same (`root_form`). Each leaf is its own fp32 chain from +0;
 sums start from -0.0, the identity of addition, so the first term keeps its bits. The loops stay
-rolled: unrolled, ptxas serialises the matrix instructions (warning C7515).
+rolled: unrolled, ptxas serialises the matrix instructions (warning C7515). A leaf takes at least
+two steps of K, and the number of steps is not specialised: a loop of one step vanishes, and the
+compiler then adds into the matrix instruction's accumulator, in another order.
 """
 
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.gemm_descriptor import describe_operands, store_tile
 from tpdet.kernels.cuda.gemm_pointer import tile_origin
-from tpdet.kernels.cuda.gemm_variants import Variant
+from tpdet.kernels.cuda.gemm_variants import MIN_FOLD_STEPS, Variant
 from tpdet.kernels.order import Expression
 
 _PARTS = ((1, 1), (2, 1), (2, 2))  # (pair, parts) of the orders
@@ -113,7 +115,7 @@ def descriptor_fold(
         store_tile(y, root, row, column, total, HALVES)
 
 
-@triton.jit(do_not_specialize=["m"])
+@triton.jit(do_not_specialize=["m", "steps"])
 def descriptor_fold_chain(
     x, w, y, m, n, steps,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALVES: tl.constexpr,
@@ -142,6 +144,8 @@ def run_fold(
 ) -> None:
     """x [M, L * K], w [L, N, K] contiguous -> y [at least form.roots, M, N] fp32, roots filled."""
     leaves, n, k = w.shape
+    if k // variant.depth < MIN_FOLD_STEPS:
+        raise ValueError(f"leaves of {k} are one step of {variant.depth}: fold them apart")
     m = x.shape[0]
     blocks = form.roots * triton.cdiv(m, variant.rows) * triton.cdiv(n, variant.columns)
     grid = (min(sms * variant.ctas, blocks),)

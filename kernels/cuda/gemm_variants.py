@@ -66,6 +66,7 @@ _FOLD_TILES = (
 # One accumulator beside the total fits 128 x 256; two do not.
 _FOLD_CHAIN_TILES = ((Variant(128, 256, 64, 8, 3, descriptor=True, halves=2), 1.15), *_FOLD_TILES)
 
+MIN_FOLD_STEPS = 2  # steps of K in a leaf that is folded inside a program
 FOLD_IN_PROGRAM = 256  # above so many rows * leaves they are folded inside one program
 
 
@@ -79,14 +80,19 @@ def leaf_variant(m: int, n: int, k: int, leaves: int, *, float32: bool, sms: int
     return _chain_variant(m, n, leaves, float32=float32, wide_out=True, sms=sms).at(k)
 
 
-def fold_variant(m: int, n: int, k: int, roots: int, *, paired: bool, sms: int) -> Variant:
-    """For leaves of width `k` folded inside a program into `roots` sums side by side."""
-    if m <= 32:
-        return _FOLD_32.at(k)
+def fold_variant(m: int, n: int, k: int, roots: int, *, paired: bool, sms: int) -> Variant | None:
+    """For leaves of width `k` folded inside a program into `roots` sums side by side.
+
+    None for leaves that are one step of K: where a leaf is a single product the compiler may put
+    the sum into its accumulator (total + x w becomes one chain through total), which is another
+    order of addition. Seen on an H200 with leaves of 64: every row differed.
+    """
     if m <= 64:
-        return _FOLD_64.at(k)
-    tiles = _FOLD_TILES if paired else _FOLD_CHAIN_TILES
-    return _least_time(tiles, m, n, roots, sms).at(k)
+        found = (_FOLD_32 if m <= 32 else _FOLD_64).at(k)
+    else:
+        tiles = _FOLD_TILES if paired else _FOLD_CHAIN_TILES
+        found = _least_time(tiles, m, n, roots, sms).at(k)
+    return found if k // found.depth >= MIN_FOLD_STEPS else None
 
 
 def every_variant(*, float32: bool, wide_out: bool, descriptors: bool) -> Iterator[Variant]:

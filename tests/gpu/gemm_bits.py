@@ -313,4 +313,7 @@ def check_bits():
     attempt("norms", norms_have_the_bits_of_the_cpu)
     attempt("golden", the_golden_norms_are_those_of_the_cpu)
     attempt("silu", silu_gives_a_slice_the_bits_of_the_whole)
+    for width in (16, 48, 64, 128):  # leaves of one and of few steps of K
+        args = (512, 8 * width, torch.bfloat16, (20, 100, 300, 1000), "normal")
+        attempt(f"fold, leaves of {width}", leaves_fold_alike_at_every_size, *args)
     attempt("accuracy", errors_are_small)
