@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL := models/demo
 
-.PHONY: setup serve test test-long lint verify clean
+.PHONY: setup serve test test-long test-gpu lint verify clean
 
 setup: $(VENV)/.ready
 
@@ -24,6 +24,12 @@ test: setup
 
 test-long: setup
 	$(BIN)/python -m pytest -q -m "slow or not slow"
+
+# On a machine with a GPU: bits, accuracy and times of the kernels, then of the whole engine.
+test-gpu: setup
+	$(BIN)/python -m tests.gpu.gemm
+	$(BIN)/python -m tests.gpu.attention
+	$(BIN)/python -m tests.gpu.engine
 
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -1,6 +1,6 @@
 """`python -m tpdet.bench.kernels`: the CPU matrix product beside `torch.mm`, interleaved.
 
-Rows of a results file: the ratio is torch.mm's time over ours (1.0 is equal, more is faster).
+Rows of a results file: the ratio is our time over torch.mm's (1.0 is equal, less is faster).
 """
 
 import argparse
@@ -38,7 +38,7 @@ def gemm_rows(size: int, rows: tuple[int, ...]) -> list[dict]:
             {
                 "case": "gemm", "dtype": "float32", "mode": f"{size}x{size}", "batch": count,
                 "value": ours, "unit": "ms", "peer": "torch.mm", "peer_value": theirs,
-                "ratio": theirs / ours,
+                "ratio": ours / theirs,
             }
         )  # fmt: skip
     return found
