@@ -66,7 +66,7 @@ def prefill_variant(dtype: torch.dtype, head: int, descriptors: bool) -> Variant
         return Variant(16, 4, 1)
     if head <= 128:
         return Variant(64, 4, 3 if descriptors else 2, descriptors)
-    return Variant(128, 8, 2, True) if descriptors else Variant(64, 8, 2)
+    return Variant(64, 8, 2, descriptors)
 
 
 @cache
