@@ -65,11 +65,6 @@ class PagedBatch:
     short: torch.Tensor
     short_rows: int
 
-    @property
-    def longest(self) -> int:
-        """Positions of the longest sequence."""
-        return max((sequence.length for sequence in self.sequences), default=0)
-
 
 def make_batch(
     sequences: tuple[PagedSequence, ...],

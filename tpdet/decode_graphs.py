@@ -64,11 +64,6 @@ class DecodeGraphs:
                 self._buckets.append(self._capture(rows, splits))
         self._buckets.reverse()
 
-    @property
-    def count(self) -> int:
-        """How many graphs there are."""
-        return len(self._buckets)
-
     def takes(self, rows: Sequence[Row]) -> bool:
         """Whether a step's rows are all decode rows and not too many."""
         return (

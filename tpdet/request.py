@@ -156,6 +156,12 @@ class RequestFailed(msgspec.Struct, frozen=True, array_like=True):
     message: str
 
 
+def with_seed(request: Request, seed: int) -> Request:
+    """The same request with its seed resolved."""
+    params = msgspec.structs.replace(request.params, seed=seed)
+    return msgspec.structs.replace(request, params=params)
+
+
 def check_against_model(request: Request, vocab_size: int, max_model_len: int) -> None:
     """Refuse what the model cannot serve: empty prompt, ids outside [0, vocab), over-long.
 

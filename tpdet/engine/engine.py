@@ -1,7 +1,5 @@
 """The engine: rank 0 decides, everyone runs, rank 0 commits."""
 
-import msgspec
-
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine.results import LogitsTap, StepResults
@@ -14,6 +12,7 @@ from tpdet.request import (
     RequestFailed,
     TokenOutput,
     check_against_model,
+    with_seed,
 )
 from tpdet.runner import Runner
 from tpdet.scheduler.scheduler import Scheduler
@@ -130,9 +129,3 @@ class Engine:
         key = (self.config.seed & 0xFFFFFFFF, self.config.seed >> 32)
         low, high, _, _ = philox4x32(counter, key)
         return (high >> 1) << 32 | low
-
-
-def with_seed(request: Request, seed: int) -> Request:
-    """The same request with its seed resolved."""
-    params = msgspec.structs.replace(request.params, seed=seed)
-    return msgspec.structs.replace(request, params=params)

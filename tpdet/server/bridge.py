@@ -22,7 +22,7 @@ from tpdet.errors import (
     TpdetError,
     UsageError,
 )
-from tpdet.request import PromptOutput, RequestFailed, TokenOutput
+from tpdet.request import PromptOutput, RequestFailed, TokenOutput, with_seed
 from tpdet.server import protocol
 from tpdet.server.http_child import HttpProcess
 from tpdet.server.limits import MAX_MESSAGE_BYTES
@@ -160,8 +160,7 @@ class Bridge:
         try:
             for request in message.requests:
                 if seed is not None:
-                    params = msgspec.structs.replace(request.params, seed=seed)
-                    request = msgspec.structs.replace(request, params=params)
+                    request = with_seed(request, seed)
                 seed = engine.submit(request)
                 queued.append(request.request_id)
         except (RequestError, OverloadedError) as error:
