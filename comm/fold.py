@@ -1,8 +1,8 @@
 """The fixed-order reduction: every rank sends its subtree roots, and the rest is added in order.
 
-Pattern of use: a row-parallel layer computes its fp32 leaf sums, folds them into its subtree roots
-and calls `add_roots` (`fold_over_ranks` does both steps on leaf sums); all ranks get the same bits
-as a single rank would. The transport copies bytes; the additions are ours.
+Pattern of use: a row-parallel layer makes the sums of its leaves (`ops.leaf_sums`) and hands them,
+with the residual stream and the norm that follows, to an exchange; all ranks get the bits that a
+single rank would. The transport copies bytes; the additions are ours.
 
     one-shot   roots to everyone, everyone adds all rows            few rows: one collective
     two-shot   roots of rows [r * share, ...) to rank r, which adds them, then the sums to everyone
@@ -12,44 +12,67 @@ Both evaluate one expression once an element (Rule 4), so the bits are equal and
 may choose.
 """
 
+from typing import Protocol
+
 import torch
 
 from tpdet.comm.world import World
 from tpdet.kernels import ops
 from tpdet.kernels.order import FoldPlan, Slot
+from tpdet.kernels.partial_sums import PartialSums, gathered_sums
 
 TWO_SHOT_ROWS = 256
 """From so many rows on the two-shot is taken."""
 
 
-def fold_over_ranks(
-    partials: torch.Tensor, plan: FoldPlan, world: World, two_shot_rows: int = TWO_SHOT_ROWS
-) -> torch.Tensor:
-    """This rank's leaf sums [L, M, N] fp32 -> the whole sum [M, N] fp32, equal on every rank."""
-    first_leaf = world.rank * (plan.leaves // world.size)
-    sent = ops.fold_roots(partials, first_leaf, plan.roots[world.rank], plan.slots)
-    return add_roots(sent, plan, world, two_shot_rows)
+class Exchange(Protocol):
+    """How row-parallel sums of all ranks become one residual stream and its norm."""
+
+    def fold_and_norm(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's sums [C, M, H], residual stream [M, H], weight [H] -> (h, y), both [M, H].
+
+        y is complete on every rank. Of h, as of `residual`, a rank needs and gets only the rows
+        that it adds itself; what it was given for the others is not read.
+        """
+        ...
 
 
-def add_roots(
-    sent: torch.Tensor, plan: FoldPlan, world: World, two_shot_rows: int = TWO_SHOT_ROWS
-) -> torch.Tensor:
-    """This rank's subtree roots [slots, M, N] fp32 -> the whole sum [M, N] fp32, on every rank."""
-    if isinstance(plan.final, Slot):
-        return sent[plan.final.index]  # one rank's root is the whole tree
-    if sent.shape[1] < two_shot_rows:
-        return ops.fold_final(world.all_gather(sent), plan.final)
-    return _two_shot(sent, plan, world)
+class GatherExchange:
+    """All-gather and all-to-all of the world: any transport, any device."""
 
+    def __init__(self, plan: FoldPlan, world: World, two_shot_rows: int = TWO_SHOT_ROWS) -> None:
+        self._plan = plan
+        self._world = world
+        self._two_shot_rows = two_shot_rows
 
-def _two_shot(sent: torch.Tensor, plan: FoldPlan, world: World) -> torch.Tensor:
-    """This rank's roots [slots, M, N] -> [M, N]; blocks are of one size, padded with any bits."""
-    slots, rows, columns = sent.shape
-    share = -(-rows // world.size)
-    padded = sent
-    if share * world.size != rows:
-        padded = sent.new_zeros(slots, share * world.size, columns)
-        padded[:, :rows] = sent
-    blocks = padded.view(slots, world.size, share, columns).transpose(0, 1).contiguous()
-    mine = ops.fold_final(world.all_to_all(blocks), plan.final)
-    return world.all_gather(mine).view(-1, columns)[:rows]
+    def fold_and_norm(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every rank adds and norms every row of h, once it has the sums."""
+        whole = self.everyones(sums)
+        return ops.fold_and_norm(whole, None, residual, weight, eps)
+
+    def everyones(self, sums: PartialSums) -> PartialSums:
+        """The sums of all ranks under one root, equal on every rank."""
+        plan, world = self._plan, self._world
+        if isinstance(plan.final, Slot):
+            # One rank's root is the whole tree.
+            return PartialSums(sums.values, (sums.roots[plan.final.index],))
+        sent = ops.fold_roots(sums, plan.slots)
+        if sent.shape[1] < self._two_shot_rows:
+            return gathered_sums(world.all_gather(sent), plan.final)
+        return PartialSums(self._two_shot(sent)[None], (0,))
+
+    def _two_shot(self, sent: torch.Tensor) -> torch.Tensor:
+        """Roots [slots, M, N] -> [M, N]; blocks are of one size, padded with any bits."""
+        world, (slots, rows, columns) = self._world, sent.shape
+        share = -(-rows // world.size)
+        padded = sent
+        if share * world.size != rows:
+            padded = sent.new_zeros(slots, share * world.size, columns)
+            padded[:, :rows] = sent
+        blocks = padded.view(slots, world.size, share, columns).transpose(0, 1).contiguous()
+        mine = ops.fold_final(world.all_to_all(blocks), self._plan.final)
+        return world.all_gather(mine).view(-1, columns)[:rows]

@@ -12,6 +12,7 @@ from tpdet.kernels import ops
 from tpdet.kernels.draw import Draw
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS, fold_plan
 from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.partial_sums import gathered_sums, relative_roots
 from tpdet.kernels.philox import philox_words
 
 _SEED = 0x616E7377  # "answ"
@@ -36,8 +37,13 @@ def _answers(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor
     plan = fold_plan(DEFAULT_FOLD_ORDER, _LEAVES, 2)
     half = _LEAVES // 2
     roots = [
-        ops.leaf_fold_gemm(
-            x[:, part].contiguous(), leaves[cut].contiguous(), first, plan.roots[rank], plan.slots
+        ops.fold_roots(
+            ops.leaf_sums(
+                x[:, part].contiguous(),
+                leaves[cut].contiguous(),
+                relative_roots(plan.roots[rank], first),
+            ),
+            plan.slots,
         )
         for rank, (part, cut, first) in enumerate(
             [
@@ -48,7 +54,8 @@ def _answers(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor
     ]
     total = ops.fold_final(torch.stack(roots), plan.final)
     residual = _values(3, tuple(total.shape), device).to(dtype)
-    hidden, normed = ops.add_residual_and_norm(total, None, residual, residual[0], 1e-6)
+    everyone = gathered_sums(torch.stack(roots), plan.final)
+    hidden, normed = ops.fold_and_norm(everyone, None, residual, residual[0], 1e-6)
     logits = _values(4, (3, _VOCABULARY), device) * 4.0
     maximum = logits.amax(-1)
     return {

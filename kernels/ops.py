@@ -13,6 +13,7 @@ import torch
 from tpdet.kernels.draw import Draw
 from tpdet.kernels.order import Expression, FinalExpression
 from tpdet.kernels.paged_batch import PagedBatch
+from tpdet.kernels.partial_sums import PartialSums
 
 
 def column_gemm(
@@ -30,22 +31,17 @@ def leaf_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return _on(x, "gemm").leaf_gemm(x, weight)
 
 
-def leaf_fold_gemm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    first_leaf: int,
-    roots: tuple[Expression, ...],
-    slots: int,
-) -> torch.Tensor:
-    """`leaf_gemm` and `fold_roots` in one: -> the subtree roots a rank sends [slots, M, N] fp32."""
-    return _on(x, "gemm").leaf_fold_gemm(x, weight, first_leaf, roots, slots)
+def leaf_sums(x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]) -> PartialSums:
+    """x [M, L * K], weight [L, N, K] -> sums [C, M, N] of leaves or of larger subtrees of `roots`.
+
+    `roots` are over this rank's leaves, counted from 0. How much of them is folded here is free.
+    """
+    return _on(x, "gemm").leaf_sums(x, weight, roots)
 
 
-def fold_roots(
-    partials: torch.Tensor, first_leaf: int, roots: tuple[Expression, ...], slots: int
-) -> torch.Tensor:
-    """Leaf sums [L, M, N] fp32 -> the subtree roots a rank sends [slots, M, N] fp32."""
-    return _on(partials, "fold").fold_roots(partials, first_leaf, roots, slots)
+def fold_roots(sums: PartialSums, slots: int) -> torch.Tensor:
+    """Fold sums into the subtree roots a rank sends [slots, M, N] fp32; unused slots are zero."""
+    return _on(sums.values, "fold").fold_roots(sums.values, 0, sums.roots, slots)
 
 
 def fold_final(gathered: torch.Tensor, final: FinalExpression) -> torch.Tensor:
@@ -53,22 +49,18 @@ def fold_final(gathered: torch.Tensor, final: FinalExpression) -> torch.Tensor:
     return _on(gathered, "fold").fold_final(gathered, final)
 
 
-def add_residual(
-    total: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
-) -> torch.Tensor:
-    """Folded total [M, H] fp32, bias [H], residual [M, H] -> round((total + bias) + residual)."""
-    return _on(total, "norm").add_residual(total, bias, residual)
-
-
-def add_residual_and_norm(
-    total: torch.Tensor,
+def fold_and_norm(
+    sums: PartialSums,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`add_residual`, then `rms_norm` of what it gave: -> both [M, H]."""
-    return _on(total, "norm").add_residual_and_norm(total, bias, residual, weight, eps)
+    """Sums [C, M, H] of one root, bias [H], residual [M, H], weight [H] -> h, y [M, H].
+
+    t = fold; h = round((t + bias) + residual); y = `rms_norm` of h.
+    """
+    return _on(residual, "norm").fold_and_norm(sums, bias, residual, weight, eps)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -3,10 +3,11 @@
 import torch
 
 from tests.bits import assert_same_bits
-from tpdet.comm.fold import TWO_SHOT_ROWS, fold_over_ranks
-from tpdet.comm.world import MAX_MESSAGE_BYTES, SoloWorld, World
+from tpdet.comm.fold import TWO_SHOT_ROWS, GatherExchange
+from tpdet.comm.world import MAX_MESSAGE_BYTES, World
 from tpdet.errors import IntegrityError
-from tpdet.kernels import order
+from tpdet.kernels import ops, order
+from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
 # Quiet and signalling NaNs with payloads, both zeros, subnormals, infinities.
 FLOAT32_BITS = [0x7FC00123, 0x7F800001, -0x3EDCC, 0, -0x80000000, 1, 0x7F800000, 0x3F800000]
@@ -69,10 +70,13 @@ def folds_the_bits_of_one_rank(world: World) -> None:
         for rows in (1, 3, 64, 255, 256, 257):
             generator = torch.Generator().manual_seed(rows)
             leaves = torch.randn(8, rows, 5, generator=generator)
-            whole = fold_over_ranks(leaves, order.fold_plan(name, 8, 1), SoloWorld())
+            whole = order.evaluate(order.fold_tree(name, 8), leaves.__getitem__, torch.add)
             mine = leaves.view(world.size, -1, rows, 5)[world.rank]
+            share = 8 // world.size
+            sums = PartialSums(mine, relative_roots(plan.roots[world.rank], world.rank * share))
             for limit in (1, TWO_SHOT_ROWS, 10_000):
-                found = fold_over_ranks(mine, plan, world, limit)
+                everyones = GatherExchange(plan, world, limit).everyones(sums)
+                found = ops.fold_roots(everyones, 1)[0]
                 assert_same_bits(found, whole, f"{name}, {rows} rows, two-shot from {limit}")
 
 

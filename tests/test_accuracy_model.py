@@ -84,7 +84,7 @@ def test_folded_leaves_are_closer_to_float64_than_one_chain(name):
     exact = x.double() @ w.double().t()
     leaves = w.view(64, 8, -1).permute(1, 0, 2).contiguous()
     plan = order.fold_plan(name, 8, 1)
-    sent = ops.fold_roots(ops.leaf_gemm(x, leaves), 0, plan.roots[0], plan.slots)
+    sent = ops.fold_roots(ops.leaf_sums(x, leaves, plan.roots[0]), plan.slots)
     folded = ops.fold_final(sent[None], plan.final)
     relative = ((folded.double() - exact).norm() / exact.norm()).item()
     assert relative <= 2e-6

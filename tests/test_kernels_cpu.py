@@ -11,6 +11,7 @@ from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.admission import check_bit_classes
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.partial_sums import relative_roots
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -80,8 +81,8 @@ def test_a_row_product_is_equal_over_all_tensor_parallel_sizes(name, dtype):
         for rank in range(ranks):
             mine = slice(rank * share, (rank + 1) * share)
             columns = x[:, rank * share * width : (rank + 1) * share * width]
-            partials = ops.leaf_gemm(columns, w[mine].clone())
-            sent.append(ops.fold_roots(partials, rank * share, plan.roots[rank], plan.slots))
+            roots = relative_roots(plan.roots[rank], rank * share)
+            sent.append(ops.fold_roots(ops.leaf_sums(columns, w[mine].clone(), roots), plan.slots))
         totals.append(ops.fold_final(torch.stack(sent), plan.final))
     for total in totals[1:]:
         assert_same_bits(total, totals[0], name)

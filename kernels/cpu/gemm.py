@@ -13,8 +13,8 @@ bf16 and fp16 weights are widened block by block: the products are exact, the su
 import torch
 
 from tpdet.kernels.cpu import threads
-from tpdet.kernels.cpu.fold import fold_roots
 from tpdet.kernels.order import Expression
+from tpdet.kernels.partial_sums import PartialSums
 
 ROWS = 16
 TALL_ROWS = 64  # as long as so many rows are left: the BLAS is 1.4 times faster on them
@@ -44,15 +44,9 @@ def leaf_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.stack([part[: x.shape[0]] for part in parts])
 
 
-def leaf_fold_gemm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    first_leaf: int,
-    roots: tuple[Expression, ...],
-    slots: int,
-) -> torch.Tensor:
-    """`leaf_gemm`, its leaves folded into the roots this rank sends: fp32 [slots, M, N]."""
-    return fold_roots(leaf_gemm(x, weight), first_leaf, roots, slots)
+def leaf_sums(x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]) -> PartialSums:
+    """Every leaf's sum; the fold is the reader's."""
+    return PartialSums(leaf_gemm(x, weight), roots)
 
 
 def _padded_rows(x: torch.Tensor) -> torch.Tensor:

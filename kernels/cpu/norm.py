@@ -9,7 +9,8 @@ A row with NaN or infinity gives NaN. r is computed in fp64 and rounded once.
 
 import torch
 
-from tpdet.kernels.order import MASS_BITS
+from tpdet.kernels.order import MASS_BITS, evaluate
+from tpdet.kernels.partial_sums import PartialSums
 
 _FP64_BIAS = 1023
 _FP64_FRACTION = 52
@@ -39,6 +40,18 @@ def add_residual_and_norm(
     """(h, y): `add_residual`, then `rms_norm` of h."""
     h = add_residual(total, bias, residual)
     return h, rms_norm(h, weight, eps)
+
+
+def fold_and_norm(
+    sums: PartialSums,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(h, y) of sums [C, M, N] with one root: the fold, then `add_residual_and_norm`."""
+    total = evaluate(sums.roots[0], lambda index: sums.values[index], torch.add)
+    return add_residual_and_norm(total, bias, residual, weight, eps)
 
 
 def normalize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -23,6 +23,7 @@ from tpdet.kernels.cuda.gemm_variants import (
     leaf_variant,
 )
 from tpdet.kernels.order import Expression
+from tpdet.kernels.partial_sums import PartialSums
 
 _DESCRIPTOR_CAPABILITY = (9, 0)
 _DESCRIPTOR_BYTES = 16  # alignment of a base and of a row
@@ -63,6 +64,19 @@ def leaf_gemm(
         variant = leaf_variant(m, n, k, leaves, float32=x.dtype == torch.float32, sms=sms)
     _run(x, w, None, y, variant, sms)
     return y
+
+
+def leaf_sums(
+    x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]
+) -> PartialSums:
+    """x [M, L * K], weight [L, N, K] -> sums [C, M, N] fp32 of leaves or of whole roots.
+
+    With few rows the leaves run in programs of their own and the reader folds them.
+    """
+    if x.shape[0] * weight.shape[0] > FOLD_IN_PROGRAM and x.dtype != torch.float32:
+        folded = leaf_fold_gemm(x, weight, 0, roots, len(roots))
+        return PartialSums(folded, tuple(range(len(roots))))
+    return PartialSums(leaf_gemm(x, weight), roots)
 
 
 def leaf_fold_gemm(

@@ -15,7 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.fold import fold_roots
 from tpdet.kernels.order import MASS_BITS
+from tpdet.kernels.partial_sums import PartialSums
 
 _MASS_BITS = tl.constexpr(MASS_BITS)
 _ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
@@ -113,6 +115,18 @@ def add_residual_and_norm(
     residual = residual if residual.stride(1) == 1 else residual.contiguous()
     _launch(h, weight, y, total.contiguous(), bias, residual, residual.stride(0), eps)
     return h, y
+
+
+def fold_and_norm(
+    sums: PartialSums,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(h, y) of sums [C, M, N] with one root: the fold, then `add_residual_and_norm`."""
+    total = sums.values[0] if sums.is_total else fold_roots(sums.values, 0, sums.roots, 1)[0]
+    return add_residual_and_norm(total, bias, residual, weight, eps)
 
 
 def eps_bits(eps: float) -> int:

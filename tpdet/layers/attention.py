@@ -37,11 +37,16 @@ class Attention:
     def __call__(
         self,
         x_MH: torch.Tensor,
+        hidden_MH: torch.Tensor,
+        norm_weight: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor],
         pages: LayerPages,
         batch: PagedBatch,
-    ) -> torch.Tensor:
-        """x [M, H] -> the folded output product [M, H] in fp32; stores the step's k and v first."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x and the residual stream [M, H] -> the stream with the result added, and its norm.
+
+        Stores the step's k and v first.
+        """
         rows = x_MH.shape[0]
         widths = [self._query_heads * self._head] + 2 * [self._key_heads * self._head]
         # Views: the kernels read rows that lie apart.
@@ -51,4 +56,4 @@ class Attention:
         k_MKD = ops.rotate_heads(k, *rotary, self._key_norm, self._eps)
         ops.store_kv(k_MKD, v, pages.keys, pages.values, batch)
         mixed = ops.paged_attention(q_MQD, pages.keys, pages.values, batch, self._window)
-        return self._output(mixed.view(rows, -1))
+        return self._output(mixed.view(rows, -1), hidden_MH, norm_weight, self._eps)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tpdet.comm.fold import add_roots
 from tpdet.kernels import ops
+from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.partition import Partition
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.source import WeightSource
@@ -40,7 +40,10 @@ class ColumnLinear:
 
 
 class RowLinear:
-    """y = x W^T with W's columns cut over ranks: leaf sums in fp32, folded over all ranks."""
+    """y = x W^T with W's columns cut over ranks: leaf sums in fp32, folded over all ranks.
+
+    The sum goes on to the residual stream and the norm that follows, so the layer takes both.
+    """
 
     def __init__(
         self, source: WeightSource, partition: Partition, name: str, shape: tuple[int, int]
@@ -50,11 +53,17 @@ class RowLinear:
         leaves = len(pieces.mine)
         # Leaf-major, so that a leaf's operands have one layout whatever the number of ranks.
         self.weight_LNK = weight_NK.view(shape[0], leaves, -1).permute(1, 0, 2).contiguous()
-        self._partition = partition
+        self._roots = relative_roots(
+            partition.plan.roots[partition.world.rank], partition.mine.start
+        )
+        self._exchange = partition.exchange
 
-    def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
-        """This rank's columns x [M, K / ranks] -> the whole product [M, N] in fp32, unrounded."""
-        plan, world = self._partition.plan, self._partition.world
-        first_leaf, roots = self._partition.mine.start, plan.roots[world.rank]
-        sent_SMN = ops.leaf_fold_gemm(x_MK, self.weight_LNK, first_leaf, roots, plan.slots)
-        return add_roots(sent_SMN, plan, world)
+    def __call__(
+        self, x_MK: torch.Tensor, hidden_MH: torch.Tensor, norm_weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's columns x [M, K / ranks], the residual stream -> stream with y added, normed.
+
+        The stream is rounded once, after the addition; its norm is complete on every rank.
+        """
+        sums = ops.leaf_sums(x_MK, self.weight_LNK, self._roots)
+        return self._exchange.fold_and_norm(sums, hidden_MH, norm_weight, eps)

@@ -9,7 +9,7 @@ from tpdet.weights.source import WeightSource
 
 
 class GatedMlp:
-    """down(silu(gate(x)) * up(x)), its last product folded in fp32."""
+    """down(silu(gate(x)) * up(x)), its last product folded in fp32 and added to the stream."""
 
     def __init__(self, source: WeightSource, partition: Partition, name: str) -> None:
         hidden, width = partition.config.hidden_size, partition.config.intermediate_size
@@ -18,6 +18,9 @@ class GatedMlp:
         self._gate_up = ColumnLinear(source, parts, hidden, bias=False)
         self._down = RowLinear(source, partition, f"{name}.down_proj", (hidden, width))
 
-    def __call__(self, x_MH: torch.Tensor) -> torch.Tensor:
-        """x [M, H] -> [M, H] in fp32, unrounded."""
-        return self._down(ops.silu_and_multiply(self._gate_up(x_MH)))
+    def __call__(
+        self, x_MH: torch.Tensor, hidden_MH: torch.Tensor, norm_weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x and the residual stream [M, H] -> the stream with the block's result, and its norm."""
+        mixed = ops.silu_and_multiply(self._gate_up(x_MH))
+        return self._down(mixed, hidden_MH, norm_weight, eps)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tpdet.comm.fold import Exchange, GatherExchange
 from tpdet.comm.world import World
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, FoldPlan, fold_plan, leaf_count
@@ -18,6 +19,7 @@ class Partition:
     config: ModelConfig
     world: World
     plan: FoldPlan
+    exchange: Exchange
 
     @property
     def leaves(self) -> int:
@@ -90,7 +92,8 @@ def make_partition(
             f"tensor-parallel size {world.size} does not fit a model of {config.num_heads} query "
             f"heads, {config.num_kv_heads} key heads and {leaves} leaves: use one of {sizes}"
         )
-    return Partition(config, world, fold_plan(fold_order, leaves, world.size))
+    plan = fold_plan(fold_order, leaves, world.size)
+    return Partition(config, world, plan, GatherExchange(plan, world))
 
 
 def _heads_fit(config: ModelConfig, ranks: int) -> bool:

@@ -34,20 +34,16 @@ class DecoderLayer:
         self,
         hidden_MH: torch.Tensor,
         x_MH: torch.Tensor,
+        following_norm: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor],
         pages: KeyValuePages,
         batch: PagedBatch,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Residual stream and its input norm -> residual stream (rounded), what is to be added.
-
-        The caller adds the second, the folded feed-forward [M, H] in fp32, together with the norm
-        that follows.
-        """
-        mixed = self._attention(x_MH, rotary, pages.layers[self._index], batch)
-        hidden_MH, x_MH = ops.add_residual_and_norm(
-            mixed, None, hidden_MH, self._middle_norm, self._eps
+        """Residual stream and its input norm -> residual stream, normed for what follows."""
+        hidden_MH, x_MH = self._attention(
+            x_MH, hidden_MH, self._middle_norm, rotary, pages.layers[self._index], batch
         )
-        return hidden_MH, self._mlp(x_MH)
+        return self._mlp(x_MH, hidden_MH, following_norm, self._eps)
 
 
 class Decoder:
@@ -71,18 +67,15 @@ class Decoder:
         pages: KeyValuePages,
         batch: PagedBatch,
     ) -> torch.Tensor:
-        """Run the layers over a step's rows, storing their keys and values; -> [M, H]."""
+        """Run the layers over a step's rows, storing their keys and values; -> [M, H], normed."""
         rotary = (self.cos[batch.positions], self.sin[batch.positions])
         hidden_MH = self._embedding.embed(ids_M)
         x_MH = ops.rms_norm(hidden_MH, self._layers[0].input_norm, self._eps)
-        for layer, following in zip(self._layers, self._layers[1:], strict=False):
-            hidden_MH, more_MH = layer(hidden_MH, x_MH, rotary, pages, batch)
-            hidden_MH, x_MH = ops.add_residual_and_norm(
-                more_MH, None, hidden_MH, following.input_norm, self._eps
-            )
-        hidden_MH, more_MH = self._layers[-1](hidden_MH, x_MH, rotary, pages, batch)
-        return ops.add_residual(more_MH, None, hidden_MH)
+        norms = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
+        for layer, norm in zip(self._layers, norms, strict=True):
+            hidden_MH, x_MH = layer(hidden_MH, x_MH, norm, rotary, pages, batch)
+        return x_MH
 
-    def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
-        """Residual stream rows [M, H] -> fp32 logits [M, V], equal on every rank."""
-        return self._head.logits(ops.rms_norm(hidden_MH, self._norm, self._eps))
+    def logits(self, x_MH: torch.Tensor) -> torch.Tensor:
+        """Normed rows [M, H] -> fp32 logits [M, V], equal on every rank."""
+        return self._head.logits(x_MH)

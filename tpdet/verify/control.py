@@ -7,27 +7,24 @@ picks its kernel by the number of rows. `tpdet verify --control` must report dif
 import torch
 import torch.distributed as dist
 
-import tpdet.layers.linear
-from tpdet.comm.world import World
+from tpdet.comm.fold import GatherExchange
 from tpdet.kernels import ops
-from tpdet.kernels.order import Expression, FoldPlan
+from tpdet.kernels.order import Expression
+from tpdet.kernels.partial_sums import PartialSums
 
 
 def switch_in_stock_arithmetic() -> None:
     """Replace the fixed-order reduction and products by the stock ones, in this process only."""
-    tpdet.layers.linear.add_roots = _all_reduce
+    GatherExchange.everyones = _all_reduce  # type: ignore[assignment, method-assign]
     ops.column_gemm = _plain_column_gemm
-    ops.leaf_fold_gemm = _plain_row_gemm
+    ops.leaf_sums = _plain_row_gemm
 
 
-def _all_reduce(
-    sent: torch.Tensor, plan: FoldPlan, world: World, two_shot_rows: int = 0
-) -> torch.Tensor:
-    """`sent[0]` [M, N] is this rank's one partial sum."""
-    total = sent[0]
-    if world.size > 1:
-        dist.all_reduce(total)
-    return total
+def _all_reduce(exchange: GatherExchange, sums: PartialSums) -> PartialSums:
+    """`sums` is this rank's one partial sum."""
+    if exchange._world.size > 1:
+        dist.all_reduce(sums.values)
+    return sums
 
 
 def _plain_column_gemm(
@@ -43,16 +40,10 @@ def _plain_column_gemm(
 
 
 def _plain_row_gemm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    first_leaf: int,
-    roots: tuple[Expression, ...],
-    slots: int,
-) -> torch.Tensor:
+    x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]
+) -> PartialSums:
     flat = weight.permute(1, 0, 2).reshape(weight.shape[1], -1)
-    sent = torch.zeros(slots, x.shape[0], weight.shape[1], device=x.device)
-    sent[0] = _product(x, flat)
-    return sent
+    return PartialSums(_product(x, flat).float()[None], (0,))
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
