@@ -25,11 +25,22 @@ test: setup
 test-long: setup
 	$(BIN)/python -m pytest -q -m "slow or not slow"
 
-# On a machine with a GPU: bits, accuracy and times of the kernels, then of the whole engine.
+# On a machine with a GPU: bits, accuracy and times of the kernels, then of the whole engine. Every
+# suite runs, also after one that failed. RESULTS=docs/results appends the rows of the bits there.
+GPU_SUITES := gemm attention engine
+GPU_KERNELS := gemm_columns attention_prefill attention_decode sampler
+RESULTS ?=
+
 test-gpu: setup
-	$(BIN)/python -m tests.gpu.gemm
-	$(BIN)/python -m tests.gpu.attention
-	$(BIN)/python -m tests.gpu.engine
+	failed=; \
+	for suite in $(patsubst tests/gpu/%.py,%,$(wildcard $(GPU_KERNELS:%=tests/gpu/%.py))); do \
+	  $(BIN)/python -m tests.gpu.$$suite || failed="$$failed $$suite"; \
+	done; \
+	for suite in $(GPU_SUITES); do \
+	  $(BIN)/python -m tests.gpu.$$suite $(if $(RESULTS),--output $(RESULTS)) || \
+	    failed="$$failed $$suite"; \
+	done; \
+	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -62,6 +62,7 @@ class DistributedWorld:
         self._closed = False
         # NCCL carries CUDA tensors unless they are staged; everything else is gloo's.
         self._device = "cpu" if staged else device
+        self.one_host = environment.local_size == environment.size
         self._group: dist.ProcessGroup | None = None
         self._owns_default_group = not dist.is_initialized()
         self._prepare_backends(environment)
@@ -97,6 +98,16 @@ class DistributedWorld:
         group = dist.group.WORLD
         assert group is not None
         return group
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The group of all ranks; None once the world is closed or broken."""
+        return self._group
+
+    @property
+    def carries_cuda(self) -> bool:
+        """Whether CUDA tensors travel from GPU to GPU: each rank has one of its own."""
+        return self._device == "cuda"
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[size, *x.shape]: every rank's bytes in rank order. Raises PeerLostError."""

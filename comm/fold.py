@@ -12,10 +12,12 @@ Both evaluate one expression once an element (Rule 4), so the bits are equal and
 may choose.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from tpdet.comm.peer_memory import PeerMemory
 from tpdet.comm.world import World
 from tpdet.kernels import ops
 from tpdet.kernels.order import FoldPlan, Slot
@@ -25,8 +27,35 @@ TWO_SHOT_ROWS = 256
 """From so many rows on the two-shot is taken."""
 
 
+class Pending(Protocol):
+    """An exchange that was begun."""
+
+    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(h, y): what follows on the current stream comes after the exchange."""
+        ...
+
+
+@dataclass(frozen=True)
+class Done:
+    """An exchange that was launched where its results are read."""
+
+    h: torch.Tensor
+    y: torch.Tensor
+
+    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(h, y)."""
+        return self.h, self.y
+
+
 class Exchange(Protocol):
-    """How row-parallel sums of all ranks become one residual stream and its norm."""
+    """How row-parallel sums of all ranks become one residual stream and its norm.
+
+    After each step, once the GPU has done it, `check()` says whether a peer was lost in it: what
+    waits on a GPU cannot raise, it gives up after `set_timeout` seconds and leaves garbage behind.
+    """
+
+    memory: PeerMemory | None
+    """Memory that all ranks can address, if there is such."""
 
     def fold_and_norm(
         self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
@@ -38,9 +67,34 @@ class Exchange(Protocol):
         """
         ...
 
+    @property
+    def aside(self) -> int:
+        """Multiprocessors that a begun exchange takes from other work; 0: it cannot run aside."""
+        ...
+
+    def begin(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> Pending:
+        """`fold_and_norm` beside what is launched next, until `result`; where that is possible."""
+        ...
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Every rank's small `x`, copied bit for bit: [ranks, *x.shape]."""
+        ...
+
+    def check(self) -> None:
+        """Raise PeerLostError if an exchange that is done gave up waiting for a peer."""
+        ...
+
+    def set_timeout(self, seconds: float) -> None:
+        """Wait at most `seconds` for a peer from now on; alike on every rank."""
+        ...
+
 
 class GatherExchange:
     """All-gather and all-to-all of the world: any transport, any device."""
+
+    memory: PeerMemory | None = None
 
     def __init__(self, plan: FoldPlan, world: World, two_shot_rows: int = TWO_SHOT_ROWS) -> None:
         self._plan = plan
@@ -53,6 +107,27 @@ class GatherExchange:
         """Every rank adds and norms every row of h, once it has the sums."""
         whole = self.everyones(sums)
         return ops.fold_and_norm(whole, None, residual, weight, eps)
+
+    @property
+    def aside(self) -> int:
+        """None: the world's collectives stand in line with the products."""
+        return 0
+
+    def begin(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> Pending:
+        """`fold_and_norm`, at once."""
+        return Done(*self.fold_and_norm(sums, residual, weight, eps))
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """The world's all-gather. Raises PeerLostError."""
+        return self._world.all_gather(x)
+
+    def check(self) -> None:
+        """Nothing: the world's operations raise by themselves."""
+
+    def set_timeout(self, seconds: float) -> None:
+        """Nothing: the world has a timeout of its own."""
 
     def everyones(self, sums: PartialSums) -> PartialSums:
         """The sums of all ranks under one root, equal on every rank."""

@@ -76,10 +76,11 @@ def _attention(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     q = _values(5, (_LENGTH, heads, _HEAD), device).to(dtype)
     k, v = (_values(n, (_LENGTH, key_heads, _HEAD), device).to(dtype) for n in (6, 7))
     angle = _values(8, (2, _LENGTH, _HEAD // 2), device)
-    q = ops.rotate_heads(q, angle[0], angle[1], q[0, 0], 1e-6)
     pages = torch.zeros(2, 2, key_heads, PAGE_TOKENS, _HEAD, dtype=dtype, device=device)
     whole = make_batch((PagedSequence(0, _LENGTH, 0, (1, 0)),), device)
-    ops.store_kv(k, v, pages[0], pages[1], whole)
+    q = ops.rotate_and_store(
+        q, k, v, angle[0], angle[1], q[0, 0], k[0, 0], 1e-6, pages[0], pages[1], whole
+    )
     last = make_batch((PagedSequence(0, 1, _LENGTH - 1, (1, 0)),), device)
     parts = [
         ops.paged_attention(q, pages[0], pages[1], whole, None),

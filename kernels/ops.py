@@ -4,9 +4,12 @@ Shapes: M rows of the step, N outputs, K reduced, L this rank's leaves, H hidden
 P pages. Formulas, orders and roundings are in `docs/numerics.md` and in the kernels' own files.
 """
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from types import ModuleType
+from typing import cast
 
 import torch
 
@@ -14,6 +17,8 @@ from tpdet.kernels.draw import Draw
 from tpdet.kernels.order import Expression, FinalExpression
 from tpdet.kernels.paged_batch import PagedBatch
 from tpdet.kernels.partial_sums import PartialSums
+from tpdet.kernels.row_draws import RowDraws
+from tpdet.kernels.shard import Shard
 
 
 def column_gemm(
@@ -28,7 +33,7 @@ def column_gemm(
 
 def leaf_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [M, L * K], weight [L, N, K] -> fp32 leaf sums [L, M, N], one chain each."""
-    return _on(x, "gemm").leaf_gemm(x, weight)
+    return _on(x, "leaf_gemm").leaf_gemm(x, weight)
 
 
 def leaf_sums(x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]) -> PartialSums:
@@ -36,7 +41,7 @@ def leaf_sums(x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ..
 
     `roots` are over this rank's leaves, counted from 0. How much of them is folded here is free.
     """
-    return _on(x, "gemm").leaf_sums(x, weight, roots)
+    return _on(x, "leaf_gemm").leaf_sums(x, weight, roots)
 
 
 def fold_roots(sums: PartialSums, slots: int) -> torch.Tensor:
@@ -79,6 +84,28 @@ def rotate_heads(
     return _on(x, "rotary").rotate_heads(x, cos, sin, norm_weight, eps)
 
 
+def rotate_and_store(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_table: torch.Tensor,
+    sin_table: torch.Tensor,
+    query_norm: torch.Tensor | None,
+    key_norm: torch.Tensor | None,
+    eps: float,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    batch: PagedBatch,
+) -> torch.Tensor:
+    """`rotate_heads` of q and k at each row's position and `store_kv`, in one: -> q [M, Hq, D].
+
+    Tables [positions, D / 2] fp32; the norms [D] are both there or neither.
+    """
+    return _on(q, "rotate_and_store").rotate_and_store(
+        q, k, v, cos_table, sin_table, query_norm, key_norm, eps, k_pages, v_pages, batch
+    )
+
+
 def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     """gate_up [M, 2 * I] (gate first) -> silu(gate) * up [M, I]."""
     return _on(gate_up, "activation").silu_and_multiply(gate_up)
@@ -87,6 +114,11 @@ def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """ids [M] int64, table [V, H] -> [M, H], copied bits."""
     return _on(table, "embedding").embed(ids, table)
+
+
+def resolve_drawn(ids: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """ids [M] int64, where -1 - i stands for drawn[i] -> ids [M], none of them negative."""
+    return _on(ids, "embedding").resolve_drawn(ids, drawn)
 
 
 def store_kv(
@@ -131,6 +163,34 @@ def top_ids(values: torch.Tensor, count: int) -> torch.Tensor:
 def choose_tokens(logits: torch.Tensor, draws: dict[int, Draw]) -> dict[int, int]:
     """logits [R, V] fp32, draws by row -> ids by row, in the contract's order; -1: none left."""
     return _on(logits, "sampling").choose_tokens(logits, draws)
+
+
+def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:
+    """logits [R, W] fp32 of a shard, R draws -> tokens and log-probabilities, without waiting."""
+    return cast(RowDraws, _on(logits, "row_draws").draw_rows(logits, draws, shard))
+
+
+def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> RowDraws:
+    """logits [T, W] fp32 of a shard and T ids -> the ids' log-probabilities."""
+    return cast(RowDraws, _on(logits, "row_draws").score_tokens(logits, tokens, shard))
+
+
+def top_of_rows(
+    logits: torch.Tensor, rows: Sequence[int], count: int, shard: Shard
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest of some rows: ids int64 and logits fp32 [len(rows), count], best first."""
+    found: tuple[torch.Tensor, torch.Tensor] = _on(logits, "row_draws").top_of_rows(
+        logits, rows, count, shard
+    )
+    return found
+
+
+def leaving_multiprocessors(count: int, device: torch.device) -> AbstractContextManager[None]:
+    """While inside, products leave `count` multiprocessors of a GPU to what runs beside them."""
+    if not count or device.type == "cpu":
+        return nullcontext()
+    held: AbstractContextManager[None] = _kernels(device.type, "multiprocessors").leaving(count)
+    return held
 
 
 def _on(x: torch.Tensor, name: str) -> ModuleType:

@@ -65,6 +65,11 @@ class PagedBatch:
     short: torch.Tensor
     short_rows: int
 
+    @property
+    def row_count(self) -> int:
+        """Rows of the step, M."""
+        return self.positions.shape[0]
+
 
 def make_batch(
     sequences: tuple[PagedSequence, ...],

@@ -1,20 +1,22 @@
 """Writes the README's tables from docs/results/: `python scripts/readme_tables.py [--check]`.
 
-Each table is made of the newest run of one results file and names its command and machine.
+Each table is made of one run and names its command and machine; a figure that a newer run of the
+same file measured again is left out. Files of many rows are summarised by case.
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # for a checkout that is not installed
+
+from tpdet.bench.results import newest_rows  # noqa: E402
+
+SUMMARISED = ("gemm", "attention", "allreduce", "sampler")
 NOT_SHOWN = ("kernels.h200.json",)  # 64 rows: the README links to it
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-
-
-def newest(path: Path) -> dict:
-    """The last run of a results file."""
-    return json.loads(path.read_text())[-1]
 
 
 def stamp(run: dict) -> str:
@@ -43,20 +45,47 @@ def verify_table(path: Path) -> list[str]:
     return lines
 
 
-def value_table(path: Path) -> list[str]:
-    """Figures with their floors and peers."""
-    run = newest(path)
+def value_tables(path: Path) -> list[str]:
+    """Figures with their floors and peers, a table a run."""
+    make = summary if path.name.split(".")[0] in SUMMARISED else value_table
+    return [line for run, rows in newest_rows(path) for line in make(run, rows)]
+
+
+def value_table(run: dict, rows: list[dict]) -> list[str]:
+    """A line a figure."""
     names = ("case", "model", "dtype", "mode", "tp", "batch", "context")
-    used = [name for name in names if any(row.get(name) is not None for row in run["rows"])]
+    used = [name for name in names if any(row.get(name) is not None for row in rows)]
     lines = [stamp(run), "", "| " + " | ".join([*used, "value", "floor", "peer", "ratio"]) + " |"]
     lines.append("|" + "---|" * (len(used) + 4))
-    for row in run["rows"]:
+    for row in rows:
         cells = [str(row.get(name, "")) for name in used]
         cells.append(f"{row['value']:,.2f} {row['unit']}")
         cells.append(f"{row['floor']:,.2f}" if row.get("floor") is not None else "")
         peer = f"{row['peer']} {row['peer_value']:,.2f}" if row.get("peer") else ""
         cells += [peer, f"{row['ratio']:.2f}" if row.get("ratio") is not None else ""]
         lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def summary(run: dict, rows: list[dict]) -> list[str]:
+    """A line a case, mode, size and peer: how many figures, the mean ratio and the worst."""
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        if row.get("ratio"):
+            key = tuple(str(row.get(name, "")) for name in ("case", "model", "mode", "tp"))
+            groups.setdefault((*key, row.get("peer", "floor")), []).append(row)
+    lines = [
+        stamp(run),
+        "",
+        "| case | model | mode | tp | over | figures | geometric mean | worst |",
+    ]
+    lines.append("|" + "---|" * 8)
+    for key, mine in groups.items():
+        mean = math.exp(math.fsum(math.log(row["ratio"]) for row in mine) / len(mine))
+        worst = max(mine, key=lambda row: row["ratio"])
+        where = f"{worst['ratio']:.2f} at batch {worst['batch']}"
+        where += f", {worst['context']}" if worst.get("context") else ""
+        lines.append("| " + " | ".join([*key, str(len(mine)), f"{mean:.2f}", where]) + " |")
     return [*lines, ""]
 
 
@@ -67,7 +96,7 @@ def render() -> str:
         if path.name in NOT_SHOWN:
             continue
         lines += [f"**{path.name}**", ""]
-        lines += verify_table(path) if path.name.startswith("verify") else value_table(path)
+        lines += verify_table(path) if path.name.startswith("verify") else value_tables(path)
     return "\n".join(lines).strip()
 
 

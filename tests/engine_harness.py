@@ -55,10 +55,14 @@ def ask(name: str, prompt, **params) -> Request:
     )
 
 
-def run(model, requests, tp=1, preempt_every=0, change=None, each_step=None, **settings) -> Run:
+def run(
+    model, requests, tp=1, preempt_every=0, change=None, each_step=None, ahead=None, look=True,
+    **settings,
+) -> Run:  # fmt: skip
     """Run `requests` together at a tensor-parallel size; `change(engine)` runs before them.
 
-    `each_step(engine, step)` runs after every step on rank 0.
+    `each_step(engine, step)` runs after every step on rank 0. `ahead`: steps overlap, as on a GPU.
+    Not `look`: nobody sees the logits, as when serving.
     """
     config = EngineConfig.from_values(model=str(model), **({"kv_pages": 64} | settings))
 
@@ -73,7 +77,8 @@ def run(model, requests, tp=1, preempt_every=0, change=None, each_step=None, **s
                 if known is not values and not torch.equal(known, values) and change is None:
                     raise AssertionError(f"{key} was computed again with other bits")
 
-        engine = Engine(config, world, tap if world.rank == 0 else None, preempt_every)
+        looked = tap if look and world.rank == 0 else None
+        engine = Engine(config, world, looked, preempt_every, run_ahead=ahead)
         if change is not None:
             change(engine)
         if world.rank > 0:

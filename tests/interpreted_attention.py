@@ -18,7 +18,7 @@ from tpdet.kernels.cpu import attention as cpu_attention
 from tpdet.kernels.cpu import embedding as cpu_embedding
 from tpdet.kernels.cpu import rotary as cpu_rotary
 from tpdet.kernels.cuda import attention, embedding, rotary
-from tpdet.kernels.cuda.attention import Variant
+from tpdet.kernels.cuda.attention_variants import Variant
 from tpdet.kernels.paged_batch import PagedSequence, make_batch
 
 PAGES = (4, 1, 2)

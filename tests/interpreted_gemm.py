@@ -18,6 +18,7 @@ from tpdet.kernels.cpu import fold as cpu_fold
 from tpdet.kernels.cpu import norm as cpu_norm
 from tpdet.kernels.cuda import activation, fold, gemm_descriptor, gemm_fold, gemm_pointer, norm
 from tpdet.kernels.cuda.gemm_variants import Variant
+from tpdet.kernels.cuda.root_form import FOLDS, fold_fits, root_form
 
 
 def draw(*shape, dtype=torch.float32, seed=0, spread=False):
@@ -107,10 +108,12 @@ def fold_case(name, leaves, ranks, variant):
         wanted = cpu_fold.fold_roots(partials, rank * share, roots, plan.slots)
         got = fold.fold_roots(partials, rank * share, roots, plan.slots)
         assert_same_bits(got, wanted, f"fold_roots {name} {ranks}")
-        y = torch.zeros(plan.slots, 21, 48)
-        form = gemm_fold.root_form(rank * share, share, roots)
-        gemm_fold.run_fold(columns, w[mine].contiguous(), y, form, variant, 3)
-        assert_same_bits(y, wanted, f"run_fold {name} {ranks} {form}")
+        form = root_form(rank * share, share, roots)
+        for kernel in FOLDS:
+            if fold_fits(form, 32, variant, kernel):
+                y = torch.zeros(plan.slots, 21, 48)
+                gemm_fold.run_fold(columns, w[mine].contiguous(), y, form, variant, 3, kernel)
+                assert_same_bits(y, wanted, f"run_fold {name} {ranks} {form} {kernel}")
         sent.append(got)
     gathered = torch.stack(sent)
     total = fold.fold_final(gathered, plan.final)
@@ -131,7 +134,7 @@ def case_leaves_fold_to_the_same_bits_at_every_tensor_parallel_size():
 def case_a_fold_keeps_minus_zero():
     x, w = torch.full((1, 64), -1e-30), torch.full((2, 16, 32), 1e-30)
     y = torch.zeros(1, 1, 16)
-    form = gemm_fold.root_form(0, 2, ((0, 1),))
+    form = root_form(0, 2, ((0, 1),))
     gemm_fold.run_fold(x, w, y, form, Variant(32, 16, 16, 4, 3, descriptor=True), 1)
     partials = chain(x, w, SMALL[1])
     assert_same_bits(y, cpu_fold.fold_roots(partials, 0, ((0, 1),), 1), "fold")
@@ -155,7 +158,7 @@ def case_sixteen_leaves_fold():
 def case_a_depth_that_does_not_divide_k_is_refused():
     from tpdet.kernels.cuda import gemm
 
-    gemm._descriptor_sms = lambda *_: 0
+    gemm.descriptor_sms = lambda *_: 0
     x, w = draw(3, 48), draw(16, 48)
     assert_same_bits(gemm.column_gemm(x, w, None, x.dtype), chain(x, w[None], SMALL[1])[0], "table")
     for bad in (lambda: gemm.column_gemm(x, w, None, x.dtype, SMALL[0]),

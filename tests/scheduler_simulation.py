@@ -90,8 +90,11 @@ class FakeRank:
         self.table = VersionTable(num_pages)
         self.store = np.full((num_pages, PAGE_TOKENS), POISON, dtype="<i4")
 
-    def receive(self, plan: StepPlan) -> None:
-        """Apply the events, compare digests, check the readers, write the step's K/V."""
+    def receive(self, plan: StepPlan, drawn: list[int]) -> None:
+        """Apply the events, compare digests, check the readers, write the step's K/V.
+
+        drawn: the tokens of the step before, which negative ids stand for.
+        """
         self.table.apply(plan.events)
         assert self.table.digest() == plan.table_digest
         self.table.check_readers(plan.rows)
@@ -101,7 +104,7 @@ class FakeRank:
         for row in plan.rows:
             for offset, token in enumerate(row.token_ids):
                 page, slot = divmod(row.start + offset, PAGE_TOKENS)
-                self.store[row.pages[page], slot] = token
+                self.store[row.pages[page], slot] = token if token >= 0 else drawn[-1 - token]
 
     def read(self, row: Row, length: int) -> np.ndarray:
         """The first `length` token ids, read through the row's pages."""
@@ -121,22 +124,27 @@ class Simulation:
         self.prompt_outputs: dict[str, PromptOutput] = {}
         self.failures: dict[str, RequestFailed] = {}
         self.plans: list[StepPlan] = []
+        self.flying: list[StepPlan] = []
+        self.results: dict[int, tuple[dict, dict]] = {}
+        self.drawn: list[int] = []
 
-    def begin(self) -> StepPlan | None:
-        """Schedule, send the plan to both ranks."""
-        plan = self.scheduler.schedule()
+    def begin(self, ahead: bool = False) -> StepPlan | None:
+        """Schedule, send the plan to both ranks, which run it."""
+        plan = self.scheduler.schedule_ahead() if ahead else self.scheduler.schedule()
         if plan is not None:
             self.plans.append(plan)
+            self.flying.append(plan)
             self.send(plan)
+            self.results[plan.step] = self.sample(plan)
         return plan
 
     def send(self, plan: StepPlan) -> None:
-        self.ranks[0].receive(plan)
-        self.ranks[1].receive(decode_plan(encode_plan(plan)))
+        self.ranks[0].receive(plan, self.drawn)
+        self.ranks[1].receive(decode_plan(encode_plan(plan)), self.drawn)
         assert self.ranks[0].table.full_digest() == self.ranks[1].table.full_digest()
 
-    def end(self, plan: StepPlan) -> None:
-        """Sample, score and commit."""
+    def sample(self, plan: StepPlan) -> tuple[dict, dict]:
+        """Tokens and scores by sequence."""
         sampled, scores = {}, {}
         for row in plan.rows:
             wanted = 0
@@ -147,15 +155,24 @@ class Simulation:
                     score(self.ranks[0].read(row, scoring.start + j + 1), target)
                     for j, target in enumerate(scoring.target_ids)
                 ]
-            if (sampling := self.scheduler.sampling_row(row)) is not None:
+            sampling = self.scheduler.sampling_row(row)
+            assert row.draws is (sampling is not None)
+            if sampling is not None:
                 wanted = max(wanted, 1)
-                assert sampling.position == end == len(sampling.token_ids)
                 ids = self.ranks[1].read(row, end)
+                assert sampling.position == end
+                assert not sampling.token_ids or list(sampling.token_ids) == list(ids)
                 sampled[sampling.key] = draw(
                     ids, sampling.seed, sampling.choice, sampling.forbidden_ids
                 )
             assert row.logits >= wanted
-        for output in self.scheduler.commit(plan.step, sampled, scores):
+        self.drawn = [token.token_id for token in sampled.values()]
+        return sampled, scores
+
+    def end(self, plan: StepPlan) -> None:
+        """Commit."""
+        self.flying.remove(plan)
+        for output in self.scheduler.commit(plan.step, *self.results.pop(plan.step)):
             self.hear(output)
 
     def hear(self, output) -> None:
@@ -180,10 +197,22 @@ class Simulation:
             self.end(plan)
         return plan is not None
 
-    def run(self, limit: int = 100_000) -> int:
+    def run_one(self, ahead: bool) -> bool:
+        """As an engine steps: with `ahead`, one step more is in flight when one ends."""
+        if not ahead:
+            return self.step()
+        if not self.flying:
+            self.begin()
+        if self.flying:
+            self.begin(ahead=True)
+            self.end(self.flying[0])
+            return True
+        return False
+
+    def run(self, limit: int = 100_000, ahead: bool = False) -> int:
         """Step until nothing is left; the number of steps."""
         steps = 0
-        while self.step():
+        while self.run_one(ahead):
             steps += 1
             assert steps < limit, "livelock"
         assert not self.scheduler.has_work

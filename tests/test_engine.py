@@ -9,10 +9,12 @@ import torch
 from tests.bits import assert_same_bits
 from tests.conftest import FAMILIES
 from tests.engine_harness import ask, run
+from tpdet.comm.fold import GatherExchange
 from tpdet.comm.threads import run_threads
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import IntegrityError, OverloadedError, RequestError, UsageError
+from tpdet.models import halves
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "logprobs": 2}
 
@@ -195,6 +197,51 @@ def test_an_aborted_neighbour_changes_nothing(tiny_model, alone):
     assert_same_run(alone("qwen3"), found)
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("preempt_every", [0, 3])
+def test_steps_that_overlap_change_no_bit(tiny_model, alone, tp, preempt_every):
+    crowd = [
+        ask(f"n{i}", range(3 + i), temperature=1.0, seed=i, max_tokens=3 + i) for i in range(4)
+    ]
+    found = run(
+        tiny_model("qwen3", kv_heads=2), [*crowd, *probes()], tp=tp, ahead=True,
+        preempt_every=preempt_every, max_num_batched_tokens=100,
+    )  # fmt: skip
+    assert_same_run(alone("qwen3"), found)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_ranks_that_draw_from_their_own_part_of_the_vocabulary_draw_the_same(tiny_model, tp):
+    model = tiny_model("qwen3", kv_heads=2)
+    requests = [ask(f"r{i}", p, max_tokens=9) for i, p in enumerate(prompts(5, (3, 60)))]
+    whole = run(model, requests)
+    shards = run(model, requests, tp=tp, ahead=True, look=False)
+    for request in requests:
+        assert shards.answer(request.request_id) == whole.answer(request.request_id)
+    assert shards.steps <= whole.steps + 1
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_step_in_two_halves_has_the_bits_of_one(tiny_model, alone, tp, monkeypatch):
+    monkeypatch.setattr(GatherExchange, "aside", 1)
+    monkeypatch.setattr(halves, "MICRO_BATCH_ROWS", 20)
+    cuts = []
+    real = halves.cut_in_two
+    monkeypatch.setattr(halves, "cut_in_two", lambda s: cuts.append(real(s)) or cuts[-1])
+    found = run(tiny_model("qwen3", kv_heads=2), probes(), tp=tp, max_num_batched_tokens=170)
+    assert_same_run(alone("qwen3"), found)
+    assert any(len(cut) == 2 for cut in cuts)
+
+
+def test_a_neighbour_that_stops_while_the_next_step_runs_changes_nothing(tiny_model, alone):
+    model = tiny_model("qwen3", kv_heads=2)
+    free = run(model, [ask("a", range(9), max_tokens=6)]).tokens("a")
+    stops = ask("a", range(9), max_tokens=6, stop_token_ids=(free[2],))
+    found = run(model, [stops, *probes()], ahead=True)
+    assert found.tokens("a") == free[: free.index(free[2]) + 1]
+    assert_same_run(alone("qwen3"), found)
+
+
 def test_end_tokens_and_lengths_end_a_request(tiny_model):
     model = tiny_model("qwen3", kv_heads=2)
     free = run(model, [ask("a", range(9), max_tokens=6)]).tokens("a")
@@ -283,7 +330,7 @@ def test_a_full_queue_refuses(tiny_model):
         ({"leaves": 4}, 8, "4 leaves: use one of 1, 2, 4"),
         ({"leaves": 6}, 1, "leaves 6 is not a power of two"),
         ({"device": "cuda"}, 1, "device cuda: torch .* use --device cpu"),
-        ({"transport": "peer"}, 1, "transport 'peer' is not supported yet"),
+        ({"transport": "mpi"}, 1, "transport 'mpi' is not supported yet"),
         ({"max_num_seqs": 0}, 1, "max_num_seqs"),
         ({"surprise": 1}, 1, "unknown setting 'surprise'"),
     ],

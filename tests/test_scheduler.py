@@ -3,7 +3,14 @@ import sys
 
 import pytest
 
-from tests.scheduler_simulation import EOS, Simulation, draw, make_request, make_scheduler
+from tests.scheduler_simulation import (
+    EOS,
+    Simulation,
+    answer_alone,
+    draw,
+    make_request,
+    make_scheduler,
+)
 from tpdet.cache.versions import version_id
 from tpdet.errors import IntegrityError, OverloadedError, RequestError
 from tpdet.plan import ALLOCATE, EVICT, NAN
@@ -115,7 +122,9 @@ def test_a_forbidden_token_fails_that_request_alone():
 
 
 def test_a_sampling_row_holds_what_the_token_may_depend_on():
-    request = make_request("a", 4, n=2, seed=99, max_tokens=9, ignore_eos=True)
+    request = make_request(
+        "a", 4, n=2, seed=99, max_tokens=9, ignore_eos=True, presence_penalty=1.0
+    )
     sim = simulation(request)
     sim.step()
     sim.scheduler.preempt_all()
@@ -126,6 +135,8 @@ def test_a_sampling_row_holds_what_the_token_may_depend_on():
     first = sim.answers["a", 1].tokens
     assert list(row.token_ids) == [*request.prompt_token_ids, *first]
     assert row.params is request.params
+    plain = simulation(make_request("b", 4))
+    assert plain.scheduler.sampling_row(plain.begin().rows[0]).token_ids == ()
 
 
 def test_scoring_a_prompt_only_gives_one_output_without_a_token():
@@ -358,6 +369,62 @@ def test_a_step_in_flight_must_be_committed_before_the_next():
         sim.scheduler.schedule()
     with pytest.raises(IntegrityError, match="in flight"):
         sim.scheduler.heartbeat()
+
+
+def test_a_step_ahead_names_the_tokens_that_the_step_in_flight_draws():
+    sim = simulation(*(make_request(c, 5 + i, max_tokens=9) for i, c in enumerate("abc")))
+    sim.step()
+    first, second = sim.begin(), sim.begin(ahead=True)
+    assert all(row.token_ids[0] >= 0 for row in first.rows)
+    assert [row.token_ids for row in second.rows] == [(-1,), (-2,), (-3,)]
+    assert sim.begin(ahead=True) is None, "two steps in flight at most"
+    sim.end(first)
+    third = sim.begin(ahead=True)
+    assert [row.start for row in third.rows] == [7, 8, 9]
+
+
+def test_no_step_is_planned_past_the_last_token():
+    sim = simulation(make_request("a", max_tokens=2, ignore_eos=True))
+    first, second = sim.begin(), sim.begin(ahead=True)
+    assert sim.begin(ahead=True) is None
+    sim.end(first)
+    assert sim.begin(ahead=True) is None
+    sim.end(second)
+    assert len(sim.answers["a", 0].tokens) == 2
+    sim.check_idle()
+
+
+@pytest.mark.parametrize(
+    "params", [{"presence_penalty": 1.0}, {"repetition_penalty": 1.2}, {"prompt_logprobs": 0}]
+)
+def test_a_step_that_depends_on_results_waits_for_them(params):
+    requests = make_request("a", 100, max_tokens=9), make_request("b", 150, max_tokens=9, **params)
+    sim = simulation(*requests)
+    plan = sim.begin()
+    ahead = sim.begin(ahead=True)
+    assert keys(ahead) == [(0, 0), (1, 0)], "b had not begun: nothing of it was in flight"
+    assert sim.begin(ahead=True) is None
+    sim.end(plan)
+    assert sim.begin(ahead=True) is None
+    sim.end(ahead)
+    sim.run(ahead=True)
+    for request in requests:
+        sim.check_answer(request)
+
+
+def test_a_sequence_that_stops_keeps_its_pages_until_the_step_ahead_is_done():
+    free = answer_alone(make_request("a", max_tokens=50, ignore_eos=True), 0).tokens
+    stopping = make_request("a", max_tokens=50, ignore_eos=True, stop_token_ids=(free[3],))
+    sim = simulation(stopping, make_request("b", max_tokens=50, ignore_eos=True))
+    while ("a", 0) not in sim.answers or sim.answers["a", 0].finish is None:
+        sim.run_one(ahead=True)
+    assert keys(sim.flying[0]) == [(0, 0), (1, 0)], "a row that is computed for nobody"
+    assert sim.scheduler.statistics().pages_used == 2
+    sim.run_one(ahead=True)
+    assert sim.scheduler.statistics().pages_used == 1
+    sim.run(ahead=True)
+    sim.check_answer(stopping)
+    sim.check_idle()
 
 
 def test_heartbeats_carry_the_events_and_their_own_step_number():

@@ -31,6 +31,7 @@ def random_request(random_: random.Random, name: str, longest: int):
         min_tokens=random_.randint(0, max_tokens) if random_.random() < 0.2 else 0,
         ignore_eos=random_.random() < 0.5,
         stop_token_ids=(3, 4) if random_.random() < 0.2 else (),
+        presence_penalty=0.5 if random_.random() < 0.1 else 0.0,
         prompt_logprobs=random_.choice([None, None, None, 0, 2]),
     )
 
@@ -54,8 +55,13 @@ def check_plan(plan: StepPlan, sim: Simulation, computed: dict) -> None:
         computed[row.version_id] = end
 
 
-def run_load(sim: Simulation, random_: random.Random, count: int, longest: int) -> tuple:
-    """Random arrivals, aborts, failures and heartbeats; all requests, and those cut short."""
+def run_load(
+    sim: Simulation, random_: random.Random, count: int, longest: int, ahead: float = 0.0
+) -> tuple:
+    """Random arrivals, aborts, failures and heartbeats; all requests, and those cut short.
+
+    ahead: how often the next step is planned while one is in flight.
+    """
     requests, cut, computed = [], set(), {}
     while len(requests) < count or sim.scheduler.has_work:
         while len(requests) < count and random_.random() < 0.5:
@@ -65,7 +71,9 @@ def run_load(sim: Simulation, random_: random.Random, count: int, longest: int) 
             except OverloadedError:
                 break
             requests.append(request)
-        plan = sim.begin()
+        plan = None if sim.flying else sim.begin()
+        if plan is not None:
+            check_plan(plan, sim, computed)
         if requests and random_.random() < 0.08:
             name = random_.choice(requests[-20:]).request_id
             cut.add(name)
@@ -73,10 +81,12 @@ def run_load(sim: Simulation, random_: random.Random, count: int, longest: int) 
                 sim.scheduler.abort(name)
             else:
                 sim.scheduler.fail(name, "numerical_error", "NaN")
-        if plan is not None:
-            check_plan(plan, sim, computed)
+        following = sim.begin(ahead=True) if sim.flying and random_.random() < ahead else None
+        if following is not None:
+            check_plan(following, sim, computed)
+        if sim.flying:
             sim.scheduler.check_integrity()
-            sim.end(plan)
+            sim.end(sim.flying[0])
         elif random_.random() < 0.5:
             sim.send(sim.scheduler.heartbeat())
         assert len(sim.plans) < 200 * count + 5000, "livelock"
@@ -93,10 +103,11 @@ def run_load(sim: Simulation, random_: random.Random, count: int, longest: int) 
         (5, {"num_pages": 9, "max_num_batched_tokens": 17, "max_num_seqs": 3}),
     ],
 )
-def test_under_random_load_every_answer_is_the_one_computed_alone(seed, settings_):
+@pytest.mark.parametrize("ahead", [0.0, 0.7, 1.0])
+def test_under_random_load_every_answer_is_the_one_computed_alone(seed, settings_, ahead):
     random_ = random.Random(seed)
     sim = Simulation(make_scheduler(**settings_))
-    requests, cut = run_load(sim, random_, 250, longest=600)
+    requests, cut = run_load(sim, random_, 250, longest=600, ahead=ahead)
     complete = [request for request in requests if request.request_id not in cut]
     assert len(complete) > 120
     for request in complete:
@@ -121,10 +132,11 @@ def test_under_random_load_every_answer_is_the_one_computed_alone(seed, settings
     seats=st.integers(1, 9),
     every=st.sampled_from([0, 0, 1, 3]),
     count=st.integers(1, 9),
+    ahead=st.sampled_from([0.0, 0.5, 1.0]),
 )
 @settings(max_examples=300, deadline=None)
 def test_no_setting_breaks_an_invariant_or_starves_anybody(
-    seed, num_pages, budget, seats, every, count
+    seed, num_pages, budget, seats, every, count, ahead
 ):
     sim = Simulation(
         make_scheduler(
@@ -134,7 +146,7 @@ def test_no_setting_breaks_an_invariant_or_starves_anybody(
             preempt_every=every,
         )
     )
-    requests, cut = run_load(sim, random.Random(seed), count, longest=300)
+    requests, cut = run_load(sim, random.Random(seed), count, longest=300, ahead=ahead)
     for request in requests:
         if request.request_id not in cut:
             sim.check_answer(request)
@@ -145,7 +157,7 @@ def test_the_same_load_gives_the_same_plans():
     runs = []
     for _ in range(2):
         sim = Simulation(make_scheduler(num_pages=4))
-        run_load(sim, random.Random(7), 30, longest=500)
+        run_load(sim, random.Random(7), 30, longest=500, ahead=0.5)
         runs.append(sim.plans)
     assert runs[0] == runs[1]
 

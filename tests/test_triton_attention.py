@@ -18,10 +18,9 @@ pytest.importorskip("triton")
 import torch
 
 from tests.test_triton_gemm import compile_for_hopper
-from tpdet.kernels.cuda import attention, embedding, norm, rotary
-from tpdet.kernels.cuda.attention import Variant
-from tpdet.kernels.cuda.attention_decode import attend_splits, merge_splits
+from tpdet.kernels.cuda import embedding, norm, rotary
 from tpdet.kernels.cuda.attention_prefill import attend_blocks
+from tpdet.kernels.cuda.attention_variants import Variant, prefill_variant
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -54,14 +53,14 @@ def check(ptx, log, allowance, fused_allowed=False):
 
 
 PREFILL_CASES = [
-    (torch.bfloat16, 128, 4, False, attention.prefill_variant(torch.bfloat16, 128, True)),
-    (torch.bfloat16, 128, 4, False, attention.prefill_variant(torch.bfloat16, 128, False)),
-    (torch.bfloat16, 128, 4, True, attention.prefill_variant(torch.bfloat16, 128, True)),
+    (torch.bfloat16, 128, 4, False, Variant(64, 4, 3, True)),
+    (torch.bfloat16, 128, 4, False, prefill_variant(torch.bfloat16, 128, 8)),
+    (torch.bfloat16, 128, 4, True, Variant(64, 4, 3, True)),
     (torch.bfloat16, 128, 4, False, Variant(128, 8, 2, True)),
-    (torch.bfloat16, 256, 2, False, attention.prefill_variant(torch.bfloat16, 256, True)),
-    (torch.bfloat16, 64, 7, False, attention.prefill_variant(torch.bfloat16, 64, True)),
-    (torch.float16, 96, 1, False, attention.prefill_variant(torch.float16, 96, True)),
-    (torch.float32, 128, 4, False, attention.prefill_variant(torch.float32, 128, True)),
+    (torch.bfloat16, 256, 2, False, prefill_variant(torch.bfloat16, 256, 9)),
+    (torch.bfloat16, 64, 7, False, Variant(64, 4, 3, True)),
+    (torch.float16, 96, 1, False, prefill_variant(torch.float16, 96, 9)),
+    (torch.float32, 128, 4, False, prefill_variant(torch.float32, 128, 9)),
 ]
 
 
@@ -81,32 +80,7 @@ def test_prefill_compiles_without_serialised_matrix_instructions(
     assert re.search(r"add(\.rn)?\.f32\s+%\w+, %\w+, 0f00000000", ptx), "`+ 0.0` is gone"
 
 
-@pytest.mark.parametrize(
-    ("dtype", "head", "rows"),
-    [
-        (torch.bfloat16, 128, 4),
-        (torch.bfloat16, 256, 4),
-        (torch.float16, 96, 24),
-        (torch.float32, 64, 4),
-    ],
-)
-def test_splits_compile_to_matrix_instructions(dtype, head, rows):
-    variant = attention.decode_variant(dtype, head, rows)
-    extra = {"ROWS": variant.rows, "STAGES": variant.stages}
-    ptx, log = compiled(attend_splits, dtype, head, 4, True, variant, extra)
-    wide = dtype == torch.float32
-    check(ptx, log, SPILL_ALLOWANCE[NAMES[dtype]], fused_allowed=wide)
-    assert ("mma.sync" in ptx) != wide
-    assert "tf32" not in ptx
-
-
-def test_the_merge_and_the_copies_compile_without_fusion():
-    ptx, log = compiled(
-        merge_splits, torch.bfloat16, 128, 4, True, Variant(1, 1, 3), {"UNROLL": 16}
-    )
-    check(ptx, log, 0)
-    assert "div.rn.f32" in ptx
-    assert re.search(r"add(\.rn)?\.f32\s+%\w+, %\w+, 0f00000000", ptx), "`+ 0.0` is gone"
+def test_the_copies_compile_without_fusion():
     types = dict.fromkeys(("x", "norm_weight", "out"), "*bf16")
     types |= {"cos": "*fp32", "sin": "*fp32", "x_stride": "i32"}
     constants = {"HEADS": 32, "HALF": 64, "LANES": 64, "NORM": True, "BLOCK": 8}

@@ -19,7 +19,7 @@ def verify(*arguments, timeout=280):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_equal_at_every_size_and_circumstance(tiny_model, tmp_path, family):
     output = tmp_path / "verify.json"
-    short = ["--batch", "1,16", "--budget", "100", "--tokens", "6"]
+    short = ["--relations", "steps", "--batch", "1,16", "--budget", "100", "--tokens", "6"]
     dtype = "bfloat16" if family in ("llama", "qwen3") else "float32"
     done = verify(
         tiny_model(family), "--dtype", dtype, "--fold-order", "pairs", "--output", output, *short
@@ -29,7 +29,7 @@ def test_a_family_is_equal_at_every_size_and_circumstance(tiny_model, tmp_path, 
     (run,) = json.loads(output.read_text())
     assert sorted({row["tp"] for row in run["rows"]}) == [1, 2, 4, 8]
     assert {row["relation"] for row in run["rows"]} == {
-        "alone", "batch 16", "chunks of 100", "preempted", "prefill of decode",
+        "alone", "batch 16", "chunks of 100", "not chunked", "preempted", "prefill of decode",
     }  # fmt: skip
     assert all(row["equal"] for row in run["rows"])
     assert len({row["digest"] for row in run["rows"]}) == 1
@@ -38,24 +38,33 @@ def test_a_family_is_equal_at_every_size_and_circumstance(tiny_model, tmp_path, 
 def test_every_fold_order_is_equal_and_a_contract_of_its_own(tiny_model, tmp_path):
     output = tmp_path / "verify.json"
     done = verify(
-        tiny_model("qwen3"), "--tp", "1,2,4", "--dtype", "float32", "--batch", "1,64", "--budget",
-        "30", "--tokens", "4", "--output", output,
+        tiny_model("qwen3"), "--tp", "1,4", "--dtype", "float32", "--batch", "1,64",
+        "--relations", "batch,prefill,fresh,cache,eager", "--tokens", "4", "--output", output,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = json.loads(output.read_text())
     digests = {row["mode"]: row["digest"] for row in run["rows"]}
     assert len(set(digests.values())) == 3
+    other = [row for row in run["rows"] if row["relation"] == "fresh process"]
+    assert [(row["tp"], row["mode"]) for row in other] == [(1, "pairs"), (4, "pairs")]
+    assert {row["digest"] for row in other} == {digests["pairs"]}
+    graphs_and_caches = {"without graphs", "empty kernel cache"}  # of GPUs
+    assert not graphs_and_caches & {row["relation"] for row in run["rows"]}
 
 
-def test_the_control_fails_and_names_the_first_difference(tiny_model):
+def test_the_control_fails_and_names_the_first_difference(tiny_model, tmp_path):
+    output = tmp_path / "control.json"
     done = verify(
-        tiny_model("qwen3"), "--control", "--tp", "1,2", "--dtype", "float32", "--fold-order",
-        "pairs", "--batch", "1,4", "--budget", "100", "--tokens", "4",
+        tiny_model("qwen3"), "--control", "--tp", "1,4", "--dtype", "float32", "--fold-order",
+        "pairs", "--batch", "1,4", "--budget", "100", "--tokens", "4", "--output", output,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert "DIFFERENT" in done.stdout
     flat = " ".join(done.stdout.split())
     assert "position" in flat and "the reference has" in flat and "logit of token" in flat
+    (run,) = json.loads(output.read_text())
+    assert all(row["control"] for row in run["rows"])
+    assert not any(row["equal"] for row in run["rows"] if row["tp"] == 4)
 
 
 def test_a_model_that_cannot_be_loaded_ends_with_its_reason():

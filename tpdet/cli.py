@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] == [OWN_RANKS]:
             return _serve(arguments[1:])
-        options = _parser().parse_args(arguments)
+        options = _parser().parse_args(_complete(arguments))
         return options.run(options)
     except TpdetError as error:
         print(f"tpdet: {error}", file=sys.stderr)
@@ -36,9 +36,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tpdet {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("serve", help="start a server of N ranks (see tpdet serve --help)")
-    for add in (_add_generate, _add_verify, _add_bench, _add_make_model, _add_env, _add_stop):
+    for add in (
+        _add_generate,
+        _add_verify,
+        _add_bench,
+        _add_tune,
+        _add_make_model,
+        _add_env,
+        _add_stop,
+    ):
         add(commands)
     return parser
+
+
+def _complete(arguments: list[str]) -> list[str]:
+    from tpdet.bench.arguments import complete
+
+    return complete(arguments)
 
 
 def _serve(arguments: list[str]) -> int:
@@ -94,10 +108,13 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _add_verify(commands: argparse._SubParsersAction) -> None:
+    from tpdet.verify.relations import relations_help
+
     command = commands.add_parser(
         "verify", help="prove that no circumstance changes a bit", allow_abbrev=False
     )
     command.add_argument("model", nargs="*", help="checkpoints; a tiny one of each family if none")
+    command.add_argument("--relations", default="all", help=relations_help())
     command.add_argument("--tp", default="1,2,4,8", help="tensor-parallel sizes")
     command.add_argument("--dtype", default="float32,bfloat16")
     command.add_argument("--fold-order", default="sequential,pairs,tree")
@@ -108,6 +125,13 @@ def _add_verify(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
     command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    command.add_argument(
+        "--worlds-per-gpu",
+        type=int,
+        default=1,
+        help="worlds that may share a GPU, each with a copy of the model: more is faster, because "
+        "a world that starts or compiles leaves its GPU idle",
+    )
     command.add_argument("--output", type=Path, help="results file (JSON) to append to")
     command.add_argument(
         "--control",
@@ -118,6 +142,7 @@ def _add_verify(commands: argparse._SubParsersAction) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    from tpdet.verify.relations import parse_relations
     from tpdet.verify.run import parse_sizes, verify_all
     from tpdet.verify.spec import VerifySpec
 
@@ -133,34 +158,39 @@ def _verify(options: argparse.Namespace) -> int:
         control=options.control,
         load_format=options.load_format,
         device=options.device,
+        relations=parse_relations(options.relations),
     )
-    return verify_all(options.model, spec, parse_sizes(options.tp), options.output)
+    if options.worlds_per_gpu < 1:
+        raise UsageError(f"--worlds-per-gpu {options.worlds_per_gpu}: use 1 or more")
+    tps = parse_sizes(options.tp)
+    return verify_all(options.model, spec, tps, options.output, options.worlds_per_gpu)
 
 
 def _add_bench(commands: argparse._SubParsersAction) -> None:
+    from tpdet.bench.arguments import add_bench
+
+    add_bench(commands)
+
+
+def _add_tune(commands: argparse._SubParsersAction) -> None:
     command = commands.add_parser(
-        "bench", help="time decode, prefill and a mixed load", allow_abbrev=False
+        "tune", help="measure GEMM variants and write the shape table of this GPU",
+        allow_abbrev=False,
+    )  # fmt: skip
+    command.add_argument(
+        "--model-shape", default="qwen3-8b,llama-3-70b", help="names of well-known models"
     )
-    command.add_argument("model", help="Hugging Face directory or hub name")
-    command.add_argument("--tp", default="1", help="tensor-parallel sizes")
-    command.add_argument("--batch", default="1,16", help="decode batch sizes")
-    command.add_argument("--prompt-tokens", type=int, default=128)
-    command.add_argument("--prefill-tokens", type=int, default=1024)
-    command.add_argument("--prefill-prompts", type=int, default=4, help="in flight together")
-    command.add_argument("--budget", type=int, default=2048, help="tokens in a step, at most")
-    command.add_argument("--fold-order", default="pairs")
-    command.add_argument("--steps", type=int, default=16, help="decode steps timed")
-    command.add_argument("--dtype", default="auto")
-    command.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
-    command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    command.add_argument("--output", type=Path, help="results file (JSON) to append to")
-    command.set_defaults(run=_bench)
+    command.add_argument("--tp", default="1,2,4", help="tensor-parallel sizes")
+    command.add_argument("--max-rows", type=int, default=8192, help="rows in a step, at most")
+    command.add_argument("--repeats", type=int, default=10, help="replays of each finalist")
+    command.add_argument("--output", type=Path, help="table to write; the package's own if none")
+    command.set_defaults(run=_tune)
 
 
-def _bench(options: argparse.Namespace) -> int:
-    from tpdet.bench.run import bench_command
+def _tune(options: argparse.Namespace) -> int:
+    from tpdet.tune.run import tune_command
 
-    return bench_command(options)
+    return tune_command(options)
 
 
 def _add_make_model(commands: argparse._SubParsersAction) -> None:

@@ -29,7 +29,7 @@ class EngineConfig(BaseModel):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
     transport: Literal["auto", "gather", "peer", "mpi"] = Field(
-        "auto", description="what carries partial sums between ranks"
+        "auto", description="what carries partial sums between ranks; peer: GPU to GPU, on one host"
     )
     fold_order: Literal["sequential", "pairs", "tree"] = Field(
         "pairs", description="order in which leaf sums are added; part of the contract id"
@@ -62,8 +62,8 @@ class EngineConfig(BaseModel):
     def _refuse_what_does_not_exist_yet(self) -> "EngineConfig":
         if self.enable_prefix_caching:
             raise ValueError("enable_prefix_caching is not supported yet: leave it off")
-        if self.transport in ("peer", "mpi"):
-            raise ValueError(f"transport {self.transport!r} is not supported yet: use gather")
+        if self.transport == "mpi":
+            raise ValueError("transport 'mpi' is not supported yet: use gather")
         if self.leaves is not None and self.leaves & (self.leaves - 1):
             raise ValueError(f"leaves {self.leaves} is not a power of two")
         return self

@@ -9,7 +9,7 @@ import msgspec
 
 from tpdet.errors import IntegrityError
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 MAX_PLAN_BYTES = 64 << 20
 DIGEST_BYTES = 32
 
@@ -31,7 +31,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     `token_ids` are computed at positions `start`, `start + 1`, ...; `pages[i]` holds positions
     256*i to 256*i+255 and `versions[i]` is the version the sequence was given it under. `logits`
     says for which of the row's last tokens logits are wanted (0: none, 1: the last one, n: the
-    last n of the row).
+    last n of the row). `draws` says that the last logits draw a token.
+
+    A negative token id `-1 - i` stands for the i-th token that the step before drew, in the order
+    of its rows: a step is planned while that one still runs.
     """
 
     admission: int
@@ -42,13 +45,16 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     pages: tuple[int, ...]
     versions: tuple[int, ...]
     logits: int
+    draws: bool = False
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """Everything a rank needs for one step.
 
     `table_digest` is the digest of the version table after `events` are applied. `stop` ends the
-    worker loop cleanly after this plan.
+    worker loop cleanly after this plan. `feeds`: the next plan may name tokens that this one
+    draws, so every rank learns them. `shards`: no rank needs whole rows of logits; every token is
+    the likeliest, and each rank looks for it in its part of the vocabulary.
     """
 
     version: int
@@ -57,6 +63,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     rows: tuple[Row, ...]
     table_digest: bytes
     stop: bool = False
+    feeds: bool = False
+    shards: bool = False
 
 
 _encoder = msgspec.msgpack.Encoder()

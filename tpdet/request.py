@@ -51,6 +51,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether a penalty makes the next token depend on the tokens so far themselves."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+        )
+
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_CHOICES)
         _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)

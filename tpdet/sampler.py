@@ -1,9 +1,11 @@
 """Logits to tokens and log-probabilities, row by row, by Rule 8.
 
 Log-probabilities are those of the model's own distribution, before bias, penalties, temperature
-and filters. A row's answer has the same bits alone or in any batch. NaN or +inf in a row's logits,
-or nothing finite in it, fails that row alone. The arithmetic is in the kernels' `sampling.py` and
-`log_softmax.py`; R rows, T prompt positions, V vocabulary ids.
+and filters. A row's answer has the same bits alone or in any batch, and over any cut of the
+vocabulary. NaN or +inf in a row's logits, or nothing finite in it, fails that row alone. The
+arithmetic is in the kernels' files; R rows, T prompt positions, V ids, W columns of a shard.
+
+`draw` starts the work, `finish` waits for it: between them the device holds the tokens.
 """
 
 from collections.abc import Sequence
@@ -13,6 +15,8 @@ import torch
 
 from tpdet.kernels import ops
 from tpdet.kernels.draw import Draw
+from tpdet.kernels.row_draws import RowDraws
+from tpdet.kernels.shard import Shard
 from tpdet.request import Candidate
 from tpdet.sampling_row import SampledToken, SamplingRow
 
@@ -24,43 +28,76 @@ class NumericalFailure:
     reason: str
 
 
-def sample(
-    logits: torch.Tensor, rows: Sequence[SamplingRow]
-) -> list[SampledToken | NumericalFailure]:
-    """One token a row: fp32 [R, V] and R rows -> R results, in order.
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A step's answers on their way to the host.
 
-    Raises ValueError when logits are not fp32 [R, V].
+    A later step may gather its token ids from `tokens` (int64 [R] on the device) before `finish`:
+    it is 0 for a row that is not `fit` and -1 where nothing is left to choose, and both fail.
+    """
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
+    fit: torch.Tensor
+    counts: tuple[int, ...]
+    answers: torch.Tensor
+    """fp64 on the host, whole once `copied`: [R, 3], then [rows with counts, most, 2]."""
+    copied: torch.cuda.Event | None
+
+
+def draw(logits: torch.Tensor, rows: Sequence[SamplingRow], shard: Shard | None = None) -> Drawn:
+    """Launch the sampling of one token a row, without waiting: fp32 [R, W] and R rows, R > 0.
+
+    `shard` says which ids the columns are (None: all, in order); over a sharded vocabulary every
+    rank calls with the same rows and gets the same answers. `rows` are read before this returns.
+    Raises ValueError when logits are not fp32 [R, W].
     """
     _check(logits, len(rows))
-    if not rows:
-        return []
-    logits, maximum, fit = _prepare(logits)
-    tokens = torch.argmax(logits, dim=-1)  # the first of equal maxima
-    draws = {}
-    for index, row in enumerate(rows):
-        how = _draw(row)
-        if how.temperature != 0.0 or how.changes_logits:
-            draws[index] = how
-    if draws:
-        chosen = ops.choose_tokens(logits, draws)
-        tokens[list(chosen)] = torch.tensor(list(chosen.values())).to(tokens.device)
-    counts = [row.params.logprobs or 0 for row in rows]
-    return _results(logits, maximum, fit, tokens, counts)
+    shard = shard or Shard(0, logits.shape[1])
+    found = ops.draw_rows(logits, [_draw(row) for row in rows], shard)
+    return _drawn(logits, found, [row.params.logprobs or 0 for row in rows], shard)
+
+
+def finish(drawn: Drawn) -> list[SampledToken | NumericalFailure]:
+    """Wait for a draw: its R results, in order."""
+    if drawn.copied is not None:
+        drawn.copied.synchronize()
+    count = len(drawn.counts)
+    tops = _tops(drawn.answers[3 * count :], drawn.counts)
+    results: list[SampledToken | NumericalFailure] = []
+    for row, (healthy, token, logprob) in enumerate(
+        drawn.answers[: 3 * count].view(count, 3).tolist()
+    ):
+        if not healthy:
+            results.append(NumericalFailure("NaN or infinity in the logits"))
+        elif token < 0:
+            results.append(NumericalFailure("bias and forbidden ids leave no token to choose"))
+        else:
+            results.append(SampledToken(int(token), logprob, tops.get(row, ())))
+    return results
+
+
+def sample(
+    logits: torch.Tensor, rows: Sequence[SamplingRow], shard: Shard | None = None
+) -> list[SampledToken | NumericalFailure]:
+    """One token a row: `draw` and `finish`; no rows, no results."""
+    _check(logits, len(rows))
+    return finish(draw(logits, rows, shard)) if rows else []
 
 
 def prompt_logprobs(
-    logits: torch.Tensor, next_ids: Sequence[int], count: int
+    logits: torch.Tensor, next_ids: Sequence[int], count: int, shard: Shard | None = None
 ) -> list[SampledToken | NumericalFailure]:
-    """Score given tokens: fp32 [T, V] and the T ids that followed -> T results.
+    """Score given tokens: fp32 [T, W] and the T ids that followed -> T results.
 
-    `count` candidates a position. Raises ValueError when logits are not fp32 [T, V].
+    `count` candidates a position. Raises ValueError when logits are not fp32 [T, W].
     """
     _check(logits, len(next_ids))
     if not next_ids:
         return []
-    logits, maximum, fit = _prepare(logits)
-    tokens = torch.tensor(next_ids, dtype=torch.int64).to(logits.device)
-    return _results(logits, maximum, fit, tokens, [count] * len(next_ids))
+    shard = shard or Shard(0, logits.shape[1])
+    found = ops.score_tokens(logits, next_ids, shard)
+    return finish(_drawn(logits, found, [count] * len(next_ids), shard))
 
 
 def _check(logits: torch.Tensor, rows: int) -> None:
@@ -69,17 +106,6 @@ def _check(logits: torch.Tensor, rows: int) -> None:
             f"logits are {logits.dtype} {list(logits.shape)}; sampling {rows} rows takes "
             f"torch.float32 [{rows}, vocabulary]"
         )
-
-
-def _prepare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits with one zero, each row's maximum, and which rows are fit to be sampled (bool [R]).
-
-    The maximum is NaN or +inf if any logit is, and -inf if all are. Unfit rows read as zeros.
-    """
-    maximum = logits.amax(dim=-1)
-    fit = torch.isfinite(maximum)
-    # By select, so that nothing waits for the device to say whether a row is unfit.
-    return torch.where(fit[:, None], logits + 0.0, 0.0), torch.where(fit, maximum, 0.0), fit
 
 
 def _draw(row: SamplingRow) -> Draw:
@@ -104,45 +130,40 @@ def _draw(row: SamplingRow) -> Draw:
     )
 
 
-def _results(
-    logits: torch.Tensor,
-    maximum: torch.Tensor,
-    fit: torch.Tensor,
-    tokens: torch.Tensor,
-    counts: list[int],
-) -> list[SampledToken | NumericalFailure]:
-    """Results of chosen tokens, with the likeliest `counts[row]` beside each."""
-    log_masses = ops.log_mass(logits, maximum)
-    # NO_TOKEN is -1: any column will do, the row fails below.
-    chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
-    logprobs = ops.log_probabilities(chosen, maximum, log_masses)
-    tops = _tops(logits, maximum, log_masses, counts)
-    results: list[SampledToken | NumericalFailure] = []
-    # One copy from the device: token ids and fp32 are exact in fp64.
-    answers = torch.stack([fit.double(), tokens.double(), logprobs.double()], -1).tolist()
-    for row, (healthy, token, logprob) in enumerate(answers):
-        if not healthy:
-            results.append(NumericalFailure("NaN or infinity in the logits"))
-        elif token < 0:
-            results.append(NumericalFailure("bias and forbidden ids leave no token to choose"))
-        else:
-            results.append(SampledToken(int(token), logprob, tops.get(row, ())))
-    return results
+def _drawn(logits: torch.Tensor, found: RowDraws, counts: list[int], shard: Shard) -> Drawn:
+    """The answers with the likeliest `counts[row]` beside each, copied to the host in one go."""
+    pieces = [found.packed.view(-1)]
+    rows = [row for row, count in enumerate(counts) if count > 0]
+    if rows:
+        ids, values = ops.top_of_rows(logits, rows, max(counts), shard)
+        at = torch.tensor(rows)
+        if logits.device.type == "cuda":
+            at = at.pin_memory().to(logits.device, non_blocking=True)
+        logprobs = ops.log_probabilities(
+            values, found.maximum[at, None], found.log_masses[at, None]
+        )
+        pieces.append(torch.stack([ids.double(), logprobs.double()], -1).view(-1))
+    answers, copied = _to_host(torch.cat(pieces) if rows else pieces[0])
+    return Drawn(found.tokens, found.logprobs, found.fit, tuple(counts), answers, copied)
 
 
-def _tops(
-    logits: torch.Tensor, maximum: torch.Tensor, log_masses: torch.Tensor, counts: list[int]
-) -> dict[int, tuple[Candidate, ...]]:
+def _to_host(answers: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    """The same numbers on the host, and the event after which they are there."""
+    if answers.device.type == "cpu":
+        return answers, None
+    host = torch.empty(answers.shape, dtype=answers.dtype, pin_memory=True)
+    host.copy_(answers, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+    return host, copied
+
+
+def _tops(answers: torch.Tensor, counts: tuple[int, ...]) -> dict[int, tuple[Candidate, ...]]:
     """The `counts[row]` likeliest of each row that wants any, ties by lowest id."""
     rows = [row for row, count in enumerate(counts) if count > 0]
     if not rows:
         return {}
-    at = torch.tensor(rows).to(logits.device)
-    wanted = logits[at]
-    ids = ops.top_ids(wanted, max(counts))
-    values = wanted.gather(1, ids)
-    logprobs = ops.log_probabilities(values, maximum[at, None], log_masses[at, None])
-    pairs = torch.stack([ids.double(), logprobs.double()], -1).tolist()
+    pairs = answers.view(len(rows), -1, 2).tolist()
     return {
         row: tuple(Candidate(int(token), logprob) for token, logprob in found[: counts[row]])
         for row, found in zip(rows, pairs, strict=True)

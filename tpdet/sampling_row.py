@@ -17,10 +17,10 @@ RowKey = tuple[int, int]  # (admission number, choice): the total order of rows
 class SamplingRow:
     """All that the token after a row's last one may depend on, besides the logits.
 
-    `token_ids` are the prompt and everything generated so far, split at `prompt_length` (the
-    original one, also after a preemption); `position` is where the new token goes. It is a view of
-    the live sequence: read it before the commit. `forbidden_ids`, ascending, would end the
-    sequence before `min_tokens`.
+    `position` is where the new token goes. `token_ids` are the prompt and everything generated so
+    far, split at `prompt_length` (the original one, also after a preemption); they are given, all
+    `position` of them, where a penalty reads them, and otherwise left out. `forbidden_ids`,
+    ascending, would end the sequence before `min_tokens`.
     """
 
     key: RowKey
@@ -32,6 +32,13 @@ class SamplingRow:
     token_ids: Sequence[int]
     position: int
     forbidden_ids: tuple[int, ...]
+
+    @property
+    def likeliest(self) -> bool:
+        """Whether the token is the arg max of the logits as they are, with no others told."""
+        params = self.params
+        plain = params.temperature == 0.0 and not params.logit_bias and not self.forbidden_ids
+        return plain and not params.reads_tokens and not params.logprobs
 
 
 @dataclass(frozen=True, slots=True)

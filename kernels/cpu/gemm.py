@@ -13,8 +13,6 @@ bf16 and fp16 weights are widened block by block: the products are exact, the su
 import torch
 
 from tpdet.kernels.cpu import threads
-from tpdet.kernels.order import Expression
-from tpdet.kernels.partial_sums import PartialSums
 
 ROWS = 16
 TALL_ROWS = 64  # as long as so many rows are left: the BLAS is 1.4 times faster on them
@@ -27,29 +25,13 @@ def column_gemm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
 ) -> torch.Tensor:
     """x [M, K] times weight [N, K] transposed, plus bias [N] in fp32, rounded once to out_dtype."""
-    y = _chain(_padded_rows(x), weight)[: x.shape[0]]
+    y = chain(padded_rows(x), weight)[: x.shape[0]]
     if bias is not None:
         y = y + bias.float()
     return y.to(out_dtype)
 
 
-def leaf_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """One fp32 chain a leaf: x [M, L * K], weight [L, N, K] -> partial sums [L, M, N] in fp32."""
-    leaves, _, width = weight.shape
-    rows = _padded_rows(x)
-    parts = [
-        _chain(rows[:, leaf * width : (leaf + 1) * width].contiguous(), weight[leaf])
-        for leaf in range(leaves)
-    ]
-    return torch.stack([part[: x.shape[0]] for part in parts])
-
-
-def leaf_sums(x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]) -> PartialSums:
-    """Every leaf's sum; the fold is the reader's."""
-    return PartialSums(leaf_gemm(x, weight), roots)
-
-
-def _padded_rows(x: torch.Tensor) -> torch.Tensor:
+def padded_rows(x: torch.Tensor) -> torch.Tensor:
     """x in fp32 with zero rows up to a multiple of 16."""
     rows = -(-x.shape[0] // ROWS) * ROWS
     padded = torch.zeros(rows, x.shape[1], dtype=torch.float32)
@@ -57,7 +39,7 @@ def _padded_rows(x: torch.Tensor) -> torch.Tensor:
     return padded
 
 
-def _chain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def chain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [16 * R, K] fp32 contiguous, weight [N, K] -> [16 * R, N] fp32."""
     height, width = weight.shape
     y = torch.empty(x.shape[0], height, dtype=torch.float32)

@@ -63,6 +63,23 @@ def add_tile(q, k, v, seen, largest, mass, total, scale, MASK: tl.constexpr):
 
 
 @triton.jit
+def add_tile_swapped(q, k, v, seen, largest, mass, total, scale):
+    """`add_tile`, every product the other way round: q [D, R], k [64, D], v [D, 64], seen [64, R].
+
+    The state's sums are [16, R] and [D, R]. Keys and lanes fill the side of 64 that Hopper's wide
+    matrix instructions have and few rows do not; a product's chain over k is the same.
+    """
+    score = tl.where(seen, tl.dot(k, q, input_precision="ieee") * scale, UNSEEN)
+    raised = tl.maximum(largest, tl.max(score, 0))
+    shrink = tl.exp2(largest - raised)
+    weight = tl.where(seen, tl.exp2(score - raised[None, :]), 0.0).to(v.dtype)
+    ones = tl.full((MASS_LANES, TILE), 1.0, v.dtype)
+    total = tl.dot(v, weight, total * shrink[None, :], input_precision="ieee")
+    mass = tl.dot(ones, weight, mass * shrink[None, :], input_precision="ieee")
+    return raised, mass, total
+
+
+@triton.jit
 def row_mass(mass):
     """Mass [R, 16], whose columns are equal, as [R]."""
     return tl.max(mass, 1)

@@ -7,10 +7,29 @@ import triton.language as tl
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.kernels.paged_batch import PagedBatch
 
+_IDS = 256  # token ids of a program
+
 
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Rows of table [V, H] for ids [M] int64 -> [M, H]."""
     return table.index_select(0, ids)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _resolve(ids, drawn, out, rows, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(ids + at, mask=at < rows, other=0)
+    named = tl.load(drawn + (-1 - token), mask=(at < rows) & (token < 0), other=0)
+    tl.store(out + at, tl.where(token < 0, named, token), mask=at < rows)
+
+
+def resolve_drawn(ids: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """ids [M] int64, where -1 - i stands for drawn[i] -> ids [M]."""
+    out = torch.empty_like(ids)
+    if ids.numel():
+        grid = (triton.cdiv(ids.numel(), _IDS),)
+        _resolve[grid](ids, drawn, out, ids.numel(), BLOCK=_IDS, num_warps=1)
+    return out
 
 
 @triton.jit

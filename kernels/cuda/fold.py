@@ -5,6 +5,8 @@ the number of additions that follow it on a stack (low four bits) and, when a ro
 slot + 1 (high four bits). Operands stand in ascending leaf order in every fold tree.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +16,35 @@ from tpdet.kernels.order import Expression, FinalExpression, Slot
 _STORE = 16  # slot + 1 is counted in this digit of a program byte
 _ELEMENTS = 512
 _MOST = 127
+
+
+@triton.jit
+def folded_operands(
+    operands, elements, at, here,
+    COUNT: tl.constexpr, WHERE: tl.constexpr, PROGRAM: tl.constexpr,
+):  # fmt: skip
+    """The one root of a program, at offsets `at` (int64, any shape) where `here`."""
+    s0 = tl.zeros(at.shape, tl.float32)
+    s1 = s0
+    s2 = s0
+    s3 = s0
+    s4 = s0
+    s5 = s0
+    for i in tl.static_range(COUNT):
+        s5 = s4
+        s4 = s3
+        s3 = s2
+        s2 = s1
+        s1 = s0
+        base = operands + ((WHERE >> (8 * i)) & 255) * elements.to(tl.int64)
+        s0 = tl.load(base + at, mask=here, other=0.0)
+        for _ in tl.static_range((PROGRAM >> (8 * i)) & 15):
+            s0 = s1 + s0
+            s1 = s2
+            s2 = s3
+            s3 = s4
+            s4 = s5
+    return s0
 
 
 @triton.jit
@@ -78,6 +109,16 @@ def fold_final(gathered: torch.Tensor, final: FinalExpression) -> torch.Tensor:
     return total
 
 
+@cache
+def root_program(root: Expression) -> tuple[int, int, int]:
+    """COUNT, WHERE and PROGRAM of one root for `folded_operands`. Raises ValueError."""
+    where: list[int] = []
+    steps: list[int] = []
+    _compile(root, where, steps)
+    _check(where, steps)
+    return len(where), _packed(where), _packed(steps)
+
+
 def _flat(node: FinalExpression, slots: int) -> Expression:
     """A final expression over indices into [ranks * slots]."""
     if isinstance(node, Slot):
@@ -97,8 +138,7 @@ def _compile(node: Expression, where: list[int], steps: list[int]) -> None:
 
 
 def _launch(operands: torch.Tensor, y: torch.Tensor, where: list[int], steps: list[int]) -> None:
-    if max(where) > _MOST or max(steps) > 255:
-        raise ValueError(f"{len(where)} operands: a fold on the GPU takes at most 15 slots")
+    _check(where, steps)
     elements = operands[0].numel()
     if elements == 0:
         return
@@ -107,6 +147,11 @@ def _launch(operands: torch.Tensor, y: torch.Tensor, where: list[int], steps: li
         COUNT=len(where), WHERE=_packed(where), PROGRAM=_packed(steps), BLOCK=_ELEMENTS,
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def _check(where: list[int], steps: list[int]) -> None:
+    if max(where) > _MOST or max(steps) > 255:
+        raise ValueError(f"{len(where)} operands: a fold on the GPU takes at most 15 slots")
 
 
 def _packed(digits: list[int]) -> int:

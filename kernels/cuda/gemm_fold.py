@@ -1,18 +1,14 @@
-"""Leaves folded inside the program that made them: many rows on Hopper, no workspace.
+"""Leaves folded inside the program that made them, on Hopper: subtrees of the fold tree, no leaf
+sums in memory.
 
-    y[r] = ((g_0 + g_1) + g_2) + ...         a root is a chain of groups
-    g    = p_0  or  p_0 + p_1                a group is one part or two
-    p    = l_i  or  l_i + l_(i+1)            a part is one leaf or two
-
-Every root that a rank sends in the orders `sequential`, `pairs` and `tree` (up to 8 leaves) has
-this form, and all its roots have the same (`root_form`). Each leaf is its own fp32 chain from +0;
-sums start from -0.0, the identity of addition, so the first term keeps its bits. The loops stay
-rolled: unrolled, ptxas serialises the matrix instructions (warning C7515). A leaf takes at least
-two steps of K, and the number of steps is not specialised: a loop of one step vanishes, and the
-compiler then adds into the matrix instruction's accumulator, in another order.
+`root_form` has the subtrees' one form. Each leaf is its own fp32 chain from +0; sums start from
+-0.0, the identity of addition, so the first term keeps its bits. One rolled loop runs over the
+steps of all leaves, so that loads never wait for the end of a leaf; unrolled, ptxas serialises the
+matrix instructions (warning C7515). What a leaf's end adds up lives in registers where it fits and
+is spilled once a leaf where it does not. A leaf takes at least two steps of K, and the number of
+steps is not specialised: a loop of one step vanishes, and the compiler then adds into the matrix
+instruction's accumulator, in another order.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -20,59 +16,14 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.gemm_descriptor import describe_operands, store_tile
 from tpdet.kernels.cuda.gemm_pointer import tile_origin
-from tpdet.kernels.cuda.gemm_variants import MIN_FOLD_STEPS, Variant
-from tpdet.kernels.order import Expression
-
-_PARTS = ((1, 1), (2, 1), (2, 2))  # (pair, parts) of the orders
-
-
-@dataclass(frozen=True)
-class RootForm:
-    """`roots` equal chains of `groups` groups of `parts` parts of `pair` leaves."""
-
-    roots: int
-    groups: int
-    parts: int
-    pair: int
-
-    @property
-    def leaves_alone(self) -> bool:
-        """Every root is one leaf: nothing to fold."""
-        return self.groups * self.parts * self.pair == 1
-
-
-def root_form(first_leaf: int, leaves: int, roots: tuple[Expression, ...]) -> RootForm | None:
-    """The form whose roots are exactly these, over `leaves` leaves; None if there is none."""
-    if not roots or leaves % len(roots):
-        return None
-    share = leaves // len(roots)
-    for pair, parts in _PARTS:
-        if share % (pair * parts) == 0:
-            form = RootForm(len(roots), share // (pair * parts), parts, pair)
-            if roots == tuple(_expression(form, first_leaf + r * share) for r in range(form.roots)):
-                return form
-    return None
-
-
-def _expression(form: RootForm, first: int) -> Expression:
-    def chain(terms: list[Expression]) -> Expression:
-        total = terms[0]
-        for term in terms[1:]:
-            total = (total, term)
-        return total
-
-    def part(at: int) -> Expression:
-        return at if form.pair == 1 else (at, at + 1)
-
-    width = form.parts * form.pair
-    groups = [first + group * width for group in range(form.groups)]
-    return chain([chain([part(at + p * form.pair) for p in range(form.parts)]) for at in groups])
+from tpdet.kernels.cuda.gemm_variants import Variant
+from tpdet.kernels.cuda.root_form import RootForm, fold_fits
 
 
 @triton.jit
-def minus_zeros(BM: tl.constexpr, BN: tl.constexpr):
+def minus_zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """-0.0 everywhere: x + -0.0 is x for every x, -0.0 too."""
-    return tl.full((BM, BN), -2147483648, tl.int32).to(tl.float32, bitcast=True)
+    return tl.full((ROWS, COLUMNS), -2147483648, tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -84,15 +35,63 @@ def leaf_chain(x, w, row, column, leaf, n, k, BM: tl.constexpr, BN: tl.constexpr
     return total
 
 
-@triton.jit(do_not_specialize=["m"])
-def descriptor_fold(
-    x, w, y, m, n, k,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALVES: tl.constexpr,
-    ROOTS: tl.constexpr, GROUPS: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr,
+@triton.jit(do_not_specialize=["m", "roots", "steps"])
+def flat_fold(
+    x, w, y, m, n, roots, steps,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALVES: tl.constexpr, SWAP: tl.constexpr,
+    LEAVES: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr,
 ):  # fmt: skip
-    """Tiles [BM, BN] of all roots, a program taking every num_programs-th."""
+    """Tiles [BM, BN] of all roots, LEAVES leaves each, a leaf `steps` = k / BK steps of one loop.
+
+    SWAP: the weight's rows stand on the M side of the matrix instruction.
+    """
+    ROWS: tl.constexpr = BN if SWAP else BM
+    COLUMNS: tl.constexpr = BM if SWAP else BN
     blocks = tl.cdiv(m, BM) * tl.cdiv(n, BN)
-    for tile in tl.range(tl.program_id(0), blocks * ROOTS, tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), blocks * roots, tl.num_programs(0)):
+        root = tile // blocks
+        row, column = tile_origin(tile % blocks, m, n, BM, BN)
+        first = root * LEAVES
+        leaf_sum = tl.zeros((ROWS, COLUMNS), tl.float32)
+        total = minus_zeros(ROWS, COLUMNS)
+        if PAIR == 2:
+            pair = total
+        if PARTS == 2:
+            group = total
+        for i in range(LEAVES * steps):
+            leaf = i // steps
+            step = i - leaf * steps
+            a = x.load([row, (first * steps + i) * BK])
+            b = w.load([(first + leaf) * n + column, step * BK])
+            leaf_sum = tl.dot(b, a.T, leaf_sum) if SWAP else tl.dot(a, b.T, leaf_sum)
+            if step == steps - 1:
+                if PAIR == 1:
+                    total += leaf_sum
+                else:
+                    pair += leaf_sum
+                    if leaf % 2 == 1:
+                        if PARTS == 1:
+                            total += pair
+                        else:
+                            group += pair
+                            if leaf % 4 == 3:
+                                total += group
+                                group = minus_zeros(ROWS, COLUMNS)
+                        pair = minus_zeros(ROWS, COLUMNS)
+                leaf_sum = tl.zeros((ROWS, COLUMNS), tl.float32)
+        total = tl.trans(total) if SWAP else total
+        store_tile(y, root, row, column, total, HALVES)
+
+
+@triton.jit(do_not_specialize=["m", "roots"])
+def nested_fold(
+    x, w, y, m, n, roots, k,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALVES: tl.constexpr,
+    GROUPS: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr,
+):  # fmt: skip
+    """The same with a loop a leaf: less is alive at once, but every leaf's first loads wait."""
+    blocks = tl.cdiv(m, BM) * tl.cdiv(n, BN)
+    for tile in tl.range(tl.program_id(0), blocks * roots, tl.num_programs(0)):
         root = tile // blocks
         row, column = tile_origin(tile % blocks, m, n, BM, BN)
         first = root * (GROUPS * PARTS * PAIR)
@@ -115,53 +114,37 @@ def descriptor_fold(
         store_tile(y, root, row, column, total, HALVES)
 
 
-@triton.jit(do_not_specialize=["m", "steps"])
-def descriptor_fold_chain(
-    x, w, y, m, n, steps,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALVES: tl.constexpr,
-    LEAVES: tl.constexpr,
-):  # fmt: skip
-    """One root, a chain of leaves of `steps` = k / BK steps, in one flat loop: `sequential`."""
-    blocks = tl.cdiv(m, BM) * tl.cdiv(n, BN)
-    for tile in tl.range(tl.program_id(0), blocks, tl.num_programs(0)):
-        row, column = tile_origin(tile, m, n, BM, BN)
-        total = minus_zeros(BM, BN)
-        leaf_sum = tl.zeros((BM, BN), tl.float32)
-        for i in range(LEAVES * steps):
-            leaf = i // steps
-            step = i - leaf * steps
-            a = x.load([row, i * BK])
-            b = w.load([leaf * n + column, step * BK])
-            leaf_sum = tl.dot(a, b.T, leaf_sum)
-            if step == steps - 1:
-                total += leaf_sum
-                leaf_sum = tl.zeros((BM, BN), tl.float32)
-        store_tile(y, 0, row, column, total, HALVES)
-
-
 def run_fold(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, form: RootForm, variant: Variant, sms: int
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    form: RootForm,
+    variant: Variant,
+    sms: int,
+    kernel: str = "flat",
 ) -> None:
-    """x [M, L * K], w [L, N, K] contiguous -> y [at least form.roots, M, N] fp32, roots filled."""
-    leaves, n, k = w.shape
-    if k // variant.depth < MIN_FOLD_STEPS:
-        raise ValueError(f"leaves of {k} are one step of {variant.depth}: fold them apart")
+    """x [M, L * K], w [L, N, K] contiguous -> y [at least form.roots, M, N] fp32, roots filled.
+
+    kernel: one of FOLDS. Raises ValueError where it does not fit (leaves of one step, for one).
+    """
+    _, n, k = w.shape
+    if not fold_fits(form, k, variant, kernel):
+        raise ValueError(f"leaves of {k} by {variant} do not fit {kernel!r}: fold them apart")
     m = x.shape[0]
     blocks = form.roots * triton.cdiv(m, variant.rows) * triton.cdiv(n, variant.columns)
     grid = (min(sms * variant.ctas, blocks),)
-    x_at, w_at, y_at = describe_operands(x, w, y, variant)
-    tile = {"BM": variant.rows, "BN": variant.columns, "BK": variant.depth}
+    operands = describe_operands(x, w, y, variant)
     options = {
+        "BM": variant.rows, "BN": variant.columns, "BK": variant.depth, "HALVES": variant.halves,
         "num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": False,
     }  # fmt: skip
-    if form.roots == 1 and form.groups == leaves > 1:
-        descriptor_fold_chain[grid](
-            x_at, w_at, y_at, m, n, k // variant.depth,
-            HALVES=variant.halves, LEAVES=leaves, **tile, **options,
+    if kernel == "flat":
+        flat_fold[grid](
+            *operands, m, n, form.roots, k // variant.depth,
+            LEAVES=form.leaves, PARTS=form.parts, PAIR=form.pair, SWAP=variant.swap, **options,
         )  # fmt: skip
-        return
-    descriptor_fold[grid](
-        x_at, w_at, y_at, m, n, k,
-        HALVES=variant.halves, ROOTS=form.roots, GROUPS=form.groups, PARTS=form.parts,
-        PAIR=form.pair, **tile, **options,
-    )  # fmt: skip
+    else:
+        nested_fold[grid](
+            *operands, m, n, form.roots, k,
+            GROUPS=form.groups, PARTS=form.parts, PAIR=form.pair, **options,
+        )  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 K_GROUP = 16
-_GROUPS_OF_K = (256, 128, 64, 32, 16)
+_GROUPS_OF_K = (512, 256, 128, 64, 32, 16)
 
 
 @dataclass(frozen=True)
@@ -56,43 +56,11 @@ _TILES = (
     (Variant(64, 128, 64, 4, 5, descriptor=True), 0.65),
     (Variant(64, 64, 128, 4, 4, descriptor=True), 0.5),
 )
-_FOLD_32 = Variant(32, 32, 128, 4, 4, descriptor=True)
-_FOLD_64 = Variant(64, 32, 128, 4, 4, descriptor=True)
-_FOLD_TILES = (
-    (Variant(128, 128, 64, 8, 4, descriptor=True), 1.0),
-    (Variant(64, 128, 64, 4, 4, descriptor=True), 0.8),
-    (Variant(64, 64, 128, 4, 3, descriptor=True), 0.65),
-)
-# One accumulator beside the total fits 128 x 256; two do not.
-_FOLD_CHAIN_TILES = ((Variant(128, 256, 64, 8, 3, descriptor=True, halves=2), 1.15), *_FOLD_TILES)
-
-MIN_FOLD_STEPS = 2  # steps of K in a leaf that is folded inside a program
-FOLD_IN_PROGRAM = 256  # above so many rows * leaves they are folded inside one program
 
 
 def column_variant(m: int, n: int, k: int, *, float32: bool, wide_out: bool, sms: int) -> Variant:
     """For x [m, k], weight [n, k]; `wide_out`: the output is fp32; sms: 0 without descriptors."""
-    return _chain_variant(m, n, 1, float32=float32, wide_out=wide_out, sms=sms).at(k)
-
-
-def leaf_variant(m: int, n: int, k: int, leaves: int, *, float32: bool, sms: int) -> Variant:
-    """For `leaves` products x [m, k], weight [n, k] side by side."""
-    return _chain_variant(m, n, leaves, float32=float32, wide_out=True, sms=sms).at(k)
-
-
-def fold_variant(m: int, n: int, k: int, roots: int, *, paired: bool, sms: int) -> Variant | None:
-    """For leaves of width `k` folded inside a program into `roots` sums side by side.
-
-    None for leaves that are one step of K: where a leaf is a single product the compiler may put
-    the sum into its accumulator (total + x w becomes one chain through total), which is another
-    order of addition. Seen on an H200 with leaves of 64: every row differed.
-    """
-    if m <= 64:
-        found = (_FOLD_32 if m <= 32 else _FOLD_64).at(k)
-    else:
-        tiles = _FOLD_TILES if paired else _FOLD_CHAIN_TILES
-        found = _least_time(tiles, m, n, roots, sms).at(k)
-    return found if k // found.depth >= MIN_FOLD_STEPS else None
+    return chain_variant(m, n, 1, float32=float32, wide_out=wide_out, sms=sms).at(k)
 
 
 def every_variant(*, float32: bool, wide_out: bool, descriptors: bool) -> Iterator[Variant]:
@@ -106,15 +74,10 @@ def every_variant(*, float32: bool, wide_out: bool, descriptors: bool) -> Iterat
         yield from (_halved(tile, wide_out) for tile, _ in _TILES)
 
 
-def every_fold_variant(*, paired: bool) -> Iterator[Variant]:
-    """All variants that fold inside a program."""
-    yield from (_FOLD_32, _FOLD_64)
-    yield from (tile for tile, _ in (_FOLD_TILES if paired else _FOLD_CHAIN_TILES))
-
-
-def _chain_variant(
+def chain_variant(
     m: int, n: int, leaves: int, *, float32: bool, wide_out: bool, sms: int
 ) -> Variant:
+    """For `leaves` products of m rows by n columns side by side; its depth may not divide K yet."""
     if float32:
         return _FLOAT32_FEW if m <= 16 else _FLOAT32_MANY
     if m <= 16:

@@ -6,7 +6,7 @@
     log p_i = fp32( (fp64(x_i) - fp64(m)) - log(fp64(mass) * 2^-40) )
 
 A program adds one part of a row; the parts are added as integers. Rounding to an integer is an
-addition and subtraction of 1.5 * 2^52 in fp64, exact for magnitudes below 2^51.
+addition of 1.5 * 2^52 in fp64, after which the integer stands in the low bits (magnitudes < 2^51).
 """
 
 import torch
@@ -25,7 +25,7 @@ def fixed_point(x, maximum):
     """int64 mass of fp32 logits x against their finite maximum; -inf has none."""
     weight = tl.exp2((x - maximum) * 1.4426950408889634)
     scaled = weight.to(tl.float64) * 1099511627776.0
-    return ((scaled + 6755399441055744.0) - 6755399441055744.0).to(tl.int64)
+    return (scaled + 6755399441055744.0).to(tl.int64, bitcast=True) - 4843621399236968448
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.fold import fold_roots
+from tpdet.kernels.cuda.fold import folded_operands, root_program
 from tpdet.kernels.order import MASS_BITS
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -23,6 +23,7 @@ _MASS_BITS = tl.constexpr(MASS_BITS)
 _ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
 _INFINITY = tl.constexpr(0x7F800000)
 _WIDEST = 1 << 16
+_FEW_ROWS = 132  # up to about a program a multiprocessor
 
 
 @triton.jit
@@ -52,18 +53,19 @@ def reciprocal_root(x, N: tl.constexpr, EPS_BITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["m"])
 def norm_rows(
-    x, weight, y, total, bias, residual, m, stride,
+    x, weight, y, sums, bias, residual, m, stride,
     N: tl.constexpr, EPS_BITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    ADD: tl.constexpr, HAS_BIAS: tl.constexpr, NORM: tl.constexpr,
+    COUNT: tl.constexpr, WHERE: tl.constexpr, PROGRAM: tl.constexpr,
+    HAS_BIAS: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """ADD: h of `total`, `bias`, `residual` is stored to x first. NORM: y of x."""
+    """COUNT > 0: h of the fold of `sums`, `bias`, `residual` goes to x first. NORM: y of x."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     present = columns < N
     here = (rows < m)[:, None] & present[None, :]
     at = rows[:, None] * N + columns[None, :]
-    if ADD:
-        value = tl.load(total + at, mask=here, other=0.0)
+    if COUNT > 0:
+        value = folded_operands(sums, m * N, at, here, COUNT, WHERE, PROGRAM)
         if HAS_BIAS:
             shift = tl.load(bias + columns, mask=present, other=0.0).to(tl.float32)
             value = value + shift[None, :]
@@ -88,7 +90,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     rows = x.reshape(-1, x.shape[-1])
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     y = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-    _launch(rows, weight, y, None, None, None, rows.stride(0), eps)
+    _launch(rows, weight, y, None, None, rows, eps, _warps(rows.shape[1]))
     return y.view(x.shape)
 
 
@@ -97,8 +99,8 @@ def add_residual(
 ) -> torch.Tensor:
     """h = round((total + bias) + residual): total [M, N] fp32 folded; in residual's dtype."""
     h = torch.empty(total.shape, dtype=residual.dtype, device=total.device)
-    residual = residual if residual.stride(1) == 1 else residual.contiguous()
-    _launch(h, None, None, total.contiguous(), bias, residual, residual.stride(0), 0.0)
+    sums = PartialSums(total.unsqueeze(0), (0,))
+    _launch(h, None, None, sums, bias, residual, 0.0, _warps(total.shape[1]))
     return h
 
 
@@ -110,11 +112,7 @@ def add_residual_and_norm(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(h, y): `add_residual`, then `rms_norm` of h, in one pass; the same bits."""
-    h = torch.empty(total.shape, dtype=residual.dtype, device=total.device)
-    y = torch.empty_like(h)
-    residual = residual if residual.stride(1) == 1 else residual.contiguous()
-    _launch(h, weight, y, total.contiguous(), bias, residual, residual.stride(0), eps)
-    return h, y
+    return fold_and_norm(PartialSums(total.unsqueeze(0), (0,)), bias, residual, weight, eps)
 
 
 def fold_and_norm(
@@ -123,10 +121,18 @@ def fold_and_norm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
+    warps: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(h, y) of sums [C, M, N] with one root: the fold, then `add_residual_and_norm`."""
-    total = sums.values[0] if sums.is_total else fold_roots(sums.values, 0, sums.roots, 1)[0]
-    return add_residual_and_norm(total, bias, residual, weight, eps)
+    """(h, y) of sums [C, M, N] with one root: `add_residual` of the fold, then `rms_norm` of h.
+
+    One kernel; `warps` a program overrides the static choice.
+    """
+    h = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
+    y = torch.empty_like(h)
+    if warps is None:
+        warps = _fold_warps(h.shape[0], h.shape[1], sums.values.shape[0])
+    _launch(h, weight, y, sums, bias, residual, eps, warps)
+    return h, y
 
 
 def eps_bits(eps: float) -> int:
@@ -134,33 +140,50 @@ def eps_bits(eps: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", eps))[0])
 
 
+def _warps(n: int) -> int:
+    """Warps for a row of n values."""
+    return 4 if n <= 2048 else 8 if n <= 8192 else 16
+
+
+def _fold_warps(m: int, n: int, count: int) -> int:
+    """Few rows leave processors idle: 8 values a thread, 16 where `count` sums fly beside them."""
+    if m > _FEW_ROWS:
+        return _warps(n)
+    return max(4, min(triton.next_power_of_2(n) // (256 if count <= 2 else 512), 16))
+
+
 def _launch(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     y: torch.Tensor | None,
-    total: torch.Tensor | None,
+    sums: PartialSums | None,
     bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    stride: int,
+    residual: torch.Tensor,
     eps: float,
+    warps: int,
 ) -> None:
+    """norm_rows over x [M, N]; the rows of `residual` (x itself without sums) may be apart."""
     m, n = x.shape
     if n > _WIDEST:
         raise ValueError(f"a row of {n} values: the norm on the GPU takes at most {_WIDEST}")
     if x.numel() == 0:
         return
+    if sums is not None and len(sums.roots) != 1:
+        raise ValueError(f"{len(sums.roots)} roots: fold them into one total first")
+    residual = residual if residual.stride(1) == 1 else residual.contiguous()
+    count, where, program = root_program(sums.roots[0]) if sums else (0, 0, 0)
     block = triton.next_power_of_2(n)
     rows = max(1, min(512 // block, 8))
-    unused = x
     norm_rows[(triton.cdiv(m, rows),)](
         x,
-        unused if weight is None else weight,
-        unused if y is None else y,
-        unused if total is None else total,
-        unused if bias is None else bias,
-        unused if residual is None else residual,
-        m, stride,
+        x if weight is None else weight,
+        x if y is None else y,
+        x if sums is None else sums.values.contiguous(),
+        x if bias is None else bias,
+        residual,
+        m, residual.stride(0),
         N=n, EPS_BITS=eps_bits(eps), ROWS=rows, BLOCK=block,
-        ADD=total is not None, HAS_BIAS=bias is not None, NORM=y is not None,
-        num_warps=4 if block <= 2048 else 8 if block <= 8192 else 16, enable_fp_fusion=False,
+        COUNT=count, WHERE=where, PROGRAM=program,
+        HAS_BIAS=bias is not None, NORM=y is not None,
+        num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip

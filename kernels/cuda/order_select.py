@@ -57,17 +57,25 @@ def top_ids(values: torch.Tensor, count: int) -> torch.Tensor:
     `values` fp32 [V] or rows of it [R, V], without NaN; all V come back when `count` >= V.
     """
     rows = values.view(1, -1) if values.dim() == 1 else values
+    count = min(count, rows.shape[1])
+    return id_of(top_orders(rows, count)).view(*values.shape[:-1], count)
+
+
+def top_orders(rows: torch.Tensor, count: int, first_id: int = 0) -> torch.Tensor:
+    """Orders of the `count` largest of rows fp32 [R, W], best first: int64 [R, count].
+
+    Columns are the ids from `first_id`. What a row does not have is below every order.
+    """
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     height, vocabulary = rows.shape
-    count = min(count, vocabulary)
-    parts = triton.cdiv(vocabulary, _SPAN)
-    tops = torch.empty(height, parts, count, dtype=torch.int64, device=values.device)
+    parts = max(1, triton.cdiv(vocabulary, _SPAN))
+    tops = torch.empty(height, parts, count, dtype=torch.int64, device=rows.device)
     top_of_parts[height, parts](
         rows, tops, vocabulary, rows.stride(0), count, _SPAN, _BLOCK,
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     best = torch.sort(tops.view(height, -1), dim=-1, descending=True, stable=True).values
-    return id_of(best[:, :count]).view(*values.shape[:-1], count)
+    return best[:, :count] - first_id
 
 
 def id_of(order: torch.Tensor) -> torch.Tensor:

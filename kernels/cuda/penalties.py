@@ -21,24 +21,27 @@ def to_device(
     return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held
 
 
-def penalise(logits: torch.Tensor, draws: Sequence[Draw]) -> None:
-    """Bias, penalties and forbidden ids in place: fp32 [D, V] contiguous and D draws."""
-    _put(logits, draws, lambda how: how.bias, add=True)
+def penalise(logits: torch.Tensor, draws: Sequence[Draw], first_id: int = 0) -> None:
+    """Bias, penalties and forbidden ids in place: fp32 [D, W] contiguous and D draws.
+
+    Columns are the ids from `first_id`; ids elsewhere are another rank's.
+    """
+    _put(logits, draws, lambda how: how.bias, first_id, add=True)
     rows = [index for index, how in enumerate(draws) if _penalised(how)]
     if rows:
         at = to_device(rows, torch.int64, logits.device)
-        logits[at] = _penalised_rows(logits[at], [draws[row] for row in rows])
-    _put(logits, draws, lambda how: dict.fromkeys(how.forbidden, -torch.inf), add=False)
+        logits[at] = _penalised_rows(logits[at], [draws[row] for row in rows], first_id)
+    _put(logits, draws, lambda how: dict.fromkeys(how.forbidden, -torch.inf), first_id, add=False)
 
 
 def _penalised(how: Draw) -> bool:
     return how.repetition_penalty != 1.0 or bool(how.frequency_penalty or how.presence_penalty)
 
 
-def _penalised_rows(x: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
-    """Repetition, frequency and presence penalties of x [P, V]."""
-    output = _counts(x, [how.output_ids for how in draws])
-    anywhere = (output + _counts(x, [how.prompt_ids for how in draws])) > 0
+def _penalised_rows(x: torch.Tensor, draws: list[Draw], first_id: int) -> torch.Tensor:
+    """Repetition, frequency and presence penalties of x [P, W]."""
+    output = _counts(x, [how.output_ids for how in draws], first_id)
+    anywhere = (output + _counts(x, [how.prompt_ids for how in draws], first_id)) > 0
     numbers = [
         number
         for how in draws
@@ -57,10 +60,15 @@ def _penalised_rows(x: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     return torch.where(output > 0, lowered - presence, x)
 
 
-def _counts(x: torch.Tensor, ids: list[Sequence[int]]) -> torch.Tensor:
-    """How often each id occurs in each list: int64 [P, V]."""
-    vocabulary = x.shape[1]
-    flat = [row * vocabulary + token for row, tokens in enumerate(ids) for token in tokens]
+def _counts(x: torch.Tensor, ids: list[Sequence[int]], first_id: int) -> torch.Tensor:
+    """How often each id occurs in each list: int64 [P, W]."""
+    width, last = x.shape[1], first_id + x.shape[1]
+    flat = [
+        row * width + token - first_id
+        for row, tokens in enumerate(ids)
+        for token in tokens
+        if first_id <= token < last
+    ]
     counts = torch.zeros(x.numel(), dtype=torch.int64, device=x.device)
     if flat:
         at = to_device(flat, torch.int64, x.device)
@@ -70,13 +78,15 @@ def _counts(x: torch.Tensor, ids: list[Sequence[int]]) -> torch.Tensor:
 
 def _put(
     logits: torch.Tensor, draws: Sequence[Draw], values: Callable[[Draw], dict[int, float]],
-    add: bool,
+    first_id: int, add: bool,
 ) -> None:  # fmt: skip
     """Set (or add to) single ids of rows; an id stands at most once in a row's values."""
-    vocabulary = logits.shape[1]
+    width = logits.shape[1]
     flat: dict[int, float] = {}
     for row, how in enumerate(draws):
-        flat |= {row * vocabulary + token: value for token, value in values(how).items()}
+        for token, value in values(how).items():
+            if first_id <= token < first_id + width:
+                flat[row * width + token - first_id] = value
     if not flat:
         return
     at = to_device(list(flat), torch.int64, logits.device)

@@ -16,6 +16,28 @@ _HEADS = 8  # heads of a program, at most
 
 
 @triton.jit
+def rotated_halves(
+    x, norm_weight, cos, sin, lane, mask,
+    HALF: tl.constexpr, NORM: tl.constexpr, EPS_BITS: tl.constexpr,
+):  # fmt: skip
+    """Both halves in fp32 of the heads at x [B, LANES] (their first), cos and sin [LANES].
+
+    The halves are joined for the norm: its largest and its integer sum know no order.
+    """
+    first = tl.load(x, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(x + HALF, mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        whole = tl.reshape(tl.join(first, second), (x.shape[0], 2 * x.shape[1]))
+        root = reciprocal_root(whole, 2 * HALF, EPS_BITS)
+        low = tl.load(norm_weight + lane, mask=lane < HALF, other=0.0).to(tl.float32)
+        high = tl.load(norm_weight + lane + HALF, mask=lane < HALF, other=0.0).to(tl.float32)
+        first = (first * root[:, None]) * low[None, :]
+        second = (second * root[:, None]) * high[None, :]
+    c, s = cos[None, :], sin[None, :]
+    return first * c - second * s, second * c + first * s
+
+
+@triton.jit
 def _rotate(
     x,
     cos,
@@ -36,24 +58,14 @@ def _rotate(
     lane = tl.arange(0, LANES)
     mask = (head < HEADS)[:, None] & (lane < HALF)[None, :]
     at = head[:, None] * (2 * HALF) + lane[None, :]
-    first = tl.load(x + row * x_stride + at, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(x + row * x_stride + at + HALF, mask=mask, other=0.0).to(tl.float32)
-    if NORM:
-        whole = tl.arange(0, 2 * LANES)
-        whole_mask = (head < HEADS)[:, None] & (whole < 2 * HALF)[None, :]
-        whole_at = head[:, None] * (2 * HALF) + whole[None, :]
-        values = tl.load(x + row * x_stride + whole_at, mask=whole_mask, other=0.0)
-        root = reciprocal_root(values.to(tl.float32), 2 * HALF, EPS_BITS)
-        low = tl.load(norm_weight + lane, mask=lane < HALF, other=0.0).to(tl.float32)
-        high = tl.load(norm_weight + lane + HALF, mask=lane < HALF, other=0.0).to(tl.float32)
-        first = (first * root[:, None]) * low[None, :]
-        second = (second * root[:, None]) * high[None, :]
-    c = tl.load(cos + row * HALF + lane, mask=lane < HALF, other=0.0)[None, :]
-    s = tl.load(sin + row * HALF + lane, mask=lane < HALF, other=0.0)[None, :]
+    c = tl.load(cos + row * HALF + lane, mask=lane < HALF, other=0.0)
+    s = tl.load(sin + row * HALF + lane, mask=lane < HALF, other=0.0)
+    x_at = x + row * x_stride + at
+    first, second = rotated_halves(x_at, norm_weight, c, s, lane, mask, HALF, NORM, EPS_BITS)
     to = out + row * (HEADS * 2 * HALF) + at
     dtype = out.dtype.element_ty
-    tl.store(to, (first * c - second * s).to(dtype), mask=mask)
-    tl.store(to + HALF, (second * c + first * s).to(dtype), mask=mask)
+    tl.store(to, first.to(dtype), mask=mask)
+    tl.store(to + HALF, second.to(dtype), mask=mask)
 
 
 def rotate_heads(

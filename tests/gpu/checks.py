@@ -1,23 +1,29 @@
-"""What the GPU scripts share: drawn data, equality of bytes, checks that do not stop the run."""
+"""What the GPU scripts share: drawn data, equality of bytes, poison, checks that go on."""
 
 import sys
 import time
 import traceback
+from contextlib import contextmanager
 
 import torch
 
 failures: list[str] = []
+_GUARD = 1 << 16  # values on either side of a poisoned tensor
+_POISONED_BYTES = 2 << 30  # held before their guards are looked at
 
 
 def draw(*shape, dtype=torch.bfloat16, kind="normal", seed=0):
+    """Random data on the GPU: normal, heavy (tailed), cancelling (in pairs) or tiny."""
     generator = torch.Generator("cuda").manual_seed(seed)
     x = torch.randn(*shape, generator=generator, device="cuda")
     if kind == "heavy":
         x = x * torch.randn(*shape, generator=generator, device="cuda").mul(2).exp()
+        if dtype == torch.float16:
+            x = x.clamp(-6e4, 6e4)
     if kind == "cancelling":
         x[..., 1::2] = -x[..., 0::2] * (1 + 1e-3)
     if kind == "tiny":
-        x = x * 1e-20
+        x = x * (1e-5 if dtype == torch.float16 else 1e-20)
     return x.to(dtype)
 
 
@@ -35,20 +41,91 @@ def same(left, right, what):
         )
 
 
-def attempt(name, check, *arguments):
-    """Run one check, report it, go on."""
-    start = time.time()
+def surrounded(x):
+    """A copy of x (contiguous) with NaN before and behind it in memory."""
+    flat = torch.full((x.numel() + 2 * _GUARD,), torch.nan, dtype=x.dtype, device=x.device)
+    inside = flat[_GUARD:-_GUARD].view(x.shape)
+    inside.copy_(x)
+    return inside
+
+
+@contextmanager
+def poisoned_workspaces(kind="cuda"):
+    """`torch.empty` on a device of this kind gives NaN with NaN around it, which must stay.
+
+    Outputs and workspaces of every kernel come from it. Not for graphs: they hold memory back.
+    """
+    plain, plain_like, made, held = torch.empty, torch.empty_like, [], 0
+
+    def look():
+        for flat in made:
+            for guard in (flat[:_GUARD], flat[-_GUARD:]):
+                if not guard.isnan().all():
+                    raise AssertionError("a kernel wrote outside its output or workspace")
+        made.clear()
+
+    def empty(*size, dtype=None, device=None, **options):
+        nonlocal held
+        dtype = dtype or torch.get_default_dtype()
+        here = torch.device(device or "cpu").type == kind
+        if options or not here or not dtype.is_floating_point:
+            return plain(*size, dtype=dtype, device=device, **options)
+        shape = size if isinstance(size[0], int) else tuple(size[0])
+        x = surrounded(torch.full(shape, torch.nan, dtype=dtype, device=device))
+        made.append(x._base)
+        held += x._base.nbytes
+        if held > _POISONED_BYTES:
+            look()
+            held = 0
+        return x
+
+    def empty_like(x, dtype=None, device=None, **options):
+        return empty(x.shape, dtype=dtype or x.dtype, device=device or x.device, **options)
+
+    torch.empty, torch.empty_like = empty, empty_like
     try:
-        note = check(*arguments)
-        torch.cuda.synchronize()
-        print(f"ok    {name} {note or ''} ({time.time() - start:.1f} s)", flush=True)
+        yield
+        look()
+    finally:
+        torch.empty, torch.empty_like = plain, plain_like
+
+
+def outcome(name, check, *arguments):
+    """Run one check, print how it went: a row of a results file.
+
+    What the check returns goes into the row: values by name, or a note.
+    """
+    start, row = time.time(), {"case": name, "equal": True}
+    try:
+        found = check(*arguments) or {}
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        row |= found if isinstance(found, dict) else {"note": str(found).strip()}
+        said = found if isinstance(found, str) else _in_words(found)
     except Exception as error:
-        failures.append(name)
         lines = traceback.format_exc().splitlines()
         where = [line.strip() for line in lines if "File" in line][-1]
-        print(f"FAIL  {name}: {str(error)[:600]} | {where}", flush=True)
+        row |= {"equal": False, "error": f"{type(error).__name__}: {str(error)[:600]}"}
+        said = f"{str(error)[:600]} | {where}"
+    row["seconds"] = round(time.time() - start, 1)
+    word = "ok   " if row["equal"] else "FAIL "
+    print(f"{word} {name}: {said} ({row['seconds']} s)", flush=True)
+    return row
+
+
+def _in_words(found):
+    each = (f"{k} {v:.2e}" if isinstance(v, float) else f"{k} {v}" for k, v in found.items())
+    return ", ".join(each)
+
+
+def attempt(name, check, *arguments):
+    """Run one check, report it, go on; a lost device ends the script."""
+    row = outcome(name, check, *arguments)
+    if not row["equal"]:
+        failures.append(name)
         try:
             torch.cuda.synchronize()
         except Exception:
             print("the device is lost", flush=True)
             sys.exit(1)
+    return row

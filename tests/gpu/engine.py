@@ -1,6 +1,8 @@
 """The whole engine on one GPU: bits over every circumstance, the sampler, accuracy, sampler times.
 
-    python -m tests.gpu.engine [quick]
+python -m tests.gpu.engine             everything
+python -m tests.gpu.engine bits        bits and accuracy; --output FILE.json appends their rows
+python -m tests.gpu.engine times       of the sampler
 
 Tensor-parallel sizes above 1 run as threads of this process on the one GPU.
 """
@@ -8,14 +10,14 @@ Tensor-parallel sizes above 1 run as threads of this process on the one GPU.
 import random
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 
 from tests.engine_harness import Run, ask
-from tests.gpu.checks import attempt, failures
+from tests.gpu.checks import attempt, poisoned_workspaces
 from tests.gpu.engine_parts import check_sampler, check_tables, sampler_times
+from tests.gpu.suite import Check, run_suite
 from tpdet.comm.threads import run_threads
 from tpdet.comm.world import SoloWorld
 from tpdet.config import EngineConfig
@@ -134,13 +136,15 @@ def check_circumstances(model, dtype):
     assert_same_run(whole, session.run(mixed, preempt_every=3), "preempted")
     eager = Session(model, SoloWorld(), dtype=dtype, enforce_eager=True)
     assert_same_run(whole, eager.run(mixed), "without graphs")
+    with poisoned_workspaces():
+        assert_same_run(whole, eager.run(mixed, poison=True), "in poisoned workspaces")
     tokens = [*probes()[0].prompt_token_ids, *whole.tokens("long")]
     scored = session.run([ask("long", tokens, max_tokens=0, prompt_logprobs=0)])
     for position in range(len(tokens) - 1):
         key = ("long", 0, position)
         if not torch.equal(scored.logits[key], whole.logits[key]):
             raise AssertionError(f"prefill of decode differs at position {position}")
-    return f"{len(whole.logits)} positions"
+    return {"positions": len(whole.logits)}
 
 
 def check_sizes(model, dtype, order):
@@ -174,33 +178,37 @@ def check_accuracy(folder, family, dtype):
     beside = ((theirs(getattr(torch, dtype)) - exact).norm() / exact.norm()).item()
     limit = 1e-4 if dtype == "float32" else min(BF16_ERROR, beside)
     assert error <= limit, f"relative error {error:.2e}, transformers' own {beside:.2e}"
-    return f"relative error {error:.2e}, transformers' own {beside:.2e}"
+    peer = {"peer": "transformers", "peer_value": beside}
+    return {"value": error, "unit": "relative error", "limit": limit, **peer}
 
 
-def main():
-    quick = "quick" in sys.argv[1:]
-    begin = time.time()
-    print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
-    attempt("rotary tables", check_tables)
-    attempt("sampler", check_sampler)
+def engine_checks(folder):
+    """Every check, the longest first; models are made in `folder`."""
+    sizes = {"hidden": 512, "layers": 2, "kv_heads": 2, "head_dim": 64}
+    models = {f: make_model(folder / f, like=f, **sizes) for f in FAMILIES}
+    models["window"] = make_model(folder / "w", like="mistral", sliding_window=100, **sizes)
+    checks = [
+        Check(f"{family} {dtype}", check_circumstances, (model, dtype))
+        for family, model in models.items()
+        for dtype in DTYPES
+    ]
+    for dtype in DTYPES:
+        for order in ("pairs", "sequential", "tree"):
+            arguments = models["qwen3"], dtype, order
+            checks.append(Check(f"TP 1, 2, 4, 8 {dtype} {order}", check_sizes, arguments))
+    for family in FAMILIES:
+        for dtype in DTYPES:
+            name = f"accuracy {family} {dtype}"
+            checks.append(Check(name, check_accuracy, (folder, family, dtype)))
+    return [*checks, Check("sampler", check_sampler), Check("rotary tables", check_tables)]
+
+
+def main(arguments):
+    """Run the suite on models of its own."""
+    times = {"times": lambda: attempt("sampler times", sampler_times)}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        sizes = {"hidden": 512, "layers": 2, "kv_heads": 2, "head_dim": 64}
-        models = {f: make_model(folder / f, like=f, **sizes) for f in FAMILIES}
-        models["window"] = make_model(folder / "w", like="mistral", sliding_window=100, **sizes)
-        for family in ("qwen3",) if quick else models:
-            for dtype in DTYPES:
-                attempt(f"{family} {dtype}", check_circumstances, models[family], dtype)
-        for dtype in ("bfloat16",) if quick else DTYPES:
-            for order in ("pairs",) if quick else ("pairs", "sequential", "tree"):
-                attempt(f"sizes {dtype} {order}", check_sizes, models["qwen3"], dtype, order)
-        for family in ("qwen3",) if quick else FAMILIES:
-            for dtype in ("bfloat16",) if quick else DTYPES:
-                attempt(f"accuracy {family} {dtype}", check_accuracy, folder, family, dtype)
-    attempt("sampler times", sampler_times)
-    print(f"{len(failures)} failed {failures}, {time.time() - begin:.0f} s")
-    return 1 if failures else 0
+        return run_suite("engine", lambda: engine_checks(Path(name)), times, arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

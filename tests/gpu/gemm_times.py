@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 
 from tests.gpu.checks import attempt, draw
-from tests.gpu.gemm_bits import COLUMN_SHAPES, LEAVES, ROW_SHAPES
+from tests.gpu.gemm_shapes import COLUMN_SHAPES, LEAVES, ROW_SHAPES
+from tests.gpu.leaf_folds import leaf_fold
 from tests.gpu.times import interleaved_medians
 from tpdet.kernels import order
 from tpdet.kernels.cuda import activation, fold, gemm, norm
@@ -47,7 +48,7 @@ def row_times(name, n, k, leaves, rows, fold_order="pairs"):
     tree = (order.fold_tree(fold_order, leaves),)
     for m in rows:
         x = draw(m, k)
-        ours = lambda w, x=x: gemm.leaf_fold_gemm(x, w.view(leaves, n, -1), 0, tree, 1)
+        ours = lambda w, x=x: leaf_fold(x, w.view(leaves, n, -1), 0, tree, 1)
         peer = lambda w, x=x: torch.nn.functional.linear(x, w)
         times = interleaved_medians((ours, peer), weights)
         report(name, m, n, k, *times, out_bytes=4, note=fold_order)
@@ -108,24 +109,17 @@ def sweep_candidates(wide_out):
 def sweep():
     cases = [("column", name, *shape) for name, shape in COLUMN_SHAPES.items() if name != "lm_head"]
     cases += [("column", f"{name}/4", n // 4, k) for _, name, n, k in cases]
-    cases += [("row", name, *shape) for name, shape in ROW_SHAPES.items()]
-    tree = (order.fold_tree("pairs", LEAVES),)
-    for kind, name, n, k in cases:
+    for _, name, n, k in cases:
         weights = copies(n, k)
         for m in (16, 64, 128, 256, 512, 1024):
             x, found = draw(m, k), []
             (peer,) = interleaved_medians(
                 (lambda w, x=x: torch.nn.functional.linear(x, w),), weights
             )
-            for variant in sweep_candidates(kind == "row"):
-                if variant.rows > 2 * max(m, 16) or (kind == "row" and not variant.descriptor):
+            for variant in sweep_candidates(False):
+                if variant.rows > 2 * max(m, 16):
                     continue
-                if kind == "column":
-                    run = lambda w, v=variant, x=x: gemm.column_gemm(x, w, None, x.dtype, v)
-                else:
-                    run = lambda w, v=variant, x=x, n=n: gemm.leaf_fold_gemm(
-                        x, w.view(LEAVES, n, -1), 0, tree, 1, v
-                    )
+                run = lambda w, v=variant, x=x: gemm.column_gemm(x, w, None, x.dtype, v)
                 try:
                     found.append((interleaved_medians((run,), weights, repeats=3)[0], variant))
                 except Exception:

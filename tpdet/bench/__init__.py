@@ -1,1 +1,1 @@
-"""`tpdet bench`: times a decode step, prefill and a mixed load, each beside its floor."""
+"""`tpdet bench`: times the engine, a server and the kernels, each beside its floor and peer."""

@@ -1,29 +1,113 @@
-"""The least time a decode step can take: every weight a rank holds is read once."""
+"""The least time a case can take: bytes over the GPU's bandwidth, operations over its peak."""
+
+from dataclasses import dataclass
 
 import torch
 
-from tpdet.engine import Engine
+from tpdet.kernels.order import FoldPlan
 from tpdet.model_config import ModelConfig
 
-BYTES_PER_SECOND = {"NVIDIA H200": 4.5e12}
-"""Measured read-only bandwidth by GPU; for others no floor is stated."""
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one GPU: bytes a second read, bf16 operations a second, bytes a second sent to peers."""
+
+    bytes: float
+    flops: float
+    link: float
 
 
-def decode_floor_ms(engine: Engine) -> float | None:
-    """Weight bytes of a rank over the GPU's bandwidth, in milliseconds; None if it is not known."""
-    if engine.runner.device.type != "cuda":
+RATES = {"NVIDIA H200": Rates(4.5e12, 989e12, 450e9)}
+"""By GPU: measured read-only bandwidth, data-sheet peak and NVLink; for others no floor is said."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a case must compute and read over all GPUs: operations and bytes."""
+
+    flops: float
+    bytes: float
+
+    def over(self, ranks: int) -> "Work":
+        """A rank's share."""
+        return Work(self.flops / ranks, self.bytes / ranks)
+
+    def seconds(self, rates: Rates) -> float:
+        """The least time on one GPU of these rates."""
+        return max(self.flops / rates.flops, self.bytes / rates.bytes)
+
+
+def gpu_rates(gpu: str) -> Rates | None:
+    """The rates of a GPU by torch's name for it, None for a CPU and GPUs nobody measured."""
+    return RATES.get(gpu)
+
+
+def here() -> Rates | None:
+    """The rates of this process's GPU."""
+    return gpu_rates(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+
+
+def print_floor(case: str, work: Work) -> float | None:
+    """Say the least microseconds of a case on this GPU, before it is timed; None: not known."""
+    rates = here()
+    if rates is None:
+        print(f"{case}: no floor is known for this GPU", flush=True)
         return None
-    rate = BYTES_PER_SECOND.get(torch.cuda.get_device_name())
-    if rate is None:
-        return None
-    return weight_bytes(engine.model_config) / engine.world.size / rate * 1e3
+    floor = 1e6 * work.seconds(rates)
+    print(f"{case}: floor {floor:.2f} us", flush=True)
+    return floor
+
+
+def exchange_seconds(rates: Rates, plan: FoldPlan, values: int) -> float:
+    """For the bytes that leave a GPU when `values` outputs are folded, one-shot or two-shot.
+
+    Every rank sends its fp32 roots to all others, or to each row's owner, which sends y in bf16.
+    """
+    ranks, sent = len(plan.roots), max(map(len, plan.roots))
+    one = values * 4 * sent * (ranks - 1)
+    two = values * (4 * sent + 2) * (ranks - 1) / ranks
+    return min(one, two) / rates.link
+
+
+def linear_weights(config: ModelConfig) -> int:
+    """Values in the weights of the layers' products, without embedding and output head."""
+    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = config.hidden_size * (2 * query + 2 * key)
+    return config.num_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
 
 
 def weight_bytes(config: ModelConfig) -> int:
     """Bytes of the weights that a decode step reads: all but the embedding's unread rows."""
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention = config.hidden_size * (2 * query + 2 * key)
-    feed_forward = 3 * config.hidden_size * config.intermediate_size
-    head = config.vocab_size * config.hidden_size
-    count = config.num_layers * (attention + feed_forward) + head
+    count = linear_weights(config) + config.vocab_size * config.hidden_size
     return count * getattr(torch, config.dtype).itemsize
+
+
+def decode_work(config: ModelConfig, batch: int, context: int) -> Work:
+    """A step in which `batch` sequences of `context` tokens gain one each."""
+    size = getattr(torch, config.dtype).itemsize
+    cached = batch * context * 2 * config.num_layers * config.num_kv_heads * config.head_dim * size
+    return Work(
+        batch * (2 * weight_bytes(config) / size + _attention(config, context)),
+        weight_bytes(config) + cached,
+    )
+
+
+def prefill_work(config: ModelConfig, prompts: int, length: int) -> Work:
+    """Prompts of `length` tokens each, one token drawn for each; weights are read once."""
+    head = config.vocab_size * config.hidden_size
+    each = length * (2 * linear_weights(config) + _attention(config, length) / 2) + 2 * head
+    return Work(prompts * each, weight_bytes(config))
+
+
+def mixed_work(config: ModelConfig, lengths: list[int], generate: int) -> Work:
+    """Prompts of these lengths and `generate` tokens each; weights are read once a token drawn."""
+    flops = 0.0
+    for length in lengths:
+        flops += prefill_work(config, 1, length).flops
+        flops += (generate - 1) * decode_work(config, 1, length + generate // 2).flops
+    return Work(flops, generate * weight_bytes(config))
+
+
+def _attention(config: ModelConfig, keys: float) -> float:
+    """Operations of a token's scores and sums over `keys` keys, in all layers."""
+    return 4 * config.num_layers * config.num_heads * config.head_dim * keys

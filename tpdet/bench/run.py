@@ -1,63 +1,162 @@
-"""`tpdet bench`: one world a tensor-parallel size; a table, and rows in a results file."""
+"""`tpdet bench latency`, `throughput` and `allreduce`: one world a tensor-parallel size."""
 
 import argparse
-import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
-from tpdet.bench.rank import BenchResult, BenchRow, BenchSpec
-from tpdet.verify.report import append_run
+from tpdet.bench.floor import Rates, decode_work, exchange_seconds, here, mixed_work, prefill_work
+from tpdet.bench.gpu import gpu_only
+from tpdet.bench.load import lengths
+from tpdet.bench.record import BenchRow, finish
+from tpdet.bench.spec import (
+    BenchResult,
+    EngineSpec,
+    ExchangeSpec,
+    LatencyCases,
+    MixedCase,
+    output_rows,
+)
+from tpdet.comm.device import resolve_device
+from tpdet.errors import UsageError
+from tpdet.kernels.order import DEFAULT_LEAVES, fold_plan
+from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.verify.run import parse_sizes
 from tpdet.verify.worlds import run_world
+from tpdet.weights.resolve import resolve_model
 
 
-def bench_command(options: argparse.Namespace) -> int:
-    """Run the benchmark of `tpdet bench` and print its rows."""
-    spec = BenchSpec(
+def latency_command(options: argparse.Namespace) -> int:
+    """Decode steps and prefill of a model, a world a size."""
+    cases = LatencyCases(
+        batches=parse_sizes(options.batch),
+        contexts=parse_sizes(options.context),
+        steps=options.steps,
+        prefill_tokens=parse_sizes(options.prefill_tokens),
+        prefill_prompts=options.prefill_prompts,
+    )
+    tps, config, rates = _ready(options)
+    if rates is not None:
+        _print_floors(cases, tps, config, rates)
+    rows, largest = _run(tps, "tpdet.bench.rank", _engine_spec(options, latency=cases))
+    finish("latency", largest.machine, rows, options.output)
+    return 0
+
+
+def throughput_command(options: argparse.Namespace) -> int:
+    """A mixed load on a model, a world a size; its rows go beside those of latency."""
+    shortest, longest = parse_range(options.input)
+    case = MixedCase(
+        requests=options.requests,
+        shortest=shortest,
+        longest=longest,
+        generate=options.generate,
+        seed=options.seed,
+        max_num_seqs=options.max_num_seqs or options.requests,
+    )
+    tps, config, rates = _ready(options)
+    work = mixed_work(config, lengths(case.requests, shortest, longest, case.seed), case.generate)
+    if rates is not None:
+        for tp in tps:
+            print(f"floor, TP {tp}: {work.over(tp).seconds(rates):.3f} s", flush=True)
+    rows, largest = _run(tps, "tpdet.bench.rank", _engine_spec(options, mixed=case))
+    finish("throughput", largest.machine, rows, options.output, file="latency")
+    return 0
+
+
+def allreduce_command(options: argparse.Namespace) -> int:
+    """The exchange between ranks beside NCCL's all-reduce, a world a size."""
+    gpu_only("allreduce")
+    tps = parse_sizes(options.tp)
+    if min(tps) < 2:
+        raise UsageError("--tp: an exchange needs 2 ranks or more")
+    spec = ExchangeSpec(
+        kilobytes=parse_sizes(options.kilobytes),
+        hidden=options.hidden,
+        fold_order=options.fold_order,
+        repeats=options.repeats,
+    )
+    rates = here()
+    if rates is not None:
+        for tp in tps:
+            plan = fold_plan(spec.fold_order, DEFAULT_LEAVES, tp)
+            values = [output_rows(size, spec.hidden) * spec.hidden for size in spec.kilobytes]
+            floors = [exchange_seconds(rates, plan, count) * 1e6 for count in values]
+            figures = " / ".join(f"{floor:.1f}" for floor in floors)
+            print(f"floor, TP {tp}, {options.kilobytes} KB: {figures} us", flush=True)
+    rows, largest = _run(tps, "tpdet.bench.exchange_rank", spec)
+    finish("allreduce", largest.machine, rows, options.output)
+    return 0
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """ "64:1024" as two numbers, "64" as twice the same. Raises UsageError."""
+    parts = text.split(":")
+    try:
+        shortest, longest = int(parts[0]), int(parts[-1])
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a range of lengths such as 64:1024") from error
+    if len(parts) > 2 or not 1 <= shortest <= longest:
+        raise UsageError(f"{text!r} is not a range of lengths such as 64:1024")
+    return shortest, longest
+
+
+def _ready(options: argparse.Namespace) -> tuple[tuple[int, ...], ModelConfig, Rates | None]:
+    """Sizes, model and the GPU's rates; what cannot be loaded is refused before a world starts."""
+    config = load_model_config(resolve_model(options.model), options.dtype)
+    cuda = resolve_device(options.device) == "cuda"
+    return parse_sizes(options.tp), config, here() if cuda else None
+
+
+def _print_floors(
+    cases: LatencyCases, tps: Sequence[int], config: ModelConfig, rates: Rates
+) -> None:
+    batches = "/".join(map(str, cases.batches))
+    for tp in tps:
+        for context in cases.contexts:
+            each = [decode_work(config, b, context).over(tp).seconds(rates) for b in cases.batches]
+            figures = " / ".join(f"{seconds * 1e3:.2f}" for seconds in each)
+            print(f"floor, TP {tp}, context {context}, batch {batches}: {figures} ms a step")
+        for length in cases.prefill_tokens:
+            seconds = prefill_work(config, cases.prefill_prompts, length).over(tp).seconds(rates)
+            speed = cases.prefill_prompts * length / seconds
+            print(f"floor, TP {tp}: prefill of {length} {speed:,.0f} tokens/s", flush=True)
+
+
+def _engine_spec(
+    options: argparse.Namespace,
+    latency: LatencyCases | None = None,
+    mixed: MixedCase | None = None,
+) -> EngineSpec:
+    return EngineSpec(
         model=options.model,
         dtype=options.dtype,
         load_format=options.load_format,
         device=options.device,
         fold_order=options.fold_order,
-        batches=parse_sizes(options.batch),
-        prompt_tokens=options.prompt_tokens,
-        prefill_tokens=options.prefill_tokens,
-        prefill_prompts=options.prefill_prompts,
+        transport=options.transport,
         budget=options.budget,
-        steps=options.steps,
+        latency=latency,
+        mixed=mixed,
     )
+
+
+def _run(
+    tps: Sequence[int], module: str, spec: EngineSpec | ExchangeSpec
+) -> tuple[list[BenchRow], BenchResult]:
+    """Rows of all worlds, and the result of the one with most GPUs."""
     results: list[BenchResult] = []
     with tempfile.TemporaryDirectory(prefix="tpdet-bench-") as name:
         folder = Path(name)
         (folder / "spec.json").write_bytes(msgspec.json.encode(spec))
-        for tp in parse_sizes(options.tp):
+        for tp in tps:
             result = folder / f"tp{tp}.json"
-            run_world(tp, "tpdet.bench.rank", [str(folder / "spec.json"), str(result)], folder)
+            run_world(tp, module, [str(folder / "spec.json"), str(result)], folder)
             results.append(msgspec.json.decode(result.read_bytes(), type=BenchResult))
+            for note in results[-1].notes:
+                print(note, file=sys.stderr, flush=True)
     rows = [row for result in results for row in result.rows]
-    _print(rows)
-    if options.output is not None:
-        command = shlex.join(["tpdet", *sys.argv[1:]])
-        plain = [msgspec.to_builtins(row) for row in rows]
-        largest = max((result.machine for result in results), key=lambda found: found.gpus)
-        append_run(options.output, "latency", largest, command, plain)
-    return 0
-
-
-def _print(rows: list[BenchRow]) -> None:
-    table = Table()
-    for column in ("case", "model", "dtype", "TP", "batch", "context"):
-        table.add_column(column)
-    table.add_column("value", justify="right")
-    table.add_column("floor", justify="right")
-    for row in rows:
-        table.add_row(
-            row.case, row.model, row.dtype, str(row.tp), str(row.batch), str(row.context),
-            f"{row.value:,.2f} {row.unit}", "" if row.floor is None else f"{row.floor:,.2f}",
-        )  # fmt: skip
-    Console().print(table)
+    return rows, max(results, key=lambda found: found.machine.gpus)

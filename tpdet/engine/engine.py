@@ -1,4 +1,13 @@
-"""The engine: rank 0 decides, everyone runs, rank 0 commits."""
+"""The engine: rank 0 decides, everyone runs, rank 0 commits.
+
+On a GPU the next step is planned and launched while one runs, so that the GPU never waits for the
+host; its rows name the tokens that the step in flight draws.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+import torch
 
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
@@ -14,11 +23,18 @@ from tpdet.request import (
     check_against_model,
     with_seed,
 )
-from tpdet.runner import Runner
+from tpdet.runner import Follower, Runner, TakeLogits
 from tpdet.scheduler.scheduler import Scheduler
 from tpdet.scheduler.statistics import SchedulerStatistics
 
 EngineOutput = TokenOutput | PromptOutput | RequestFailed
+
+
+class _Flight(NamedTuple):
+    plan: StepPlan
+    results: StepResults
+    event: torch.cuda.Event | None
+
 
 _PURPOSE_SEED = 1  # Philox counter word that keeps drawn seeds apart from token noise
 
@@ -28,7 +44,8 @@ class Engine:
 
     On rank 0: `submit`, `abort`, `step` (or `heartbeat` when idle), then `stop_workers`. On the
     other ranks: `worker_loop`. For verification, `tap` sees every row's logits on rank 0, and a
-    loaded `runner`, whose pages were reset, can be used again.
+    loaded `runner`, whose pages were reset, can be used again. `run_ahead` overrides whether steps
+    overlap: on a GPU they do.
     """
 
     def __init__(
@@ -38,6 +55,7 @@ class Engine:
         tap: LogitsTap | None = None,
         preempt_every: int = 0,
         runner: Runner | None = None,
+        run_ahead: bool | None = None,
     ) -> None:
         self.config = config
         self.world = world
@@ -55,6 +73,8 @@ class Engine:
         )
         self._tap = tap
         self._seeds_drawn = 0
+        self._run_ahead = self.runner.device.type == "cuda" if run_ahead is None else run_ahead
+        self._flights: list[_Flight] = []  # launched and not committed, oldest first
 
     @property
     def has_work(self) -> bool:
@@ -79,33 +99,31 @@ class Engine:
         self.scheduler.abort(request_id, choice)
 
     def step(self) -> list[EngineOutput]:
-        """Run one step on every rank and return what readers should hear, in row order."""
-        plan = self.scheduler.schedule()
-        if plan is None:
+        """End one step, launching first what may follow it; what readers should hear, in order."""
+        if not self._flights:
+            self._launch(self.scheduler.schedule())
+        if not self._flights:
             return []
-        results = StepResults(plan, self.scheduler, self._tap)
-        self._run(plan, results)
-        failed = [
-            self.scheduler.fail(request_id, NumericalError.code, reason)
-            for request_id, reason in results.failures.items()
-        ]
-        outputs = self.scheduler.commit(plan.step, results.sampled, results.scores)
-        return [failure for failure in failed if failure is not None] + outputs
+        if self._run_ahead:
+            self._launch(self.scheduler.schedule_ahead())
+        return self._finish()
 
     def heartbeat(self) -> None:
         """Send an empty plan: every rank answers with the digest of its page table."""
         self.scheduler.check_integrity()
-        self._run(self.scheduler.heartbeat(), None)
+        self._send(self.scheduler.heartbeat(), Follower(0))
 
     def stop_workers(self) -> None:
         """End the other ranks' `worker_loop`; they may enter it again."""
-        self._run(self.scheduler.heartbeat(stop=True), None)
+        while self._flights:
+            self._finish()
+        self._send(self.scheduler.heartbeat(stop=True), Follower(0))
 
     def worker_loop(self) -> None:
         """Run plans from rank 0 until one says stop (ranks above 0)."""
         while True:
             plan = decode_plan(self.world.broadcast_bytes(None))
-            self.runner.execute(plan, lambda first, logits: None)
+            self.runner.launch(plan, Follower(sum(row.draws for row in plan.rows)))
             if plan.stop:
                 return
 
@@ -118,10 +136,30 @@ class Engine:
         """Gauges and totals of the scheduler."""
         return self.scheduler.statistics()
 
-    def _run(self, plan: StepPlan, results: StepResults | None) -> None:
+    def _launch(self, plan: StepPlan | None) -> None:
+        """Send a plan to every rank and start it here."""
+        if plan is None:
+            return
+        results = StepResults(plan, self.scheduler, self._tap)
+        shards = self.world.size > 1 and self._run_ahead and results.likeliest_only
+        plan = msgspec.structs.replace(plan, feeds=self._run_ahead, shards=shards)
+        self._flights.append(_Flight(plan, results, self._send(plan, results)))
+
+    def _send(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
         data = self.world.broadcast_bytes(encode_plan(plan))
-        take = results.take if results is not None else lambda first, logits: None
-        self.runner.execute(decode_plan(data), take)
+        return self.runner.launch(decode_plan(data), results)
+
+    def _finish(self) -> list[EngineOutput]:
+        """Wait for the oldest launched step and commit it."""
+        plan, results, event = self._flights.pop(0)
+        self.runner.wait(plan, event)
+        results.finish()
+        failed = [
+            self.scheduler.fail(request_id, NumericalError.code, reason)
+            for request_id, reason in results.failures.items()
+        ]
+        outputs = self.scheduler.commit(plan.step, results.sampled, results.scores)
+        return [failure for failure in failed if failure is not None] + outputs
 
     def _draw_seed(self) -> int:
         count, self._seeds_drawn = self._seeds_drawn, self._seeds_drawn + 1

@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import torch
 
+from tpdet.kernels.shard import Shard
 from tpdet.plan import Row, StepPlan
-from tpdet.sampler import NumericalFailure, prompt_logprobs, sample
-from tpdet.sampling_row import RowKey, SampledToken
+from tpdet.runner import draw_likeliest
+from tpdet.sampler import Drawn, NumericalFailure, draw, finish, prompt_logprobs
+from tpdet.sampling_row import RowKey, SampledToken, SamplingRow
 from tpdet.scheduler.scheduler import Scheduler
 
 LogitsTap = Callable[[Row, int, torch.Tensor], None]
@@ -14,22 +16,36 @@ LogitsTap = Callable[[Row, int, torch.Tensor], None]
 
 
 class StepResults:
-    """Collects one step's results as blocks of logits come in, in the rows' order."""
+    """Takes one step's logits as they are launched, and has its results once it has run."""
 
     def __init__(self, plan: StepPlan, scheduler: Scheduler, tap: LogitsTap | None) -> None:
-        self._scheduler = scheduler
         self._tap = tap
         self._spans: list[tuple[int, Row]] = []
         first = 0
         for row in plan.rows:
             self._spans.append((first, row))
             first += row.logits
+        self._scoring = {id(row): scheduler.scoring_row(row) for row in plan.rows if row.logits}
+        self._sampling = {id(row): scheduler.sampling_row(row) for row in plan.rows if row.draws}
+        self._drawn: list[tuple[list[SamplingRow], Drawn]] = []
         self.sampled: dict[RowKey, SampledToken] = {}
         self.scores: dict[RowKey, list[SampledToken]] = {}
         self.failures: dict[str, str] = {}
 
-    def take(self, first: int, logits: torch.Tensor) -> None:
-        """Take fp32 logits [n, V] that stand at `first`, `first + 1`, ... of the step's."""
+    @property
+    def likeliest_only(self) -> bool:
+        """Whether the step only draws the likeliest token of each row, and shows no logits."""
+        return (
+            self._tap is None
+            and all(row.draws and row.logits == 1 for _, row in self._spans if row.logits)
+            and all(row is not None and row.likeliest for row in self._sampling.values())
+        )
+
+    def take(self, first: int, logits: torch.Tensor) -> torch.Tensor:
+        """Take fp32 logits [n, V] that stand at `first`, `first + 1`, ... of the step's.
+
+        Returns the ids int64 of the tokens drawn from them, on their device.
+        """
         last = first + len(logits)
         drawing = []
         for begin, row in self._spans:
@@ -41,13 +57,38 @@ class StepResults:
             if self._tap is not None:
                 self._tap(row, position, mine.cpu())
             self._score(row, position, mine)
-            if high == begin + row.logits:
+            if row.draws and high == begin + row.logits:
                 drawing.append((row, high - 1 - first))
-        self._draw(drawing, logits)
+        rows = [sampling for row, _ in drawing if (sampling := self._sampling[id(row)])]
+        if not rows:
+            return logits.new_empty(0, dtype=torch.int64)
+        indices = [index for _, index in drawing]
+        if indices != list(range(len(logits))):
+            logits = logits[indices]
+        return self._keep(rows, draw(logits, rows))
+
+    def take_shard(self, logits: torch.Tensor, shard: Shard) -> torch.Tensor:
+        """Take this rank's columns of every row's logits: each row draws its likeliest."""
+        rows = [row for row in self._sampling.values() if row is not None]
+        taken = sum(len(rows) for rows, _ in self._drawn)
+        return self._keep(rows[taken : taken + len(logits)], draw_likeliest(logits, shard))
+
+    def finish(self) -> None:
+        """Read what was drawn; the step has run."""
+        for rows, drawn in self._drawn:
+            for row, result in zip(rows, finish(drawn), strict=True):
+                if isinstance(result, NumericalFailure):
+                    self.failures.setdefault(row.request_id, result.reason)
+                else:
+                    self.sampled[row.key] = result
+
+    def _keep(self, rows: list[SamplingRow], drawn: Drawn) -> torch.Tensor:
+        self._drawn.append((rows, drawn))
+        return drawn.tokens
 
     def _score(self, row: Row, position: int, logits: torch.Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow these positions."""
-        wanted = self._scheduler.scoring_row(row)
+        wanted = self._scoring[id(row)]
         if wanted is None:
             return
         skip = position - wanted.start
@@ -60,16 +101,3 @@ class StepResults:
                 self.failures.setdefault(wanted.request_id, result.reason)
             else:
                 self.scores.setdefault(wanted.key, []).append(result)
-
-    def _draw(self, drawing: list[tuple[Row, int]], logits: torch.Tensor) -> None:
-        """Sample the rows whose last logits are in this block."""
-        wanted = [(self._scheduler.sampling_row(row), index) for row, index in drawing]
-        rows = [(row, index) for row, index in wanted if row is not None]
-        if not rows:
-            return
-        results = sample(logits[[index for _, index in rows]], [row for row, _ in rows])
-        for (row, _), result in zip(rows, results, strict=True):
-            if isinstance(result, NumericalFailure):
-                self.failures.setdefault(row.request_id, result.reason)
-            else:
-                self.sampled[row.key] = result

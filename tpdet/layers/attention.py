@@ -3,9 +3,10 @@
 import torch
 
 from tpdet.cache.kv import LayerPages
+from tpdet.comm.fold import Pending
 from tpdet.kernels import ops
-from tpdet.kernels.paged_batch import PagedBatch
 from tpdet.layers.linear import ColumnLinear, RowLinear
+from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.source import WeightSource
@@ -36,24 +37,23 @@ class Attention:
 
     def __call__(
         self,
-        x_MH: torch.Tensor,
-        hidden_MH: torch.Tensor,
+        rows: MicroBatch,
         norm_weight: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor],
         pages: LayerPages,
-        batch: PagedBatch,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x and the residual stream [M, H] -> the stream with the result added, and its norm.
+    ) -> Pending:
+        """The rows' x and residual stream -> the stream with the result added, and its norm.
 
-        Stores the step's k and v first.
+        Stores the step's k and v first; `rotary`: tables of cos and sin [positions, D / 2].
         """
-        rows = x_MH.shape[0]
+        count, batch = rows.x_MH.shape[0], rows.batch
         widths = [self._query_heads * self._head] + 2 * [self._key_heads * self._head]
         # Views: the kernels read rows that lie apart.
-        parts = self._qkv(x_MH).split(widths, dim=1)
-        q, k, v = (part.view(rows, -1, self._head) for part in parts)
-        q_MQD = ops.rotate_heads(q, *rotary, self._query_norm, self._eps)
-        k_MKD = ops.rotate_heads(k, *rotary, self._key_norm, self._eps)
-        ops.store_kv(k_MKD, v, pages.keys, pages.values, batch)
+        parts = self._qkv(rows.x_MH).split(widths, dim=1)
+        q, k, v = (part.view(count, -1, self._head) for part in parts)
+        q_MQD = ops.rotate_and_store(
+            q, k, v, *rotary, self._query_norm, self._key_norm, self._eps,
+            pages.keys, pages.values, batch,
+        )  # fmt: skip
         mixed = ops.paged_attention(q_MQD, pages.keys, pages.values, batch, self._window)
-        return self._output(mixed.view(rows, -1), hidden_MH, norm_weight, self._eps)
+        return self._output(mixed.view(count, -1), rows, norm_weight, self._eps)

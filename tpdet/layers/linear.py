@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
+from tpdet.comm.fold import Done, Pending
 from tpdet.kernels import ops
 from tpdet.kernels.partial_sums import relative_roots
+from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.source import WeightSource
@@ -59,11 +61,13 @@ class RowLinear:
         self._exchange = partition.exchange
 
     def __call__(
-        self, x_MK: torch.Tensor, hidden_MH: torch.Tensor, norm_weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's columns x [M, K / ranks], the residual stream -> stream with y added, normed.
+        self, x_MK: torch.Tensor, rows: MicroBatch, norm_weight: torch.Tensor, eps: float
+    ) -> Pending:
+        """This rank's columns x [M, K / ranks] -> the rows' residual stream with y added, normed.
 
         The stream is rounded once, after the addition; its norm is complete on every rank.
         """
         sums = ops.leaf_sums(x_MK, self.weight_LNK, self._roots)
-        return self._exchange.fold_and_norm(sums, hidden_MH, norm_weight, eps)
+        if rows.aside:
+            return self._exchange.begin(sums, rows.hidden_MH, norm_weight, eps)
+        return Done(*self._exchange.fold_and_norm(sums, rows.hidden_MH, norm_weight, eps))

@@ -2,8 +2,10 @@
 
 import torch
 
+from tpdet.comm.fold import Pending
 from tpdet.kernels import ops
 from tpdet.layers.linear import ColumnLinear, RowLinear
+from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.weights.source import WeightSource
 
@@ -18,9 +20,7 @@ class GatedMlp:
         self._gate_up = ColumnLinear(source, parts, hidden, bias=False)
         self._down = RowLinear(source, partition, f"{name}.down_proj", (hidden, width))
 
-    def __call__(
-        self, x_MH: torch.Tensor, hidden_MH: torch.Tensor, norm_weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x and the residual stream [M, H] -> the stream with the block's result, and its norm."""
-        mixed = ops.silu_and_multiply(self._gate_up(x_MH))
-        return self._down(mixed, hidden_MH, norm_weight, eps)
+    def __call__(self, rows: MicroBatch, norm_weight: torch.Tensor, eps: float) -> Pending:
+        """The rows' x and residual stream -> the stream with the block's result, and its norm."""
+        mixed = ops.silu_and_multiply(self._gate_up(rows.x_MH))
+        return self._down(mixed, rows, norm_weight, eps)

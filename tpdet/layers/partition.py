@@ -1,6 +1,6 @@
 """How one model is cut over ranks: leaves first, then whole leaves to ranks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpdet.comm.fold import Exchange, GatherExchange
 from tpdet.comm.world import World
@@ -20,6 +20,10 @@ class Partition:
     world: World
     plan: FoldPlan
     exchange: Exchange
+
+    def over(self, exchange: Exchange) -> "Partition":
+        """The same cut with another exchange, made for this plan and world."""
+        return replace(self, exchange=exchange)
 
     @property
     def leaves(self) -> int:

@@ -16,12 +16,23 @@ class VocabularyTable:
             f"{name}.weight", (config.vocab_size, config.hidden_size), partition.by_vocabulary()
         )
         share = partition.vocabulary_share * len(partition.mine)
-        self.table_VH = rows_VH.new_zeros(share, config.hidden_size)
-        self.table_VH[: rows_VH.shape[0]] = rows_VH
         self._partition = partition
+        memory = partition.exchange.memory
+        self._parts = None
+        if memory is not None:
+            self._parts = memory.allocate((share, config.hidden_size), rows_VH.dtype)
+        self.table_VH = (
+            rows_VH.new_empty(share, config.hidden_size) if self._parts is None else self._parts.own
+        )
+        self.table_VH[: rows_VH.shape[0]] = rows_VH
+        self.table_VH[rows_VH.shape[0] :] = 0
+        if memory is not None:
+            memory.settle()  # from here on anyone may read
 
     def embed(self, ids_M: torch.Tensor) -> torch.Tensor:
         """ids [M] -> [M, H]: each row is moved from the rank that owns it; nothing is added."""
+        if self._parts is not None:
+            return self._parts.rows(ids_M)
         share, world = self.table_VH.shape[0], self._partition.world
         first = world.rank * share
         local = (ids_M - first).clamp(0, share - 1)
@@ -31,9 +42,18 @@ class VocabularyTable:
         everyone = world.all_gather(rows_MH)
         return everyone[ids_M // share, torch.arange(len(ids_M), device=ids_M.device)]
 
-    def logits(self, hidden_MH: torch.Tensor) -> torch.Tensor:
-        """hidden [M, H] -> fp32 logits over the whole vocabulary [M, V], on every rank."""
-        world = self._partition.world
-        local_MV = ops.column_gemm(hidden_MH, self.table_VH, out_dtype=torch.float32)
-        whole = world.all_gather(local_MV).permute(1, 0, 2).reshape(len(hidden_MH), -1)
-        return whole[:, : self._partition.config.vocab_size].contiguous()
+    def local_logits(self, x_MH: torch.Tensor) -> torch.Tensor:
+        """x [M, H] -> fp32 logits of this rank's ids [M, V'], its padding's at the end."""
+        return ops.column_gemm(x_MH, self.table_VH, out_dtype=torch.float32)
+
+    def whole_logits(self, local_MV: torch.Tensor) -> torch.Tensor:
+        """Every rank's `local_logits` -> fp32 logits over the whole vocabulary [M, V]."""
+        world, size = self._partition.world, self._partition.config.vocab_size
+        if world.size > 1:
+            local_MV = world.all_gather(local_MV).permute(1, 0, 2).reshape(len(local_MV), -1)
+        return local_MV[:, :size].contiguous()
+
+    @property
+    def first_id(self) -> int:
+        """The id of this rank's first column of logits."""
+        return self._partition.world.rank * self.table_VH.shape[0]

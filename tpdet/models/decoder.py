@@ -6,10 +6,12 @@ Shape suffixes: M rows of the step, H hidden, V vocabulary.
 import torch
 
 from tpdet.cache.kv import KeyValuePages
+from tpdet.comm.fold import Pending
 from tpdet.kernels import ops
 from tpdet.kernels.paged_batch import PagedBatch
 from tpdet.kernels.rotary import rotary_table
 from tpdet.layers.attention import Attention
+from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.mlp import GatedMlp
 from tpdet.layers.partition import Partition
 from tpdet.layers.vocabulary import VocabularyTable
@@ -30,20 +32,15 @@ class DecoderLayer:
         self._mlp = GatedMlp(source, partition, f"{name}.mlp")
         self._index = index
 
-    def __call__(
-        self,
-        hidden_MH: torch.Tensor,
-        x_MH: torch.Tensor,
-        following_norm: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        pages: KeyValuePages,
-        batch: PagedBatch,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Residual stream and its input norm -> residual stream, normed for what follows."""
-        hidden_MH, x_MH = self._attention(
-            x_MH, hidden_MH, self._middle_norm, rotary, pages.layers[self._index], batch
-        )
-        return self._mlp(x_MH, hidden_MH, following_norm, self._eps)
+    def attend(
+        self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: KeyValuePages
+    ) -> Pending:
+        """Attention on the rows' x; the stream comes back normed for the feed-forward block."""
+        return self._attention(rows, self._middle_norm, rotary, pages.layers[self._index])
+
+    def feed(self, rows: MicroBatch, following_norm: torch.Tensor) -> Pending:
+        """The feed-forward block; the stream comes back normed for what follows."""
+        return self._mlp(rows, following_norm, self._eps)
 
 
 class Decoder:
@@ -53,6 +50,7 @@ class Decoder:
         """Read every weight; `positions` is how far the rotary table reaches."""
         config = partition.config
         self._eps = config.rms_norm_eps
+        self._exchange = partition.exchange
         self._embedding = VocabularyTable(source, partition, "model.embed_tokens")
         self._layers = [DecoderLayer(source, partition, i) for i in range(config.num_layers)]
         self._norm = source.read("model.norm.weight", (config.hidden_size,), Pieces.whole())
@@ -62,20 +60,47 @@ class Decoder:
         self.cos, self.sin = rotary_table(config.rotary, positions, self._norm.device)
 
     def hidden(
-        self,
-        ids_M: torch.Tensor,
-        pages: KeyValuePages,
-        batch: PagedBatch,
+        self, ids_M: torch.Tensor, pages: KeyValuePages, *batches: PagedBatch
     ) -> torch.Tensor:
-        """Run the layers over a step's rows, storing their keys and values; -> [M, H], normed."""
-        rotary = (self.cos[batch.positions], self.sin[batch.positions])
-        hidden_MH = self._embedding.embed(ids_M)
-        x_MH = ops.rms_norm(hidden_MH, self._layers[0].input_norm, self._eps)
-        norms = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
-        for layer, norm in zip(self._layers, norms, strict=True):
-            hidden_MH, x_MH = layer(hidden_MH, x_MH, norm, rotary, pages, batch)
-        return x_MH
+        """Run the layers over a step's rows, storing their keys and values; -> [M, H], normed.
 
-    def logits(self, x_MH: torch.Tensor) -> torch.Tensor:
-        """Normed rows [M, H] -> fp32 logits [M, V], equal on every rank."""
-        return self._head.logits(x_MH)
+        The rows of several batches follow each other; the exchanges of one run under the products
+        of the others.
+        """
+        rotary, aside = (self.cos, self.sin), len(batches) > 1
+        parts, first = [], 0
+        for batch in batches:
+            hidden_MH = self._embedding.embed(ids_M[first : first + batch.row_count])
+            first += batch.row_count
+            x_MH = ops.rms_norm(hidden_MH, self._layers[0].input_norm, self._eps)
+            parts.append(MicroBatch(batch, hidden_MH, x_MH, aside))
+        norms = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
+        with ops.leaving_multiprocessors(self._exchange.aside if aside else 0, ids_M.device):
+            for layer, norm in zip(self._layers, norms, strict=True):
+                for rows in parts:
+                    rows.settle()
+                    rows.pending = layer.attend(rows, rotary, pages)
+                for rows in parts:
+                    rows.settle()
+                    rows.pending = layer.feed(rows, norm)
+        for rows in parts:
+            rows.settle()
+        return torch.cat([rows.x_MH for rows in parts]) if aside else parts[0].x_MH
+
+    @property
+    def exchanges_aside(self) -> bool:
+        """Whether exchanges between ranks can run under products."""
+        return self._exchange.aside > 0
+
+    def local_logits(self, x_MH: torch.Tensor) -> torch.Tensor:
+        """Normed rows [M, H] -> fp32 logits of this rank's part of the vocabulary [M, V']."""
+        return self._head.local_logits(x_MH)
+
+    def whole_logits(self, local_MV: torch.Tensor) -> torch.Tensor:
+        """Every rank's local logits -> [M, V], equal on every rank."""
+        return self._head.whole_logits(local_MV)
+
+    @property
+    def first_local_id(self) -> int:
+        """The id of the first column of this rank's local logits."""
+        return self._head.first_id

@@ -11,8 +11,9 @@ import torch
 
 from tpdet.cache.kv import KeyValuePages
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.paged_batch import PagedSequence
 from tpdet.models.decoder import Decoder
+from tpdet.models.halves import micro_batches
 from tpdet.request import SamplingParams
 from tpdet.sampler import sample
 from tpdet.sampling_row import SamplingRow
@@ -75,8 +76,9 @@ def _step(
 ) -> None:
     rows = sum(sequence.count for sequence in sequences)
     ids = torch.arange(rows, device=device) % 7
-    hidden_MH = model.hidden(ids, pages, make_batch(sequences, device))
-    logits = model.logits(hidden_MH[-logit_rows:])
+    batches = micro_batches(sequences, device, model.exchanges_aside)
+    hidden_MH = model.hidden(ids, pages, *batches)
+    logits = model.whole_logits(model.local_logits(hidden_MH[-logit_rows:]))
     sample(logits, [_sampling_row(i) for i in range(len(logits))])
 
 

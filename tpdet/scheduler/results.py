@@ -6,32 +6,31 @@ from tpdet.errors import IntegrityError
 from tpdet.plan import Row
 from tpdet.request import PromptOutput, RequestFailed, TokenOutput
 from tpdet.sampling_row import RowKey, SampledToken
+from tpdet.scheduler.flight import Flight
 from tpdet.scheduler.sequence import Sequence
 
 Output = TokenOutput | PromptOutput | RequestFailed
 Scores = Mapping[RowKey, tuple[SampledToken, ...]]
 
 
-def check_results(
-    flying: list[tuple[Row, Sequence]], sampled: Mapping[RowKey, SampledToken], scores: Scores
-) -> None:
+def check_results(flight: Flight, sampled: Mapping[RowKey, SampledToken], scores: Scores) -> None:
     """Refuse (IntegrityError) results that do not answer the rows of the step in flight.
 
     Results of a sequence that finished in flight may be there or not; they are not read.
     """
-    keys = {sequence.key: sequence for _, sequence in flying}
+    keys = {sequence.key for sequence in flight.sequences}
     for key in (*sampled, *scores):
         if key not in keys:
             raise IntegrityError(f"a result for {key}, which is not in the step in flight")
-    for row, sequence in flying:
+    for row, sequence in flight.rows:
         if sequence.finished:
             continue
         end = row.start + len(row.token_ids)
-        if sequence.samples_at(end) != (sequence.key in sampled):
-            wanted = "wants a token" if sequence.samples_at(end) else "wants no token"
+        if row.draws != (sequence.key in sampled):
+            wanted = "wants a token" if row.draws else "wants no token"
             raise IntegrityError(f"{sequence.key} at position {end} {wanted}")
-        wanted_scores = sequence.scoring_row(row.start, end)
-        targets = () if wanted_scores is None else wanted_scores.target_ids
+        scoring = flight.scoring.get(sequence.key)
+        targets = () if scoring is None else scoring.target_ids
         found = tuple(score.token_id for score in scores.get(sequence.key, ()))
         if found != targets:
             raise IntegrityError(
@@ -49,29 +48,27 @@ def take_results(
     before `min_tokens`: the sampler was told not to draw it.
     """
     end = row.start + len(row.token_ids)
-    sequence.computed = end
     sequence.prompt_scores.extend(scores.get(sequence.key, ()))
-    if end < len(sequence.tokens):
-        return
     request, choice = sequence.request, sequence.choice
-    # Nothing generated yet means that the prompt was completed just now, and for the first time.
-    if sequence.scores_prompt and not sequence.generated:
+    if not row.draws and (request.params.max_tokens or end < len(sequence.tokens)):
+        return
+    # Nothing generated before means that the prompt was completed just now, for the first time.
+    if sequence.scores_prompt and end == sequence.prompt_length:
         yield sequence.prompt_output()
-    if not request.params.max_tokens:
+    if not row.draws:
         yield TokenOutput(request.request_id, choice, -1, 0.0, (), "length")
         return
     token = sampled[sequence.key]
-    if token.token_id in sequence.forbidden_ids():
+    if token.token_id in sequence.forbidden_ids(end):
         yield RequestFailed(
             request.request_id,
             IntegrityError.code,
-            f"token {token.token_id} was drawn after {sequence.generated} tokens although "
-            f"min_tokens is {request.params.min_tokens}",
+            f"token {token.token_id} was drawn after {end - sequence.prompt_length} tokens "
+            f"although min_tokens is {request.params.min_tokens}",
         )
         return
-    # One step ahead, this is where the placeholder that stands for the token would be filled.
-    sequence.tokens.append(token.token_id)
-    reason = sequence.finish_reason()
+    sequence.tokens[end] = token.token_id
+    reason = sequence.finish_reason(end)
     stop = token.token_id if reason == "stop" else None
     yield TokenOutput(
         request.request_id, choice, token.token_id, token.logprob, token.top, reason, stop

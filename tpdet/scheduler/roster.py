@@ -31,6 +31,12 @@ class Roster:
         self._admit(takes)
         return takes
 
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether a step can be chosen before the last one's results are known."""
+        missing = sum(sequence.missing_pages for sequence in self.running)
+        return missing <= self.ledger.free_count and all(s.independent for s in self.running)
+
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's pages; it waits again, in its place, with its tokens kept."""
         self.running.remove(sequence)
@@ -84,7 +90,9 @@ class Roster:
         budget = self.max_num_batched_tokens
         for decoding in (True, False):
             for sequence in self.running:
-                if budget and (sequence.remaining == 1) is decoding:
+                if not (budget and sequence.remaining):
+                    continue
+                if (sequence.remaining == 1) is decoding:
                     takes[sequence.key] = min(sequence.remaining, budget)
                     budget -= takes[sequence.key]
         return takes

@@ -1,6 +1,7 @@
 """The scheduler: continuous batching, first come first served, on rank 0 alone.
 
-A step is `plan = schedule()`, run it on every rank, `commit(plan.step, sampled)`. Decoding
+A step is `plan = schedule()`, run it on every rank, `commit(plan.step, sampled)`; the next one may
+be planned while it runs (`schedule_ahead`), and steps are committed in order. Decoding
 sequences go first, then chunks of prompts take what is left of the token budget. A sequence is
 admitted when pages for all its known tokens are free, and holds them; it grows by one page at a
 time while it decodes. When no page is left, the latest admitted sequence (highest choice first)
@@ -19,6 +20,7 @@ from tpdet.errors import IntegrityError, NumericalError, OverloadedError, Reques
 from tpdet.plan import PLAN_VERSION, Row, StepPlan
 from tpdet.request import Request, RequestFailed, TokenOutput
 from tpdet.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
+from tpdet.scheduler.flight import Flight, take_off
 from tpdet.scheduler.limits import check_fits
 from tpdet.scheduler.results import Output, check_results, take_results
 from tpdet.scheduler.roster import Roster
@@ -48,8 +50,7 @@ class Scheduler:
         self.roster = Roster(max_num_seqs, max_num_batched_tokens, num_pages)
         self._requests: dict[str, list[Sequence]] = {}
         self._unstarted: dict[str, None] = {}  # requests that never had a page, oldest first
-        self._in_flight: StepPlan | None = None
-        self._flying: dict[RowKey, Sequence] = {}  # the sequences of the plan in flight
+        self._flights: list[Flight] = []  # oldest first, at most two
         self._leaving: list[Sequence] = []  # finished in flight: they keep their pages till commit
         self._preempt_all = False
         self._next_admission = 0
@@ -59,7 +60,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting, running or in flight."""
-        return bool(self._requests) or self._in_flight is not None
+        return bool(self._requests) or bool(self._flights)
 
     def add(self, request: Request) -> None:
         """Queue `request` as `n` sequences under the next admission number.
@@ -116,17 +117,31 @@ class Scheduler:
         """
         self._refuse_in_flight()
         self._preempt_on_demand()
-        takes = self.roster.choose()
+        return self._take_off(self.roster.choose())
+
+    def schedule_ahead(self) -> StepPlan | None:
+        """The step after the one in flight, whose results are not known; None if it must wait.
+
+        It waits when a running sequence's next step depends on results (`Sequence.independent`),
+        when pages are short or a preemption is due, and when two steps are in flight.
+        """
+        due = self._preempt_all or (
+            self.preempt_every and self._next_step % self.preempt_every == 0
+        )
+        if len(self._flights) != 1 or due or not self.roster.may_run_ahead:
+            return None
+        return self._take_off(self.roster.choose())
+
+    def _take_off(self, takes: dict[RowKey, int]) -> StepPlan | None:
         chosen = [s for s in self.roster.running if s.key in takes]
         if not chosen:
             return None
         for sequence in chosen:
             self._unstarted.pop(sequence.request.request_id, None)
-        self._in_flight = self._plan(tuple(s.row(takes[s.key]) for s in chosen))
-        self._flying = {s.key: s for s in chosen}
-        # Scheduling one step ahead would go here: advance `computed` by the row now instead of at
-        # the commit, and where the row draws a token append a placeholder that the commit fills.
-        return self._in_flight
+        drawn = self._flights[-1].drawn if self._flights else {}
+        plan = self._plan(tuple(s.row(takes[s.key], drawn) for s in chosen))
+        self._flights.append(take_off(plan, chosen))
+        return plan
 
     def heartbeat(self, stop: bool = False) -> StepPlan:
         """A plan without rows, which carries the events so far; it needs no commit.
@@ -137,19 +152,17 @@ class Scheduler:
         return self._plan((), stop)
 
     def sampling_row(self, row: Row) -> SamplingRow | None:
-        """What the sampler needs for a row of the plan in flight; None if it draws no token.
+        """What the sampler needs for a row of a plan in flight; None if it draws no token.
 
         None also for a sequence that ended in flight: its result is not wanted.
         """
-        sequence = self._flying[row.admission, row.choice]
-        end = row.start + len(row.token_ids)
-        return None if sequence.finished else sequence.sampling_row(end)
+        flight, sequence = self._flight_of(row)
+        return None if sequence.finished else flight.sampling.get(sequence.key)
 
     def scoring_row(self, row: Row) -> ScoringRow | None:
-        """Which prompt tokens a row of the plan in flight scores; None if none."""
-        sequence = self._flying[row.admission, row.choice]
-        end = row.start + len(row.token_ids)
-        return None if sequence.finished else sequence.scoring_row(row.start, end)
+        """Which prompt tokens a row of a plan in flight scores; None if none."""
+        flight, sequence = self._flight_of(row)
+        return None if sequence.finished else flight.scoring.get(sequence.key)
 
     def commit(
         self,
@@ -157,26 +170,27 @@ class Scheduler:
         sampled: Mapping[RowKey, SampledToken],
         prompt_scores: Mapping[RowKey, Iterable[SampledToken]] | None = None,
     ) -> list[Output]:
-        """Take the results of the step in flight; returns what readers should hear, in row order.
+        """Take the results of the oldest step in flight; what readers should hear, in row order.
 
         `sampled` has a token for every row whose `sampling_row` is not None, `prompt_scores` the
         scored targets for every row whose `scoring_row` is not None. Raises IntegrityError, before
         anything is changed, when the step or a key does not fit. A request whose token would end
         it before `min_tokens` fails alone.
         """
-        plan = self._in_flight
-        if plan is None or plan.step != step:
-            there = "none" if plan is None else f"step {plan.step}"
+        if not self._flights or self._flights[0].plan.step != step:
+            there = f"step {self._flights[0].plan.step}" if self._flights else "none"
             raise IntegrityError(f"commit of step {step}, but {there} is in flight")
+        flight = self._flights[0]
         scores = {key: tuple(tokens) for key, tokens in (prompt_scores or {}).items()}
-        flying = [(row, self._flying[row.admission, row.choice]) for row in plan.rows]
-        check_results(flying, sampled, scores)
-        self._in_flight, self._flying = None, {}
+        check_results(flight, sampled, scores)
+        del self._flights[0]
+        staying = [s for s in self._leaving if self._flies(s)]
         for sequence in self._leaving:
-            self.roster.ledger.release(sequence)
-        self._leaving = []
+            if sequence not in staying:
+                self.roster.ledger.release(sequence)
+        self._leaving = staying
         outputs: list[Output] = []
-        for row, sequence in flying:
+        for row, sequence in flight.rows:
             self._totals.computed_tokens += len(row.token_ids)
             if not sequence.finished:
                 for output in take_results(sequence, row, sampled, scores):
@@ -224,8 +238,19 @@ class Scheduler:
         return StepPlan(PLAN_VERSION, step, ledger.take_events(), rows, ledger.table.digest(), stop)
 
     def _refuse_in_flight(self) -> None:
-        if self._in_flight is not None:
-            raise IntegrityError(f"step {self._in_flight.step} is in flight: commit it first")
+        if self._flights:
+            step = self._flights[0].plan.step
+            raise IntegrityError(f"step {step} is in flight: commit it first")
+
+    def _flight_of(self, row: Row) -> tuple[Flight, Sequence]:
+        for flight in self._flights:
+            mine, sequence = flight.by_key.get((row.admission, row.choice), (None, None))
+            if mine is row and sequence is not None:
+                return flight, sequence
+        raise IntegrityError(f"{(row.admission, row.choice)} is in no step in flight")
+
+    def _flies(self, sequence: Sequence) -> bool:
+        return any(sequence.key in flight.by_key for flight in self._flights)
 
     def _preempt_on_demand(self) -> None:
         due = self.preempt_every and self._next_step % self.preempt_every == 0
@@ -251,7 +276,7 @@ class Scheduler:
     def _retire(self, sequence: Sequence) -> None:
         sequence.finished = True
         self.roster.leave(sequence)
-        if sequence.key in self._flying:
+        if self._flies(sequence):
             self._leaving.append(sequence)
         else:
             self.roster.ledger.release(sequence)

@@ -1,5 +1,6 @@
 """A sequence: one choice of one request, with its tokens so far and the pages it holds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tpdet.cache.versions import version_id
@@ -8,14 +9,17 @@ from tpdet.plan import Row
 from tpdet.request import PromptOutput, Request
 from tpdet.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
 
+PENDING = -1  # a token that a step in flight draws
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """The only mutable object about a request; the request itself is frozen.
 
-    `tokens` are the prompt and what was generated; positions below `computed` have their K/V in
-    `pages` (held under `versions`). A preemption empties the pages and sets `computed` to 0, and
-    nothing else: what was generated or scored before is kept, recomputed and not told again.
+    `tokens` are the prompt and what was generated, PENDING where a step in flight will tell;
+    positions below `computed` have their K/V in `pages` (held under `versions`), or will have it
+    after the steps in flight. A preemption empties the pages and sets `computed` to 0, and nothing
+    else: what was generated or scored before is kept, recomputed and not told again.
     """
 
     request: Request
@@ -49,13 +53,25 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """Tokens generated so far."""
+        """Tokens generated so far, the pending included."""
         return len(self.tokens) - self.prompt_length
 
     @property
     def remaining(self) -> int:
-        """Known tokens that are still to be computed; 1 while decoding."""
+        """Tokens that are still to be computed; 1 while decoding, 0 when the last one is drawn."""
+        if self.generated >= self.request.params.max_tokens > 0:
+            return 0
         return len(self.tokens) - self.computed
+
+    @property
+    def independent(self) -> bool:
+        """Whether a step can be planned before the last one's results are known.
+
+        It cannot where a penalty reads the tokens, or while the prompt is being scored.
+        """
+        params = self.request.params
+        scored = not self.scores_prompt or len(self.prompt_scores) >= self.prompt_length - 1
+        return scored and not params.reads_tokens
 
     @property
     def missing_pages(self) -> int:
@@ -72,19 +88,26 @@ class Sequence:
         """Whether this choice computes the prompt's log-probabilities: the first one does."""
         return self.choice == 0 and self.request.params.prompt_logprobs is not None
 
-    def row(self, count: int) -> Row:
-        """The row that computes the next `count` known tokens."""
+    def row(self, count: int, drawn: Mapping[RowKey, int]) -> Row:
+        """The row that computes the next `count` tokens.
+
+        drawn: which token of the step before is this or that sequence's.
+        """
         start, end = self.computed, self.computed + count
         held = pages_for(end)
+        token_ids = tuple(self.tokens[start:end])
+        if token_ids[-1] == PENDING:
+            token_ids = (*token_ids[:-1], -1 - drawn[self.key])
         return Row(
             admission=self.key[0],
             choice=self.choice,
             version_id=self.version_id,
             start=start,
-            token_ids=tuple(self.tokens[start:end]),
+            token_ids=token_ids,
             pages=self.pages[:held],
             versions=self.versions[:held],
             logits=end - self.first_logits(start, end),
+            draws=self.samples_at(end),
         )
 
     def samples_at(self, end: int) -> bool:
@@ -106,16 +129,17 @@ class Sequence:
         """What the sampler needs after a row that ends before `end`; None if nothing is drawn."""
         if not self.samples_at(end):
             return None
+        params = self.request.params
         return SamplingRow(
             key=self.key,
             request_id=self.request.request_id,
-            params=self.request.params,
+            params=params,
             seed=resolved_seed(self.request),
             choice=self.choice,
             prompt_length=self.prompt_length,
-            token_ids=self.tokens,
-            position=len(self.tokens),
-            forbidden_ids=self.forbidden_ids(),
+            token_ids=tuple(self.tokens[:end]) if params.reads_tokens else (),
+            position=end,
+            forbidden_ids=self.forbidden_ids(end),
         )
 
     def scoring_row(self, start: int, end: int) -> ScoringRow | None:
@@ -133,18 +157,20 @@ class Sequence:
         eos = () if request.params.ignore_eos else request.eos_token_ids
         return tuple(sorted({*eos, *request.params.stop_token_ids}))
 
-    def forbidden_ids(self) -> tuple[int, ...]:
-        """Ids that may not be drawn next, because `min_tokens` is not reached."""
-        return self.ending_ids() if self.generated < self.request.params.min_tokens else ()
+    def forbidden_ids(self, position: int) -> tuple[int, ...]:
+        """Ids that may not be drawn for `position`, because `min_tokens` is not reached."""
+        early = position - self.prompt_length < self.request.params.min_tokens
+        return self.ending_ids() if early else ()
 
-    def finish_reason(self) -> str | None:
-        """Why the last generated token ends the sequence: "stop", "length", or None."""
-        request, last = self.request, self.tokens[-1]
-        if last in request.params.stop_token_ids:
+    def finish_reason(self, position: int) -> str | None:
+        """Why the generated token at `position` ends the sequence: "stop", "length", or None."""
+        request, token = self.request, self.tokens[position]
+        if token in request.params.stop_token_ids:
             return "stop"
-        if last in request.eos_token_ids and not request.params.ignore_eos:
+        if token in request.eos_token_ids and not request.params.ignore_eos:
             return "stop"
-        return "length" if self.generated >= self.request.params.max_tokens else None
+        generated = position + 1 - self.prompt_length
+        return "length" if generated >= request.params.max_tokens else None
 
     def prompt_output(self) -> PromptOutput:
         """The prompt's log-probabilities, complete; the first token has none."""

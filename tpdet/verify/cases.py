@@ -9,8 +9,10 @@ import random
 from dataclasses import dataclass
 
 from tpdet.request import Request, SamplingParams
+from tpdet.verify.spec import VerifySpec
 
 NEIGHBOUR_TOKENS = 90  # prompt tokens of a neighbour, at most
+_CROWD = 4  # requests in flight where their number is not the point
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,24 @@ class Circumstance:
     prefill: bool = False
 
 
-def circumstances(batches: tuple[int, ...], budgets: tuple[int, ...]) -> list[Circumstance]:
-    """All circumstances for these batch sizes and chunk budgets; the first is the reference."""
-    found = [Circumstance("alone")]
-    found += [Circumstance(f"batch {n}", batch=n) for n in batches if n > 1]
-    found += [Circumstance(f"chunks of {n}", batch=4, budget=n) for n in budgets]
-    found.append(Circumstance("preempted", batch=4, preempt_every=3))
-    found.append(Circumstance("prefill of decode", prefill=True))
-    return found
+def circumstances(spec: VerifySpec) -> list[Circumstance]:
+    """The circumstances of one world's steps; the first is the reference."""
+    room = sum(spec.prompt_lengths) + _CROWD * NEIGHBOUR_TOKENS  # for every prompt in one step
+    again = max(Circumstance.budget, room)  # what is preempted must get further than it was
+    found = {
+        "alone": [Circumstance("alone")],
+        "batch": [Circumstance(f"batch {n}", batch=n) for n in spec.batches if n > 1],
+        "chunks": [Circumstance(f"chunks of {n}", batch=_CROWD, budget=n) for n in spec.budgets],
+        "whole": [Circumstance("not chunked", batch=_CROWD, budget=room)],
+        "preempted": [Circumstance("preempted", batch=_CROWD, budget=again, preempt_every=3)],
+        "prefill": [Circumstance("prefill of decode", prefill=True)],
+    }
+    return [each for name in found if name in spec.relations for each in found[name]]
+
+
+def in_other_processes(name: str) -> Circumstance:
+    """How the probes are run where not the steps but the processes differ."""
+    return Circumstance(name, batch=_CROWD)
 
 
 def probes(vocab_size: int, lengths: tuple[int, ...], tokens: int, seed: int) -> list[Request]:

@@ -1,83 +1,56 @@
-"""One rank of a verification world: `torchrun ... -m tpdet.verify.rank SPEC.json FOLDER`."""
+"""One rank of a verification world: `torchrun ... -m tpdet.verify.rank FOLDER`.
 
-import hashlib
+The folder holds the world's `spec.json` and takes its `report.json` and its raw logits.
+"""
+
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import torch
 
-from tpdet.comm.device import open_world, ranks_per_gpu
+from tpdet.comm.device import open_world, ranks_per_gpu, resolve_device
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.outputs import RequestAssembler, logprob_bits
-from tpdet.plan import Row
 from tpdet.request import Request
 from tpdet.runner import Runner
-from tpdet.verify.cases import NEIGHBOUR_TOKENS, Circumstance, circumstances, neighbours, probes
+from tpdet.verify.cases import (
+    NEIGHBOUR_TOKENS,
+    Circumstance,
+    circumstances,
+    in_other_processes,
+    neighbours,
+    probes,
+)
 from tpdet.verify.control import switch_in_stock_arithmetic
+from tpdet.verify.logits_log import LogitsLog
 from tpdet.verify.machine import machine
-from tpdet.verify.rank_files import position_header
+from tpdet.verify.relations import CACHE, EAGER, FRESH, GATHER, order_of_processes
 from tpdet.verify.spec import Trace, VerifySpec, WorldReport
 
-MAX_VALUE_BYTES = 256 << 20  # of raw logits kept a circumstance, to name the first difference
-_MAX_PAGES = 256
-
-
-class LogitsLog:
-    """Hashes the probes' logits position by position and keeps the raw values on disk."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-        self._kept = 0
-        self.names: dict[int, str] = {}  # admission -> request id
-        self.digests: dict[str, dict[int, str]] = {}
-
-    def tap(self, row: Row, position: int, logits: torch.Tensor) -> None:
-        """Log the logits [n, V] of a row at `position`, `position + 1`, ..., each position once."""
-        name = self.names.get(row.admission)
-        if name is None:
-            return
-        seen = self.digests.setdefault(name, {})
-        for offset, values in enumerate(logits):
-            body = values.contiguous().numpy().data
-            digest = hashlib.sha256(body).hexdigest()
-            # A recomputed position (after a preemption) must have the bits it had before.
-            known = seen.setdefault(position + offset, digest)
-            if known != digest:
-                seen[position + offset] = f"recomputed: {known} then {digest}"
-            if self._kept < MAX_VALUE_BYTES:
-                self._file.write(position_header(name, position + offset))
-                self._file.write(body)
-                self._kept += body.nbytes
-
-    def close(self) -> None:
-        """Finish the file of raw values."""
-        self._file.close()
+_SPARE_PAGES = 8
 
 
 def main(arguments: list[str]) -> int:
-    """Run every dtype, fold order and circumstance of the spec; rank 0 writes the report."""
-    spec = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=VerifySpec)
-    folder = Path(arguments[1])
+    """Run the spec's part of the relations; rank 0 writes the report."""
+    folder = Path(arguments[0])
+    spec = msgspec.json.decode((folder / "spec.json").read_bytes(), type=VerifySpec)
     world = open_world(spec.device, spec.step_timeout, share_gpus=True)
     if spec.control:
         switch_in_stock_arithmetic()
+    # Host memory, through which ranks that share a GPU meet, is no part of a graph.
+    graphs = resolve_device(spec.device) == "cuda" and ranks_per_gpu() == 1
     traces, fingerprints, vocab_size = [], {}, 0
     for dtype in spec.dtypes:
-        for order in spec.fold_orders:
-            config = EngineConfig.from_values(
-                model=spec.model, dtype=dtype, fold_order=order, device=spec.device,
-                load_format=spec.load_format, step_timeout=spec.step_timeout,
-                kv_pages=_MAX_PAGES, max_model_len=_context(spec), max_num_seqs=_seats(spec),
-                enforce_eager=ranks_per_gpu() > 1,  # host memory is no part of a graph
-            )  # fmt: skip
+        for load in _loads(spec, graphs, world.size):
+            config = _config(spec, dtype, load, graphs)
             runner = Runner(config, world)
-            fingerprints[f"{dtype} {order}"] = runner.system_fingerprint
+            fingerprints[f"{dtype} {load.fold_order}"] = runner.system_fingerprint
             vocab_size = runner.model_config.vocab_size
-            traces += _run_all(spec, config, runner, world, folder)
+            traces += _run_all(spec, load.circumstances, config, runner, world, folder)
             runner.close()
     if world.rank == 0:
         report = WorldReport(
@@ -87,30 +60,75 @@ def main(arguments: list[str]) -> int:
             traces=tuple(traces),
             machine=machine(spec.device, world.size),
         )
-        (folder / f"tp{world.size}.json").write_bytes(msgspec.json.encode(report))
+        (folder / "report.json").write_bytes(msgspec.json.encode(report))
     world.barrier()
     world.close()
     return 0
 
 
-def _context(spec: VerifySpec) -> int:
-    """Positions that the longest probe or neighbour needs, in whole pages."""
+@dataclass(frozen=True)
+class _Load:
+    """What runs on one loaded model; `eager`: without CUDA graphs; `gather`: not by peer memory."""
+
+    fold_order: str
+    circumstances: list[Circumstance]
+    eager: bool = False
+    gather: bool = False
+
+
+def _loads(spec: VerifySpec, graphs: bool, ranks: int) -> list[_Load]:
+    """What this world loads, in order; where nothing has graphs, nothing is run without them.
+
+    Where ranks share a GPU there is no peer memory either.
+    """
+    if spec.part == "steps":
+        return [_Load(order, circumstances(spec)) for order in spec.fold_orders]
+    order = order_of_processes(spec.fold_orders)
+    if spec.part == "cache":
+        return [_Load(order, [in_other_processes(CACHE)])]
+    found = []
+    if "fresh" in spec.relations:
+        found.append(_Load(order, [in_other_processes(FRESH)]))
+    if "eager" in spec.relations and graphs:
+        found.append(_Load(order, [in_other_processes(EAGER)], eager=True))
+    if "gather" in spec.relations and graphs and ranks > 1:
+        found.append(_Load(order, [in_other_processes(GATHER)], gather=True))
+    return found
+
+
+def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineConfig:
     longest = max(*spec.prompt_lengths, NEIGHBOUR_TOKENS) + spec.tokens
-    return -(-longest // PAGE_TOKENS) * PAGE_TOKENS
+    context = -(-longest // PAGE_TOKENS) * PAGE_TOKENS
+    return EngineConfig.from_values(
+        model=spec.model, dtype=dtype, fold_order=load.fold_order, device=spec.device,
+        load_format=spec.load_format, step_timeout=spec.step_timeout, kv_pages=_pages(spec),
+        max_model_len=context, max_num_seqs=max(*spec.batches, len(spec.prompt_lengths)),
+        enforce_eager=load.eager or not graphs,
+        # The control's stock all-reduce stands in the place of the gather.
+        transport="gather" if load.gather or spec.control else "auto",
+    )  # fmt: skip
 
 
-def _seats(spec: VerifySpec) -> int:
-    """Sequences in flight together, at most."""
-    return max(*spec.batches, len(spec.prompt_lengths))
+def _pages(spec: VerifySpec) -> int:
+    """Pages for the largest batch, and some that stay free."""
+    neighbours = max(spec.batches) * -(-(NEIGHBOUR_TOKENS + spec.tokens) // PAGE_TOKENS)
+    return _SPARE_PAGES + neighbours + sum(
+        -(-(length + spec.tokens) // PAGE_TOKENS) for length in spec.prompt_lengths
+    )  # fmt: skip
 
 
 def _run_all(
-    spec: VerifySpec, config: EngineConfig, runner: Runner, world: World, folder: Path
+    spec: VerifySpec,
+    ways: list[Circumstance],
+    config: EngineConfig,
+    runner: Runner,
+    world: World,
+    folder: Path,
 ) -> list[Trace]:
     """Every circumstance on one loaded model."""
     traces: list[Trace] = []
     base = probes(runner.model_config.vocab_size, spec.prompt_lengths, spec.tokens, spec.seed)
-    for index, circumstance in enumerate(circumstances(spec.batches, spec.budgets)):
+    for circumstance in ways:
         if circumstance.prefill:
             data = msgspec.json.encode(traces[0].tokens if traces else {})
             tokens = msgspec.json.decode(
@@ -119,8 +137,8 @@ def _run_all(
             requests = [_as_prompt(probe, tokens[probe.request_id]) for probe in base]
         else:
             requests = base
-        runner.reset_pages(_MAX_PAGES)
-        name = f"tp{world.size}.{config.dtype}.{config.fold_order}.{index}.logits"
+        runner.reset_pages(runner.num_pages)
+        name = f"{config.dtype}.{config.fold_order}.{circumstance.name}.logits".replace(" ", "-")
         trace = _run_one(spec, circumstance, requests, config, runner, world, folder / name)
         traces += [trace] if trace is not None else []
     return traces
@@ -177,7 +195,7 @@ def _run_one(
             for name, answer in answers.items()
         },
         logits=log.digests,
-        values=values.name,
+        values=f"{values.parent.name}/{values.name}",
         steps=steps,
     )
 

@@ -1,10 +1,12 @@
 """The determinism matrix: for people a table, for machines a results file."""
 
+import os
 import platform
 import subprocess
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -69,30 +71,38 @@ def result_rows(model: str, relations: list[Relation], control: bool) -> list[di
 
 
 def append_run(path: Path, bench: str, machine: Machine, command: str, rows: list) -> None:
+    """Add one run to a results file; see `append_record`."""
+    append_record(path, bench, run_record(bench, machine, command, rows))
+
+
+def run_record(bench: str, machine: Machine, command: str, rows: list) -> dict[str, Any]:
+    """One run as a results file holds it: its rows and the environment that gave them."""
+    return {
+        "bench": bench,
+        "gpu": machine.gpu,
+        "gpus": machine.gpus,
+        "commit": _commit(),
+        "torch": metadata.version("torch"),
+        "triton": _version("triton"),
+        "driver": machine.driver,
+        "date": datetime.now(UTC).date().isoformat(),
+        "python": platform.python_version(),
+        "command": command,
+        "rows": rows,
+    }
+
+
+def append_record(path: Path, name: str, record: dict[str, Any]) -> None:
     """Add one run to a results file (a JSON list, newest last), written atomically.
 
-    A `path` that is a directory gets `<bench>.<gpu>.json` in it.
+    A `path` that is a directory gets `<name>.<gpu>.json` in it.
     """
     if path.is_dir():
-        path /= f"{bench}.{short_name(machine.gpu)}.json"
+        path /= f"{name}.{short_name(record['gpu'])}.json"
     runs = msgspec.json.decode(path.read_bytes()) if path.exists() else []
-    runs.append(
-        {
-            "bench": bench,
-            "gpu": machine.gpu,
-            "gpus": machine.gpus,
-            "commit": _commit(),
-            "torch": metadata.version("torch"),
-            "triton": _version("triton"),
-            "driver": machine.driver,
-            "date": datetime.now(UTC).date().isoformat(),
-            "python": platform.python_version(),
-            "command": command,
-            "rows": rows,
-        }
-    )
+    runs.append(record)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(runs), indent=1) + b"\n")
     temporary.replace(path)
 
@@ -113,7 +123,9 @@ def _version(package: str) -> str | None:
 def _commit() -> str | None:
     """The checkout's commit, if this is one."""
     here = Path(__file__).resolve().parent
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True
-    )
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True)
+    except OSError:  # no git
+        return None
     return done.stdout.strip() or None

@@ -1,4 +1,4 @@
-"""`tpdet verify`: one torchrun world a tensor-parallel size, then the comparison."""
+"""`tpdet verify`: torchrun worlds of every tensor-parallel size, then the comparison."""
 
 import shlex
 import sys
@@ -9,20 +9,27 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from tpdet.comm.device import resolve_device
 from tpdet.errors import UsageError
 from tpdet.make_model import make_model
 from tpdet.model_config import load_model_config
 from tpdet.verify.compare import Relation, compare
+from tpdet.verify.parts import run_worlds
+from tpdet.verify.relations import that_apply
 from tpdet.verify.report import append_run, print_matrix, result_rows
-from tpdet.verify.spec import VerifySpec, WorldReport
-from tpdet.verify.worlds import run_world
+from tpdet.verify.spec import VerifySpec
 from tpdet.weights.resolve import resolve_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def verify(
-    spec: VerifySpec, tps: Sequence[int], console: Console, output: Path | None, command: str
+    spec: VerifySpec,
+    tps: Sequence[int],
+    console: Console,
+    output: Path | None,
+    command: str,
+    worlds_per_gpu: int = 1,
 ) -> list[Relation]:
     """Verify one model at every size in `tps`; prints the matrix, appends to `output`.
 
@@ -30,11 +37,7 @@ def verify(
     """
     with tempfile.TemporaryDirectory(prefix="tpdet-verify-") as name:
         folder = Path(name)
-        (folder / "spec.json").write_bytes(msgspec.json.encode(spec))
-        reports = []
-        for tp in tps:
-            console.print(f"{spec.model}: tensor-parallel size {tp} ...", style="dim")
-            reports.append(_run_world(tp, folder))
+        reports = run_worlds(spec, tps, worlds_per_gpu, console, folder)
         relations = compare(reports, folder)
     model = Path(spec.model).name
     print_matrix(model, relations, list(tps), console)
@@ -62,29 +65,43 @@ def make_family(family: str, folder: Path, seed: int) -> Path:
 
 
 def verify_all(
-    models: Sequence[str], spec: VerifySpec, tps: Sequence[int], output: Path | None
+    models: Sequence[str],
+    spec: VerifySpec,
+    tps: Sequence[int],
+    output: Path | None,
+    worlds_per_gpu: int = 1,
 ) -> int:
-    """Verify each model (a tiny one of each family if none is named); 1 on a difference, else 0."""
+    """Verify each model (a tiny one of each family if none is named); 1 on a difference, else 0.
+
+    A control that shows no difference at some size above 1 has failed to show one: 0.
+    """
     console = Console()
     command = shlex.join(["tpdet", *sys.argv[1:]])
-    different = checked = 0
+    device = resolve_device(spec.device)
+    chosen = that_apply(spec.relations, device, spec.control)
+    spec = msgspec.structs.replace(spec, relations=chosen)
+    found: list[Relation] = []
     with tempfile.TemporaryDirectory(prefix="tpdet-models-") as name:
         names = list(models) or [str(make_family(f, Path(name), spec.seed)) for f in FAMILIES]
         for model in names:
             for dtype in spec.dtypes:  # what cannot be loaded is refused before a world is started
                 load_model_config(resolve_model(model), dtype)
             one = msgspec.structs.replace(spec, model=model)
-            relations = verify(one, tps, console, output, command)
-            checked += len(relations)
-            different += sum(not relation.equal for relation in relations)
+            found += verify(one, tps, console, output, command, worlds_per_gpu)
+    different = sum(not relation.equal for relation in found)
     verdict = "all equal" if not different else f"{different} DIFFERENT"
-    console.print(f"{checked} relations, {verdict}", style="red" if different else "green")
+    console.print(f"{len(found)} relations, {verdict}", style="red" if different else "green")
+    if spec.control:
+        for tp in sizes_without_difference(found):
+            console.print(f"the control shows no difference at TP {tp}", style="red")
+            different = 0
     return 1 if different else 0
 
 
-def _run_world(tp: int, folder: Path) -> WorldReport:
-    run_world(tp, "tpdet.verify.rank", [str(folder / "spec.json"), str(folder)], folder)
-    return msgspec.json.decode((folder / f"tp{tp}.json").read_bytes(), type=WorldReport)
+def sizes_without_difference(relations: Sequence[Relation]) -> list[int]:
+    """Tensor-parallel sizes above 1 at which every relation was equal, ascending."""
+    sizes = {relation.tp for relation in relations if relation.tp > 1}
+    return sorted(sizes - {relation.tp for relation in relations if not relation.equal})
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -4,7 +4,11 @@ import msgspec
 
 
 class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of `tpdet verify` on one model."""
+    """One run of `tpdet verify` on one model.
+
+    `relations`: names of tpdet.verify.relations; a world of `part` "steps" runs those of steps, one
+    of "fresh" or "cache" those that need other processes.
+    """
 
     model: str
     dtypes: tuple[str, ...]
@@ -17,6 +21,8 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
     control: bool
     load_format: str = "auto"
     device: str = "auto"
+    relations: tuple[str, ...] = ("alone",)
+    part: str = "steps"
     step_timeout: float = 300.0
 
 

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpdet.errors import TpdetError
@@ -11,8 +11,16 @@ from tpdet.launch.torchrun import rank_environment, torchrun_command
 _LOG_LINES = 120
 
 
-def run_world(tp: int, module: str, arguments: Sequence[str], folder: Path) -> None:
+def run_world(
+    tp: int,
+    module: str,
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+) -> None:
     """Run `module` as `tp` ranks (no torchrun for one) and wait; its log goes to `folder`.
+
+    environment: set for the ranks besides what they inherit.
 
     Raises TpdetError with the end of the log when it fails.
     """
@@ -24,7 +32,8 @@ def run_world(tp: int, module: str, arguments: Sequence[str], folder: Path) -> N
     )
     log = folder / f"tp{tp}.log"
     with log.open("wb") as file:
-        done = subprocess.run(command, stdout=file, stderr=file, env=rank_environment(tp))
+        found = {**rank_environment(tp), **(environment or {})}
+        done = subprocess.run(command, stdout=file, stderr=file, env=found)
     if done.returncode != 0:
         lines = log.read_text(errors="replace").splitlines()
         raise TpdetError(

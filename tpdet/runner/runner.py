@@ -3,51 +3,46 @@
 Shape suffixes: M rows of the step, R rows whose logits are wanted, V vocabulary.
 """
 
-import os
 import struct
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import torch
 
-from tpdet.cache.kv import KeyValuePages, allocate_pages, page_bytes
+from tpdet.cache.kv import KeyValuePages, allocate_pages
 from tpdet.cache.versions import VersionTable, first_difference
 from tpdet.comm.agreement import agree, collect_facts
-from tpdet.comm.device import current_device, free_gpu_bytes, ranks_per_gpu, resolve_device
+from tpdet.comm.device import current_device, ranks_per_gpu, resolve_device
+from tpdet.comm.peer_exchange import open_exchange
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
-from tpdet.decode_graphs import DecodeGraphs, wait_for_gpu
-from tpdet.errors import (
-    DisagreementError,
-    IntegrityError,
-    PeerLostError,
-    ResourceError,
-    TpdetError,
-    UsageError,
-)
+from tpdet.errors import IntegrityError, PeerLostError, UsageError
+from tpdet.kernels import ops
 from tpdet.kernels.cpu import threads
-from tpdet.kernels.cpu.admission import check_bit_classes
-from tpdet.kernels.golden import golden_digest
 from tpdet.kernels.known_answers import known_answers
-from tpdet.kernels.order import GOLDEN_SHA256, PAGE_TOKENS, Contract
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
-from tpdet.layers.partition import Partition, make_partition
+from tpdet.kernels.order import Contract
+from tpdet.kernels.paged_batch import PagedSequence
+from tpdet.kernels.shard import Shard
+from tpdet.layers.partition import make_partition
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.models.decoder import Decoder
+from tpdet.models.halves import micro_batches
 from tpdet.models.warm_up import pages_needed, warm_up
 from tpdet.plan import StepPlan
 from tpdet.receipt import model_digest, system_fingerprint
+from tpdet.runner.decode_graphs import DecodeGraphs
+from tpdet.runner.gpu_wait import wait_for_event
+from tpdet.runner.kernel_checks import admit_products, check_kernels, threads_per_rank
+from tpdet.runner.memory import pages_that_fit
+from tpdet.runner.taking import TakeLogits
 from tpdet.weights.resolve import resolve_model
 from tpdet.weights.source import merge_digests, open_weights
 
 LOGIT_ROWS = 256  # rows of the output head computed at once, at most
+_SHARE_OF_TIMEOUT = 0.8
 LOAD_TIMEOUT = 3600.0  # seconds the ranks may be apart while they read weights
-_CACHE_SHARE = 0.25  # of the memory that is free after loading, for the KV cache on the CPU
 _LOCAL_FACTS = ("model", "tokenizer", "chat_template")  # paths may differ from host to host
 
 _TIED = ("lm_head.weight", "model.embed_tokens.weight")
-
-TakeLogits = Callable[[int, torch.Tensor], None]
-"""Called with the index of the first row and a block of fp32 logits [<= 256, V]."""
 
 
 class Runner:
@@ -71,13 +66,25 @@ class Runner:
             kind, self.model_config.dtype, partition.leaves, config.fold_order
         ).identifier
         if kind == "cpu":
-            threads.configure(_threads_per_rank())
-        _check_kernels(self.model_config, partition, kind)
+            threads.configure(threads_per_rank())
+        check_kernels(self.model_config, partition, kind)
         settings = config.model_dump(exclude={*_LOCAL_FACTS}) | {"contract": self.contract}
         answers = known_answers(self.device, self._dtype)
         facts = {f"known answer {name}": digest for name, digest in answers.items()}
         agree(world, collect_facts(settings, kind) | facts)
         world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
+        partition = partition.over(
+            open_exchange(
+                config.transport,
+                partition.plan,
+                world,
+                max(config.max_num_batched_tokens, config.max_num_seqs),
+                self.model_config.hidden_size,
+                self._dtype,
+                self.device,
+            )
+        )
+        self._exchange = partition.exchange
         source = open_weights(
             directory,
             self.model_config,
@@ -95,9 +102,19 @@ class Runner:
         )
         self._key_heads = len(partition.key_heads)
         if kind == "cuda":
+            limits = {
+                "column": max(config.max_num_batched_tokens, config.max_num_seqs),
+                "head": LOGIT_ROWS,
+            }
+            admit_products(partition, self.device, limits)
+        # Ids that the last step drew, for the rows of the next one that was planned before.
+        self._drawn = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=self.device)
+        if kind == "cuda":
             self._warm_up(config)
         pages = self._agree_on_pages(config)
         world.set_timeout(config.step_timeout)
+        # A rank that waits in a kernel gives up before the host that waits for the kernel does.
+        self._exchange.set_timeout(_SHARE_OF_TIMEOUT * config.step_timeout)
         self.reset_pages(pages)
 
     @property
@@ -119,7 +136,11 @@ class Runner:
         self._pages = self._allocate(pages + 1)  # one more, where the graphs' pad rows write
         if not self._config.enforce_eager and ranks_per_gpu() == 1:  # host staging is no graph
             self._graphs = DecodeGraphs(
-                self.model, self._pages, self.device, self._config.max_num_seqs, self.max_model_len
+                self.model,
+                self._pages,
+                self._drawn,
+                self._config.max_num_seqs,
+                self.max_model_len,
             )
 
     def _allocate(self, pages: int) -> KeyValuePages:
@@ -141,11 +162,11 @@ class Runner:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def execute(self, plan: StepPlan, take_logits: TakeLogits) -> None:
-        """Run one plan on this rank; wanted logits go to `take_logits`, in the rows' order.
+    def launch(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
+        """Start one plan on this rank; its logits go to `results`, in the rows' order.
 
-        Raises IntegrityError when this rank's version table is not the sender's, or when a row
-        may not read the pages it names.
+        On a GPU nothing is waited for: the event is for `wait`. Raises IntegrityError when this
+        rank's version table is not the sender's, or when a row may not read the pages it names.
         """
         self._table.apply(plan.events)
         if self._table.digest() != plan.table_digest:
@@ -156,29 +177,63 @@ class Runner:
         self._table.check_readers(plan.rows)
         if not plan.rows:
             self._compare_tables()
-            return
-        if self._graphs is not None and self._graphs.takes(plan.rows):
-            logits_RV = self._graphs.run(plan.rows)
-            self._wait(plan.step)
-            take_logits(0, logits_RV)
-            return
-        hidden_RH = self._run(plan)
-        self._wait(plan.step)
-        for first in range(0, len(hidden_RH), LOGIT_ROWS):
-            take_logits(first, self.model.logits(hidden_RH[first : first + LOGIT_ROWS]))
+            return None
+        drawn = self._draw(plan, results)
+        if plan.feeds:
+            # -1 (a row that found no token, and fails) must not be read as an id.
+            self._drawn[: len(drawn)].copy_(drawn.clamp(min=0))
+        if self.device.type == "cpu":
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
 
-    def _wait(self, step: int) -> None:
-        """Bound the wait for a GPU whose collective may have lost a peer. Raises PeerLostError."""
-        if self.device.type == "cpu" or self._world.size == 1:
+    def wait(self, plan: StepPlan, event: torch.cuda.Event | None) -> None:
+        """Wait for a launched plan, no longer than the world does for a peer.
+
+        Raises PeerLostError: a lost peer leaves a collective's kernel spinning for ever.
+        """
+        if event is None:
             return
-        if not wait_for_gpu(self.device, self._world.timeout):
+        if not wait_for_event(event, self._world.timeout):
             raise PeerLostError(
-                f"step {step}: the GPU of rank {self._world.rank} did not finish in "
+                f"step {plan.step}: the GPU of rank {self._world.rank} did not finish in "
                 f"{self._world.timeout:g} s: a peer is lost or hangs"
             )
+        self._exchange.check()
+
+    def _draw(self, plan: StepPlan, results: TakeLogits) -> torch.Tensor:
+        """Run the model and draw: ids int64 [n] of the step's tokens.
+
+        They are equal on every rank if the plan feeds the next one; else rank 0 has them.
+        """
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        if plan.shards:
+            shard = Shard(
+                self.model.first_local_id, self.model_config.vocab_size, self._exchange.all_gather
+            )
+            drawn = [results.take_shard(logits_RV, shard) for _, logits_RV in self._shards(plan)]
+            return torch.cat([none, *drawn])
+        drawn = [
+            results.take(first, self.model.whole_logits(logits_RV))
+            for first, logits_RV in self._shards(plan)
+        ]
+        ids = torch.cat([none, *drawn])
+        if plan.feeds and self._world.size > 1:
+            ids = self._world.all_gather(ids)[0]
+        return ids
+
+    def _shards(self, plan: StepPlan) -> Iterator[tuple[int, torch.Tensor]]:
+        """This rank's columns of the wanted logits, in blocks: (first row, fp32 [<= 256, V'])."""
+        if self._graphs is not None and self._graphs.takes(plan.rows):
+            yield 0, self._graphs.run(plan.rows)
+            return
+        x_RH = self._run(plan)
+        for first in range(0, len(x_RH), LOGIT_ROWS):
+            yield first, self.model.local_logits(x_RH[first : first + LOGIT_ROWS])
 
     def _run(self, plan: StepPlan) -> torch.Tensor:
-        """The model over a plan's rows; returns the residual rows whose logits are wanted."""
+        """The model over a plan's rows; returns the normed rows whose logits are wanted."""
         ids: list[int] = []
         wanted: list[int] = []
         sequences = []
@@ -191,9 +246,10 @@ class Runner:
         both = torch.tensor(ids + wanted, dtype=torch.int64)
         if self.device.type == "cuda":
             both = both.pin_memory().to(self.device, non_blocking=True)
-        batch = make_batch(tuple(sequences), self.device)
-        hidden_MH = self.model.hidden(both[: len(ids)], self._pages, batch)
-        return hidden_MH[both[len(ids) :]]
+        batches = micro_batches(tuple(sequences), self.device, self.model.exchanges_aside)
+        ids_M = ops.resolve_drawn(both[: len(ids)], self._drawn)
+        x_MH = self.model.hidden(ids_M, self._pages, *batches)
+        return x_MH[both[len(ids) :]]
 
     def _compare_tables(self) -> None:
         """The heartbeat: every rank shows the digest of its table as it lies in memory.
@@ -213,25 +269,12 @@ class Runner:
     def _agree_on_pages(self, config: EngineConfig) -> int:
         """Pages of the KV cache: as many as the rank with the least room has."""
         self._world.barrier()  # ranks that share memory look at it when all have loaded
-        pages = config.kv_pages or self._pages_that_fit(config)
+        model, key_heads, ranks = self.model_config, self._key_heads, self._world.size
+        pages = config.kv_pages or pages_that_fit(
+            config, model, key_heads, self.max_model_len, ranks, self.device
+        )
         everyone = self._world.gather_bytes(struct.pack("<Q", pages))
         return min(struct.unpack("<Q", data)[0] for data in everyone)
-
-    def _pages_that_fit(self, config: EngineConfig) -> int:
-        """As many as all sequences could use, but no more than a share of free memory holds."""
-        model = self.model_config
-        size = page_bytes(model.num_layers, self._key_heads, model.head_dim, self._dtype)
-        useful = config.max_num_seqs * -(-self.max_model_len // PAGE_TOKENS)
-        if self.device.type == "cuda":
-            fitting = free_gpu_bytes(config.gpu_memory_utilization) // size
-            if fitting < 1:
-                raise ResourceError(
-                    f"no GPU memory is left for a KV page of {size / 2**20:.1f} MiB: raise "
-                    "--gpu-memory-utilization, lower --max-num-batched-tokens, or use more ranks"
-                )
-            return min(useful, fitting)
-        fitting = int(_CACHE_SHARE * _available_memory()) // (size * self._world.size)
-        return max(1, min(useful, fitting))
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -248,40 +291,3 @@ def _context(config: EngineConfig, model: ModelConfig) -> int:
             f"{model.max_position}: lower it"
         )
     return config.max_model_len
-
-
-def _check_kernels(config: ModelConfig, partition: Partition, device: str) -> None:
-    """Golden vectors and bit classes of this machine. Raises DisagreementError or TpdetError."""
-    found = golden_digest()
-    if found != GOLDEN_SHA256:
-        raise DisagreementError(
-            f"golden vectors have digest {found[:16]}, the contract's is {GOLDEN_SHA256[:16]}: "
-            "this build of torch breaks the arithmetic contract"
-        )
-    if device != "cpu":
-        return
-    row_widths = [config.num_heads * config.head_dim, config.intermediate_size]
-    reduced = [config.hidden_size, *(width // partition.leaves for width in row_widths)]
-    try:
-        check_bit_classes(reduced, config.head_dim)
-    except RuntimeError as error:
-        raise TpdetError(str(error)) from error
-
-
-def _threads_per_rank() -> int:
-    """Worker threads: OMP_NUM_THREADS if set, else this rank's share of the processors."""
-    named = os.environ.get("OMP_NUM_THREADS", "")
-    if named.isdecimal() and int(named) > 0:
-        return int(named)
-    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
-
-
-def _available_memory() -> int:
-    """Bytes of memory that can be taken without swapping."""
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        for line in lines:
-            name, value = line.split(":")
-            if name == "MemAvailable":
-                return int(value.split()[0]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

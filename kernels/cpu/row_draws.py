@@ -1,0 +1,61 @@
+"""Tokens and log-probabilities of a step's rows on the CPU, from whole rows."""
+
+from collections.abc import Sequence
+
+import torch
+
+from tpdet.kernels.cpu.log_softmax import log_mass, log_probabilities
+from tpdet.kernels.cpu.order_select import top_ids
+from tpdet.kernels.cpu.sampling import choose_tokens
+from tpdet.kernels.draw import Draw
+from tpdet.kernels.row_draws import RowDraws
+from tpdet.kernels.shard import Shard
+
+
+def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:
+    """One token a row: fp32 [R, W] and R draws."""
+    logits, maximum, fit = _prepare(shard.whole(logits))
+    tokens = torch.argmax(logits, dim=-1)  # the first of equal maxima
+    wanted = {
+        row: how for row, how in enumerate(draws) if how.temperature != 0.0 or how.changes_logits
+    }
+    if wanted:
+        chosen = choose_tokens(logits, wanted)
+        tokens[list(chosen)] = torch.tensor(list(chosen.values()))
+    return _answers(logits, maximum, fit, tokens)
+
+
+def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> RowDraws:
+    """Log-probabilities of given tokens: fp32 [T, W] and T ids."""
+    logits, maximum, fit = _prepare(shard.whole(logits))
+    return _answers(logits, maximum, fit, torch.tensor(tokens, dtype=torch.int64))
+
+
+def top_of_rows(
+    logits: torch.Tensor, rows: Sequence[int], count: int, shard: Shard
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest of some rows, best first: ids int64 and logits fp32 [len(rows), count]."""
+    wanted, _, _ = _prepare(shard.whole(logits[list(rows)]))
+    ids = top_ids(wanted, count)
+    return ids, wanted.gather(1, ids)
+
+
+def _prepare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits with one zero, each row's maximum, and which rows are fit to be sampled (bool [R]).
+
+    The maximum is NaN or +inf if any logit is, and -inf if all are. Unfit rows read as zeros.
+    """
+    maximum = logits.amax(dim=-1)
+    fit = torch.isfinite(maximum)
+    return torch.where(fit[:, None], logits + 0.0, 0.0), torch.where(fit, maximum, 0.0), fit
+
+
+def _answers(
+    logits: torch.Tensor, maximum: torch.Tensor, fit: torch.Tensor, tokens: torch.Tensor
+) -> RowDraws:
+    log_masses = log_mass(logits, maximum)
+    # -1 (none left): any column will do, the row fails.
+    chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
+    logprobs = log_probabilities(chosen, maximum, log_masses)
+    packed = torch.stack([fit.double(), tokens.double(), logprobs.double()], -1)
+    return RowDraws(tokens, logprobs, fit, maximum, log_masses, packed)

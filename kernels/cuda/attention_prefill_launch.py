@@ -1,0 +1,72 @@
+"""The launches of prefill attention: `attention_prefill` or, on Hopper, its groups of warps."""
+
+import torch
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as LaidOutDescriptor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tpdet.kernels.cuda.attention_prefill import attend_blocks
+from tpdet.kernels.cuda.attention_prefill_warps import attend_groups
+from tpdet.kernels.cuda.attention_split import score_scale
+from tpdet.kernels.cuda.attention_variants import GROUPS_HEAD, GROUPS_TYPES, Variant
+from tpdet.kernels.order import TILE_TOKENS
+from tpdet.kernels.paged_batch import BLOCK_TOKENS, PagedBatch
+
+_GROUPS_ROWS, _GROUPS_WARPS = 128, 4
+
+
+def launch_prefill(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    batch: PagedBatch,
+    window: int | None,
+    variant: Variant,
+    shape: dict[str, int],
+    out: torch.Tensor,
+) -> None:
+    """Attention of the batch's blocks into out [M, Hq, D]; `shape`: what kernels compile for.
+
+    Raises ValueError for groups of warps of a head, type, rows or warps that they do not have.
+    """
+    if not batch.blocks.shape[0]:
+        return
+    parts = BLOCK_TOKENS * shape["GROUP"] // variant.rows
+    grid = (batch.blocks.shape[0] * parts * shape["KEY_HEADS"],)
+    flat = [pages.view(-1, q.shape[2]) for pages in (k_pages, v_pages)]
+    arguments = (
+        out, batch.blocks, batch.rows, batch.tables,
+        q.stride(0), batch.tables.shape[1], window or 0, score_scale(q.shape[2]),
+    )  # fmt: skip
+    if variant.groups:
+        _check_groups(q, variant)
+        layout = NVMMASharedLayout(128, 16, 2)
+        block = [TILE_TOKENS, shape["HEAD"]]
+        laid_out = [LaidOutDescriptor.from_tensor(pages, block, layout) for pages in flat]
+        attend_groups[grid](
+            q, *laid_out, *arguments,
+            **{name: shape[name] for name in ("KEY_HEADS", "GROUP", "HEAD", "WINDOW")},
+            BLOCK=BLOCK_TOKENS, STAGES=variant.stages,
+            num_warps=variant.warps, enable_fp_fusion=False,
+        )  # fmt: skip
+        return
+    tiles: list[torch.Tensor | TensorDescriptor] = [k_pages, v_pages]
+    if variant.descriptors:
+        block = [TILE_TOKENS, shape["LANES"]]
+        tiles = [TensorDescriptor.from_tensor(pages, block) for pages in flat]
+    attend_blocks[grid](
+        q, k_pages, v_pages, *tiles, *arguments,
+        **shape, DESCRIPTORS=variant.descriptors,
+        BLOCK=BLOCK_TOKENS, ROWS=variant.rows, STAGES=variant.stages,
+        num_warps=variant.warps, num_stages=variant.stages, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _check_groups(q: torch.Tensor, variant: Variant) -> None:
+    fixed = (variant.rows, variant.warps) == (_GROUPS_ROWS, _GROUPS_WARPS)
+    if q.shape[2] != GROUPS_HEAD or q.dtype not in GROUPS_TYPES or not fixed:
+        raise ValueError(
+            f"groups of {variant.rows} rows, {variant.warps} warps, {q.dtype} heads of "
+            f"{q.shape[2]}: they have {_GROUPS_ROWS} rows, {_GROUPS_WARPS} warps, heads of "
+            f"{GROUPS_HEAD}, one of {GROUPS_TYPES}"
+        )

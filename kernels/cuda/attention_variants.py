@@ -1,0 +1,73 @@
+"""How attention's kernels are shared out, and the choice for each shape: none reaches a bit."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+
+GROUPS_HEAD = 128
+GROUPS_TYPES = (torch.bfloat16, torch.float16)
+_DESCRIPTORS_SINCE = 9  # major compute capabilities
+_HOPPER = 9
+_FUSED_SPLITS = 32  # above so many splits a sequence on average the merge is spread wider
+_FEW_SPLITS = 32  # of a step: most multiprocessors idle, and only loads ahead hide the wait
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a kernel is shared out: rows of a program (a power of two up to 128), warps, stages.
+
+    Of prefill alone: `descriptors`, whole splits are fetched by the tensor memory accelerator
+    (Hopper and later); `groups`, the 128 rows of `attention_prefill_warps` (Hopper).
+    Of splits alone: `fused`, the last of a sequence to finish merges them, without a launch of its
+    own; `swapped`, keys and lanes stand on the side of 64 of Hopper's wide matrix instructions.
+    """
+
+    rows: int
+    warps: int
+    stages: int
+    descriptors: bool = False
+    groups: bool = False
+    fused: bool = False
+    swapped: bool = False
+
+
+@cache
+def compute_capability(device: torch.device) -> int:
+    """The major compute capability of a GPU, 0 for another device."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
+
+
+def prefill_variant(dtype: torch.dtype, head: int, capability: int) -> Variant:
+    """The choice for sequences with many rows, by the GPU's major compute capability."""
+    descriptors = capability >= _DESCRIPTORS_SINCE
+    if dtype == torch.float32:
+        return Variant(16, 4, 1)
+    if capability == _HOPPER and head == GROUPS_HEAD and dtype in GROUPS_TYPES:
+        return Variant(128, 4, 2, True, groups=True)
+    if head <= 128:
+        return Variant(64, 4, 3 if descriptors else 2, descriptors)
+    return Variant(64, 8, 2, descriptors)
+
+
+def decode_variant(
+    dtype: torch.dtype, head: int, rows: int, splits: int = 1, sequences: int = 1
+) -> Variant:
+    """The choice for sequences with few: `rows` is the most rows times query heads of a group.
+
+    `splits` of `sequences` together, pad splits of a captured graph included.
+    """
+    fused = splits <= _FUSED_SPLITS * sequences
+    if dtype == torch.float32:
+        return Variant(16, 4, 1, fused=fused)
+    if head > 128 and rows > 16:  # a fused merge of so much spills
+        return Variant(16, 4, 1, swapped=True)
+    rows = min(max(16, triton.next_power_of_2(rows)), 64)
+    return Variant(rows, 4, _decode_stages(head, splits, sequences), fused=fused, swapped=True)
+
+
+def _decode_stages(head: int, splits: int, sequences: int) -> int:
+    if head > 128 or _FEW_SPLITS < splits <= sequences <= 128:
+        return 1  # more programs on a multiprocessor, each with a single split of its sequence
+    return 3 if splits <= _FEW_SPLITS else 2

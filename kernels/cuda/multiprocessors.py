@@ -1,0 +1,28 @@
+"""How many multiprocessors the kernels with one program a multiprocessor may fill.
+
+While an exchange runs beside products it holds some; a product that counted on all of them would
+wait for those, a whole wave long. Bits do not depend on it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_left = 0
+
+
+@contextmanager
+def leaving(count: int) -> Iterator[None]:
+    """Leave `count` multiprocessors free in everything launched inside."""
+    global _left
+    before, _left = _left, count
+    try:
+        yield
+    finally:
+        _left = before
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU, less those to be left free."""
+    return max(1, torch.cuda.get_device_properties(device).multi_processor_count - _left)

@@ -1,0 +1,221 @@
+"""Tokens and log-probabilities of a step's rows, on the GPU, without waiting for it.
+
+    table (one copy from the host)  ->  copies of rows with bias or penalties  ->  `scan_peaks`
+      ->  bounds of filtered rows  ->  `score_rows`  ->  `weigh_rows`  ->  `answer_rows`
+
+Greedy rows take five launches, random rows one more, top-k and top-p five more, however many rows.
+Over a sharded vocabulary the peaks, scores and masses of all ranks are gathered, a few integers a
+row; rows with top-k or top-p are gathered whole, and every rank finds their bounds.
+"""
+
+import struct
+from collections.abc import Sequence
+from decimal import Decimal
+
+import torch
+import triton
+
+from tpdet.kernels.cpu.filters import TOP_P_BITS, top_p_numerator
+from tpdet.kernels.cuda.filter_rows import find_bounds
+from tpdet.kernels.cuda.gumbel_scores import score_rows
+from tpdet.kernels.cuda.log_softmax import MAX_VOCABULARY
+from tpdet.kernels.cuda.order_select import id_of, top_orders
+from tpdet.kernels.cuda.penalties import penalise, to_device
+from tpdet.kernels.cuda.row_scan import FIELDS, answer_rows, pack_rows, scan_peaks, weigh_rows
+from tpdet.kernels.draw import Draw
+from tpdet.kernels.row_draws import RowDraws
+from tpdet.kernels.shard import Shard
+
+_GREEDY, _RANDOM, _GIVEN = 0, 1, 2
+_BLOCK = 2048
+
+
+def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:
+    """One token a row: fp32 [R, W] and R draws, R > 0. Raises ValueError when V is over 2^22."""
+    logits = _fit(logits, shard)
+    vocabulary, width = shard.vocab_size, shard.width(logits.shape[1])
+    changed = [row for row, how in enumerate(draws) if how.changes_logits]
+    filtered = [row for row, how in enumerate(draws) if _filters(how, vocabulary)]
+    numbers = _row_table(draws, changed, filtered, vocabulary)
+    # Slots stand behind the table, where they are aligned: the alignment is compiled in.
+    held = to_device([*numbers, *filtered, *changed], torch.int64, logits.device)
+    table = held[: len(draws) * FIELDS]
+    slots = held[len(table) : len(table) + len(filtered)]
+    copies = logits
+    if changed:
+        at = held[len(table) + len(filtered) :]
+        copies = logits[at, :width] + 0.0
+        penalise(copies, [draws[row] for row in changed], shard.first_id)
+    peaks = _peaks(logits, copies, table, len(draws), width, shard)
+    scores = peaks
+    if any(how.temperature != 0.0 for how in draws):
+        bounds = peaks
+        if filtered:
+            bounds = _bounds(logits, copies, table, peaks, slots, changed, filtered, shard)
+        scores = _scores(logits, copies, table, peaks, bounds, width, shard)
+    return _answers(logits, table, peaks, scores, width, shard)
+
+
+def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> RowDraws:
+    """Log-probabilities of given tokens: fp32 [T, W] and T ids, T > 0."""
+    logits = _fit(logits, shard)
+    width = shard.width(logits.shape[1])
+    numbers = [
+        number
+        for token in tokens
+        for number in (0, 0, 0, 0, 0, _GIVEN, 0, 0, 0, -1, token, 0)
+    ]  # fmt: skip
+    table = to_device(numbers, torch.int64, logits.device)
+    peaks = _peaks(logits, logits, table, len(tokens), width, shard)
+    return _answers(logits, table, peaks, peaks, width, shard)
+
+
+def top_of_rows(
+    logits: torch.Tensor, rows: Sequence[int], count: int, shard: Shard
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest of some rows, best first: ids int64 and logits fp32 [len(rows), count]."""
+    logits = _fit(logits, shard)
+    count = min(count, shard.vocab_size)
+    wanted = logits[to_device(rows, torch.int64, logits.device)]
+    orders = top_orders(wanted[:, : shard.width(logits.shape[1])], count, shard.first_id)
+    if shard.gather is not None:
+        everyone = shard.gather(orders).permute(1, 0, 2).reshape(len(rows), -1)
+        best = torch.sort(everyone, dim=-1, descending=True, stable=True).values
+        orders = best[:, :count]
+    key = (orders >> 22).to(torch.int32)
+    return id_of(orders), (key ^ ((key >> 31) & 0x7FFFFFFF)).view(torch.float32)
+
+
+def _fit(logits: torch.Tensor, shard: Shard) -> torch.Tensor:
+    if shard.vocab_size > MAX_VOCABULARY:
+        raise ValueError(
+            f"vocabulary of {shard.vocab_size} ids; the int64 mass holds {MAX_VOCABULARY}"
+        )
+    return logits if logits.stride(1) == 1 else logits.contiguous()
+
+
+def _filters(how: Draw, vocabulary: int) -> bool:
+    by_top_k = 0 < how.top_k < vocabulary
+    return how.temperature != 0.0 and (by_top_k or top_p_numerator(how.top_p) < 1 << TOP_P_BITS)
+
+
+def _row_table(
+    draws: Sequence[Draw], changed: list[int], filtered: list[int], vocabulary: int
+) -> list[int]:
+    """int64 [R, 12]: two seed words, position, choice, T's bits, kind, top-k, top-p's P, bits of
+    ln(min_p), copy (-1: none), slot among filtered rows (-1) or given token, unused."""
+    copy = {row: place for place, row in enumerate(changed)}
+    slot = {row: place for place, row in enumerate(filtered)}
+    numbers = []
+    for row, how in enumerate(draws):
+        random = how.temperature != 0.0
+        top_k = how.top_k if random and how.top_k > 0 else vocabulary
+        share = top_p_numerator(how.top_p) if random else 1 << TOP_P_BITS
+        by_min_p = random and how.min_p > 0.0
+        distance = float(Decimal(how.min_p).ln()) if by_min_p else -float("inf")
+        numbers += [
+            how.seed & 0xFFFFFFFF, how.seed >> 32, how.position, how.choice,
+            _bits(how.temperature or 1.0), _RANDOM if random else _GREEDY,
+            min(top_k, vocabulary), share, _bits(distance),
+            copy.get(row, -1), slot.get(row, -1), 0,
+        ]  # fmt: skip
+    return numbers
+
+
+def _bits(value: float) -> int:
+    """int32 bits of a number rounded to fp32."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+def _span(rows: int, width: int) -> int:
+    """Columns a program takes: the whole GPU for one row, longer runs for many."""
+    for span in (8192, 4096, 2048):
+        if rows * width >= span * 1024:
+            return span
+    return 1024
+
+
+def _grid(rows: int, width: int) -> tuple[tuple[int, int], int, int]:
+    """Grid, span and block; at least one part, which may be all padding."""
+    span = max(_span(rows, width), triton.next_power_of_2(triton.cdiv(width, 1024)))
+    return (rows, max(1, triton.cdiv(width, span))), span, min(span, _BLOCK)
+
+
+def _peaks(
+    logits: torch.Tensor, copies: torch.Tensor, table: torch.Tensor, rows: int, width: int,
+    shard: Shard,
+) -> torch.Tensor:  # fmt: skip
+    """Largest orders int64 [parts or ranks, R, 2]: of the logits, and of what is drawn from."""
+    grid, span, block = _grid(rows, width)
+    peaks = torch.empty(grid[1], rows, 2, dtype=torch.int64, device=logits.device)
+    scan_peaks[grid](
+        logits, copies, table, peaks, rows, width, shard.first_id, logits.stride(0), FIELDS, span,
+        block, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return peaks if shard.gather is None else shard.gather(peaks.amax(0))
+
+
+def _bounds(
+    logits: torch.Tensor, copies: torch.Tensor, table: torch.Tensor, peaks: torch.Tensor,
+    slots: torch.Tensor, changed: list[int], filtered: list[int], shard: Shard,
+) -> torch.Tensor:  # fmt: skip
+    """The smallest kept orders of filtered rows int64 [F]; a shard's rows are gathered whole."""
+    whole = shard.gather is not None
+    if whole:
+        mine = logits[slots]
+        places = [(i, changed.index(row)) for i, row in enumerate(filtered) if row in changed]
+        if places:
+            into, out = to_device([i for pair in places for i in pair], torch.int64,
+                                  logits.device).view(-1, 2).unbind(1)  # fmt: skip
+            mine[into, : copies.shape[1]] = copies[out]
+        logits = copies = shard.whole(mine)
+    return find_bounds(logits, copies, table, peaks, slots, shard.vocab_size, whole)
+
+
+def _scores(
+    logits: torch.Tensor, copies: torch.Tensor, table: torch.Tensor, peaks: torch.Tensor,
+    bounds: torch.Tensor, width: int, shard: Shard,
+) -> torch.Tensor:  # fmt: skip
+    """Largest orders of random rows' scores int64 [parts or ranks, R]; greedy rows': anything."""
+    parts, rows = peaks.shape[:2]
+    grid, span, block = _grid(rows, width)
+    scores = torch.empty(grid[1], rows, dtype=torch.int64, device=logits.device)
+    score_rows[grid](
+        logits, copies, table, peaks, bounds, scores, rows, width, shard.first_id,
+        logits.stride(0), parts, FIELDS, span, min(block, 1024), triton.next_power_of_2(parts),
+        num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return scores if shard.gather is None else shard.gather(scores.amax(0))
+
+
+def _answers(
+    logits: torch.Tensor, table: torch.Tensor, peaks: torch.Tensor, scores: torch.Tensor,
+    width: int, shard: Shard,
+) -> RowDraws:  # fmt: skip
+    rows, device = peaks.shape[1], logits.device
+    grid, span, block = _grid(rows, width)
+    masses = torch.empty(grid[1], rows, 2, dtype=torch.int64, device=device)
+    parts = triton.next_power_of_2(max(len(peaks), len(scores)))
+    weigh_rows[grid](
+        logits, table, peaks, scores, masses, rows, width, shard.first_id, logits.stride(0),
+        len(peaks), len(scores), FIELDS, span, block, parts, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    if shard.gather is not None:
+        masses = shard.gather(masses.sum(0))
+    tokens, fit, maximum, distances, shares, logprobs = (
+        torch.empty(rows, dtype=kind, device=device)
+        for kind in (torch.int64, torch.bool, torch.float32, torch.float64, torch.float64,
+                     torch.float32)
+    )  # fmt: skip
+    parts = triton.next_power_of_2(max(len(peaks), len(scores), len(masses)))
+    answer_rows[rows,](
+        table, peaks, scores, masses, tokens, fit, maximum, distances, shares, rows, len(peaks),
+        len(scores), len(masses), FIELDS, parts, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+    log_masses = torch.log(shares)
+    packed = torch.empty(rows, 3, dtype=torch.float64, device=device)
+    pack_rows[triton.cdiv(rows, 128),](
+        tokens, fit, distances, log_masses, logprobs, packed, rows, 128,
+        num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return RowDraws(tokens, logprobs, fit, maximum, log_masses, packed)

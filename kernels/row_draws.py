@@ -1,0 +1,21 @@
+"""What a step's sampling leaves on the device."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class RowDraws:
+    """Answers of R rows; where `fit` is False, the others mean nothing (the token is 0).
+
+    `tokens` int64 [R] (-1: none left to choose), `logprobs` fp32 [R], `fit` bool [R] (maximum
+    finite), `maximum` fp32 [R], `log_masses` fp64 [R], `packed` fp64 [R, 3]: fit, token, logprob.
+    """
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor
+    fit: torch.Tensor
+    maximum: torch.Tensor
+    log_masses: torch.Tensor
+    packed: torch.Tensor

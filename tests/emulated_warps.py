@@ -1,0 +1,229 @@
+"""Gluon's Hopper primitives in torch and threads: for `attention_prefill_warps` and
+`gluon_leaf_gemm`.
+
+Triton's interpreter knows no Gluon. Here the kernel's own source runs as Python: a partition of
+warps is a thread, barriers block, a fetch lands late, and a matrix product reads its operands only
+when it is waited for, so that a place freed or read too early gives other bits or never ends.
+Registers, layouts and what happens between the warps of one partition are not emulated.
+"""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy
+import torch
+
+from tpdet.kernels import order
+
+WAIT_SECONDS = 20
+
+
+def grouped_product(a, b, total):
+    """total + a @ b, groups of 16 in turn, rounded once a group (as the interpreted tests do)."""
+    left, right = a.double(), b.double()
+    for k in range(0, a.shape[1], order.K_GROUP):
+        group = left[:, k : k + order.K_GROUP] @ right[k : k + order.K_GROUP]
+        total = (total.double() + group).float()
+    return total
+
+
+class Pointer:
+    """A tensor's storage from an element on."""
+
+    def __init__(self, tensor, at=0):
+        self.flat, self.at = tensor.reshape(-1), at
+        self.dtype = SimpleNamespace(element_ty=tensor.dtype)
+
+    def __add__(self, more):
+        return Pointer(self.flat, self.at + more)
+
+
+class Shared:
+    """Shared memory, NaN until written."""
+
+    def __init__(self, tensor):
+        self.tensor, self.dtype, self.shape = tensor, tensor.dtype, tensor.shape
+
+    def index(self, place):
+        return Shared(self.tensor[place])
+
+    def permute(self, axes):
+        return Shared(self.tensor.permute(axes))
+
+    def load(self, _):
+        return self.tensor.clone()
+
+    def store(self, value):
+        self.tensor.copy_(value)
+
+
+class Barrier:
+    """An mbarrier: a phase ends when its arrivals and bytes are all in."""
+
+    def __init__(self):
+        self.changed, self.ended, self.bytes = threading.Condition(), 0, 0
+
+    def start(self, count):
+        self.count = self.missing = count
+
+    def arrive(self, count=1, expected=0, landed=0):
+        with self.changed:
+            self.missing, self.bytes = self.missing - count, self.bytes + expected - landed
+            if self.missing < 0:
+                raise AssertionError("more arrivals than the barrier was made for")
+            if self.missing == 0 and self.bytes == 0:
+                self.ended, self.missing = self.ended + 1, self.count
+                self.changed.notify_all()
+
+    def wait(self, parity):
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.ended & 1 != parity, WAIT_SECONDS):
+                raise AssertionError("a wait that nothing ends")
+
+
+class Barriers:
+    def __init__(self, count):
+        self.barriers = [Barrier() for _ in range(count)]
+
+    def index(self, place):
+        return self.barriers[place]
+
+
+class Product:
+    """A product under way: its operands are read when it is waited for."""
+
+    def __init__(self, a, b, acc):
+        self.operands, self.value = (a, b, acc), None
+
+    def finish(self):
+        if self.value is None:
+            a, b, acc = (x.tensor if isinstance(x, Shared) else x for x in self.operands)
+            self.value = grouped_product(a, b, acc.value if isinstance(acc, Product) else acc)
+        return self.value
+
+
+class Machine:
+    """One program's primitives, by the names the kernel knows them under."""
+
+    def __init__(self):
+        self.local, self.failures, self.landing = threading.local(), [], []
+
+    def warpgroup_mma(self, a, b, acc, use_acc=True, is_async=False):
+        if not is_async:
+            raise AssertionError("the emulation has asynchronous products alone")
+        product = Product(a, b, acc if use_acc else torch.zeros_like(acc))
+        self.local.__dict__.setdefault("under_way", []).append(product)
+        return product
+
+    def warpgroup_mma_wait(self, outstanding, deps):
+        under_way = self.local.__dict__.setdefault("under_way", [])
+        while len(under_way) > outstanding:
+            under_way.pop(0).finish()
+        # What is still under way stays a Product: another may add to it, no more.
+        ended = lambda x: isinstance(x, Product) and x.value is not None
+        done = tuple(x.value if ended(x) else x for x in deps)
+        return done if len(done) > 1 else done[0]
+
+    def fetch(self, descriptor, at, barrier, place):
+        def land():
+            time.sleep(0.001)
+            (first, left), (height, width) = at, place.shape
+            inside = descriptor.tensor[first : first + height, left : left + width]
+            block = torch.zeros(height, width, dtype=inside.dtype)
+            block[: inside.shape[0], : inside.shape[1]] = inside
+            place.store(block)
+            barrier.arrive(0, landed=block.numel() * block.element_size())
+
+        thread = threading.Thread(target=land)
+        self.landing.append(thread)
+        thread.start()
+
+    def warp_specialize(self, partitions, warps, registers):
+        def run(function, arguments):
+            try:
+                function(*arguments)
+            except BaseException as error:
+                self.failures.append(error)
+
+        threads = [threading.Thread(target=run, args=partition) for partition in partitions]
+        for thread in threads:
+            thread.start()
+        for thread in [*threads, *self.landing]:
+            thread.join()
+        if self.failures:
+            raise self.failures[0]
+
+
+def language(machine, program, programs):
+    """The names of `gluon.language` that the kernel uses."""
+    anything = lambda *_, **__: None
+    tensor = lambda x, like: x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=like)
+
+    def where(condition, x, y):
+        like = next((v.dtype for v in (x, y) if isinstance(v, torch.Tensor)), None)
+        return torch.where(tensor(condition, torch.bool), tensor(x, like), tensor(y, like))
+
+    def load(pointer, mask=None, other=0.0):
+        if isinstance(pointer.at, int):
+            return int(pointer.flat[pointer.at])
+        live = torch.ones_like(pointer.at, dtype=torch.bool) if mask is None else mask
+        at = torch.where(live, pointer.at, 0)
+        return torch.where(live, pointer.flat[at], torch.tensor(other, dtype=pointer.flat.dtype))
+
+    def store(pointer, value, mask):
+        live = mask.expand(value.shape)
+        pointer.flat[pointer.at[live]] = value[live]
+
+    def allocate(dtype, shape, layout, value=None):
+        if dtype == torch.int64:
+            return Barriers(shape[0])
+        return Shared(torch.full(shape, torch.nan, dtype=dtype) if value is None else value)
+
+    through_numpy = lambda f: lambda *xs: torch.from_numpy(f(*(x.numpy() for x in xs)))
+    return SimpleNamespace(
+        constexpr=None, float32=torch.float32, int32=torch.int32, int64=torch.int64,
+        NVMMADistributedLayout=anything, NVMMASharedLayout=anything, SliceLayout=anything,
+        DotOperandLayout=anything, BlockedLayout=anything, convert_layout=lambda x, _: x,
+        program_id=lambda _: program, num_programs=lambda _: programs,
+        where=where, load=load, store=store, cdiv=lambda a, b: -(-a // b),
+        cast=lambda x, dtype, bitcast: x.view(dtype), split=lambda x: x.unbind(-1),
+        arange=lambda first, end, layout: torch.arange(first, end),
+        full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
+        zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
+        minimum=min, static_range=range,
+        maximum=lambda a, b: max(a, b) if isinstance(a, int) else through_numpy(numpy.fmax)(a, b),
+        max=lambda x, axis: torch.from_numpy(numpy.fmax.reduce(x.numpy(), axis)),
+        exp2=through_numpy(numpy.exp2), div_rn=torch.div,
+        broadcast_to=lambda x, shape: x.expand(shape),
+        allocate_shared_memory=allocate, warp_specialize=machine.warp_specialize,
+    )  # fmt: skip
+
+
+def run_program(kernel, shared_arithmetic, program, arguments, programs=1):
+    """Run one program of a Gluon kernel's module; `shared_arithmetic` is the module it calls."""
+    machine = Machine()
+    names = {
+        "gl": language(machine, program, programs),
+        "tl": SimpleNamespace(debug_barrier=lambda: None),
+        "mbarrier": SimpleNamespace(
+            MBarrierLayout=lambda: None,
+            init=lambda barrier, count: barrier.start(count),
+            expect=lambda barrier, size: barrier.arrive(expected=size),
+            arrive=lambda barrier, count: barrier.arrive(count),
+            wait=lambda barrier, parity: barrier.wait(parity),
+        ),
+        "copy_tile": machine.fetch,
+        "fence_async_shared": lambda: None,
+        "warpgroup_mma": machine.warpgroup_mma,
+        "warpgroup_mma_wait": machine.warpgroup_mma_wait,
+    }
+    for space in (vars(shared_arithmetic), kernel.fn.__globals__):
+        for name, value in list(space.items()):
+            if hasattr(value, "fn"):
+                space[name] = value.fn
+            elif type(value).__name__ == "constexpr":
+                space[name] = value.value
+    vars(shared_arithmetic)["tl"] = names["gl"]
+    kernel.fn.__globals__.update(names)
+    kernel.fn(**arguments)

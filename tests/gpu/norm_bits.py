@@ -1,0 +1,86 @@
+"""Bits of the GPU's norms and SiLU: one check a function."""
+
+import torch
+
+from tests.gpu.checks import draw, poisoned_workspaces, same, surrounded
+from tests.gpu.suite import Check
+from tpdet.kernels import golden, order
+from tpdet.kernels.cpu import norm as cpu_norm
+from tpdet.kernels.cuda import activation, norm
+
+
+def norms_have_the_bits_of_the_cpu():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for size in (64, 200, 4096, 5120, 20000):
+            for kind in ("normal", "heavy"):
+                x = draw(67, size, dtype=dtype, kind=kind).clamp(-6e4, 6e4)
+                x[1], x[2] = 0.0, x[2] * 1e-4
+                if dtype == torch.float32:
+                    x[3], x[4] = x[3] * 1e-42, x[4] * 1e30
+                w, bias = draw(size, dtype=dtype, seed=1), draw(size, dtype=dtype, seed=4)
+                what = f"{dtype} {size} {kind}"
+                got = norm.rms_norm(x, w, 1e-6).cpu()
+                same(got, cpu_norm.rms_norm(x.cpu(), w.cpu(), 1e-6), f"rms_norm {what}")
+                if size not in (200, 4096):
+                    continue
+                total = draw(67, size, dtype=torch.float32, seed=3)
+                for shift in (None, bias):
+                    cpu_shift = None if shift is None else shift.cpu()
+                    h = cpu_norm.add_residual(total.cpu(), cpu_shift, x.cpu())
+                    same(norm.add_residual(total, shift, x).cpu(), h, f"residual {what}")
+                    both = norm.add_residual_and_norm(total, shift, x, w, 1e-5)
+                    same(both[0].cpu(), h, f"fused residual {what}")
+                    same(both[1].cpu(), cpu_norm.rms_norm(h, w.cpu(), 1e-5), f"fused norm {what}")
+    x = draw(2, 64)
+    x[0, 3], x[1, 4] = torch.nan, torch.inf
+    assert norm.rms_norm(x, x[0], 1e-6).isnan().all(), "NaN and infinity give NaN"
+
+
+def the_golden_norms_are_those_of_the_cpu():
+    real = golden.rms_norm
+    golden.rms_norm = lambda x, w, eps: norm.rms_norm(x.cuda(), w.cuda(), eps).cpu()
+    try:
+        assert golden.golden_digest() == order.GOLDEN_SHA256, "another digest"
+    finally:
+        golden.rms_norm = real
+
+
+def silu_gives_a_slice_the_bits_of_the_whole():
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        gate, up = draw(33, 12288, dtype=dtype), draw(33, 12288, dtype=dtype, seed=1)
+        gate[0, :4] = torch.tensor([0.0, -0.0, -300.0, 300.0])
+        whole = activation.silu_and_multiply(torch.cat([gate, up], 1))
+        exact = gate.double() / (1 + (-gate.double()).exp()) * up.double()
+        bound = {torch.bfloat16: 2**-8, torch.float16: 2**-10, torch.float32: 2e-6}[dtype]
+        wrong = (whole.double() - exact).abs() > bound * exact.abs() + 1e-7
+        assert not wrong.any(), f"{dtype}: {int(wrong.sum())} values are wrong"
+        for first, last in ((0, 1), (3, 19), (100, 3172), (6144, 12288)):
+            part = torch.cat([gate[5:9, first:last], up[5:9, first:last]], 1)
+            got = activation.silu_and_multiply(part)
+            same(got, whole[5:9, first:last].contiguous(), f"{dtype} {first}:{last}")
+
+
+def poison_changes_nothing():
+    """NaN before and behind every operand, in the outputs and around them."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for size in (200, 4096):
+            x, w, total = draw(67, size, dtype=dtype), draw(size, dtype=dtype, seed=1), None
+            total = draw(67, size, dtype=torch.float32, seed=3)
+            wanted = norm.rms_norm(x, w, 1e-6), *norm.add_residual_and_norm(total, w, x, w, 1e-6)
+            silu = activation.silu_and_multiply(x)
+            x, w, total = surrounded(x), surrounded(w), surrounded(total)
+            with poisoned_workspaces():
+                found = norm.rms_norm(x, w, 1e-6), *norm.add_residual_and_norm(total, w, x, w, 1e-6)
+                same(activation.silu_and_multiply(x), silu, f"SiLU {dtype} {size}")
+            for left, right in zip(found, wanted, strict=True):
+                same(left, right, f"{dtype} {size}")
+
+
+def norm_checks():
+    """Every check of norms and SiLU."""
+    return [
+        Check("norms as on the CPU", norms_have_the_bits_of_the_cpu),
+        Check("golden norms", the_golden_norms_are_those_of_the_cpu),
+        Check("SiLU", silu_gives_a_slice_the_bits_of_the_whole),
+        Check("norm poison", poison_changes_nothing),
+    ]

@@ -1,0 +1,87 @@
+"""Prefill attention by groups of warps, without a GPU: the bits of the first form.
+
+    TRITON_INTERPRET=1 python -m tests.interpreted_attention_prefill
+
+prints one JSON line, a traceback for each case that failed. The groups run in
+`tests/emulated_warps.py`, beside `attention_prefill` in Triton's interpreter; fp16.
+"""
+
+import json
+import traceback
+from types import SimpleNamespace
+
+import torch
+
+from tests.bits import assert_same_bits, same_bits
+from tests.emulated_warps import Pointer, run_program
+from tests.interpreted_attention import LONG, PAGES, attend, pages_of, sequence_of
+from tests.interpreted_gemm import patch_interpreter
+from tpdet.kernels.cuda import attention_prefill_warps, attention_split
+from tpdet.kernels.cuda.attention_variants import GROUPS_HEAD, Variant
+from tpdet.kernels.order import TILE_TOKENS
+from tpdet.kernels.paged_batch import BLOCK_TOKENS, PagedSequence, make_batch
+
+REFERENCE = Variant(64, 4, 1)
+# (keys, first row): whole tiles and splits, one more, one less, a chunk across a split's end
+CUTS = ((530, 490), (256, 200), (257, 230), (320, 300), (65, 0), (64, 30), (1, 0))
+WINDOWED = ((530, 460), (300, 240))
+GROUPS = attention_prefill_warps.attend_groups
+
+
+def reference_of(length, first, window, group=2):
+    """q of the rows, pages, and the first form's output."""
+    q, k, v = sequence_of(length, torch.float16, GROUPS_HEAD, query_heads=group, key_heads=1)
+    pages = pages_of(k, v, length)
+    return q[first:], pages, attend(q[first:], pages, first, LONG, REFERENCE, window)
+
+
+def groups(q, pages, first, window, stages):
+    """Every program of `attend_groups`, in turn, emulated."""
+    sequence = PagedSequence(0, q.shape[0], first, PAGES)
+    batch = make_batch((sequence,), short_tokens=0)
+    group, out = q.shape[1], torch.full_like(q, torch.nan)
+    tile = SimpleNamespace(nbytes=TILE_TOKENS * GROUPS_HEAD * q.element_size())
+    tiles = [
+        SimpleNamespace(tensor=x.view(-1, GROUPS_HEAD), layout=None, block_type=tile) for x in pages
+    ]
+    arguments = {
+        "q": Pointer(q), "k_tiles": tiles[0], "v_tiles": tiles[1], "out": Pointer(out),
+        "blocks": Pointer(batch.blocks), "rows": Pointer(batch.rows),
+        "tables": Pointer(batch.tables), "q_stride": q.stride(0), "widest": batch.tables.shape[1],
+        "window": window or 0, "scale": attention_split.score_scale(GROUPS_HEAD), "KEY_HEADS": 1,
+        "GROUP": group, "HEAD": GROUPS_HEAD, "WINDOW": window is not None,
+        "BLOCK": BLOCK_TOKENS, "STAGES": stages,
+    }  # fmt: skip
+    for program in range(batch.blocks.shape[0] * BLOCK_TOKENS * group // 128):
+        run_program(GROUPS, attention_split, program, arguments)
+    return out
+
+
+def case_groups_have_the_bits_of_the_first_form():
+    """One case: once the emulation has replaced names, the interpreter is of no more use here."""
+    cuts = [(*cut, None) for cut in CUTS] + [(*cut, 77) for cut in WINDOWED]
+    wanted = [reference_of(*cut) for cut in cuts] + [reference_of(200, 0, None, 3)]
+    for (q, pages, out), (length, first, window) in zip(
+        wanted, [*cuts, (200, 0, None)], strict=True
+    ):
+        for stages in (2, 3):
+            got = groups(q, pages, first, window, stages)
+            assert_same_bits(got, out, f"{stages} stages, {length} from {first}, {window}")
+    q, pages, out = wanted[0]
+    moved = [torch.cat([x[:, :, 64:], x[:, :, :64]], 2) for x in pages]
+    if same_bits(groups(q, moved, 490, None, 2), out):
+        raise AssertionError("the order of the keys reached no bit: this test shows nothing")
+
+
+def main() -> None:
+    patch_interpreter()
+    failures = {}
+    try:
+        case_groups_have_the_bits_of_the_first_form()
+    except Exception:
+        failures["groups"] = traceback.format_exc()
+    print(json.dumps(failures))
+
+
+if __name__ == "__main__":
+    main()

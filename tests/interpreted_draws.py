@@ -1,0 +1,298 @@
+"""The kernels that draw many rows at once, in Triton's interpreter, beside the row-by-row ones.
+
+    TRITON_INTERPRET=1 python -m tests.interpreted_draws [case]
+
+prints one JSON line, a traceback for each case that failed.
+"""
+
+import json
+import sys
+import traceback
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from tests.draw_reference import answers, over_shards, prepare, reference, same_answers, tops
+from tpdet.kernels.cpu import sampling as cpu_sampling
+from tpdet.kernels.cpu.gumbel import gumbel_noise as cpu_noise
+from tpdet.kernels.cuda import filter_rows, gumbel_scores, log_softmax, row_draws, sampling
+from tpdet.kernels.draw import Draw
+from tpdet.kernels.philox import philox_words
+from tpdet.kernels.shard import Shard
+
+V = 9001  # more than one part, and a part cut short
+WAYS = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 1.3, "top_p": 0.7},
+    {"temperature": 0.6, "min_p": 0.2, "repetition_penalty": 1.3, "prompt_ids": (1, 2, 3, 8999),
+     "output_ids": (5, 5, 7), "frequency_penalty": 0.5, "presence_penalty": 0.1},
+    {"temperature": 0.0, "bias": {7: 90.0, 8: 90.0}, "forbidden": (7,)},
+    {"temperature": 1.0, "top_p": 1e-9},
+    {"temperature": 2.0, "top_k": 5000, "top_p": 0.99},
+    {"temperature": 1.0, "top_k": 1, "bias": {8000: 40.0}},
+    {"temperature": 1e-3, "top_k": V + 7, "top_p": 0.5},
+    {"temperature": 50.0, "top_k": V - 1},
+    {"temperature": 1.0, "top_p": 0.999, "min_p": 1.0},
+)  # fmt: skip
+
+
+def draws(count, first=0):
+    return [
+        Draw(seed=i * 0x9E3779B97F4A7C15 % 2**64, position=40 + i, choice=i % 3,
+             **WAYS[(i + first) % len(WAYS)])
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def rows(kind, count=12, vocabulary=V):
+    x = torch.randn(count, vocabulary, generator=torch.Generator().manual_seed(7))
+    if kind == "random":
+        x = x * 3
+    if kind == "tied":
+        x = torch.round(x * 2)
+    if kind == "flat":
+        x = x * 1e-3
+    if kind == "zeros":
+        x = torch.where(x > 0, 0.0, -0.0)
+    if kind == "peaked":
+        x[:, 17] += 60
+    if kind == "holes":
+        x[:, ::3] = -torch.inf
+        x[:, 5:9] = 4.0
+    if kind == "huge":
+        x = x * 5e37
+    return x
+
+
+KINDS = ("random", "tied", "flat", "zeros", "peaked", "holes", "huge")
+
+
+def whole(x, how):
+    return row_draws.draw_rows(x, how, Shard(0, x.shape[1]))
+
+
+def answers_every_way_as_the_row_by_row_kernels_do():
+    for kind in KINDS:
+        x, how = rows(kind), draws(12)
+        same_answers(whole(x, how), reference(x, how), kind)
+
+
+def greedy_and_plain_draws_are_the_cpus():
+    for kind in KINDS:
+        x = rows(kind, 6, 5003)
+        how = [Draw(t, 2**63 + i, 9, i) for i, t in enumerate((0.0, 1.0, 0.3, 3.0, 1e-4, 1e4))]
+        found = whole(x, how).tokens.tolist()
+        expected = [cpu_sampling.choose_token(row, way) for row, way in zip(x, how, strict=True)]
+        assert found == expected, kind
+
+
+def a_row_alone_is_as_in_a_crowd():
+    x, how = rows("random"), draws(12)
+    together = whole(x, how)
+    for i, way in enumerate(how):
+        alone = whole(x[i : i + 1], [way])
+        assert torch.equal(alone.packed[0], together.packed[i]), i
+
+
+def poisoned_rows_fail_alone():
+    x = rows("random")
+    for place, poison in ((0, torch.nan), (V - 1, torch.inf), (4444, -torch.nan)):
+        y, how = x.clone(), draws(12)
+        y[1::2, place] = poison
+        if poison is not torch.inf:
+            y[1::2].view(torch.int32)[:, place] |= -(2**31)  # a NaN with its sign set
+        y[4] = -torch.inf
+        found = whole(y, how)
+        same_answers(found, reference(y, how), str(poison))
+        assert found.tokens[~found.fit].eq(0).all()
+
+
+def says_when_nothing_is_left():
+    x = torch.zeros(4, 6)
+    every = tuple(range(6))
+    how = [Draw(t, 1, 1, forbidden=every, top_k=k) for t in (0.0, 1.0) for k in (-1, 3)]
+    assert whole(x, how).tokens.tolist() == [-1] * 4
+
+
+def scores_given_tokens():
+    x = rows("holes")
+    tokens = [i * 701 % V for i in range(12)]
+    found = row_draws.score_tokens(x, tokens, Shard(0, V))
+    same_answers(found, answers(*prepare(x), torch.tensor(tokens)), "scores")
+
+
+def every_cut_of_the_vocabulary_answers_alike():
+    cuts = {
+        "random": ((1, 9001), (2, 4512), (8, 1136)),
+        "tied": ((4, 2256),),
+        "holes": ((4, 3072),),  # the last rank holds padding alone
+    }
+    for first, (kind, sizes) in enumerate(cuts.items()):
+        x, how = rows(kind, 6), draws(6, 4 * first)
+        expected = whole(x, how)
+        tokens = [i * 701 % V for i in range(6)]
+        scored = row_draws.score_tokens(x, tokens, Shard(0, V))
+        top = row_draws.top_of_rows(x, [1, 4], 20, Shard(0, V))
+        for ranks, width in sizes:
+            for found in over_shards(
+                x, ranks, width,
+                lambda piece, shard, how=how, tokens=tokens: (
+                    row_draws.draw_rows(piece, how, shard),
+                    row_draws.score_tokens(piece, tokens, shard),
+                    row_draws.top_of_rows(piece, [1, 4], 20, shard),
+                ),
+            ):  # fmt: skip
+                assert torch.equal(found[0].packed, expected.packed), (kind, ranks)
+                assert torch.equal(found[1].packed, scored.packed), (kind, ranks)
+                assert torch.equal(found[2][0], top[0]) and torch.equal(found[2][1], top[1])
+
+
+def top_of_rows_is_as_before():
+    for kind in ("random", "tied", "zeros"):
+        x = rows(kind)
+        found, expected = row_draws.top_of_rows(x, [0, 3], 20, Shard(0, V)), tops(x, [0, 3], 20)
+        assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1]), kind
+
+
+def bounds_are_the_old_ones_by_the_window_and_by_the_whole_row():
+    left_over = 0
+    for kind in KINDS:
+        x = rows(kind, 1)
+        for way in ({"top_k": 1}, {"top_k": 40}, {"top_k": 4000}, {"top_p": 0.9}, {"top_p": 1e-9},
+                    {"top_k": 40, "top_p": 0.5}, {"top_k": 6000, "top_p": 0.5}, {"top_p": 0.9999},
+                    {"top_k": V - 1}):  # fmt: skip
+            how = [Draw(1.0, 1, 1, **way)]
+            old = torch.empty(1, dtype=torch.int64)
+            parameters = sampling._parameters(how, V, x.amax(-1))
+            sampling.find_bounds[1,](x + 0.0, x.amax(-1), parameters, old, V, 8, 2048)
+            table = torch.tensor(row_draws._row_table(how, [], [0], V))
+            peaks = row_draws._peaks(x, x, table, 1, V, Shard(0, V))
+            slots = torch.zeros(1, dtype=torch.int64)
+            slow = filter_rows.bound_rows
+            filter_rows.bound_rows = Nothing()
+            quick = filter_rows.find_bounds(x, x, table, peaks, slots, V, False)
+            filter_rows.bound_rows = slow
+            left_over += int(quick) == 2**62
+            assert int(quick) in (int(old), 2**62), (kind, way, int(quick), int(old))
+            quick.fill_(2**62)
+            slow[1,](x, x, table, peaks, slots, quick, 1, V, V, len(peaks), row_draws.FIELDS,
+                     triton.next_power_of_2(len(peaks)), False, 4096)  # fmt: skip
+            assert int(quick) == int(old), (kind, way, "whole row")
+    assert 0 < left_over < 40, f"{left_over} of 63 rows are left over"
+
+
+class Nothing:
+    """A kernel that is not launched."""
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **options: None
+
+
+@triton.jit
+def noise_of(words, rough, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(words + at).to(tl.uint32)
+    tl.store(rough + at, gumbel_scores.rough_noise(word))
+
+
+@triton.jit
+def philox_words_of(ids, words, position, choice, key0, key1, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    keys = tl.load(key0).to(tl.uint32), tl.load(key1).to(tl.uint32)
+    where = tl.load(position).to(tl.uint32), tl.load(choice).to(tl.uint32)
+    word = gumbel_scores.philox_of(tl.load(ids + at), where[0], where[1], keys[0], keys[1])
+    tl.store(words + at, word.to(tl.int64))
+
+
+def rough_noise_is_near_the_noise():
+    edges = torch.tensor([0, 1, 2, 3, 2**28, 2**29 - 1, 2**29, 2**29 + 1, 2**31])
+    steps = torch.arange(0, 2**32, 2**32 // 4000)
+    powers = 2 ** torch.arange(32)
+    words = torch.cat([edges, steps, powers, 2**32 - 1 - powers])
+    words = torch.cat([words, words.new_zeros(-len(words) % 1024)])
+    rough = torch.empty(len(words))
+    noise_of[len(words) // 1024,](words, rough, 1024)
+    survival = 1.0 - (words.double() + 0.5) * 2.0**-32
+    error = (rough.double() + torch.log(-torch.log(survival))).abs().max()
+    assert error < 1e-4, error
+
+
+def philox_words_are_the_cpus():
+    ids = torch.arange(1024) * 4093 % (1 << 22)
+    for seed in (0, 2**32 - 1, 2**32, 2**64 - 3):
+        for position, choice in ((0, 0), (2**32 - 1, 5), (77, 2**31)):
+            words = torch.empty(1024, dtype=torch.int64)
+            given = [torch.tensor([n]) for n in (position, choice, seed & 0xFFFFFFFF, seed >> 32)]
+            philox_words_of[1,](ids, words, *given, 1024)
+            assert torch.equal(
+                words, philox_words(ids, seed=seed, position=position, choice=choice)
+            )
+
+
+@triton.jit
+def masses_of(x, ours, plain, BLOCK: tl.constexpr):
+    """Fixed-point masses against 0, as the kernels make them and by rounding and conversion."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at)
+    tl.store(ours + at, log_softmax.fixed_point(value, 0.0))
+    scaled = tl.exp2((value - 0.0) * 1.4426950408889634).to(tl.float64) * 1099511627776.0
+    rounded = (scaled + 6755399441055744.0) - 6755399441055744.0
+    tl.store(plain + at, rounded.to(tl.int64))
+
+
+def masses_are_rounded_conversions(device="cpu", count=1 << 16):
+    steps = torch.arange(count - 1024, device=device, dtype=torch.float32) * (-40.0 / count)
+    x = torch.cat([steps, torch.full((1024,), -torch.inf, device=device)])
+    ours, plain = (torch.empty(count, dtype=torch.int64, device=device) for _ in range(2))
+    masses_of[count // 1024,](x, ours, plain, 1024, enable_fp_fusion=False)
+    assert torch.equal(ours, plain) and int(ours.max()) == 1 << 40
+
+
+def near_ties_of_rough_scores_are_settled_by_exact_ones():
+    """Two ids of one lane whose exact scores differ by one rounding: the better one wins."""
+    noise = cpu_noise(torch.arange(4096), seed=3, position=5, choice=0)
+    for delta in (0.0, 1e-6, -1e-6):
+        x = torch.full((1, 4096), -5.0)
+        x[0, 100], x[0, 1124] = 20.0 - noise[100], 20.0 - noise[1124] + delta
+        scores = x[0] + noise
+        found = int(whole(x, [Draw(1.0, 3, 5)]).tokens)
+        assert found == int(torch.argmax(scores)), delta
+
+
+CASES = (
+    answers_every_way_as_the_row_by_row_kernels_do,
+    greedy_and_plain_draws_are_the_cpus,
+    a_row_alone_is_as_in_a_crowd,
+    poisoned_rows_fail_alone,
+    says_when_nothing_is_left,
+    scores_given_tokens,
+    every_cut_of_the_vocabulary_answers_alike,
+    top_of_rows_is_as_before,
+    bounds_are_the_old_ones_by_the_window_and_by_the_whole_row,
+    rough_noise_is_near_the_noise,
+    philox_words_are_the_cpus,
+    masses_are_rounded_conversions,
+    near_ties_of_rough_scores_are_settled_by_exact_ones,
+)
+
+
+def main():
+    np.seterr(all="ignore")
+    results = {}
+    for case in CASES:
+        if len(sys.argv) > 1 and sys.argv[1] not in case.__name__:
+            continue
+        try:
+            case()
+            results[case.__name__] = "passed"
+        except Exception:
+            results[case.__name__] = traceback.format_exc()
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""The exchange kernels in Triton's interpreter: ordinary tensors stand for the peers' memory.
+
+    TRITON_INTERPRET=1 python -m tests.interpreted_peer
+
+prints one JSON line, a traceback for each case that failed. The ranks take turns, phase by phase,
+so nothing has to wait; a kernel looks once for what must have come.
+"""
+
+import json
+import traceback
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import torch
+
+from tests.bits import assert_same_bits, same_bits
+from tpdet.comm.peer_exchange import PeerExchange, SlotLayout
+from tpdet.comm.peer_memory import PeerTensor
+from tpdet.kernels import order
+from tpdet.kernels.cuda import norm, peer_fold
+from tpdet.kernels.cuda.peer_fold import Peers, run_one_shot, run_two_shot
+from tpdet.kernels.cuda.peer_gather import embed_from_peers, run_gather
+from tpdet.kernels.partial_sums import PartialSums, relative_roots
+
+LEAVES, EPS = 8, 1e-6
+
+
+def draw(*shape, seed=0, kind="normal"):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=generator)
+    if kind == "heavy":
+        return x * (2.0 * torch.randn(*shape, generator=generator)).exp()
+    if kind == "cancelling":
+        x[..., 1::2] = -x[..., 0::2] * (1 + 1e-3)
+    return x * 1e-20 if kind == "tiny" else x
+
+
+class Host:
+    """Ranks that take turns over one layout, for rows of `hidden` values."""
+
+    def __init__(self, name, ranks, hidden, dtype, one_shot_rows=8, rows=64, programs=3):
+        self.plan = order.fold_plan(name, LEAVES, ranks)
+        self.tree = order.fold_tree(name, LEAVES)
+        self.ranks, self.hidden, self.dtype = ranks, hidden, dtype
+        self.layout = SlotLayout(ranks, self.plan.slots, rows, hidden, dtype, one_shot_rows)
+        self.memory = [self._memory() for _ in range(ranks)]
+        table = torch.tensor([words.data_ptr() for words in self.memory])
+        self.peers = [
+            [Peers(rank, table, torch.zeros(2, dtype=torch.int64),
+                   torch.zeros(2, dtype=torch.int64), programs, live=False)
+             for rank in range(ranks)]
+            for _ in range(3)
+        ]  # fmt: skip
+
+    def _memory(self):
+        words = torch.full((self.layout.bytes // 4,), -1, dtype=torch.int32)
+        words[self.layout.gather_start // 4 :] = 0
+        assert words.data_ptr() % 16 == 0
+        return words
+
+    def armed(self):
+        return all((m[: self.layout.gather_start // 4] == -1).all() for m in self.memory)
+
+    def sums(self, leaves, rank, folded):
+        share = LEAVES // self.ranks
+        mine = leaves[rank * share : (rank + 1) * share].contiguous()
+        roots = relative_roots(self.plan.roots[rank], rank * share)
+        if not folded:
+            return PartialSums(mine, roots)
+        values = [order.evaluate(root, mine.__getitem__, torch.add) for root in roots]
+        return PartialSums(torch.stack(values), tuple(range(len(roots))))
+
+    def exchange(self, leaves, residual, weight, two_shot, folded=False, absent=None):
+        """(h, y) of every rank; rank `absent` pushes nothing."""
+        layout, found = self.layout, []
+        for _ in range(self.ranks):
+            found.append(tuple(torch.full_like(residual, float("nan")) for _ in range(2)))
+        y_start = layout.y_start // self.dtype.itemsize
+        two = layout.roots_start // 4, layout.share_rows, y_start, layout.piece_rows
+        one = layout.one_shot_start // 4, layout.one_shot_rows
+        for phase in ("push", "fold", "take") if two_shot else ("push", "fold"):
+            for rank in range(self.ranks):
+                if phase == "push" and rank == absent:
+                    continue
+                sums = self.sums(leaves, rank, folded)
+                run, place = (run_two_shot, two) if two_shot else (run_one_shot, one)
+                peers = self.peers[int(two_shot)][rank]
+                run(sums, residual, weight, EPS, found[rank], self.plan, peers, place, (phase,))
+        return found
+
+    def expected(self, leaves, residual, weight):
+        total = order.evaluate(self.tree, leaves.__getitem__, torch.add)
+        sums = PartialSums(total[None], (0,))
+        return norm.fold_and_norm(sums, None, residual, weight, EPS)
+
+
+def inputs(host, rows, seed, kind="normal"):
+    leaves = draw(LEAVES, rows, host.hidden, seed=seed, kind=kind)
+    residual = draw(rows, host.hidden, seed=seed + 1).to(host.dtype)
+    return leaves, residual, draw(host.hidden, seed=seed + 2).to(host.dtype)
+
+
+def check(host, rows, seed, two_shot, kind="normal", folded=False):
+    leaves, residual, weight = inputs(host, rows, seed, kind)
+    h, y = host.expected(leaves, residual, weight)
+    share = -(-rows // host.ranks)
+    for rank, (mine, normed) in enumerate(
+        host.exchange(leaves, residual, weight, two_shot, folded)
+    ):
+        owned = slice(rank * share, (rank + 1) * share) if two_shot else slice(None)
+        what = f"{rows} rows, rank {rank} of {host.ranks}, {kind}"
+        assert_same_bits(mine[owned], h[owned], f"h, {what}")
+        assert_same_bits(normed, y, f"y, {what}")
+    assert host.armed(), f"{rows} rows left words behind"
+
+
+def one_shot_has_the_bits_of_the_whole_fold():
+    """Exchanges of other sizes follow each other through both buffers."""
+    for name in order.FOLD_ORDERS:
+        for ranks in (2, 4, 8):
+            dtype = torch.float32 if ranks == 2 else torch.float16
+            host = Host(name, ranks, 48, dtype)
+            for turn, rows in enumerate((1, 5, 4)):
+                kind = ("tiny", "heavy", "cancelling")[turn]
+                check(host, rows, turn, False, kind, folded=turn % 2 == 1)
+
+
+def two_shot_has_the_bits_of_the_whole_fold():
+    for name in order.FOLD_ORDERS:
+        for ranks in (2, 4):
+            dtype = torch.float16 if ranks == 2 else torch.float32
+            host = Host(name, ranks, 64, dtype, programs=2)
+            for turn, rows in enumerate((13, 8)):
+                check(host, rows, turn, True, ("heavy", "cancelling")[turn], turn == 1)
+
+
+def both_kinds_may_alternate():
+    host = Host("pairs", 4, 32, torch.float16)
+    for turn, two_shot in enumerate((False, True, True, False, False, True)):
+        check(host, 7 if two_shot else 3, turn, two_shot)
+
+
+def exchanges_are_numbered():
+    host = Host("pairs", 2, 32, torch.float16)
+    for turn in range(3):
+        check(host, 5, turn, False)
+    for peers in host.peers[0]:
+        assert peers.counter.tolist() == [3, 0], peers.counter
+
+
+def rounding_is_not_shared_by_another_order():
+    """Negative control: these data tell the orders apart."""
+    leaves, residual, weight = inputs(Host("pairs", 2, 64, torch.float32), 4, 0, "heavy")
+    found = [Host(name, 2, 64, torch.float32).exchange(leaves, residual, weight, False)[0][0]
+             for name in ("sequential", "pairs")]  # fmt: skip
+    assert not same_bits(*found)
+
+
+def data_may_hold_every_bit_pattern():
+    """A NaN with all bits set is not taken for a word that has not come."""
+    for two_shot in (False, True):
+        host = Host("tree", 2, 32, torch.float16)
+        leaves, residual, weight = inputs(host, 4, 3)
+        leaves.view(torch.int32)[:, 1, 5] = -1
+        leaves[2, 2, 7] = float("inf")
+        whole = host.expected(leaves, residual, weight)[1]
+        for _, y in host.exchange(leaves, residual, weight, two_shot, folded=True):
+            assert torch.equal(y.isnan(), whole.isnan())
+            assert_same_bits(y[[0, 3]], whole[[0, 3]])
+        assert host.armed()
+
+
+def what_has_not_come_is_seen():
+    for two_shot in (False, True):
+        host = Host("pairs", 2, 32, torch.float16)
+        leaves, residual, weight = inputs(host, 4, 3)
+        found = host.exchange(leaves, residual, weight, two_shot, absent=1)
+        assert found[0][1][0].isnan().all()
+        assert bool(found[1][1][3].isnan().any()) is False
+
+
+class FakeMemory:
+    """What an exchange needs of peer memory, for ranks of one process that take turns."""
+
+    multiprocessors = 3
+    device = torch.device("cpu")
+
+    def __init__(self, rank, size):
+        self.world = SimpleNamespace(rank=rank, size=size, timeout=1.0)
+
+    def allocate(self, shape, dtype):
+        return PeerTensor(torch.zeros(shape, dtype=dtype), torch.zeros(self.world.size).long())
+
+    def host_words(self, count):
+        return torch.zeros(count, dtype=torch.int64)
+
+    def settle(self):
+        pass
+
+
+def an_exchange_cuts_a_step_into_pieces():
+    """Steps over the room go piece by piece, small ones at once; the host's side as it is."""
+    ranks, hidden, dtype = 2, 32, torch.float16
+    host = Host("sequential", ranks, hidden, dtype)
+    made = [PeerExchange(host.plan, FakeMemory(rank, ranks), 40, hidden, dtype, 4, piece_rows=11)
+            for rank in range(ranks)]  # fmt: skip
+    addresses = torch.tensor([exchange._shared.own.data_ptr() for exchange in made])
+    for exchange in made:
+        exchange._shared.addresses.copy_(addresses)
+        for name in ("_one", "_two"):
+            setattr(exchange, name, replace(getattr(exchange, name), live=False))
+    for rows in (3, 4, 11, 12, 40):
+        leaves, residual, weight = inputs(host, rows, rows)
+        h, y = host.expected(leaves, residual, weight)
+        found, calls = [], []
+        for rank, exchange in enumerate(made):
+            sums = host.sums(leaves, rank, False)
+            with _recorded_calls() as recorded:
+                found.append(exchange.fold_and_norm(sums, residual, weight, EPS))
+            calls.append(recorded)
+        for piece in zip(*calls, strict=True):
+            for phase in ("push", "fold", "take"):
+                for run, arguments in piece:
+                    if phase != "take" or run is peer_fold.run_two_shot:
+                        run(*arguments, phases=(phase,))
+        for exchange, (mine, normed) in zip(made, found, strict=True):
+            for owned in exchange.owned_rows(rows):
+                part = slice(owned.start, owned.stop)
+                assert_same_bits(mine[part], h[part], f"h of {rows} rows")
+            assert_same_bits(normed, y, f"y of {rows} rows")
+            assert (exchange._shared.own[: exchange.layout.gather_start // 4] == -1).all()
+            exchange.check()
+
+
+@contextmanager
+def _recorded_calls():
+    """What an exchange would run, for every piece, instead of running it."""
+    runs = {name: getattr(peer_fold, name) for name in ("run_one_shot", "run_two_shot")}
+    calls = []
+    for name, run in runs.items():
+        setattr(peer_fold, name, lambda *arguments, run=run: calls.append((run, arguments)))
+    try:
+        yield calls
+    finally:
+        for name, run in runs.items():
+            setattr(peer_fold, name, run)
+
+
+def gathers_words_of_any_bits():
+    host = Host("pairs", 4, 32, torch.float16, programs=2)
+    start, room = host.layout.gather_start // 8, 1 << 16
+    for turn, words in enumerate((1, 3000, 7, 2048)):
+        sent = [torch.randint(-(2**31), 2**31, (words,), dtype=torch.int64,
+                              generator=torch.Generator().manual_seed(turn * 8 + r)).int()
+                for r in range(4)]  # fmt: skip
+        for x in sent:
+            x[0] = -1
+        found = [torch.zeros(4, words, dtype=torch.int32) for _ in range(4)]
+        for phase in ("push", "take"):
+            for r in range(4):
+                run_gather(sent[r], found[r], host.peers[2][r], (start, room), (phase,))
+        for gathered in found:
+            assert_same_bits(gathered, torch.stack(sent))
+
+
+def embeds_rows_of_all_parts():
+    whole = draw(4 * 10, 96).half()
+    parts = [whole[r * 10 : (r + 1) * 10].clone() for r in range(4)]
+    table = torch.tensor([part.data_ptr() for part in parts])
+    ids = torch.tensor([0, 39, 10, 9, 31, 31])
+    for part in parts:
+        assert_same_bits(embed_from_peers(ids, part, table), whole[ids])
+
+
+CASES = (
+    one_shot_has_the_bits_of_the_whole_fold,
+    two_shot_has_the_bits_of_the_whole_fold,
+    both_kinds_may_alternate,
+    exchanges_are_numbered,
+    rounding_is_not_shared_by_another_order,
+    data_may_hold_every_bit_pattern,
+    what_has_not_come_is_seen,
+    an_exchange_cuts_a_step_into_pieces,
+    gathers_words_of_any_bits,
+    embeds_rows_of_all_parts,
+)
+
+if __name__ == "__main__":
+    failures = {}
+    for case in CASES:
+        try:
+            case()
+        except Exception:
+            failures[case.__name__] = traceback.format_exc()[-2000:]
+    print(json.dumps(failures))

@@ -1,0 +1,113 @@
+"""What of the exchange over peer memory needs no GPU: programs, places, owners, refusals."""
+
+import pytest
+import torch
+
+from tpdet.comm.fold import GatherExchange
+from tpdet.comm.peer_exchange import PIECE_ROWS, SLOT_BYTES, SlotLayout, open_exchange
+from tpdet.comm.threads import run_threads
+from tpdet.comm.world import SoloWorld
+from tpdet.errors import UsageError
+from tpdet.kernels import order
+from tpdet.kernels.partial_sums import relative_roots
+
+pytest.importorskip("triton")
+
+from tpdet.kernels.cuda.peer_fold import everyone_owns
+from tpdet.kernels.cuda.peer_program import PEER, Program, finishing, sending
+
+
+def run(program: Program, operand):
+    """What a stack machine makes of a program: expressions by root number, in words."""
+    stack, roots = [], {}
+    for i in range(program.count):
+        stack.append(operand((program.where >> (16 * i)) & 65535))
+        step = (program.steps >> (16 * i)) & 65535
+        for _ in range(step & 255):
+            right = stack.pop()
+            stack.append(f"({stack.pop()}+{right})")
+        if step >> 8:
+            roots[step >> 8] = stack.pop()
+    assert not stack
+    return roots
+
+
+@pytest.mark.parametrize("name", order.FOLD_ORDERS)
+@pytest.mark.parametrize("leaves", [8, 64])
+def test_every_rank_evaluates_the_whole_tree(name, leaves):
+    whole = order.describe(order.fold_tree(name, leaves))
+    for ranks in (2, 4, 8):
+        plan, share = order.fold_plan(name, leaves, ranks), leaves // ranks
+        for rank in range(ranks):
+            first = rank * share
+            relative = relative_roots(plan.roots[rank], first)
+            sent = run(sending(relative), lambda i, first=first: f"l{first + i}")
+            wanted = [order.describe(root) for root in plan.roots[rank]]
+            assert [sent[number] for number in sorted(sent)] == wanted
+
+            def seen(operand, plan=plan, first=first):
+                if operand < PEER:
+                    return f"l{first + operand}"
+                source, slot = divmod(operand - PEER, plan.slots)
+                return order.describe(plan.roots[source][slot])
+
+            assert run(finishing(plan.final, rank, relative, plan.slots), seen) == {1: whole}
+
+
+def test_a_fold_too_deep_for_the_stack_is_refused():
+    with pytest.raises(ValueError, match="values deep"):
+        sending([order.fold_tree("tree", 128)])
+
+
+def test_parts_of_the_shared_memory_do_not_overlap():
+    for ranks, slots, rows, hidden in ((2, 4, 8192, 8192), (4, 1, 300, 4096), (8, 1, 1, 256)):
+        layout = SlotLayout(ranks, slots, rows, hidden, torch.bfloat16)
+        starts = layout.one_shot_start, layout.roots_start, layout.y_start, layout.gather_start
+        sizes = (
+            2 * ranks * slots * layout.one_shot_rows * hidden * 4,
+            2 * ranks * slots * layout.share_rows * hidden * 4,
+            2 * layout.piece_rows * hidden * 2,
+        )
+        ends = [start + size for start, size in zip(starts, sizes, strict=False)]
+        assert all(end <= start for end, start in zip(ends, starts[1:], strict=True))
+        assert all(start % 16 == 0 for start in starts) and layout.bytes > starts[-1]
+        assert sizes[1] <= SLOT_BYTES
+        assert layout.share_rows * ranks >= layout.piece_rows
+
+
+def test_pieces_cover_a_step_and_none_is_over_the_room():
+    layout = SlotLayout(4, 1, 16384, 4096, torch.bfloat16, piece_rows=PIECE_ROWS)
+    for rows in (0, 1, 8191, 8192, 8193, 16384):
+        pieces = layout.pieces(rows)
+        assert [row for piece in pieces for row in piece] == list(range(rows))
+        assert all(0 < len(piece) <= layout.piece_rows for piece in pieces)
+
+
+def test_a_two_shot_gives_every_rank_a_row():
+    for ranks in (2, 3, 4, 8):
+        for rows in range(1, 100):
+            share = -(-rows // ranks)
+            owned = [len(range(rows)[r * share : (r + 1) * share]) for r in range(ranks)]
+            assert sum(owned) == rows and everyone_owns(rows, ranks) == (min(owned) > 0)
+            # Rows that the two-shot cannot take have room in the one-shot.
+            layout = SlotLayout(ranks, 1, 100, 4096, torch.bfloat16, one_shot_rows=0)
+            assert everyone_owns(rows, ranks) or rows <= layout.one_shot_rows
+
+
+def test_auto_takes_what_the_device_has_and_peer_is_never_replaced():
+    plan = order.fold_plan("pairs", 8, 2)
+
+    def check(world):
+        cpu = torch.device("cpu")
+        for transport in ("auto", "gather"):
+            made = open_exchange(transport, plan, world, 64, 256, torch.float32, cpu)
+            assert isinstance(made, GatherExchange) and made.memory is None
+            made.check()
+            assert made.all_gather(torch.tensor([world.rank])).tolist() == [[0], [1]]
+        with pytest.raises(UsageError, match="use --transport gather"):
+            open_exchange("peer", plan, world, 64, 256, torch.float32, cpu)
+
+    run_threads(2, check)
+    alone = order.fold_plan("pairs", 8, 1)
+    made = open_exchange("peer", alone, SoloWorld(), 64, 256, torch.float32, torch.device("cpu"))
+    assert isinstance(made, GatherExchange)

@@ -1,0 +1,115 @@
+"""Prefill attention by groups of warps, without a GPU: compiled for Hopper here, run elsewhere.
+
+Interpreting and compiling need separate processes; the cases that run stand in
+`tests/interpreted_attention_prefill.py`.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+
+from tests.test_triton_attention import NAMES, check
+from tests.test_triton_gemm import assemble
+from tpdet.kernels.cuda.attention import attend
+from tpdet.kernels.cuda.attention_prefill_warps import attend_groups
+from tpdet.kernels.cuda.attention_variants import Variant, prefill_variant
+from tpdet.kernels.paged_batch import PagedSequence, make_batch
+
+ROOT = Path(__file__).resolve().parent.parent
+GROUPS = Variant(128, 4, 2, True, groups=True)
+
+
+def compiled_groups(dtype, group, window, stages):
+    """PTX and the log of ptxas -v for compute capability 9.0."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    name = NAMES[dtype]
+    tiles = f"tensordesc<{name}[64,128],{NVMMASharedLayout(128, 16, 2)!r}>"
+    types = {"q": f"*{name}", "k_tiles": tiles, "v_tiles": tiles, "out": f"*{name}"}
+    types |= dict.fromkeys(("blocks", "rows", "tables"), "*i32") | {"scale": "fp32"}
+    types |= dict.fromkeys(("q_stride", "widest", "window"), "i32")
+    constants = {"KEY_HEADS": 8, "GROUP": group, "HEAD": 128, "WINDOW": window, "BLOCK": 128}
+    names = attend_groups.arg_names
+    aligned = [n for n, t in types.items() if t.startswith("*")]
+    source = GluonASTSource(
+        fn=attend_groups,
+        signature={n: types.get(n, "constexpr") for n in names},
+        constexprs=constants | {"STAGES": stages},
+        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
+    )
+    options = {"num_warps": 4, "enable_fp_fusion": False}
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    return ptx, assemble(ptx)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "group", "window"),
+    [
+        (torch.bfloat16, 4, False),
+        (torch.bfloat16, 1, True),
+        (torch.float16, 7, True),
+    ],
+)
+def test_groups_keep_products_under_way_while_they_take_exponentials(dtype, group, window):
+    ptx, log = compiled_groups(dtype, group, window, GROUPS.stages)
+    check(ptx, log, 0)
+    assert "ex2.approx.ftz.f32" in ptx and "ex2.approx.f32" not in ptx
+    assert "div.rn.f32" in ptx and "cp.async.bulk.tensor" in ptx
+    assert re.search(r"add(\.rn)?\.f32\s+%\w+, %\w+, 0f00000000", ptx), "`+ 0.0` is gone"
+    assert "wgmma.mma_async.sync.aligned.m64n8k16" in ptx and "mma.sync" not in ptx
+    # A group's scores are waited for with the products p . v behind them still under way.
+    assert "wgmma.wait_group.sync.aligned 2;" in ptx
+    granted = [int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32 (\d+)", ptx)]
+    if granted:  # Triton 3.6 moves registers from the fetching warps to those that compute
+        assert max(granted) >= 232 and min(granted) <= 40, granted
+
+
+def test_the_table_takes_groups_where_they_exist():
+    for dtype, head, capability, groups in (
+        (torch.bfloat16, 128, 9, True),
+        (torch.float16, 128, 9, True),
+        (torch.bfloat16, 128, 8, False),
+        (torch.bfloat16, 128, 10, False),
+        (torch.bfloat16, 64, 9, False),
+        (torch.bfloat16, 256, 9, False),
+        (torch.float32, 128, 9, False),
+    ):
+        variant = prefill_variant(dtype, head, capability)
+        assert variant.groups == groups
+        assert variant.descriptors == (capability >= 9 and dtype != torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("variant", "head"),
+    [(GROUPS, 96), (replace(GROUPS, rows=64), 128), (replace(GROUPS, warps=8), 128)],
+)
+def test_groups_without_a_kernel_are_refused(variant, head):
+    q, pages = (
+        torch.zeros(*shape, dtype=torch.float16) for shape in ((20, 2, head), (1, 2, 256, head))
+    )
+    batch = make_batch((PagedSequence(0, 20, 0, (0,)),), short_tokens=0)
+    with pytest.raises(ValueError, match=f"heads of {head}: they have 128 rows, 4 warps"):
+        attend(q, pages, pages, batch, None, variant, Variant(16, 4, 1))
+
+
+def test_groups_have_the_bits_of_the_first_form():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.interpreted_attention_prefill"],
+        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    failures = json.loads(done.stdout.splitlines()[-1])
+    assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())

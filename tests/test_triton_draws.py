@@ -1,0 +1,107 @@
+"""The kernels that draw many rows, without a GPU: compiled for Hopper, interpreted elsewhere."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.interpreted_draws import CASES
+from tests.test_triton_gemm import compile_for_hopper
+from tpdet.kernels.cuda import filter_rows, filter_window, gumbel_scores, row_scan
+
+ROOT = Path(__file__).resolve().parent.parent
+ROW = {"logits": "*fp32", "copies": "*fp32", "table": "*i64", "peaks": "*i64"}
+SHAPE = {"rows": "i32", "width": "i32", "stride": "i32", "peak_parts": "i32"}
+LISTS = {"slots": "*i64", "lists": "*i64", "state": "*i64"}
+SIZES = {"FIELDS": 12, "PARTS": 128}
+WINDOW = {"STATE": 8, "BUCKETS": 256, "CAPACITY": 4096}
+KERNELS = {
+    "peaks": (
+        row_scan.scan_peaks, ROW | {"rows": "i32", "width": "i32", "first_id": "i32",
+                                    "stride": "i32"},
+        {"FIELDS": 12, "SPAN": 4096, "BLOCK": 2048}, 4,
+    ),
+    "masses": (
+        row_scan.weigh_rows,
+        SHAPE | {"logits": "*fp32", "table": "*i64", "peaks": "*i64", "scores": "*i64",
+                 "masses": "*i64", "first_id": "i32", "score_parts": "i32"},
+        SIZES | {"SPAN": 4096, "BLOCK": 2048}, 4,
+    ),
+    "answers": (
+        row_scan.answer_rows,
+        {"table": "*i64", "peaks": "*i64", "scores": "*i64", "masses": "*i64", "tokens": "*i64",
+         "fits": "*i1", "maxima": "*fp32", "distances": "*fp64", "shares": "*fp64", "rows": "i32",
+         "peak_parts": "i32", "score_parts": "i32", "mass_parts": "i32"},
+        SIZES, 1,
+    ),
+    "packed": (
+        row_scan.pack_rows,
+        {"tokens": "*i64", "fits": "*i1", "distances": "*fp64", "log_masses": "*fp64",
+         "logprobs": "*fp32", "packed": "*fp64", "rows": "i32"},
+        {"BLOCK": 128}, 4,
+    ),
+    "scores": (
+        gumbel_scores.score_rows,
+        ROW | SHAPE | {"bounds": "*i64", "scores": "*i64", "first_id": "i32"},
+        SIZES | {"SPAN": 4096, "BLOCK": 1024}, 4,
+    ),
+    "count": (
+        filter_window.count_buckets,
+        ROW | SHAPE | {"slots": "*i64", "counts": "*i32", "masses": "*i64"},
+        SIZES | {"WHOLE": False, "BLOCK": 8192, "BUCKETS": 256}, 16,
+    ),
+    "choose": (
+        filter_window.choose_window,
+        LISTS | {"table": "*i64", "counts": "*i32", "masses": "*i64", "vocabulary": "i32",
+                 "parts": "i32"},
+        SIZES | WINDOW, 8,
+    ),
+    "collect": (
+        filter_window.collect_window, ROW | SHAPE | LISTS,
+        SIZES | WINDOW | {"WHOLE": False, "BLOCK": 4096}, 8,
+    ),
+    "bound": (
+        filter_window.bound_window,
+        LISTS | {"table": "*i64", "peaks": "*i64", "bounds": "*i64", "rows": "i32",
+                 "vocabulary": "i32", "peak_parts": "i32"},
+        SIZES | {"STATE": 8, "CAPACITY": 4096}, 8,
+    ),
+    "whole rows": (
+        filter_rows.bound_rows, ROW | SHAPE | {"slots": "*i64", "bounds": "*i64"},
+        SIZES | {"WHOLE": True, "BLOCK": 4096}, 16,
+    ),
+}  # fmt: skip
+FUSED = ("scores",)  # the fp64 logarithm is a sequence of fma's that asks for them
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_a_kernel_compiles_without_float_atomics_fusion_or_spills(name):
+    kernel, types, constants, warps = KERNELS[name]
+    ptx, log = compile_for_hopper(kernel, types, constants, warps, 3)
+    atomics = re.findall(r"(?<![a-z])(?:atom|red)\.[a-z0-9.:_]+", ptx)
+    assert all(re.search(r"\.[us](32|64)$", atomic) for atomic in atomics), atomics
+    assert not atomics or name in ("count", "collect"), atomics
+    assert name in FUSED or not re.search(r"fma\.rn\.f(32|64)", ptx)
+    spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", log)]
+    assert spilled and max(spilled) == 0, log
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.interpreted_draws"],
+        env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in CASES])
+def test_in_the_interpreter_it(interpreted, case):
+    assert interpreted[case] == "passed", interpreted[case]

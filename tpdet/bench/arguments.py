@@ -1,0 +1,154 @@
+"""The flags of `tpdet bench` and its benchmarks. Nothing heavy is imported before one runs."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+
+BENCHMARKS = (
+    "latency", "throughput", "serve", "gemm", "attention", "sampler", "allreduce", "plot",
+)  # fmt: skip
+_SHAPES = "qwen3-8b,llama-3-70b"
+
+
+def complete(arguments: Sequence[str]) -> list[str]:
+    """`tpdet bench MODEL ...` means `tpdet bench latency MODEL ...`."""
+    rest = list(arguments)
+    if rest[:1] != ["bench"] or rest[1:2] in ([], ["-h"], ["--help"]) or rest[1] in BENCHMARKS:
+        return rest
+    return ["bench", "latency", *rest[1:]]
+
+
+def add_bench(commands: argparse._SubParsersAction) -> None:
+    """Add `bench` to the commands of `tpdet`."""
+    bench = commands.add_parser(
+        "bench", allow_abbrev=False,
+        help="time the engine, a server and the kernels, each beside its floor",
+    )  # fmt: skip
+    group = bench.add_subparsers(required=True, metavar="BENCHMARK")
+    for add in (
+        _latency, _throughput, _serve, _gemm, _attention, _sampler, _allreduce, _plot
+    ):  # fmt: skip
+        add(group)
+
+
+def _command(
+    group: argparse._SubParsersAction, name: str, module: str, text: str, results: bool = True
+) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = group.add_parser(
+        name, help=text, description=text, allow_abbrev=False
+    )
+    if results:
+        command.add_argument(
+            "--output", type=Path,
+            help="results file (JSON) to append to, or a directory that holds them by GPU",
+        )  # fmt: skip
+    command.set_defaults(run=_later(module, f"{name}_command"))
+    return command
+
+
+def _later(module: str, function: str) -> Callable[[argparse.Namespace], int]:
+    def run(options: argparse.Namespace) -> int:
+        found: int = getattr(import_module(f"tpdet.bench.{module}"), function)(options)
+        return found
+
+    return run
+
+
+def _engine(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", help="Hugging Face directory or hub name")
+    command.add_argument("--tp", default="1", help="tensor-parallel sizes")
+    command.add_argument("--budget", type=int, default=2048, help="tokens in a step, at most")
+    command.add_argument("--fold-order", default="pairs")
+    command.add_argument("--transport", default="auto", choices=["auto", "gather", "peer"])
+    command.add_argument("--dtype", default="auto")
+    command.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
+    command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+
+
+def _latency(group: argparse._SubParsersAction) -> None:
+    command = _command(group, "latency", "run", "ms a decode step, prompt tokens/s of prefill")
+    _engine(command)
+    command.add_argument("--batch", default="1,16", help="decode batch sizes")
+    command.add_argument(
+        "--context", "--prompt-tokens", default="128", help="prompt lengths before decoding"
+    )
+    command.add_argument("--prefill-tokens", default="1024", help="prompt lengths of prefill")
+    command.add_argument("--prefill-prompts", type=int, default=4, help="in flight together")
+    command.add_argument("--steps", type=int, default=16, help="decode steps timed")
+
+
+def _throughput(group: argparse._SubParsersAction) -> None:
+    command = _command(group, "throughput", "run", "seconds for many requests submitted at once")
+    _engine(command)
+    command.add_argument("--requests", type=int, default=256)
+    command.add_argument("--input", default="64:1024", help="prompt tokens, LEAST:MOST")
+    command.add_argument("--generate", type=int, default=128, help="tokens of each answer")
+    command.add_argument("--seed", type=int, default=0, help="of lengths and prompts")
+    command.add_argument("--max-num-seqs", type=int, help="in a step, at most; all if unset")
+
+
+def _serve(group: argparse._SubParsersAction) -> None:
+    command = _command(
+        group, "serve", "serve", "load a running OpenAI-compatible server; vLLM's JSON keys"
+    )
+    command.add_argument("--base-url", required=True, help="such as http://127.0.0.1:8000")
+    command.add_argument("--model", help="served name; the server's first if unset")
+    command.add_argument("--api-key-file", type=Path, help="its first key is sent")
+    command.add_argument("--tp", type=int, help="the server's size, for the results file only")
+    command.add_argument("--requests", type=int, default=64)
+    command.add_argument("--rate", type=float, help="requests a second (Poisson); all at once")
+    command.add_argument("--concurrency", type=int, help="requests in flight, at most")
+    command.add_argument("--input", default="128", help="prompt tokens, N or LEAST:MOST")
+    command.add_argument("--generate", type=int, default=64, help="tokens of each answer")
+    command.add_argument("--temperature", type=float, default=0.0)
+    command.add_argument("--vocabulary", type=int, default=1000, help="prompt ids are below it")
+    command.add_argument("--seed", type=int, default=0, help="of prompts and arrivals")
+    command.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
+
+
+def _kernel(
+    group: argparse._SubParsersAction, name: str, text: str, tp: str
+) -> argparse.ArgumentParser:
+    command = _command(group, name, "run" if name == "allreduce" else name, text)
+    command.add_argument("--tp", default=tp, help="shards as of these tensor-parallel sizes")
+    command.add_argument("--repeats", type=int, default=9, help="replays; the median counts")
+    return command
+
+
+def _gemm(group: argparse._SubParsersAction) -> None:
+    command = _kernel(group, "gemm", "matrix products beside torch's linear", "1,2,4")
+    command.add_argument("--model-shape", default=_SHAPES, help="names of well-known models")
+    command.add_argument("--fold-order", default="pairs")
+    command.add_argument("--rows", default="1,8,16,32,64,128,256,512,1024,4096")
+
+
+def _attention(group: argparse._SubParsersAction) -> None:
+    command = _kernel(group, "attention", "prefill beside cuDNN's attention, decode", "1,4")
+    command.add_argument("--model-shape", default=_SHAPES, help="names of well-known models")
+    command.add_argument("--decode", default="1:8192,16:8192,64:2048,256:512,1:32768",
+                         help="BATCH:CONTEXT pairs")  # fmt: skip
+    command.add_argument("--prefill", default="1:4096,2:4096,1:16384", help="PROMPTS:LENGTH")
+
+
+def _sampler(group: argparse._SubParsersAction) -> None:
+    command = _kernel(group, "sampler", "drawing tokens beside torch's way", "1,4")
+    command.add_argument("--vocabulary", type=int, default=151_936)
+    command.add_argument("--batch", default="1,16,64,256")
+
+
+def _allreduce(group: argparse._SubParsersAction) -> None:
+    command = _kernel(group, "allreduce", "the exchange between ranks beside NCCL's", "2")
+    command.add_argument("--hidden", type=int, default=4096)
+    command.add_argument("--fold-order", default="pairs")
+    command.add_argument("--kilobytes", default="8,32,128,512,2048,8192,32768,131072",
+                         help="of the bf16 output")  # fmt: skip
+
+
+def _plot(group: argparse._SubParsersAction) -> None:
+    command = _command(
+        group, "plot", "plot", "throughput against latency, and the roofline", results=False
+    )
+    command.add_argument("--results", type=Path, default=Path("docs/results"))
+    command.add_argument("--output", type=Path, default=Path("docs/plots"))
+    command.add_argument("--gpu", help="such as h200; the one with most results if unset")

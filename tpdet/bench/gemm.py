@@ -1,0 +1,115 @@
+"""`tpdet bench gemm`: the engine's matrix products beside torch's `linear`, in turn, in graphs.
+
+Row-parallel products go through their leaves' fold with residual stream and norm; beside them
+`linear` and that norm of its product. At TP above 1 rank 0's first root is folded, as if it were
+all: the rest is the exchange's.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+
+from tpdet.bench.floor import Work, print_floor
+from tpdet.bench.gpu import drawn, gpu_only, this_gpu
+from tpdet.bench.record import BenchRow, finish
+from tpdet.bench.shapes import products, shards
+from tpdet.bench.timing import enough, rotated, times_us
+from tpdet.kernels import ops
+from tpdet.kernels.partial_sums import PartialSums, relative_roots
+from tpdet.layers.partition import Partition
+from tpdet.runner.kernel_checks import admit_products
+from tpdet.verify.run import parse_sizes
+
+HEAD_ROWS = 256
+"""The output head never meets more rows at once."""
+
+_ROW_PARALLEL = ("o", "down")
+_EPS = 1e-6
+
+
+def gemm_command(options: argparse.Namespace) -> int:
+    """Every product of the named models at every size and number of rows."""
+    gpu_only("gemm")
+    found: list[BenchRow] = []
+    counts, names = parse_sizes(options.rows), options.model_shape.split(",")
+    device = torch.device("cuda", torch.cuda.current_device())
+    for name, partition in shards(names, parse_sizes(options.tp), options.fold_order):
+        # The variants that an engine of this model would use.
+        admit_products(partition, device, {"column": max(counts), "head": HEAD_ROWS})
+        for product, n, k in products(partition):
+            mine = [count for count in counts if product != "head" or count <= HEAD_ROWS]
+            for count in mine:
+                found.append(_case(name, partition, (product, n, k), count, options))
+            torch.cuda.empty_cache()
+    finish("gemm", this_gpu(), found, options.output)
+    return 0
+
+
+def product_work(product: str, n: int, k: int, rows: int) -> Work:
+    """Operations, and the bytes of operands and results: bf16, fp32 for the head's results."""
+    out = 4 if product == "head" else 2
+    stream = 4 * rows * n if product in _ROW_PARALLEL else 0  # the residual, in and out
+    return Work(2.0 * rows * n * k, 2.0 * (n * k + rows * k) + out * rows * n + stream)
+
+
+def _case(
+    name: str, partition: Partition, shape: tuple[str, int, int], count: int,
+    options: argparse.Namespace,
+) -> BenchRow:  # fmt: skip
+    product, n, k = shape
+    repeats, fold_order = options.repeats, options.fold_order
+    ranks, row_parallel = partition.world.size, product in _ROW_PARALLEL
+    work = product_work(product, n, k, count)
+    floor = print_floor(f"{name} {product}, TP {ranks}, {count} rows", work)
+    weights = enough(rotated(drawn(n, k, seed=1)), count)
+    if row_parallel:
+        ours, peer = _row_times(partition, weights, count, repeats)
+    else:
+        out = torch.float32 if product == "head" else torch.bfloat16
+        ours, peer = _column_times(weights, count, out, repeats)
+    return BenchRow(
+        case=f"gemm {product}", model=name, dtype="bfloat16", tp=ranks, batch=count,
+        mode=fold_order if row_parallel else None, value=ours, unit="us", floor=floor,
+        peer="linear + norm" if row_parallel else "linear", peer_value=peer, ratio=ours / peer,
+        flops=work.flops, bytes=work.bytes,
+    )  # fmt: skip
+
+
+def _column_times(
+    weights: Sequence[torch.Tensor], count: int, out: torch.dtype, repeats: int
+) -> list[float]:
+    """Microseconds of ours and of `linear`."""
+    x = drawn(count, weights[0].shape[1])
+
+    def ours(weight: torch.Tensor) -> object:
+        return ops.column_gemm(x, weight, None, out)
+
+    def peer(weight: torch.Tensor) -> object:
+        return torch.nn.functional.linear(x, weight)
+
+    return times_us([ours, peer], weights, repeats)
+
+
+def _row_times(
+    partition: Partition, weights: Sequence[torch.Tensor], count: int, repeats: int
+) -> list[float]:
+    """Microseconds of ours with fold and norm, and of `linear` with the norm."""
+    from tpdet.kernels.cuda.norm import add_residual_and_norm
+
+    n, k = weights[0].shape
+    leaves = len(partition.mine)
+    roots = relative_roots(partition.plan.roots[0], 0)
+    x, residual, gain = drawn(count, k), drawn(count, n, seed=2), drawn(n, seed=3)
+
+    def ours(weight: torch.Tensor) -> object:
+        sums = ops.leaf_sums(x, weight.view(leaves, n, k // leaves), roots)
+        if len(sums.roots) > 1:
+            sums = PartialSums(sums.values, sums.roots[:1])
+        return ops.fold_and_norm(sums, None, residual, gain, _EPS)
+
+    def peer(weight: torch.Tensor) -> object:
+        product = torch.nn.functional.linear(x, weight)
+        return add_residual_and_norm(product, None, residual, gain, _EPS)
+
+    return times_us([ours, peer], weights, repeats)

@@ -1,0 +1,26 @@
+"""Requests that benchmarks send: random prompts, greedy, to the last token."""
+
+import random
+from collections.abc import Sequence
+
+from tpdet.engine import Engine
+from tpdet.request import Request, SamplingParams
+
+
+def prompt(length: int, vocabulary: int, seed: int) -> tuple[int, ...]:
+    """`length` token ids, the same for the same seed."""
+    draw = random.Random(seed)
+    return tuple(draw.randrange(vocabulary) for _ in range(length))
+
+
+def lengths(count: int, shortest: int, longest: int, seed: int) -> list[int]:
+    """Prompt lengths, drawn evenly from `shortest` to `longest`, both included."""
+    draw = random.Random(seed)
+    return [draw.randint(shortest, longest) for _ in range(count)]
+
+
+def submit(engine: Engine, prompts: Sequence[tuple[int, ...]], tokens: int, name: str) -> None:
+    """Queue greedy requests for exactly `tokens` tokens each."""
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    for index, ids in enumerate(prompts):
+        engine.submit(Request(request_id=f"{name}-{index}", prompt_token_ids=ids, params=params))

@@ -1,0 +1,169 @@
+"""`tpdet bench plot`: results files as pictures (PNG and SVG), drawn with matplotlib."""
+
+import argparse
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tpdet.bench.floor import gpu_rates
+from tpdet.bench.plot_data import Curve, Growth, Point, by_context, curves, points
+from tpdet.bench.results import Row, Run, newest_rows
+from tpdet.errors import NotFoundError, UsageError
+from tpdet.verify.report import short_name
+
+_FORMATS = ("png", "svg")
+_COLOURS = ("#1b6ca8", "#c8553d", "#3c8d53", "#8a5aa8", "#b8860b", "#555555")
+_MARKERS = "osD^vP*X"
+
+
+def plot_command(options: argparse.Namespace) -> int:
+    """Draw what the results of one GPU hold; prints the files."""
+    require_matplotlib()
+    found = results_of(options.results, options.gpu)
+    if not found:
+        raise NotFoundError(f"{options.results} holds no results of a GPU: see tpdet bench --help")
+    gpu = found[0][0]["gpu"]
+    options.output.mkdir(parents=True, exist_ok=True)
+    suffix = short_name(gpu)
+    models: dict[str, list[Curve]] = {}
+    for curve in curves(found):
+        models.setdefault(curve.model, []).append(curve)
+    for model, mine in models.items():
+        _save(_draw_latency(gpu, model, mine), options.output / f"latency-{model}.{suffix}")
+    for model, growth in by_context(found).items():
+        _save(_draw_growth(gpu, model, growth), options.output / f"context-{model}.{suffix}")
+    measured = points(found)
+    if measured:
+        _save(_draw_roofline(gpu, measured), options.output / f"roofline.{suffix}")
+    return 0
+
+
+def require_matplotlib() -> None:
+    """Raises UsageError naming the extra when matplotlib is missing."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("tpdet bench plot needs matplotlib: pip install 'tpdet[plot]'")
+
+
+def results_of(folder: Path, gpu: str | None) -> list[tuple[Run, list[Row]]]:
+    """Newest rows of the files of one GPU: the named one, else that with most rows.
+
+    Raises NotFoundError when there is no such folder, UsageError for a file that is no results.
+    """
+    if not folder.is_dir():
+        raise NotFoundError(f"{folder} is not a directory of results files")
+    by_gpu: dict[str, list[tuple[Run, list[Row]]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found = newest_rows(path)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} is no results file: {error}") from error
+        for run, rows in found:
+            name = run.get("gpu") or "cpu"
+            timed = [row for row in rows if "value" in row]
+            if timed and name != "cpu" and gpu in (None, short_name(name)):
+                by_gpu.setdefault(name, []).append((run, timed))
+    if not by_gpu:
+        return []
+    return max(by_gpu.values(), key=lambda runs: sum(len(rows) for _, rows in runs))
+
+
+def _new_figure(title: str, across: str, up: str) -> tuple[Any, Any]:
+    """A figure and its axes; no global state, so no display is looked for."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 5.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_title(title)
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.grid(True, which="both", alpha=0.25)
+    return figure, axes
+
+
+def _draw_latency(gpu: str, model: str, found: list[Curve]) -> Any:
+    """Tokens a second over milliseconds a step, a point a batch."""
+    from matplotlib.ticker import StrMethodFormatter
+
+    figure, axes = _new_figure(
+        f"{model}, decode on {gpu}: throughput against latency",
+        "milliseconds a step (what each reader waits for a token)", "tokens a second, all readers",
+    )  # fmt: skip
+    sizes = sorted({curve.tp for curve in found})
+    modes = list(dict.fromkeys(curve.mode for curve in found))
+    for curve in found:
+        colour = _COLOURS[sizes.index(curve.tp) % len(_COLOURS)]
+        style = ("-", "--", ":", "-.")[modes.index(curve.mode) % 4]
+        axes.plot(
+            [ms for _, ms in curve.steps], [1e3 * batch / ms for batch, ms in curve.steps],
+            style, marker="o", color=colour, label=curve.label,
+        )  # fmt: skip
+        for batch, ms in curve.steps:
+            axes.annotate(
+                str(batch), (ms, 1e3 * batch / ms), textcoords="offset points", xytext=(5, -10),
+                fontsize=7, color=colour,
+            )  # fmt: skip
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.xaxis.set_minor_formatter(StrMethodFormatter("{x:,g}"))
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _draw_growth(gpu: str, model: str, found: list[Growth]) -> Any:
+    """Milliseconds a step over the context, a line a size and batch."""
+    figure, axes = _new_figure(
+        f"{model}, decode on {gpu}: cost of context", "tokens of context", "milliseconds a step"
+    )
+    sizes = sorted({growth.tp for growth in found})
+    batches = sorted({growth.batch for growth in found})
+    for growth in found:
+        axes.plot(
+            [context for context, _ in growth.steps], [ms for _, ms in growth.steps],
+            marker=_MARKERS[batches.index(growth.batch) % len(_MARKERS)],
+            color=_COLOURS[sizes.index(growth.tp) % len(_COLOURS)],
+            label=f"TP {growth.tp}, batch {growth.batch}",
+        )  # fmt: skip
+    axes.legend(fontsize=7)
+    return figure
+
+
+def _draw_roofline(gpu: str, measured: list[Point]) -> Any:
+    """Operations a second over operations a byte, under the GPU's bandwidth and peak."""
+    figure, axes = _new_figure(
+        f"Roofline on one {gpu}", "bf16 operations a byte", "operations a second",
+    )  # fmt: skip
+    rates = gpu_rates(gpu)
+    if rates is not None:
+        low = min(point.intensity for point in measured) / 2
+        high = max(max(point.intensity for point in measured), rates.flops / rates.bytes) * 2
+        ridge = rates.flops / rates.bytes
+        axes.plot(
+            [low, ridge, high], [low * rates.bytes, rates.flops, rates.flops], color="black",
+            label=f"{rates.bytes / 1e12:g} TB/s, {rates.flops / 1e12:g} TFLOP/s",
+        )  # fmt: skip
+    for index, group in enumerate(dict.fromkeys(point.group for point in measured)):
+        mine = [point for point in measured if point.group == group]
+        axes.scatter(
+            [point.intensity for point in mine], [point.speed for point in mine], s=18,
+            color=_COLOURS[index % len(_COLOURS)], marker=_MARKERS[index % len(_MARKERS)],
+            label=group, alpha=0.8, zorder=3,
+        )  # fmt: skip
+    axes.legend(fontsize=8)
+    return figure
+
+
+def _save(figure: Any, stem: Path, formats: Iterable[str] = _FORMATS) -> None:
+    """Every format; an SVG of the same data has the same bytes."""
+    from matplotlib import rc_context
+
+    for suffix in formats:
+        path = stem.with_name(f"{stem.name}.{suffix}")
+        metadata = {"Date": None} if suffix == "svg" else {"Software": None}
+        with rc_context({"svg.hashsalt": "tpdet"}):
+            figure.savefig(path, dpi=150, metadata=metadata)
+        print(path)

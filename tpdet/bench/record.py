@@ -1,0 +1,92 @@
+"""What a benchmark leaves: a table for people, a run in a results file, one JSON line on stdout.
+
+The last line of stdout is the run as the results file holds it (DESIGN, results files).
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from tpdet.verify.report import append_record, run_record
+from tpdet.verify.spec import Machine
+
+
+class BenchRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One figure. `ratio` is a time: ours over the peer's, over the floor's where none is named.
+
+    For rates (unit a second) `floor` is the highest rate there can be, and `ratio` floor / value.
+    `flops` and `bytes` are what the case must compute and move on one GPU.
+    """
+
+    case: str
+    value: float
+    unit: str
+    model: str | None = None
+    dtype: str | None = None
+    mode: str | None = None
+    tp: int | None = None
+    batch: int | None = None
+    context: int | None = None
+    floor: float | None = None
+    peer: str | None = None
+    peer_value: float | None = None
+    ratio: float | None = None
+    flops: float | None = None
+    bytes: float | None = None
+    metrics: dict[str, Any] | None = None
+
+
+def finish(
+    bench: str,
+    machine: Machine,
+    rows: Sequence[BenchRow],
+    output: Path | None,
+    file: str | None = None,
+) -> dict[str, Any]:
+    """Print the rows, append the run to `output` (a file, or a directory for `file`), print JSON.
+
+    Returns the run.
+    """
+    plain = [msgspec.to_builtins(row) for row in rows]
+    record = run_record(bench, machine, shlex.join(["tpdet", *sys.argv[1:]]), plain)
+    print_rows(rows)
+    if output is not None:
+        append_record(output, file or bench, record)
+    print_line(record)
+    return record
+
+
+def print_line(record: dict[str, Any]) -> None:
+    """One line of JSON on stdout."""
+    sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
+    sys.stdout.flush()
+
+
+def print_rows(rows: Sequence[BenchRow]) -> None:
+    """A table; the floor stands before the value."""
+    names = ("case", "model", "dtype", "mode", "tp", "batch", "context")
+    used = [name for name in names if any(getattr(row, name) is not None for row in rows)]
+    table = Table()
+    for column in used:
+        table.add_column(column)
+    for column in ("floor", "value", "peer", "ratio"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        cells = [_text(getattr(row, name)) for name in used]
+        peer = "" if row.peer is None else f"{row.peer} {row.peer_value:,.2f}"
+        cells += ["" if row.floor is None else f"{row.floor:,.2f}", f"{row.value:,.2f} {row.unit}"]
+        table.add_row(*cells, peer, "" if row.ratio is None else f"{row.ratio:.2f}")
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    console.print(table)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)

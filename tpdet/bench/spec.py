@@ -1,0 +1,65 @@
+"""What a benchmark world of ranks is told, and what it reports: plain data in JSON files."""
+
+import msgspec
+
+from tpdet.bench.record import BenchRow
+from tpdet.verify.spec import Machine
+
+
+class LatencyCases(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode steps of every batch at every context, then prompts of each `prefill_tokens`."""
+
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    steps: int
+    prefill_tokens: tuple[int, ...]
+    prefill_prompts: int
+
+
+class MixedCase(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests submitted at once: lengths drawn evenly from `shortest` to `longest`."""
+
+    requests: int
+    shortest: int
+    longest: int
+    generate: int
+    seed: int
+    max_num_seqs: int
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One model at one size; `latency` or `mixed` says what to time."""
+
+    model: str
+    dtype: str
+    load_format: str
+    device: str
+    fold_order: str
+    transport: str
+    budget: int
+    latency: LatencyCases | None = None
+    mixed: MixedCase | None = None
+    step_timeout: float = 600.0
+
+
+class ExchangeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The exchange between ranks: outputs of `kilobytes` each, in rows of `hidden` bf16 values."""
+
+    kilobytes: tuple[int, ...]
+    hidden: int
+    fold_order: str
+    repeats: int
+    timeout: float = 600.0
+
+
+class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one world measured, where, and what it left out and why."""
+
+    rows: tuple[BenchRow, ...]
+    machine: Machine
+    notes: tuple[str, ...] = ()
+
+
+def output_rows(kilobytes: int, hidden: int) -> int:
+    """Rows of `hidden` bf16 values in an output of so many kilobytes, at least 1."""
+    return max(1, kilobytes * 1024 // (2 * hidden))

@@ -1,0 +1,32 @@
+"""Rows of a step that go through the layers together: all of them, or one of two halves.
+
+In halves, one's exchange between ranks runs under the other's products; no bit of a row depends on
+which rows it goes with.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from tpdet.comm.fold import Pending
+from tpdet.kernels.paged_batch import PagedBatch
+
+
+@dataclass
+class MicroBatch:
+    """The residual stream `hidden_MH` and its norm `x_MH`; `aside`: exchanges run beside others.
+
+    `pending` is the exchange that makes the next of both.
+    """
+
+    batch: PagedBatch
+    hidden_MH: torch.Tensor
+    x_MH: torch.Tensor
+    aside: bool
+    pending: Pending | None = None
+
+    def settle(self) -> None:
+        """Take what the exchange made; what is launched from now on comes after it."""
+        if self.pending is not None:
+            self.hidden_MH, self.x_MH = self.pending.result()
+            self.pending = None

@@ -1,0 +1,6 @@
+"""One rank's step: plan to tensors, through the model, to token ids."""
+
+from tpdet.runner.runner import Runner
+from tpdet.runner.taking import Follower, TakeLogits, draw_likeliest
+
+__all__ = ["Follower", "Runner", "TakeLogits", "draw_likeliest"]

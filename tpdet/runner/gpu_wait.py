@@ -1,0 +1,23 @@
+"""Waiting for a GPU with an end to it: torch's own synchronisation has none."""
+
+import time
+
+import torch
+
+_SPIN_SECONDS = 0.02  # a step of decoding is shorter; after that the processor is given away
+_SLEEP_SECONDS = 0.0005
+
+
+def wait_for_event(event: torch.cuda.Event, timeout: float) -> bool:
+    """Wait until the GPU has passed `event`; False if `timeout` seconds pass first.
+
+    A lost peer leaves a collective's kernel spinning: a plain synchronisation would never return.
+    """
+    began = time.monotonic()
+    while not event.query():
+        waited = time.monotonic() - began
+        if waited > timeout:
+            return False
+        if waited > _SPIN_SECONDS:
+            time.sleep(_SLEEP_SECONDS)
+    return True

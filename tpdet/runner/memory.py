@@ -1,0 +1,51 @@
+"""How many KV pages a rank has room for."""
+
+import os
+
+import torch
+
+from tpdet.cache.kv import page_bytes
+from tpdet.comm.device import free_gpu_bytes
+from tpdet.config import EngineConfig
+from tpdet.errors import ResourceError
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.model_config import ModelConfig
+
+_CACHE_SHARE = 0.25  # of the memory that is free after loading, for the KV cache on the CPU
+
+
+def pages_that_fit(
+    config: EngineConfig,
+    model: ModelConfig,
+    key_heads: int,
+    context: int,
+    ranks: int,
+    device: torch.device,
+) -> int:
+    """As many as all sequences could use, but no more than a share of free memory holds.
+
+    key_heads: of this rank; context: positions a sequence may have; ranks: on this host's memory.
+    Raises ResourceError when a GPU has no room for one.
+    """
+    size = page_bytes(model.num_layers, key_heads, model.head_dim, getattr(torch, model.dtype))
+    useful = config.max_num_seqs * -(-context // PAGE_TOKENS)
+    if device.type == "cuda":
+        fitting = free_gpu_bytes(config.gpu_memory_utilization) // size
+        if fitting < 1:
+            raise ResourceError(
+                f"no GPU memory is left for a KV page of {size / 2**20:.1f} MiB: raise "
+                "--gpu-memory-utilization, lower --max-num-batched-tokens, or use more ranks"
+            )
+        return min(useful, fitting)
+    fitting = int(_CACHE_SHARE * _available_memory()) // (size * ranks)
+    return max(1, min(useful, fitting))
+
+
+def _available_memory() -> int:
+    """Bytes of memory that can be taken without swapping."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            name, value = line.split(":")
+            if name == "MemAvailable":
+                return int(value.split()[0]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

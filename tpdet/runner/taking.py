@@ -1,0 +1,65 @@
+"""What happens to a step's logits on this rank, and the token ids that come of it."""
+
+from typing import Protocol
+
+import torch
+
+from tpdet.kernels.shard import Shard
+from tpdet.request import SamplingParams
+from tpdet.sampler import Drawn, draw
+from tpdet.sampling_row import SamplingRow
+
+_LIKELIEST = SamplingRow(
+    key=(0, 0),
+    request_id="",
+    params=SamplingParams(temperature=0.0),
+    seed=0,
+    choice=0,
+    prompt_length=0,
+    token_ids=(),
+    position=0,
+    forbidden_ids=(),
+)
+
+
+class TakeLogits(Protocol):
+    """Takes a step's logits where they lie and launches the drawing; nothing waits for it."""
+
+    def take(self, first: int, logits: torch.Tensor) -> torch.Tensor:
+        """A block of whole rows, fp32 [<= 256, V], the first of them the step's row `first`.
+
+        Returns the ids int64 [n] of the tokens drawn from it, in the rows' order, on its device.
+        """
+        ...
+
+    def take_shard(self, logits: torch.Tensor, shard: Shard) -> torch.Tensor:
+        """This rank's columns of all rows, fp32 [R, V / ranks], each of which draws its likeliest.
+
+        Called on every rank; returns the ids int64 [R], equal on all.
+        """
+        ...
+
+
+class Follower:
+    """The taking of a rank above 0: it helps to draw, and nobody reads its results."""
+
+    def __init__(self, draws: int) -> None:
+        """draws: tokens that the step draws."""
+        self._draws = draws
+
+    def take(self, first: int, logits: torch.Tensor) -> torch.Tensor:
+        """Zeros for the whole step at once; rank 0's ids take their place."""
+        count = self._draws if first == 0 else 0
+        return torch.zeros(count, dtype=torch.int64, device=logits.device)
+
+    def take_shard(self, logits: torch.Tensor, shard: Shard) -> torch.Tensor:
+        """This rank's part of the drawing."""
+        return draw_likeliest(logits, shard).tokens
+
+
+def draw_likeliest(logits: torch.Tensor, shard: Shard) -> Drawn:
+    """Launch the drawing of each row's likeliest token, of this rank's columns [R, V'] of it.
+
+    Called on every rank, which get the same tokens.
+    """
+    return draw(logits, [_LIKELIEST] * len(logits), shard)

@@ -1,0 +1,49 @@
+"""A step in flight: its plan, the sequences behind the rows, and what their results must answer."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+
+from tpdet.plan import Row, StepPlan
+from tpdet.sampling_row import RowKey, SamplingRow, ScoringRow
+from tpdet.scheduler.sequence import PENDING, Sequence
+
+
+@dataclass(frozen=True)
+class Flight:
+    """`sequences[i]` stands behind row i of the plan; the rest is of rows by their sequence."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+    sampling: dict[RowKey, SamplingRow]
+    scoring: dict[RowKey, ScoringRow]
+    drawn: dict[RowKey, int] = field(default_factory=dict)
+    """Which of the step's drawn tokens is a sequence's, in the order of the rows."""
+
+    by_key: dict[RowKey, tuple[Row, Sequence]] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Iterator[tuple[Row, Sequence]]:
+        """The plan's rows with their sequences."""
+        return zip(self.plan.rows, self.sequences, strict=True)
+
+
+def take_off(plan: StepPlan, sequences: Rows[Sequence]) -> Flight:
+    """The flight of a plan whose rows are the next of `sequences`, which are moved past them.
+
+    Where a row draws a token, PENDING stands in its place until the commit.
+    """
+    flight = Flight(plan, tuple(sequences), {}, {})
+    for row, sequence in flight.rows:
+        end = row.start + len(row.token_ids)
+        flight.by_key[sequence.key] = row, sequence
+        scoring = sequence.scoring_row(row.start, end)
+        if scoring is not None:
+            flight.scoring[sequence.key] = scoring
+        sampling = sequence.sampling_row(end)
+        sequence.computed = end
+        if sampling is not None:
+            flight.sampling[sequence.key] = sampling
+            flight.drawn[sequence.key] = len(flight.drawn)
+            sequence.tokens.append(PENDING)
+    return flight

@@ -1,0 +1,1 @@
+"""`tpdet tune`: measures variants of the products and writes the shape table."""

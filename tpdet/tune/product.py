@@ -1,0 +1,200 @@
+"""Tune one product: at each bucket, the fastest tile and library call that keep the bits.
+
+Every candidate gets a few replays; the fastest few, the library and the peer then run in turn. Bits
+are compared with the reference variant at the bucket, and for tiles at the fewest rows of it too.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from tpdet.bench.timing import capture, enough, interleaved_us, rotated
+from tpdet.kernels.cuda import gemm, trial_data
+from tpdet.kernels.cuda.admission import REFERENCE, output_dtype
+from tpdet.kernels.cuda.gemm_candidates import column_candidates
+from tpdet.kernels.cuda.gemm_variants import Variant, column_variant
+from tpdet.kernels.cuda.library_gemm import LIBRARIES, library_product
+from tpdet.kernels.cuda.shape_table import BUCKETS, Choice, Product, format_tile
+
+_QUICK = 3  # replays of every candidate
+_FINALISTS = 4  # tiles that are measured in full
+_GAIN = 0.985  # a library must beat the tile by so much: the tile serves every row count
+
+Name = Variant | str
+Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a bucket got: its choice and microseconds of it, of the best tile and of the peer."""
+
+    choice: Choice
+    us: float
+    tile_us: float
+    peer_us: float
+
+
+@dataclass
+class Tuned:
+    """Rows by bucket, and what was refused for other bits: by name, at which rows and data."""
+
+    product: Product
+    rows: dict[int, Row] = field(default_factory=dict)
+    refused: dict[str, list[str]] = field(default_factory=dict)
+
+
+class ProductTuner:
+    """Operands of one product and the reference's results on each kind of data."""
+
+    def __init__(
+        self, product: Product, most_rows: int, repeats: int, device: torch.device
+    ) -> None:
+        """Draw operands for up to `most_rows` rows."""
+        self.product, self._repeats = product, repeats
+        self._out = output_dtype(product)
+        n, k = product.n, product.k
+        self._rows = {kind: trial_data.trial_rows(kind, most_rows, k, device)
+                      for kind in trial_data.KINDS}  # fmt: skip
+        self._weights = {kind: trial_data.trial_weight(kind, n, k, device)
+                         for kind in trial_data.KINDS}  # fmt: skip
+        self._wanted = {
+            kind: gemm.column_gemm(
+                x, self._weights[kind][: trial_data.BASE_ROWS], None, self._out, REFERENCE.at(k)
+            )
+            for kind, x in self._rows.items()
+        }
+        self._cold = rotated(self._weights["random"])
+        self._sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self._descriptors = torch.cuda.get_device_capability(device) >= (9, 0)
+
+    def tune(self, buckets: Iterable[int]) -> Tuned:
+        """Every bucket in turn."""
+        tuned = Tuned(self.product)
+        for bucket in buckets:
+            tuned.rows[bucket] = self._tune_bucket(bucket, tuned.refused)
+        return tuned
+
+    def ranking(self, bucket: int) -> list[str]:
+        """The fastest tiles, then the library's ways: microseconds, time over linear's, bits."""
+        calls = self._calls(bucket)
+        tiles = self._quick(bucket, {name: c for name, c in calls.items() if not _library(name)})
+        names = [*tiles[: 2 * _FINALISTS], *(name for name in calls if _library(name))]
+        peer, *times = self._full(bucket, [calls[name] for name in names])
+        lines = []
+        for name, us in zip(names, times, strict=True):
+            kept = self._in_class(bucket, calls, [name], 1, {})
+            title = name if isinstance(name, str) else format_tile(name)
+            lines.append(f"{us:7.2f} us {us / peer:5.2f} {title}{'' if kept else ' OTHER BITS'}")
+        return lines
+
+    def _tune_bucket(self, bucket: int, refused: dict[str, list[str]]) -> Row:
+        calls = self._calls(bucket)
+        tiles = self._quick(bucket, {name: c for name, c in calls.items() if not _library(name)})
+        tiles = self._in_class(bucket, calls, tiles, _FINALISTS, refused)
+        ways = [name for name in calls if _library(name)]
+        ways = self._in_class(bucket, calls, ways, len(ways), refused)
+        if not tiles:
+            raise RuntimeError(f"{self.product} at {bucket} rows: no tile keeps the bits")
+        peer, *times = self._full(bucket, [calls[name] for name in (*tiles, *ways)])
+        us = dict(zip((*tiles, *ways), times, strict=True))
+        tile = min(tiles, key=lambda name: us[name])
+        way = min(ways, key=lambda name: us[name], default=None)
+        if way is not None and us[way] >= _GAIN * us[tile]:
+            way = None
+        assert isinstance(tile, Variant)
+        choice = Choice(bucket, tile, way if isinstance(way, str) else None)
+        return Row(choice, us[tile if way is None else way], us[tile], peer)
+
+    def _calls(self, bucket: int) -> dict[Name, Call]:
+        product, out = self.product, self._out
+        wide = out == torch.float32
+        sms = self._sms if self._descriptors else 0
+        static = column_variant(bucket, product.n, product.k, float32=False, wide_out=wide, sms=sms)
+        tiles = column_candidates(
+            bucket, product.n, product.k, wide_out=wide, descriptors=self._descriptors
+        )
+        calls: dict[Name, Call] = {}
+        for tile in dict.fromkeys((static, *tiles)):
+            calls[tile] = partial(_tile_product, out=out, tile=tile)
+        for way in LIBRARIES[:1] if wide else LIBRARIES:
+            calls[way] = partial(_library_product, out=out, way=way)
+        return calls
+
+    def _quick(self, bucket: int, calls: dict[Name, Call]) -> list[Name]:
+        """Names of the tiles that run, fastest first."""
+        found = []
+        x, cold = self._rows["random"][:bucket], enough(self._cold, bucket)
+        for name, call in calls.items():
+            try:
+                graph = capture(partial(call, x), cold)
+            except Exception:  # a tile that this GPU or compiler refuses is no candidate
+                torch.cuda.synchronize()
+                continue
+            found.append((interleaved_us([graph], len(cold), _QUICK)[0], str(name), name))
+        return [name for _, _, name in sorted(found, key=lambda entry: entry[:2])]
+
+    def _full(self, bucket: int, calls: list[Call]) -> list[float]:
+        """Microseconds of `linear` in the model's dtype, then of each call, in turn."""
+        x, cold = self._rows["random"][:bucket], enough(self._cold, bucket)
+        runs = [torch.nn.functional.linear, *calls]
+        graphs = [capture(partial(run, x), cold) for run in runs]
+        return interleaved_us(graphs, len(cold), self._repeats)
+
+    def _in_class(
+        self,
+        bucket: int,
+        calls: dict[Name, Call],
+        names: list[Name],
+        most: int,
+        refused: dict[str, list[str]],
+    ) -> list[Name]:
+        """The first `most` of the names that give the reference's bytes."""
+        found: list[Name] = []
+        for name in names:
+            if len(found) == most:
+                break
+            counts = [bucket] if _library(name) else [bucket, fewest_rows(bucket)]
+            wrong = [kind for kind in trial_data.KINDS if self._differs(calls[name], kind, counts)]
+            if wrong:
+                title = name if isinstance(name, str) else format_tile(name)
+                kinds = "" if len(wrong) == len(trial_data.KINDS) else f" ({', '.join(wrong)})"
+                refused.setdefault(title, []).append(f"{bucket}{kinds}")
+            else:
+                found.append(name)
+        return found
+
+    def _differs(self, call: Call, kind: str, counts: list[int]) -> bool:
+        weight = self._weights[kind]
+        try:
+            flags = [
+                trial_data.differs(call(self._rows[kind][:m], weight), self._wanted[kind][:m])
+                for m in counts
+            ]
+            return bool(torch.stack(flags).any())
+        except RuntimeError:  # a library way that does not exist for this shape
+            torch.cuda.synchronize()
+            return True
+
+
+def _tile_product(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.dtype, tile: Variant
+) -> torch.Tensor:
+    return gemm.column_gemm(x, weight, None, out, tile)
+
+
+def _library_product(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.dtype, way: str
+) -> torch.Tensor:
+    return library_product(x, weight, out, len(x), way)
+
+
+def _library(name: Name) -> bool:
+    return isinstance(name, str)
+
+
+def fewest_rows(bucket: int) -> int:
+    """One row more than the next smaller bucket has."""
+    smaller = [rows for rows in BUCKETS if rows < bucket]
+    return smaller[-1] + 1 if smaller else bucket

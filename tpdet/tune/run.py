@@ -1,0 +1,176 @@
+"""`tpdet tune`: compile, measure, write the shape table of this GPU, try it as start-up will."""
+
+import argparse
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpdet.comm.device import driver_version
+from tpdet.errors import UsageError
+from tpdet.kernels.cuda.shape_table import BUCKETS, Product, parse_table, read_roots, table_path
+from tpdet.tune.shapes import tuned_products, tuned_row_products
+from tpdet.verify.run import parse_sizes
+
+if TYPE_CHECKING:
+    from tpdet.tune.product import Tuned
+
+HEAD_ROWS = 256
+"""The output head never meets more rows at once."""
+
+
+def tune_command(options: argparse.Namespace) -> int:
+    """Run `tpdet tune`. Raises UsageError on a machine without a GPU."""
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "tpdet tune measures GPU kernels and torch sees no GPU here: run it on the GPU that "
+            "will serve (the CPU path has no shape table)"
+        )
+    shapes = options.model_shape.split(","), parse_sizes(options.tp)
+    products = tuned_products(*shapes) + tuned_row_products(*shapes)
+    device = torch.device("cuda", torch.cuda.current_device())
+    path: Path = options.output or table_path(torch.cuda.get_device_name(device))
+    tune_products(products, options.max_rows, options.repeats, device, path)
+    return 0
+
+
+def tune_products(
+    products: Sequence[Product], max_rows: int, repeats: int, device: torch.device, path: Path
+) -> None:
+    """Measure the products on `device`, write their table to `path`, then check it as start-up."""
+    from tpdet.kernels.cuda.admission import check
+    from tpdet.kernels.cuda.library_gemm import environment
+
+    facts = environment(device) | {
+        "capability": "{}.{}".format(*torch.cuda.get_device_capability(device)),
+        "driver": str(driver_version()),
+        "triton": metadata.version("triton"),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    _tune_all(products, max_rows, repeats, device, path, facts)
+    begin = time.perf_counter()
+    table = parse_table(path.read_text(encoding="utf-8"), str(path))
+    found = check(products, device, {"column": max_rows, "head": HEAD_ROWS}, table=table)
+    torch.cuda.synchronize()
+    print(f"start-up check of all of them: {found}; {time.perf_counter() - begin:.1f} s")
+    print(path)
+
+
+def buckets_of(product: Product, max_rows: int) -> tuple[int, ...]:
+    """The buckets a product is tuned at."""
+    most = min(max_rows, HEAD_ROWS) if product.kind == "head" else max_rows
+    return tuple(bucket for bucket in BUCKETS if bucket <= most) or BUCKETS[:1]
+
+
+def _tune_all(
+    products: Sequence[Product],
+    max_rows: int,
+    repeats: int,
+    device: torch.device,
+    path: Path,
+    facts: dict[str, str],
+) -> None:
+    """Tune each product and write the table after each."""
+    from tpdet.tune.precompile import precompile
+    from tpdet.tune.table_file import write_table
+
+    begin = time.perf_counter()
+    jobs = compile_jobs(products, max_rows, device)
+    failed = precompile(jobs)
+    print(f"{len(jobs)} kernels compiled, {failed} refused; {time.perf_counter() - begin:.0f} s")
+    ratios: list[tuple[float, str]] = []
+    for group in groups(products):
+        for tuned in _tune_group(group, max_rows, repeats, device):
+            write_table(path, facts, [tuned])
+            ratios += _show(tuned)
+    worst = ", ".join(f"{ratio:.2f} {name}" for ratio, name in sorted(ratios, reverse=True)[:5])
+    print(
+        f"time over the peer's: geometric mean {geometric_mean(r for r, _ in ratios):.3f} of "
+        f"{len(ratios)} cases, worst {worst}; {time.perf_counter() - begin:.0f} s"
+    )
+
+
+def groups(products: Iterable[Product]) -> list[list[Product]]:
+    """Products that are tuned together: those that differ in their roots only."""
+    found: dict[Product, list[Product]] = {}
+    for product in products:
+        found.setdefault(replace(product, roots=""), []).append(product)
+    return list(found.values())
+
+
+def _tune_group(
+    group: Sequence[Product], max_rows: int, repeats: int, device: torch.device
+) -> "list[Tuned]":
+    from tpdet.tune.leaves import LeafTuner
+    from tpdet.tune.product import ProductTuner
+
+    buckets = buckets_of(group[0], max_rows)
+    if group[0].kind == "row":
+        tuned = LeafTuner(group, max(buckets), repeats, device).tune(buckets)
+    else:
+        tuned = [ProductTuner(group[0], max(buckets), repeats, device).tune(buckets)]
+    torch.cuda.empty_cache()
+    return tuned
+
+
+def _show(tuned: "Tuned") -> list[tuple[float, str]]:
+    """Print a product's line; its ratios to the peer, named."""
+    product, mine = tuned.product, {b: row.us / row.peer_us for b, row in tuned.rows.items()}
+    marks = {b: f"{row.choice.library or ''}"[:1] for b, row in tuned.rows.items()}
+    if product.kind == "row":
+        marks = {b: f"/{row.choice.cut}" for b, row in tuned.rows.items()}
+    line = " ".join(f"{bucket}:{ratio:.2f}{marks[bucket]}" for bucket, ratio in mine.items())
+    print(f"{product!s:20s} {geometric_mean(mine.values()):.3f}  {line}", flush=True)
+    for name, where in tuned.refused.items():
+        print(f"  other bits, not used: {name} at {' '.join(where)} rows", flush=True)
+    return [(ratio, f"{product} at {bucket}") for bucket, ratio in mine.items()]
+
+
+def compile_jobs(products: Iterable[Product], max_rows: int, device: torch.device) -> set[tuple]:
+    """Everything that tuning and the start-up check will launch."""
+    from tpdet.kernels.cuda.admission import REFERENCE
+    from tpdet.kernels.cuda.gemm_candidates import column_candidates
+    from tpdet.kernels.cuda.gemm_variants import column_variant
+
+    properties = torch.cuda.get_device_properties(device)
+    descriptors = (properties.major, properties.minor) >= (9, 0)
+    sms = properties.multi_processor_count if descriptors else 0
+    jobs = set(leaf_jobs((p for p in products if p.kind == "row"), max_rows, sms))
+    for product in products:
+        if product.kind == "row":
+            continue
+        n, k, wide = product.n, product.k, product.kind == "head"
+        tiles = [REFERENCE.at(k)]
+        for bucket in buckets_of(product, max_rows):
+            tiles.append(column_variant(bucket, n, k, float32=False, wide_out=wide, sms=sms))
+            tiles += column_candidates(bucket, n, k, wide_out=wide, descriptors=descriptors)
+        jobs |= {(tile, wide, tile.descriptor or n % tile.columns == 0) for tile in tiles}
+    return jobs
+
+
+def leaf_jobs(products: Iterable[Product], max_rows: int, sms: int) -> list[tuple]:
+    """The same of row products; sms: 0 without descriptors. Kernels that roots share stand once."""
+    from tpdet.kernels.cuda.admission import REFERENCE
+    from tpdet.kernels.cuda.leaf_variants import LeafChoice
+    from tpdet.tune.leaves import bucket_choices
+
+    found: dict[tuple, tuple] = {}
+    for product in products:
+        roots, reference = read_roots(product.roots), REFERENCE.at(product.k)
+        found[product.leaves, reference] = roots, LeafChoice(1, "chain", reference)
+        for bucket in buckets_of(product, max_rows):
+            for work, choice in bucket_choices(product, roots, bucket, sms).items():
+                found.setdefault((product.leaves, work), (roots, choice))
+    return list(found.values())
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """exp of the mean logarithm."""
+    logs = [math.log(value) for value in values]
+    return math.exp(math.fsum(logs) / len(logs))

@@ -1,0 +1,79 @@
+"""What rank 0 keeps of the probes' logits: a digest a position, and raw values on disk."""
+
+import hashlib
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from tpdet.plan import Row
+from tpdet.verify.rank_files import position_header
+
+MAX_VALUE_BYTES = 128 << 20  # of raw logits kept a circumstance, to name the first difference
+_THREADS = 8  # hashing is slower than the GPU: a prompt of 4,096 tokens has 2.5 GB of logits
+_WORTH_A_THREAD = 1 << 16  # bytes
+_UNHASHED_BYTES = 1 << 30  # that may wait for a thread
+
+
+class LogitsLog:
+    """Hashes the probes' logits position by position and keeps the first raw values on disk.
+
+    `digests` is complete once `close` has returned.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._kept = 0
+        self._threads = ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0))))
+        self._seen: list[tuple[str, int, str | Future[str]]] = []  # as they came
+        self._waiting: deque[tuple[Future[str], int]] = deque()
+        self._unhashed = 0
+        self.names: dict[int, str] = {}  # admission -> request id
+        self.digests: dict[str, dict[int, str]] = {}
+
+    def tap(self, row: Row, position: int, logits: torch.Tensor) -> None:
+        """Log the logits [n, V] of a row at `position`, `position + 1`, ... (on the CPU).
+
+        Nobody may write to them afterwards: threads read them. A position may come again (after a
+        preemption): it must have the bits it had before.
+        """
+        name = self.names.get(row.admission)
+        if name is None:
+            return
+        for offset, values in enumerate(logits):
+            body = values.contiguous()
+            self._seen.append((name, position + offset, self._hashed(body)))
+            if self._kept < MAX_VALUE_BYTES:
+                self._file.write(position_header(name, position + offset))
+                self._file.write(body.numpy().data)
+                self._kept += body.nbytes
+
+    def _hashed(self, values: torch.Tensor) -> str | Future[str]:
+        """The digest of `values`, or what will hold it; waits while too many are unhashed."""
+        if values.nbytes < _WORTH_A_THREAD:
+            return _sha256(values)
+        while self._waiting and self._unhashed > _UNHASHED_BYTES:
+            future, size = self._waiting.popleft()
+            future.result()
+            self._unhashed -= size
+        future = self._threads.submit(_sha256, values)
+        self._waiting.append((future, values.nbytes))
+        self._unhashed += values.nbytes
+        return future
+
+    def close(self) -> None:
+        """Finish the digests and the file of raw values."""
+        for name, position, hashed in self._seen:
+            digest = hashed if isinstance(hashed, str) else hashed.result()
+            found = self.digests.setdefault(name, {})
+            known = found.setdefault(position, digest)
+            if known != digest:
+                found[position] = f"recomputed: {known} then {digest}"
+        self._threads.shutdown()
+        self._file.close()
+
+
+def _sha256(values: torch.Tensor) -> str:
+    return hashlib.sha256(values.numpy().data).hexdigest()

@@ -1,0 +1,65 @@
+"""The relations that `tpdet verify` can show, by the names that its `--relations` takes."""
+
+from tpdet.errors import UsageError
+
+STEPS = {
+    "alone": "every probe by itself: the reference, always run",
+    "batch": "the probes among random neighbours, one relation a size of --batch",
+    "chunks": "prompts cut at a budget, one relation a size of --budget",
+    "whole": "every prompt whole, all in one step",
+    "preempted": "running sequences preempted and computed again every few steps",
+    "prefill": "decoded positions computed again as a prompt",
+}
+"""Relations of one world: its steps differ."""
+
+PROCESSES = {
+    "fresh": "a second world of new processes",
+    "cache": "a world of new processes that compiles every kernel again (GPUs)",
+    "eager": "kernels launched one by one, without CUDA graphs (GPUs)",
+    "gather": "the sums of ranks gathered by NCCL instead of peer memory (GPUs, above TP 1)",
+}
+"""Relations that need other processes: run for one fold order, because they take longest."""
+
+FRESH, CACHE, EAGER = "fresh process", "empty kernel cache", "without graphs"
+GATHER = "transport gather"
+GROUPS = {
+    "all": (*STEPS, *PROCESSES),
+    "steps": tuple(STEPS),
+    "processes": ("alone", *PROCESSES),
+}
+_GPUS_ONLY = ("cache", "eager", "gather")
+_DEFAULT_ORDER = "pairs"
+
+
+def parse_relations(text: str) -> tuple[str, ...]:
+    """ "all", "steps", "processes" or names such as "batch,fresh", in the order of the tables.
+
+    "alone", the reference, is always among them. Raises UsageError for a name that is none.
+    """
+    wanted = {"alone"}
+    for name in text.split(","):
+        if name not in GROUPS and name not in GROUPS["all"]:
+            known = ", ".join((*GROUPS, *GROUPS["all"]))
+            raise UsageError(f"relation {name!r}: use some of {known}")
+        wanted.update(GROUPS.get(name, (name,)))
+    return tuple(name for name in GROUPS["all"] if name in wanted)
+
+
+def relations_help() -> str:
+    """What `--relations` takes, in a sentence for `--help`."""
+    each = "; ".join(f"{name}: {what}" for name, what in (STEPS | PROCESSES).items())
+    return (
+        "all, steps (the first six), processes (the last four), or a list of names. "
+        f"{each}. The last four run for one fold order: pairs, if it is among those asked for"
+    )
+
+
+def that_apply(relations: tuple[str, ...], device: str, control: bool) -> tuple[str, ...]:
+    """Those that mean something on "cpu" or "cuda"; the control shows differences in steps."""
+    kept = [name for name in relations if device != "cpu" or name not in _GPUS_ONLY]
+    return tuple(name for name in kept if name in STEPS or not control)
+
+
+def order_of_processes(fold_orders: tuple[str, ...]) -> str:
+    """The fold order that the relations of other processes run for."""
+    return _DEFAULT_ORDER if _DEFAULT_ORDER in fold_orders else fold_orders[0]
