@@ -82,8 +82,12 @@ class Exchange(Protocol):
         """Every rank's small `x`, copied bit for bit: [ranks, *x.shape]."""
         ...
 
+    def report(self) -> None:
+        """Launch, as the last of a step, what brings to the host what `check` reads."""
+        ...
+
     def check(self) -> None:
-        """Raise PeerLostError if an exchange that is done gave up waiting for a peer."""
+        """Raise PeerLostError if an exchange before the last finished report lost a peer."""
         ...
 
     def set_timeout(self, seconds: float) -> None:
@@ -122,6 +126,9 @@ class GatherExchange:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """The world's all-gather. Raises PeerLostError."""
         return self._world.all_gather(x)
+
+    def report(self) -> None:
+        """Nothing: see `check`."""
 
     def check(self) -> None:
         """Nothing: the world's operations raise by themselves."""

@@ -3,7 +3,8 @@
     exchange = open_exchange("auto", plan, world, rows, hidden, dtype, device)
     h, y = exchange.fold_and_norm(sums, residual, weight, eps)     # eagerly or in a CUDA graph
     everyones = exchange.all_gather(x)                             # small payloads
-    exchange.check()                                               # after the step: lost a peer?
+    exchange.report()                                              # last in the step's stream
+    exchange.check()                                               # once that has run: lost a peer?
 
 All exchanges of a rank run one after the other (one stream, or several that wait for each other),
 and all ranks call the same ones in the same order. One allocation a rank holds the slots,
@@ -125,14 +126,17 @@ class PeerExchange:
         shared.own.fill_(-1)  # armed
         shared.own[self.layout.gather_start // 4 :].zero_()  # no tag
         self._shared = shared
-        self._control = memory.host_words(2)
+        # On the GPU: a program that waits looks at it, and over PCIe thousands of threads' looks
+        # cost 50 ms a time. The host's copy is `_seen`.
+        self._control = torch.zeros(2, dtype=torch.int64, device=device)
+        self._seen = memory.host_words(1)
         self._counters = torch.zeros(3, 2, dtype=torch.int64, device=device)
         programs = min(memory.multiprocessors, PROGRAMS)
         self._one, self._two, self._gather = (
             Peers(self._world.rank, shared.addresses, counter, self._control, programs)
             for counter in self._counters
         )
-        self._aside = torch.cuda.Stream(device)
+        self._aside: torch.cuda.Stream | None = None
         self.set_timeout(self._world.timeout)
         memory.settle()
 
@@ -155,6 +159,8 @@ class PeerExchange:
         """The exchange on a stream of its own. Nothing else may exchange before `result`, but a
         second exchange that is begun follows the first."""
         out, stream = self._out(residual), torch.cuda.current_stream()
+        if self._aside is None:
+            self._aside = torch.cuda.Stream(stream.device)
         self._aside.wait_stream(stream)
         with torch.cuda.stream(self._aside):
             two = replace(self._two, programs=PROGRAMS_ASIDE)
@@ -227,9 +233,13 @@ class PeerExchange:
         gathered = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return gathered.view(x.dtype).view(self._world.size, *x.shape)
 
+    def report(self) -> None:
+        """Begin to copy to the host what `check` reads, after what the stream holds so far."""
+        self._seen.copy_(self._control[:1], non_blocking=True)
+
     def check(self) -> None:
         """Raise PeerLostError naming the rank; the exchange, like its world, is then broken."""
-        found = int(self._control[0])
+        found = int(self._seen[0])
         if found:
             number, lost = divmod(found, 256)
             raise PeerLostError(
@@ -240,7 +250,7 @@ class PeerExchange:
     def set_timeout(self, seconds: float) -> None:
         """Bound each wait from now on, also those of graphs that are captured already."""
         self._timeout = seconds
-        self._control[1] = int(min(seconds, 1e9) * 1e9)
+        self._control[1:].copy_(torch.tensor([int(min(seconds, 1e9) * 1e9)]))
 
 
 def open_exchange(

@@ -187,7 +187,7 @@ def language(machine, program, programs):
         DotOperandLayout=anything, BlockedLayout=anything, convert_layout=lambda x, _: x,
         program_id=lambda _: program, num_programs=lambda _: programs,
         where=where, load=load, store=store, cdiv=lambda a, b: -(-a // b),
-        cast=lambda x, dtype, bitcast: x.view(dtype), split=lambda x: x.unbind(-1),
+        cast=lambda x, dtype, bitcast: x.view(dtype),
         arange=lambda first, end, layout: torch.arange(first, end),
         full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),

@@ -230,6 +230,7 @@ def an_exchange_cuts_a_step_into_pieces():
                 assert_same_bits(mine[part], h[part], f"h of {rows} rows")
             assert_same_bits(normed, y, f"y of {rows} rows")
             assert (exchange._shared.own[: exchange.layout.gather_start // 4] == -1).all()
+            exchange.report()
             exchange.check()
 
 

@@ -102,6 +102,7 @@ def test_auto_takes_what_the_device_has_and_peer_is_never_replaced():
         for transport in ("auto", "gather"):
             made = open_exchange(transport, plan, world, 64, 256, torch.float32, cpu)
             assert isinstance(made, GatherExchange) and made.memory is None
+            made.report()
             made.check()
             assert made.all_gather(torch.tensor([world.rank])).tolist() == [[0], [1]]
         with pytest.raises(UsageError, match="use --transport gather"):

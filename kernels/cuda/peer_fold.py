@@ -47,7 +47,7 @@ class Peers:
     """Where a kernel finds its peers and itself.
 
     table: int64 [ranks], addresses of everyone's shared memory as seen from here; counter: int64
-    [2], zero at first, one for each kind of exchange; control: int64 [2] that the host can read,
+    [2], zero at first, one for each kind of exchange; control: int64 [2] on this GPU,
     [who was lost, nanoseconds to wait]; programs: how many run at once; warps: of a program, by the
     width of a row if None; live: spin until the words come (else look once, for tests).
     """

@@ -52,9 +52,9 @@ def advance(counter):
 def next_poll(missing, polls, deadline, control, number, LIVE: tl.constexpr):
     """(waiting, deadline) after a poll; missing: lost source + 1 at each word, 0 where it is there.
 
-    control: int64 in host memory, [who was lost, nanoseconds to wait]. Both are looked at once in a
-    while only; what is decided there comes out of a reduction over the program, so that all its
-    threads decide alike. Without LIVE a kernel polls once (tests).
+    control: int64 [who was lost, nanoseconds to wait]. Both are looked at once in a while only;
+    what is decided there comes out of a reduction over the program, so that all its threads decide
+    alike. Without LIVE a kernel polls once (tests).
     """
     waiting = tl.max(tl.max(missing, axis=1), axis=0)
     if LIVE:

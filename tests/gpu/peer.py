@@ -67,6 +67,8 @@ class Case:
         words = self.exchange._shared.own[: self.exchange.layout.gather_start // 4]
         if not bool((words == -1).all()):
             wrong.append("slots were left behind")
+        self.exchange.report()
+        torch.cuda.synchronize()
         self.exchange.check()
 
 
@@ -186,6 +188,8 @@ def check_lost(world):
                 each.graph.replay()
         torch.cuda.synchronize()
         try:
+            case.exchange.report()
+            torch.cuda.synchronize()
             case.exchange.check()
         except PeerLostError as error:
             named = str(error)

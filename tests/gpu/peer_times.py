@@ -42,7 +42,11 @@ def print_times(world):
         if world.rank == 0:
             best = min(taken[name] for name in taken if "shot" in name)
             print(_line(world, plan, kilobytes, rows, taken, best), flush=True)
+    one.report()
+    torch.cuda.synchronize()
     one.check()
+    two.report()
+    torch.cuda.synchronize()
     two.check()
     bound = one.layout.bytes / 2**20, two.layout.bytes / 2**20
     return f"shared memory {bound[0]:.0f} and {bound[1]:.0f} MiB a rank"

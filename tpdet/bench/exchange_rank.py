@@ -51,6 +51,8 @@ def main(arguments: list[str]) -> int:
     for kilobytes, count in zip(spec.kilobytes, rows, strict=True):
         found += _Case(world, plan, exchange, spec, count).rows(kilobytes)
         torch.cuda.empty_cache()
+    exchange.report()
+    torch.cuda.synchronize()
     exchange.check()
     if world.rank == 0:
         notes = () if exchange.memory else ("no peer memory here: ours is the gathered form",)

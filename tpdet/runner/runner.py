@@ -184,6 +184,7 @@ class Runner:
             self._drawn[: len(drawn)].copy_(drawn.clamp(min=0))
         if self.device.type == "cpu":
             return None
+        self._exchange.report()
         event = torch.cuda.Event()
         event.record()
         return event
