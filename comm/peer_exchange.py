@@ -34,8 +34,8 @@ from tpdet.kernels.partial_sums import PartialSums
 if TYPE_CHECKING:
     from tpdet.kernels.cuda.peer_fold import Peers
 
-ONE_SHOT_ROWS = {2: 160, 4: 40, 8: 16}
-"""By ranks: up to so many rows of 4,096 values the one-shot is taken."""
+ONE_SHOT_ROWS = {2: 96, 4: 48, 8: 16}
+"""By ranks: up to so many rows of 4,096 values the one-shot is taken (8: not measured)."""
 
 PIECE_ROWS = 8192
 SLOT_BYTES = 1 << 30
@@ -45,8 +45,10 @@ GATHER_WORDS = 1 << 16
 PROGRAMS = 132
 """Programs of an exchange, all of which must be on the GPU at once."""
 
-PROGRAMS_ASIDE = 16
-"""Programs, each on a multiprocessor of its own, of an exchange that runs under products."""
+PROGRAMS_ASIDE = {2: 20, 4: 24, 8: 32}
+"""By ranks: programs, each on a multiprocessor of its own, of an exchange that runs under products.
+
+With 16 the exchange was the longer of the two; these are where a model of both times meets."""
 
 _ALIGNED = 1024  # bytes
 
@@ -60,7 +62,7 @@ class SlotLayout:
     ) -> None:  # fmt: skip
         """rows: the most of a step."""
         if one_shot_rows is None:
-            one_shot_rows = _one_shot_rows(ranks) * 4096 // hidden
+            one_shot_rows = _by_ranks(ONE_SHOT_ROWS, ranks) * 4096 // hidden
         # A two-shot needs a row for every rank to own.
         self.one_shot_rows = max(one_shot_rows, ranks * ranks)
         piece = min(rows, piece_rows)
@@ -151,7 +153,7 @@ class PeerExchange:
     @property
     def aside(self) -> int:
         """A few: one for each program."""
-        return PROGRAMS_ASIDE
+        return _by_ranks(PROGRAMS_ASIDE, self._world.size)
 
     def begin(
         self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
@@ -163,7 +165,7 @@ class PeerExchange:
             self._aside = torch.cuda.Stream(stream.device)
         self._aside.wait_stream(stream)
         with torch.cuda.stream(self._aside):
-            two = replace(self._two, programs=PROGRAMS_ASIDE)
+            two = replace(self._two, programs=self.aside)
             self._launch(sums, residual, weight, eps, out, two)
             done = torch.cuda.Event()
             done.record()
@@ -278,9 +280,9 @@ def open_exchange(
     return GatherExchange(plan, world)
 
 
-def _one_shot_rows(ranks: int) -> int:
-    """The measured crossover, of the next larger number of ranks that was measured."""
-    return next((rows for size, rows in sorted(ONE_SHOT_ROWS.items()) if size >= ranks), 16)
+def _by_ranks(table: dict[int, int], ranks: int) -> int:
+    """A table's value for the next larger number of ranks it has, or for its largest."""
+    return next((value for size, value in sorted(table.items()) if size >= ranks), table[8])
 
 
 def _aligned(size: int) -> int:

@@ -14,6 +14,7 @@ from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS, fold_plan
 from tpdet.kernels.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.partial_sums import gathered_sums, relative_roots
 from tpdet.kernels.philox import philox_words
+from tpdet.kernels.shard import Shard
 
 _SEED = 0x616E7377  # "answ"
 _ROWS, _WIDTH, _LEAVES, _HEAD = 24, 256, 8, 64
@@ -57,7 +58,7 @@ def _answers(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor
     everyone = gathered_sums(torch.stack(roots), plan.final)
     hidden, normed = ops.fold_and_norm(everyone, None, residual, residual[0], 1e-6)
     logits = _values(4, (3, _VOCABULARY), device) * 4.0
-    maximum = logits.amax(-1)
+    drawn = ops.draw_rows(logits, _draws(), Shard(0, _VOCABULARY))
     return {
         "column gemm": gate_up,
         "leaf gemm": torch.stack(roots),
@@ -65,8 +66,8 @@ def _answers(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor
         "norm": torch.stack([hidden, normed]),
         "activation": ops.silu_and_multiply(gate_up),
         "attention": _attention(device, dtype),
-        "log softmax": ops.log_mass(logits, maximum),
-        "sampler": torch.tensor(list(ops.choose_tokens(logits, _draws()).values())),
+        "log softmax": drawn.log_masses,
+        "sampler": drawn.packed,
     }
 
 
@@ -89,12 +90,12 @@ def _attention(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _draws() -> dict[int, Draw]:
-    return {
-        0: Draw(0.7, 11, 5, top_k=50, top_p=0.9),
-        1: Draw(1.0, 12, 6, min_p=0.02, repetition_penalty=1.2, prompt_ids=(3, 4), output_ids=(5,)),
-        2: Draw(0.0, 13, 7, bias={9: 50.0}, forbidden=(1, 2)),
-    }
+def _draws() -> list[Draw]:
+    return [
+        Draw(0.7, 11, 5, top_k=50, top_p=0.9),
+        Draw(1.0, 12, 6, min_p=0.02, repetition_penalty=1.2, prompt_ids=(3, 4), output_ids=(5,)),
+        Draw(0.0, 13, 7, bias={9: 50.0}, forbidden=(1, 2)),
+    ]
 
 
 def _values(number: int, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:

@@ -31,11 +31,6 @@ def column_gemm(
     return _on(x, "gemm").column_gemm(x, weight, bias, out_dtype or x.dtype)
 
 
-def leaf_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [M, L * K], weight [L, N, K] -> fp32 leaf sums [L, M, N], one chain each."""
-    return _on(x, "leaf_gemm").leaf_gemm(x, weight)
-
-
 def leaf_sums(x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]) -> PartialSums:
     """x [M, L * K], weight [L, N, K] -> sums [C, M, N] of leaves or of larger subtrees of `roots`.
 
@@ -71,17 +66,6 @@ def fold_and_norm(
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [M, H], weight [H] -> round((x * r) * w) [M, H]."""
     return _on(x, "norm").rms_norm(x, weight, eps)
-
-
-def rotate_heads(
-    x: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    norm_weight: torch.Tensor | None = None,
-    eps: float = 0.0,
-) -> torch.Tensor:
-    """x [M, heads, D], cos and sin [M, D / 2] fp32; optional head norm [D]; one rounding."""
-    return _on(x, "rotary").rotate_heads(x, cos, sin, norm_weight, eps)
 
 
 def rotate_and_store(
@@ -121,17 +105,6 @@ def resolve_drawn(ids: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
     return _on(ids, "embedding").resolve_drawn(ids, drawn)
 
 
-def store_kv(
-    k: torch.Tensor,
-    v: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    batch: PagedBatch,
-) -> None:
-    """Write k and v [M, Hkv, D] to pages [P, Hkv, 256, D] at each row's position."""
-    _on(k, "embedding").store_kv(k, v, k_pages, v_pages, batch)
-
-
 def paged_attention(
     q: torch.Tensor,
     k_pages: torch.Tensor,
@@ -143,26 +116,11 @@ def paged_attention(
     return _on(q, "attention").paged_attention(q, k_pages, v_pages, batch, window)
 
 
-def log_mass(logits: torch.Tensor, maximum: torch.Tensor) -> torch.Tensor:
-    """logits [R, V] fp32, their finite maxima [R] -> log of the softmax mass [R] fp64."""
-    return _on(logits, "log_softmax").log_mass(logits, maximum)
-
-
 def log_probabilities(
     values: torch.Tensor, maximum: torch.Tensor, log_masses: torch.Tensor
 ) -> torch.Tensor:
     """Picked logits [..] fp32, their rows' maxima and log masses -> log-probabilities [..] fp32."""
     return _on(values, "log_softmax").log_probabilities(values, maximum, log_masses)
-
-
-def top_ids(values: torch.Tensor, count: int) -> torch.Tensor:
-    """values [.., V] fp32 -> the `count` largest's ids int64, best first, ties by lowest id."""
-    return _on(values, "order_select").top_ids(values, count)
-
-
-def choose_tokens(logits: torch.Tensor, draws: dict[int, Draw]) -> dict[int, int]:
-    """logits [R, V] fp32, draws by row -> ids by row, in the contract's order; -1: none left."""
-    return _on(logits, "sampling").choose_tokens(logits, draws)
 
 
 def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:

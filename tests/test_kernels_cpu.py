@@ -7,7 +7,7 @@ import torch
 
 from tests.bits import assert_same_bits, same_bits
 from tpdet.kernels import ops, order
-from tpdet.kernels.cpu import threads
+from tpdet.kernels.cpu import embedding, rotary, threads
 from tpdet.kernels.cpu.admission import check_bit_classes
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.kernels.paged_batch import PagedSequence, make_batch
@@ -132,9 +132,9 @@ def test_silu_gives_a_slice_the_bits_of_the_whole(width):
 def test_rotated_heads_do_not_depend_on_how_many_heads_there_are():
     x, w = draw(9, 8, 64), draw(64, seed=1)
     cos, sin = draw(9, 32, seed=2), draw(9, 32, seed=3)
-    whole = ops.rotate_heads(x, cos, sin, w, 1e-6)
+    whole = rotary.rotate_heads(x, cos, sin, w, 1e-6)
     for head in range(8):
-        one = ops.rotate_heads(x[:, head : head + 1].clone(), cos, sin, w, 1e-6)
+        one = rotary.rotate_heads(x[:, head : head + 1].clone(), cos, sin, w, 1e-6)
         assert_same_bits(one[:, 0], whole[:, head].contiguous())
 
 
@@ -148,7 +148,7 @@ def attention_case(dtype, head, query_heads, key_heads, length, poison=True):
     pages = [torch.full(shape, torch.nan if poison else 0.0, dtype=dtype) for _ in "kv"]
     mapping = tuple(random.Random(length).sample(range(count + 3), count))
     batch = make_batch((PagedSequence(0, length, 0, mapping),))
-    ops.store_kv(k, v, *pages, batch)
+    embedding.store_kv(k, v, *pages, batch)
     return q, pages, batch
 
 

@@ -85,7 +85,8 @@ def test_exchange_kernels_compile(name, ranks, rank, n, dtype):
     types = dict.fromkeys(("residual", "weight", "h"), f"*{dtype}") | dict.fromkeys(PLACES, "*i64")
     types |= {"values": "*fp32", "m": "i32", "plane": "i32", "stride": "i32"}
     values, warps = constants(name, ranks, rank, n), peer_fold._warps(n)
-    found = aligned_compile(peer_fold.one_shot, types | {"y": f"*{dtype}"}, values, warps)
+    more = peer_fold.one_shot_warps(n)
+    found = aligned_compile(peer_fold.one_shot, types | {"y": f"*{dtype}"}, values, more)
     one = check(*found, f"one-shot {name}")
     words = {"y_words": "*i16" if dtype == "bf16" else "*i32"}
     values |= {"Y_START": 1 << 32, "Y_ROWS": 8192, "TAKE": True}

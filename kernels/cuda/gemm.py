@@ -12,6 +12,7 @@ import torch
 from tpdet.kernels.cuda.gemm_operands import descriptor_sms, fitted, run_chain
 from tpdet.kernels.cuda.gemm_variants import Variant, column_variant
 from tpdet.kernels.cuda.library_gemm import library_fits, library_product
+from tpdet.kernels.cuda.multiprocessors import all_free
 from tpdet.kernels.cuda.shape_table import admitted_choice, library_rows
 
 
@@ -30,7 +31,7 @@ def column_gemm(
     x, w = fitted(x, weight.unsqueeze(0))
     (m, k), n = x.shape, w.shape[1]
     choice = admitted_choice(x, n, out_dtype) if variant is None else None
-    if choice is not None and choice.library is not None and bias is None:
+    if choice is not None and choice.library is not None and bias is None and all_free():
         rows = library_rows(m, choice.bucket)
         if rows is not None and library_fits(x, w[0]):
             return library_product(x, w[0], out_dtype, rows, choice.library)

@@ -23,6 +23,11 @@ def leaving(count: int) -> Iterator[None]:
         _left = before
 
 
+def all_free() -> bool:
+    """Whether nothing is to be left free: a library's product fills every multiprocessor."""
+    return not _left
+
+
 def multiprocessors(device: torch.device) -> int:
     """Multiprocessors of a GPU, less those to be left free."""
     return max(1, torch.cuda.get_device_properties(device).multi_processor_count - _left)

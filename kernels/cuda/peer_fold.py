@@ -217,7 +217,7 @@ def run_one_shot(
         m, sums.values.stride(0), residual.stride(0),
         **_shape(sums, plan, peers, n, eps), START=start, ROWS=rows,
         PUSH="push" in phases, FOLD="fold" in phases, LIVE=peers.live,
-        num_warps=peers.warps or _warps(n), enable_fp_fusion=False,
+        num_warps=peers.warps or one_shot_warps(n), enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -283,6 +283,11 @@ def _programs(roots: tuple[Expression, ...], plan: FoldPlan, rank: int) -> dict[
         "SENT": sent.count, "SENT_WHERE": sent.where, "SENT_STEPS": sent.steps,
         "COUNT": whole.count, "WHERE": whole.where, "STEPS": whole.steps,
     }  # fmt: skip
+
+
+def one_shot_warps(n: int) -> int:
+    """So many that a thread has four values of a row, at most 32: one row's latency counts."""
+    return max(1, min(32, triton.next_power_of_2(n) // 128))
 
 
 def _warps(n: int) -> int:

@@ -3,9 +3,9 @@
 import torch
 
 from tests.gpu.checks import same
-from tpdet.kernels import ops
 from tpdet.kernels.cpu import order_select as cpu_select
 from tpdet.kernels.cpu import sampling as cpu_sampling
+from tpdet.kernels.cuda import log_softmax, order_select, sampling
 from tpdet.kernels.draw import Draw
 from tpdet.kernels.rotary import rotary_table
 from tpdet.kernels.rotary_spec import RotarySpec
@@ -56,16 +56,16 @@ def draws(count):
 def check_sampler():
     """A row's token, mass and top ids have the bits it has alone; ids and ties as on the CPU."""
     x, how = rows(35), draws(35)
-    together = ops.choose_tokens(x, how)
-    backwards = ops.choose_tokens(x.flip(0).contiguous(), {34 - i: d for i, d in how.items()})
+    together = sampling.choose_tokens(x, how)
+    backwards = sampling.choose_tokens(x.flip(0).contiguous(), {34 - i: d for i, d in how.items()})
     maximum = x.amax(-1)
-    mass, top = ops.log_mass(x, maximum), ops.top_ids(x, 20)
+    mass, top = log_softmax.log_mass(x, maximum), order_select.top_ids(x, 20)
     for i in how:
-        assert ops.choose_tokens(x[i : i + 1], {0: how[i]})[0] == together[i], f"row {i} alone"
+        assert sampling.choose_tokens(x[i : i + 1], {0: how[i]})[0] == together[i], f"row {i} alone"
         assert backwards[34 - i] == together[i], f"row {i} in another slot"
-        alone = ops.log_mass(x[i : i + 1], maximum[i : i + 1])
+        alone = log_softmax.log_mass(x[i : i + 1], maximum[i : i + 1])
         assert alone.item() == mass[i].item(), f"mass of row {i} alone"
-        assert torch.equal(top[i], ops.top_ids(x[i], 20)), f"top of row {i} alone"
+        assert torch.equal(top[i], order_select.top_ids(x[i], 20)), f"top of row {i} alone"
         assert torch.equal(top[i].cpu(), cpu_select.top_ids(x[i].cpu(), 20)), f"top of row {i}"
     exact = torch.logsumexp(x.double(), -1) - maximum.double()
     error = (mass - exact).abs().max().item()
@@ -74,7 +74,7 @@ def check_sampler():
     different = [i for i in how if expected[i] != together[i]]
     # exp2 on the GPU rounds otherwise than exp on the CPU: a top-p bound may move by one id.
     assert len(different) <= 2, f"rows {different} choose other tokens than the CPU"
-    nothing = ops.choose_tokens(
+    nothing = sampling.choose_tokens(
         torch.zeros(1, 4, device="cuda"), {0: Draw(1.0, 1, 1, forbidden=(0, 1, 2, 3))}
     )
     assert nothing == {0: -1}
@@ -90,10 +90,10 @@ def sampler_times():
         full, plain = draws(count), {i: Draw(1.0, i, 5) for i in range(count)}
         cases = {
             "argmax": lambda x=x: torch.argmax(x, -1),
-            "log mass": lambda x=x, m=maximum: ops.log_mass(x, m),
-            "top 5": lambda x=x: ops.top_ids(x, 5),
-            "plain draw": lambda x=x, d=plain: ops.choose_tokens(x, d),
-            "filtered draw": lambda x=x, d=full: ops.choose_tokens(x, d),
+            "log mass": lambda x=x, m=maximum: log_softmax.log_mass(x, m),
+            "top 5": lambda x=x: order_select.top_ids(x, 5),
+            "plain draw": lambda x=x, d=plain: sampling.choose_tokens(x, d),
+            "filtered draw": lambda x=x, d=full: sampling.choose_tokens(x, d),
         }
         for name, function in cases.items():
             lines.append(f"  {name:14s} {count:4d} rows {_milliseconds(function):8.3f} ms")
