@@ -21,6 +21,16 @@ class Run:
     fingerprint: str = ""
     steps: int = 0
     preemptions: int = 0
+    hits: list[int] = field(default_factory=list)
+    """Tokens read from the prefix cache, by wave."""
+
+    def cached(self, name: str, choice: int = 0) -> int:
+        """Prompt tokens that one choice read from the prefix cache."""
+        return sum(
+            o.cached_tokens
+            for o in self.outputs[name]
+            if isinstance(o, TokenOutput) and o.choice == choice
+        )
 
     def tokens(self, name: str, choice: int = 0) -> list[int]:
         """Tokens of one choice."""
@@ -47,22 +57,24 @@ class Run:
         return next((o for o in self.outputs[name] if isinstance(o, PromptOutput)), None)
 
 
-def ask(name: str, prompt, **params) -> Request:
+def ask(name: str, prompt, tenant="", salt="", **params) -> Request:
     """A request; greedy, eight tokens, no end token unless told otherwise."""
     settings = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True} | params
     return Request(
-        request_id=name, prompt_token_ids=tuple(prompt), params=SamplingParams(**settings)
-    )
+        request_id=name, prompt_token_ids=tuple(prompt), params=SamplingParams(**settings),
+        tenant_salt=tenant, cache_salt=salt,
+    )  # fmt: skip
 
 
 def run(
     model, requests, tp=1, preempt_every=0, change=None, each_step=None, ahead=None, look=True,
-    **settings,
+    waves=(), **settings,
 ) -> Run:  # fmt: skip
     """Run `requests` together at a tensor-parallel size; `change(engine)` runs before them.
 
     `each_step(engine, step)` runs after every step on rank 0. `ahead`: steps overlap, as on a GPU.
-    Not `look`: nobody sees the logits, as when serving.
+    Not `look`: nobody sees the logits, as when serving. `waves`: more requests, each wave when
+    the one before is done, or a function of the engine that is called then.
     """
     config = EngineConfig.from_values(model=str(model), **({"kv_pages": 64} | settings))
 
@@ -85,16 +97,22 @@ def run(
             engine.worker_loop()
             return None
         result.fingerprint = engine.system_fingerprint
-        for admission, request in enumerate(requests):
-            names[admission] = request.request_id
-            result.outputs[request.request_id] = []
-            result.seeds[request.request_id] = engine.submit(request)
-        while engine.has_work:
-            for output in engine.step():
-                result.outputs[output.request_id].append(output)
-            if each_step is not None:
-                each_step(engine, engine.statistics().steps)
-        engine.heartbeat()
+        for wave in (requests, *waves):
+            if callable(wave):
+                wave(engine)
+                continue
+            before = engine.statistics().totals.prefix_hit_tokens
+            for request in wave:
+                names[len(names)] = request.request_id
+                result.outputs[request.request_id] = []
+                result.seeds[request.request_id] = engine.submit(request)
+            while engine.has_work:
+                for output in engine.step():
+                    result.outputs[output.request_id].append(output)
+                if each_step is not None:
+                    each_step(engine, engine.statistics().steps)
+            engine.heartbeat()
+            result.hits.append(engine.statistics().totals.prefix_hit_tokens - before)
         result.steps = engine.statistics().steps
         result.preemptions = engine.statistics().preemptions
         engine.stop_workers()

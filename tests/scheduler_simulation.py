@@ -1,7 +1,9 @@
 """A rank without torch: a paged store of token ids, and a model that is a hash of what it reads.
 
 The next token depends on every token id read back through the row's page table, on the seed, the
-choice and the position; so a wrong page, a stale page or a lost token changes the answer.
+choice and the position; so a wrong page, a stale page or a lost token changes the answer. Beside
+each id stands a hash of all tokens up to it, as K/V depend on them; a reader checks it. A position
+may be broken: what is written there is NAN, and whoever reads it fails.
 """
 
 from dataclasses import dataclass, field
@@ -9,9 +11,9 @@ from dataclasses import dataclass, field
 import blake3
 import numpy as np
 
-from tpdet.cache.versions import VersionTable
+from tpdet.cache.versions import SHARED, VersionTable, version_id
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.plan import ALLOCATE, EVICT, Row, StepPlan, decode_plan, encode_plan
+from tpdet.plan import ALLOCATE, EVICT, SHARE, Row, StepPlan, decode_plan, encode_plan
 from tpdet.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
 from tpdet.sampling_row import SampledToken
 from tpdet.scheduler import Scheduler
@@ -19,19 +21,27 @@ from tpdet.scheduler import Scheduler
 VOCABULARY = 50
 EOS = 7
 POISON = -999
+NAN = -998
+POWERS = np.cumprod(np.full(1 << 14, 1099511628211, dtype=np.uint64))
 
 
 def make_request(name: str, prompt_length: int = 5, start: int = 0, **params) -> Request:
     """A request whose prompt is a function of its name, with a seed."""
-    params.setdefault("seed", 1)
     ids = tuple(
         10 + (len(name) * 31 + ord(name[-1]) + i * i + start) % 40 for i in range(prompt_length)
     )
+    return make_prompt(name, ids, **params)
+
+
+def make_prompt(name: str, ids, tenant: str = "", salt: str = "", **params) -> Request:
+    """A request of these prompt ids, with a seed."""
     return Request(
         request_id=name,
-        prompt_token_ids=ids,
-        params=SamplingParams(**params),
+        prompt_token_ids=tuple(ids),
+        params=SamplingParams(**({"seed": 1} | params)),
         eos_token_ids=(EOS,),
+        cache_salt=salt,
+        tenant_salt=tenant,
     )
 
 
@@ -89,11 +99,15 @@ class FakeRank:
     def __init__(self, num_pages: int) -> None:
         self.table = VersionTable(num_pages)
         self.store = np.full((num_pages, PAGE_TOKENS), POISON, dtype="<i4")
+        self.before = np.zeros((num_pages, PAGE_TOKENS), dtype=np.uint64)
 
-    def receive(self, plan: StepPlan, drawn: list[int]) -> None:
+    def receive(
+        self, plan: StepPlan, drawn: list[int], broken: frozenset[tuple[int, int]] = frozenset()
+    ) -> None:
         """Apply the events, compare digests, check the readers, write the step's K/V.
 
-        drawn: the tokens of the step before, which negative ids stand for.
+        drawn: the tokens of the step before, which negative ids stand for. broken: positions
+        of owners where NAN is written.
         """
         self.table.apply(plan.events)
         assert self.table.digest() == plan.table_digest
@@ -102,15 +116,32 @@ class FakeRank:
             if event.kind in (ALLOCATE, EVICT):
                 self.store[event.page] = POISON
         for row in plan.rows:
-            for offset, token in enumerate(row.token_ids):
-                page, slot = divmod(row.start + offset, PAGE_TOKENS)
-                self.store[row.pages[page], slot] = token if token >= 0 else drawn[-1 - token]
+            ids = [
+                NAN if (row.version_id, row.start + offset) in broken
+                else token if token >= 0 else drawn[-1 - token]
+                for offset, token in enumerate(row.token_ids)
+            ]  # fmt: skip
+            places = np.arange(row.start, row.start + len(ids))
+            pages, slots = np.asarray(row.pages)[places // PAGE_TOKENS], places % PAGE_TOKENS
+            earlier = np.uint64(0)
+            if row.start:
+                page, slot = divmod(row.start - 1, PAGE_TOKENS)
+                earlier = self.before[row.pages[page], slot]
+            self.store[pages, slots] = ids
+            self.before[pages, slots] = earlier + prefix_hashes(np.asarray(ids), row.start)
 
     def read(self, row: Row, length: int) -> np.ndarray:
         """The first `length` token ids, read through the row's pages."""
         ids = self.store[list(row.pages)].reshape(-1)[:length]
         assert POISON not in ids
+        before = self.before[list(row.pages)].reshape(-1)[:length]
+        assert np.array_equal(before, prefix_hashes(ids, 0)), "K/V of another prefix"
         return ids
+
+
+def prefix_hashes(ids: np.ndarray, start: int) -> np.ndarray:
+    """A hash of ids[:i + 1] at i; those of a whole are the sums of its parts'."""
+    return np.cumsum(ids.astype(np.uint64) * POWERS[start : start + len(ids)], dtype=np.uint64)
 
 
 class Simulation:
@@ -127,6 +158,17 @@ class Simulation:
         self.flying: list[StepPlan] = []
         self.results: dict[int, tuple[dict, dict]] = {}
         self.drawn: list[int] = []
+        self.broken: frozenset[tuple[int, int]] = frozenset()
+        self.salts: dict[int, tuple[str, str]] = {}
+        self.page_salts: dict[int, tuple[str, str]] = {}
+
+    def add(self, request: Request) -> None:
+        """Queue a request; its salts are watched."""
+        self.scheduler.add(request)
+        params = request.params
+        for choice in range(params.n):
+            owner = version_id(request.request_id, params.seed, choice)
+            self.salts[owner] = request.tenant_salt, request.cache_salt
 
     def begin(self, ahead: bool = False) -> StepPlan | None:
         """Schedule, send the plan to both ranks, which run it."""
@@ -139,16 +181,31 @@ class Simulation:
         return plan
 
     def send(self, plan: StepPlan) -> None:
-        self.ranks[0].receive(plan, self.drawn)
-        self.ranks[1].receive(decode_plan(encode_plan(plan)), self.drawn)
+        self.ranks[0].receive(plan, self.drawn, self.broken)
+        self.ranks[1].receive(decode_plan(encode_plan(plan)), self.drawn, self.broken)
+        self.check_salts(plan)
         assert self.ranks[0].table.full_digest() == self.ranks[1].table.full_digest()
 
+    def check_salts(self, plan: StepPlan) -> None:
+        """Nobody reads a page that was shared under other salts."""
+        for event in plan.events:
+            if event.kind == SHARE:
+                self.page_salts[event.page] = self.salts.get(event.version_id, ("", ""))
+        for row in plan.rows:
+            mine = self.salts.get(row.version_id, ("", ""))
+            for page in row.pages:
+                if self.ranks[0].table.owner(page) == SHARED:
+                    assert self.page_salts[page] == mine, "a page of another tenant"
+
     def sample(self, plan: StepPlan) -> tuple[dict, dict]:
-        """Tokens and scores by sequence."""
-        sampled, scores = {}, {}
+        """Tokens and scores by sequence; a sequence that reads NAN gets neither."""
+        sampled, scores, drawn = {}, {}, []
         for row in plan.rows:
             wanted = 0
             end = row.start + len(row.token_ids)
+            if row.logits and NAN in self.ranks[0].read(row, end):
+                drawn += [0] * row.draws
+                continue
             if (scoring := self.scheduler.scoring_row(row)) is not None:
                 wanted = end - scoring.start
                 scores[scoring.key] = [
@@ -165,13 +222,22 @@ class Simulation:
                 sampled[sampling.key] = draw(
                     ids, sampling.seed, sampling.choice, sampling.forbidden_ids
                 )
+                drawn.append(sampled[sampling.key].token_id)
             assert row.logits >= wanted
-        self.drawn = [token.token_id for token in sampled.values()]
+        self.drawn = drawn
         return sampled, scores
 
     def end(self, plan: StepPlan) -> None:
         """Commit."""
         self.flying.remove(plan)
+        for row in plan.rows:
+            if row.logits and NAN in self.ranks[0].read(row, row.start + len(row.token_ids)):
+                assert any(owner == row.version_id for owner, _ in self.broken), "another's NaN"
+                _, sequence = self.scheduler._flight_of(row)
+                name = sequence.request.request_id
+                failure = self.scheduler.fail(name, "numerical_error", "NaN in the logits")
+                if failure is not None:
+                    self.hear(failure)
         for output in self.scheduler.commit(plan.step, *self.results.pop(plan.step)):
             self.hear(output)
 

@@ -96,15 +96,23 @@ def test_chunks_of_any_size_give_the_bits_of_the_whole(tiny_model, alone, budget
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_preempted_requests_give_the_bits_of_undisturbed_ones(tiny_model, alone, tp):
-    found = run(tiny_model("qwen3", kv_heads=2), probes(), tp=tp, preempt_every=2)
+@pytest.mark.parametrize("caching", [False, True])
+def test_preempted_requests_give_the_bits_of_undisturbed_ones(tiny_model, alone, tp, caching):
+    found = run(
+        tiny_model("qwen3", kv_heads=2), probes(), tp=tp, preempt_every=2,
+        enable_prefix_caching=caching,
+    )  # fmt: skip
     assert found.preemptions > 5
     assert_same_run(alone("qwen3"), found)
 
 
-def test_too_few_pages_preempt_and_change_nothing(tiny_model, alone):
+@pytest.mark.parametrize("caching", [False, True])
+def test_too_few_pages_preempt_and_change_nothing(tiny_model, alone, caching):
     crowd = [ask(f"n{i}", p, max_tokens=40) for i, p in enumerate(prompts(4, (230, 250)))]
-    found = run(tiny_model("qwen3", kv_heads=2), [*crowd, *probes()], kv_pages=5)
+    found = run(
+        tiny_model("qwen3", kv_heads=2), [*crowd, *probes()], kv_pages=5,
+        enable_prefix_caching=caching,
+    )  # fmt: skip
     assert found.preemptions > 0
     assert_same_run(alone("qwen3"), found)
 

@@ -12,6 +12,7 @@ from tpdet.plan import (
     PLAN_VERSION,
     RELOAD,
     REWRITE,
+    SHARE,
     PageEvent,
     Row,
     StepPlan,
@@ -40,7 +41,10 @@ def test_a_plan_survives_its_bytes_and_the_bytes_are_canonical():
 
 
 def test_events_have_names():
-    kinds = {ALLOCATE: "allocate", EVICT: "evict", REWRITE: "rewrite", NAN: "nan", RELOAD: "reload"}
+    kinds = {
+        ALLOCATE: "allocate", EVICT: "evict", REWRITE: "rewrite", NAN: "nan", RELOAD: "reload",
+        SHARE: "share",
+    }  # fmt: skip
     assert {kind: EVENT_NAMES[kind] for kind in kinds} == kinds
 
 

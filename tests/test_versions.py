@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from tpdet.cache.versions import (
     ALL_PAGES,
     NOBODY,
+    SHARED,
     VersionTable,
     first_difference,
     version_id,
 )
 from tpdet.errors import IntegrityError
-from tpdet.plan import ALLOCATE, EVICT, NAN, RELOAD, REWRITE, PageEvent, Row
+from tpdet.plan import ALLOCATE, EVICT, NAN, RELOAD, REWRITE, SHARE, PageEvent, Row
 
 A, B = version_id("a", 1), version_id("b", 1)
 
@@ -70,9 +71,30 @@ def test_writing_somebody_elses_page_is_refused_even_at_the_right_version():
 
 
 def test_reading_somebody_elses_page_at_its_version_is_allowed():
-    # What prefix sharing will need: only the pages from `start` on are written.
+    # What prefix sharing needs: only the pages from `start` on are written.
     table = table_with(PageEvent(ALLOCATE, 0, A), PageEvent(ALLOCATE, 1, B))
     table.check_readers((row(owner=B, pages=(0, 1), versions=(1, 1), start=256, tokens=1),))
+
+
+def test_a_shared_page_is_read_at_its_version_and_written_by_nobody():
+    table = table_with(PageEvent(ALLOCATE, 0, A), PageEvent(ALLOCATE, 1, B))
+    private = table.digest()
+    table.apply((PageEvent(SHARE, 0, A),))
+    assert (table.version(0), table.owner(0)) == (1, SHARED)
+    assert table.digest() != private
+    reader = row(owner=B, pages=(0, 1), versions=(1, 1), start=256, tokens=1)
+    table.check_readers((reader,))
+    for owner in (A, B, SHARED):
+        with pytest.raises(IntegrityError, match="would write page 0"):
+            table.check_readers((row(owner=owner, start=255, tokens=1),))
+    table.apply((PageEvent(EVICT, 0, SHARED),))
+    with pytest.raises(IntegrityError, match="page 0 at version 1, but the page is at version 2"):
+        table.check_readers((reader,))
+
+
+def test_a_page_of_nobody_is_not_written_by_nobody():
+    with pytest.raises(IntegrityError, match="would write page 3"):
+        table_with().check_readers((row(owner=NOBODY, pages=(3,), versions=(0,)),))
 
 
 @pytest.mark.parametrize(
@@ -99,6 +121,12 @@ def test_rows_that_do_not_hold_together_are_refused(bad):
         PageEvent(NAN, 1, A),
         PageEvent(REWRITE, 0, B),
         PageEvent(ALLOCATE, 1, NOBODY),
+        PageEvent(ALLOCATE, 1, SHARED),
+        PageEvent(SHARE, 0, B),
+        PageEvent(SHARE, 0, SHARED),
+        PageEvent(SHARE, 1, A),
+        PageEvent(SHARE, 1, NOBODY),
+        PageEvent(EVICT, 0, SHARED),
         PageEvent(ALLOCATE, 4, A),
         PageEvent(ALLOCATE, -1, A),
         PageEvent(9, 0, A),
@@ -200,7 +228,8 @@ PINNED = 17785435553618930524
 
 
 events = st.lists(
-    st.tuples(st.sampled_from([ALLOCATE, EVICT, REWRITE, NAN]), st.integers(0, 3)), max_size=30
+    st.tuples(st.sampled_from([ALLOCATE, EVICT, REWRITE, NAN, SHARE]), st.integers(0, 3)),
+    max_size=30,
 )
 
 

@@ -51,7 +51,7 @@ class EngineConfig(BaseModel):
     kv_pages: int | None = Field(
         None, ge=1, le=1 << 24, description="256-token pages of KV cache; from free memory if unset"
     )
-    enable_prefix_caching: bool = Field(False, description="share KV pages of equal prefixes")
+    enable_prefix_caching: bool = Field(True, description="share KV pages of equal prefixes")
     seed: int = Field(0, ge=0, le=2**63 - 1, description="key of the server's own seed stream")
     step_timeout: float = Field(
         60.0, gt=0.0, le=3600.0, description="seconds after which a silent rank counts as lost"
@@ -60,8 +60,6 @@ class EngineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_what_does_not_exist_yet(self) -> "EngineConfig":
-        if self.enable_prefix_caching:
-            raise ValueError("enable_prefix_caching is not supported yet: leave it off")
         if self.transport == "mpi":
             raise ValueError("transport 'mpi' is not supported yet: use gather")
         if self.leaves is not None and self.leaves & (self.leaves - 1):

@@ -9,12 +9,12 @@ import msgspec
 
 from tpdet.errors import IntegrityError
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 MAX_PLAN_BYTES = 64 << 20
 DIGEST_BYTES = 32
 
-ALLOCATE, EVICT, REWRITE, NAN, RELOAD = range(5)
-EVENT_NAMES = ("allocate", "evict", "rewrite", "nan", "reload")
+ALLOCATE, EVICT, REWRITE, NAN, RELOAD, SHARE = range(6)
+EVENT_NAMES = ("allocate", "evict", "rewrite", "nan", "reload", "share")
 
 
 class PageEvent(msgspec.Struct, frozen=True, array_like=True):

@@ -109,8 +109,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One admitted unit of work: prompt ids, parameters, and the ids that end a sequence.
 
-    `eos_token_ids` come from the model; `cache_salt` isolates prefix sharing. The seed inside
-    `params` is resolved (never None) by the time a request reaches the scheduler.
+    `eos_token_ids` come from the model. Requests share cached prefixes only where both salts are
+    equal: `tenant_salt` is the server's, `cache_salt` the client's. The seed inside `params` is
+    resolved (never None) by the time a request reaches the scheduler.
     """
 
     request_id: str
@@ -118,6 +119,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     params: SamplingParams
     eos_token_ids: tuple[int, ...] = ()
     cache_salt: str = ""
+    tenant_salt: str = ""
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):
@@ -133,7 +135,9 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     `logprob` is the fp32 log-probability of the model's own distribution (before bias, penalties,
     temperature and filters); `top` holds the likeliest, best first, ties by lowest id. The token
     that ends the sequence has `finish_reason` "stop" (then `stop_token_id` tells which) or
-    "length". A choice with `max_tokens=0` sends one output with `token_id` -1.
+    "length". A choice with `max_tokens=0` sends one output with `token_id` -1. `cached_tokens`,
+    told with a choice's first output alone, counts the prompt tokens whose K/V were read from the
+    prefix cache; nothing else may depend on it.
     """
 
     request_id: str
@@ -143,6 +147,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[Candidate, ...] = ()
     finish_reason: str | None = None
     stop_token_id: int | None = None
+    cached_tokens: int = 0
 
 
 class PromptOutput(msgspec.Struct, frozen=True, array_like=True):

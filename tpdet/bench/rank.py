@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
         max_num_seqs=sequences,
         max_model_len=tokens,
         max_num_batched_tokens=spec.budget,
+        enable_prefix_caching=False,  # what is timed is computed
     )
     engine = Engine(config, world)
     if world.rank > 0:

@@ -22,9 +22,10 @@ import blake3
 
 from tpdet.errors import IntegrityError
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.plan import ALLOCATE, EVENT_NAMES, EVICT, NAN, RELOAD, REWRITE, PageEvent, Row
+from tpdet.plan import ALLOCATE, EVENT_NAMES, EVICT, NAN, RELOAD, REWRITE, SHARE, PageEvent, Row
 
 NOBODY = 0  # owner of a free page
+SHARED = 2**64 - 1  # owner of a page that all may read at its version, and no row may write
 ALL_PAGES = -1  # `page` of a RELOAD event
 
 _LINK = struct.Struct("<BqQQ")  # kind, page, version after, owner after
@@ -32,10 +33,11 @@ _STATE_BYTES = 16  # version and owner, 8 bytes each
 
 
 def version_id(request_id: str, seed: int, choice: int = 0) -> int:
-    """The 64-bit id under which choice `choice` of a request owns pages; never NOBODY."""
+    """The 64-bit id under which choice `choice` of a request owns pages; never NOBODY or SHARED."""
     name = request_id.encode("utf-8", "surrogatepass")
     body = struct.pack("<QI", seed, choice) + name
-    return int.from_bytes(blake3.blake3(body).digest(length=8), "little") or 1
+    found = int.from_bytes(blake3.blake3(body).digest(length=8), "little")
+    return found if found not in (NOBODY, SHARED) else 1
 
 
 class VersionTable:
@@ -52,15 +54,17 @@ class VersionTable:
         return self._versions[page]
 
     def owner(self, page: int) -> int:
-        """The version_id that `page` was allocated to, or NOBODY."""
+        """The version_id that `page` was allocated to, SHARED, or NOBODY."""
         return self._owners[page]
 
     def apply(self, events: Iterable[PageEvent]) -> None:
         """Apply a plan's events in order.
 
         ALLOCATE wants a free page and gives it to `version_id`; EVICT frees it; REWRITE and NAN
-        only bump the version; all three want the owner named. RELOAD (page ALL_PAGES) bumps every
-        page, none of which may be owned. Raises IntegrityError naming the page and both owners.
+        only bump the version. SHARE takes a page from its owner for good, so that nobody writes
+        it; its tokens stay, and so does its version. These want the owner named (SHARED, once
+        shared). RELOAD (page ALL_PAGES) bumps every page, none of which may be owned. Raises
+        IntegrityError naming the page and both owners.
         """
         for event in events:
             if event.kind == RELOAD:
@@ -72,7 +76,8 @@ class VersionTable:
         """Refuse (IntegrityError) rows that may not touch the pages they name.
 
         A row must hold every page under its present version, its pages must cover its positions,
-        and it must own each page that it writes. Cost: one look-up per page of each row.
+        and it must own each page that it writes, by an id of its own: a page of nobody and a
+        shared one are never written. Cost: one look-up per page of each row.
         """
         version = self._versions.__getitem__
         for row in rows:
@@ -90,7 +95,7 @@ class VersionTable:
             if tuple(map(version, row.pages)) != row.versions:
                 self._refuse_stale(row)
             for page in row.pages[row.start // PAGE_TOKENS :]:
-                if self._owners[page] != row.version_id:
+                if self._owners[page] != row.version_id or row.version_id in (NOBODY, SHARED):
                     raise IntegrityError(
                         f"{_name(row)} would write page {page} as owner {row.version_id:#018x}, "
                         f"but it belongs to {self._owners[page]:#018x}"
@@ -127,23 +132,22 @@ class VersionTable:
 
     def _change(self, event: PageEvent) -> None:
         kind, page = event.kind, event.page
-        if kind not in (ALLOCATE, EVICT, REWRITE, NAN):
+        if kind not in (ALLOCATE, EVICT, REWRITE, NAN, SHARE):
             raise IntegrityError(f"page event of unknown kind {kind} for page {page}")
         if not 0 <= page < self.num_pages:
             raise IntegrityError(
                 f"{EVENT_NAMES[kind]} of page {page}: there are {self.num_pages} pages"
             )
         expected = NOBODY if kind == ALLOCATE else event.version_id
-        if self._owners[page] != expected or event.version_id == NOBODY:
+        unowned = (NOBODY, SHARED) if kind in (ALLOCATE, SHARE) else (NOBODY,)
+        if self._owners[page] != expected or event.version_id in unowned:
             raise IntegrityError(
                 f"{EVENT_NAMES[kind]} of page {page} for {event.version_id:#018x}: "
                 f"it belongs to {self._owners[page]:#018x}"
             )
-        self._versions[page] += 1
-        if kind == ALLOCATE:
-            self._owners[page] = event.version_id
-        elif kind == EVICT:
-            self._owners[page] = NOBODY
+        self._versions[page] += kind != SHARE
+        after = {ALLOCATE: event.version_id, EVICT: NOBODY, SHARE: SHARED}
+        self._owners[page] = after.get(kind, event.version_id)
         link = _LINK.pack(kind, page, self._versions[page], self._owners[page])
         self._chain = blake3.blake3(self._chain + link).digest()
 

@@ -70,6 +70,7 @@ class Engine:
             max_queue=config.max_queue,
             max_model_len=self.max_model_len,
             preempt_every=preempt_every,
+            prefix_identity=self._prefix_identity(),
         )
         self._tap = tap
         self._seeds_drawn = 0
@@ -160,6 +161,12 @@ class Engine:
         ]
         outputs = self.scheduler.commit(plan.step, results.sampled, results.scores)
         return [failure for failure in failed if failure is not None] + outputs
+
+    def _prefix_identity(self) -> bytes | None:
+        """Names what cached pages were computed under; None where they are not shared."""
+        if not self.config.enable_prefix_caching:
+            return None
+        return f"{self.runner.model_digest}\n{self.runner.contract}".encode()
 
     def _draw_seed(self) -> int:
         count, self._seeds_drawn = self._seeds_drawn, self._seeds_drawn + 1

@@ -1,24 +1,32 @@
 """The page ledger: who holds which page, and the events that tell every rank so.
 
-It couples the allocator with rank 0's own version table. Events are recorded as they happen and
-leave with the next plan, in that order; the table is always the state after those events.
+It couples the allocator and the prefix cache with rank 0's own version table. Events are recorded
+as they happen and leave with the next plan, in that order; the table is always the state after
+those events.
+
+A page that a sequence is given belongs to it until it is freed, or until it is shared: then it
+belongs to nobody (owner SHARED) and no row may write it. It is freed when it has no reader and
+its room is wanted.
 """
 
 from collections.abc import Iterable
 
 from tpdet.cache.pages import PageAllocator
-from tpdet.cache.versions import NOBODY, VersionTable
+from tpdet.cache.versions import ALL_PAGES, NOBODY, SHARED, VersionTable
 from tpdet.errors import IntegrityError
-from tpdet.plan import ALLOCATE, EVICT, NAN, PageEvent
-from tpdet.scheduler.sequence import Sequence
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.plan import ALLOCATE, EVICT, NAN, RELOAD, SHARE, PageEvent
+from tpdet.scheduler.prefixes import Prefixes
+from tpdet.scheduler.sequence import Sequence, pages_for
 
 
 class PageLedger:
-    """Pages of all sequences."""
+    """Pages of all sequences. `prefix_identity` names model and contract; None: nothing shared."""
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, prefix_identity: bytes | None = None) -> None:
         self.pages = PageAllocator(num_pages)
         self.table = VersionTable(num_pages)
+        self.prefixes = Prefixes(prefix_identity)
         self._events: list[PageEvent] = []
 
     @property
@@ -28,32 +36,84 @@ class PageLedger:
 
     @property
     def free_count(self) -> int:
-        """Pages that nobody holds."""
-        return self.pages.free_count
+        """Pages that nobody holds: the free ones, and the cached ones without a reader."""
+        return self.pages.free_count + self.prefixes.index.idle_count
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether enough pages are free for every known token of `sequence`."""
-        return sequence.missing_pages <= self.pages.free_count
+        """Whether enough pages are free for every known token of a running `sequence`."""
+        return sequence.missing_pages <= self.free_count
 
     def grow(self, sequence: Sequence) -> None:
         """Give `sequence` the pages its known tokens still lack; check `fits` first."""
         for _ in range(sequence.missing_pages):
+            if not self.pages.free_count:
+                self._free(self.prefixes.index.evict(), SHARED)
             page = self.pages.allocate()
-            self._record(ALLOCATE, page, sequence)
-            sequence.pages += (page,)
-            sequence.versions += (self.table.version(page),)
+            self._record(ALLOCATE, page, sequence.version_id)
+            self._hold(sequence, page)
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Give a waiting `sequence` pages for its known tokens, cached ones first.
+
+        Positions of cached pages count as computed. False, changing nothing, when pages are short,
+        or when a running sequence is computing the very page that is wanted next.
+        """
+        found = self.prefixes.find(sequence)
+        if self.prefixes.must_wait(sequence, len(found)):
+            return False
+        index = self.prefixes.index
+        idle = sum(index.is_idle(entry.page) for entry in found)
+        if pages_for(len(sequence.tokens)) - len(found) > self.free_count - idle:
+            return False
+        for entry in found:
+            index.take(entry.page)
+            self._hold(sequence, entry.page)
+        self.prefixes.admitted(sequence, found)
+        sequence.computed = len(found) * PAGE_TOKENS
+        self.grow(sequence)
+        return True
+
+    def share(self, sequence: Sequence, end: int) -> None:
+        """Let others read the full pages of `sequence` before position `end`.
+
+        To be called when logits that depend on all of them have been seen to be sound.
+        """
+        for page, stale in self.prefixes.share(sequence, end):
+            if stale is not None:
+                self._free(stale, SHARED)
+            self._record(SHARE, page, sequence.version_id)
 
     def release(self, sequence: Sequence) -> None:
-        """Take every page of `sequence` back, in the order of its positions.
+        """Take every page of `sequence` back, the last position first; cached ones are kept.
 
-        A poisoned sequence's pages are marked NAN before they are evicted.
+        A poisoned sequence's pages are not kept: they are marked NAN before they are evicted,
+        those that others read as soon as these are done.
         """
-        for page in sequence.pages:
-            if sequence.poisoned:
-                self._record(NAN, page, sequence)
-            self._record(EVICT, page, sequence)
-            self.pages.release(page)
+        index = self.prefixes.index
+        for page in reversed(sequence.pages):
+            shared = index.is_shared(page)
+            if shared and sequence.poisoned:
+                index.drop(page)
+            if not shared or index.give(page):
+                self._free(page, SHARED if shared else sequence.version_id, sequence.poisoned)
+        self.prefixes.released(sequence)
         sequence.pages = sequence.versions = ()
+
+    def forget_prefixes(self) -> None:
+        """Evict every cached page that nobody reads."""
+        while self.prefixes.index.idle_count:
+            self._free(self.prefixes.index.evict(), SHARED)
+
+    def reload(self, prefix_identity: bytes | None) -> None:
+        """Empty the prefix cache for other weights and bump every page's version.
+
+        Raises IntegrityError while a page is held: drain first.
+        """
+        self.forget_prefixes()
+        event = PageEvent(RELOAD, ALL_PAGES, NOBODY)
+        self.table.apply((event,))
+        self._events.append(event)
+        self.prefixes.restart(prefix_identity)
 
     def take_events(self) -> tuple[PageEvent, ...]:
         """The events since the last plan, in the order they happened."""
@@ -61,32 +121,49 @@ class PageLedger:
         return events
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Refuse (IntegrityError) unless `sequences` own exactly the used pages, once each."""
+        """Refuse (IntegrityError) unless `sequences` hold exactly the used, not idle pages.
+
+        A shared page may have several holders, any other just its owner.
+        """
         self.pages.check_integrity()
-        holders: dict[int, Sequence] = {}
+        index = self.prefixes.index
+        holders: dict[int, list[Sequence]] = {}
         for sequence in sequences:
             for page, version in zip(sequence.pages, sequence.versions, strict=True):
-                if page in holders:
-                    raise IntegrityError(
-                        f"page {page} is held by {holders[page].key} and by {sequence.key}"
-                    )
-                holders[page] = sequence
+                holders.setdefault(page, []).append(sequence)
                 if self.table.version(page) != version:
                     raise IntegrityError(
                         f"{sequence.key} holds page {page} at version {version}, the table has "
                         f"{self.table.version(page)}"
                     )
+                if len(holders[page]) > 1 and not index.is_shared(page):
+                    first, second = holders[page]
+                    raise IntegrityError(f"page {page} is held by {first.key} and by {second.key}")
+        index.check_integrity({page: len(found) for page, found in holders.items()})
         for page in range(self.pages.num_pages):
-            holder = holders.get(page)
-            owner = NOBODY if holder is None else holder.version_id
-            if self.table.owner(page) != owner or self.pages.is_used(page) != (holder is not None):
+            owner = NOBODY
+            if index.is_shared(page):
+                owner = SHARED
+            elif page in holders:
+                owner = holders[page][0].version_id
+            used = self.pages.is_used(page)
+            if self.table.owner(page) != owner or used != (owner != NOBODY):
                 raise IntegrityError(
                     f"page {page} is held by {owner:#018x}; the version table has "
-                    f"{self.table.owner(page):#018x}, the allocator "
-                    f"{'used' if self.pages.is_used(page) else 'free'}"
+                    f"{self.table.owner(page):#018x}, the allocator {'used' if used else 'free'}"
                 )
 
-    def _record(self, kind: int, page: int, sequence: Sequence) -> None:
-        event = PageEvent(kind, page, sequence.version_id)
+    def _hold(self, sequence: Sequence, page: int) -> None:
+        sequence.pages += (page,)
+        sequence.versions += (self.table.version(page),)
+
+    def _free(self, page: int, owner: int, poisoned: bool = False) -> None:
+        if poisoned:
+            self._record(NAN, page, owner)
+        self._record(EVICT, page, owner)
+        self.pages.release(page)
+
+    def _record(self, kind: int, page: int, owner: int) -> None:
+        event = PageEvent(kind, page, owner)
         self.table.apply((event,))
         self._events.append(event)

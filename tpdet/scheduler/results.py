@@ -56,7 +56,8 @@ def take_results(
     if sequence.scores_prompt and end == sequence.prompt_length:
         yield sequence.prompt_output()
     if not row.draws:
-        yield TokenOutput(request.request_id, choice, -1, 0.0, (), "length")
+        cached = sequence.cached_tokens or 0
+        yield TokenOutput(request.request_id, choice, -1, 0.0, (), "length", None, cached)
         return
     token = sampled[sequence.key]
     if token.token_id in sequence.forbidden_ids(end):
@@ -70,6 +71,7 @@ def take_results(
     sequence.tokens[end] = token.token_id
     reason = sequence.finish_reason(end)
     stop = token.token_id if reason == "stop" else None
+    cached = (sequence.cached_tokens or 0) if end == sequence.prompt_length else 0
     yield TokenOutput(
-        request.request_id, choice, token.token_id, token.logprob, token.top, reason, stop
+        request.request_id, choice, token.token_id, token.logprob, token.top, reason, stop, cached
     )

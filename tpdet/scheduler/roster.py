@@ -13,12 +13,18 @@ from tpdet.scheduler.sequence import Sequence, pages_for
 class Roster:
     """The waiting and the running line, and the pages of the running."""
 
-    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, num_pages: int) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        num_pages: int,
+        prefix_identity: bytes | None = None,
+    ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting = Line()
         self.running = Line()
-        self.ledger = PageLedger(num_pages)
+        self.ledger = PageLedger(num_pages, prefix_identity)
         self.preemptions = 0
 
     def choose(self) -> dict[RowKey, int]:
@@ -72,7 +78,7 @@ class Roster:
         """Give the running, in order, pages for all their tokens, at the cost of the latest.
 
         Pages run out one at a time, so the last victim's, less one, are what is free afterwards:
-        too few for it to come back in the same step.
+        too few for it to come back in the same step, unless it held copies of cached pages.
         """
         done = 0
         while done < len(self.running):
@@ -102,10 +108,9 @@ class Roster:
         budget = self.max_num_batched_tokens - sum(takes.values())
         while budget and len(self.waiting) and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
-            if not self.ledger.fits(sequence):
+            if not self.ledger.admit(sequence):
                 break
             self.waiting.remove(sequence)
-            self.ledger.grow(sequence)
             sequence.tokens_when_admitted = len(sequence.tokens)
             self.running.put(sequence)
             takes[sequence.key] = min(sequence.remaining, budget)

@@ -1,20 +1,19 @@
 """The scheduler: continuous batching, first come first served, on rank 0 alone.
 
 A step is `plan = schedule()`, run it on every rank, `commit(plan.step, sampled)`; the next one may
-be planned while it runs (`schedule_ahead`), and steps are committed in order. Decoding
-sequences go first, then chunks of prompts take what is left of the token budget. A sequence is
-admitted when pages for all its known tokens are free, and holds them; it grows by one page at a
-time while it decodes. When no page is left, the latest admitted sequence (highest choice first)
-gives up its pages and goes back to its place in the waiting line, which is the head; its tokens
-are kept and recomputed as a longer prompt.
+be planned while it runs (`schedule_ahead`), and steps are committed in order. Decoding sequences
+go first, then chunks of prompts take what is left of the token budget. A sequence is admitted when
+pages for all its known tokens are free, but for those that it shares with the prefix cache, and
+holds them; it grows by one page at a time while it decodes. When no page is left, the latest
+admitted sequence (highest choice first) gives up its pages and goes back to its place in the
+waiting line, which is the head; its tokens are kept and recomputed, or found in the prefix cache,
+as a longer prompt.
 
 Nobody starves: the first sequence in the total order is never a victim while another runs, and
 nobody passes the head of the waiting line; a request that could not fit alone is refused.
 """
 
 from collections.abc import Iterable, Mapping
-
-import msgspec
 
 from tpdet.errors import IntegrityError, NumericalError, OverloadedError, RequestError
 from tpdet.plan import PLAN_VERSION, Row, StepPlan
@@ -25,14 +24,15 @@ from tpdet.scheduler.limits import check_fits
 from tpdet.scheduler.results import Output, check_results, take_results
 from tpdet.scheduler.roster import Roster
 from tpdet.scheduler.sequence import Sequence
-from tpdet.scheduler.statistics import SchedulerStatistics, Totals
+from tpdet.scheduler.statistics import SchedulerStatistics, Totals, take_statistics
 
 
 class Scheduler:
     """Decides every step. Its methods are called from one thread.
 
     `preempt_every=k` (for verification) preempts, at every k-th step, each sequence that has
-    drawn a token since it was last admitted; answers must not change by it.
+    drawn a token since it was last admitted; answers must not change by it. `prefix_identity`
+    names the weights and the contract under which pages may be shared; None shares none.
     """
 
     def __init__(
@@ -43,11 +43,12 @@ class Scheduler:
         max_queue: int,
         max_model_len: int,
         preempt_every: int = 0,
+        prefix_identity: bytes | None = None,
     ) -> None:
         self.max_queue = max_queue
         self.max_model_len = max_model_len
         self.preempt_every = preempt_every
-        self.roster = Roster(max_num_seqs, max_num_batched_tokens, num_pages)
+        self.roster = Roster(max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity)
         self._requests: dict[str, list[Sequence]] = {}
         self._unstarted: dict[str, None] = {}  # requests that never had a page, oldest first
         self._flights: list[Flight] = []  # oldest first, at most two
@@ -193,34 +194,36 @@ class Scheduler:
         for row, sequence in flight.rows:
             self._totals.computed_tokens += len(row.token_ids)
             if not sequence.finished:
-                for output in take_results(sequence, row, sampled, scores):
-                    outputs.append(output)
+                told = list(take_results(sequence, row, sampled, scores))
+                # Sound logits speak for every position before them; a row without any does not.
+                if row.logits and not any(isinstance(output, RequestFailed) for output in told):
+                    self.roster.ledger.share(sequence, row.start + len(row.token_ids))
+                for output in told:
                     self._follow(sequence, output)
+                outputs += told
         return outputs
 
     def preempt_all(self) -> None:
         """Preempt every running sequence at the next `schedule` (for verification)."""
         self._preempt_all = True
 
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache, but for pages that a sequence holds."""
+        self.roster.ledger.forget_prefixes()
+
+    def reload(self, prefix_identity: bytes | None) -> None:
+        """Other weights: empty the prefix cache and bump every page, with the next plan.
+
+        Raises IntegrityError while there is work: drain first.
+        """
+        if self.has_work:
+            raise IntegrityError(f"a reload with {len(self._requests)} requests: drain first")
+        self.roster.ledger.reload(prefix_identity)
+
     def statistics(self) -> SchedulerStatistics:
         """Gauges and totals."""
-        waiting, ledger = len(self._unstarted), self.roster.ledger
-        totals = msgspec.structs.replace(self._totals)
-        return SchedulerStatistics(
-            requests_running=len(self._requests) - waiting,
-            requests_waiting=waiting,
-            requests_finished=totals.requests_added
-            - totals.requests_aborted
-            - totals.requests_failed
-            - len(self._requests),
-            sequences_running=len(self.roster.running),
-            sequences_waiting=len(self.roster.waiting),
-            pages_used=ledger.num_pages - ledger.free_count,
-            pages_free=ledger.free_count,
-            steps=self._next_step,
-            preemptions=self.roster.preemptions,
-            totals=totals,
-        )
+        live, waiting = len(self._requests), len(self._unstarted)
+        return take_statistics(self.roster, live, waiting, self._next_step, self._totals)
 
     def check_integrity(self) -> None:
         """Refuse (IntegrityError) a state that breaks an invariant; for idle time and tests."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tpdet.cache.prefix import CachedPage, PrefixChain
 from tpdet.cache.versions import version_id
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.plan import Row
@@ -19,7 +20,8 @@ class Sequence:
     `tokens` are the prompt and what was generated, PENDING where a step in flight will tell;
     positions below `computed` have their K/V in `pages` (held under `versions`), or will have it
     after the steps in flight. A preemption empties the pages and sets `computed` to 0, and nothing
-    else: what was generated or scored before is kept, recomputed and not told again.
+    else: what was generated or scored before is kept, recomputed (or read from the prefix cache)
+    and not told again.
     """
 
     request: Request
@@ -33,6 +35,10 @@ class Sequence:
     poisoned: bool = False  # its pages may hold NaN
     tokens_when_admitted: int = 0
     prompt_scores: list[SampledToken] = field(default_factory=list)
+    chain: PrefixChain | None = None  # keys of its full pages
+    last_cached: CachedPage | None = None  # where its next page hangs in the prefix cache
+    offered: int = 0  # pages that were read from the prefix cache or offered to it
+    cached_tokens: int | None = None  # how many were read from it when it first got pages
 
     @classmethod
     def of(cls, request: Request, admission: int, choice: int) -> "Sequence":
@@ -87,6 +93,11 @@ class Sequence:
     def scores_prompt(self) -> bool:
         """Whether this choice computes the prompt's log-probabilities: the first one does."""
         return self.choice == 0 and self.request.params.prompt_logprobs is not None
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether it may read cached pages: prompt scores want every position computed."""
+        return self.request.params.prompt_logprobs is None
 
     def row(self, count: int, drawn: Mapping[RowKey, int]) -> Row:
         """The row that computes the next `count` tokens.

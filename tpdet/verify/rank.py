@@ -104,6 +104,7 @@ def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineCo
         load_format=spec.load_format, step_timeout=spec.step_timeout, kv_pages=_pages(spec),
         max_model_len=context, max_num_seqs=max(*spec.batches, len(spec.prompt_lengths)),
         enforce_eager=load.eager or not graphs,
+        enable_prefix_caching=False,  # what is compared is computed
         # The control's stock all-reduce stands in the place of the gather.
         transport="gather" if load.gather or spec.control else "auto",
     )  # fmt: skip
