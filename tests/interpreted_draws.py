@@ -1,8 +1,8 @@
 """The kernels that draw many rows at once, in Triton's interpreter, beside the row-by-row ones.
 
-    TRITON_INTERPRET=1 python -m tests.interpreted_draws [case]
+    TRITON_INTERPRET=1 python -m tests.interpreted_draws [few] [case]
 
-prints one JSON line, a traceback for each case that failed.
+prints one JSON line, a traceback for each case that failed; `few`: on two kinds of data only.
 """
 
 import json
@@ -68,7 +68,8 @@ def rows(kind, count=12, vocabulary=V):
     return x
 
 
-KINDS = ("random", "tied", "flat", "zeros", "peaked", "holes", "huge")
+FEW = ("random", "tied")
+KINDS = FEW if "few" in sys.argv[1:] else (*FEW, "zeros", "peaked", "holes", "huge")
 
 
 def whole(x, how):
@@ -127,7 +128,7 @@ def scores_given_tokens():
 
 def every_cut_of_the_vocabulary_answers_alike():
     cuts = {
-        "random": ((1, 9001), (2, 4512), (8, 1136)),
+        "random": ((1, 9001), (2, 4512), (8, 1136)) if len(KINDS) > len(FEW) else ((8, 1136),),
         "tied": ((4, 2256),),
         "holes": ((4, 3072),),  # the last rank holds padding alone
     }
@@ -182,7 +183,8 @@ def bounds_are_the_old_ones_by_the_window_and_by_the_whole_row():
             slow[1,](x, x, table, peaks, slots, quick, 1, V, V, len(peaks), row_draws.FIELDS,
                      triton.next_power_of_2(len(peaks)), False, 4096)  # fmt: skip
             assert int(quick) == int(old), (kind, way, "whole row")
-    assert 0 < left_over < 40, f"{left_over} of 63 rows are left over"
+    rows_tried = 9 * len(KINDS)
+    assert 0 < left_over < 0.7 * rows_tried, f"{left_over} of {rows_tried} rows are left over"
 
 
 class Nothing:
@@ -283,8 +285,9 @@ CASES = (
 def main():
     np.seterr(all="ignore")
     results = {}
+    named = [word for word in sys.argv[1:] if word != "few"]
     for case in CASES:
-        if len(sys.argv) > 1 and sys.argv[1] not in case.__name__:
+        if named and named[0] not in case.__name__:
             continue
         try:
             case()

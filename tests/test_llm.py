@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 
+import msgspec
 import pytest
 
 from tpdet import LLM, SamplingParams
@@ -74,6 +75,16 @@ def test_prompt_scores_are_those_of_every_position(llm):
     assert answer.prompt_logprobs[0] is None
     assert [6 in p for p in answer.prompt_logprobs[2:3]] == [True]
     assert answer.outputs[0].token_ids == ()
+
+
+def test_a_replay_digest_names_the_answer_not_its_company(llm):
+    params = SamplingParams(temperature=1.0, max_tokens=6, seed=2, n=2)
+    alone = llm.generate([[3, 4]], params)[0]
+    crowd = llm.generate([[3, 4], [9], [3, 4]], params)
+    assert alone.replay_digest == crowd[0].replay_digest == crowd[2].replay_digest
+    assert crowd[1].replay_digest != alone.replay_digest
+    shown = msgspec.structs.replace(params, logprobs=3)
+    assert llm.generate([[3, 4]], shown)[0].replay_digest == alone.replay_digest
 
 
 def test_a_seed_that_was_drawn_replays(llm):

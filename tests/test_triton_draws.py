@@ -92,14 +92,24 @@ def test_a_kernel_compiles_without_float_atomics_fusion_or_spills(name):
     assert spilled and max(spilled) == 0, log
 
 
-@pytest.fixture(scope="module")
-def interpreted():
+def run_interpreted(*arguments):
     done = subprocess.run(
-        [sys.executable, "-m", "tests.interpreted_draws"],
+        [sys.executable, "-m", "tests.interpreted_draws", *arguments],
         env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    return run_interpreted("few")
+
+
+@pytest.mark.slow
+def test_in_the_interpreter_every_kind_of_data_keeps_its_bits():
+    results = run_interpreted()
+    assert set(results.values()) == {"passed"}, results
 
 
 @pytest.mark.parametrize("case", [case.__name__ for case in CASES])

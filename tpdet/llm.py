@@ -14,6 +14,7 @@ from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import DisagreementError, NumericalError, RequestError
 from tpdet.outputs import ChoiceAnswer, RequestAnswer, RequestAssembler, logprob_bits
+from tpdet.replay import replay_digest
 from tpdet.request import Request, SamplingParams, TokenOutput, check_against_model
 from tpdet.sampling_row import SampledToken
 from tpdet.tokenizer import Tokenizer
@@ -41,7 +42,10 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one prompt; `prompt_logprobs` has None for the first token."""
+    """The answer to one prompt; `prompt_logprobs` has None for the first token.
+
+    `replay_digest` is docs/replay.md's, the one a server gives for the same request.
+    """
 
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
@@ -49,6 +53,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[CompletionOutput, ...]
     seed: int
     system_fingerprint: str
+    replay_digest: str
 
 
 _outputs_decoder = msgspec.msgpack.Decoder(list[RequestOutput])
@@ -223,6 +228,13 @@ def _output(text: str | None, answer: RequestAnswer, seed: int, engine: Engine) 
         outputs=tuple(_completion(choice, answer.request.params) for choice in answer.choices),
         seed=seed,
         system_fingerprint=engine.system_fingerprint,
+        replay_digest=replay_digest(
+            [answer.request],
+            [[choice.logprobs for choice in answer.choices]],
+            seed,
+            engine.runner.contract,
+            engine.runner.model_digest,
+        ),
     )
 
 

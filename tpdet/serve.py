@@ -23,6 +23,7 @@ from tpdet.launch.run_directory import (
 )
 from tpdet.launch.signals import StopSignals
 from tpdet.server.bridge import Bridge
+from tpdet.server.canary import Canary
 from tpdet.server.settings import Settings, load_settings
 from tpdet.server.start import open_bridge, open_port, start_facts
 
@@ -79,26 +80,35 @@ def _lead(
     bridges.append(bridge)
     engine = build(settings, environment)
     pulse = Pulse(engine, settings.engine.step_timeout / 4)
+    canary = Canary(engine, settings.server.canary_interval)
+    canary.learn()
+    pulse.note()
     bridge.open(start_facts(engine, environment), port.listen, pulse.beat_if_due)
     run.write_ready(ready_content(port.url, run, engine, environment))
     print(f"{settings.served_name} at {port.url}, run directory {run.path}", file=sys.stderr)
-    serve(engine, bridge, Drain(signals, run, settings.server.drain_timeout), pulse)
+    drain = Drain(signals, run, settings.server.drain_timeout)
+    serve(engine, bridge, drain, pulse, canary)
     run.decide_exit(0, "drained", 0)
     engine.stop_workers()
     bridge.stop()
     engine.close()
 
 
-def serve(engine: "Engine", bridge: Bridge, drain: "Drain", pulse: "Pulse") -> None:
+def serve(engine: "Engine", bridge: Bridge, drain: "Drain", pulse: "Pulse", canary: Canary) -> None:
     """Rank 0's loop: take in, step, hand out; returns when a drain is complete."""
     while True:
         drain.look()
-        bridge.state = "draining" if drain.begun else "accepting"
-        bridge.report(engine)
+        accepting = "accepting" if canary.healthy else "untrusted"
+        bridge.state = "draining" if drain.begun else accepting
+        bridge.report(engine, canary_mismatches=canary.mismatches)
         heard = bridge.receive(engine, 0.0 if engine.has_work else IDLE_POLL_SECONDS)
+        if heard or drain.begun:
+            canary.abandon()
+        else:
+            canary.begin_if_due()
         if engine.has_work:
             began = time.monotonic()
-            outputs = engine.step()
+            outputs = canary.take(engine.step())
             pulse.note()
             bridge.deliver(outputs, time.monotonic() - began)
         elif drain.begun and not heard:

@@ -2,7 +2,7 @@
 
 `cache_salt` is the test's channel to it: "slow=SECONDS" makes every step that long while the
 request runs, "nan=K" fails the request at its K-th token, "die" and "damage" end the engine, "hang"
-leaves the request waiting for ever.
+leaves the request waiting for ever, "tenant" gives each tenant tokens of its own.
 """
 
 import math
@@ -40,12 +40,16 @@ def single(value: float) -> float:
 
 
 class FakeEngine:
+    drift_after = 0  # answers to the canary after which all log-probabilities are wrong; 0: none
+
     def __init__(self, vocab_size: int, eos: int, max_model_len: int, max_queue: int, seats: int):
         self.model_config = SimpleNamespace(vocab_size=vocab_size, eos_token_ids=(eos,))
         self.max_model_len, self.max_queue, self.seats = max_model_len, max_queue, seats
         self.system_fingerprint = "fp_fake"
+        self.runner = SimpleNamespace(contract="c0" * 32, model_digest="d1" * 32)
         self.close = lambda: None
         self.heartbeats = 0
+        self.canaries = 0
         self._aborted = 0
         self._seeds = 1000
         self._waiting: dict[str, Request] = {}
@@ -66,6 +70,7 @@ class FakeEngine:
             self._seeds += 1
             params = msgspec.structs.replace(request.params, seed=seed)
             request = msgspec.structs.replace(request, params=params)
+        self.canaries += request.request_id.startswith("canary-")
         self._waiting[request.request_id] = request
         self._done[request.request_id] = dict.fromkeys(range(request.params.n), 0)
         return seed
@@ -117,6 +122,8 @@ class FakeEngine:
             if position == 0 and choice == 0 and request.params.prompt_logprobs is not None:
                 outputs.append(prompt_output(request, self.model_config.vocab_size))
             output = token_output(request, choice, position, self.model_config)
+            if 0 < self.drift_after < self.canaries:
+                output = msgspec.structs.replace(output, logprob=output.logprob - 1.0)
             outputs.append(output)
             choices[choice] = position + 1
             if output.finish_reason is not None:
@@ -149,6 +156,8 @@ def token_output(request: Request, choice: int, position: int, model) -> TokenOu
     if params.max_tokens == 0:
         return TokenOutput(request.request_id, choice, -1, 0.0, (), "length")
     key = (request.prompt_token_ids, params.seed, choice, position)
+    if request.cache_salt == "tenant":
+        key = (*key, request.tenant_salt)
     # Letters, so that every token is text: ids of the bytes a to z are given by the test model.
     token = 97 + draw(key) % 26
     if params.logit_bias:

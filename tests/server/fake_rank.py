@@ -16,13 +16,15 @@ from tpdet import serve  # noqa: E402
 
 
 def build(settings, environment) -> FakeEngine:
-    return FakeEngine(
+    found = FakeEngine(
         vocab_size=OPTIONS.get("vocab_size", 512),
         eos=OPTIONS.get("eos", 258),
         max_model_len=settings.engine.max_model_len or 256,
         max_queue=settings.engine.max_queue,
         seats=settings.engine.max_num_seqs,
     )
+    found.drift_after = OPTIONS.get("drift_after", 0)
+    return found
 
 
 if __name__ == "__main__":

@@ -48,9 +48,16 @@ def write_tokenizer(directory: Path) -> None:
 
 
 class Server:
-    """One server, ready; `limits` override tpdet.server.limits inside it."""
+    """One server, ready; `limits` override tpdet.server.limits inside it, `options` its engine."""
 
-    def __init__(self, folder: Path, *flags: str, limits: dict | None = None, wait: bool = True):
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        limits: dict | None = None,
+        wait: bool = True,
+        **options: int,
+    ):
         self.run = folder / "run"
         model = folder / "model"
         write_tokenizer(model)
@@ -62,7 +69,7 @@ class Server:
             self.process = subprocess.Popen(
                 [*command, *flags],
                 cwd=ROOT,
-                env=os.environ | {"TPDET_TEST": json.dumps({"limits": limits or {}})},
+                env=os.environ | {"TPDET_TEST": json.dumps({"limits": limits or {}} | options)},
                 stderr=log,
             )
         if wait:

@@ -29,7 +29,7 @@ def test_the_openai_client_completes(client):
     choice = found.choices[0]
     assert len(choice.text) == 5 and choice.finish_reason == "length"
     assert found.usage.prompt_tokens == 5 and found.usage.completion_tokens == 5
-    assert found.system_fingerprint == "fp_fake" and found.model_extra["tpdet"] == {"seed": 3}
+    assert found.system_fingerprint == "fp_fake" and found.model_extra["tpdet"]["seed"] == 3
     assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs) == 5
 
 
@@ -87,6 +87,19 @@ def test_an_absent_seed_is_drawn_and_replays_every_prompt_of_the_batch(server):
     assert [choice["index"] for choice in drawn["choices"]] == [0, 1, 2, 3]
 
 
+def test_a_replay_digest_is_the_answers_and_in_a_streams_last_chunk(server):
+    fields = {"prompt": ["a", "b"], "n": 2, "seed": 6, "stop": "q", "max_tokens": 20}
+    digest = server.complete(**fields).json()["tpdet"]["replay_digest"]
+    assert len(digest) == 64
+    for more in ({}, {"stream_options": {"include_usage": True}}, {"logprobs": 3}):
+        events = server.complete(stream=True, user="u", **fields, **more).text.split("\n\n")
+        chunks = [json.loads(event[6:])["tpdet"] for event in events[:-2]]
+        assert chunks[-1] == {"seed": 6, "replay_digest": digest}
+        assert all(chunk == {"seed": 6} for chunk in chunks[:-1])
+    assert server.complete(**fields, logprobs=1).json()["tpdet"]["replay_digest"] == digest
+    assert server.complete(**fields | {"seed": 7}).json()["tpdet"]["replay_digest"] != digest
+
+
 def test_streamed_text_is_the_finished_text_with_stop_strings(server):
     fields = {"max_tokens": 40, "seed": 11, "ignore_eos": True}
     text = server.complete(**fields).json()["choices"][0]["text"]
@@ -130,6 +143,21 @@ def test_lm_eval_reads_the_prompts_logprobs_and_the_generated_one(server):
     ):
         assert top[token] == value
     assert found[0]["text"].startswith("hel") and found[1]["text"].startswith("lo")
+
+
+def test_lm_eval_chats_with_a_type_beside_each_messages_content(server):
+    messages = [{"role": "user", "content": "hi", "type": "text"}]
+    body = {
+        "messages": messages, "model": MODEL, "max_tokens": 4, "temperature": 0, "stop": [],
+        "seed": 1234,
+    }  # fmt: skip
+    found = server.http.post("/v1/chat/completions", json=body)
+    plain = body | {"messages": [{"role": "user", "content": "hi"}]}
+    assert found.status_code == 200, found.text
+    same = server.http.post("/v1/chat/completions", json=plain)
+    assert found.json()["choices"] == same.json()["choices"]
+    wrong = body | {"messages": [messages[0] | {"type": "image_url"}]}
+    assert server.http.post("/v1/chat/completions", json=wrong).status_code == 400
 
 
 def test_scoring_a_prompt_generates_nothing(server):

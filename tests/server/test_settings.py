@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 
 import pytest
 
@@ -13,12 +14,13 @@ from tpdet.server.supervised import split_ranks
 
 # Frozen: operators' scripts and unit files hold these names.
 FLAGS = """
-    --api-key-file --audit-dir --chat-template --config --device --drain-timeout --dtype
-    --enable-prefix-caching --enforce-eager --fold-order --gpu-memory-utilization --help --host
-    --kv-pages --leaves --load-format --max-model-len --max-num-batched-tokens --max-num-seqs
-    --max-queue --model --no-enable-prefix-caching --no-enforce-eager --no-skip-tokenizer-init
-    --port --print-limits --revision --run-dir --seed --served-model-name --skip-tokenizer-init
-    --step-timeout --tokenizer --transport
+    --api-key-file --audit-dir --canary-interval --chat-template --config --device
+    --disable-log-stats --disable-uvicorn-access-log --drain-timeout --dtype --enable-prefix-caching
+    --enforce-eager --fold-order --gpu-memory-utilization --help --host --kv-pages --leaves
+    --load-format --max-model-len --max-num-batched-tokens --max-num-seqs --max-queue --model
+    --no-disable-log-stats --no-disable-uvicorn-access-log --no-enable-prefix-caching
+    --no-enforce-eager --no-skip-tokenizer-init --port --print-limits --revision --run-dir --seed
+    --served-model-name --skip-tokenizer-init --step-timeout --tokenizer --transport
 """
 
 
@@ -102,6 +104,33 @@ def test_keys_are_read_from_a_private_file_only(tmp_path):
         file.write_text(text)
         with pytest.raises(UsageError):
             read_key_file(str(file))
+
+
+def test_what_cannot_be_a_key_file_is_refused(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o600)
+    large = tmp_path / "large"
+    large.write_bytes(b"sk-1\n" + b"#" * (1 << 20))
+    large.chmod(0o600)
+    for path, kind, word in (
+        (pipe, UsageError, "not a file"),
+        (tmp_path, (UsageError, NotPermittedError), "not a file|cannot be read"),
+        (large, UsageError, "1048576"),
+        (tmp_path / "none", NotFoundError, "does not exist"),
+    ):
+        with pytest.raises(kind, match=word):
+            read_key_file(str(path))
+
+
+def test_a_tenants_salt_is_its_keys_and_the_runs():
+    digests = tuple(hashlib.sha256(key).hexdigest() for key in (b"sk-1", b"sk-2"))
+    ring, other = KeyRing(digests, b"s" * 32), KeyRing(digests[::-1], b"s" * 32)
+    one, two = ring.tenant_salt(b"Bearer sk-1"), ring.tenant_salt(b"Bearer sk-2")
+    assert one and two and one != two and one not in digests
+    assert other.tenant_salt(b"bearer sk-1") == one
+    assert ring.tenant_salt(b"Bearer sk-3") is None and ring.tenant_salt(b"Basic sk-1") is None
+    assert KeyRing(digests).tenant_salt(b"Bearer sk-1") != one
+    assert KeyRing(()).tenant_salt(None) == ""
 
 
 def test_a_key_ring_accepts_its_keys_and_nothing_near_them():

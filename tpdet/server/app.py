@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -19,6 +19,7 @@ from tpdet.server.openapi import describe
 from tpdet.server.parse import parse_body
 from tpdet.server.prepare import Preparer
 from tpdet.server.problems import ApiError, bad_request, from_code, internal_error
+from tpdet.server.protocol import REFUSALS
 from tpdet.server.schema import (
     ChatBody,
     CompletionBody,
@@ -32,13 +33,17 @@ Result = TypeVar("Result")
 
 @dataclass
 class Services:
-    """What the handlers share. `progress_timeout` is in seconds; `created` is a Unix time."""
+    """What the handlers share.
+
+    `progress_timeout` is in seconds; `created` is a Unix time; `guarded`: keys are asked for.
+    """
 
     client: EngineClient
     tokenizer: Tokenizer | None
     served_name: str
     progress_timeout: float
     created: int
+    guarded: bool
 
     @property
     def preparer(self) -> Preparer:
@@ -87,7 +92,7 @@ def make_app(services: Services) -> FastAPI:
 
     @app.get("/openapi.json")
     async def openapi() -> Response:
-        return JsonResponse(describe(app))
+        return JsonResponse(describe(app, services.guarded))
 
     async def problem(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientGone):
@@ -113,8 +118,8 @@ def _add_public(app: FastAPI, services: Services) -> None:
     @app.get("/ready")
     async def ready() -> Response:
         if client.state != "accepting" or not client.alive(services.progress_timeout):
-            code = "draining" if client.state == "draining" else "engine_dead"
-            raise from_code(code, "the server takes no requests now")
+            fallback = ("engine_dead", "the server takes no requests now")
+            raise from_code(*REFUSALS.get(client.state, fallback))
         return JsonResponse({"status": "ready"})
 
     @app.get("/metrics")
@@ -170,13 +175,13 @@ def _add_generation(app: FastAPI, services: Services) -> None:
     async def generate(request: Request, prepare: Callable[[Preparer, Exchange], Any]) -> Response:
         exchange: Exchange = request.scope["tpdet"]
         services.client.check_open()
-        preparer = services.preparer
+        preparer = replace(services.preparer, tenant_salt=exchange.tenant_salt)
         call = await _off_loop_if_large(exchange, lambda: prepare(preparer, exchange))
         return GenerationResponse(
             call,
             services.client,
             services.tokenizer,
-            preparer.facts.system_fingerprint,
+            preparer.facts,
             exchange.gone,
         )
 

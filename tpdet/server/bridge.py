@@ -82,6 +82,8 @@ class Bridge:
         self._reported = 0.0
         self._last = protocol.Status("", 0, 0, {})
         self._early: list[protocol.ToEngine] = []
+        # The first of either ends the server: as long as it can be asked there was none.
+        self._more: dict[str, float] = {"plan_digest_mismatches": 0, "page_version_conflicts": 0}
         self.state = "accepting"
 
     def open(
@@ -125,15 +127,19 @@ class Bridge:
             )
         )
 
-    def report(self, engine: "Engine") -> None:
-        """Send the engine's state: every half second, and when what clients wait for changes."""
+    def report(self, engine: "Engine", **more: float) -> None:
+        """Send the engine's state: every half second, and when what clients wait for changes.
+
+        `more` are counters of the server's own, which later reports repeat.
+        """
+        self._more |= more
         found = engine.statistics()
         key = (self.state, found.requests_running, found.requests_waiting)
         now = time.monotonic()
         last = (self._last.state, self._last.running, self._last.waiting)
         if key == last and now - self._reported < STATUS_SECONDS:
             return
-        self._last, self._reported = protocol.Status(*key, _counters(found)), now
+        self._last, self._reported = protocol.Status(*key, _counters(found) | self._more), now
         self._socket.send(self._last)
 
     def stop(self) -> None:
@@ -152,8 +158,8 @@ class Bridge:
         self._process.kill()
 
     def _submit(self, engine: "Engine", message: protocol.Submit) -> None:
-        if self.state == "draining":
-            self._refuse(message, "draining", "the server is shutting down")
+        if self.state != "accepting":
+            self._refuse(message, *protocol.REFUSALS[self.state])
             return
         queued: list[str] = []
         seed: int | None = None

@@ -21,6 +21,8 @@ from tpdet.server.problems import from_code
 from tpdet.server.ticket import Output, Ticket
 
 PING_SECONDS = 1.0
+# The states that a state the engine reports may follow here; a drain is the end of the others.
+_FOLLOWS = {"accepting": (), "untrusted": ("accepting",), "draining": ("accepting", "untrusted")}
 
 _log = logging.getLogger("tpdet.server")
 
@@ -49,7 +51,8 @@ class EngineClient:
 
     def alive(self, patience: float) -> bool:
         """Whether the engine has shown progress in the last `patience` seconds."""
-        return self.state in ("accepting", "draining") and time.monotonic() - self.heard <= patience
+        known = self.state == "accepting" or self.state in protocol.REFUSALS
+        return known and time.monotonic() - self.heard <= patience
 
     def check_open(self, count: int = 1) -> None:
         """Refuse (503) `count` new requests when draining, dead, or over the queue's bound.
@@ -59,8 +62,8 @@ class EngineClient:
         """
         if self.dead is not None:
             raise from_code(*self.dead)
-        if self.state == "draining":
-            raise from_code("draining", "the server is shutting down and takes no new requests")
+        if self.state in protocol.REFUSALS:
+            raise from_code(*protocol.REFUSALS[self.state])
         if self.state != "accepting":
             raise from_code("engine_dead", "the engine is not ready")
         if self.status.waiting + self._pending + count > self.max_queue:
@@ -141,8 +144,8 @@ class EngineClient:
                 self._deliver(message)
             case protocol.Status():
                 self.status = message
-                if self.state == "accepting" and message.state == "draining":
-                    self.state = "draining"
+                if self.state != message.state and self.state in _FOLLOWS[message.state]:
+                    self.state = message.state
             case protocol.Accepted():
                 self._settle(message.group_id, seed=message.seed)
             case protocol.Refused():

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tpdet.server import limits
 from tpdet.server.json_body import parse_object
 from tpdet.server.keys import KeyRing
+from tpdet.server.log import log_access
 from tpdet.server.problems import ApiError, internal_error
 
 PUBLIC_PATHS = ("/health", "/ready", "/metrics", "/version")
@@ -33,10 +34,12 @@ class ClientGone(Exception):
 class Exchange:
     """What the gate hands to a handler.
 
-    `size` is the body's in bytes; `gone` resolves when the client closes the connection.
+    `size` is the body's in bytes; `gone` resolves when the client closes the connection;
+    `tenant_salt` stands for the client's key and is empty without keys.
     """
 
     request_id: str
+    tenant_salt: str
     body: dict[str, Any]
     size: int
     gone: asyncio.Future[None]
@@ -60,18 +63,18 @@ class Gate:
         """Answer one request. Never raises but for a fault of the server itself."""
         if scope["type"] != "http":
             return
-        answer = _Answer(send, secrets.token_hex(16))
+        answer = _Answer(scope, send, secrets.token_hex(16))
         reader = _BodyReader(scope, receive)
         gone: asyncio.Future[None] | None = None
         try:
-            self._check_head(scope)
+            salt = self._check_head(scope)
             body, data = {}, b""
             if scope["method"] == "POST":
                 _check_body_headers(reader)
                 data = await reader.read(self._body_timeout)
                 body = await _parsed(data)
             gone = asyncio.ensure_future(_until_gone(receive))
-            scope["tpdet"] = Exchange(answer.request_id, body, len(data), gone)
+            scope["tpdet"] = Exchange(answer.request_id, salt, body, len(data), gone)
             await self._app(scope, receive, answer.send)
         except ClientGone:
             return
@@ -85,9 +88,10 @@ class Gate:
             if gone is not None:
                 gone.cancel()
 
-    def _check_head(self, scope: Scope) -> None:
-        path = scope["path"]
-        if path not in PUBLIC_PATHS and not self._keys.accepts(_header(scope, b"authorization")):
+    def _check_head(self, scope: Scope) -> str:
+        """The tenant's salt. Raises ApiError for key, path and method, in this order."""
+        salt = self._keys.tenant_salt(_header(scope, b"authorization"))
+        if salt is None and scope["path"] not in PUBLIC_PATHS:
             raise ApiError(
                 401,
                 "the API key is missing or not one of this server's: send it as a bearer token",
@@ -99,7 +103,7 @@ class Gate:
         for route in self._routes:
             match, _ = route.matches(scope)
             if match is Match.FULL:
-                return
+                return salt or ""
             if match is Match.PARTIAL:
                 allowed += sorted(getattr(route, "methods", None) or ())
         if not allowed:
@@ -116,12 +120,14 @@ class Gate:
 class _Answer:
     """The sending side: puts the request id on every answer and knows whether one has begun."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send, self.request_id, self._started = send, request_id, False
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+        self._scope, self._send = scope, send
+        self.request_id, self._started = request_id, False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._started = True
+            log_access(self._scope, message["status"])
             headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
             message = {**message, "headers": headers}
         await self._send(message)

@@ -7,12 +7,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tpdet.outputs import RequestAssembler, TextDelta
+from tpdet.replay import replay_digest
 from tpdet.request import TokenOutput
 from tpdet.server.answers import ChoiceWriter, Json, envelope, to_json, usage
 from tpdet.server.engine_client import EngineClient, Ticket
 from tpdet.server.gate import ClientGone
 from tpdet.server.prepare import Call
 from tpdet.server.problems import ApiError, internal_error
+from tpdet.server.protocol import Start
 from tpdet.tokenizer import Tokenizer
 
 _log = logging.getLogger("tpdet.server")
@@ -32,12 +34,12 @@ class GenerationResponse(Response):
         call: Call,
         client: EngineClient,
         tokenizer: Tokenizer | None,
-        fingerprint: str,
+        facts: Start,
         gone: asyncio.Future[None],
     ) -> None:
         super().__init__()
         self._call, self._client, self._gone = call, client, gone
-        self._fingerprint = fingerprint
+        self._facts = facts
         self._assemblers = {
             request.request_id: RequestAssembler(request, tokenizer) for request in call.requests
         }
@@ -80,17 +82,19 @@ class GenerationResponse(Response):
 
     async def _stream(self, ticket: Ticket, seed: int, send: Send) -> bool:
         """Send the events; False if an error event was the last one."""
-        chunk = envelope(self._call, seed, self._fingerprint, stream=True)
+        chunk = envelope(self._call, seed, self._facts.system_fingerprint, stream=True)
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
             while not self._finished:
                 deltas = await self._take(ticket)
                 pieces = [self._piece(output, delta) for output, delta in deltas]
-                events = [_event(self._chunk(chunk, [piece])) for piece in pieces if piece]
-                if events:
-                    await _send_part(send, b"".join(events))
-            if self._call.include_usage:
-                await _send_part(send, _event({**chunk, "choices": [], "usage": self._usage()}))
+                chunks = [self._chunk(chunk, [piece]) for piece in pieces if piece]
+                if self._finished:
+                    if self._call.include_usage:
+                        chunks.append({**chunk, "choices": [], "usage": self._usage()})
+                    chunks[-1]["tpdet"] = self._receipt(seed)
+                if chunks:
+                    await _send_part(send, b"".join(map(_event, chunks)))
             last = b"data: [DONE]\n\n"
         except ClientGone:
             raise
@@ -137,7 +141,8 @@ class GenerationResponse(Response):
 
     def _answer(self, seed: int) -> Json:
         call, choices = self._call, []
-        found = envelope(call, seed, self._fingerprint, stream=False)
+        found = envelope(call, seed, self._facts.system_fingerprint, stream=False)
+        found["tpdet"] = self._receipt(seed)
         for request_id, assembler in self._assemblers.items():
             answer = assembler.answer()
             for choice in answer.choices:
@@ -147,6 +152,16 @@ class GenerationResponse(Response):
                 writer = self._writers[request_id, 0]
                 found["prompt_logprobs"] = writer.prompt_logprobs(answer.prompt)
         return {**found, "choices": choices, "usage": self._usage()}
+
+    def _receipt(self, seed: int) -> Json:
+        """What replays the answer, and the digest by which the replay is known to be the same."""
+        answers = [assembler.answer() for assembler in self._assemblers.values()]
+        choices = [[choice.logprobs for choice in answer.choices] for answer in answers]
+        facts = self._facts
+        digest = replay_digest(
+            self._call.requests, choices, seed, facts.contract, facts.model_digest
+        )
+        return {"seed": seed, "replay_digest": digest}
 
     def _usage(self) -> Json:
         answers = [assembler.answer() for assembler in self._assemblers.values()]

@@ -28,6 +28,7 @@ KEEP_ALIVE_TIMEOUT = 30.0
 SLOW_READER_TIMEOUT = 30.0
 RETRY_AFTER_SECONDS = 1
 LARGE_BODY_BYTES = 64 << 10
+STATISTICS_SECONDS = 10.0
 
 
 def all_limits() -> dict[str, object]:
@@ -55,9 +56,11 @@ def all_limits() -> dict[str, object]:
         "min_p": [0.0, 1.0],
         "presence_penalty": [-2.0, 2.0],
         "frequency_penalty": [-2.0, 2.0],
+        "repetition_penalty_above": 0.0,
         "seed": [0, request.MAX_SEED],
         "user_bytes": MAX_USER_BYTES,
         "cache_salt_bytes": MAX_CACHE_SALT_BYTES,
+        "pipelined_requests": MAX_PIPELINED,
         "header_timeout_seconds": HEADER_TIMEOUT,
         "body_timeout_seconds": BODY_TIMEOUT,
         "keep_alive_timeout_seconds": KEEP_ALIVE_TIMEOUT,

@@ -35,7 +35,21 @@ ENGINE_COUNTERS = {
         "vllm:num_preemptions",
         "sequences that gave up their pages and were recomputed",
     ),
-    "nan_rows": ("tpdet_nan", None, "rows whose logits held NaN or infinity"),
+    "requests_failed": (
+        "tpdet_nan",
+        None,
+        "requests failed because their logits held NaN or infinity, or nothing to choose",
+    ),
+    "prefix_query_tokens": (
+        "tpdet_prefix_query_tokens",
+        "vllm:prefix_cache_queries",
+        "prompt tokens looked up in the prefix cache",
+    ),
+    "prefix_hit_tokens": (
+        "tpdet_prefix_hit_tokens",
+        "vllm:prefix_cache_hits",
+        "prompt tokens found in the prefix cache",
+    ),
     "plan_digest_mismatches": (
         "tpdet_plan_digest_mismatch",
         None,
@@ -45,6 +59,11 @@ ENGINE_COUNTERS = {
         "tpdet_page_version_conflict",
         None,
         "readers refused because they held an older page version",
+    ),
+    "canary_mismatches": (
+        "tpdet_canary_mismatch",
+        None,
+        "canary answers whose bits were not those of the first",
     ),
 }
 
@@ -82,9 +101,11 @@ class _Pair:
 
     def __init__(self, ours: Counter, theirs: Counter) -> None:
         self._both = ours, theirs
+        self.total = 0
 
     def count(self, amount: int = 1) -> None:
         """Add to both."""
+        self.total += amount
         for counter in self._both:
             counter.inc(amount)
 
@@ -190,9 +211,10 @@ class _EngineCollector(Collector):
             yield from self._gauge("tpdet_batch_rows", counters["sequences_running"], None)
         if {"pages_used", "pages_free"} <= counters.keys():
             used, free = counters["pages_used"], counters["pages_free"]
+            cached = counters.get("pages_cached", 0.0)  # free, and kept for the prefix cache
             pages = GaugeMetricFamily("tpdet_kv_pages", "KV pages by state", labels=["state"])
-            pages.add_metric(["used"], used)
-            pages.add_metric(["free"], free)
+            for state, count in (("used", used), ("cached", cached), ("free", free - cached)):
+                pages.add_metric([state], count)
             yield pages
             share = used / (used + free) if used + free else 0.0
             yield from self._gauge(None, share, "kv_cache_usage_perc")

@@ -38,25 +38,27 @@ _ERROR = {
         }
     },
 }
+_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 _ANY_ERRORS = ("401", "404", "405", "408", "431", "500", "503")
 _BODY_ERRORS = ("400", "411", "413", "415")
 
 
-def describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document of `app`'s routes."""
+def describe(app: FastAPI, guarded: bool) -> dict[str, Any]:
+    """The OpenAPI document of `app`'s routes; `guarded` says whether keys are asked for."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     _, definitions = models_json_schema(
         [(body, "validation") for body in _BODIES.values()], ref_template=_REFERENCE
     )
     schemas = dict(definitions.get("$defs", {}))
     schemas["Error"] = _ERROR
-    document["components"] = {
-        "schemas": schemas,
-        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-    }
+    document["components"] = {"schemas": schemas}
+    if guarded:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():
         for operation in operations.values():
             _describe_operation(path, operation)
+            if guarded and path not in PUBLIC_PATHS:
+                operation["security"] = [{"key": []}]
     return document
 
 
@@ -66,14 +68,12 @@ def _describe_operation(path: str, operation: dict[str, Any]) -> None:
     content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
     answers |= {code: {"description": "refused", "content": content} for code in errors}
     operation["responses"] = dict(sorted(answers.items()))
-    if path not in PUBLIC_PATHS:
-        operation["security"] = [{"key": []}]
     if path == "/metrics":
         answers["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
     if path in _BODIES:
         answers["200"]["content"] = {
             "application/json": {"schema": {"type": "object"}},
-            "text/event-stream": {"schema": {"type": "string"}},
+            "text/event-stream": {"schema": _EVENT},
         }
         reference = _REFERENCE.format(model=_BODIES[path].__name__)
         operation["requestBody"] = {

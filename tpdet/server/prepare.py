@@ -55,11 +55,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Preparer:
-    """What a body is checked against: the model's facts, its name and its tokenizer."""
+    """What a body is checked against: the model's facts, its name and its tokenizer.
+
+    `tenant_salt` stands for the client's key; requests share cached prefixes only under one.
+    """
 
     facts: Start
     served_name: str
     tokenizer: Tokenizer | None
+    tenant_salt: str = ""
 
     @property
     def prompts(self) -> PromptReader:
@@ -183,6 +187,7 @@ class Preparer:
             params=params,
             eos_token_ids=self.eos_token_ids,
             cache_salt=body.cache_salt or "",
+            tenant_salt=self.tenant_salt,
         )
         check_against_model(request, self.facts.vocab_size, self.facts.max_model_len)
         return request

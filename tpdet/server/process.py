@@ -7,7 +7,6 @@ answer then ends with an error, and the process with 75 within two seconds.
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -31,8 +30,10 @@ from tpdet.server.engine_client import EngineClient
 from tpdet.server.gate import Gate
 from tpdet.server.http_protocol import GuardedProtocol
 from tpdet.server.keys import KeyRing
+from tpdet.server.log import log_loop_problem, open_log
 from tpdet.server.metrics import Metrics
 from tpdet.server.process_config import ProcessConfig, decode_config
+from tpdet.server.statistics_line import StatisticsLine
 from tpdet.tokenizer import Tokenizer
 
 PARENT_DEATH_SIGNAL = signal.SIGUSR1
@@ -43,6 +44,7 @@ PROGRESS_SLACK = 5.0
 DEATH_FLUSH_SECONDS = 1.0
 STOP_FLUSH_SECONDS = 5.0
 LAST_RESORT_SECONDS = 2.5
+LOG_FLUSH_SECONDS = 0.2
 
 
 class HttpServer(uvicorn.Server):
@@ -60,12 +62,11 @@ def main() -> NoReturn:
     die_with_parent(PARENT_DEATH_SIGNAL, expected_parent=config.parent_pid)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    # One line for each client that sends garbage would let it write our log.
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    log = open_log(config.log_access)
     threading.Thread(target=_follow_parent, name="parent", daemon=True).start()
     tokenizer = _load_tokenizer(config)
     code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(config, tokenizer))
+    log.finish(LOG_FLUSH_SECONDS)
     # At once: closing the runner would wait for threads that still tokenise for nobody.
     os._exit(code)
 
@@ -87,6 +88,7 @@ def _load_tokenizer(config: ProcessConfig) -> Tokenizer | None:
 async def _serve(config: ProcessConfig, tokenizer: Tokenizer | None) -> int:
     metrics = Metrics(config.served_name, lambda: client.status)
     client = EngineClient(config.engine_address, metrics, config.max_queue)
+    asyncio.get_running_loop().set_exception_handler(log_loop_problem)
     asyncio.get_running_loop().add_signal_handler(
         PARENT_DEATH_SIGNAL, lambda: client.die("engine_dead", "the engine process has ended")
     )
@@ -96,6 +98,7 @@ async def _serve(config: ProcessConfig, tokenizer: Tokenizer | None) -> int:
         served_name=config.served_name,
         progress_timeout=config.step_timeout + PROGRESS_SLACK,
         created=config.created,
+        guarded=bool(config.key_digests),
     )
     server = _make_server(config, services)
     receiving = asyncio.create_task(client.receive())
@@ -149,9 +152,13 @@ async def _accept_until_stopped(
     if serving.done():
         await serving
     client.say_serving()
-    pinging = asyncio.create_task(client.ping())
+    tasks = [asyncio.create_task(client.ping())]
+    if config.log_statistics:
+        statistics = StatisticsLine(client.metrics, lambda: client.status)
+        tasks.append(asyncio.create_task(statistics.repeat(config.statistics_seconds)))
     await client.stopped.wait()
-    pinging.cancel()
+    for task in tasks:
+        task.cancel()
     flush = STOP_FLUSH_SECONDS if client.dead is None else DEATH_FLUSH_SECONDS
     server.config.timeout_graceful_shutdown = int(flush)
     server.should_exit = True

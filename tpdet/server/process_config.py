@@ -23,6 +23,9 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     header_timeout: float = limits.HEADER_TIMEOUT
     body_timeout: float = limits.BODY_TIMEOUT
     slow_reader_timeout: float = limits.SLOW_READER_TIMEOUT
+    log_access: bool = True
+    log_statistics: bool = True
+    statistics_seconds: float = limits.STATISTICS_SECONDS
 
 
 def encode_config(config: ProcessConfig) -> bytes:

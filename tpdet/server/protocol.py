@@ -16,6 +16,12 @@ SOCKET_NAME = "engine.sock"
 # sockaddr_un holds 108 bytes with the terminating zero.
 MAX_SOCKET_PATH_BYTES = 107
 
+# What new requests are told in a state of the engine that takes none: wire code and message.
+REFUSALS = {
+    "draining": ("draining", "the server is shutting down and takes no new requests"),
+    "untrusted": ("engine_dead", "the server's answers have changed: it takes no requests"),
+}
+
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """HTTP to engine: tokenizer and application are loaded."""
@@ -50,9 +56,14 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """Engine to HTTP: what the engine turned out to be; take requests from now on."""
+    """Engine to HTTP: what the engine turned out to be; take requests from now on.
+
+    `contract` and `model_digest` (64 hex digits each) go into replay digests.
+    """
 
     system_fingerprint: str
+    contract: str
+    model_digest: str
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -87,6 +98,7 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
 class Status(msgspec.Struct, frozen=True, tag="status"):
     """Engine to HTTP, every half second and at changes: the engine makes progress.
 
+    `state` is "accepting" or one of REFUSALS.
     `counters` holds the engine's statistics by name; `tpdet.server.metrics` knows which it shows.
     """
 

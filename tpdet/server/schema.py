@@ -144,12 +144,13 @@ class TextPart(Body):
 
 
 class ChatMessage(Body):
-    """One message of a conversation."""
+    """One message of a conversation; `type` is what lm-eval puts beside each message's content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: Annotated[str, Field(max_length=256)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    type: Literal["text"] | None = None
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]

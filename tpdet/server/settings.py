@@ -40,6 +40,16 @@ class ServerConfig(BaseModel):
         20.0, ge=0.0, le=86400.0, description="seconds running requests get after a stop signal"
     )
 
+    canary_interval: float = Field(
+        60.0,
+        ge=0.0,
+        le=86400.0,
+        description="seconds after which an idle server answers its canary again; 0 for never",
+    )
+
+    disable_log_stats: bool = Field(False, description="no line of statistics every 10 seconds")
+    disable_uvicorn_access_log: bool = Field(False, description="no log line for each request")
+
     @model_validator(mode="after")
     def _refuse_what_is_unsafe_or_missing(self) -> "ServerConfig":
         if self.audit_dir is not None:

@@ -55,6 +55,8 @@ def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: Stop
         step_timeout=settings.engine.step_timeout,
         created=int(time.time()),
         key_digests=read_key_file(key_file) if key_file is not None else (),
+        log_access=not settings.server.disable_uvicorn_access_log,
+        log_statistics=not settings.server.disable_log_stats,
     )
     process = HttpProcess(config, port.listener)
     return Bridge(engine_socket, process, settings.engine.step_timeout)
@@ -64,6 +66,8 @@ def start_facts(engine: "Engine", environment: RankEnvironment) -> Start:
     """What the HTTP process has to know of the engine."""
     return Start(
         system_fingerprint=engine.system_fingerprint,
+        contract=engine.runner.contract,
+        model_digest=engine.runner.model_digest,
         max_model_len=engine.max_model_len,
         vocab_size=engine.model_config.vocab_size,
         eos_token_ids=tuple(engine.model_config.eos_token_ids),

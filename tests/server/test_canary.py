@@ -1,0 +1,136 @@
+"""The canary: it runs only while nobody else does, and a changed answer closes the server."""
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from tests.server.fake_engine import FakeEngine
+from tests.server.harness import Server, eventually
+from tpdet.request import Request, SamplingParams
+from tpdet.server import canary as canary_module
+from tpdet.server.canary import Canary, canary_request
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test sets."""
+    now = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(canary_module.time, "monotonic", lambda: now.seconds)
+    return now
+
+
+def engine(**fields) -> FakeEngine:
+    numbers = {"vocab_size": 512, "eos": 258, "max_model_len": 256, "max_queue": 1, "seats": 1}
+    return FakeEngine(**numbers | fields)
+
+
+def run(canary: Canary, source: FakeEngine) -> list:
+    others = []
+    while source.has_work:
+        others += canary.take(source.step())
+    return others
+
+
+def test_it_runs_when_due_and_idle_and_stays_healthy(clock):
+    source = engine()
+    canary = Canary(source, 10.0)
+    canary.learn()
+    assert source.canaries == 1 and not source.has_work
+    canary.begin_if_due()
+    assert not source.has_work
+    for count in (2, 3):
+        clock.seconds += 10.0
+        canary.begin_if_due()
+        assert source.has_work and run(canary, source) == []
+        assert source.canaries == count and canary.healthy
+
+
+def test_it_waits_while_a_client_is_served_and_makes_way_for_one(clock):
+    source = engine()
+    canary = Canary(source, 10.0)
+    canary.learn()
+    clock.seconds += 60.0
+    client = Request(
+        request_id="cmpl-1", prompt_token_ids=(1,), params=SamplingParams(max_tokens=4, seed=1)
+    )
+    source.submit(client)
+    canary.begin_if_due()
+    assert source.canaries == 1
+    assert [o.request_id for o in run(canary, source)] == ["cmpl-1"] * 4
+    canary.begin_if_due()
+    assert source.canaries == 2
+    assert canary.take(source.step()) == []
+    second = msgspec.structs.replace(client, request_id="cmpl-2")
+    source.submit(second)  # one seat: the canary holds it
+    canary.abandon()
+    assert [o.request_id for o in canary.take(source.step())] == ["cmpl-2"]
+    run(canary, source)
+    canary.begin_if_due()
+    assert source.canaries == 2 and canary.healthy  # again only after another interval
+    clock.seconds += 10.0
+    canary.begin_if_due()
+    run(canary, source)
+    assert source.canaries == 3 and canary.healthy
+
+
+def test_a_changed_answer_is_never_forgotten(clock, caplog):
+    source = engine()
+    source.drift_after = 2
+    canary = Canary(source, 10.0)
+    canary.learn()
+    for mismatches in (0, 1, 2):
+        clock.seconds += 10.0
+        canary.begin_if_due()
+        run(canary, source)
+        assert canary.mismatches == mismatches
+    source.drift_after = 0
+    clock.seconds += 10.0
+    canary.begin_if_due()
+    run(canary, source)
+    assert canary.mismatches == 2 and not canary.healthy
+    assert "at start it was" in caplog.text
+
+
+def test_an_interval_of_0_is_never(clock):
+    source = engine()
+    canary = Canary(source, 0.0)
+    canary.learn()
+    clock.seconds += 1e6
+    canary.begin_if_due()
+    assert source.canaries == 0 and canary.healthy
+
+
+@pytest.mark.parametrize("context", [1, 2, 8, 9, 40, 41, 4096])
+def test_the_request_fits_any_model(context):
+    found = canary_request("canary-1", 300, context)
+    assert 1 <= len(found.prompt_token_ids) <= 32
+    assert len(found.prompt_token_ids) + found.params.max_tokens <= context
+    assert max(found.prompt_token_ids) < 256
+
+
+def test_a_server_whose_bits_change_is_not_ready_and_refuses(tmp_path):
+    server = Server(tmp_path, "--canary-interval", "0.3", drift_after=2)
+    try:
+        assert server.complete().status_code == 200
+        eventually(lambda: server.http.get("/ready").status_code == 503)
+        assert server.metric("tpdet_canary_mismatch_total") >= 1
+        assert server.http.get("/health").status_code == 200
+        found = server.complete()
+        assert found.status_code == 503 and found.headers["retry-after"]
+        assert found.json()["error"]["code"] == "engine_dead"
+        assert "canary" in server.log.read_text()
+    finally:
+        assert server.stop() == 0
+
+
+def test_a_sound_server_stays_ready_and_its_answers_stay_the_same(tmp_path):
+    server = Server(tmp_path, "--canary-interval", "0.05")
+    try:
+        first = server.canary()
+        for _ in range(20):
+            assert server.canary() == first
+        assert server.metric("tpdet_canary_mismatch_total") == 0
+        assert server.http.get("/ready").status_code == 200
+    finally:
+        assert server.stop() == 0
