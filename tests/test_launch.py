@@ -409,5 +409,6 @@ def test_stop_of_a_hung_server_does_not_hang(tmp_path, sleeper):
     run = RunDirectory.own(tmp_path, "session")
     record_as(run, 0, sleeper)
     sleeper.send_signal(signal.SIGSTOP)
+    wait_for(lambda: process_status(sleeper.pid).stopped)  # else SIGTERM may come first
     with pytest.raises(PeerLostError, match=r"rank 0 \(pid"):
         stop(tmp_path, timeout=0.3)
