@@ -233,7 +233,7 @@ class Simulation:
         for row in plan.rows:
             if row.logits and NAN in self.ranks[0].read(row, row.start + len(row.token_ids)):
                 assert any(owner == row.version_id for owner, _ in self.broken), "another's NaN"
-                _, sequence = self.scheduler._flight_of(row)
+                _, sequence = self.scheduler._in_flight.of(row)
                 name = sequence.request.request_id
                 failure = self.scheduler.fail(name, "numerical_error", "NaN in the logits")
                 if failure is not None:

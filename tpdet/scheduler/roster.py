@@ -20,7 +20,8 @@ class Roster:
         num_pages: int,
         prefix_identity: bytes | None = None,
     ) -> None:
-        self.max_num_seqs = max_num_seqs
+        # Seats beyond the token budget would leave decodes without a token in a step.
+        self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting = Line()
         self.running = Line()
@@ -30,7 +31,9 @@ class Roster:
     def choose(self) -> dict[RowKey, int]:
         """Tokens that each sequence of the next step computes, at least 1.
 
-        Decodes come first, then prompts, then the waiting line, each in the total order.
+        Decodes come first, then prompts, then the waiting line, each in the total order. So a
+        decoding sequence that keeps its pages is in every step, and between two of its tokens
+        lies never more than one chunk of prompts.
         """
         self._secure_pages()
         takes = self._share_budget()

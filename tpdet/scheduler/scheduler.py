@@ -15,12 +15,12 @@ nobody passes the head of the waiting line; a request that could not fit alone i
 
 from collections.abc import Iterable, Mapping
 
-from tpdet.errors import IntegrityError, NumericalError, OverloadedError, RequestError
+from tpdet.errors import IntegrityError, NumericalError
 from tpdet.plan import PLAN_VERSION, Row, StepPlan
 from tpdet.request import Request, RequestFailed, TokenOutput
 from tpdet.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
-from tpdet.scheduler.flight import Flight, take_off
-from tpdet.scheduler.limits import check_fits
+from tpdet.scheduler.in_flight import InFlight
+from tpdet.scheduler.registry import Registry
 from tpdet.scheduler.results import Output, check_results, take_results
 from tpdet.scheduler.roster import Roster
 from tpdet.scheduler.sequence import Sequence
@@ -45,23 +45,18 @@ class Scheduler:
         preempt_every: int = 0,
         prefix_identity: bytes | None = None,
     ) -> None:
-        self.max_queue = max_queue
-        self.max_model_len = max_model_len
         self.preempt_every = preempt_every
         self.roster = Roster(max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity)
-        self._requests: dict[str, list[Sequence]] = {}
-        self._unstarted: dict[str, None] = {}  # requests that never had a page, oldest first
-        self._flights: list[Flight] = []  # oldest first, at most two
-        self._leaving: list[Sequence] = []  # finished in flight: they keep their pages till commit
+        self._registry = Registry(max_queue, max_model_len)
+        self._in_flight = InFlight()
         self._preempt_all = False
-        self._next_admission = 0
         self._next_step = 0
         self._totals = Totals()
 
     @property
     def has_work(self) -> bool:
         """Whether any request is waiting, running or in flight."""
-        return bool(self._requests) or bool(self._flights)
+        return bool(self._registry) or bool(self._in_flight)
 
     def add(self, request: Request) -> None:
         """Queue `request` as `n` sequences under the next admission number.
@@ -69,18 +64,7 @@ class Scheduler:
         Raises RequestError for one that can never run or whose id is in use, and OverloadedError
         when `max_queue` requests wait already.
         """
-        if request.request_id in self._requests:
-            raise RequestError(
-                f"request id {request.request_id!r} is in use: give each request its own",
-                "request_id",
-            )
-        check_fits(request, self.roster.ledger.num_pages, self.max_model_len)
-        if len(self._unstarted) >= self.max_queue:
-            raise OverloadedError(f"{self.max_queue} requests wait already: try again later")
-        admission, self._next_admission = self._next_admission, self._next_admission + 1
-        sequences = [Sequence.of(request, admission, i) for i in range(request.params.n)]
-        self._requests[request.request_id] = sequences
-        self._unstarted[request.request_id] = None
+        sequences = self._registry.add(request, self.roster.ledger.num_pages)
         for sequence in sequences:
             self.roster.waiting.put(sequence)
         self._totals.requests_added += 1
@@ -92,9 +76,9 @@ class Scheduler:
         May be called at any time; unknown ids are ignored. Pages of a sequence in flight are
         freed at the commit.
         """
-        for sequence in self._live(request_id, choice):
+        for sequence in self._registry.live(request_id, choice):
             self._retire(sequence)
-            if choice is None and request_id not in self._requests:
+            if choice is None and request_id not in self._registry:
                 self._totals.requests_aborted += 1
 
     def fail(self, request_id: str, code: str, message: str) -> RequestFailed | None:
@@ -102,7 +86,7 @@ class Scheduler:
 
         May be called at any time. After a numerical error its pages are marked NAN.
         """
-        sequences = self._live(request_id)
+        sequences = self._registry.live(request_id)
         if not sequences:
             return None
         for sequence in sequences:
@@ -116,7 +100,7 @@ class Scheduler:
 
         Raises IntegrityError while a step is in flight.
         """
-        self._refuse_in_flight()
+        self._in_flight.refuse_any()
         self._preempt_on_demand()
         return self._take_off(self.roster.choose())
 
@@ -129,7 +113,7 @@ class Scheduler:
         due = self._preempt_all or (
             self.preempt_every and self._next_step % self.preempt_every == 0
         )
-        if len(self._flights) != 1 or due or not self.roster.may_run_ahead:
+        if len(self._in_flight) != 1 or due or not self.roster.may_run_ahead:
             return None
         return self._take_off(self.roster.choose())
 
@@ -138,10 +122,12 @@ class Scheduler:
         if not chosen:
             return None
         for sequence in chosen:
-            self._unstarted.pop(sequence.request.request_id, None)
-        drawn = self._flights[-1].drawn if self._flights else {}
+            self._registry.started(sequence)
+        drawn = self._in_flight.drawn
         plan = self._plan(tuple(s.row(takes[s.key], drawn) for s in chosen))
-        self._flights.append(take_off(plan, chosen))
+        self._in_flight.begin(plan, chosen)
+        self._totals.batches += 1
+        self._totals.batched_rows += len(plan.rows)
         return plan
 
     def heartbeat(self, stop: bool = False) -> StepPlan:
@@ -149,7 +135,7 @@ class Scheduler:
 
         Raises IntegrityError while a step is in flight.
         """
-        self._refuse_in_flight()
+        self._in_flight.refuse_any()
         return self._plan((), stop)
 
     def sampling_row(self, row: Row) -> SamplingRow | None:
@@ -157,12 +143,12 @@ class Scheduler:
 
         None also for a sequence that ended in flight: its result is not wanted.
         """
-        flight, sequence = self._flight_of(row)
+        flight, sequence = self._in_flight.of(row)
         return None if sequence.finished else flight.sampling.get(sequence.key)
 
     def scoring_row(self, row: Row) -> ScoringRow | None:
         """Which prompt tokens a row of a plan in flight scores; None if none."""
-        flight, sequence = self._flight_of(row)
+        flight, sequence = self._in_flight.of(row)
         return None if sequence.finished else flight.scoring.get(sequence.key)
 
     def commit(
@@ -178,18 +164,11 @@ class Scheduler:
         anything is changed, when the step or a key does not fit. A request whose token would end
         it before `min_tokens` fails alone.
         """
-        if not self._flights or self._flights[0].plan.step != step:
-            there = f"step {self._flights[0].plan.step}" if self._flights else "none"
-            raise IntegrityError(f"commit of step {step}, but {there} is in flight")
-        flight = self._flights[0]
+        flight = self._in_flight.oldest(step)
         scores = {key: tuple(tokens) for key, tokens in (prompt_scores or {}).items()}
         check_results(flight, sampled, scores)
-        del self._flights[0]
-        staying = [s for s in self._leaving if self._flies(s)]
-        for sequence in self._leaving:
-            if sequence not in staying:
-                self.roster.ledger.release(sequence)
-        self._leaving = staying
+        for sequence in self._in_flight.land():
+            self.roster.ledger.release(sequence)
         outputs: list[Output] = []
         for row, sequence in flight.rows:
             self._totals.computed_tokens += len(row.token_ids)
@@ -217,18 +196,18 @@ class Scheduler:
         Raises IntegrityError while there is work: drain first.
         """
         if self.has_work:
-            raise IntegrityError(f"a reload with {len(self._requests)} requests: drain first")
+            raise IntegrityError(f"a reload with {len(self._registry)} requests: drain first")
         self.roster.ledger.reload(prefix_identity)
 
     def statistics(self) -> SchedulerStatistics:
         """Gauges and totals."""
-        live, waiting = len(self._requests), len(self._unstarted)
+        live, waiting = len(self._registry), self._registry.waiting_count
         return take_statistics(self.roster, live, waiting, self._next_step, self._totals)
 
     def check_integrity(self) -> None:
         """Refuse (IntegrityError) a state that breaks an invariant; for idle time and tests."""
-        self.roster.check_integrity(self._leaving)
-        live = [s.key for name in self._requests for s in self._live(name)]
+        self.roster.check_integrity(self._in_flight.leaving)
+        live = [sequence.key for sequence in self._registry.everyone()]
         lined = [s.key for line in (self.roster.running, self.roster.waiting) for s in line]
         if sorted(live) != sorted(lined):
             raise IntegrityError(
@@ -240,21 +219,6 @@ class Scheduler:
         ledger = self.roster.ledger
         return StepPlan(PLAN_VERSION, step, ledger.take_events(), rows, ledger.table.digest(), stop)
 
-    def _refuse_in_flight(self) -> None:
-        if self._flights:
-            step = self._flights[0].plan.step
-            raise IntegrityError(f"step {step} is in flight: commit it first")
-
-    def _flight_of(self, row: Row) -> tuple[Flight, Sequence]:
-        for flight in self._flights:
-            mine, sequence = flight.by_key.get((row.admission, row.choice), (None, None))
-            if mine is row and sequence is not None:
-                return flight, sequence
-        raise IntegrityError(f"{(row.admission, row.choice)} is in no step in flight")
-
-    def _flies(self, sequence: Sequence) -> bool:
-        return any(sequence.key in flight.by_key for flight in self._flights)
-
     def _preempt_on_demand(self) -> None:
         due = self.preempt_every and self._next_step % self.preempt_every == 0
         # Only those that progressed: else a prompt of many chunks would never get done.
@@ -262,10 +226,6 @@ class Scheduler:
         self._preempt_all = False
         for sequence in reversed(victims):
             self.roster.preempt(sequence)
-
-    def _live(self, request_id: str, choice: int | None = None) -> list[Sequence]:
-        sequences = self._requests.get(request_id, ())
-        return [s for s in sequences if not s.finished and choice in (None, s.choice)]
 
     def _follow(self, sequence: Sequence, output: Output) -> None:
         """Draw the consequence of what a reader is told."""
@@ -279,11 +239,8 @@ class Scheduler:
     def _retire(self, sequence: Sequence) -> None:
         sequence.finished = True
         self.roster.leave(sequence)
-        if self._flies(sequence):
-            self._leaving.append(sequence)
+        if self._in_flight.has(sequence):
+            self._in_flight.leaving.append(sequence)
         else:
             self.roster.ledger.release(sequence)
-        request_id = sequence.request.request_id
-        if not self._live(request_id):
-            del self._requests[request_id]
-            self._unstarted.pop(request_id, None)
+        self._registry.forget_if_over(sequence.request.request_id)

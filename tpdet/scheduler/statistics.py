@@ -11,7 +11,8 @@ class Totals(msgspec.Struct, kw_only=True):
     `prompt_tokens` counts each prompt once; `computed_tokens` counts every position that a step
     computed, recomputation and each choice's own copy included. `prefix_query_tokens` are those
     that were looked up in the prefix cache, `prefix_hit_tokens` those found, whenever a sequence
-    was given pages: after a preemption again.
+    was given pages: after a preemption again. `batches` are the steps that had rows,
+    `batched_rows` their rows: the mean batch size is the one over the other.
     """
 
     requests_added: int = 0
@@ -22,6 +23,8 @@ class Totals(msgspec.Struct, kw_only=True):
     computed_tokens: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    batches: int = 0
+    batched_rows: int = 0
 
 
 class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):

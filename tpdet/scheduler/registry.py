@@ -1,0 +1,69 @@
+"""Who is there: the requests by their id, from the door until their last choice has ended."""
+
+from collections.abc import Iterator
+
+from tpdet.errors import OverloadedError, RequestError
+from tpdet.request import Request
+from tpdet.scheduler.limits import check_fits
+from tpdet.scheduler.sequence import Sequence
+
+
+class Registry:
+    """Requests in the order of their admission; `max_queue` of them may wait for a first page."""
+
+    def __init__(self, max_queue: int, max_model_len: int) -> None:
+        self.max_queue, self.max_model_len = max_queue, max_model_len
+        self._requests: dict[str, list[Sequence]] = {}
+        self._unstarted: dict[str, None] = {}  # requests that never had a page, oldest first
+        self._next_admission = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests that never had a page: what `max_queue` bounds."""
+        return len(self._unstarted)
+
+    def add(self, request: Request, num_pages: int) -> list[Sequence]:
+        """`request` as `n` sequences under the next admission number.
+
+        Raises RequestError for one that can never run or whose id is in use, and OverloadedError
+        when `max_queue` requests wait already.
+        """
+        name = request.request_id
+        if name in self._requests:
+            raise RequestError(
+                f"request id {name!r} is in use: give each request its own", "request_id"
+            )
+        check_fits(request, num_pages, self.max_model_len)
+        if len(self._unstarted) >= self.max_queue:
+            raise OverloadedError(f"{self.max_queue} requests wait already: try again later")
+        admission, self._next_admission = self._next_admission, self._next_admission + 1
+        sequences = [Sequence.of(request, admission, i) for i in range(request.params.n)]
+        self._requests[name] = sequences
+        self._unstarted[name] = None
+        return sequences
+
+    def started(self, sequence: Sequence) -> None:
+        """A sequence has been given pages: its request waits no longer, now or when preempted."""
+        self._unstarted.pop(sequence.request.request_id, None)
+
+    def live(self, request_id: str, choice: int | None = None) -> list[Sequence]:
+        """The unfinished choices of a request, or the one named; empty for an unknown id."""
+        sequences = self._requests.get(request_id, ())
+        return [s for s in sequences if not s.finished and choice in (None, s.choice)]
+
+    def everyone(self) -> Iterator[Sequence]:
+        """Every unfinished sequence, by admission and choice."""
+        for request_id in self._requests:
+            yield from self.live(request_id)
+
+    def forget_if_over(self, request_id: str) -> None:
+        """Drop a request none of whose choices is left."""
+        if not self.live(request_id):
+            del self._requests[request_id]
+            self._unstarted.pop(request_id, None)
