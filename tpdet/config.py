@@ -41,6 +41,13 @@ class EngineConfig(BaseModel):
         None, ge=1, description="context length; the model's if unset"
     )
     max_num_seqs: int = Field(256, ge=1, le=4096, description="sequences in one step, at most")
+    # 256: as many rows as a CUDA graph holds, and as the output head computes at once.
+    fixed_batch: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="rows of every decode step, padded, and sequences at a time, at most",
+    )
     max_num_batched_tokens: int = Field(
         2048, ge=1, le=1 << 20, description="tokens in one step, at most"
     )
@@ -65,6 +72,22 @@ class EngineConfig(BaseModel):
         if self.leaves is not None and self.leaves & (self.leaves - 1):
             raise ValueError(f"leaves {self.leaves} is not a power of two")
         return self
+
+    @model_validator(mode="after")
+    def _refuse_a_fixed_batch_that_never_fills(self) -> "EngineConfig":
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            limit = getattr(self, name)
+            if self.fixed_batch is not None and self.fixed_batch > limit:
+                raise ValueError(
+                    f"fixed_batch {self.fixed_batch} is over {name} {limit}: lower the one or "
+                    "raise the other"
+                )
+        return self
+
+    @property
+    def seats(self) -> int:
+        """Sequences that run at a time, at most."""
+        return self.fixed_batch or self.max_num_seqs
 
     @classmethod
     def from_values(cls, **values: object) -> "EngineConfig":

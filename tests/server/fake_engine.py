@@ -32,6 +32,8 @@ class FakeStatistics(msgspec.Struct, frozen=True):
     pages_free: int
     preemptions: int
     aborted: int
+    batches: int
+    batched_rows: int
 
 
 def single(value: float) -> float:
@@ -51,6 +53,7 @@ class FakeEngine:
         self.heartbeats = 0
         self.canaries = 0
         self._aborted = 0
+        self._batches = self._batched_rows = 0
         self._seeds = 1000
         self._waiting: dict[str, Request] = {}
         self._running: dict[str, Request] = {}
@@ -91,6 +94,8 @@ class FakeEngine:
                 self._running[request_id] = self._waiting.pop(request_id)
         time.sleep(max(map(delay, self._running.values()), default=0.0))
         outputs: list = []
+        self._batches += bool(self._running)
+        self._batched_rows += len(self._running)
         for request in list(self._running.values()):
             self._advance(request, outputs)
         return outputs
@@ -104,8 +109,9 @@ class FakeEngine:
     def statistics(self) -> FakeStatistics:
         running = len(self._running)
         return FakeStatistics(
-            running, len(self._waiting), running, running, 100 - running, 0, self._aborted
-        )
+            running, len(self._waiting), running, running, 100 - running, 0, self._aborted,
+            self._batches, self._batched_rows,
+        )  # fmt: skip
 
     def _advance(self, request: Request, outputs: list) -> None:
         salt, request_id = request.cache_salt, request.request_id

@@ -64,7 +64,7 @@ class Engine:
         self.max_model_len = self.runner.max_model_len
         self.system_fingerprint = self.runner.system_fingerprint
         self.scheduler = Scheduler(
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.seats,
             max_num_batched_tokens=config.max_num_batched_tokens,
             num_pages=self.runner.num_pages,
             max_queue=config.max_queue,

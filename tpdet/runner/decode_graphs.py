@@ -50,10 +50,12 @@ class DecodeGraphs:
         drawn: torch.Tensor,
         max_rows: int,
         context: int,
+        fixed_rows: int = 0,
     ) -> None:
         """Capture every bucket; alike on every rank, for the graphs hold the collectives.
 
         drawn: ids int64 of the step before, on the GPU, which negative token ids name.
+        fixed_rows: rows of every decode step, so that no other bucket is wanted; 0 for any.
         """
         self._model = model
         self._pages = pages
@@ -66,9 +68,9 @@ class DecodeGraphs:
         self._logits: torch.Tensor | None = None  # [largest, V'] fp32, every graph writes here
         self._turn = 0
         self._buckets: list[_Bucket] = []
-        largest = min(max_rows, MAX_ROWS)
-        heights = sorted({*(n for n in _ROWS if n < largest), largest})
-        for rows in reversed(heights):  # largest first: the others fit into its memory
+        for rows in reversed(
+            row_buckets(max_rows, fixed_rows)
+        ):  # largest first: the others fit into its memory
             for splits in reversed(list(_split_buckets(rows, self._width))):
                 self._buckets.append(self._capture(rows, splits))
         self._buckets.reverse()
@@ -190,6 +192,14 @@ class DecodeGraphs:
         self._pool = graph.pool()
         events = torch.cuda.Event(), torch.cuda.Event()
         return _Bucket(height, splits, (first, second), events, device, graph)
+
+
+def row_buckets(max_rows: int, fixed_rows: int = 0) -> list[int]:
+    """Numbers of rows that graphs are captured for, ascending; one if the batch is fixed."""
+    if fixed_rows:
+        return [fixed_rows]
+    largest = min(max_rows, MAX_ROWS)
+    return sorted({*(n for n in _ROWS if n < largest), largest})
 
 
 def _split_buckets(rows: int, width: int) -> Iterator[int]:

@@ -28,7 +28,7 @@ def pages_that_fit(
     Raises ResourceError when a GPU has no room for one.
     """
     size = page_bytes(model.num_layers, key_heads, model.head_dim, getattr(torch, model.dtype))
-    useful = config.max_num_seqs * -(-context // PAGE_TOKENS)
+    useful = config.seats * -(-context // PAGE_TOKENS)
     if device.type == "cuda":
         fitting = free_gpu_bytes(config.gpu_memory_utilization) // size
         if fitting < 1:

@@ -20,7 +20,6 @@ from tpdet.kernels import ops
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.known_answers import known_answers
 from tpdet.kernels.order import Contract
-from tpdet.kernels.paged_batch import PagedSequence
 from tpdet.kernels.shard import Shard
 from tpdet.layers.partition import make_partition
 from tpdet.model_config import ModelConfig, load_model_config
@@ -33,6 +32,7 @@ from tpdet.runner.decode_graphs import DecodeGraphs
 from tpdet.runner.gpu_wait import wait_for_event
 from tpdet.runner.kernel_checks import admit_products, check_kernels, threads_per_rank
 from tpdet.runner.memory import pages_that_fit
+from tpdet.runner.step_rows import gather_rows
 from tpdet.runner.taking import TakeLogits
 from tpdet.weights.resolve import resolve_model
 from tpdet.weights.source import merge_digests, open_weights
@@ -130,17 +130,17 @@ class Runner:
         self.num_pages = pages
         self._graphs = None
         self._pages = None  # a GPU holds the old pages or the new ones, not both
+        self._pages = self._allocate(pages + 1)  # one more, where pad rows write
         if self.device.type == "cpu":
-            self._pages = self._allocate(pages)
             return
-        self._pages = self._allocate(pages + 1)  # one more, where the graphs' pad rows write
         if not self._config.enforce_eager and ranks_per_gpu() == 1:  # host staging is no graph
             self._graphs = DecodeGraphs(
                 self.model,
                 self._pages,
                 self._drawn,
-                self._config.max_num_seqs,
+                self._config.seats,
                 self.max_model_len,
+                self._config.fixed_batch or 0,
             )
 
     def _allocate(self, pages: int) -> KeyValuePages:
@@ -229,28 +229,24 @@ class Runner:
         if self._graphs is not None and self._graphs.takes(plan.rows):
             yield 0, self._graphs.run(plan.rows)
             return
-        x_RH = self._run(plan)
+        x_RH, wanted = self._run(plan), sum(row.logits for row in plan.rows)
         for first in range(0, len(x_RH), LOGIT_ROWS):
-            yield first, self.model.local_logits(x_RH[first : first + LOGIT_ROWS])
+            logits_RV = self.model.local_logits(x_RH[first : first + LOGIT_ROWS])
+            if first < wanted:  # the pads' come last
+                yield first, logits_RV[: wanted - first]
 
     def _run(self, plan: StepPlan) -> torch.Tensor:
-        """The model over a plan's rows; returns the normed rows whose logits are wanted."""
-        ids: list[int] = []
-        wanted: list[int] = []
-        sequences = []
-        for row in plan.rows:
-            count = len(row.token_ids)
-            sequences.append(PagedSequence(len(ids), count, row.start, row.pages))
-            ids += row.token_ids
-            wanted += range(len(ids) - row.logits, len(ids))
+        """The model over a plan's rows; the normed rows whose logits are wanted, then the pads'."""
+        step = gather_rows(plan.rows, self._config.fixed_batch or 0, self.num_pages)
         assert self._pages is not None
-        both = torch.tensor(ids + wanted, dtype=torch.int64)
+        both = torch.tensor(step.token_ids + step.wanted, dtype=torch.int64)
         if self.device.type == "cuda":
             both = both.pin_memory().to(self.device, non_blocking=True)
-        batches = micro_batches(tuple(sequences), self.device, self.model.exchanges_aside)
-        ids_M = ops.resolve_drawn(both[: len(ids)], self._drawn)
+        batches = micro_batches(step.sequences, self.device, self.model.exchanges_aside)
+        rows = len(step.token_ids)
+        ids_M = ops.resolve_drawn(both[:rows], self._drawn)
         x_MH = self.model.hidden(ids_M, self._pages, *batches)
-        return x_MH[both[len(ids) :]]
+        return x_MH[both[rows:]]
 
     def _compare_tables(self) -> None:
         """The heartbeat: every rank shows the digest of its table as it lies in memory.

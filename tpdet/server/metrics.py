@@ -8,7 +8,7 @@ holds a key, prompt, tenant or request id.
 from collections.abc import Callable, Iterator
 from time import monotonic
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -140,6 +140,14 @@ class Metrics:
             "vllm:request_success", "finished choices", ["model_name", "finished_reason"],
             registry=self._registry,
         )  # fmt: skip
+        self._swing = Gauge(
+            "tpdet_batch_swing", "change of the mean batch size between the last two windows, as a "
+            "share of the former", registry=self._registry,
+        )  # fmt: skip
+        self._swing_alarms = Counter(
+            "tpdet_batch_swing_alarms", "windows whose batch size swung past the alarm",
+            registry=self._registry,
+        )  # fmt: skip
         self._registry.register(_EngineCollector(status, model_name))
 
     def clock(self, started: float) -> Clock:
@@ -165,6 +173,11 @@ class Metrics:
     def step(self, seconds: float) -> None:
         """The engine took one step."""
         self._step.observe(seconds)
+
+    def batch_swing(self, share: float, alarmed: bool) -> None:
+        """The mean batch size changed by `share` of what it was in the window before."""
+        self._swing.set(share)
+        self._swing_alarms.inc(alarmed)
 
     def outcome(self, outcome: str) -> None:
         """An HTTP request that reached the engine ended: completed, aborted or failed."""

@@ -26,6 +26,7 @@ from tpdet.launch.processes import die_with_parent
 from tpdet.launch.signals import STOP_SIGNALS
 from tpdet.server import limits
 from tpdet.server.app import Services, make_app
+from tpdet.server.batch_swing import BatchSwing
 from tpdet.server.engine_client import EngineClient
 from tpdet.server.gate import Gate
 from tpdet.server.http_protocol import GuardedProtocol
@@ -156,6 +157,8 @@ async def _accept_until_stopped(
     if config.log_statistics:
         statistics = StatisticsLine(client.metrics, lambda: client.status)
         tasks.append(asyncio.create_task(statistics.repeat(config.statistics_seconds)))
+    swing = BatchSwing(client.metrics, lambda: client.status, config.batch_swing_alarm)
+    tasks.append(asyncio.create_task(swing.repeat(config.statistics_seconds)))
     await client.stopped.wait()
     for task in tasks:
         task.cancel()

@@ -26,6 +26,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_access: bool = True
     log_statistics: bool = True
     statistics_seconds: float = limits.STATISTICS_SECONDS
+    batch_swing_alarm: float = 0.0
 
 
 def encode_config(config: ProcessConfig) -> bytes:

@@ -47,6 +47,14 @@ class ServerConfig(BaseModel):
         description="seconds after which an idle server answers its canary again; 0 for never",
     )
 
+    batch_swing_alarm: float = Field(
+        0.1,
+        ge=0.0,
+        le=100.0,
+        description="share by which the mean batch size may change from one window of 10 s to the "
+        "next before a warning is logged; 0 for never",
+    )
+
     disable_log_stats: bool = Field(False, description="no line of statistics every 10 seconds")
     disable_uvicorn_access_log: bool = Field(False, description="no log line for each request")
 
@@ -73,6 +81,11 @@ class Settings:
     def served_name(self) -> str:
         """The model's name in the API."""
         return self.server.served_model_name or self.engine.model
+
+    @property
+    def batch_swing_alarm(self) -> float:
+        """The alarm's share; 0 where the batch is fixed, so that its size never swings."""
+        return 0.0 if self.engine.fixed_batch is not None else self.server.batch_swing_alarm
 
 
 def load_settings(arguments: Sequence[str] | None, program: str) -> Settings:

@@ -57,6 +57,7 @@ def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: Stop
         key_digests=read_key_file(key_file) if key_file is not None else (),
         log_access=not settings.server.disable_uvicorn_access_log,
         log_statistics=not settings.server.disable_log_stats,
+        batch_swing_alarm=settings.batch_swing_alarm,
     )
     process = HttpProcess(config, port.listener)
     return Bridge(engine_socket, process, settings.engine.step_timeout)

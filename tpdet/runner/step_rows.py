@@ -1,0 +1,42 @@
+"""What the model gets of a plan: rows one after another, and pads where the batch is fixed.
+
+A pad row is token 0 at position 0 of a sequence whose one page is the scratch page, which belongs
+to nobody. All pads write the same there, and nobody reads it but they; a row's bits do not depend
+on which rows it goes with (docs/numerics.md, section 8).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpdet.kernels.paged_batch import PagedSequence
+from tpdet.plan import Row
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """`token_ids[i]` is row i's; `wanted` are the rows whose logits are, pads' the last."""
+
+    sequences: tuple[PagedSequence, ...]
+    token_ids: list[int]
+    wanted: list[int]
+
+
+def gather_rows(rows: Sequence[Row], fixed_batch: int, scratch_page: int) -> StepRows:
+    """The rows of a plan; a decode step (one token a row) is padded to `fixed_batch` rows.
+
+    With `fixed_batch` 0 nothing is padded.
+    """
+    ids: list[int] = []
+    wanted: list[int] = []
+    sequences = []
+    for row in rows:
+        count = len(row.token_ids)
+        sequences.append(PagedSequence(len(ids), count, row.start, row.pages))
+        ids += row.token_ids
+        wanted += range(len(ids) - row.logits, len(ids))
+    if len(ids) == len(rows):
+        for place in range(len(rows), fixed_batch):
+            sequences.append(PagedSequence(place, 1, 0, (scratch_page,)))
+            ids.append(0)
+            wanted.append(place)
+    return StepRows(tuple(sequences), ids, wanted)
