@@ -158,6 +158,7 @@ class Simulation:
         self.flying: list[StepPlan] = []
         self.results: dict[int, tuple[dict, dict]] = {}
         self.drawn: list[int] = []
+        self.drawn_before: list[int] = []
         self.broken: frozenset[tuple[int, int]] = frozenset()
         self.salts: dict[int, tuple[str, str]] = {}
         self.page_salts: dict[int, tuple[str, str]] = {}
@@ -224,7 +225,7 @@ class Simulation:
                 )
                 drawn.append(sampled[sampling.key].token_id)
             assert row.logits >= wanted
-        self.drawn = drawn
+        self.drawn, self.drawn_before = drawn, self.drawn
         return sampled, scores
 
     def end(self, plan: StepPlan) -> None:
