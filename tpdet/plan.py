@@ -17,7 +17,7 @@ ALLOCATE, EVICT, REWRITE, NAN, RELOAD, SHARE = range(6)
 EVENT_NAMES = ("allocate", "evict", "rewrite", "nan", "reload", "share")
 
 
-class PageEvent(msgspec.Struct, frozen=True, array_like=True):
+class PageEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A change to one page, applied to every rank's version table in the order listed."""
 
     kind: int
@@ -25,7 +25,7 @@ class PageEvent(msgspec.Struct, frozen=True, array_like=True):
     version_id: int
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One sequence's part of a step.
 
     `token_ids` are computed at positions `start`, `start + 1`, ...; `pages[i]` holds positions

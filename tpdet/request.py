@@ -122,14 +122,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tenant_salt: str = ""
 
 
-class Candidate(msgspec.Struct, frozen=True, array_like=True):
+class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A token id with its fp32 log-probability."""
 
     token_id: int
     logprob: float
 
 
-class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
+class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one committed token of one choice tells its reader.
 
     `logprob` is the fp32 log-probability of the model's own distribution (before bias, penalties,

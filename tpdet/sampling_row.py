@@ -13,8 +13,7 @@ from tpdet.request import Candidate, SamplingParams
 RowKey = tuple[int, int]  # (admission number, choice): the total order of rows
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
+class SamplingRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that the token after a row's last one may depend on, besides the logits.
 
     `position` is where the new token goes. `token_ids` are the prompt and everything generated so
@@ -57,7 +56,7 @@ class ScoringRow:
     top: int
 
 
-class SampledToken(msgspec.Struct, frozen=True, array_like=True):
+class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A token, drawn or scored, with its fp32 log-probability and the likeliest, best first."""
 
     token_id: int

@@ -1,6 +1,7 @@
 """From a step's logits to what the scheduler commits: tokens, prompt scores, failures."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -8,11 +9,20 @@ from tpdet.kernels.shard import Shard
 from tpdet.plan import Row, StepPlan
 from tpdet.runner import draw_likeliest
 from tpdet.sampler import Drawn, NumericalFailure, draw, finish, prompt_logprobs
-from tpdet.sampling_row import RowKey, SampledToken, SamplingRow
+from tpdet.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
 from tpdet.scheduler.scheduler import Scheduler
 
 LogitsTap = Callable[[Row, int, torch.Tensor], None]
 """Sees a plan row, the position of the first of its logits, and the fp32 logits [n, V]."""
+
+
+class _Wanted(NamedTuple):
+    """A row with logits, the first of which stands at `first` of the step's."""
+
+    first: int
+    row: Row
+    sampling: SamplingRow | None
+    scoring: ScoringRow | None
 
 
 class StepResults:
@@ -20,13 +30,12 @@ class StepResults:
 
     def __init__(self, plan: StepPlan, scheduler: Scheduler, tap: LogitsTap | None) -> None:
         self._tap = tap
-        self._spans: list[tuple[int, Row]] = []
+        self._wanted: list[_Wanted] = []
         first = 0
-        for row in plan.rows:
-            self._spans.append((first, row))
-            first += row.logits
-        self._scoring = {id(row): scheduler.scoring_row(row) for row in plan.rows if row.logits}
-        self._sampling = {id(row): scheduler.sampling_row(row) for row in plan.rows if row.draws}
+        for row, sampling, scoring in zip(plan.rows, *scheduler.wanted(plan), strict=True):
+            if row.logits:
+                self._wanted.append(_Wanted(first, row, sampling, scoring))
+                first += row.logits
         self._drawn: list[tuple[list[SamplingRow], Drawn]] = []
         self.sampled: dict[RowKey, SampledToken] = {}
         self.scores: dict[RowKey, list[SampledToken]] = {}
@@ -35,10 +44,9 @@ class StepResults:
     @property
     def likeliest_only(self) -> bool:
         """Whether the step only draws the likeliest token of each row, and shows no logits."""
-        return (
-            self._tap is None
-            and all(row.draws and row.logits == 1 for _, row in self._spans if row.logits)
-            and all(row is not None and row.likeliest for row in self._sampling.values())
+        return self._tap is None and all(
+            wanted.sampling is not None and wanted.row.logits == 1 and wanted.sampling.likeliest
+            for wanted in self._wanted
         )
 
     def take(self, first: int, logits: torch.Tensor) -> torch.Tensor:
@@ -47,29 +55,31 @@ class StepResults:
         Returns the ids int64 of the tokens drawn from them, on their device.
         """
         last = first + len(logits)
-        drawing = []
-        for begin, row in self._spans:
+        rows: list[SamplingRow] = []
+        indices: list[int] = []
+        for begin, row, sampling, scoring in self._wanted:
             low, high = max(first, begin), min(last, begin + row.logits)
             if low >= high:
                 continue
-            mine = logits[low - first : high - first]
-            position = row.start + len(row.token_ids) - row.logits + (low - begin)
-            if self._tap is not None:
-                self._tap(row, position, mine.cpu())
-            self._score(row, position, mine)
-            if row.draws and high == begin + row.logits:
-                drawing.append((row, high - 1 - first))
-        rows = [sampling for row, _ in drawing if (sampling := self._sampling[id(row)])]
+            if self._tap is not None or scoring is not None:
+                mine = logits[low - first : high - first]
+                position = row.start + len(row.token_ids) - row.logits + (low - begin)
+                if self._tap is not None:
+                    self._tap(row, position, mine.cpu())
+                if scoring is not None:
+                    self._score(scoring, position, mine)
+            if sampling is not None and high == begin + row.logits:
+                rows.append(sampling)
+                indices.append(high - 1 - first)
         if not rows:
             return logits.new_empty(0, dtype=torch.int64)
-        indices = [index for _, index in drawing]
         if indices != list(range(len(logits))):
             logits = logits[indices]
         return self._keep(rows, draw(logits, rows))
 
     def take_shard(self, logits: torch.Tensor, shard: Shard) -> torch.Tensor:
         """Take this rank's columns of every row's logits: each row draws its likeliest."""
-        rows = [row for row in self._sampling.values() if row is not None]
+        rows = [one.sampling for one in self._wanted if one.sampling is not None]
         taken = sum(len(rows) for rows, _ in self._drawn)
         return self._keep(rows[taken : taken + len(logits)], draw_likeliest(logits, shard))
 
@@ -86,11 +96,8 @@ class StepResults:
         self._drawn.append((rows, drawn))
         return drawn.tokens
 
-    def _score(self, row: Row, position: int, logits: torch.Tensor) -> None:
+    def _score(self, wanted: ScoringRow, position: int, logits: torch.Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow these positions."""
-        wanted = self._scoring[id(row)]
-        if wanted is None:
-            return
         skip = position - wanted.start
         targets = wanted.target_ids[max(skip, 0) : skip + len(logits)]
         if not targets:

@@ -8,6 +8,7 @@ rows. A row's bits depend on neither (docs/numerics.md, section 8).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -110,8 +111,9 @@ class DecodeGraphs:
         wide[2, count:] = slot_of_pad + np.arange(height - count) % PAGE_TOKENS
         tables, spans, pairs, short = narrow
         tables[:] = self._scratch
-        for index, row in enumerate(rows):
-            tables[index, : len(row.pages)] = row.pages
+        held = np.fromiter((len(row.pages) for row in rows), np.int64, count)
+        pages = np.fromiter(chain.from_iterable([row.pages for row in rows]), np.int32, held.sum())
+        tables[:count][np.arange(self._width) < held[:, None]] = pages
         spans[:] = 0
         spans[:count, 0] = np.arange(count)
         spans[:count, 1] = 1

@@ -5,9 +5,12 @@ from collections.abc import Sequence as Rows
 
 from tpdet.errors import IntegrityError
 from tpdet.plan import Row, StepPlan
-from tpdet.sampling_row import RowKey
+from tpdet.sampling_row import RowKey, SamplingRow, ScoringRow
 from tpdet.scheduler.flight import Flight, take_off
 from tpdet.scheduler.sequence import Sequence
+
+Wanted = tuple[list[SamplingRow | None], list[ScoringRow | None]]
+"""Of every row of a plan, in its order."""
 
 
 class InFlight:
@@ -44,6 +47,17 @@ class InFlight:
             if mine is row and sequence is not None:
                 return flight, sequence
         raise IntegrityError(f"{(row.admission, row.choice)} is in no step in flight")
+
+    def wanted(self, plan: StepPlan) -> Wanted:
+        """What each row of the plan that took off last is to give: to sample, then to score.
+
+        Raises IntegrityError when it is another plan's turn.
+        """
+        flight = self._flights[-1] if self._flights else None
+        if flight is None or flight.plan is not plan:
+            raise IntegrityError(f"step {plan.step} is not the one that took off last")
+        keys = [sequence.key for sequence in flight.sequences]
+        return list(map(flight.sampling.get, keys)), list(map(flight.scoring.get, keys))
 
     def oldest(self, step: int) -> Flight:
         """The flight that is to land next. Raises IntegrityError unless it is that of `step`."""

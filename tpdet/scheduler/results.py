@@ -18,17 +18,22 @@ def check_results(flight: Flight, sampled: Mapping[RowKey, SampledToken], scores
 
     Results of a sequence that finished in flight may be there or not; they are not read.
     """
-    keys = {sequence.key for sequence in flight.sequences}
-    for key in (*sampled, *scores):
-        if key not in keys:
-            raise IntegrityError(f"a result for {key}, which is not in the step in flight")
+    for key in (sampled.keys() | scores.keys()) - flight.by_key.keys():
+        raise IntegrityError(f"a result for {key}, which is not in the step in flight")
+    for row, sequence in flight.rows:
+        if row.draws != (sequence.key in sampled) and not sequence.finished:
+            end = row.start + len(row.token_ids)
+            wanted = "wants a token" if row.draws else "wants no token"
+            raise IntegrityError(f"{sequence.key} at position {end} {wanted}")
+    if flight.scoring or scores:
+        _check_scores(flight, scores)
+
+
+def _check_scores(flight: Flight, scores: Scores) -> None:
     for row, sequence in flight.rows:
         if sequence.finished:
             continue
         end = row.start + len(row.token_ids)
-        if row.draws != (sequence.key in sampled):
-            wanted = "wants a token" if row.draws else "wants no token"
-            raise IntegrityError(f"{sequence.key} at position {end} {wanted}")
         scoring = flight.scoring.get(sequence.key)
         targets = () if scoring is None else scoring.target_ids
         found = tuple(score.token_id for score in scores.get(sequence.key, ()))
@@ -48,7 +53,8 @@ def take_results(
     before `min_tokens`: the sampler was told not to draw it.
     """
     end = row.start + len(row.token_ids)
-    sequence.prompt_scores.extend(scores.get(sequence.key, ()))
+    if scores:
+        sequence.prompt_scores.extend(scores.get(sequence.key, ()))
     request, choice = sequence.request, sequence.choice
     if not row.draws and (request.params.max_tokens or end < len(sequence.tokens)):
         return

@@ -86,6 +86,9 @@ class Roster:
         done = 0
         while done < len(self.running):
             sequence = self.running[done]
+            if not sequence.missing_pages:  # nearly always: look no further
+                done += 1
+                continue
             if self.ledger.fits(sequence):
                 self.ledger.grow(sequence)
                 done += 1
@@ -96,14 +99,19 @@ class Roster:
 
     def _share_budget(self) -> dict[RowKey, int]:
         takes: dict[RowKey, int] = {}
+        prompts: list[tuple[RowKey, int]] = []
         budget = self.max_num_batched_tokens
-        for decoding in (True, False):
-            for sequence in self.running:
-                if not (budget and sequence.remaining):
-                    continue
-                if (sequence.remaining == 1) is decoding:
-                    takes[sequence.key] = min(sequence.remaining, budget)
-                    budget -= takes[sequence.key]
+        for sequence in self.running:
+            remaining = sequence.remaining
+            if remaining > 1:
+                prompts.append((sequence.key, remaining))
+            elif remaining and budget:
+                takes[sequence.key] = 1
+                budget -= 1
+        for key, remaining in prompts:
+            if budget:
+                takes[key] = min(remaining, budget)
+                budget -= takes[key]
         return takes
 
     def _admit(self, takes: dict[RowKey, int]) -> None:

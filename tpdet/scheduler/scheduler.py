@@ -16,10 +16,11 @@ nobody passes the head of the waiting line; a request that could not fit alone i
 from collections.abc import Iterable, Mapping
 
 from tpdet.errors import IntegrityError, NumericalError
+from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.plan import PLAN_VERSION, Row, StepPlan
 from tpdet.request import Request, RequestFailed, TokenOutput
 from tpdet.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
-from tpdet.scheduler.in_flight import InFlight
+from tpdet.scheduler.in_flight import InFlight, Wanted
 from tpdet.scheduler.registry import Registry
 from tpdet.scheduler.results import Output, check_results, take_results
 from tpdet.scheduler.roster import Roster
@@ -151,6 +152,10 @@ class Scheduler:
         flight, sequence = self._in_flight.of(row)
         return None if sequence.finished else flight.scoring.get(sequence.key)
 
+    def wanted(self, plan: StepPlan) -> Wanted:
+        """`sampling_row` and `scoring_row` of every row of the plan that took off last."""
+        return self._in_flight.wanted(plan)
+
     def commit(
         self,
         step: int,
@@ -174,9 +179,11 @@ class Scheduler:
             self._totals.computed_tokens += len(row.token_ids)
             if not sequence.finished:
                 told = list(take_results(sequence, row, sampled, scores))
+                end = row.start + len(row.token_ids)
                 # Sound logits speak for every position before them; a row without any does not.
-                if row.logits and not any(isinstance(output, RequestFailed) for output in told):
-                    self.roster.ledger.share(sequence, row.start + len(row.token_ids))
+                sound = row.logits and not any(isinstance(it, RequestFailed) for it in told)
+                if sound and end // PAGE_TOKENS > sequence.offered:
+                    self.roster.ledger.share(sequence, end)
                 for output in told:
                     self._follow(sequence, output)
                 outputs += told

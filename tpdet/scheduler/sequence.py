@@ -1,5 +1,6 @@
 """A sequence: one choice of one request, with its tokens so far and the pages it holds."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -39,6 +40,18 @@ class Sequence:
     last_cached: CachedPage | None = None  # where its next page hangs in the prefix cache
     offered: int = 0  # pages that were read from the prefix cache or offered to it
     cached_tokens: int | None = None  # how many were read from it when it first got pages
+    choice: int = field(init=False)  # which of the request's `n` answers this is
+    prompt_length: int = field(init=False)  # of the original prompt; no preemption changes it
+    full_length: int = field(init=False)  # tokens when the last one is drawn; never, if none is
+    scores_prompt: bool = field(init=False)  # this choice scores the prompt: the first one does
+
+    def __post_init__(self) -> None:
+        # Read for every row of every step: a property each would be half of the host's work.
+        params = self.request.params
+        self.choice = self.key[1]
+        self.prompt_length = len(self.request.prompt_token_ids)
+        self.full_length = self.prompt_length + (params.max_tokens or sys.maxsize)
+        self.scores_prompt = self.choice == 0 and params.prompt_logprobs is not None
 
     @classmethod
     def of(cls, request: Request, admission: int, choice: int) -> "Sequence":
@@ -48,16 +61,6 @@ class Sequence:
         return cls(request, (admission, choice), owner, list(request.prompt_token_ids))
 
     @property
-    def choice(self) -> int:
-        """Which of the request's `n` answers this is."""
-        return self.key[1]
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens of the original prompt; a preemption does not change it."""
-        return len(self.request.prompt_token_ids)
-
-    @property
     def generated(self) -> int:
         """Tokens generated so far, the pending included."""
         return len(self.tokens) - self.prompt_length
@@ -65,9 +68,8 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Tokens that are still to be computed; 1 while decoding, 0 when the last one is drawn."""
-        if self.generated >= self.request.params.max_tokens > 0:
-            return 0
-        return len(self.tokens) - self.computed
+        known = len(self.tokens)
+        return known - self.computed if known < self.full_length else 0
 
     @property
     def independent(self) -> bool:
@@ -82,17 +84,12 @@ class Sequence:
     @property
     def missing_pages(self) -> int:
         """Pages still wanted so that every known token has a place."""
-        return pages_for(len(self.tokens)) - len(self.pages)
+        return -(-len(self.tokens) // PAGE_TOKENS) - len(self.pages)
 
     @property
     def progressed(self) -> bool:
         """Whether a token came of the pages it holds."""
         return len(self.tokens) > self.tokens_when_admitted
-
-    @property
-    def scores_prompt(self) -> bool:
-        """Whether this choice computes the prompt's log-probabilities: the first one does."""
-        return self.choice == 0 and self.request.params.prompt_logprobs is not None
 
     @property
     def reads_cache(self) -> bool:
@@ -105,20 +102,20 @@ class Sequence:
         drawn: which token of the step before is this or that sequence's.
         """
         start, end = self.computed, self.computed + count
-        held = pages_for(end)
+        held = -(-end // PAGE_TOKENS)
         token_ids = tuple(self.tokens[start:end])
         if token_ids[-1] == PENDING:
             token_ids = (*token_ids[:-1], -1 - drawn[self.key])
         return Row(
-            admission=self.key[0],
-            choice=self.choice,
-            version_id=self.version_id,
-            start=start,
-            token_ids=token_ids,
-            pages=self.pages[:held],
-            versions=self.versions[:held],
-            logits=end - self.first_logits(start, end),
-            draws=self.samples_at(end),
+            self.key[0],
+            self.choice,
+            self.version_id,
+            start,
+            token_ids,
+            self.pages[:held],
+            self.versions[:held],
+            end - self.first_logits(start, end),
+            self.samples_at(end),
         )
 
     def samples_at(self, end: int) -> bool:
@@ -155,9 +152,11 @@ class Sequence:
 
     def scoring_row(self, start: int, end: int) -> ScoringRow | None:
         """Which prompt tokens the row [start, end) scores; None if none."""
+        if not self.scores_prompt:
+            return None
         first, last = self.first_logits(start, end), min(end, self.prompt_length - 1)
         top = self.request.params.prompt_logprobs
-        if not self.scores_prompt or top is None or first >= last:
+        if top is None or first >= last:
             return None
         targets = self.request.prompt_token_ids[first + 1 : last + 1]
         return ScoringRow(self.key, self.request.request_id, first, targets, top)
@@ -170,8 +169,8 @@ class Sequence:
 
     def forbidden_ids(self, position: int) -> tuple[int, ...]:
         """Ids that may not be drawn for `position`, because `min_tokens` is not reached."""
-        early = position - self.prompt_length < self.request.params.min_tokens
-        return self.ending_ids() if early else ()
+        least = self.request.params.min_tokens
+        return self.ending_ids() if position - self.prompt_length < least else ()
 
     def finish_reason(self, position: int) -> str | None:
         """Why the generated token at `position` ends the sequence: "stop", "length", or None."""
@@ -180,8 +179,7 @@ class Sequence:
             return "stop"
         if token in request.eos_token_ids and not request.params.ignore_eos:
             return "stop"
-        generated = position + 1 - self.prompt_length
-        return "length" if generated >= request.params.max_tokens else None
+        return "length" if position + 1 >= self.full_length else None
 
     def prompt_output(self) -> PromptOutput:
         """The prompt's log-probabilities, complete; the first token has none."""
