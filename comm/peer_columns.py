@@ -14,9 +14,8 @@ import torch
 from tpdet.comm.columns import ColumnExchange
 from tpdet.comm.fold import GatherExchange
 from tpdet.comm.peer_exchange import PROGRAMS, PeerExchange
-from tpdet.comm.peer_memory import PeerMemory, open_peer_memory
+from tpdet.comm.peer_memory import PeerMemory, memory_for
 from tpdet.comm.world import World
-from tpdet.errors import UsageError
 from tpdet.kernels.order import FoldPlan
 
 PIECE_ROWS = 4096
@@ -120,13 +119,7 @@ def open_columns(
     widths: values of the widest row that is gathered, and of the residual stream's. Collective.
     Raises UsageError when "peer" cannot be had.
     """
-    if transport != "gather" and device.type == "cuda" and world.size > 1:
-        memory = open_peer_memory(world)
-        if memory is not None:
-            return PeerColumns(plan, memory, rows, widths, dtype)
-    if transport == "peer" and world.size > 1:
-        raise UsageError(
-            "transport peer needs every rank on one host, each with a GPU of its own that can "
-            "address the others': use --transport gather"
-        )
-    return GatherExchange(plan, world)
+    memory = memory_for(transport, world, device)
+    if memory is None:
+        return GatherExchange(plan, world)
+    return PeerColumns(plan, memory, rows, widths, dtype)

@@ -82,13 +82,13 @@ def gather_and_norm(
     WORD: tl.constexpr = x.dtype.element_ty
     PART: tl.constexpr = N // RANKS
     if PUSH:
-        at = tl.arange(0, PART_BLOCK)[None, :]
+        part = tl.arange(0, PART_BLOCK)[None, :]
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
-            word = disarmed(tl.load(x + row * PART + at, mask=at < PART, other=0))
+            sent = disarmed(tl.load(x + row * PART + part, mask=part < PART, other=0))
             for ahead in range(1, RANKS):
-                slots = words_of(table, (RANK + ahead) % RANKS, WORD)
+                peer = words_of(table, (RANK + ahead) % RANKS, WORD)
                 place = begin + (row * RANKS + RANK) * PART
-                tl.store(slots + (place + at), word, mask=at < PART)
+                tl.store(peer + (place + part), sent, mask=part < PART)
     if TAKE:
         advance(counter)
         slots = words_of(table, RANK, WORD)
