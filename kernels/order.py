@@ -67,8 +67,8 @@ class FoldPlan:
 class Contract:
     """Everything that fixes the bits for one checkpoint on one architecture.
 
-    device: "cpu" or "cuda"; dtype: of weights and activations, such as "bfloat16"; row_layers: one of
-    ROW_LAYERS. Without a fold neither leaves nor fold order reach a bit, so they are not named.
+    device: "cpu" or "cuda"; dtype: of weights and activations, such as "bfloat16"; row_layers: one
+    of ROW_LAYERS. Without a fold neither leaves nor fold order reach a bit: they are not named.
     """
 
     device: str
@@ -93,13 +93,12 @@ class Contract:
         fields = asdict(self)
         if self.row_layers == "fold":
             constants["fold"] = describe(fold_tree(self.fold_order, self.leaves))
-            without = ("row_layers",)  # the ids of folded contracts are older than this field
+            del fields["row_layers"]  # the ids of folded contracts are older than this field
         elif self.row_layers == "gather":
-            without = ("leaves", "fold_order")
+            del fields["leaves"], fields["fold_order"]
         else:
             raise ValueError(f"row layers {self.row_layers!r}: use one of {', '.join(ROW_LAYERS)}")
-        named = {name: value for name, value in fields.items() if name not in without}
-        body = json.dumps(named | constants, sort_keys=True, separators=(",", ":"))
+        body = json.dumps(fields | constants, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(body.encode()).hexdigest()
 
 

@@ -20,8 +20,8 @@ FLAGS = """
     --enforce-eager --fixed-batch --fold-order --gpu-memory-utilization --help --host --kv-pages
     --leaves --load-format --max-model-len --max-num-batched-tokens --max-num-seqs --max-queue
     --model --no-disable-log-stats --no-disable-uvicorn-access-log --no-enable-prefix-caching
-    --no-enforce-eager --no-skip-tokenizer-init --port --print-limits --revision --run-dir --seed
-    --served-model-name --skip-tokenizer-init --step-timeout --tokenizer --transport
+    --no-enforce-eager --no-skip-tokenizer-init --port --print-limits --revision --row-layers --run-dir
+    --seed --served-model-name --skip-tokenizer-init --step-timeout --tokenizer --transport
 """
 
 

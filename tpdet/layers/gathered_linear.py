@@ -44,7 +44,7 @@ class GatheredLinear:
 
     @staticmethod
     def extents(partition: Partition, shape: tuple[int, int]) -> tuple[int, int, int]:
-        """(1, N, K) of a rank's product of a layer with `shape` (outputs, inputs).
+        """(1, N, K) of a rank's product; shape: (outputs, inputs) of the layer.
 
         Raises UsageError for outputs that do not make a multiple of 16 a leaf: ranks hold whole
         leaves of them.

@@ -80,7 +80,7 @@ class RowLinear:
 
     @staticmethod
     def extents(partition: Partition, shape: tuple[int, int]) -> tuple[int, int, int]:
-        """(leaves, N, K of a leaf) of a rank's product of a layer with `shape` (outputs, inputs)."""
+        """(leaves, N, K of a leaf) of a rank's product; shape: (outputs, inputs) of the layer."""
         return len(partition.mine), shape[0], shape[1] // partition.leaves
 
     @staticmethod

@@ -22,7 +22,7 @@ class RowLayer(Protocol):
     def __call__(
         self, x_MK: torch.Tensor, rows: MicroBatch, norm_weight: torch.Tensor, eps: float
     ) -> Pending:
-        """This rank's columns x [M, K / ranks] -> the rows' residual stream with y added, normed."""
+        """This rank's columns x [M, K / ranks] -> the rows' stream with y added, and its norm."""
         ...
 
 
