@@ -13,7 +13,7 @@ may choose.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -47,8 +47,8 @@ class Done:
         return self.h, self.y
 
 
-class Exchange(Protocol):
-    """How row-parallel sums of all ranks become one residual stream and its norm.
+class RankExchange(Protocol):
+    """What every way of exchanging row layers' results offers beside them.
 
     After each step, once the GPU has done it, `check()` says whether a peer was lost in it: what
     waits on a GPU cannot raise, it gives up after `set_timeout` seconds and leaves garbage behind.
@@ -57,25 +57,9 @@ class Exchange(Protocol):
     memory: PeerMemory | None
     """Memory that all ranks can address, if there is such."""
 
-    def fold_and_norm(
-        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's sums [C, M, H], residual stream [M, H], weight [H] -> (h, y), both [M, H].
-
-        y is complete on every rank. Of h, as of `residual`, a rank needs and gets only the rows
-        that it adds itself; what it was given for the others is not read.
-        """
-        ...
-
     @property
     def aside(self) -> int:
         """Multiprocessors that a begun exchange takes from other work; 0: it cannot run aside."""
-        ...
-
-    def begin(
-        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> Pending:
-        """`fold_and_norm` beside what is launched next, until `result`; where that is possible."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -92,6 +76,27 @@ class Exchange(Protocol):
 
     def set_timeout(self, seconds: float) -> None:
         """Wait at most `seconds` for a peer from now on; alike on every rank."""
+        ...
+
+
+@runtime_checkable
+class Exchange(RankExchange, Protocol):
+    """How row-parallel sums of all ranks become one residual stream and its norm."""
+
+    def fold_and_norm(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's sums [C, M, H], residual stream [M, H], weight [H] -> (h, y), both [M, H].
+
+        y is complete on every rank. Of h, as of `residual`, a rank needs and gets only the rows
+        that it adds itself; what it was given for the others is not read.
+        """
+        ...
+
+    def begin(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> Pending:
+        """`fold_and_norm` beside what is launched next, until `result`; where that is possible."""
         ...
 
 
@@ -122,6 +127,19 @@ class GatherExchange:
     ) -> Pending:
         """`fold_and_norm`, at once."""
         return Done(*self.fold_and_norm(sums, residual, weight, eps))
+
+    def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
+        """Every rank's columns side by side; a single rank's are the whole."""
+        if self._world.size == 1:
+            return x
+        return self._world.all_gather(x).transpose(0, 1).reshape(len(x), -1)
+
+    def gather_and_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every rank adds and norms every row, once it has the columns."""
+        whole = PartialSums(self.gather_columns(x)[None], (0,))
+        return ops.fold_and_norm(whole, None, residual, weight, eps)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """The world's all-gather. Raises PeerLostError."""

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpdet.comm.fold import Exchange, GatherExchange, Pending
-from tpdet.comm.peer_memory import PeerMemory, open_peer_memory
+from tpdet.comm.peer_memory import PeerMemory, memory_for
 from tpdet.comm.world import World
-from tpdet.errors import PeerLostError, UsageError
+from tpdet.errors import PeerLostError
 from tpdet.kernels.order import FoldPlan, Slot
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -268,16 +268,10 @@ def open_exchange(
 
     rows: the most of a step. Collective. Raises UsageError when "peer" cannot be had.
     """
-    if transport != "gather" and device.type == "cuda" and world.size > 1:
-        memory = open_peer_memory(world)
-        if memory is not None and not isinstance(plan.final, Slot):
-            return PeerExchange(plan, memory, rows, hidden, dtype)
-    if transport == "peer" and world.size > 1:
-        raise UsageError(
-            "transport peer needs every rank on one host, each with a GPU of its own that can "
-            "address the others': use --transport gather"
-        )
-    return GatherExchange(plan, world)
+    memory = memory_for(transport, world, device)
+    if memory is None or isinstance(plan.final, Slot):
+        return GatherExchange(plan, world)
+    return PeerExchange(plan, memory, rows, hidden, dtype)
 
 
 def _by_ranks(table: dict[int, int], ranks: int) -> int:

@@ -91,6 +91,22 @@ def open_peer_memory(world: World) -> PeerMemory | None:
     return PeerMemory(world, device)
 
 
+def memory_for(transport: str, world: World, device: torch.device) -> PeerMemory | None:
+    """Peer memory for a transport: "peer" must have it, "auto" takes it if it can, "gather" never.
+
+    Collective. Raises UsageError when "peer" cannot be had; a single rank needs none.
+    """
+    memory = None
+    if transport != "gather" and device.type == "cuda" and world.size > 1:
+        memory = open_peer_memory(world)
+    if memory is None and transport == "peer" and world.size > 1:
+        raise UsageError(
+            "transport peer needs every rank on one host, each with a GPU of its own that can "
+            "address the others': use --transport gather"
+        )
+    return memory
+
+
 def _reachable(world: World) -> tuple[bool, torch.device | None]:
     """Whether this rank's GPU is its own and has access to all others; all say something."""
     usable = (

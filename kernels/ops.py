@@ -58,6 +58,7 @@ def fold_and_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sums [C, M, H] of one root, bias [H], residual [M, H], weight [H] -> h, y [M, H].
 
+    A total that is one rounded product may stand in the model's dtype; it is added in fp32.
     t = fold; h = round((t + bias) + residual); y = `rms_norm` of h.
     """
     return _on(residual, "norm").fold_and_norm(sums, bias, residual, weight, eps)

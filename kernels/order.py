@@ -22,6 +22,7 @@ TOP_P_BITS = 30
 DEFAULT_LEAVES = 8
 FOLD_ORDERS = ("sequential", "pairs", "tree")
 DEFAULT_FOLD_ORDER = "pairs"
+ROW_LAYERS = ("fold", "gather")
 
 # SHA-256 of the vectors in kernels/golden.py; a change of either is a new contract.
 GOLDEN_SHA256 = "11b211c97a7b23c653639f1b62407a02f539e0d04670582777492552133e107d"
@@ -66,7 +67,8 @@ class FoldPlan:
 class Contract:
     """Everything that fixes the bits for one checkpoint on one architecture.
 
-    device: "cpu" or "cuda"; dtype: of weights and activations, such as "bfloat16".
+    device: "cpu" or "cuda"; dtype: of weights and activations, such as "bfloat16"; row_layers: one
+    of ROW_LAYERS. Without a fold neither leaves nor fold order reach a bit: they are not named.
     """
 
     device: str
@@ -74,6 +76,7 @@ class Contract:
     leaves: int
     fold_order: str
     numerics: int = NUMERICS_VERSION
+    row_layers: str = "fold"
 
     @property
     def identifier(self) -> str:
@@ -85,10 +88,17 @@ class Contract:
             "masked": MASKED,
             "mass_bits": MASS_BITS,
             "top_p_bits": TOP_P_BITS,
-            "fold": describe(fold_tree(self.fold_order, self.leaves)),
             "golden": GOLDEN_SHA256,
         }
-        body = json.dumps(asdict(self) | constants, sort_keys=True, separators=(",", ":"))
+        fields = asdict(self)
+        if self.row_layers == "fold":
+            constants["fold"] = describe(fold_tree(self.fold_order, self.leaves))
+            del fields["row_layers"]  # the ids of folded contracts are older than this field
+        elif self.row_layers == "gather":
+            del fields["leaves"], fields["fold_order"]
+        else:
+            raise ValueError(f"row layers {self.row_layers!r}: use one of {', '.join(ROW_LAYERS)}")
+        body = json.dumps(fields | constants, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(body.encode()).hexdigest()
 
 

@@ -1,7 +1,10 @@
-"""Writes the README's tables from docs/results/: `python scripts/readme_tables.py [--check]`.
+"""Writes the tables of README.md and docs/numerics.md from docs/results/.
+
+    python scripts/readme_tables.py [--check]
 
 Each table is made of one run and names its command and machine; a figure that a newer run of the
-same file measured again is left out. Files of many rows are summarised by case.
+same file measured again is left out. Files of many rows are summarised by case. The page of the
+arithmetic gets the fold orders end to end.
 """
 
 import json
@@ -12,11 +15,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for a checkout that is not installed
 
+from tpdet.bench.fold_table import fold_table  # noqa: E402
 from tpdet.bench.results import newest_rows  # noqa: E402
 
 SUMMARISED = ("gemm", "attention", "allreduce", "sampler")
 NOT_SHOWN = ("kernels.h200.json", "bits.h200.json")  # many rows: the README links to them
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+FOLDS = "latency.h200.json"
 
 
 def stamp(run: dict) -> str:
@@ -100,17 +104,29 @@ def render() -> str:
     return "\n".join(lines).strip()
 
 
-def main() -> int:
-    """Rewrite the README's results; with --check only say whether they are true."""
-    path = ROOT / "README.md"
+def replaced(path: Path, name: str, content: str) -> bool:
+    """Put `content` between a page's marks of `name`; whether it stood there already.
+
+    With --check nothing is written.
+    """
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     text = path.read_text()
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END)[1]
-    wanted = f"{head}{BEGIN}\n\n{render()}\n\n{END}{tail}"
-    if "--check" in sys.argv:
-        return 0 if wanted == text else 1
-    path.write_text(wanted)
-    return 0
+    head, rest = text.split(begin)
+    tail = rest.split(end)[1]
+    wanted = f"{head}{begin}\n\n{content}\n\n{end}{tail}"
+    if wanted != text and "--check" not in sys.argv:
+        path.write_text(wanted)
+    return wanted == text
+
+
+def main() -> int:
+    """Rewrite the tables; with --check only say whether they are true."""
+    folds = "\n".join(fold_table(ROOT / "docs" / "results" / FOLDS))
+    pages = [
+        replaced(ROOT / "README.md", "results", render()),
+        replaced(ROOT / "docs" / "numerics.md", "folds", folds),
+    ]
+    return 0 if all(pages) or "--check" not in sys.argv else 1
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from tpdet.bench import run
 from tpdet.bench.arguments import BENCHMARKS, complete
 from tpdet.bench.floor import RATES, decode_work, exchange_seconds, mixed_work, prefill_work
-from tpdet.bench.latency import decode_tokens, time_latency
+from tpdet.bench.latency import decode_tokens, engine_row, time_latency
 from tpdet.bench.load import lengths, prompt
 from tpdet.bench.record import BenchRow, finish
 from tpdet.bench.results import newest_rows
@@ -75,6 +75,17 @@ def test_latency_times_every_batch_at_every_context(tiny_model):
         ("decode", 3, 40, "ms"), ("prefill", 2, 20, "tokens/s"), ("prefill", 2, 30, "tokens/s"),
     ]  # fmt: skip
     assert all(row.value > 0 for row in rows)
+
+
+def test_rows_name_their_row_layers(tiny_model):
+    settings = {"model": str(tiny_model()), "device": "cpu", "kv_pages": 8}
+    for told, mode in (
+        ({"fold_order": "tree"}, "tree"),
+        ({"row_layers": "gather"}, "gather"),
+        ({"row_layers": "gather", "transport": "gather"}, "gather, gather"),
+    ):
+        made = Engine(EngineConfig.from_values(**settings, **told), SoloWorld())
+        assert engine_row(made, case="x", value=1.0, unit="ms").mode == mode
 
 
 def test_what_the_cache_cannot_hold_is_left_out_and_said(tiny_model):

@@ -15,6 +15,7 @@ from tpdet.errors import UsageError
 from tpdet.kernels.cuda import admission, gemm, library_gemm, shape_table
 from tpdet.kernels.cuda.gemm_variants import Variant
 from tpdet.kernels.cuda.shape_table import Choice, Product, parse_table
+from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import ColumnLinear, RowLinear
 from tpdet.layers.partition import make_partition
 from tpdet.layers.product_shapes import rank_products
@@ -26,7 +27,7 @@ from tpdet.tune import precompile
 from tpdet.tune import product as product_module
 from tpdet.tune.product import ProductTuner, Row, Tuned
 from tpdet.tune.run import buckets_of, geometric_mean, groups, leaf_jobs, tune_products
-from tpdet.tune.shapes import tuned_products, tuned_row_products
+from tpdet.tune.shapes import tuned_gathered_products, tuned_products, tuned_row_products
 from tpdet.tune.table_file import write_table
 from tpdet.weights.source import open_weights
 
@@ -74,28 +75,36 @@ def test_a_kernel_that_roots_share_is_compiled_once():
     assert all(choice.cut == 1 for _, choice in leaf_jobs(found, 64, 0))  # without descriptors
 
 
+def test_gathered_row_layers_add_their_columns():
+    found = tuned_gathered_products(["qwen3-8b"], (1, 4))
+    assert [(p.n, p.k) for p in found] == [(1024, 4096), (1024, 12288), (4096, 4096), (4096, 12288)]
+    assert {p.kind for p in found} == {"column"}
+    assert not {*found} & {*tuned_products(["qwen3-8b"], (1, 4))}
+
+
 def layers_of(module):
     """Every linear layer and table below a model."""
     found = []
     for value in vars(module).values():
         for part in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(part, ColumnLinear | RowLinear | VocabularyTable):
+            if isinstance(part, ColumnLinear | RowLinear | GatheredLinear | VocabularyTable):
                 found.append(part)
             elif type(part).__module__.startswith(("tpdet.models", "tpdet.layers")):
                 found += layers_of(part)
     return found
 
 
-def test_products_are_those_of_the_model_that_is_built(tmp_path):
+@pytest.mark.parametrize("row_layers", ["fold", "gather"])
+def test_products_are_those_of_the_model_that_is_built(tmp_path, row_layers):
     directory = tmp_path / "model"
     make_model(directory, like="qwen3", hidden=128, layers=1, heads=4, head_dim=64, vocab=1040,
                intermediate=384)  # fmt: skip
     config = load_model_config(directory)
-    partition = make_partition(config, SoloWorld(), "pairs", None)
+    partition = make_partition(config, SoloWorld(), "pairs", None, row_layers)
     source = open_weights(directory, config, "auto", 0, True, torch.device("cpu"))
     built = set()
     for layer in layers_of(Decoder(source, partition, 64)):
-        if isinstance(layer, ColumnLinear):
+        if isinstance(layer, ColumnLinear | GatheredLinear):
             built.add(Product("column", *layer.weight.shape))
         elif isinstance(layer, RowLinear):
             leaves, n, k = layer.weight_LNK.shape

@@ -75,7 +75,7 @@ def test_a_model_that_cannot_be_loaded_ends_with_its_reason():
 
 def trace(digests, tokens=(1, 2)):
     return Trace(
-        dtype="float32", fold_order="pairs", circumstance="alone", tokens={"p": tokens},
+        dtype="float32", mode="pairs", circumstance="alone", tokens={"p": tokens},
         logprob_bits={"p": ("00000000",) * len(tokens)}, logits={"p": digests}, values="none",
         steps=1,
     )  # fmt: skip

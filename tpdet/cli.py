@@ -73,6 +73,7 @@ def _add_generate(commands: argparse._SubParsersAction) -> None:
     command.add_argument("-n", type=int, default=1, help="choices of each prompt")
     command.add_argument("--dtype", default="auto")
     command.add_argument("--fold-order", default="pairs")
+    command.add_argument("--row-layers", default="fold", choices=["fold", "gather"])
     command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     command.add_argument("--json", action="store_true", help="one JSON object a prompt")
     command.set_defaults(run=_generate)
@@ -96,6 +97,7 @@ def _generate(options: argparse.Namespace) -> int:
         options.model,
         dtype=options.dtype,
         fold_order=options.fold_order,
+        row_layers=options.row_layers,
         device=options.device,
     )
     for output in llm.generate(options.prompt, params):
@@ -118,6 +120,7 @@ def _add_verify(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--tp", default="1,2,4,8", help="tensor-parallel sizes")
     command.add_argument("--dtype", default="float32,bfloat16")
     command.add_argument("--fold-order", default="sequential,pairs,tree")
+    command.add_argument("--row-layers", default="fold", help="fold, gather, or both: fold,gather")
     command.add_argument("--batch", default="1,4,16,64", help="requests in flight together")
     command.add_argument("--budget", default="16,100", help="tokens in a step (chunked prefill)")
     command.add_argument("--prompt-lengths", default="5,300,37", help="of the probes, in tokens")
@@ -143,13 +146,14 @@ def _add_verify(commands: argparse._SubParsersAction) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     from tpdet.verify.relations import parse_relations
-    from tpdet.verify.run import parse_sizes, verify_all
+    from tpdet.verify.run import parse_row_layers, parse_sizes, verify_all
     from tpdet.verify.spec import VerifySpec
 
     spec = VerifySpec(
         model="",
         dtypes=tuple(options.dtype.split(",")),
         fold_orders=tuple(options.fold_order.split(",")),
+        row_layers=parse_row_layers(options.row_layers, options.control),
         batches=parse_sizes(options.batch),
         budgets=parse_sizes(options.budget),
         prompt_lengths=parse_sizes(options.prompt_lengths),
@@ -181,6 +185,11 @@ def _add_tune(commands: argparse._SubParsersAction) -> None:
         "--model-shape", default="qwen3-8b,llama-3-70b", help="names of well-known models"
     )
     command.add_argument("--tp", default="1,2,4", help="tensor-parallel sizes")
+    command.add_argument(
+        "--row-layers",
+        default="fold",
+        help="gather: only what it takes in addition; or both: fold,gather",
+    )
     command.add_argument("--max-rows", type=int, default=8192, help="rows in a step, at most")
     command.add_argument("--repeats", type=int, default=10, help="replays of each finalist")
     command.add_argument("--output", type=Path, help="table to write; the package's own if none")

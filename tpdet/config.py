@@ -34,6 +34,11 @@ class EngineConfig(BaseModel):
     fold_order: Literal["sequential", "pairs", "tree"] = Field(
         "pairs", description="order in which leaf sums are added; part of the contract id"
     )
+    row_layers: Literal["fold", "gather"] = Field(
+        "fold",
+        description="fold: leaf sums of attention output and down products are added over ranks; "
+        "gather: ranks exchange their columns and add nothing; part of the contract id",
+    )
     leaves: int | None = Field(
         None, ge=1, le=64, description="largest number of leaves (a power of two); 8 by default"
     )

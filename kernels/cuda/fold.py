@@ -23,7 +23,7 @@ def folded_operands(
     operands, elements, at, here,
     COUNT: tl.constexpr, WHERE: tl.constexpr, PROGRAM: tl.constexpr,
 ):  # fmt: skip
-    """The one root of a program, at offsets `at` (int64, any shape) where `here`."""
+    """The one root of a program, at offsets `at` (int64, any shape) where `here`, in fp32."""
     s0 = tl.zeros(at.shape, tl.float32)
     s1 = s0
     s2 = s0
@@ -37,7 +37,7 @@ def folded_operands(
         s2 = s1
         s1 = s0
         base = operands + ((WHERE >> (8 * i)) & 255) * elements.to(tl.int64)
-        s0 = tl.load(base + at, mask=here, other=0.0)
+        s0 = tl.load(base + at, mask=here, other=0.0).to(tl.float32)
         for _ in tl.static_range((PROGRAM >> (8 * i)) & 15):
             s0 = s1 + s0
             s1 = s2

@@ -60,6 +60,7 @@ def _engine(command: argparse.ArgumentParser) -> None:
     command.add_argument("--tp", default="1", help="tensor-parallel sizes")
     command.add_argument("--budget", type=int, default=2048, help="tokens in a step, at most")
     command.add_argument("--fold-order", default="pairs")
+    command.add_argument("--row-layers", default="fold", choices=["fold", "gather"])
     command.add_argument("--transport", default="auto", choices=["auto", "gather", "peer"])
     command.add_argument("--dtype", default="auto")
     command.add_argument("--load-format", default="auto", choices=["auto", "dummy"])

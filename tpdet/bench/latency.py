@@ -98,7 +98,8 @@ def _prefill(engine: Engine, cases: LatencyCases, length: int) -> BenchRow:
 
 def engine_row(engine: Engine, **fields: object) -> BenchRow:
     """A row about this engine; a transport that was asked for is part of its mode."""
-    mode, transport = engine.config.fold_order, engine.config.transport
+    config, transport = engine.config, engine.config.transport
+    mode = config.fold_order if config.row_layers == "fold" else config.row_layers
     return BenchRow(
         model=Path(engine.config.model).name,
         dtype=engine.model_config.dtype,

@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> int:
         dtype=spec.dtype,
         device=spec.device,
         fold_order=spec.fold_order,
+        row_layers=spec.row_layers,
         transport=spec.transport,
         load_format=spec.load_format,
         step_timeout=spec.step_timeout,

@@ -137,6 +137,7 @@ def _engine_spec(
         load_format=options.load_format,
         device=options.device,
         fold_order=options.fold_order,
+        row_layers=options.row_layers,
         transport=options.transport,
         budget=options.budget,
         latency=latency,

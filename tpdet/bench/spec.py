@@ -37,6 +37,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     fold_order: str
     transport: str
     budget: int
+    row_layers: str = "fold"
     latency: LatencyCases | None = None
     mixed: MixedCase | None = None
     step_timeout: float = 600.0

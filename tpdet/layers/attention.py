@@ -5,9 +5,10 @@ import torch
 from tpdet.cache.kv import LayerPages
 from tpdet.comm.fold import Pending
 from tpdet.kernels import ops
-from tpdet.layers.linear import ColumnLinear, RowLinear
+from tpdet.layers.linear import ColumnLinear
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
+from tpdet.layers.row_layers import row_linear
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.source import WeightSource
 
@@ -28,7 +29,7 @@ class Attention:
         parts = [(f"{name}.q_proj", query, partition.by_leaf(query, dim=0))]
         parts += [(f"{name}.{p}_proj", key, partition.by_key_head()) for p in ("k", "v")]
         self._qkv = ColumnLinear(source, parts, config.hidden_size, config.attention_bias)
-        self._output = RowLinear(source, partition, f"{name}.o_proj", (config.hidden_size, query))
+        self._output = row_linear(source, partition, f"{name}.o_proj", (config.hidden_size, query))
         self._query_norm = self._key_norm = None
         if config.qk_norm:
             whole = Pieces.whole()

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tpdet.comm.fold import Done, Pending
+from tpdet.comm.fold import Done, Exchange, Pending, RankExchange
+from tpdet.comm.peer_exchange import open_exchange
 from tpdet.kernels import ops
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.micro_batch import MicroBatch
@@ -47,9 +48,14 @@ class RowLinear:
     The sum goes on to the residual stream and the norm that follows, so the layer takes both.
     """
 
+    kind = "row"
+
     def __init__(
         self, source: WeightSource, partition: Partition, name: str, shape: tuple[int, int]
     ) -> None:
+        exchange = partition.exchange
+        if not isinstance(exchange, Exchange):
+            raise TypeError(f"{type(exchange).__name__} folds no sums: open one that does")
         pieces = partition.by_leaf(shape[1], dim=1)
         weight_NK = source.read(f"{name}.weight", shape, pieces)
         leaves = len(pieces.mine)
@@ -58,7 +64,7 @@ class RowLinear:
         self._roots = relative_roots(
             partition.plan.roots[partition.world.rank], partition.mine.start
         )
-        self._exchange = partition.exchange
+        self._exchange = exchange
 
     def __call__(
         self, x_MK: torch.Tensor, rows: MicroBatch, norm_weight: torch.Tensor, eps: float
@@ -71,3 +77,16 @@ class RowLinear:
         if rows.aside:
             return self._exchange.begin(sums, rows.hidden_MH, norm_weight, eps)
         return Done(*self._exchange.fold_and_norm(sums, rows.hidden_MH, norm_weight, eps))
+
+    @staticmethod
+    def extents(partition: Partition, shape: tuple[int, int]) -> tuple[int, int, int]:
+        """(leaves, N, K of a leaf) of a rank's product; shape: (outputs, inputs) of the layer."""
+        return len(partition.mine), shape[0], shape[1] // partition.leaves
+
+    @staticmethod
+    def open_exchange(
+        transport: str, partition: Partition, rows: int, dtype: torch.dtype, device: torch.device
+    ) -> RankExchange:
+        """The exchange of sums for steps of up to `rows` rows; see `open_exchange`."""
+        hidden, world = partition.config.hidden_size, partition.world
+        return open_exchange(transport, partition.plan, world, rows, hidden, dtype, device)

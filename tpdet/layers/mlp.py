@@ -4,21 +4,22 @@ import torch
 
 from tpdet.comm.fold import Pending
 from tpdet.kernels import ops
-from tpdet.layers.linear import ColumnLinear, RowLinear
+from tpdet.layers.linear import ColumnLinear
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
+from tpdet.layers.row_layers import row_linear
 from tpdet.weights.source import WeightSource
 
 
 class GatedMlp:
-    """down(silu(gate(x)) * up(x)), its last product folded in fp32 and added to the stream."""
+    """down(silu(gate(x)) * up(x)), its last product made whole over ranks, added to the stream."""
 
     def __init__(self, source: WeightSource, partition: Partition, name: str) -> None:
         hidden, width = partition.config.hidden_size, partition.config.intermediate_size
         cut = partition.by_leaf(width, dim=0)
         parts = [(f"{name}.gate_proj", width, cut), (f"{name}.up_proj", width, cut)]
         self._gate_up = ColumnLinear(source, parts, hidden, bias=False)
-        self._down = RowLinear(source, partition, f"{name}.down_proj", (hidden, width))
+        self._down = row_linear(source, partition, f"{name}.down_proj", (hidden, width))
 
     def __call__(self, rows: MicroBatch, norm_weight: torch.Tensor, eps: float) -> Pending:
         """The rows' x and residual stream -> the stream with the block's result, and its norm."""

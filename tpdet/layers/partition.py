@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from tpdet.comm.fold import Exchange, GatherExchange
+from tpdet.comm.fold import GatherExchange, RankExchange
 from tpdet.comm.world import World
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, FoldPlan, fold_plan, leaf_count
@@ -14,14 +14,18 @@ _VOCABULARY_GROUP = 16
 
 @dataclass(frozen=True)
 class Partition:
-    """A rank's share of a model: `leaves` in all, `mine` of them here, and the fold's plan."""
+    """A rank's share of a model: `leaves` in all, `mine` of them here, and the fold's plan.
+
+    `row_layers` names how its row layers are cut: see tpdet.layers.row_layers.
+    """
 
     config: ModelConfig
     world: World
     plan: FoldPlan
-    exchange: Exchange
+    exchange: RankExchange
+    row_layers: str = "fold"
 
-    def over(self, exchange: Exchange) -> "Partition":
+    def over(self, exchange: RankExchange) -> "Partition":
         """The same cut with another exchange, made for this plan and world."""
         return replace(self, exchange=exchange)
 
@@ -85,7 +89,11 @@ def model_leaves(config: ModelConfig, limit: int | None) -> int:
 
 
 def make_partition(
-    config: ModelConfig, world: World, fold_order: str, limit: int | None
+    config: ModelConfig,
+    world: World,
+    fold_order: str,
+    limit: int | None,
+    row_layers: str = "fold",
 ) -> Partition:
     """Cut `config` over `world`. Raises UsageError naming the tensor-parallel sizes that fit."""
     leaves = model_leaves(config, limit)
@@ -97,7 +105,7 @@ def make_partition(
             f"heads, {config.num_kv_heads} key heads and {leaves} leaves: use one of {sizes}"
         )
     plan = fold_plan(fold_order, leaves, world.size)
-    return Partition(config, world, plan, GatherExchange(plan, world))
+    return Partition(config, world, plan, GatherExchange(plan, world), row_layers)
 
 
 def _heads_fit(config: ModelConfig, ranks: int) -> bool:

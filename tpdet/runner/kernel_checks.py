@@ -10,23 +10,28 @@ from tpdet.kernels.cpu.admission import check_bit_classes
 from tpdet.kernels.golden import golden_digest
 from tpdet.kernels.order import GOLDEN_SHA256
 from tpdet.layers.partition import Partition
+from tpdet.layers.row_layers import row_rule
 from tpdet.model_config import ModelConfig
 
 _log = logging.getLogger("tpdet.engine")
 
 
 def check_kernels(config: ModelConfig, partition: Partition, device: str) -> None:
-    """Golden vectors and bit classes of this machine. Raises DisagreementError or TpdetError."""
+    """Golden vectors and bit classes of this machine. Raises DisagreementError or TpdetError.
+
+    Raises UsageError for row layers that cannot be cut as asked.
+    """
     found = golden_digest()
     if found != GOLDEN_SHA256:
         raise DisagreementError(
             f"golden vectors have digest {found[:16]}, the contract's is {GOLDEN_SHA256[:16]}: "
             "this build of torch breaks the arithmetic contract"
         )
+    hidden, extents = config.hidden_size, row_rule(partition).extents
+    inputs = config.num_heads * config.head_dim, config.intermediate_size
+    reduced = [hidden, *(extents(partition, (hidden, width))[2] for width in inputs)]
     if device != "cpu":
         return
-    row_widths = [config.num_heads * config.head_dim, config.intermediate_size]
-    reduced = [config.hidden_size, *(width // partition.leaves for width in row_widths)]
     try:
         check_bit_classes(reduced, config.head_dim)
     except RuntimeError as error:

@@ -12,7 +12,6 @@ from tpdet.cache.kv import KeyValuePages, allocate_pages
 from tpdet.cache.versions import VersionTable, first_difference
 from tpdet.comm.agreement import agree, collect_facts
 from tpdet.comm.device import current_device, ranks_per_gpu, resolve_device
-from tpdet.comm.peer_exchange import open_exchange
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.errors import IntegrityError, PeerLostError, UsageError
@@ -22,6 +21,7 @@ from tpdet.kernels.known_answers import known_answers
 from tpdet.kernels.order import Contract
 from tpdet.kernels.shard import Shard
 from tpdet.layers.partition import make_partition
+from tpdet.layers.row_layers import row_rule
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.models.decoder import Decoder
 from tpdet.models.halves import micro_batches
@@ -61,9 +61,15 @@ class Runner:
         directory = resolve_model(config.model, config.revision)
         self.model_config = load_model_config(directory, config.dtype)
         self.max_model_len = _context(config, self.model_config)
-        partition = make_partition(self.model_config, world, config.fold_order, config.leaves)
+        partition = make_partition(
+            self.model_config, world, config.fold_order, config.leaves, config.row_layers
+        )
         self.contract = Contract(
-            kind, self.model_config.dtype, partition.leaves, config.fold_order
+            kind,
+            self.model_config.dtype,
+            partition.leaves,
+            config.fold_order,
+            row_layers=config.row_layers,
         ).identifier
         if kind == "cpu":
             threads.configure(threads_per_rank())
@@ -74,12 +80,10 @@ class Runner:
         agree(world, collect_facts(settings, kind) | facts)
         world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
         partition = partition.over(
-            open_exchange(
+            row_rule(partition).open_exchange(
                 config.transport,
-                partition.plan,
-                world,
+                partition,
                 max(config.max_num_batched_tokens, config.max_num_seqs),
-                self.model_config.hidden_size,
                 self._dtype,
                 self.device,
             )

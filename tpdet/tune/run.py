@@ -15,8 +15,8 @@ import torch
 from tpdet.comm.device import driver_version
 from tpdet.errors import UsageError
 from tpdet.kernels.cuda.shape_table import BUCKETS, Product, parse_table, read_roots, table_path
-from tpdet.tune.shapes import tuned_products, tuned_row_products
-from tpdet.verify.run import parse_sizes
+from tpdet.tune.shapes import tuned_gathered_products, tuned_products, tuned_row_products
+from tpdet.verify.run import parse_row_layers, parse_sizes
 
 if TYPE_CHECKING:
     from tpdet.tune.product import Tuned
@@ -33,7 +33,12 @@ def tune_command(options: argparse.Namespace) -> int:
             "will serve (the CPU path has no shape table)"
         )
     shapes = options.model_shape.split(","), parse_sizes(options.tp)
-    products = tuned_products(*shapes) + tuned_row_products(*shapes)
+    rules = parse_row_layers(options.row_layers)
+    products: tuple[Product, ...] = ()
+    if "fold" in rules:
+        products += tuned_products(*shapes) + tuned_row_products(*shapes)
+    if "gather" in rules:
+        products += tuple(p for p in tuned_gathered_products(*shapes) if p not in products)
     device = torch.device("cuda", torch.cuda.current_device())
     path: Path = options.output or table_path(torch.cuda.get_device_name(device))
     tune_products(products, options.max_rows, options.repeats, device, path)

@@ -9,7 +9,7 @@ from typing import cast
 
 from tpdet.comm.world import World
 from tpdet.kernels.cuda.shape_table import Product
-from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS, ROW_LAYERS
 from tpdet.layers.partition import make_partition
 from tpdet.layers.product_shapes import rank_products
 from tpdet.model_config import load_model_config
@@ -45,14 +45,30 @@ def tuned_row_products(
     return _products(names, places, orders, ("row",))
 
 
+def tuned_gathered_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product, ...]:
+    """What gathered row layers multiply in addition to `tuned_products`, without repeats.
+
+    Raises UsageError as `tuned_products`.
+    """
+    models, places = tuple(names), [_Place(size) for size in ranks]
+    known, gathered = (
+        _products(models, places, (DEFAULT_FOLD_ORDER,), ("column",), rule) for rule in ROW_LAYERS
+    )
+    return tuple(product for product in gathered if product not in known)
+
+
 def _products(
-    names: Iterable[str], places: Iterable[_Place], orders: Iterable[str], kinds: tuple[str, ...]
+    names: Iterable[str],
+    places: Iterable[_Place],
+    orders: Iterable[str],
+    kinds: tuple[str, ...],
+    row_layers: str = "fold",
 ) -> tuple[Product, ...]:
     found: set[Product] = set()
     for name in names:
         with tempfile.TemporaryDirectory(prefix="tpdet-tune-") as folder:
             config = load_model_config(write_shape(Path(folder) / "model", name))
         for place, order in product(places, orders):
-            partition = make_partition(config, cast(World, place), order, None)
+            partition = make_partition(config, cast(World, place), order, None, row_layers)
             found |= {p for p in rank_products(partition) if p.kind in kinds}
     return tuple(sorted(found))

@@ -15,7 +15,7 @@ class Relation:
     """One circumstance at one tensor-parallel size, against its dtype and order's reference."""
 
     dtype: str
-    fold_order: str
+    mode: str
     circumstance: str
     tp: int
     equal: bool
@@ -31,15 +31,15 @@ def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:
     first = reports[0]
     references: dict[tuple[str, str], Trace] = {}
     for trace in first.traces:
-        references.setdefault((trace.dtype, trace.fold_order), trace)
+        references.setdefault((trace.dtype, trace.mode), trace)
     for report in reports:
         for trace in report.traces:
-            reference = references[trace.dtype, trace.fold_order]
+            reference = references[trace.dtype, trace.mode]
             difference = next(_differences(reference, trace, report.vocab_size, folder), None)
             relations.append(
                 Relation(
                     dtype=trace.dtype,
-                    fold_order=trace.fold_order,
+                    mode=trace.mode,
                     circumstance=trace.circumstance,
                     tp=report.tp,
                     equal=difference is None,

@@ -29,7 +29,7 @@ from tpdet.verify.control import switch_in_stock_arithmetic
 from tpdet.verify.logits_log import LogitsLog
 from tpdet.verify.machine import machine
 from tpdet.verify.relations import CACHE, EAGER, FRESH, GATHER, order_of_processes
-from tpdet.verify.spec import Trace, VerifySpec, WorldReport
+from tpdet.verify.spec import Trace, VerifySpec, WorldReport, mode_settings
 
 _SPARE_PAGES = 8
 
@@ -48,9 +48,9 @@ def main(arguments: list[str]) -> int:
         for load in _loads(spec, graphs, world.size):
             config = _config(spec, dtype, load, graphs)
             runner = Runner(config, world)
-            fingerprints[f"{dtype} {load.fold_order}"] = runner.system_fingerprint
+            fingerprints[f"{dtype} {load.mode}"] = runner.system_fingerprint
             vocab_size = runner.model_config.vocab_size
-            traces += _run_all(spec, load.circumstances, config, runner, world, folder)
+            traces += _run_all(spec, load, config, runner, world, folder)
             runner.close()
     if world.rank == 0:
         report = WorldReport(
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
 class _Load:
     """What runs on one loaded model; `eager`: without CUDA graphs; `gather`: not by peer memory."""
 
-    fold_order: str
+    mode: str
     circumstances: list[Circumstance]
     eager: bool = False
     gather: bool = False
@@ -82,8 +82,8 @@ def _loads(spec: VerifySpec, graphs: bool, ranks: int) -> list[_Load]:
     Where ranks share a GPU there is no peer memory either.
     """
     if spec.part == "steps":
-        return [_Load(order, circumstances(spec)) for order in spec.fold_orders]
-    order = order_of_processes(spec.fold_orders)
+        return [_Load(order, circumstances(spec)) for order in spec.modes]
+    order = order_of_processes(spec.modes)
     if spec.part == "cache":
         return [_Load(order, [in_other_processes(CACHE)])]
     found = []
@@ -100,7 +100,7 @@ def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineCo
     longest = max(*spec.prompt_lengths, NEIGHBOUR_TOKENS) + spec.tokens
     context = -(-longest // PAGE_TOKENS) * PAGE_TOKENS
     return EngineConfig.from_values(
-        model=spec.model, dtype=dtype, fold_order=load.fold_order, device=spec.device,
+        model=spec.model, dtype=dtype, device=spec.device, **mode_settings(load.mode),
         load_format=spec.load_format, step_timeout=spec.step_timeout, kv_pages=_pages(spec),
         max_model_len=context, max_num_seqs=max(*spec.batches, len(spec.prompt_lengths)),
         enforce_eager=load.eager or not graphs,
@@ -120,7 +120,7 @@ def _pages(spec: VerifySpec) -> int:
 
 def _run_all(
     spec: VerifySpec,
-    ways: list[Circumstance],
+    load: _Load,
     config: EngineConfig,
     runner: Runner,
     world: World,
@@ -129,7 +129,7 @@ def _run_all(
     """Every circumstance on one loaded model."""
     traces: list[Trace] = []
     base = probes(runner.model_config.vocab_size, spec.prompt_lengths, spec.tokens, spec.seed)
-    for circumstance in ways:
+    for circumstance in load.circumstances:
         if circumstance.prefill:
             data = msgspec.json.encode(traces[0].tokens if traces else {})
             tokens = msgspec.json.decode(
@@ -139,8 +139,10 @@ def _run_all(
         else:
             requests = base
         runner.reset_pages(runner.num_pages)
-        name = f"{config.dtype}.{config.fold_order}.{circumstance.name}.logits".replace(" ", "-")
-        trace = _run_one(spec, circumstance, requests, config, runner, world, folder / name)
+        name = f"{config.dtype}.{load.mode}.{circumstance.name}.logits".replace(" ", "-")
+        trace = _run_one(
+            spec, circumstance, load.mode, requests, config, runner, world, folder / name
+        )
         traces += [trace] if trace is not None else []
     return traces
 
@@ -148,6 +150,7 @@ def _run_all(
 def _run_one(
     spec: VerifySpec,
     circumstance: Circumstance,
+    mode: str,
     requests: list[Request],
     config: EngineConfig,
     runner: Runner,
@@ -188,7 +191,7 @@ def _run_one(
     answers = {name: assembler.answer().choices[0] for name, assembler in assemblers.items()}
     return Trace(
         dtype=config.dtype,
-        fold_order=config.fold_order,
+        mode=mode,
         circumstance=circumstance.name,
         tokens={name: answer.token_ids for name, answer in answers.items()},
         logprob_bits={

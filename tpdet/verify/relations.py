@@ -60,6 +60,6 @@ def that_apply(relations: tuple[str, ...], device: str, control: bool) -> tuple[
     return tuple(name for name in kept if name in STEPS or not control)
 
 
-def order_of_processes(fold_orders: tuple[str, ...]) -> str:
-    """The fold order that the relations of other processes run for."""
-    return _DEFAULT_ORDER if _DEFAULT_ORDER in fold_orders else fold_orders[0]
+def order_of_processes(modes: tuple[str, ...]) -> str:
+    """The mode (fold order, or "gather") that the relations of other processes run for."""
+    return _DEFAULT_ORDER if _DEFAULT_ORDER in modes else modes[0]

@@ -19,11 +19,11 @@ _SHOWN = 10
 
 
 def print_matrix(model: str, relations: list[Relation], tps: list[int], console: Console) -> None:
-    """One table a dtype and fold order: circumstances down, tensor-parallel sizes across."""
-    for dtype, order in dict.fromkeys((r.dtype, r.fold_order) for r in relations):
-        mine = [r for r in relations if (r.dtype, r.fold_order) == (dtype, order)]
+    """One table a dtype and mode: circumstances down, tensor-parallel sizes across."""
+    for dtype, mode in dict.fromkeys((r.dtype, r.mode) for r in relations):
+        mine = [r for r in relations if (r.dtype, r.mode) == (dtype, mode)]
         table = Table(
-            title=f"{model} · {dtype} · {order}",
+            title=f"{model} · {dtype} · {mode}",
             caption=f"reference {mine[0].reference[:_SHOWN]} · {mine[0].positions} positions",
         )
         table.add_column("circumstance")
@@ -54,7 +54,7 @@ def result_rows(model: str, relations: list[Relation], control: bool) -> list[di
             "case": "verify",
             "model": model,
             "dtype": relation.dtype,
-            "mode": relation.fold_order,
+            "mode": relation.mode,
             "tp": relation.tp,
             "relation": relation.circumstance,
             "equal": relation.equal,

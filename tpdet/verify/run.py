@@ -11,6 +11,7 @@ from rich.console import Console
 
 from tpdet.comm.device import resolve_device
 from tpdet.errors import UsageError
+from tpdet.kernels.order import ROW_LAYERS
 from tpdet.make_model import make_model
 from tpdet.model_config import load_model_config
 from tpdet.verify.compare import Relation, compare
@@ -48,7 +49,7 @@ def verify(
     for relation in relations:
         if relation.difference is not None:
             console.print(
-                f"{relation.dtype} {relation.fold_order}, {relation.circumstance}, "
+                f"{relation.dtype} {relation.mode}, {relation.circumstance}, "
                 f"TP {relation.tp}: {relation.difference}",
                 style="red",
                 highlight=False,
@@ -102,6 +103,20 @@ def sizes_without_difference(relations: Sequence[Relation]) -> list[int]:
     """Tensor-parallel sizes above 1 at which every relation was equal, ascending."""
     sizes = {relation.tp for relation in relations if relation.tp > 1}
     return sorted(sizes - {relation.tp for relation in relations if not relation.equal})
+
+
+def parse_row_layers(text: str, control: bool = False) -> tuple[str, ...]:
+    """ "fold", "gather" or both, separated by commas, in that order. Raises UsageError.
+
+    The control's stock all-reduce stands in the place of a fold: it has none without.
+    """
+    wanted = text.split(",")
+    for name in wanted:
+        if name not in ROW_LAYERS:
+            raise UsageError(f"row layers {name!r}: use fold, gather or fold,gather")
+    if control and wanted != ["fold"]:
+        raise UsageError("--control replaces a fold by a stock all-reduce: use --row-layers fold")
+    return tuple(name for name in ROW_LAYERS if name in wanted)
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

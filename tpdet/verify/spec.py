@@ -21,9 +21,21 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
     control: bool
     load_format: str = "auto"
     device: str = "auto"
+    row_layers: tuple[str, ...] = ("fold",)
     relations: tuple[str, ...] = ("alone",)
     part: str = "steps"
     step_timeout: float = 300.0
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The contracts to verify: a name for each fold order, and "gather" without a fold."""
+        folded = self.fold_orders if "fold" in self.row_layers else ()
+        return folded + (("gather",) if "gather" in self.row_layers else ())
+
+
+def mode_settings(mode: str) -> dict[str, str]:
+    """What an engine must be told to run in a mode."""
+    return {"row_layers": "gather"} if mode == "gather" else {"fold_order": mode}
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +54,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     dtype: str
-    fold_order: str
+    mode: str
     circumstance: str
     tokens: dict[str, tuple[int, ...]]
     logprob_bits: dict[str, tuple[str, ...]]

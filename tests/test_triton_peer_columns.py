@@ -1,0 +1,57 @@
+"""Gathering columns without peers: compiled for Hopper here, interpreted in a subprocess."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+import triton
+
+from tests.test_triton_peer import PLACES, aligned_compile, check
+from tpdet.kernels.cuda import peer_columns, peer_fold
+from tpdet.kernels.cuda.norm import eps_bits
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize(("ranks", "width"), [(2, 12288), (4, 4096)])
+def test_gathered_columns_travel_in_wide_words(ranks, width):
+    types = dict.fromkeys(PLACES, "*i64") | {"x": "*i32", "gathered": "*i32", "m": "i32"}
+    part = width // 2 // ranks
+    values = {"RANK": 1, "RANKS": ranks, "PART": part, "START": 0, "ROOM": 1 << 26,
+              "BLOCK": min(triton.next_power_of_2(part), 2048 // ranks),
+              "PUSH": True, "TAKE": True, "LIVE": True}  # fmt: skip
+    ptx, log = aligned_compile(peer_columns.gather_columns, types, values, 4, strides=())
+    assert check(ptx, log, "gather columns") == 0
+
+
+@pytest.mark.parametrize(("ranks", "n"), [(2, 4096), (4, 4096), (4, 8192)])
+@pytest.mark.parametrize("few", [True, False])
+def test_gathering_with_the_norm_compiles(ranks, n, few):
+    types = dict.fromkeys(PLACES, "*i64") | dict.fromkeys(("residual", "weight", "h", "y"), "*bf16")
+    types |= {"x": "*i16", "m": "i32", "stride": "i32"}
+    values = {"RANK": 1, "RANKS": ranks, "N": n, "BLOCK": triton.next_power_of_2(n),
+              "PART_BLOCK": triton.next_power_of_2(n // ranks), "EPS_BITS": eps_bits(1e-6),
+              "START": 0, "ROOM": 1 << 27, "PUSH": True, "TAKE": True, "LIVE": True}  # fmt: skip
+    warps = peer_fold.one_shot_warps(n) if few else min(16, n // 256)
+    found = aligned_compile(peer_columns.gather_and_norm, types, values, warps, ("stride",))
+    ptx, log = found
+    assert re.search(r"ld\.volatile\.global\.v[24]\.b32", ptx), "narrow loads of slots"
+    assert re.search(r"st\.global\.v[24]\.b32", ptx), "narrow stores"
+    assert check(ptx, log, "gather and norm", floats=False) <= 16
+
+
+def test_the_interpreted_columns_keep_their_bits():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.interpreted_peer_columns"],
+        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    failures = json.loads(done.stdout.splitlines()[-1])
+    assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())

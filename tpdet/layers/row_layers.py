@@ -1,0 +1,65 @@
+"""The two ways of cutting row layers (attention output, down) over ranks, by their names.
+
+A way is a class that owns its shard rule, its loading and its exchange; nothing else asks which
+one it is.
+"""
+
+from typing import Protocol
+
+import torch
+
+from tpdet.comm.fold import Pending, RankExchange
+from tpdet.layers.gathered_linear import GatheredLinear
+from tpdet.layers.linear import RowLinear
+from tpdet.layers.micro_batch import MicroBatch
+from tpdet.layers.partition import Partition
+from tpdet.weights.source import WeightSource
+
+
+class RowLayer(Protocol):
+    """A layer whose result goes to the residual stream and to the norm that follows."""
+
+    def __call__(
+        self, x_MK: torch.Tensor, rows: MicroBatch, norm_weight: torch.Tensor, eps: float
+    ) -> Pending:
+        """This rank's columns x [M, K / ranks] -> the rows' stream with y added, and its norm."""
+        ...
+
+
+class RowRule(Protocol):
+    """How such layers are cut: what both classes offer."""
+
+    kind: str
+    """Of its products in the shape table."""
+
+    def __call__(
+        self, source: WeightSource, partition: Partition, name: str, shape: tuple[int, int]
+    ) -> RowLayer:
+        """Load a layer; shape: (outputs, inputs) of the whole."""
+        ...
+
+    def extents(self, partition: Partition, shape: tuple[int, int]) -> tuple[int, int, int]:
+        """(leaves, N, K of a leaf) of a rank's product. Raises UsageError if it does not fit."""
+        ...
+
+    def open_exchange(
+        self, transport: str, partition: Partition, rows: int, dtype: torch.dtype,
+        device: torch.device,
+    ) -> RankExchange:  # fmt: skip
+        """The exchange that its layers need, for steps of up to `rows` rows. Collective."""
+        ...
+
+
+_RULES: dict[str, RowRule] = {"fold": RowLinear, "gather": GatheredLinear}
+
+
+def row_rule(partition: Partition) -> RowRule:
+    """The rule of a partition's row layers."""
+    return _RULES[partition.row_layers]
+
+
+def row_linear(
+    source: WeightSource, partition: Partition, name: str, shape: tuple[int, int]
+) -> RowLayer:
+    """Load a row layer by the partition's rule; shape: (outputs, inputs) of the whole."""
+    return row_rule(partition)(source, partition, name, shape)
