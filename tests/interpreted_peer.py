@@ -39,7 +39,7 @@ def draw(*shape, seed=0, kind="normal"):
 class Host:
     """Ranks that take turns over one layout, for rows of `hidden` values."""
 
-    def __init__(self, name, ranks, hidden, dtype, one_shot_rows=8, rows=64, programs=3):
+    def __init__(self, name, ranks, hidden, dtype, one_shot_rows=8, rows=64, programs=3, tile=None):
         self.plan = order.fold_plan(name, LEAVES, ranks)
         self.tree = order.fold_tree(name, LEAVES)
         self.ranks, self.hidden, self.dtype = ranks, hidden, dtype
@@ -48,7 +48,7 @@ class Host:
         table = torch.tensor([words.data_ptr() for words in self.memory])
         self.peers = [
             [Peers(rank, table, torch.zeros(2, dtype=torch.int64),
-                   torch.zeros(2, dtype=torch.int64), programs, live=False)
+                   torch.zeros(2, dtype=torch.int64), programs, tile=tile, live=False)
              for rank in range(ranks)]
             for _ in range(3)
         ]  # fmt: skip
@@ -130,9 +130,17 @@ def two_shot_has_the_bits_of_the_whole_fold():
     for name in order.FOLD_ORDERS:
         for ranks in (2, 4):
             dtype = torch.float16 if ranks == 2 else torch.float32
-            host = Host(name, ranks, 64, dtype, programs=2)
+            host = Host(name, ranks, 64, dtype, programs=2, tile=ranks // 2)
             for turn, rows in enumerate((13, 8)):
                 check(host, rows, turn, True, ("heavy", "cancelling")[turn], turn == 1)
+
+
+def rows_may_be_taken_together():
+    """Tiles that the last program, the last owner or both cannot fill; chosen or by the number."""
+    for ranks, rows, tile in ((2, 21, 4), (4, 21, 2), (2, 33, None)):
+        host = Host("pairs", ranks, 32, torch.float16, programs=2, tile=tile)
+        for turn in range(3):
+            check(host, rows - turn, turn, True)
 
 
 def both_kinds_may_alternate():
@@ -277,6 +285,7 @@ def embeds_rows_of_all_parts():
 CASES = (
     one_shot_has_the_bits_of_the_whole_fold,
     two_shot_has_the_bits_of_the_whole_fold,
+    rows_may_be_taken_together,
     both_kinds_may_alternate,
     exchanges_are_numbered,
     rounding_is_not_shared_by_another_order,

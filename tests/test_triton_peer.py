@@ -90,9 +90,16 @@ def test_exchange_kernels_compile(name, ranks, rank, n, dtype):
     one = check(*found, f"one-shot {name}")
     words = {"y_words": "*i16" if dtype == "bf16" else "*i32"}
     values |= {"Y_START": 1 << 32, "Y_ROWS": 8192, "TAKE": True}
-    values["GROUP"] = max(1, min(ranks, 16384 // n))
-    two = check(*aligned_compile(peer_fold.two_shot, types | words, values, warps), f"two {name}")
-    assert n > 4096 or max(one, two) <= 16, "spills at the width of most models"
+    spilled = [one]
+    for tile in (1, 2) if n <= 4096 else (1,):
+        more = aligned_compile(
+            peer_fold.two_shot,
+            types | words,
+            values | {"TILE": tile, "GROUP": max(1, min(ranks, 16384 // tile // n))},
+            warps * tile,
+        )
+        spilled.append(check(*more, f"two-shot {name}, {tile} rows at once"))
+    assert n > 4096 or max(spilled[:2]) <= 16, "spills at the width of most models"
 
 
 def test_words_are_gathered_and_rows_read_by_address():

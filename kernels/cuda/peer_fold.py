@@ -49,7 +49,8 @@ class Peers:
     table: int64 [ranks], addresses of everyone's shared memory as seen from here; counter: int64
     [2], zero at first, one for each kind of exchange; control: int64 [2] on this GPU,
     [who was lost, nanoseconds to wait]; programs: how many run at once; warps: of a program, by the
-    width of a row if None; live: spin until the words come (else look once, for tests).
+    width of a row if None; tile: rows of a two-shot's program at once, by their number if None;
+    live: spin until the words come (else look once, for tests).
     """
 
     rank: int
@@ -58,6 +59,7 @@ class Peers:
     control: torch.Tensor
     programs: int
     warps: int | None = None
+    tile: int | None = None
     live: bool = True
 
     @property
@@ -125,12 +127,13 @@ def two_shot(
     START: tl.constexpr, ROWS: tl.constexpr, Y_START: tl.constexpr, Y_ROWS: tl.constexpr,
     SENT: tl.constexpr, SENT_WHERE: tl.constexpr, SENT_STEPS: tl.constexpr,
     COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUP: tl.constexpr, TILE: tl.constexpr,
     PUSH: tl.constexpr, FOLD: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr,
 ):  # fmt: skip
     """As `one_shot`, ROWS of a share; y's words [2, Y_ROWS, N] begin at Y_START, in their size.
 
-    The finished rows of GROUP peers, a power of two, are awaited together.
+    A program takes TILE rows of a share at once, and awaits the finished ones of GROUP peers
+    together; both are powers of two.
     """
     number = tl.load(counter)
     plane = plane.to(tl.int64)
@@ -143,45 +146,50 @@ def two_shot(
     y_begin = Y_START + (number % 2) * (Y_ROWS * N)
     slots = words_of(table, RANK, tl.int32)
     y_slots = words_of(table, RANK, WORD)
-    rounds = tl.cdiv(share, tl.num_programs(0))
+    rounds = tl.cdiv(share, tl.num_programs(0) * TILE)
     for turn in range(0, rounds + 2):
-        place = turn * tl.num_programs(0) + tl.program_id(0)
+        first_place = (turn * tl.num_programs(0) + tl.program_id(0)) * TILE
         if PUSH:  # noqa: SIM102, known when compiled
-            if place < share:
+            if first_place < share:
+                place = first_place + tl.arange(0, TILE)[:, None]
                 for ahead in range(1, RANKS):
                     owner = (RANK + ahead) % RANKS
                     row = owner * share + place
-                    if row < m:
-                        push_roots(
-                            values, plane, row * N + columns, table, owner, owner + 1,
-                            begin + RANK * (SLOTS * ROWS * N) + place * N + columns,
-                            ROWS * N, present, SENT, SENT_WHERE, SENT_STEPS, RANKS,
-                        )  # fmt: skip
-        place -= tl.num_programs(0)
-        row = RANK * share + place
+                    sent = (place < share) & (row < m) & present
+                    push_roots(
+                        values, plane, row * N + columns, table, owner, owner + 1,
+                        begin + RANK * (SLOTS * ROWS * N) + place * N + columns,
+                        ROWS * N, sent, SENT, SENT_WHERE, SENT_STEPS, RANKS,
+                    )  # fmt: skip
+        first_place -= tl.num_programs(0) * TILE
         if FOLD:  # noqa: SIM102
-            if (place >= 0) & (place < share) & (row < m):
+            if (first_place >= 0) & (first_place < share) & (RANK * share + first_place < m):
+                place = first_place + tl.arange(0, TILE)[:, None]
+                row = RANK * share + place
+                mine = (place < share) & (row < m) & present
                 at = row * N + columns
-                beside = tl.load(residual + row * stride + columns, mask=present, other=0.0)
+                beside = tl.load(residual + row * stride + columns, mask=mine, other=0.0)
                 total = awaited_sum(
                     values, plane, at, slots, begin + place * N + columns, ROWS * N,
-                    present, control, number, COUNT, WHERE, STEPS, SLOTS, LIVE,
+                    mine, control, number, COUNT, WHERE, STEPS, SLOTS, LIVE,
                 )  # fmt: skip
-                normed = finish_row(total, at, beside, scale, h, present, N, EPS_BITS)
+                normed = finish_row(total, at, beside, scale, h, mine, N, EPS_BITS)
                 word = normed.to(WORD, bitcast=True)
-                tl.store(y_words + at, word, mask=present)
+                tl.store(y_words + at, word, mask=mine)
                 quiet: tl.constexpr = 0x7FFF if WORD.primitive_bitwidth == 16 else 0x7FFFFFFF
                 word = tl.where(word == ARMED, quiet, word).to(WORD)
                 for ahead in range(1, RANKS):
                     peer = words_of(table, (RANK + ahead) % RANKS, WORD)
-                    tl.store(peer + (y_begin + at), word, mask=present)
-        place -= tl.num_programs(0)
+                    tl.store(peer + (y_begin + at), word, mask=mine)
+        first_place -= tl.num_programs(0) * TILE
         if TAKE:  # noqa: SIM102
-            if (place >= 0) & (place < share):
+            if (first_place >= 0) & (first_place < share):
                 for first in tl.static_range(0, RANKS, GROUP):
-                    owners = first + tl.arange(0, GROUP)[:, None]
+                    index = tl.arange(0, GROUP * TILE)[:, None]
+                    owners = first + index // TILE
+                    place = first_place + index % TILE
                     theirs = owners * share + place
-                    wanted = (owners != RANK) & (theirs < m) & present
+                    wanted = (owners != RANK) & (place < share) & (theirs < m) & present
                     at = theirs * N + columns
                     word = awaited_words(
                         y_slots, y_begin + at, wanted, owners, control, number, LIVE
@@ -246,14 +254,15 @@ def run_two_shot(
         raise ValueError(f"{m} rows are too few for {peers.ranks} ranks to own one each")
     h, y = out
     words = y.view({2: torch.int16, 4: torch.int32}[y.element_size()])
-    two_shot[(min(share, peers.programs),)](
+    tile, warps = _tile(n, share, peers)
+    two_shot[(min(-(-share // tile), peers.programs),)](
         sums.values, residual, weight, h, words, peers.table, peers.counter, peers.control,
         m, sums.values.stride(0), residual.stride(0),
         **_shape(sums, plan, peers, n, eps),
         START=start, ROWS=share_rows, Y_START=y_start, Y_ROWS=rows,
-        GROUP=max(1, min(peers.ranks, _TAKEN // triton.next_power_of_2(n))),
+        GROUP=max(1, min(peers.ranks, _TAKEN // tile // triton.next_power_of_2(n))), TILE=tile,
         PUSH="push" in phases, FOLD="fold" in phases, TAKE="take" in phases, LIVE=peers.live,
-        num_warps=peers.warps or _warps(n), enable_fp_fusion=False,
+        num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -293,3 +302,14 @@ def one_shot_warps(n: int) -> int:
 def _warps(n: int) -> int:
     """So many that a thread has eight values of a row, at most 16."""
     return max(1, min(16, triton.next_power_of_2(n) // 256))
+
+
+def _tile(n: int, share: int, peers: Peers) -> tuple[int, int]:
+    """Rows that a program of the two-shot takes at once, and its warps.
+
+    A program mostly waits for memory, so where each has many rows to take it takes two at once, in
+    twice the warps: one program a multiprocessor is what the products beside it leave room for.
+    """
+    warps = _warps(n)
+    tile = peers.tile or (2 if share >= 4 * peers.programs and n <= 4096 else 1)
+    return tile, peers.warps or warps * min(tile, 2)
