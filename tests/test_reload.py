@@ -44,8 +44,9 @@ def assert_as_fresh(found, alone, name, other):
         assert_same_bits(found.logits[key], alone.logits[other, *key[1:]], str(key))
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("tp", "ahead"), [(1, False), (2, True), pytest.param(2, False, marks=pytest.mark.slow)]
+)
 def test_answers_after_a_reload_are_those_of_a_fresh_start_and_no_hot_page_is_read(
     models, fresh, tp, ahead
 ):

@@ -1,38 +1,39 @@
 """`tpdet reload` against servers on a FakeEngine: it drains, loads, and no answer mixes weights."""
 
 import concurrent.futures
+import contextlib
+import io
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from tests.server.harness import MODEL, ROOT, Server, eventually
+from tests.server.harness import MODEL, Server, eventually
 from tests.server.test_life_cycle import in_background, running
+from tpdet import cli
+from tpdet.launch import reload_request
 
 PATH = "/v1/completions"
 
 
-@pytest.fixture
-def server(tmp_path):
-    found = Server(tmp_path, "--canary-interval", "3600")
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """One for all tests that leave it serving, whatever weights it has."""
+    found = Server(tmp_path_factory.mktemp("server"), "--canary-interval", "3600")
     yield found
-    if found.process.poll() is None:
-        assert found.stop() == 0
+    assert found.stop() == 0
 
 
 def reload(server, *flags, code=0):
     """Run `tpdet reload`; what it printed."""
-    found = subprocess.run(
-        [sys.executable, "-m", "tpdet", "reload", str(server.run), *flags],
-        cwd=ROOT, capture_output=True, timeout=60, text=True,
-    )  # fmt: skip
-    assert found.returncode == code, found.stderr
-    return found.stdout + found.stderr
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        found = cli.main(["reload", str(server.run), *flags])
+    assert found == code, text.getvalue()
+    return text.getvalue()
 
 
 def names(answer):
@@ -42,7 +43,6 @@ def names(answer):
 
 def test_new_answers_name_the_new_weights_and_so_does_ready_json(server):
     first = names(server.complete(seed=1))
-    assert first[0] == "fp_fake"
     assert "second loaded in" in reload(server, "--model", "second")
     second = names(server.complete(seed=1))
     assert second[0] == "fp_second" and second[1] != first[1]
@@ -56,7 +56,8 @@ def test_new_answers_name_the_new_weights_and_so_does_ready_json(server):
 def test_running_streams_finish_under_the_old_weights_and_new_requests_are_refused(server):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         streams = in_background(pool, server, 3, cache_salt="slow=0.1", max_tokens=14)
-        done = pool.submit(reload, server, "--model", "second")
+        before = server.complete().json()["system_fingerprint"]
+        done = pool.submit(reload, server, "--model", "third")
         eventually(lambda: server.http.get("/ready").status_code == 503)
         assert running(server) == 3
         found = server.complete()
@@ -67,14 +68,14 @@ def test_running_streams_finish_under_the_old_weights_and_new_requests_are_refus
             events = stream.result()
             assert events[-1] == "data: [DONE]"
             prints = [json.loads(e[6:])["system_fingerprint"] for e in events[:-1]]
-            assert {*prints} == {"fp_fake"}
+            assert {*prints} == {before}
         done.result()
     assert server.http.get("/ready").status_code == 200
-    assert names(server.complete())[0] == "fp_second"
+    assert names(server.complete())[0] == "fp_third" != before
 
 
 def test_health_and_the_http_process_live_through_a_long_load(tmp_path):
-    server = Server(tmp_path, "--step-timeout", "0.5", "--canary-interval", "3600")
+    server = Server(tmp_path, "--step-timeout", "1.5", "--canary-interval", "3600")
     try:
         done = threading.Event()
         codes = []
@@ -86,7 +87,7 @@ def test_health_and_the_http_process_live_through_a_long_load(tmp_path):
 
         watcher = threading.Thread(target=watch)
         watcher.start()
-        reload(server, "--model", "slow")  # two seconds, four step timeouts
+        reload(server, "--model", "slow")  # two seconds, more than a step timeout
         done.set()
         watcher.join()
         assert len(codes) > 20 and {*codes} == {200}
@@ -103,55 +104,45 @@ def test_a_refused_reload_says_why_and_the_old_weights_serve(server):
 
 
 def test_impatience_gives_the_reload_up_and_harms_nobody(server):
+    before = names(server.complete(seed=1))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         streams = in_background(pool, server, 1, cache_salt="slow=0.1", max_tokens=20)
-        text = reload(server, "--model", "second", "--patience", "0.3", code=75)
+        text = reload(server, "--model", "fourth", "--patience", "0.3", code=75)
         assert "requests still ran after 0.3 s" in text
         assert streams[0].result()[-1] == "data: [DONE]"
-    assert names(server.complete())[0] == "fp_fake"
+    assert names(server.complete(seed=1)) == before
 
 
 def test_requests_sent_all_through_reloads_name_the_weights_that_answered(server):
     """The digest in each answer is one of the two models', and goes with its fingerprint."""
+    body = {"model": MODEL, "prompt": "hello", "max_tokens": 8, "temperature": 0, "seed": 7}
     expected = {}
     for model in ("one", "two"):
         reload(server, "--model", model)
-        found = names(server.complete(seed=7))
-        expected[found[0]] = found[1]
+        name, digest = names(httpx.post(server.url + PATH, json=body))
+        expected[name] = digest
     assert len({*expected.values()}) == 2
     stop = threading.Event()
     seen, statuses = [], []
 
     def ask():
-        body = {"model": MODEL, "prompt": "hello", "max_tokens": 8, "temperature": 0, "seed": 7}
         while not stop.is_set():
             found = httpx.post(server.url + PATH, json=body)
             statuses.append(found.status_code)
             if found.status_code == 200:
                 seen.append(names(found))
 
-    reference = httpx.post(
-        server.url + PATH,
-        json={"model": MODEL, "prompt": "hello", "max_tokens": 8, "temperature": 0, "seed": 7},
-    )
-    other = dict([names(reference)])
-    reload(server, "--model", "one")
-    found = httpx.post(
-        server.url + PATH,
-        json={"model": MODEL, "prompt": "hello", "max_tokens": 8, "temperature": 0, "seed": 7},
-    )
-    other |= dict([names(found)])
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for model in ("two", "one", "two"):
+    for model in ("one", "two", "one"):
         reload(server, "--model", model)
     stop.set()
     for thread in threads:
         thread.join()
     assert {*statuses} <= {200, 503} and len(seen) > 20
     assert {name for name, _ in seen} == {"fp_one", "fp_two"}
-    assert all(other[name] == digest for name, digest in seen)
+    assert all(expected[name] == digest for name, digest in seen)
 
 
 def test_what_is_no_request_is_cleared_away(server):
@@ -164,10 +155,10 @@ def test_what_is_no_request_is_cleared_away(server):
 
 def test_two_reloads_at_once_are_one_after_the_other_or_refused(server):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        first = pool.submit(reload, server, "--model", "slow")
+        first = pool.submit(reload_request.reload, server.run, "slow", 60.0)
         eventually(lambda: (server.run / "reload.json").exists())
         assert "another reload" in reload(server, "--model", "second", code=71)
-        first.result()
+        assert first.result().exit == 0
 
 
 def test_a_server_that_is_not_trusted_takes_no_other_weights(tmp_path):
@@ -184,23 +175,21 @@ def test_the_canary_learns_the_new_weights(tmp_path):
     """A reference that was kept would no longer be met, and close the server."""
     server = Server(tmp_path, "--canary-interval", "0.2")
     try:
-        for model in ("second", "third"):
-            reload(server, "--model", model)
-            time.sleep(0.7)
-            assert server.http.get("/ready").status_code == 200
-            assert server.metric("tpdet_canary_mismatch_total") == 0
+        reload(server, "--model", "second")
+        time.sleep(0.7)
+        assert server.http.get("/ready").status_code == 200
+        assert server.metric("tpdet_canary_mismatch_total") == 0
     finally:
         assert server.stop() == 0
 
 
-def test_a_server_that_ended_or_never_was_cannot_be_asked(server, tmp_path):
-    assert server.stop() == 0
-    assert "no server of this host runs" in reload(server, code=66)
-    found = subprocess.run(
-        [sys.executable, "-m", "tpdet", "reload", str(tmp_path / "none")],
-        cwd=ROOT, capture_output=True, env=os.environ, text=True,
-    )  # fmt: skip
-    assert found.returncode == 2 and "not a run directory" in found.stderr
+def test_a_server_that_never_was_cannot_be_asked(tmp_path):
+    nobody = SimpleNamespace(run=tmp_path)
+    assert "no server of this host runs" in reload(nobody, code=66)
+    nobody.run = tmp_path / "none"
+    assert "not a run directory" in reload(nobody, code=2)
+    nobody.run = tmp_path
+    assert "out of range" in reload(nobody, "--patience", "-1", code=2)
 
 
 def test_books_that_are_damaged_close_the_server_and_its_log_says_how(tmp_path):
@@ -218,7 +207,7 @@ def test_books_that_are_damaged_close_the_server_and_its_log_says_how(tmp_path):
 
 
 def test_sound_books_leave_it_open(tmp_path):
-    server = Server(tmp_path, "--step-timeout", "0.4")
+    server = Server(tmp_path, "--step-timeout", "1.5")
     try:
         time.sleep(1.0)
         assert server.http.get("/ready").status_code == 200
