@@ -116,7 +116,7 @@ class FakeEngine:
         assert not self.has_work
         if model.startswith("bad"):
             raise ReloadError("config.json: hidden_size is 2, the model that serves has 1")
-        for _ in range(40 if model.startswith("slow") else 1):
+        for _ in range(60 if model.startswith("slow") else 1):
             time.sleep(0.05)
             tick()
         self.system_fingerprint = f"fp_{model}"
