@@ -111,13 +111,16 @@ def weights_of(thing, path="", seen=None):
     return found
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("family", "row_layers"), [("qwen2", "fold"), ("qwen3", "fold"), ("qwen3", "gather")]
+)
 def test_every_weight_is_overwritten_where_it_lies_and_every_page_has_a_new_version(
-    tiny_model, family
+    tiny_model, family, row_layers
 ):
+    settings = {"kv_pages": 4, "row_layers": row_layers}
     old, new = (tiny_model(family, kv_heads=2, seed=seed, tie=family == "qwen2") for seed in (0, 1))
-    engine = Engine(EngineConfig.from_values(model=str(old), kv_pages=4), SoloWorld())
-    other = Engine(EngineConfig.from_values(model=str(new), kv_pages=4), SoloWorld())
+    engine = Engine(EngineConfig.from_values(model=str(old), **settings), SoloWorld())
+    other = Engine(EngineConfig.from_values(model=str(new), **settings), SoloWorld())
     before = {name: t.data_ptr() for name, t in weights_of(engine.runner.model).items()}
     expected = weights_of(other.runner.model)
     ticks = []
