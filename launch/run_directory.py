@@ -5,6 +5,7 @@
     ranks/<rank>.json pid, start time, host and device of each rank
     ready.json        written when the server takes requests
     exit.json         {"exit", "code", "rank"}: the first rank that decides, and only that one
+    reload.json, reload-done.json   `tpdet reload` and its answer (see reload_request.py)
 
 Every file is complete when its name appears. Who owns the lock clears the files of an earlier
 server; the others wait until they see their own session.
@@ -76,13 +77,14 @@ class RunDirectory:
         run = cls(path.absolute(), session)
         _make_private(run.path)
         run._take_lock()
-        for name in ("ready.json", "exit.json", "session.json"):
+        stale = ("ready.json", "exit.json", "session.json", "reload.json", "reload-done.json")
+        for name in stale:
             (run.path / name).unlink(missing_ok=True)
         ranks = run.path / "ranks"
         ranks.mkdir(mode=0o700, exist_ok=True)
         for record in sorted(ranks.iterdir()):
             record.unlink()
-        _write_json(run.path / "session.json", {"session": session})
+        write_json(run.path / "session.json", {"session": session})
         return run
 
     @classmethod
@@ -102,7 +104,7 @@ class RunDirectory:
     @property
     def current(self) -> bool:
         """Whether the directory still belongs to this session."""
-        found = _read_json(self.path / "session.json")
+        found = read_json(self.path / "session.json")
         return found is not None and found.get("session") == self.session
 
     def _take_lock(self) -> None:
@@ -132,7 +134,7 @@ class RunDirectory:
         if status is None:
             raise ResourceError("/proc is not mounted: the ranks' start times cannot be read")
         record = RankRecord(rank, os.getpid(), status.start_time, socket.gethostname(), device)
-        _write_json(self.path / "ranks" / f"{rank}.json", asdict(record))
+        write_json(self.path / "ranks" / f"{rank}.json", asdict(record))
         return record
 
     def records(self) -> list[RankRecord]:
@@ -141,13 +143,13 @@ class RunDirectory:
         if not folder.is_dir():
             return []
         names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))
-        contents = [_read_json(folder / name) for name in names]
+        contents = [read_json(folder / name) for name in names]
         records = [RankRecord(**content) for content in contents if content is not None]
         return sorted(records, key=lambda record: record.rank)
 
     def write_ready(self, content: Mapping[str, Any]) -> None:
         """Write ready.json: the server takes requests."""
-        _write_json(self.path / "ready.json", content)
+        write_json(self.path / "ready.json", content)
 
     def decide_exit(self, exit: int, code: str, rank: int) -> bool:
         """Write exit.json unless a rank has done so; True if this call decided.
@@ -157,11 +159,11 @@ class RunDirectory:
         if not self.current:
             return False
         content = {"exit": exit, "code": code, "rank": rank}
-        return _write_json(self.path / "exit.json", content, only_first=True)
+        return write_json(self.path / "exit.json", content, only_first=True)
 
     def exit_decision(self) -> ExitDecision | None:
         """What exit.json says, or None while nobody has decided."""
-        content = _read_json(self.path / "exit.json")
+        content = read_json(self.path / "exit.json")
         if content is None:
             return None
         return ExitDecision(content["exit"], content["code"], content["rank"])
@@ -219,7 +221,7 @@ def _make_private(path: Path) -> None:
         )
 
 
-def _write_json(path: Path, content: Mapping[str, Any], only_first: bool = False) -> bool:
+def write_json(path: Path, content: Mapping[str, Any], only_first: bool = False) -> bool:
     """Write canonical JSON so that `path` appears whole; False if `only_first` and it exists."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -238,7 +240,8 @@ def _write_json(path: Path, content: Mapping[str, Any], only_first: bool = False
     return True
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None if there is no such file, or none that can be read."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -112,6 +112,7 @@ def run(
                 if each_step is not None:
                     each_step(engine, engine.statistics().steps)
             engine.heartbeat()
+            engine.check_integrity()
             result.hits.append(engine.statistics().totals.prefix_hit_tokens - before)
         result.steps = engine.statistics().steps
         result.preemptions = engine.statistics().preemptions

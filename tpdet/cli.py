@@ -36,6 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tpdet {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("serve", help="start a server of N ranks (see tpdet serve --help)")
+    from tpdet.server.commands import add_reload, add_stop
+
     for add in (
         _add_generate,
         _add_verify,
@@ -43,7 +45,8 @@ def _parser() -> argparse.ArgumentParser:
         _add_tune,
         _add_make_model,
         _add_env,
-        _add_stop,
+        add_stop,
+        add_reload,
     ):
         add(commands)
     return parser
@@ -259,21 +262,6 @@ def _env(options: argparse.Namespace) -> int:
     facts |= collect_facts({}, device)
     print(json.dumps(facts, indent=1, ensure_ascii=False))
     return 0
-
-
-def _add_stop(commands: argparse._SubParsersAction) -> None:
-    command = commands.add_parser("stop", help="drain a running server", allow_abbrev=False)
-    command.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    command.add_argument("--timeout", type=float, default=60.0, help="seconds to wait")
-    command.set_defaults(run=_stop)
-
-
-def _stop(options: argparse.Namespace) -> int:
-    from tpdet.launch.supervise import stop
-
-    if not options.run_dir.is_dir():
-        raise UsageError(f"{options.run_dir} is not a run directory: see --run-dir of tpdet serve")
-    return stop(options.run_dir, options.timeout)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,14 @@ class DisagreementError(TpdetError):
     code = "disagreement"
 
 
+class ReloadError(TpdetError):
+    """A reload of weights that was refused; the old ones serve on. Code and exit code say why."""
+
+    def __init__(self, message: str, exit_code: int = 65, code: str = "bad_checkpoint") -> None:
+        super().__init__(message)
+        self.exit_code, self.code = exit_code, code
+
+
 class NumericalError(TpdetError):
     """NaN or infinity in one request's logits: that request fails, nobody else's."""
 

@@ -9,7 +9,7 @@ import msgspec
 
 from tpdet.errors import IntegrityError
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 MAX_PLAN_BYTES = 64 << 20
 DIGEST_BYTES = 32
 
@@ -54,7 +54,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     `table_digest` is the digest of the version table after `events` are applied. `stop` ends the
     worker loop cleanly after this plan. `feeds`: the next plan may name tokens that this one
     draws, so every rank learns them. `shards`: no rank needs whole rows of logits; every token is
-    the likeliest, and each rank looks for it in its part of the vocabulary.
+    the likeliest, and each rank looks for it in its part of the vocabulary. `reload`, in a plan
+    without rows: load the weights of this model (directory or hub name) in place of the present.
     """
 
     version: int
@@ -65,6 +66,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     stop: bool = False
     feeds: bool = False
     shards: bool = False
+    reload: str = ""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -22,8 +22,10 @@ from tpdet.launch.run_directory import (
     open_run_directory,
 )
 from tpdet.launch.signals import StopSignals
+from tpdet.server.books import Books
 from tpdet.server.bridge import Bridge
 from tpdet.server.canary import Canary
+from tpdet.server.reload import Reload
 from tpdet.server.settings import Settings, load_settings
 from tpdet.server.start import open_bridge, open_port, start_facts
 
@@ -63,7 +65,9 @@ def build_engine(settings: Settings, environment: RankEnvironment) -> "Engine":
     from tpdet.engine import Engine
 
     config = settings.engine
-    return Engine(config, open_world(config.device, config.step_timeout, environment))
+    engine = Engine(config, open_world(config.device, config.step_timeout, environment))
+    engine.runner.check_poison()
+    return engine
 
 
 def _lead(
@@ -84,29 +88,49 @@ def _lead(
     canary.learn()
     pulse.note()
     bridge.open(start_facts(engine, environment), port.listen, pulse.beat_if_due)
+
+    def announce() -> None:
+        bridge.announce(start_facts(engine, environment))
+        run.write_ready(ready_content(port.url, run, engine, environment))
+
     run.write_ready(ready_content(port.url, run, engine, environment))
     print(f"{settings.served_name} at {port.url}, run directory {run.path}", file=sys.stderr)
     drain = Drain(signals, run, settings.server.drain_timeout)
-    serve(engine, bridge, drain, pulse, canary)
+    books = Books(engine, settings.engine.step_timeout / 4)
+    reload = Reload(run, engine, bridge, canary, announce)
+    serve(engine, bridge, drain, pulse, canary, books, reload)
     run.decide_exit(0, "drained", 0)
     engine.stop_workers()
     bridge.stop()
     engine.close()
 
 
-def serve(engine: "Engine", bridge: Bridge, drain: "Drain", pulse: "Pulse", canary: Canary) -> None:
+def serve(
+    engine: "Engine",
+    bridge: Bridge,
+    drain: "Drain",
+    pulse: "Pulse",
+    canary: Canary,
+    books: Books,
+    reload: Reload,
+) -> None:
     """Rank 0's loop: take in, step, hand out; returns when a drain is complete."""
     while True:
         drain.look()
-        accepting = "accepting" if canary.healthy else "untrusted"
-        bridge.state = "draining" if drain.begun else accepting
+        reload.look()
+        bridge.state = state(drain, canary, books, reload)
+        if bridge.state != "reloading":
+            reload.refuse(f"the server is {bridge.state}")
         bridge.report(engine, canary_mismatches=canary.mismatches)
         heard = bridge.receive(engine, 0.0 if engine.has_work else IDLE_POLL_SECONDS)
         if heard or drain.begun:
             canary.abandon()
-        else:
+        elif not reload.begun:
             canary.begin_if_due()
-        if engine.has_work:
+        if reload.go_on():
+            bridge.listen_again()
+            pulse.note()
+        elif engine.has_work:
             began = time.monotonic()
             outputs = canary.take(engine.step())
             pulse.note()
@@ -115,7 +139,19 @@ def serve(engine: "Engine", bridge: Bridge, drain: "Drain", pulse: "Pulse", cana
             return
         else:
             pulse.beat_if_due()
+            books.look_if_due()
         drain.force_if_overdue(engine)
+
+
+def state(drain: "Drain", canary: Canary, books: Books, reload: Reload) -> str:
+    """What clients are told of the server: "accepting", or why it takes no requests."""
+    if drain.begun:
+        return "draining"
+    if not canary.healthy:
+        return "untrusted"
+    if not books.sound:
+        return "damaged"
+    return "reloading" if reload.begun else "accepting"
 
 
 def _follow(settings: Settings, environment: RankEnvironment, build: BuildEngine) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import msgspec
 
-from tpdet.errors import IntegrityError, OverloadedError, PeerLostError
+from tpdet.errors import IntegrityError, OverloadedError, PeerLostError, ReloadError
 from tpdet.request import (
     Candidate,
     PromptOutput,
@@ -42,6 +42,7 @@ def single(value: float) -> float:
 
 
 class FakeEngine:
+    damaged_after = 0  # looks at the books after which they are damaged; 0: never
     drift_after = 0  # answers to the canary after which all log-probabilities are wrong; 0: none
 
     def __init__(self, vocab_size: int, eos: int, max_model_len: int, max_queue: int, seats: int):
@@ -52,6 +53,8 @@ class FakeEngine:
         self.close = lambda: None
         self.heartbeats = 0
         self.canaries = 0
+        self.checks = 0
+        self.config = SimpleNamespace(model="first")
         self._aborted = 0
         self._batches = self._batched_rows = 0
         self._seeds = 1000
@@ -102,6 +105,22 @@ class FakeEngine:
 
     def heartbeat(self) -> None:
         self.heartbeats += 1
+
+    def check_integrity(self) -> None:
+        self.checks += 1
+        if 0 < self.damaged_after < self.checks:
+            raise IntegrityError("page 7 is held by 0x1; the version table has 0x2")
+
+    def reload(self, model: str, tick=lambda: None) -> None:
+        """Each model has a fingerprint and a digest of its own; "slow" takes its time."""
+        assert not self.has_work
+        if model.startswith("bad"):
+            raise ReloadError("config.json: hidden_size is 2, the model that serves has 1")
+        for _ in range(60 if model.startswith("slow") else 1):
+            time.sleep(0.05)
+            tick()
+        self.system_fingerprint = f"fp_{model}"
+        self.runner.model_digest = f"{zlib.crc32(model.encode()):08x}" * 8
 
     def stop_workers(self) -> None:
         pass

@@ -134,3 +134,37 @@ def test_a_sound_server_stays_ready_and_its_answers_stay_the_same(tmp_path):
         assert server.http.get("/ready").status_code == 200
     finally:
         assert server.stop() == 0
+
+
+class Hits:
+    """A real engine, and how much of the canary's prompt it read from its prefix cache."""
+
+    def __init__(self, model):
+        from tpdet.comm.world import SoloWorld
+        from tpdet.config import EngineConfig
+        from tpdet.engine import Engine
+
+        config = EngineConfig.from_values(model=str(model), kv_pages=16)
+        self.engine = Engine(config, SoloWorld())
+
+    def of_second_run(self) -> int:
+        canary = Canary(self.engine, 1e-6)
+        canary.learn()
+        canary.begin_if_due()
+        while self.engine.has_work:
+            canary.take(self.engine.step())
+        assert canary.healthy
+        return self.engine.statistics().totals.prefix_hit_tokens
+
+
+def test_a_long_canary_is_computed_each_time_and_not_read_from_the_cache(tiny_model, monkeypatch):
+    monkeypatch.setattr(canary_module, "PROMPT_TOKENS", 300)
+    model = tiny_model("qwen3", kv_heads=2)
+    assert Hits(model).of_second_run() == 0
+    real = canary_module.canary_request
+
+    def unsalted(*args):
+        return msgspec.structs.replace(real(*args), cache_salt="")
+
+    monkeypatch.setattr(canary_module, "canary_request", unsalted)
+    assert Hits(model).of_second_run() == 256  # negative control: without a salt of its own

@@ -4,6 +4,7 @@ On a GPU the next step is planned and launched while one runs, so that the GPU n
 host; its rows name the tokens that the step in flight draws.
 """
 
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +13,7 @@ import torch
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine.results import LogitsTap, StepResults
-from tpdet.errors import NumericalError
+from tpdet.errors import IntegrityError, NumericalError, ReloadError
 from tpdet.kernels.philox import philox4x32
 from tpdet.plan import StepPlan, decode_plan, encode_plan
 from tpdet.request import (
@@ -23,7 +24,7 @@ from tpdet.request import (
     check_against_model,
     with_seed,
 )
-from tpdet.runner import Follower, Runner, TakeLogits
+from tpdet.runner import Follower, Runner, TakeLogits, Tick
 from tpdet.scheduler.scheduler import Scheduler
 from tpdet.scheduler.statistics import SchedulerStatistics
 
@@ -62,7 +63,6 @@ class Engine:
         self.runner = runner or Runner(config, world)
         self.model_config = self.runner.model_config
         self.max_model_len = self.runner.max_model_len
-        self.system_fingerprint = self.runner.system_fingerprint
         self.scheduler = Scheduler(
             max_num_seqs=config.seats,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -76,6 +76,11 @@ class Engine:
         self._seeds_drawn = 0
         self._run_ahead = self.runner.device.type == "cuda" if run_ahead is None else run_ahead
         self._flights: list[_Flight] = []  # launched and not committed, oldest first
+
+    @property
+    def system_fingerprint(self) -> str:
+        """Names contract, model and architecture; another one after a reload."""
+        return self.runner.system_fingerprint
 
     @property
     def has_work(self) -> bool:
@@ -110,9 +115,41 @@ class Engine:
         return self._finish()
 
     def heartbeat(self) -> None:
-        """Send an empty plan: every rank answers with the digest of its page table."""
-        self.scheduler.check_integrity()
+        """Send an empty plan: every rank answers with the digest of its page table.
+
+        Raises IntegrityError, on every rank, when two ranks' tables differ.
+        """
         self._send(self.scheduler.heartbeat(), Follower(0))
+
+    def check_integrity(self) -> None:
+        """Look through rank 0's own books; for idle time. Raises IntegrityError.
+
+        Every page is free, cached or held by whom the scheduler thinks, and the table by which
+        plans are made is the one by which this rank runs them.
+        """
+        self.scheduler.check_integrity()
+        ledger = self.scheduler.roster.ledger
+        if ledger.has_events:
+            return  # the runner hears of them with the next plan
+        difference = self.runner.table_difference(ledger.table)
+        if difference is not None:
+            raise IntegrityError(f"scheduler and runner of rank 0 differ: {difference}")
+
+    def reload(self, model: str, tick: Tick = lambda: None) -> None:
+        """Serve the weights of another checkpoint of the same shapes from now on.
+
+        Every rank checks the whole checkpoint before a byte is overwritten; the prefix cache
+        forgets the pages of the old weights, and every page's version is bumped. `tick` is called
+        after each tensor. Raises IntegrityError while there is work (drain first) or when the
+        checkpoint changes meanwhile, ReloadError when it is refused: nothing has changed then.
+        """
+        if self.has_work:
+            raise IntegrityError("a reload while requests run: drain first")
+        plan = msgspec.structs.replace(self.scheduler.heartbeat(), reload=model)
+        self._send(plan, Follower(0))
+        self.runner.reload(model, tick)
+        self.scheduler.reload(self._prefix_identity())
+        self.heartbeat()
 
     def stop_workers(self) -> None:
         """End the other ranks' `worker_loop`; they may enter it again."""
@@ -125,6 +162,9 @@ class Engine:
         while True:
             plan = decode_plan(self.world.broadcast_bytes(None))
             self.runner.launch(plan, Follower(sum(row.draws for row in plan.rows)))
+            if plan.reload:
+                with suppress(ReloadError):  # rank 0 raises the same, and answers for all
+                    self.runner.reload(plan.reload, lambda: None)
             if plan.stop:
                 return
 

@@ -10,11 +10,15 @@ from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.row_layers import row_linear
 from tpdet.weights.pieces import Pieces
+from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
 
 
 class Attention:
     """q, k, v projection, optional head norm, rotary embedding, paged attention, output product."""
+
+    _query_norm: torch.Tensor | None = None
+    _key_norm: torch.Tensor | None = None
 
     def __init__(
         self, source: WeightSource, partition: Partition, name: str, window: int | None
@@ -30,11 +34,23 @@ class Attention:
         parts += [(f"{name}.{p}_proj", key, partition.by_key_head()) for p in ("k", "v")]
         self._qkv = ColumnLinear(source, parts, config.hidden_size, config.attention_bias)
         self._output = row_linear(source, partition, f"{name}.o_proj", (config.hidden_size, query))
-        self._query_norm = self._key_norm = None
-        if config.qk_norm:
-            whole = Pieces.whole()
-            self._query_norm = source.read(f"{name}.q_norm.weight", (self._head,), whole)
-            self._key_norm = source.read(f"{name}.k_norm.weight", (self._head,), whole)
+        self._name, self._has_norms = name, config.qk_norm
+        self._load_norms(source)
+
+    def load(self, source: WeightSource) -> None:
+        """Read the weights again, in place."""
+        self._qkv.load(source)
+        self._output.load(source)
+        self._load_norms(source)
+
+    def _load_norms(self, source: WeightSource) -> None:
+        if not self._has_norms:
+            return
+        shape, whole = (self._head,), Pieces.whole()
+        query_norm = source.read(f"{self._name}.q_norm.weight", shape, whole)
+        key_norm = source.read(f"{self._name}.k_norm.weight", shape, whole)
+        self._query_norm = place(self._query_norm, query_norm)
+        self._key_norm = place(self._key_norm, key_norm)
 
     def __call__(
         self,

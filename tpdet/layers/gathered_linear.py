@@ -10,6 +10,7 @@ from tpdet.kernels import ops
 from tpdet.kernels.order import K_GROUP
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
+from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
 
 
@@ -28,8 +29,13 @@ class GatheredLinear:
         exchange = partition.exchange
         if not isinstance(exchange, ColumnExchange):
             raise TypeError(f"{type(exchange).__name__} gathers no columns: open one that does")
-        self.weight = source.read(f"{name}.weight", shape, partition.by_leaf(shape[0], dim=0))
+        self._read = f"{name}.weight", shape, partition.by_leaf(shape[0], dim=0)
+        self.weight = source.read(*self._read)
         self._exchange = exchange
+
+    def load(self, source: WeightSource) -> None:
+        """Read the weights again, in place."""
+        place(self.weight, source.read(*self._read))
 
     def __call__(
         self, x_MK: torch.Tensor, rows: MicroBatch, norm_weight: torch.Tensor, eps: float

@@ -11,11 +11,15 @@ from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.weights.pieces import Pieces
+from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
 
 
 class ColumnLinear:
     """y = x W^T + b with W's rows cut over ranks; several checkpoint tensors may stand in one."""
+
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -25,20 +29,25 @@ class ColumnLinear:
         bias: bool,
     ) -> None:
         """parts: (name without suffix, rows in the checkpoint, how they are cut), in order."""
-        self.weight = torch.cat(
-            [
-                source.read(f"{name}.weight", (rows, in_features), pieces)
-                for name, rows, pieces in parts
+        self._parts, self._in_features, self._has_bias = tuple(parts), in_features, bias
+        self.load(source)
+
+    def load(self, source: WeightSource) -> None:
+        """Read the weights, in place if there are some already."""
+        weights = [
+            source.read(f"{name}.weight", (rows, self._in_features), pieces)
+            for name, rows, pieces in self._parts
+        ]
+        self.weight = place(self.weight, torch.cat(weights))
+        if self._has_bias:
+            biases = [
+                source.read(f"{name}.bias", (rows,), pieces) for name, rows, pieces in self._parts
             ]
-        )
-        self.bias = None
-        if bias:
-            self.bias = torch.cat(
-                [source.read(f"{name}.bias", (rows,), pieces) for name, rows, pieces in parts]
-            )
+            self.bias = place(self.bias, torch.cat(biases))
 
     def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
         """x [M, K] -> this rank's columns [M, N], rounded to x's dtype."""
+        assert self.weight is not None
         return ops.column_gemm(x_MK, self.weight, self.bias)
 
 
@@ -49,6 +58,7 @@ class RowLinear:
     """
 
     kind = "row"
+    weight_LNK: torch.Tensor | None = None
 
     def __init__(
         self, source: WeightSource, partition: Partition, name: str, shape: tuple[int, int]
@@ -56,15 +66,21 @@ class RowLinear:
         exchange = partition.exchange
         if not isinstance(exchange, Exchange):
             raise TypeError(f"{type(exchange).__name__} folds no sums: open one that does")
-        pieces = partition.by_leaf(shape[1], dim=1)
-        weight_NK = source.read(f"{name}.weight", shape, pieces)
-        leaves = len(pieces.mine)
-        # Leaf-major, so that a leaf's operands have one layout whatever the number of ranks.
-        self.weight_LNK = weight_NK.view(shape[0], leaves, -1).permute(1, 0, 2).contiguous()
+        self._name, self._shape = f"{name}.weight", shape
+        self._pieces = partition.by_leaf(shape[1], dim=1)
+        self.load(source)
         self._roots = relative_roots(
             partition.plan.roots[partition.world.rank], partition.mine.start
         )
         self._exchange = exchange
+
+    def load(self, source: WeightSource) -> None:
+        """Read the weights, in place if there are some already."""
+        weight_NK = source.read(self._name, self._shape, self._pieces)
+        leaves = len(self._pieces.mine)
+        # Leaf-major, so that a leaf's operands have one layout whatever the number of ranks.
+        weight_NLK = weight_NK.view(self._shape[0], leaves, -1)
+        self.weight_LNK = place(self.weight_LNK, weight_NLK.permute(1, 0, 2).contiguous())
 
     def __call__(
         self, x_MK: torch.Tensor, rows: MicroBatch, norm_weight: torch.Tensor, eps: float
@@ -73,6 +89,7 @@ class RowLinear:
 
         The stream is rounded once, after the addition; its norm is complete on every rank.
         """
+        assert self.weight_LNK is not None
         sums = ops.leaf_sums(x_MK, self.weight_LNK, self._roots)
         if rows.aside:
             return self._exchange.begin(sums, rows.hidden_MH, norm_weight, eps)

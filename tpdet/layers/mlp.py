@@ -21,6 +21,11 @@ class GatedMlp:
         self._gate_up = ColumnLinear(source, parts, hidden, bias=False)
         self._down = row_linear(source, partition, f"{name}.down_proj", (hidden, width))
 
+    def load(self, source: WeightSource) -> None:
+        """Read the weights again, in place."""
+        self._gate_up.load(source)
+        self._down.load(source)
+
     def __call__(self, rows: MicroBatch, norm_weight: torch.Tensor, eps: float) -> Pending:
         """The rows' x and residual stream -> the stream with the block's result, and its norm."""
         mixed = ops.silu_and_multiply(self._gate_up(rows.x_MH))

@@ -25,6 +25,10 @@ class RowLayer(Protocol):
         """This rank's columns x [M, K / ranks] -> the rows' stream with y added, and its norm."""
         ...
 
+    def load(self, source: WeightSource) -> None:
+        """Read the weights again, in place."""
+        ...
+
 
 class RowRule(Protocol):
     """How such layers are cut: what both classes offer."""

@@ -12,11 +12,9 @@ class VocabularyTable:
 
     def __init__(self, source: WeightSource, partition: Partition, name: str) -> None:
         config = partition.config
-        rows_VH = source.read(
-            f"{name}.weight", (config.vocab_size, config.hidden_size), partition.by_vocabulary()
-        )
+        self._name, self._partition = f"{name}.weight", partition
+        rows_VH = self._read(source)
         share = partition.vocabulary_share * len(partition.mine)
-        self._partition = partition
         memory = partition.exchange.memory
         self._parts = None
         if memory is not None:
@@ -24,8 +22,21 @@ class VocabularyTable:
         self.table_VH = (
             rows_VH.new_empty(share, config.hidden_size) if self._parts is None else self._parts.own
         )
+        self._fill(rows_VH)
+
+    def load(self, source: WeightSource) -> None:
+        """Read the rows again, in place. No rank may be reading them."""
+        self._fill(self._read(source))
+
+    def _read(self, source: WeightSource) -> torch.Tensor:
+        config = self._partition.config
+        shape = (config.vocab_size, config.hidden_size)
+        return source.read(self._name, shape, self._partition.by_vocabulary())
+
+    def _fill(self, rows_VH: torch.Tensor) -> None:
         self.table_VH[: rows_VH.shape[0]] = rows_VH
         self.table_VH[rows_VH.shape[0] :] = 0
+        memory = self._partition.exchange.memory
         if memory is not None:
             memory.settle()  # from here on anyone may read
 

@@ -16,6 +16,7 @@ from tpdet.layers.mlp import GatedMlp
 from tpdet.layers.partition import Partition
 from tpdet.layers.vocabulary import VocabularyTable
 from tpdet.weights.pieces import Pieces
+from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
 
 
@@ -26,11 +27,19 @@ class DecoderLayer:
         config, name = partition.config, f"model.layers.{index}"
         shape, whole = (config.hidden_size,), Pieces.whole()
         self._eps = config.rms_norm_eps
-        self.input_norm = source.read(f"{name}.input_layernorm.weight", shape, whole)
+        self._norms = [f"{name}.{n}_layernorm.weight" for n in ("input", "post_attention")]
+        self.input_norm = source.read(self._norms[0], shape, whole)
         self._attention = Attention(source, partition, f"{name}.self_attn", config.windows[index])
-        self._middle_norm = source.read(f"{name}.post_attention_layernorm.weight", shape, whole)
+        self._middle_norm = source.read(self._norms[1], shape, whole)
         self._mlp = GatedMlp(source, partition, f"{name}.mlp")
         self._index = index
+
+    def load(self, source: WeightSource) -> None:
+        """Read the weights again, in place."""
+        for name, held in zip(self._norms, (self.input_norm, self._middle_norm), strict=True):
+            place(held, source.read(name, tuple(held.shape), Pieces.whole()))
+        self._attention.load(source)
+        self._mlp.load(source)
 
     def attend(
         self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: KeyValuePages
@@ -58,6 +67,20 @@ class Decoder:
         if not config.tie_word_embeddings:
             self._head = VocabularyTable(source, partition, "lm_head")
         self.cos, self.sin = rotary_table(config.rotary, positions, self._norm.device)
+
+    def load(self, source: WeightSource) -> None:
+        """Read every weight again, each into the memory it has: CUDA graphs stay valid.
+
+        The checkpoint's configuration must be the first one's. No step may be in flight, here or
+        on a peer. Raises as `WeightSource.read`; the model is then neither the old nor the new.
+        """
+        self._embedding.load(source)
+        for layer in self._layers:
+            layer.load(source)
+        name = "model.norm.weight"
+        place(self._norm, source.read(name, tuple(self._norm.shape), Pieces.whole()))
+        if self._head is not self._embedding:
+            self._head.load(source)
 
     def hidden(
         self, ids_M: torch.Tensor, pages: KeyValuePages, *batches: PagedBatch

@@ -1,6 +1,7 @@
 """One rank's step: plan to tensors, through the model, to token ids."""
 
+from tpdet.runner.loading import Tick
 from tpdet.runner.runner import Runner
 from tpdet.runner.taking import Follower, TakeLogits, draw_likeliest
 
-__all__ = ["Follower", "Runner", "TakeLogits", "draw_likeliest"]
+__all__ = ["Follower", "Runner", "TakeLogits", "Tick", "draw_likeliest"]

@@ -5,6 +5,7 @@ Shape suffixes: M rows of the step, R rows whose logits are wanted, V vocabulary
 
 import struct
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import torch
 
@@ -14,7 +15,7 @@ from tpdet.comm.agreement import agree, collect_facts
 from tpdet.comm.device import current_device, ranks_per_gpu, resolve_device
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
-from tpdet.errors import IntegrityError, PeerLostError, UsageError
+from tpdet.errors import IntegrityError, PeerLostError
 from tpdet.kernels import ops
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.known_answers import known_answers
@@ -22,27 +23,25 @@ from tpdet.kernels.order import Contract
 from tpdet.kernels.shard import Shard
 from tpdet.layers.partition import make_partition
 from tpdet.layers.row_layers import row_rule
-from tpdet.model_config import ModelConfig, load_model_config
-from tpdet.models.decoder import Decoder
+from tpdet.model_config import load_model_config
 from tpdet.models.halves import micro_batches
 from tpdet.models.warm_up import pages_needed, warm_up
 from tpdet.plan import StepPlan
-from tpdet.receipt import model_digest, system_fingerprint
+from tpdet.receipt import system_fingerprint
 from tpdet.runner.decode_graphs import DecodeGraphs
 from tpdet.runner.gpu_wait import wait_for_event
 from tpdet.runner.kernel_checks import admit_products, check_kernels, threads_per_rank
+from tpdet.runner.loading import Loader, Tick, context_length
 from tpdet.runner.memory import pages_that_fit
+from tpdet.runner.poison_check import poison_check
 from tpdet.runner.step_rows import gather_rows
 from tpdet.runner.taking import TakeLogits
 from tpdet.weights.resolve import resolve_model
-from tpdet.weights.source import merge_digests, open_weights
 
 LOGIT_ROWS = 256  # rows of the output head computed at once, at most
 _SHARE_OF_TIMEOUT = 0.8
 LOAD_TIMEOUT = 3600.0  # seconds the ranks may be apart while they read weights
 _LOCAL_FACTS = ("model", "tokenizer", "chat_template")  # paths may differ from host to host
-
-_TIED = ("lm_head.weight", "model.embed_tokens.weight")
 
 
 class Runner:
@@ -60,7 +59,7 @@ class Runner:
         self.device = current_device(kind)
         directory = resolve_model(config.model, config.revision)
         self.model_config = load_model_config(directory, config.dtype)
-        self.max_model_len = _context(config, self.model_config)
+        self.max_model_len = context_length(config, self.model_config)
         partition = make_partition(
             self.model_config, world, config.fold_order, config.leaves, config.row_layers
         )
@@ -77,6 +76,7 @@ class Runner:
         settings = config.model_dump(exclude={*_LOCAL_FACTS}) | {"contract": self.contract}
         answers = known_answers(self.device, self._dtype)
         facts = {f"known answer {name}": digest for name, digest in answers.items()}
+        facts |= {f"model.{name}": str(v) for name, v in asdict(self.model_config).items()}
         agree(world, collect_facts(settings, kind) | facts)
         world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
         partition = partition.over(
@@ -89,21 +89,8 @@ class Runner:
             )
         )
         self._exchange = partition.exchange
-        source = open_weights(
-            directory,
-            self.model_config,
-            config.load_format,
-            config.seed,
-            world.rank == 0,
-            self.device,
-        )
-        self.model = Decoder(source, partition, self.max_model_len)
-        tied = self.model_config.tie_word_embeddings
-        self.model_digest = model_digest(
-            self.model_config,
-            merge_digests(world, source.finish(_TIED if tied else None)),
-            (self.model.cos, self.model.sin),
-        )
+        self._loader = Loader(config, self.model_config, world, self.device)
+        self.model, self.model_digest = self._loader.load(directory, partition, self.max_model_len)
         self._key_heads = len(partition.key_heads)
         if kind == "cuda":
             limits = {
@@ -125,6 +112,27 @@ class Runner:
     def system_fingerprint(self) -> str:
         """Names contract, model and architecture: what may change bits."""
         return system_fingerprint(self.contract, self.model_digest, self.device.type)
+
+    def check_poison(self) -> None:
+        """The poison check over this rank's pages, none of which may be in use; collective."""
+        assert self._pages is not None
+        vocab_size = self.model_config.vocab_size
+        poison_check(self.model, self._pages, vocab_size, self.max_model_len, self._world)
+
+    def table_difference(self, table: VersionTable) -> str | None:
+        """The first page at which `table` is not this rank's, as `first_difference`; or None."""
+        return first_difference(table.snapshot(), self._table.snapshot())
+
+    def reload(self, name: str, tick: Tick) -> None:
+        """Take over the weights of model `name`, in place, so that graphs stay valid; collective.
+
+        No step may be in flight. Raises as `Loader.reload`: after a ReloadError all is as before.
+        """
+        self._world.set_timeout(max(LOAD_TIMEOUT, self._config.step_timeout))
+        try:
+            self.model_digest = self._loader.reload(self.model, name, tick)
+        finally:
+            self._world.set_timeout(self._config.step_timeout)
 
     def reset_pages(self, pages: int) -> None:
         """Begin with an empty KV cache of `pages` pages; alike on every rank, no step in flight."""
@@ -280,15 +288,3 @@ class Runner:
     @property
     def _dtype(self) -> torch.dtype:
         return getattr(torch, self.model_config.dtype)
-
-
-def _context(config: EngineConfig, model: ModelConfig) -> int:
-    """The context length to serve. Raises UsageError past the model's own."""
-    if config.max_model_len is None:
-        return model.max_position
-    if config.max_model_len > model.max_position:
-        raise UsageError(
-            f"max_model_len {config.max_model_len} is over the model's context of "
-            f"{model.max_position}: lower it"
-        )
-    return config.max_model_len

@@ -115,6 +115,11 @@ class PageLedger:
         self._events.append(event)
         self.prefixes.restart(prefix_identity)
 
+    @property
+    def has_events(self) -> bool:
+        """Whether pages changed since the last plan."""
+        return bool(self._events)
+
     def take_events(self) -> tuple[PageEvent, ...]:
         """The events since the last plan, in the order they happened."""
         events, self._events = tuple(self._events), []

@@ -98,6 +98,15 @@ class Bridge:
         self._socket.send(start)
         self._wait_for(protocol.Serving, tick)
 
+    def announce(self, start: protocol.Start) -> None:
+        """Tell the HTTP process what is served from now on. It was not listened to meanwhile."""
+        self._socket.send(start)
+        self.listen_again()
+
+    def listen_again(self) -> None:
+        """Count the HTTP process's silence from now: rank 0 was busy and heard nobody."""
+        self._heard = time.monotonic()
+
     def receive(self, engine: "Engine", seconds: float) -> bool:
         """Take in what clients want, after waiting up to `seconds`; False if there was nothing."""
         self._check_process()

@@ -1,7 +1,7 @@
 """The canary: one fixed request, answered at start and again while idle; its bits must not change.
 
 It takes the engine's ordinary path. A client's request ends it, so it holds no seat that anybody
-waits for. Its prompt is shorter than a page, so no cached prefix can stand in for computing it.
+waits for. Each run has a cache salt of its own, so no cached prefix can stand in for computing it.
 """
 
 import logging
@@ -51,6 +51,12 @@ class Canary:
         while self._running is not None:
             self.take(self._engine.step())
         _log.info("the canary's replay digest is %s", self._reference)
+
+    def renew(self) -> None:
+        """Take the answer of other weights to compare with; nothing else may run."""
+        self.abandon()
+        self._reference = None
+        self.learn()
 
     def begin_if_due(self) -> None:
         """Queue the request when its time has come and the engine has nothing else to do."""
@@ -115,6 +121,7 @@ def canary_request(name: str, vocab_size: int, max_model_len: int) -> Request:
     length = max(1, min(PROMPT_TOKENS, room))
     return Request(
         request_id=name,
+        cache_salt=name,
         prompt_token_ids=tuple((17 * place + 3) % min(vocab_size, 256) for place in range(length)),
         params=SamplingParams(
             temperature=1.0,

@@ -22,7 +22,13 @@ from tpdet.server.ticket import Output, Ticket
 
 PING_SECONDS = 1.0
 # The states that a state the engine reports may follow here; a drain is the end of the others.
-_FOLLOWS = {"accepting": (), "untrusted": ("accepting",), "draining": ("accepting", "untrusted")}
+_FOLLOWS = {
+    "accepting": ("reloading",),
+    "reloading": ("accepting",),
+    "untrusted": ("accepting", "reloading"),
+    "damaged": ("accepting", "reloading"),
+    "draining": ("accepting", "reloading", "untrusted", "damaged"),
+}
 
 _log = logging.getLogger("tpdet.server")
 
@@ -171,6 +177,7 @@ class EngineClient:
             return
         self._answered(ticket)
         if seed is not None:
+            ticket.facts = self.facts  # the weights it runs on: a reload waits until it is done
             ticket.accepted.set_result(seed)
         elif problem is not None:
             for request_id in ticket.request_ids:

@@ -56,6 +56,8 @@ class GenerationResponse(Response):
             with self._client.submit(self._call.requests, self._call.group_id) as ticket:
                 self._gone.add_done_callback(lambda _: ticket.fail(ClientGone()))
                 seed = await ticket.accepted
+                # Not those that the call was checked against: weights may have been reloaded since.
+                self._facts = ticket.facts or self._facts
                 self._client.metrics.prompt_tokens.count(usage(self._call, 0)["prompt_tokens"])
                 if self._call.stream:
                     finished = await self._stream(ticket, seed, send)

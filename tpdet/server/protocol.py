@@ -20,6 +20,8 @@ MAX_SOCKET_PATH_BYTES = 107
 REFUSALS = {
     "draining": ("draining", "the server is shutting down and takes no new requests"),
     "untrusted": ("engine_dead", "the server's answers have changed: it takes no requests"),
+    "damaged": ("engine_dead", "the server's page tables are damaged: it takes no requests"),
+    "reloading": ("draining", "the server is loading other weights: try again"),
 }
 
 
@@ -58,6 +60,7 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 class Start(msgspec.Struct, frozen=True, tag="start"):
     """Engine to HTTP: what the engine turned out to be; take requests from now on.
 
+    Sent again after a reload: what is accepted after it is answered by the new weights.
     `contract` and `model_digest` (64 hex digits each) go into replay digests.
     """
 

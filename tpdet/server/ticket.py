@@ -10,6 +10,7 @@ from typing import Protocol
 
 from tpdet.request import PromptOutput, Request, TokenOutput
 from tpdet.server.metrics import Clock
+from tpdet.server.protocol import Start
 
 Output = PromptOutput | TokenOutput
 
@@ -27,7 +28,12 @@ class Connection(Protocol):
 
 
 class Ticket:
-    """The outputs of one group. Use as a context manager: leaving it aborts what still runs."""
+    """The outputs of one group. Use as a context manager: leaving it aborts what still runs.
+
+    `facts` are those of the engine that accepted it, once it has.
+    """
+
+    facts: Start | None = None
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Where weights come from: one interface over checkpoints and drawn weights."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import blake3
@@ -17,12 +17,19 @@ from tpdet.weights.pieces import Pieces
 
 PieceKey = tuple[str, int]
 Digests = dict[PieceKey, bytes]
+WeightRead = tuple[str, tuple[int, ...], Pieces]
+"""What was asked of a source: a tensor's name and shape, and which pieces of it."""
 
 _digests_decoder = msgspec.msgpack.Decoder(list[tuple[str, int, bytes]])
 
 
 class WeightSource:
-    """Hands out this rank's pieces, each checked and digested; every tensor exactly once."""
+    """Hands out this rank's pieces, each checked and digested; every tensor exactly once.
+
+    `reads` is what was asked for, in order; `tick`, if set, is called after each of them.
+    """
+
+    tick: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -43,6 +50,7 @@ class WeightSource:
         self._seed = seed
         self._digests: Digests = {}
         self._read: list[str] = []
+        self.reads: list[WeightRead] = []
         total = len(checkpoint.names) if checkpoint is not None else None
         self._bar = tqdm(
             total=total, desc="weights", unit="tensor", disable=None if show_progress else True
@@ -57,6 +65,7 @@ class WeightSource:
         if name in self._read:
             raise CheckpointError(f"tensor {name} is asked for twice: each is read once")
         self._read.append(name)
+        self.reads.append((name, shape, pieces))
         parts = []
         for index, (first, last) in pieces.ranges(shape):
             if self._checkpoint is not None:
@@ -77,6 +86,8 @@ class WeightSource:
                 )
             parts.append(narrow.to(self._device))
         self._bar.update()
+        if self.tick is not None:
+            self.tick()
         # A copy always: what was read may be a view of the file, which may change under us.
         return torch.cat(parts, dim=pieces.dim)
 

@@ -1,0 +1,191 @@
+"""A model's weights on this rank: loaded at start, and again, in place, by a reload.
+
+A reload reads everything twice. First all ranks check the whole checkpoint and tell each other what
+they found; what one of them refuses, nobody loads, and the old weights serve on. Only then is a
+byte overwritten, and what is read now must have the digests of what was checked.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import blake3
+import msgspec
+import torch
+
+from tpdet.comm.agreement import agree
+from tpdet.comm.world import World
+from tpdet.config import EngineConfig
+from tpdet.errors import (
+    CheckpointError,
+    IntegrityError,
+    PeerLostError,
+    ReloadError,
+    TpdetError,
+    UsageError,
+)
+from tpdet.layers.partition import Partition
+from tpdet.model_config import ModelConfig, load_model_config
+from tpdet.models.decoder import Decoder
+from tpdet.receipt import model_digest
+from tpdet.weights.resolve import resolve_model
+from tpdet.weights.source import Digests, WeightRead, WeightSource, merge_digests, open_weights
+
+_TIED = ("lm_head.weight", "model.embed_tokens.weight")
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "chat_template.jinja",
+)  # fmt: skip
+
+Tick = Callable[[], None]
+_refusals = msgspec.msgpack.Decoder(tuple[int, str, str] | None)
+
+
+class Loader:
+    """Reads one model into one rank. Its methods are collective: all ranks call them together."""
+
+    def __init__(
+        self, config: EngineConfig, model: ModelConfig, world: World, device: torch.device
+    ) -> None:
+        self._config, self._model, self._world, self._device = config, model, world, device
+        self._reads: tuple[WeightRead, ...] = ()
+        self._tokenizer: dict[str, str] = {}
+
+    def load(self, directory: Path, partition: Partition, positions: int) -> tuple[Decoder, str]:
+        """The model and its digest, which all ranks agree on; `positions` as `Decoder`.
+
+        Raises as `WeightSource.read`, and DisagreementError.
+        """
+        source = self._open(directory, self._device)
+        decoder = Decoder(source, partition, positions)
+        found = self._digest(decoder, merge_digests(self._world, self._finish(source)))
+        agree(self._world, {"model digest": found})
+        self._reads = tuple(source.reads)
+        self._tokenizer = tokenizer_digests(directory)
+        return decoder, found
+
+    def reload(self, decoder: Decoder, name: str, tick: Tick) -> str:
+        """Overwrite the weights of `decoder` with those of model `name`; the model's new digest.
+
+        `tick` is called after each tensor. Raises ReloadError, on every rank, when any refuses
+        the checkpoint: nothing has changed then. Raises IntegrityError when the checkpoint was
+        changed while it was read: the weights are neither the old nor the new then.
+        """
+        directory, checked, weights = self._check_together(name, tick)
+        try:
+            source = self._open(directory, torch.device("cpu"), tick)
+            decoder.load(source)
+            loaded = self._finish(source)
+        except PeerLostError:
+            raise
+        except Exception as error:
+            raise IntegrityError(
+                f"the weights of {name} could not be read again after they were checked: {error}"
+            ) from error
+        if loaded != checked:
+            changed = next(key for key in sorted(checked) if loaded.get(key) != checked[key])
+            raise IntegrityError(
+                f"piece {changed[1]} of tensor {changed[0]} changed while the reload read it"
+            )
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._world.barrier()
+        return self._digest(decoder, weights)
+
+    def _check_together(self, name: str, tick: Tick) -> tuple[Path, Digests, str]:
+        """Directory, this rank's digests and all ranks' merged one. Raises ReloadError on all."""
+        refusal, found = None, None
+        try:
+            found = self._check(name, tick)
+        except Exception as error:
+            kind = error if isinstance(error, TpdetError) else TpdetError()
+            refusal = (kind.exit_code, kind.code, str(error) or type(error).__name__)
+        said = self._world.gather_bytes(msgspec.msgpack.encode(refusal))
+        for rank, data in enumerate(said):
+            told = _refusals.decode(data)
+            if told is not None:
+                exit_code, code, message = told
+                where = f"rank {rank}: " if self._world.size > 1 else ""
+                raise ReloadError(f"{where}{message}", exit_code, code)
+        assert found is not None
+        directory, digests = found
+        try:
+            weights = merge_digests(self._world, digests)
+        except TpdetError as error:
+            if isinstance(error, PeerLostError):
+                raise
+            raise ReloadError(str(error), error.exit_code, error.code) from error
+        return directory, digests, weights
+
+    def _check(self, name: str, tick: Tick) -> tuple[Path, Digests]:
+        """Read everything and keep nothing."""
+        if self._config.load_format == "dummy":
+            raise UsageError("load_format is 'dummy': drawn weights have nothing to reload from")
+        same = name == self._config.model
+        directory = resolve_model(name, self._config.revision if same else None)
+        self._check_config(directory)
+        self._check_tokenizer(directory)
+        source = self._open(directory, torch.device("cpu"), tick)
+        for read in self._reads:
+            source.read(*read)
+        return directory, self._finish(source)
+
+    def _check_config(self, directory: Path) -> None:
+        found = load_model_config(directory, self._config.dtype)
+        for field in fields(ModelConfig):
+            old, new = (getattr(config, field.name) for config in (self._model, found))
+            if old != new:
+                raise CheckpointError(
+                    f"config.json: {field.name} is {new!r}, the model that serves has {old!r}: a "
+                    "reload changes weights only, restart the server for another model"
+                )
+
+    def _check_tokenizer(self, directory: Path) -> None:
+        """The HTTP process keeps its tokenizer, so the files it came from must be the same."""
+        if self._config.skip_tokenizer_init or self._config.tokenizer is not None:
+            return
+        found = tokenizer_digests(directory)
+        for name in _TOKENIZER_FILES if found else ():
+            old, new = (digests.get(name, "absent") for digests in (self._tokenizer, found))
+            if old != new:
+                raise CheckpointError(
+                    f"{name} is {new[:16]}, the model that serves has {old[:16]}: a reload changes "
+                    "weights only, restart the server for another tokenizer"
+                )
+
+    def _open(
+        self, directory: Path, device: torch.device, tick: Tick | None = None
+    ) -> WeightSource:
+        config = self._config
+        source = open_weights(
+            directory, self._model, config.load_format, config.seed, self._world.rank == 0, device
+        )
+        source.tick = tick
+        return source
+
+    def _finish(self, source: WeightSource) -> Digests:
+        return source.finish(_TIED if self._model.tie_word_embeddings else None)
+
+    def _digest(self, decoder: Decoder, weights: str) -> str:
+        return model_digest(self._model, weights, (decoder.cos, decoder.sin))
+
+
+def tokenizer_digests(directory: Path) -> dict[str, str]:
+    """BLAKE3 (hex) of the tokenizer's files that are there, by name."""
+    return {
+        name: blake3.blake3((directory / name).read_bytes()).hexdigest()
+        for name in _TOKENIZER_FILES
+        if (directory / name).is_file()
+    }
+
+
+def context_length(config: EngineConfig, model: ModelConfig) -> int:
+    """The context length to serve. Raises UsageError past the model's own."""
+    if config.max_model_len is None:
+        return model.max_position
+    if config.max_model_len > model.max_position:
+        raise UsageError(
+            f"max_model_len {config.max_model_len} is over the model's context of "
+            f"{model.max_position}: lower it"
+        )
+    return config.max_model_len
