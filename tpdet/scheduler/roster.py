@@ -20,8 +20,7 @@ class Roster:
         num_pages: int,
         prefix_identity: bytes | None = None,
     ) -> None:
-        # Seats beyond the token budget would leave decodes without a token in a step.
-        self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
+        self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting = Line()
         self.running = Line()
@@ -31,9 +30,10 @@ class Roster:
     def choose(self) -> dict[RowKey, int]:
         """Tokens that each sequence of the next step computes, at least 1.
 
-        Decodes come first, then prompts, then the waiting line, each in the total order. So a
-        decoding sequence that keeps its pages is in every step, and between two of its tokens
-        lies never more than one chunk of prompts.
+        Decodes come first, then prompts, then the waiting line, each in the total order. Nobody
+        is admitted while a running sequence is left without a token, so there are never more of
+        them than the budget has tokens. So a decoding sequence that keeps its pages is in every
+        step, and between two of its tokens lies never more than one chunk of prompts.
         """
         self._secure_pages()
         takes = self._share_budget()
