@@ -20,7 +20,8 @@ class SamplingRow:
     `position` is where the new token goes. `token_ids` are the prompt and everything generated so
     far, split at `prompt_length` (the original one, also after a preemption); they are given, all
     `position` of them, where a penalty reads them, and otherwise left out. `forbidden_ids`,
-    ascending, would end the sequence before `min_tokens`.
+    ascending, would end the sequence before `min_tokens`. `allowed` are the ids that its schema
+    lets follow (`tpdet.grammar.constraint.Next`), None without a schema.
     """
 
     key: RowKey
@@ -32,6 +33,7 @@ class SamplingRow:
     token_ids: Sequence[int]
     position: int
     forbidden_ids: tuple[int, ...]
+    allowed: bytes | None = None
 
     @property
     def likeliest(self) -> bool:
