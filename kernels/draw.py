@@ -10,7 +10,8 @@ class Draw:
 
     Temperature 0 is greedy; top_k <= 0, top_p 1 and min_p 0 are off. `seed` is in [0, 2^64),
     `position` is the sampled token's, `choice` the index among n. `prompt_ids` and `output_ids`
-    feed the penalties (may be empty when those are off); `forbidden` ids cannot be drawn.
+    feed the penalties (may be empty when those are off); `forbidden` ids cannot be drawn, and with
+    `allowed` (ceil(V / 8) bytes; bit i & 7 of byte i >> 3 is id i's) only those that it has can.
     """
 
     temperature: float
@@ -27,13 +28,15 @@ class Draw:
     prompt_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()
     forbidden: tuple[int, ...] = ()
+    allowed: bytes | None = None
 
     @property
     def changes_logits(self) -> bool:
-        """Whether bias, a penalty or a forbidden id touches the logits before temperature."""
+        """Whether bias, a penalty or an impossible id touches the logits before temperature."""
         return bool(
             self.bias
             or self.forbidden
+            or self.allowed is not None
             or self.repetition_penalty != 1.0
             or self.frequency_penalty != 0.0
             or self.presence_penalty != 0.0

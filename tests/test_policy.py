@@ -16,6 +16,7 @@ FLOORS = {
     "model_config": 1, "make_model": 1, "json_file": 1, "train_tokenizer": 1,
     "token_bytes": 1, "token_guard": 1, "model_shapes": 1, "canonical_json": 1,
     "layers": 2, "cache": 2, "weights": 2, "sampler": 2, "receipt": 2, "replay": 2,
+    "grammar": 2,
     "models": 3, "scheduler": 3,
     "runner": 4,
     "engine": 5,

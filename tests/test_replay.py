@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tpdet.canonical_json import canonical_json
-from tpdet.replay import COVERED, LEFT_OUT, canonical_request, replay_digest
+from tpdet.replay import COVERED, LEFT_OUT, SCHEMA, canonical_request, replay_digest
 from tpdet.request import Request, SamplingParams, with_seed
 from tpdet.sampling_row import SampledToken
 
@@ -51,7 +51,7 @@ def test_the_page_alone_is_enough_to_compute_it():
 
 
 def test_every_parameter_is_covered_or_known_to_be_left_out():
-    named = {*COVERED, *LEFT_OUT, "seed", "ignore_eos"}
+    named = {*COVERED, *LEFT_OUT, SCHEMA, "seed", "ignore_eos"}
     assert named == set(SamplingParams.__struct_fields__)
     assert all(f"`{name}`" in PAGE for name in named - {"seed"})
 
@@ -64,6 +64,7 @@ def test_every_parameter_is_covered_or_known_to_be_left_out():
         {"include_stop_str_in_output": True}, {"skip_special_tokens": False},
         {"presence_penalty": 0.5}, {"frequency_penalty": -0.5}, {"repetition_penalty": 1.2},
         {"logit_bias": {9: 99.0, 10: -1.5}}, {"ignore_eos": True},
+        {"json_schema": '{"type":"object"}'},
     ],
 )  # fmt: skip
 def test_what_changes_an_answer_changes_it(fields):

@@ -13,6 +13,7 @@ from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import DisagreementError, NumericalError, RequestError
+from tpdet.grammar import trial
 from tpdet.outputs import ChoiceAnswer, RequestAnswer, RequestAssembler, logprob_bits
 from tpdet.replay import replay_digest
 from tpdet.request import Request, SamplingParams, TokenOutput, check_against_model
@@ -139,6 +140,9 @@ class LLM:
             config = self.engine.model_config
             check_against_model(request, config.vocab_size, self.engine.max_model_len)
             RequestAssembler(request, self.tokenizer)
+            if params.json_schema is not None:
+                trial.check(params.json_schema)
+                self.engine.grammars.constrain(params.json_schema)
             requests.append(request)
         return texts, requests
 
@@ -194,6 +198,8 @@ class LLM:
                         bar.update()
         for request in requests:
             failure = assemblers[request.request_id].failure
+            if failure is not None and failure.code == RequestError.code:
+                raise RequestError(f"prompt {request.request_id}: {failure.message}")
             if failure is not None:
                 raise NumericalError(f"prompt {request.request_id}: {failure.message}")
         return [

@@ -20,6 +20,7 @@ from tpdet.stop_strings import StopStringMatcher
 from tpdet.tokenizer import Tokenizer
 
 NEGATIVE_INFINITY = -9999.0  # JSON has no infinity
+DEAD_END = "grammar"  # the stop reason of a text that its schema lets nothing follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class TextDelta:
 
     `token_ids` and `logprobs` have one length (1, or 0 when nothing was sampled or the choice had
     ended); `text` may lag behind them while it could begin a stop string or a character is not
-    complete. `stop_reason` is the stop string, or the id from `stop_token_ids`, that ended it.
+    complete. `stop_reason` is the stop string, or the id from `stop_token_ids`, that ended it, or
+    DEAD_END.
     `abort` tells the reader that the engine must be told to drop the choice.
     """
 
@@ -101,6 +103,8 @@ class ChoiceAssembler:
             self._finish_reason = output.finish_reason
             if output.stop_token_id in self._params.stop_token_ids:
                 self._stop_reason = output.stop_token_id
+            if output.dead_end:
+                self._stop_reason = DEAD_END
         self._pieces.append(text)
         return TextDelta(
             text=text,

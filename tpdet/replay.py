@@ -23,6 +23,9 @@ COVERED = (
 """Parameters in the canonical request by their own names; `seed` and `ignore_eos` are in it as the
 seed that was used and the ids that end the text."""
 
+SCHEMA = "json_schema"
+"""In the canonical request only where one was given."""
+
 LEFT_OUT = ("logprobs", "prompt_logprobs")
 """Parameters that choose what is shown of an answer, never what it is."""
 
@@ -73,6 +76,8 @@ def _canonical_params(params: SamplingParams) -> dict[str, object]:
     found["stop"] = [_text(stop) for stop in params.stop]
     found["stop_token_ids"] = sorted({*params.stop_token_ids})
     found["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+    if params.json_schema is not None:
+        found[SCHEMA] = params.json_schema
     return found
 
 

@@ -20,6 +20,7 @@ MAX_SEED = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-3
 MAX_TEMPERATURE = 2.0
+MAX_SCHEMA_BYTES = 64 << 10
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,8 +28,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     `seed=None` lets the engine draw one from its own seed stream and return it. `top_k` -1 or 0 is
     off. `logprobs=k` returns the chosen token's log-probability and the k likeliest beside it.
-    `max_tokens=0` scores the prompt only. Raises RequestError, naming the field, when a value is
-    out of range.
+    `max_tokens=0` scores the prompt only. `json_schema` (JSON text) is what the answer must follow
+    to its end. Raises RequestError, naming the field, when a value is out of range.
     """
 
     n: int = 1
@@ -50,10 +51,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
+    json_schema: str | None = None
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether a penalty makes the next token depend on the tokens so far themselves."""
+        """Whether the next token depends on the tokens so far otherwise than by their K/V."""
+        return self.penalises or self.json_schema is not None
+
+    @property
+    def penalises(self) -> bool:
+        """Whether a penalty counts tokens."""
         return (
             self.repetition_penalty != 1.0
             or self.frequency_penalty != 0.0
@@ -104,6 +111,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, 2**31 - 1)
             _number("logit_bias", bias, -100.0, 100.0)
+        _check_schema(self.json_schema)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +145,8 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     that ends the sequence has `finish_reason` "stop" (then `stop_token_id` tells which) or
     "length". A choice with `max_tokens=0` sends one output with `token_id` -1. `cached_tokens`,
     told with a choice's first output alone, counts the prompt tokens whose K/V were read from the
-    prefix cache; nothing else may depend on it.
+    prefix cache; nothing else may depend on it. `dead_end`: the schema allows no token after this
+    one, though the text is not complete (`finish_reason` is "length").
     """
 
     request_id: str
@@ -148,6 +157,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finish_reason: str | None = None
     stop_token_id: int | None = None
     cached_tokens: int = 0
+    dead_end: bool = False
 
 
 class PromptOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -215,6 +225,19 @@ def _check_stops(stop: tuple[str, ...]) -> None:
             raise RequestError(
                 f"a stop string of {size} bytes is over the limit of {MAX_STOP_BYTES}", "stop"
             )
+
+
+def _check_schema(schema: object) -> None:
+    """Whether it is a schema that can be used is found where it is compiled."""
+    if schema is None:
+        return
+    if not isinstance(schema, str):
+        raise RequestError(f"json_schema must be JSON text, not {type(schema)}", "response_format")
+    size = len(schema.encode("utf-8", "surrogatepass"))
+    if size > MAX_SCHEMA_BYTES:
+        raise RequestError(
+            f"a schema of {size} bytes is over the limit of {MAX_SCHEMA_BYTES}", "response_format"
+        )
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:

@@ -127,6 +127,7 @@ def _draw(row: SamplingRow) -> Draw:
         prompt_ids=row.token_ids[: row.prompt_length] if needs_prompt else (),
         output_ids=row.token_ids[row.prompt_length :] if needs_prompt or needs_output else (),
         forbidden=row.forbidden_ids,
+        allowed=row.allowed,
     )
 
 

@@ -19,7 +19,8 @@ class SamplingRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `position` is where the new token goes. `token_ids` are the prompt and everything generated so
     far, split at `prompt_length` (the original one, also after a preemption); they are given, all
     `position` of them, where a penalty reads them, and otherwise left out. `forbidden_ids`,
-    ascending, would end the sequence before `min_tokens`.
+    ascending, would end the sequence before `min_tokens`. `allowed` are the ids that its schema
+    lets follow (`tpdet.grammar.constraint.Next`), None without a schema.
     """
 
     key: RowKey
@@ -31,6 +32,7 @@ class SamplingRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     token_ids: Sequence[int]
     position: int
     forbidden_ids: tuple[int, ...]
+    allowed: bytes | None = None
 
     @property
     def likeliest(self) -> bool:

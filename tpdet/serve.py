@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,9 @@ def build_engine(settings: Settings, environment: RankEnvironment) -> "Engine":
     config = settings.engine
     engine = Engine(config, open_world(config.device, config.step_timeout, environment))
     engine.runner.check_poison()
+    if environment.rank == 0 and find_spec("llguidance") and not config.skip_tokenizer_init:
+        # Now rather than at the first schema: it takes a second for a large vocabulary.
+        _ = engine.grammars
     return engine
 
 

@@ -5,6 +5,7 @@
     frequency    x[i] = x[i] - fp32(f) * fp32(count_i)            count of i in the output
     presence     x[i] = x[i] - fp32(p)                            i in the output
     forbidden    x[i] = -inf                                      by select, whatever x[i] holds
+    allowed      x[i] = -inf                                      by select, i not in the mask
 
 Each operation rounds to fp32 once; nothing is fused. r is rounded to fp32 and held in the normal
 range [2^-126, (2 - 2^-23) * 2^127], so that 0 * inf cannot make a NaN, and a finite logit that
@@ -12,6 +13,8 @@ overflows becomes the largest finite fp32 of its sign. "Output" begins at the or
 length, also after a preemption. Repetition as in Hugging Face transformers, frequency and presence
 as in OpenAI's API; all of it in vLLM's order.
 """
+
+from collections.abc import Sequence
 
 import torch
 
@@ -49,6 +52,20 @@ def penalise_frequency_and_presence(
 def forbid(logits: torch.Tensor, ids: tuple[int, ...]) -> None:
     """Make ids impossible, in place."""
     logits[torch.tensor(ids, dtype=torch.int64)] = -torch.inf
+
+
+def keep_allowed(logits: torch.Tensor, allowed: bytes) -> None:
+    """Make all ids impossible but those whose bit is set, in place."""
+    logits.masked_fill_(~unpack_bits([allowed], logits.device)[0, : len(logits)], -torch.inf)
+
+
+def unpack_bits(masks: Sequence[bytes], device: torch.device) -> torch.Tensor:
+    """Masks of one length, the lowest bit of a byte first: bool [masks, 8 * bytes]."""
+    packed = torch.frombuffer(bytearray(b"".join(masks)), dtype=torch.uint8)
+    if device.type == "cuda":
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    bits = 1 << torch.arange(8, dtype=torch.uint8, device=device)
+    return (packed.view(len(masks), -1, 1) & bits).ne(0).flatten(1)
 
 
 def hold_finite(scaled: torch.Tensor, original: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """One token from one row of logits, in the frozen order of the contract.
 
-    x + 0.0  ->  bias  ->  repetition, frequency, presence penalties  ->  forbidden ids
+    x + 0.0  ->  bias  ->  repetition, frequency, presence penalties  ->  forbidden, allowed
       ->  temperature 0: argmax, ties to the lowest id
       ->  else: temperature  ->  top-k  ->  top-p  ->  min-p  ->  Gumbel-max draw
 
@@ -23,6 +23,7 @@ from tpdet.kernels.cpu.gumbel import draw
 from tpdet.kernels.cpu.penalties import (
     add_bias,
     forbid,
+    keep_allowed,
     penalise_frequency_and_presence,
     penalise_repetition,
 )
@@ -50,7 +51,7 @@ def choose_tokens(logits: torch.Tensor, draws: dict[int, Draw]) -> dict[int, int
 def choose_token(logits: torch.Tensor, how: Draw) -> int:
     """The token of one row: fp32 [V] with a finite maximum -> vocabulary id.
 
-    NO_TOKEN (-1) when bias and forbidden ids leave nothing to choose. `logits` is not changed.
+    NO_TOKEN (-1) when bias, forbidden and allowed ids leave nothing to choose. `logits` stay.
     """
     logits = logits + 0.0
     if how.changes_logits:
@@ -83,6 +84,8 @@ def _penalise(logits: torch.Tensor, how: Draw) -> None:
         penalise_frequency_and_presence(logits, output, how.frequency_penalty, how.presence_penalty)
     if how.forbidden:
         forbid(logits, how.forbidden)
+    if how.allowed is not None:
+        keep_allowed(logits, how.allowed)
 
 
 def _keep(

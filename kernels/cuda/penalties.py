@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tpdet.kernels.cpu.penalties import FLOAT32_MAX, FLOAT32_TINY, hold_finite
+from tpdet.kernels.cpu.penalties import FLOAT32_MAX, FLOAT32_TINY, hold_finite, unpack_bits
 from tpdet.kernels.draw import Draw
 
 
@@ -22,7 +22,7 @@ def to_device(
 
 
 def penalise(logits: torch.Tensor, draws: Sequence[Draw], first_id: int = 0) -> None:
-    """Bias, penalties and forbidden ids in place: fp32 [D, W] contiguous and D draws.
+    """Bias, penalties, forbidden and allowed ids in place: fp32 [D, W] contiguous and D draws.
 
     Columns are the ids from `first_id`; ids elsewhere are another rank's.
     """
@@ -32,6 +32,17 @@ def penalise(logits: torch.Tensor, draws: Sequence[Draw], first_id: int = 0) -> 
         at = to_device(rows, torch.int64, logits.device)
         logits[at] = _penalised_rows(logits[at], [draws[row] for row in rows], first_id)
     _put(logits, draws, lambda how: dict.fromkeys(how.forbidden, -torch.inf), first_id, add=False)
+    _keep_allowed(logits, draws, first_id)
+
+
+def _keep_allowed(logits: torch.Tensor, draws: Sequence[Draw], first_id: int) -> None:
+    masks = {row: how.allowed for row, how in enumerate(draws) if how.allowed is not None}
+    if not masks:
+        return
+    at = to_device(list(masks), torch.int64, logits.device)
+    kept = unpack_bits(list(masks.values()), logits.device)
+    kept = kept[:, first_id : first_id + logits.shape[1]]
+    logits[at] = torch.where(kept, logits[at], -torch.inf)
 
 
 def _penalised(how: Draw) -> bool:

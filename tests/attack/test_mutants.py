@@ -26,7 +26,10 @@ VALID = (
             {"role": "user", "content": [{"type": "text", "text": "hi"}]},
         ],
         "max_completion_tokens": 3, "logprobs": True, "top_logprobs": 3, "stop": "q",
-        "response_format": {"type": "text"}, "skip_special_tokens": False,
+        "response_format": {"type": "json_schema", "json_schema": {
+            "name": "n", "strict": True,
+            "schema": {"type": "object", "properties": {"a": {"enum": [1, "x"]}}},
+        }}, "skip_special_tokens": False,
     }),
     ("/tokenize", {"model": MODEL, "prompt": "hello", "return_token_strs": True}),
     ("/detokenize", {"model": MODEL, "tokens": [104, 105]}),

@@ -19,8 +19,15 @@ LEFT_OUT = "positive_data_acceptance"
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="schemathesis is not installed")
-@pytest.mark.parametrize("guarded", [False, True])
-def test_schemathesis_finds_nothing(tmp_path, guarded):
+@pytest.mark.parametrize(
+    ("guarded", "phases", "examples"),
+    [
+        (True, "fuzzing", "3"),
+        pytest.param(False, "coverage,fuzzing", "60", marks=pytest.mark.slow),
+        pytest.param(True, "coverage,fuzzing", "30", marks=pytest.mark.slow),
+    ],
+)
+def test_schemathesis_finds_nothing(tmp_path, guarded, phases, examples):
     keys = tmp_path / "keys"
     keys.write_text(KEYS[0] + "\n")
     keys.chmod(0o600)
@@ -30,7 +37,7 @@ def test_schemathesis_finds_nothing(tmp_path, guarded):
         found = subprocess.run(
             [
                 str(PROGRAM), "run", server.url + "/openapi.json", *flags, "--seed", "2",
-                "--phases", "coverage,fuzzing", "--max-examples", "30",
+                "--phases", phases, "--max-examples", examples,
                 "--generation-deterministic", "--continue-on-failure",
                 "--exclude-checks", LEFT_OUT,
             ],

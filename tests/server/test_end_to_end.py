@@ -18,10 +18,25 @@ import pytest
 
 SIZES = (1, 2, 4)
 STEP_TIMEOUT = 8.0
+# Without blanks, so that a model of random weights comes to an end soon.
+SCHEMA = {"anyOf": [{"enum": ["alpha", "beta"]}, {"type": "integer", "minimum": 0, "maximum": 999}]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 QUESTIONS = (
     {"prompt": "The for statement", "temperature": 0, "max_tokens": 12, "logprobs": 2},
     {"prompt": "A list is", "temperature": 0.9, "top_p": 0.9, "seed": 3, "max_tokens": 12},
     {"prompt": "Import", "temperature": 1.0, "seed": 4, "max_tokens": 8, "n": 4},
+    {
+        "prompt": "JSON:",
+        "temperature": 1.0,
+        "seed": 6,
+        "max_tokens": 20,
+        "extra_body": {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": SCHEMA},
+            },
+        },
+    },
     {"prompt": list(range(40, 330)), "temperature": 0.7, "top_k": 20, "seed": 5, "max_tokens": 6},
 )
 CHAT = [
@@ -67,11 +82,18 @@ class Served:
         return code
 
 
+def arguments(question):
+    """A question as the client's arguments: what OpenAI's completions lack goes beside them."""
+    beside = {"top_k", "response_format"}
+    extra = {key: value for key, value in question.items() if key in beside}
+    fields = {key: value for key, value in question.items() if key not in beside}
+    return fields | {"extra_body": {"return_token_ids": True, **extra}}
+
+
 def ask(client, question):
     """An answer without its id and time: its choices, then its fingerprint and replay digest."""
-    fields = dict(question)
-    extra = {"return_token_ids": True, "top_k": fields.pop("top_k", -1)}
-    found = client.completions.create(model="tiny", extra_body=extra, **fields)
+    fields = arguments(question)
+    found = client.completions.create(model="tiny", **fields)
     return [
         (c.index, c.text, c.finish_reason, c.token_ids, c.logprob_bits, str(c.logprobs))
         for c in found.choices
@@ -80,11 +102,10 @@ def ask(client, question):
 
 def ask_streaming(client, question):
     """The same question streamed: text and ids of each choice, concatenated."""
-    fields = dict(question)
-    extra = {"return_token_ids": True, "top_k": fields.pop("top_k", -1)}
+    fields = arguments(question)
     texts: dict[int, str] = {}
     ids: dict[int, list] = {}
-    for chunk in client.completions.create(model="tiny", stream=True, extra_body=extra, **fields):
+    for chunk in client.completions.create(model="tiny", stream=True, **fields):
         for choice in chunk.choices:
             texts[choice.index] = texts.get(choice.index, "") + choice.text
             ids.setdefault(choice.index, []).extend(choice.token_ids or [])
@@ -100,9 +121,8 @@ def crowd(url, count):
         ) as client:
 
             async def one(index):
-                fields = dict(QUESTIONS[index % len(QUESTIONS)])
-                extra = {"return_token_ids": True, "top_k": fields.pop("top_k", -1)}
-                found = await client.completions.create(model="tiny", extra_body=extra, **fields)
+                fields = arguments(QUESTIONS[index % len(QUESTIONS)])
+                found = await client.completions.create(model="tiny", **fields)
                 return [
                     (c.index, c.text, c.finish_reason, c.token_ids, c.logprob_bits, str(c.logprobs))
                     for c in found.choices
@@ -113,11 +133,10 @@ def crowd(url, count):
     return asyncio.run(run())
 
 
-def chat(client, stream):
+def chat(client, stream, **fields):
     """A chat answer's text."""
-    found = client.chat.completions.create(
-        model="tiny", messages=CHAT, temperature=0.8, seed=9, max_tokens=10, stream=stream
-    )
+    settings = {"temperature": 0.8, "seed": 9, "max_tokens": 10} | fields
+    found = client.chat.completions.create(model="tiny", messages=CHAT, stream=stream, **settings)
     if not stream:
         return found.choices[0].message.content
     return "".join(c.choices[0].delta.content or "" for c in found if c.choices)
@@ -138,6 +157,10 @@ def answers(tiny_model, tmp_path_factory):
             "streamed": [ask_streaming(client, question) for question in QUESTIONS],
             "crowd": crowd(served.url, 32),
             "chat": [chat(client, stream) for stream in (False, True)],
+            "json": [
+                chat(client, stream, response_format=FORMAT, max_tokens=20)
+                for stream in (False, True)
+            ],
             "models": [m.id for m in client.models.list().data],
             "exit": served.end(),
             "ready_tp": served.ready["tp"],
@@ -150,6 +173,15 @@ def test_an_answer_has_the_same_bits_at_every_size(answers, tp):
     assert answers[tp]["alone"] == answers[1]["alone"]
     assert answers[tp]["names"] == answers[1]["names"]
     assert answers[tp]["ready_tp"] == tp and answers[tp]["models"] == ["tiny"]
+
+
+@pytest.mark.parametrize("tp", SIZES)
+def test_an_answer_follows_its_schema(answers, tp):
+    (choice,) = answers[tp]["alone"][3]
+    assert choice[2] == "stop" and answers[tp]["json"] == [answers[1]["json"][0]] * 2
+    for text in (choice[1], *answers[tp]["json"]):
+        found = json.loads(text)
+        assert found in ("alpha", "beta") or (type(found) is int and 0 <= found <= 999)
 
 
 @pytest.mark.parametrize("tp", SIZES)

@@ -13,6 +13,14 @@ from tpdet.server.limits import MAX_BODY_BYTES
 KEY = "sk-test-1"
 JSON = "Content-Type: application/json"
 PATH = "/v1/completions"
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}
+WRONG_FORMATS = (
+    {}, {"name": "x"}, {"schema": {}}, {"name": "", "schema": {}}, {"name": "x", "schema": True},
+    {"name": "x", "schema": "{}"}, {"name": "x", "schema": {"type": "robot"}},
+    {"name": "x", "schema": {"not": {}}}, {"name": "x", "schema": {}, "strict": 1},
+    {"name": "x", "schema": {"description": "d" * (64 << 10)}},
+    {"name": "x", "schema": {"$ref": "file:///etc/passwd"}},
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +82,10 @@ def split(answer: bytes) -> tuple[int, dict[str, str], bytes]:
         ("truncate_prompt_tokens", [-1, 1, 300], [0, -2, "1"]),
         ("stream", [False], ["true", 1, 0]),
         ("echo", [True], ["yes", 1]),
-        ("response_format", [{"type": "text"}], [{"type": "json_object"}, "text", {}]),
+        ("response_format", [{"type": "text"}, {"type": "json_object"}, FORMAT],
+         ["text", {}, {"type": "json_schema"}, FORMAT | {"type": "json_object"},
+         FORMAT | {"type": "text"}, {"type": "grammar"},
+         *({"type": "json_schema", "json_schema": wrong} for wrong in WRONG_FORMATS)]),
         ("prompt", ["x", [1, 2], ["x"] * 64, [[1]] * 64, "y" * 252],
          ["", [], [[]], ["x"] * 65, [1, "x"], ["x", 1], [[1], "x"], 3, {}, [512], [-1], [1.0],
           [True], [[1, "a"]], "y" * 257, [5] * 300, [[5] * 300], [None]]),
@@ -108,6 +119,8 @@ def test_each_field_at_its_limits_and_past_them(server, field, inside, outside):
         {"stream": True, "stream_options": {"other": 1}},
         {"stream": True, "prompt_logprobs": 1},
         {"frequency": 1},
+        {"response_format": {"type": "json_object", "schema": {}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
     ],
 )
 def test_chat_refuses_what_it_does_not_know(server, fields):

@@ -13,7 +13,9 @@ import torch
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine.results import LogitsTap, StepResults
-from tpdet.errors import IntegrityError, NumericalError, ReloadError
+from tpdet.errors import IntegrityError, NumericalError, ReloadError, RequestError
+from tpdet.grammar.compile import FIELD
+from tpdet.grammar.constraint import Grammars
 from tpdet.kernels.philox import philox4x32
 from tpdet.plan import StepPlan, decode_plan, encode_plan
 from tpdet.request import (
@@ -27,6 +29,8 @@ from tpdet.request import (
 from tpdet.runner import Follower, Runner, TakeLogits, Tick
 from tpdet.scheduler.scheduler import Scheduler
 from tpdet.scheduler.statistics import SchedulerStatistics
+from tpdet.tokenizer import Tokenizer
+from tpdet.weights.resolve import resolve_model
 
 EngineOutput = TokenOutput | PromptOutput | RequestFailed
 
@@ -71,11 +75,13 @@ class Engine:
             max_model_len=self.max_model_len,
             preempt_every=preempt_every,
             prefix_identity=self._prefix_identity(),
+            constrain=lambda schema: self.grammars.constrain(schema),
         )
         self._tap = tap
         self._seeds_drawn = 0
         self._run_ahead = self.runner.device.type == "cuda" if run_ahead is None else run_ahead
         self._flights: list[_Flight] = []  # launched and not committed, oldest first
+        self._grammars: Grammars | None = None
 
     @property
     def system_fingerprint(self) -> str:
@@ -86,6 +92,21 @@ class Engine:
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
         return self.scheduler.has_work
+
+    @property
+    def grammars(self) -> Grammars:
+        """Schemas over this model's vocabulary; the first use takes a second for a large one.
+
+        Raises RequestError without a tokenizer or the library.
+        """
+        if self._grammars is None:
+            config = self.config
+            if config.skip_tokenizer_init:
+                raise RequestError("response_format needs a tokenizer: none is loaded", FIELD)
+            directory = resolve_model(config.tokenizer or config.model, config.revision)
+            vocabulary = self.model_config.vocab_size
+            self._grammars = Grammars(Tokenizer.load(directory), vocabulary)
+        return self._grammars
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns its seed, drawn from the server's seed stream if it has none.

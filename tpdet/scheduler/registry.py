@@ -1,17 +1,25 @@
 """Who is there: the requests by their id, from the door until their last choice has ended."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tpdet.errors import OverloadedError, RequestError
+from tpdet.grammar.constraint import Constraint
 from tpdet.request import Request
 from tpdet.scheduler.limits import check_fits
-from tpdet.scheduler.sequence import Sequence
+from tpdet.scheduler.sequence import Sequence, choices_of
 
 
 class Registry:
     """Requests in the order of their admission; `max_queue` of them may wait for a first page."""
 
-    def __init__(self, max_queue: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        max_queue: int,
+        max_model_len: int,
+        constrain: Callable[[str], Constraint] | None = None,
+    ) -> None:
+        """constrain: makes a constraint of a schema's text, or raises RequestError."""
+        self._constrain = constrain
         self.max_queue, self.max_model_len = max_queue, max_model_len
         self._requests: dict[str, list[Sequence]] = {}
         self._unstarted: dict[str, None] = {}  # requests that never had a page, oldest first
@@ -31,8 +39,8 @@ class Registry:
     def add(self, request: Request, num_pages: int) -> list[Sequence]:
         """`request` as `n` sequences under the next admission number.
 
-        Raises RequestError for one that can never run or whose id is in use, and OverloadedError
-        when `max_queue` requests wait already.
+        Raises RequestError for one that can never run, whose schema cannot be used or whose id is
+        in use, and OverloadedError when `max_queue` requests wait already.
         """
         name = request.request_id
         if name in self._requests:
@@ -42,8 +50,8 @@ class Registry:
         check_fits(request, num_pages, self.max_model_len)
         if len(self._unstarted) >= self.max_queue:
             raise OverloadedError(f"{self.max_queue} requests wait already: try again later")
-        admission, self._next_admission = self._next_admission, self._next_admission + 1
-        sequences = [Sequence.of(request, admission, i) for i in range(request.params.n)]
+        sequences = choices_of(request, self._next_admission, self._constrain)
+        self._next_admission += 1
         self._requests[name] = sequences
         self._unstarted[name] = None
         return sequences

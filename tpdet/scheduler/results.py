@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from tpdet.errors import IntegrityError
+from tpdet.errors import IntegrityError, RequestError
 from tpdet.plan import Row
 from tpdet.request import PromptOutput, RequestFailed, TokenOutput
 from tpdet.sampling_row import RowKey, SampledToken
@@ -49,8 +49,8 @@ def take_results(
 ) -> Iterator[Output]:
     """Change `sequence` by its row's results and yield what its reader should hear.
 
-    The last output is a RequestFailed, changing nothing, when the token would end the sequence
-    before `min_tokens`: the sampler was told not to draw it.
+    The last output is a RequestFailed when the token would end the sequence before `min_tokens`
+    (the sampler was told not to draw it), and when its schema reaches a limit.
     """
     end = row.start + len(row.token_ids)
     if scores:
@@ -77,7 +77,24 @@ def take_results(
     sequence.tokens[end] = token.token_id
     reason = sequence.finish_reason(end)
     stop = token.token_id if reason == "stop" else None
+    dead_end = False
+    if reason is None:
+        try:
+            following = sequence.next_ids(end + 1)
+        except RequestError as error:
+            yield RequestFailed(request.request_id, RequestError.code, str(error))
+            return
+        if following is not None and following.dead:
+            reason, dead_end = ("stop", False) if following.complete else ("length", True)
     cached = (sequence.cached_tokens or 0) if end == sequence.prompt_length else 0
     yield TokenOutput(
-        request.request_id, choice, token.token_id, token.logprob, token.top, reason, stop, cached
+        request.request_id,
+        choice,
+        token.token_id,
+        token.logprob,
+        token.top,
+        reason,
+        stop,
+        cached,
+        dead_end,
     )

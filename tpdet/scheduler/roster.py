@@ -51,6 +51,8 @@ class Roster:
         self.running.remove(sequence)
         self.ledger.release(sequence)
         sequence.computed = 0
+        if sequence.constraint is not None:
+            sequence.constraint.forget()
         self.waiting.put(sequence)
         self.preemptions += 1
 

@@ -13,9 +13,10 @@ Nobody starves: the first sequence in the total order is never a victim while an
 nobody passes the head of the waiting line; a request that could not fit alone is refused.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tpdet.errors import IntegrityError, NumericalError
+from tpdet.grammar.constraint import Constraint
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.plan import PLAN_VERSION, Row, StepPlan
 from tpdet.request import Request, RequestFailed, TokenOutput
@@ -34,6 +35,7 @@ class Scheduler:
     `preempt_every=k` (for verification) preempts, at every k-th step, each sequence that has
     drawn a token since it was last admitted; answers must not change by it. `prefix_identity`
     names the weights and the contract under which pages may be shared; None shares none.
+    `constrain` makes a constraint of a schema's text, or raises RequestError.
     """
 
     def __init__(
@@ -45,10 +47,11 @@ class Scheduler:
         max_model_len: int,
         preempt_every: int = 0,
         prefix_identity: bytes | None = None,
+        constrain: Callable[[str], Constraint] | None = None,
     ) -> None:
         self.preempt_every = preempt_every
         self.roster = Roster(max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity)
-        self._registry = Registry(max_queue, max_model_len)
+        self._registry = Registry(max_queue, max_model_len, constrain)
         self._in_flight = InFlight()
         self._preempt_all = False
         self._next_step = 0
@@ -62,8 +65,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue `request` as `n` sequences under the next admission number.
 
-        Raises RequestError for one that can never run or whose id is in use, and OverloadedError
-        when `max_queue` requests wait already.
+        Raises RequestError for one that can never run, whose schema cannot be used or whose id is
+        in use, and OverloadedError when `max_queue` requests wait already.
         """
         sequences = self._registry.add(request, self.roster.ledger.num_pages)
         for sequence in sequences:

@@ -1,11 +1,14 @@
 """A sequence: one choice of one request, with its tokens so far and the pages it holds."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tpdet.cache.prefix import CachedPage, PrefixChain
 from tpdet.cache.versions import version_id
+from tpdet.errors import RequestError
+from tpdet.grammar.compile import FIELD
+from tpdet.grammar.constraint import Constraint, Next
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.plan import Row
 from tpdet.request import PromptOutput, Request
@@ -40,6 +43,7 @@ class Sequence:
     last_cached: CachedPage | None = None  # where its next page hangs in the prefix cache
     offered: int = 0  # pages that were read from the prefix cache or offered to it
     cached_tokens: int | None = None  # how many were read from it when it first got pages
+    constraint: Constraint | None = None  # what its schema allows
     choice: int = field(init=False)  # which of the request's `n` answers this is
     prompt_length: int = field(init=False)  # of the original prompt; no preemption changes it
     full_length: int = field(init=False)  # tokens when the last one is drawn; never, if none is
@@ -54,11 +58,14 @@ class Sequence:
         self.scores_prompt = self.choice == 0 and params.prompt_logprobs is not None
 
     @classmethod
-    def of(cls, request: Request, admission: int, choice: int) -> "Sequence":
+    def of(
+        cls, request: Request, admission: int, choice: int, constraint: Constraint | None = None
+    ) -> "Sequence":
         """Choice `choice` of `request`, whose seed is resolved."""
         seed = resolved_seed(request)
         owner = version_id(request.request_id, seed, choice)
-        return cls(request, (admission, choice), owner, list(request.prompt_token_ids))
+        tokens = list(request.prompt_token_ids)
+        return cls(request, (admission, choice), owner, tokens, constraint=constraint)
 
     @property
     def generated(self) -> int:
@@ -75,7 +82,7 @@ class Sequence:
     def independent(self) -> bool:
         """Whether a step can be planned before the last one's results are known.
 
-        It cannot where a penalty reads the tokens, or while the prompt is being scored.
+        It cannot where a penalty or a schema reads the tokens, or while the prompt is being scored.
         """
         params = self.request.params
         scored = not self.scores_prompt or len(self.prompt_scores) >= self.prompt_length - 1
@@ -145,9 +152,10 @@ class Sequence:
             seed=resolved_seed(self.request),
             choice=self.choice,
             prompt_length=self.prompt_length,
-            token_ids=tuple(self.tokens[:end]) if params.reads_tokens else (),
+            token_ids=tuple(self.tokens[:end]) if params.penalises else (),
             position=end,
             forbidden_ids=self.forbidden_ids(end),
+            allowed=self.allowed_ids(end),
         )
 
     def scoring_row(self, start: int, end: int) -> ScoringRow | None:
@@ -172,6 +180,26 @@ class Sequence:
         least = self.request.params.min_tokens
         return self.ending_ids() if position - self.prompt_length < least else ()
 
+    def allowed_ids(self, position: int) -> bytes | None:
+        """The mask of `next_ids`; without an id where the schema reaches a limit: the row fails."""
+        try:
+            following = self.next_ids(position)
+        except RequestError:
+            return None if self.constraint is None else self.constraint.nothing
+        return None if following is None else following.allowed
+
+    def next_ids(self, position: int) -> Next | None:
+        """What its schema allows at `position`, the tokens before it known; None without one.
+
+        Raises RequestError when the schema reaches a limit.
+        """
+        if self.constraint is None:
+            return None
+        request, forbidden = self.request, self.forbidden_ids(position)
+        ending = () if request.params.ignore_eos or forbidden else request.eos_token_ids
+        output = self.tokens[self.prompt_length : position]
+        return self.constraint.next_ids(output, ending, forbidden)
+
     def finish_reason(self, position: int) -> str | None:
         """Why the generated token at `position` ends the sequence: "stop", "length", or None."""
         request, token = self.request, self.tokens[position]
@@ -189,6 +217,19 @@ class Sequence:
             (None, *(score.logprob for score in scores)),
             ((), *(score.top for score in scores)),
         )
+
+
+def choices_of(
+    request: Request, admission: int, constrain: Callable[[str], Constraint] | None
+) -> list[Sequence]:
+    """The `n` sequences of a request. Raises RequestError for a schema that cannot be used."""
+    schema = request.params.json_schema
+    if schema is not None and constrain is None:
+        raise RequestError("response_format needs a tokenizer: none is loaded", FIELD)
+    return [
+        Sequence.of(request, admission, choice, constrain(schema) if schema and constrain else None)
+        for choice in range(request.params.n)
+    ]
 
 
 def pages_for(positions: int) -> int:

@@ -26,6 +26,7 @@ from tpdet.server.schema import (
     DetokenizeBody,
     TokenizeBody,
 )
+from tpdet.server.schema_trials import SchemaTrials
 from tpdet.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -172,11 +173,16 @@ def _add_models(app: FastAPI, services: Services) -> None:
 
 
 def _add_generation(app: FastAPI, services: Services) -> None:
+    trials = SchemaTrials()
+
     async def generate(request: Request, prepare: Callable[[Preparer, Exchange], Any]) -> Response:
         exchange: Exchange = request.scope["tpdet"]
         services.client.check_open()
         preparer = replace(services.preparer, tenant_salt=exchange.tenant_salt)
         call = await _off_loop_if_large(exchange, lambda: prepare(preparer, exchange))
+        schema = call.requests[0].params.json_schema
+        if schema is not None:
+            await trials.check(schema)
         return GenerationResponse(
             call,
             services.client,

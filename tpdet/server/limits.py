@@ -7,6 +7,7 @@ too; they are only listed here.
 import json
 
 from tpdet import request
+from tpdet.grammar import trial
 
 MAX_BODY_BYTES = 10 << 20
 MAX_JSON_DEPTH = 32
@@ -58,6 +59,8 @@ def all_limits() -> dict[str, object]:
         "frequency_penalty": [-2.0, 2.0],
         "repetition_penalty_above": 0.0,
         "seed": [0, request.MAX_SEED],
+        "schema_bytes": request.MAX_SCHEMA_BYTES,
+        "schema_cpu_seconds": trial.CPU_SECONDS,
         "user_bytes": MAX_USER_BYTES,
         "cache_salt_bytes": MAX_CACHE_SALT_BYTES,
         "pipelined_requests": MAX_PIPELINED,

@@ -3,6 +3,7 @@
 Runs in the HTTP process, in a thread when the body is large. Needs no torch.
 """
 
+import json
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from tpdet.server import limits
 from tpdet.server.problems import ApiError, bad_request, from_request_error
 from tpdet.server.prompts import Prompt, PromptReader
 from tpdet.server.protocol import Start
-from tpdet.server.schema import ChatBody, CompletionBody, GenerationBody
+from tpdet.server.schema import ChatBody, CompletionBody, GenerationBody, ResponseFormat
 from tpdet.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -176,9 +177,12 @@ class Preparer:
             stop=_stops(body.stop),
             stop_token_ids=tuple(body.stop_token_ids or ()),
             logit_bias=_logit_bias(body.logit_bias or {}),
+            json_schema=_json_schema(body.response_format),
             logprobs=shown,
             prompt_logprobs=scored,
         )
+        if self.tokenizer is None and params.json_schema is not None:
+            raise RequestError("this server has no tokenizer", "response_format")
         if self.tokenizer is None and params.stop:
             raise RequestError("this server has no tokenizer: use stop_token_ids", "stop")
         request = Request(
@@ -212,6 +216,22 @@ def _stops(value: Any) -> tuple[str, ...]:
     if len(stops) > MAX_STOP_STRINGS:
         raise RequestError(f"{len(stops)} stop strings; the limit is {MAX_STOP_STRINGS}", "stop")
     return tuple(stops)
+
+
+def _json_schema(wanted: ResponseFormat | None) -> str | None:
+    """The schema as compact JSON text, its keys in the client's order; None for plain text."""
+    if wanted is None:
+        return None
+    if (wanted.type == "json_schema") != (wanted.json_schema is not None):
+        raise RequestError(
+            f"response_format of type {wanted.type} "
+            + ("lacks json_schema" if wanted.json_schema is None else "takes no json_schema"),
+            "response_format",
+        )
+    if wanted.type == "text":
+        return None
+    schema = {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:

@@ -76,10 +76,20 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class ResponseFormat(Body):
-    """Only plain text for now."""
+class JsonSchema(Body):
+    """OpenAI's wrapper of a schema; `strict` makes no difference, every schema is followed."""
 
-    type: Literal["text"]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: Annotated[str, Field(max_length=4096)] | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """Plain text, any JSON object, or JSON that a schema describes."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
 
 class GenerationBody(Body):

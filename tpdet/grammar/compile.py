@@ -1,0 +1,72 @@
+"""A JSON schema as a grammar of the llguidance library, within fixed bounds.
+
+The library is imported when the first schema comes: whoever sends none needs none.
+"""
+
+import json
+from typing import Any
+
+from tpdet.errors import RequestError
+
+FIELD = "response_format"
+# Between JSON tokens: unbounded, a model could write blanks until it runs out of tokens.
+_WHITESPACE = r"[ \n\t\r]{1,40}"
+_LIBRARY_KEY = "x-guidance"  # the library's own options, which are not the client's to choose
+# About 20 ms to compile, 15 ms and 50 MB while text is made, at most; the library's units.
+_LIMITS = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "max_lexer_states": 25_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+
+
+def import_library() -> Any:
+    """The llguidance module. Raises RequestError where it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise RequestError(
+            "response_format needs the llguidance package, which this server has not installed",
+            FIELD,
+        ) from None
+    return llguidance
+
+
+def compile_schema(schema: str, vocabulary: Any) -> Any:
+    """An LLMatcher at the start of a text that `schema` (JSON text) describes.
+
+    vocabulary: an LLTokenizer. Raises RequestError for what is no schema, uses what the library
+    does not know, is past its limits or describes no text at all. Some schemas of a few hundred
+    bytes take for ever: `tpdet.grammar.trial` finds out which.
+    """
+    library = import_library()
+    text = _grammar(schema)
+    limits = library.LLParserLimits(**_LIMITS)
+    matcher = library.LLMatcher(vocabulary, text, log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # some faults show only here
+    if matcher.is_error():
+        raise RequestError(f"the schema cannot be used: {_reason(matcher.get_error())}", FIELD)
+    return matcher
+
+
+def _grammar(schema: str) -> str:
+    """The schema in the library's syntax; tokens are free to cut the text as they like."""
+    try:
+        value = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the schema is not JSON: {error}", FIELD) from None
+    if not isinstance(value, dict):
+        raise RequestError("the schema must be a JSON object", FIELD)
+    if _LIBRARY_KEY in value:
+        raise RequestError(f"the schema's key {_LIBRARY_KEY!r} is not supported", FIELD)
+    options = {"whitespace_pattern": _WHITESPACE, "lenient": False}
+    body = json.dumps(value | {_LIBRARY_KEY: options})
+    return f'%llguidance {{"no_forcing": true}}\nstart: %json {body}'
+
+
+def _reason(error: str) -> str:
+    """The library's message without its position, its listing and its second line."""
+    return error.rpartition("failed to compile JSON schema: ")[2].partition("\n")[0][:200]

@@ -1,0 +1,151 @@
+"""Which token ids may follow an output: a pure function of the schema and the output's ids.
+
+A matcher of the library is only a memory of tokens that were taken in before: dropped at any time
+(a preemption does), it is made again from the tokens. So no mask depends on a batch, a chunk or a
+rank; only rank 0, which draws, makes masks, and no plan carries one.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tpdet.errors import RequestError
+from tpdet.grammar.compile import FIELD, compile_schema, import_library
+from tpdet.tokenizer import Tokenizer
+
+_KEPT = 32  # compiled schemas, each of up to some 50 MB
+
+
+class Next(NamedTuple):
+    """What may follow: bit `i & 7` of byte `i >> 3` of `allowed` speaks for id i.
+
+    `complete`: the text so far is a whole answer.
+    """
+
+    allowed: bytes
+    complete: bool
+
+    @property
+    def dead(self) -> bool:
+        """Whether no id may follow."""
+        return not any(self.allowed)
+
+
+class Constraint:
+    """One choice's schema; `next_ids` may be asked in any order, cheapest as the output grows."""
+
+    def __init__(self, start: Any, vocab_size: int) -> None:
+        """start: the compiled schema, which is copied and not changed."""
+        self._start, self._vocab_size = start, vocab_size
+        self._matcher: Any = None
+        self._taken: list[int] = []
+        self._told: tuple[object, Next] | None = None
+
+    @property
+    def nothing(self) -> bytes:
+        """The mask that allows no id."""
+        return bytes(-(-self._vocab_size // 8))
+
+    def next_ids(
+        self, output_ids: Sequence[int], ending: Sequence[int], forbidden: Sequence[int] = ()
+    ) -> Next:
+        """What may follow `output_ids`: `ending` ids where the text is complete, no `forbidden`.
+
+        Raises RequestError where the library reaches a limit: its caches decide when, so what it
+        says then is not to be used.
+        """
+        asked = (tuple(output_ids), tuple(ending), tuple(forbidden))
+        if self._told is None or self._told[0] != asked:
+            self._told = asked, self._next(*asked)
+        return self._told[1]
+
+    def _next(
+        self, output_ids: Sequence[int], ending: Sequence[int], forbidden: Sequence[int]
+    ) -> Next:
+        self._take(list(output_ids))
+        mask = self._matcher.compute_bitmask()
+        self._check()
+        # The bit past the vocabulary is the library's own end token.
+        complete = bool(mask[self._vocab_size >> 3] >> (self._vocab_size & 7) & 1)
+        allowed = bytearray(mask[: -(-self._vocab_size // 8)])
+        if self._vocab_size & 7:
+            allowed[-1] &= (1 << (self._vocab_size & 7)) - 1
+        for token in ending if complete else ():
+            allowed[token >> 3] |= 1 << (token & 7)
+        for token in forbidden:
+            allowed[token >> 3] &= ~(1 << (token & 7))
+        return Next(bytes(allowed), complete)
+
+    def forget(self) -> None:
+        """Drop the memory of tokens; they are taken in again when they are needed."""
+        self._matcher, self._taken, self._told = None, [], None
+
+    def _take(self, output: list[int]) -> None:
+        known = len(self._taken)
+        if self._matcher is None or output[:known] != self._taken:
+            self._matcher, known = self._start.deep_copy(), 0
+        if len(output) > known:
+            self._matcher.consume_tokens(output[known:])
+        self._taken = output
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            self.forget()
+            raise RequestError(
+                "the schema is too complex for the text made so far: simplify it", FIELD
+            )
+
+
+class Grammars:
+    """Schemas over one model's vocabulary; the latest stay compiled."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """vocab_size: the model's, which may be larger than the tokenizer's.
+
+        Raises RequestError without the library. Takes about a second for 150,000 ids.
+        """
+        library = import_library()
+        self._vocab_size = vocab_size
+        self._vocabulary = library.LLTokenizer(
+            _Vocabulary(tokenizer, vocab_size), slices=library.LLTokenizer.json_slices()
+        )
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+
+    def constrain(self, schema: str) -> Constraint:
+        """A choice's constraint. Raises RequestError for a schema that cannot be used."""
+        if schema not in self._compiled:
+            self._compiled[schema] = compile_schema(schema, self._vocabulary)
+        self._compiled.move_to_end(schema)
+        while len(self._compiled) > _KEPT:
+            self._compiled.popitem(last=False)
+        return Constraint(self._compiled[schema], self._vocab_size)
+
+
+class _Vocabulary:
+    """A tokenizer as the library asks for it: bytes by id, and one more id, the end.
+
+    The bytes are those that the answer's text is made of. Special tokens, and ids without a token,
+    are never part of a constrained text.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.eos_token_id = vocab_size
+        self.tokens: list[bytes] = []
+        self.special_token_ids = [vocab_size]
+        for token_id in range(vocab_size):
+            token = tokenizer.token(token_id, skip_special_tokens=True)
+            if token is None:
+                self.special_token_ids.append(token_id)
+            self.tokens.append(
+                b"" if token is None else tokenizer.decoder_rules.token_bytes(token, False)
+            )
+        self.tokens.append(b"")
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Never called: grammars force no tokens."""
+        raise NotImplementedError(f"tokens of {json.dumps(str(text[:20]))} were asked for")
