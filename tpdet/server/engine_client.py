@@ -36,7 +36,8 @@ _log = logging.getLogger("tpdet.server")
 class EngineClient:
     """One connection to the engine process, for the life of the HTTP process."""
 
-    def __init__(self, address: str, metrics: Metrics, max_queue: int) -> None:
+    def __init__(self, address: str, key: bytes, metrics: Metrics, max_queue: int) -> None:
+        self._end = protocol.HttpEnd(key)
         self.metrics, self.max_queue = metrics, max_queue
         self.state = "starting"
         self.dead: tuple[str, str] | None = None
@@ -134,7 +135,7 @@ class EngineClient:
             # has one: the readers and timers would never run.
             await asyncio.sleep(0)
             try:
-                self._take(protocol.decode_from_engine(data))
+                self._take(self._end.decode(data))
             except IntegrityError as error:
                 _log.error("%s", error)
                 self.die("engine_dead", "the engine sent what cannot be read")
@@ -206,4 +207,4 @@ class EngineClient:
         if self.dead is not None:
             return
         # The high-water mark is off, so this never blocks; the engine drains between steps.
-        self._socket.send(protocol.encode(message), zmq.NOBLOCK)
+        self._socket.send(self._end.encode(message), zmq.NOBLOCK)

@@ -88,7 +88,9 @@ def _load_tokenizer(config: ProcessConfig) -> Tokenizer | None:
 
 async def _serve(config: ProcessConfig, tokenizer: Tokenizer | None) -> int:
     metrics = Metrics(config.served_name, lambda: client.status)
-    client = EngineClient(config.engine_address, metrics, config.max_queue)
+    client = EngineClient(
+        config.engine_address, bytes.fromhex(config.channel_key), metrics, config.max_queue
+    )
     asyncio.get_running_loop().set_exception_handler(log_loop_problem)
     asyncio.get_running_loop().add_signal_handler(
         PARENT_DEATH_SIGNAL, lambda: client.die("engine_dead", "the engine process has ended")
