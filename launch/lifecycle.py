@@ -97,7 +97,7 @@ def end_process(
         kill_local_ranks(run, except_rank=rank)
         run.clear_channels()
     if not isinstance(error, TpdetError):
-        _write_error("".join(traceback.format_exception(error)))
+        write_error("".join(traceback.format_exception(error)))
     print_fatal(code, exit_code, rank=rank, message=str(error)[:_MESSAGE_CHARACTERS])
     os._exit(exit_code)
 
@@ -116,16 +116,19 @@ def print_fatal(code: str, exit_code: int, **details: object) -> None:
     line = json.dumps({"event": "fatal", "code": code, "exit": exit_code, **details})
     with suppress(OSError, ValueError):
         sys.stdout.flush()
-    _write_error(line + "\n")
+    write_error(line + "\n")
 
 
-def _write_error(text: str) -> None:
-    """Write to standard error; whoever does not read it holds up an ending process no longer."""
+def write_error(text: str) -> None:
+    """Write to standard error, for at most a second: a pipe that nobody reads, or a full disk,
+    holds nobody up. Past Python's buffers, whose lock a stuck thread would keep at the end.
+    """
 
     def write() -> None:
-        with suppress(OSError, ValueError):
-            sys.stderr.write(text)
-            sys.stderr.flush()
+        data = text.encode("utf-8", "backslashreplace")
+        with suppress(OSError):
+            while data:
+                data = data[os.write(2, data) :]
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()

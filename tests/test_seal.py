@@ -5,6 +5,7 @@ import time
 
 import msgspec
 import pytest
+import zmq
 
 from tests.engine_harness import ask, run
 from tests.test_plan import PLAN
@@ -25,6 +26,7 @@ from tpdet.launch.run_secret import SECRET_VARIABLE, given_secret, new_secret
 from tpdet.plan import PLAN_VERSION, Row, StepPlan
 from tpdet.seal import OVERHEAD_BYTES, Opener, Sealer, derive
 from tpdet.server import protocol
+from tpdet.server.bridge import EngineSocket
 
 KEY = bytes(range(32))
 
@@ -96,6 +98,24 @@ def test_a_rightly_sealed_message_must_still_fit_the_schema():
     sealer = Sealer(derive(KEY, "tpdet http to engine"))
     with pytest.raises(IntegrityError, match="refused"):
         protocol.EngineEnd(KEY).decode(sealer.seal(msgspec.msgpack.encode({"type": "submit"})))
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_who_connects_to_the_socket_without_the_key_is_not_heard(tmp_path, right):
+    engine = EngineSocket(str(tmp_path), KEY)
+    context = zmq.Context()
+    stranger = context.socket(zmq.PAIR)
+    stranger.connect(engine.address)
+    stranger.send(protocol.HttpEnd(KEY if right else bytes(32)).encode(protocol.Ping()))
+    try:
+        if right:
+            assert engine.receive(10.0) == [protocol.Ping()]
+        else:
+            with pytest.raises(IntegrityError, match="somebody else"):
+                engine.receive(10.0)
+    finally:
+        engine.close()
+        context.destroy(linger=0)
 
 
 # --- the secret --------------------------------------------------------------------------------
@@ -225,7 +245,9 @@ def test_a_replayed_or_forged_plan_is_refused_with_rank_step_and_remedy(change, 
                 channel.receive_plan()
             begun.append(True)
 
-    with pytest.raises(IntegrityError, match="rank 1 refused .* after step 12: .*isolate") as error:
+    with pytest.raises(
+        IntegrityError, match=r"rank 1 refused .* after step 12: .*isolate"
+    ) as error:
         run_threads(2, act, timeout=30.0)
     assert reason in str(error.value) and error.value.exit_code == 75
 

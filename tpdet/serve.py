@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tpdet.errors import DrainTimeoutError, PeerLostError
 from tpdet.launch.environment import RankEnvironment, read_environment
 from tpdet.launch.faults import read_faults
-from tpdet.launch.lifecycle import check_peers, end_process
+from tpdet.launch.lifecycle import check_peers, end_process, write_error
 from tpdet.launch.processes import die_with_parent
 from tpdet.launch.run_directory import (
     RunDirectory,
@@ -107,7 +107,7 @@ def _lead(
         run.write_ready(ready_content(port.url, run, engine, environment))
 
     run.write_ready(ready_content(port.url, run, engine, environment))
-    print(f"{settings.served_name} at {port.url}, run directory {run.path}", file=sys.stderr)
+    write_error(f"{settings.served_name} at {port.url}, run directory {run.path}\n")
     drain = Drain(signals, run, settings.server.drain_timeout)
     books = Books(engine, settings.engine.step_timeout / 4)
     reload = Reload(run, engine, bridge, canary, announce)

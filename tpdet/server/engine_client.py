@@ -40,6 +40,7 @@ class EngineClient:
         self._end = protocol.HttpEnd(key)
         self.metrics, self.max_queue = metrics, max_queue
         self.state = "starting"
+        self.found_hung = False
         self.dead: tuple[str, str] | None = None
         self.facts: protocol.Start | None = None
         self.status = protocol.Status("starting", 0, 0, {})
@@ -60,6 +61,10 @@ class EngineClient:
         """Whether the engine has shown progress in the last `patience` seconds."""
         known = self.state == "accepting" or self.state in protocol.REFUSALS
         return known and time.monotonic() - self.heard <= patience
+
+    def hung(self, patience: float) -> bool:
+        """Whether requests are open and the engine has been silent for `patience` seconds."""
+        return bool(self._tickets) and time.monotonic() - self.heard > patience
 
     def check_open(self, count: int = 1) -> None:
         """Refuse (503) `count` new requests when draining, dead, or over the queue's bound.

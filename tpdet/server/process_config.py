@@ -13,6 +13,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     parent_pid: int
     socket: int
+    run_dir: str
+    session: str
     engine_address: str
     channel_key: str
     tokenizer_directory: str | None

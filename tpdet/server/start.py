@@ -49,6 +49,8 @@ def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: Stop
     config = ProcessConfig(
         parent_pid=os.getpid(),
         socket=port.listener.fileno(),
+        run_dir=str(run.path),
+        session=run.session,
         engine_address=engine_socket.address,
         channel_key=channel_key.hex(),
         tokenizer_directory=_tokenizer_directory(settings),
