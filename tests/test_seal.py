@@ -19,6 +19,7 @@ from tpdet.errors import (
     IntegrityError,
     NotFoundError,
     NotPermittedError,
+    PeerLostError,
     UsageError,
 )
 from tpdet.launch.run_directory import RunDirectory
@@ -116,6 +117,17 @@ def test_who_connects_to_the_socket_without_the_key_is_not_heard(tmp_path, right
     finally:
         engine.close()
         context.destroy(linger=0)
+
+
+def test_nobody_at_the_socket_is_a_lost_peer_not_a_mistake_of_ours(tmp_path):
+    """What a killed HTTP process leaves behind, while rank 0 hands out a step."""
+    engine = EngineSocket(str(tmp_path), KEY)
+    try:
+        with pytest.raises(PeerLostError, match="HTTP process") as lost:
+            engine.send(protocol.Stop())
+        assert lost.value.exit_code == 75
+    finally:
+        engine.close()
 
 
 # --- the secret --------------------------------------------------------------------------------

@@ -36,23 +36,33 @@ class Served:
                 stderr=log,
                 env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
             )
-        deadline = time.monotonic() + 120
-        while not self.is_ready():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.process.kill()  # and with it everybody else
+            self.process.wait()
+            raise
         self.ready = json.loads((self.run / "ready.json").read_text())
         self.url = self.ready["url"] + "/v1"
         self.client = openai.OpenAI(base_url=self.url, api_key="none", timeout=120, max_retries=0)
         self.everyone = psutil.Process(self.process.pid).children(recursive=True)
 
+    def wait_ready(self):
+        """Until this start takes requests; what an earlier one left in the directory is not it."""
+        deadline = time.monotonic() + 120
+        while not self.is_ready():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
     def is_ready(self):
-        """Whether this start, not one before it in the same directory, takes requests."""
-        ready, pids = self.run / "ready.json", {self.process.pid}
-        if not ready.exists():
+        """Whether ready.json is there and names processes of this start."""
+        try:
+            ranks = json.loads((self.run / "ready.json").read_text())["ranks"]
+        except FileNotFoundError:
             return False
-        pids |= {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
-        return all(rank["pid"] in pids for rank in json.loads(ready.read_text())["ranks"])
+        mine = {child.pid for child in psutil.Process(self.process.pid).children(recursive=True)}
+        return all(rank["pid"] in mine for rank in ranks)
 
     def pid(self, rank):
         """The process of a rank."""

@@ -62,8 +62,11 @@ class EngineSocket:
         self._poller.register(descriptor, zmq.POLLIN)
 
     def send(self, message: protocol.ToHttp) -> None:
-        """Queue a message; never waits."""
-        self._socket.send(self._end.encode(message), zmq.NOBLOCK)
+        """Queue a message; never waits. Raises PeerLostError when nobody is connected any more."""
+        try:
+            self._socket.send(self._end.encode(message), zmq.NOBLOCK)
+        except zmq.Again as error:  # there is no bound on what is queued
+            raise PeerLostError("the HTTP process has left the socket: it has ended") from error
 
     def receive(self, seconds: float) -> list[protocol.ToEngine]:
         """Every message that is there, after waiting up to `seconds` for the first."""
@@ -167,7 +170,7 @@ class Bridge:
     def die(self, error: BaseException) -> None:
         """End every open answer with an error, and the process, within two seconds."""
         if self._process.exit_code is None:
-            with suppress(zmq.ZMQError):
+            with suppress(zmq.ZMQError, PeerLostError):
                 self._socket.send(_last_message(error))
             self._process.wait(DEATH_SECONDS)
         self._process.kill()
