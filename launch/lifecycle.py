@@ -1,20 +1,24 @@
 """How a rank ends: it looks for lost peers, decides the exit code once, leaves nobody behind."""
 
+import errno
 import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from tpdet.errors import PeerLostError, TpdetError
+from tpdet.errors import PeerLostError, ResourceError, TpdetError
 from tpdet.launch.processes import process_status, send_signal
 from tpdet.launch.run_directory import RankRecord, RunDirectory
 
 _MESSAGE_CHARACTERS = 2000
+_WRITE_SECONDS = 1.0
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -91,9 +95,9 @@ def end_process(
             last_words()
     if run is not None and run.current:
         kill_local_ranks(run, except_rank=rank)
+        run.clear_channels()
     if not isinstance(error, TpdetError):
-        with suppress(OSError, ValueError):
-            traceback.print_exception(error)
+        write_error("".join(traceback.format_exception(error)))
     print_fatal(code, exit_code, rank=rank, message=str(error)[:_MESSAGE_CHARACTERS])
     os._exit(exit_code)
 
@@ -102,8 +106,8 @@ def exit_of(error: BaseException) -> tuple[int, str]:
     """(exit code, name) an error ends a process with; what is not ours is an internal error."""
     if isinstance(error, TpdetError):
         return error.exit_code, error.code
-    if isinstance(error, MemoryError):
-        return 71, "no_resource"
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) in _DISK_FULL:
+        return ResourceError.exit_code, ResourceError.code
     return TpdetError.exit_code, TpdetError.code
 
 
@@ -112,6 +116,20 @@ def print_fatal(code: str, exit_code: int, **details: object) -> None:
     line = json.dumps({"event": "fatal", "code": code, "exit": exit_code, **details})
     with suppress(OSError, ValueError):
         sys.stdout.flush()
-    with suppress(OSError, ValueError):
-        sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+    write_error(line + "\n")
+
+
+def write_error(text: str) -> None:
+    """Write to standard error, for at most a second: a pipe that nobody reads, or a full disk,
+    holds nobody up. Past Python's buffers, whose lock a stuck thread would keep at the end.
+    """
+
+    def write() -> None:
+        data = text.encode("utf-8", "backslashreplace")
+        with suppress(OSError):
+            while data:
+                data = data[os.write(2, data) :]
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(_WRITE_SECONDS)

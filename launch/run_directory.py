@@ -6,6 +6,8 @@
     ready.json        written when the server takes requests
     exit.json         {"exit", "code", "rank"}: the first rank that decides, and only that one
     reload.json, reload-done.json   `tpdet reload` and its answer (see reload_request.py)
+    secret            the run secret of this host's ranks (run_secret.py), until the server ends
+    engine.sock       between rank 0 and the HTTP process, until the server ends
 
 Every file is complete when its name appears. Who owns the lock clears the files of an earlier
 server; the others wait until they see their own session.
@@ -19,6 +21,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +29,12 @@ from typing import Any
 from tpdet.errors import NotPermittedError, PeerLostError, ResourceError, UsageError
 from tpdet.launch.environment import RankEnvironment
 from tpdet.launch.processes import process_status
+from tpdet.launch.run_secret import new_secret, read_secret_file
 
 SESSION_VARIABLE = "TPDET_SESSION"
 """Set by `tpdet serve`, which owns the lock for the ranks it starts."""
 
+CHANNEL_FILES = ("secret", "engine.sock")
 JOIN_TIMEOUT = 30.0
 _POLL_SECONDS = 0.02
 
@@ -84,6 +89,8 @@ class RunDirectory:
         ranks.mkdir(mode=0o700, exist_ok=True)
         for record in sorted(ranks.iterdir()):
             record.unlink()
+        run.clear_channels()
+        _write_text(run.path / "secret", new_secret().hex() + "\n")
         write_json(run.path / "session.json", {"session": session})
         return run
 
@@ -128,6 +135,16 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
+    def secret(self) -> bytes:
+        """The run secret that the owner made. Raises as `run_secret.read_secret_file`."""
+        return read_secret_file(str(self.path / "secret"), flag="the run directory's secret")
+
+    def clear_channels(self) -> None:
+        """Remove what only a running server needs: the secret and the socket."""
+        for name in CHANNEL_FILES:
+            with suppress(OSError):
+                (self.path / name).unlink(missing_ok=True)
+
     def register(self, rank: int, device: str) -> RankRecord:
         """Write this process's rank record; from now on it is signalled and watched."""
         status = process_status(os.getpid())
@@ -154,12 +171,16 @@ class RunDirectory:
     def decide_exit(self, exit: int, code: str, rank: int) -> bool:
         """Write exit.json unless a rank has done so; True if this call decided.
 
-        Nothing is written into a directory that has passed on to another session.
+        Nothing is written into a directory that has passed on to another session, nor on a full
+        disk: a supervisor then goes by how the ranks ended.
         """
         if not self.current:
             return False
         content = {"exit": exit, "code": code, "rank": rank}
-        return write_json(self.path / "exit.json", content, only_first=True)
+        try:
+            return write_json(self.path / "exit.json", content, only_first=True)
+        except OSError:
+            return False
 
     def exit_decision(self) -> ExitDecision | None:
         """What exit.json says, or None while nobody has decided."""
@@ -223,11 +244,20 @@ def _make_private(path: Path) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any], only_first: bool = False) -> bool:
     """Write canonical JSON so that `path` appears whole; False if `only_first` and it exists."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":")) + "\n"
+    return _write_text(path, text, only_first)
+
+
+def _write_text(path: Path, text: str, only_first: bool = False) -> bool:
+    """Write a file of mode 0600 so that it appears whole; False if `only_first` and it exists."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(content, file, sort_keys=True, separators=(",", ":"))
-        file.write("\n")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+    except OSError:  # a full disk: half a file would stay behind for ever
+        temporary.unlink(missing_ok=True)
+        raise
     if not only_first:
         temporary.replace(path)
         return True

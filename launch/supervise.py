@@ -97,6 +97,7 @@ class _Supervisor:
             _end_orphans(inherited)
             adopt_orphans(False)
             shutil.rmtree(self._run.path / "torchrun", ignore_errors=True)
+            self._run.clear_channels()
         return self._exit_code(agent.returncode)
 
     def _start_agent(

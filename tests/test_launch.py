@@ -136,6 +136,7 @@ def test_only_the_first_decision_counts(tmp_path):
         "exit.json",
         "lock",
         "ranks",
+        "secret",
         "session.json",
     ]
 

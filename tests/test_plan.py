@@ -1,4 +1,3 @@
-import blake3
 import msgspec
 import pytest
 
@@ -29,10 +28,6 @@ PLAN = StepPlan(
 )
 
 
-def sealed(body: bytes) -> bytes:
-    return blake3.blake3(body).digest() + body
-
-
 def test_a_plan_survives_its_bytes_and_the_bytes_are_canonical():
     data = encode_plan(PLAN)
     assert decode_plan(data) == PLAN
@@ -48,22 +43,12 @@ def test_events_have_names():
     assert {kind: EVENT_NAMES[kind] for kind in kinds} == kinds
 
 
-def test_any_flipped_bit_is_refused():
-    data = encode_plan(PLAN)
-    for at in range(len(data)):
-        for bit in (0, 7):
-            damaged = bytearray(data)
-            damaged[at] ^= 1 << bit
-            with pytest.raises(IntegrityError, match="digest"):
-                decode_plan(bytes(damaged))
-
-
 def test_any_truncation_or_extension_is_refused():
     data = encode_plan(PLAN)
     for length in range(len(data)):
-        with pytest.raises(IntegrityError):
+        with pytest.raises(IntegrityError, match="schema"):
             decode_plan(data[:length])
-    with pytest.raises(IntegrityError, match="digest"):
+    with pytest.raises(IntegrityError, match="schema"):
         decode_plan(data + b"\0")
 
 
@@ -79,9 +64,9 @@ def test_any_truncation_or_extension_is_refused():
         [PLAN_VERSION, 0, [], [[0, 0, 1, 0, ["x"], [], [], 1]], b""],
     ],
 )
-def test_what_does_not_fit_the_schema_is_refused_although_its_digest_is_right(value):
+def test_what_does_not_fit_the_schema_is_refused(value):
     with pytest.raises(IntegrityError, match="schema"):
-        decode_plan(sealed(msgspec.msgpack.encode(value)))
+        decode_plan(msgspec.msgpack.encode(value))
 
 
 def test_another_plan_version_is_refused():
@@ -94,3 +79,5 @@ def test_a_plan_over_the_cap_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setattr(plan_module, "MAX_PLAN_BYTES", 50)
     with pytest.raises(IntegrityError, match="--max-num-batched-tokens"):
         encode_plan(PLAN)
+    with pytest.raises(IntegrityError, match="cap of 50"):
+        decode_plan(bytes(51))

@@ -14,7 +14,7 @@ FLOORS = {
     "comm": 1, "config": 1, "request": 1, "plan": 1, "sampling_row": 1,
     "tokenizer": 1, "detokenizer": 1, "stop_strings": 1, "chat_template": 1,
     "model_config": 1, "make_model": 1, "json_file": 1, "train_tokenizer": 1,
-    "token_bytes": 1, "token_guard": 1, "model_shapes": 1, "canonical_json": 1,
+    "token_bytes": 1, "token_guard": 1, "model_shapes": 1, "canonical_json": 1, "seal": 1,
     "layers": 2, "cache": 2, "weights": 2, "sampler": 2, "receipt": 2, "replay": 2,
     "grammar": 2,
     "models": 3, "scheduler": 3,

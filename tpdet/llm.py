@@ -14,6 +14,8 @@ from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import DisagreementError, NumericalError, RequestError
 from tpdet.grammar import trial
+from tpdet.launch.faults import refuse_faults
+from tpdet.launch.run_secret import given_secret
 from tpdet.outputs import ChoiceAnswer, RequestAnswer, RequestAssembler, logprob_bits
 from tpdet.replay import replay_digest
 from tpdet.request import Request, SamplingParams, TokenOutput, check_against_model
@@ -70,8 +72,10 @@ class LLM:
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = EngineConfig.from_values(model=model, **settings)
+        refuse_faults()
+        secret = given_secret()
         self._world: World = open_world(self.config.device, self.config.step_timeout)
-        self.engine = Engine(self.config, self._world)
+        self.engine = Engine(self.config, self._world, secret=secret)
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:
             name = self.config.tokenizer or self.config.model
@@ -99,12 +103,12 @@ class LLM:
         self._agree_on(requests)
         if self._world.rank > 0:
             self.engine.worker_loop()
-            return _outputs_decoder.decode(self._world.broadcast_bytes(None))
+            return _outputs_decoder.decode(self.engine.control.broadcast(None))
         try:
             outputs = self._run(texts, requests, use_tqdm)
         finally:
             self.engine.stop_workers()
-        self._world.broadcast_bytes(msgspec.msgpack.encode(outputs))
+        self.engine.control.broadcast(msgspec.msgpack.encode(outputs))
         return outputs
 
     def close(self) -> None:

@@ -1,17 +1,16 @@
-"""The step plan: what every rank runs in one step, as fixed-schema bytes with a digest.
+"""The step plan: what every rank runs in one step, as fixed-schema bytes.
 
-Rank 0 makes plans; the other ranks check the digest and execute. Rows stand in a total order (by
-admission number, then choice). A plan with no rows is a heartbeat.
+Rank 0 makes plans; the other ranks check their seal (engine/control.py) and execute. Rows stand in
+a total order (by admission number, then choice). A plan with no rows is a heartbeat.
 """
 
-import blake3
 import msgspec
 
 from tpdet.errors import IntegrityError
 
 PLAN_VERSION = 4
 MAX_PLAN_BYTES = 64 << 20
-DIGEST_BYTES = 32
+DIGEST_BYTES = 32  # of the version table
 
 ALLOCATE, EVICT, REWRITE, NAN, RELOAD, SHARE = range(6)
 EVENT_NAMES = ("allocate", "evict", "rewrite", "nan", "reload", "share")
@@ -74,26 +73,22 @@ _decoder = msgspec.msgpack.Decoder(StepPlan)
 
 
 def encode_plan(plan: StepPlan) -> bytes:
-    """Bytes of a plan, its 32-byte BLAKE3 digest first. Raises IntegrityError past the cap."""
+    """Bytes of a plan. Raises IntegrityError past the cap."""
     body = _encoder.encode(plan)
     if len(body) > MAX_PLAN_BYTES:
         raise IntegrityError(
             f"step plan of {len(body)} bytes is over the cap of {MAX_PLAN_BYTES}: lower "
             "--max-num-seqs or --max-num-batched-tokens"
         )
-    return blake3.blake3(body).digest() + body
+    return body
 
 
 def decode_plan(data: bytes) -> StepPlan:
-    """The plan in `data`, its digest and schema checked. Raises IntegrityError."""
-    digest, body = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
-    found = blake3.blake3(body).digest()
-    if digest != found:
-        raise IntegrityError(
-            f"step plan digest is {found.hex()[:16]}, the sender's is {digest.hex()[:16]}"
-        )
+    """The plan in `data`, its length and schema checked. Raises IntegrityError."""
+    if len(data) > MAX_PLAN_BYTES:
+        raise IntegrityError(f"step plan of {len(data)} bytes is over the cap of {MAX_PLAN_BYTES}")
     try:
-        plan = _decoder.decode(body)
+        plan = _decoder.decode(data)
     except msgspec.DecodeError as error:
         raise IntegrityError(f"step plan does not fit its schema: {error}") from error
     if plan.version != PLAN_VERSION:

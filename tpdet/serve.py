@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from tpdet.errors import DrainTimeoutError, PeerLostError
 from tpdet.launch.environment import RankEnvironment, read_environment
-from tpdet.launch.lifecycle import check_peers, end_process
+from tpdet.launch.faults import read_faults
+from tpdet.launch.lifecycle import check_peers, end_process, write_error
 from tpdet.launch.processes import die_with_parent
 from tpdet.launch.run_directory import (
     RunDirectory,
@@ -22,6 +23,7 @@ from tpdet.launch.run_directory import (
     default_path,
     open_run_directory,
 )
+from tpdet.launch.run_secret import given_secret
 from tpdet.launch.signals import StopSignals
 from tpdet.server.books import Books
 from tpdet.server.bridge import Bridge
@@ -44,29 +46,40 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
     bridges: list[Bridge] = []
     try:
         settings = load_settings(arguments, "tpdet.serve")
+        read_faults(settings.server.allow_faults)
+        secret = given_secret(settings.server.run_secret_file)
         environment = read_environment()
         rank = environment.rank
         if environment.launched:
             die_with_parent()
         signals = StopSignals()
         run = _enter_run_directory(settings, environment, signals)
+        build = build or partial(build_engine, secret or run.secret())
         if rank == 0:
-            _lead(settings, environment, run, signals, build or build_engine, bridges)
+            _lead(settings, environment, run, signals, build, bridges)
+            run.clear_channels()
         else:
             signals.watch(lambda number: _leave_if_peer_lost(run, rank))
-            _follow(settings, environment, build or build_engine)
+            _follow(settings, environment, build)
         return 0
     except Exception as error:
         end_process(run, rank, error, partial(_last_words, bridges, error))
 
 
-def build_engine(settings: Settings, environment: RankEnvironment) -> "Engine":
-    """The engine over the world that the launcher made."""
+def build_engine(secret: bytes, settings: Settings, environment: RankEnvironment) -> "Engine":
+    """The engine over the world that the launcher made; `secret` is the run's."""
     from tpdet.comm.device import open_world
     from tpdet.engine import Engine
+    from tpdet.engine.fault_points import FaultPoints
 
     config = settings.engine
-    engine = Engine(config, open_world(config.device, config.step_timeout, environment))
+    faults = read_faults(settings.server.allow_faults)
+    engine = Engine(
+        config,
+        open_world(config.device, config.step_timeout, environment),
+        secret=secret,
+        faults=FaultPoints(faults, environment.rank) if faults else None,
+    )
     engine.runner.check_poison()
     if environment.rank == 0 and find_spec("llguidance") and not config.skip_tokenizer_init:
         # Now rather than at the first schema: it takes a second for a large vocabulary.
@@ -98,7 +111,7 @@ def _lead(
         run.write_ready(ready_content(port.url, run, engine, environment))
 
     run.write_ready(ready_content(port.url, run, engine, environment))
-    print(f"{settings.served_name} at {port.url}, run directory {run.path}", file=sys.stderr)
+    write_error(f"{settings.served_name} at {port.url}, run directory {run.path}\n")
     drain = Drain(signals, run, settings.server.drain_timeout)
     books = Books(engine, settings.engine.step_timeout / 4)
     reload = Reload(run, engine, bridge, canary, announce)

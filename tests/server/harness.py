@@ -48,7 +48,10 @@ def write_tokenizer(directory: Path) -> None:
 
 
 class Server:
-    """One server, ready; `limits` override tpdet.server.limits inside it, `options` its engine."""
+    """One server, ready; `limits` override tpdet.server.limits inside it, `options` its engine.
+
+    `stderr` is a descriptor in place of the log file.
+    """
 
     def __init__(
         self,
@@ -56,6 +59,8 @@ class Server:
         *flags: str,
         limits: dict | None = None,
         wait: bool = True,
+        stderr: int | None = None,
+        environment: dict[str, str] | None = None,
         **options: int,
     ):
         self.run = folder / "run"
@@ -69,8 +74,10 @@ class Server:
             self.process = subprocess.Popen(
                 [*command, *flags],
                 cwd=ROOT,
-                env=os.environ | {"TPDET_TEST": json.dumps({"limits": limits or {}} | options)},
-                stderr=log,
+                env=os.environ
+                | {"TPDET_TEST": json.dumps({"limits": limits or {}} | options)}
+                | (environment or {}),
+                stderr=log if stderr is None else stderr,
             )
         if wait:
             self.wait_ready()

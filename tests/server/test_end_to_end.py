@@ -13,11 +13,11 @@ import sys
 import time
 
 import openai
-import psutil
 import pytest
 
+from tests.server.served import STEP_TIMEOUT, Served, streams
+
 SIZES = (1, 2, 4)
-STEP_TIMEOUT = 8.0
 # Without blanks, so that a model of random weights comes to an end soon.
 SCHEMA = {"anyOf": [{"enum": ["alpha", "beta"]}, {"type": "integer", "minimum": 0, "maximum": 999}]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
@@ -43,43 +43,6 @@ CHAT = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "What is a module?"},
 ]
-
-
-class Served:
-    """One running `tpdet serve --tp N`."""
-
-    def __init__(self, model, folder, tp, *flags):
-        self.run, self.tp = folder / "run", tp
-        self.log = folder / "log"
-        command = [sys.executable, "-m", "tpdet", "serve", "--tp", str(tp), "--model", str(model)]
-        command += ["--run-dir", str(self.run), "--port", "0", "--served-model-name", "tiny"]
-        command += ["--step-timeout", str(STEP_TIMEOUT), "--kv-pages", "96", *flags]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}
-            )
-        deadline = time.monotonic() + 120
-        while not (self.run / "ready.json").exists():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)
-        self.ready = json.loads((self.run / "ready.json").read_text())
-        self.url = self.ready["url"] + "/v1"
-        self.client = openai.OpenAI(base_url=self.url, api_key="none", timeout=120, max_retries=0)
-        self.everyone = psutil.Process(self.process.pid).children(recursive=True)
-
-    def pid(self, rank):
-        """The process of a rank."""
-        return next(r["pid"] for r in self.ready["ranks"] if r["rank"] == rank)
-
-    def end(self, number=signal.SIGTERM, wait=60.0):
-        """Signal the supervisor and wait; the exit code, once nobody is left."""
-        if number is not None:
-            self.process.send_signal(number)
-        code = self.process.wait(wait)
-        _, alive = psutil.wait_procs(self.everyone, timeout=5)
-        assert not alive, [p.cmdline() for p in alive]
-        return code
 
 
 def arguments(question):
@@ -214,39 +177,11 @@ def test_a_drained_server_ends_with_0(answers, tp):
     assert answers[tp]["exit"] == 0
 
 
-def streams(served, count):
-    """Open streams; each thread's outcome: the error that ended it, or None if it completed."""
-    import threading
-
-    outcomes = [None] * count
-    started = threading.Barrier(count + 1)
-
-    def one(index):
-        first = True
-        try:
-            for _ in served.client.completions.create(
-                model="tiny", prompt=[5, index], temperature=0, max_tokens=3000, stream=True,
-                extra_body={"ignore_eos": True},
-            ):  # fmt: skip
-                if first:
-                    started.wait(60)
-                    first = False
-            outcomes[index] = "completed"
-        except Exception as error:
-            outcomes[index] = error
-
-    threads = [threading.Thread(target=one, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    started.wait(60)
-    return threads, outcomes
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_lost_rank_ends_every_stream_and_the_server(tiny_model, tmp_path, rank, number):
     served = Served(tiny_model("qwen3", kv_heads=2), tmp_path, 2)
-    threads, outcomes = streams(served, 3)
+    threads, outcomes, _ = streams(served, 3)
     begin = time.monotonic()
     os.kill(served.pid(rank), number)
     code = served.end(None, wait=STEP_TIMEOUT + 30)

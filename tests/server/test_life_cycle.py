@@ -1,8 +1,10 @@
 """Clients that go, queues that fill, engines that die, servers that stop."""
 
 import concurrent.futures
+import contextlib
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -166,6 +168,83 @@ def test_past_the_drain_timeout_streams_end_with_an_error_and_the_exit_is_143(st
     assert fatal_line(server)["exit"] == 143
 
 
+def test_a_second_stop_signal_changes_nothing(start):
+    server = start()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        futures = in_background(pool, server, 2, cache_salt="slow=0.1", max_tokens=12)
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            server.process.send_signal(number)
+            time.sleep(0.2)
+        assert all(future.result()[-1] == "data: [DONE]" for future in futures)
+    assert server.process.wait(10) == 0
+
+
+@pytest.mark.slow
+def test_an_engine_that_hangs_ends_every_stream_and_the_server(start):
+    """Alone it has no peer that would miss it: the HTTP process does, and kills it."""
+    server = start("--step-timeout", "1")
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        found = pool.submit(stream, server, cache_salt="slow=60").result()
+    assert json.loads(found[-1].removeprefix("data: "))["error"]["type"] == "engine_dead"
+    assert server.process.wait(10) == -signal.SIGKILL  # 75 under a supervisor
+    assert time.monotonic() - began < 15
+    eventually(lambda: not (server.run / "engine.sock").exists())
+
+
+def full_pipe() -> tuple[int, int]:
+    """(reader, writer) of a pipe that takes no more."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    return reader, writer
+
+
+@pytest.mark.parametrize(
+    ("log", "end"),
+    [
+        ("stalled pipe", "drain"),
+        ("full disk", "die"),
+        pytest.param("stalled pipe", "die", marks=pytest.mark.slow),
+        pytest.param("full disk", "drain", marks=pytest.mark.slow),
+    ],
+)
+def test_a_log_that_takes_nothing_holds_nobody_up(start, log, end):
+    if log == "stalled pipe":
+        reader, writer = full_pipe()
+    else:
+        reader, writer = os.open("/dev/null", os.O_RDONLY), os.open("/dev/full", os.O_WRONLY)
+    server = start(stderr=writer)
+    assert [server.complete().status_code for _ in range(50)] == [200] * 50
+    if end == "drain":
+        assert server.stop() == 0
+    else:
+        assert server.complete(cache_salt="die").status_code == 503
+        assert server.process.wait(8) == 75
+    os.close(reader)
+    os.close(writer)
+
+
+def test_what_only_a_running_server_needs_is_seen_by_nobody_and_gone_after_it(start):
+    given = "ab" * 32
+    server = start(environment={"TPDET_RUN_SECRET": given})
+    for name in ("secret", "engine.sock"):
+        assert (server.run / name).stat().st_mode & 0o777 == 0o600
+    secret = (server.run / "secret").read_text().strip()
+    assert given in psutil.Process(server.process.pid).environ().values()
+    assert given not in repr(server.child.environ())
+    for process in (psutil.Process(server.process.pid), server.child):
+        assert secret not in repr((process.cmdline(), process.environ()))
+    for word in (secret, given):
+        assert word not in server.http.get("/metrics").text
+    assert server.stop() == 0
+    assert not {"secret", "engine.sock"} & {path.name for path in server.run.iterdir()}
+    assert secret not in server.log.read_text() and given not in server.log.read_text()
+
+
 @pytest.mark.parametrize(("fault", "code"), [("die", "engine_dead"), ("damage", "integrity_error")])
 def test_an_engine_that_fails_ends_every_stream_with_an_error(start, fault, code):
     server = start()
@@ -253,6 +332,7 @@ def test_a_run_directory_in_use_is_71(start, tmp_path):
         (["--audit-dir", "x"], 2),
         (["--config", "/nonexistent.toml"], 66),
         (["--api-key-file", "/nonexistent"], 66),
+        (["--run-secret-file", "/nonexistent"], 66),
     ],
 )
 def test_a_refusal_at_start_has_its_exit_code_and_leaves_nobody(tmp_path, flags, code):
@@ -261,6 +341,21 @@ def test_a_refusal_at_start_has_its_exit_code_and_leaves_nobody(tmp_path, flags,
     line = fatal_line(found)
     assert line["event"] == "fatal" and line["exit"] == code
     assert not (found.run / "ready.json").exists()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"TPDET_FAULTS": "rank=0,step=1,action=kill"},
+        {"TPDET_RUN_SECRET": "not hex"},
+    ],
+)
+def test_an_environment_that_is_refused_at_start(tmp_path, environment):
+    found = Server(tmp_path, wait=False, environment=environment)
+    assert found.process.wait(20) == 2
+    line = fatal_line(found)
+    assert line["code"] == "usage" and next(iter(environment)) in line["message"]
+    assert "not hex" not in line["message"]
 
 
 def test_a_large_body_does_not_hold_up_health_or_streams(server):

@@ -12,12 +12,14 @@ import torch
 
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
+from tpdet.engine.control import ControlChannel
+from tpdet.engine.fault_points import FaultPoints
 from tpdet.engine.results import LogitsTap, StepResults
 from tpdet.errors import IntegrityError, NumericalError, ReloadError, RequestError
 from tpdet.grammar.compile import FIELD
 from tpdet.grammar.constraint import Grammars
 from tpdet.kernels.philox import philox4x32
-from tpdet.plan import StepPlan, decode_plan, encode_plan
+from tpdet.plan import StepPlan
 from tpdet.request import (
     PromptOutput,
     Request,
@@ -50,7 +52,8 @@ class Engine:
     On rank 0: `submit`, `abort`, `step` (or `heartbeat` when idle), then `stop_workers`. On the
     other ranks: `worker_loop`. For verification, `tap` sees every row's logits on rank 0, and a
     loaded `runner`, whose pages were reset, can be used again. `run_ahead` overrides whether steps
-    overlap: on a GPU they do.
+    overlap: on a GPU they do. `secret` is the run secret, for `control`: what rank 0 tells the
+    others. `faults` are injected on purpose, in tests.
     """
 
     def __init__(
@@ -61,9 +64,13 @@ class Engine:
         preempt_every: int = 0,
         runner: Runner | None = None,
         run_ahead: bool | None = None,
+        secret: bytes | None = None,
+        faults: FaultPoints | None = None,
     ) -> None:
         self.config = config
         self.world = world
+        self.control = ControlChannel(world, secret)
+        self._faults = faults
         self.runner = runner or Runner(config, world)
         self.model_config = self.runner.model_config
         self.max_model_len = self.runner.max_model_len
@@ -181,8 +188,8 @@ class Engine:
     def worker_loop(self) -> None:
         """Run plans from rank 0 until one says stop (ranks above 0)."""
         while True:
-            plan = decode_plan(self.world.broadcast_bytes(None))
-            self.runner.launch(plan, Follower(sum(row.draws for row in plan.rows)))
+            plan = self.control.receive_plan()
+            self._start(plan, Follower(sum(row.draws for row in plan.rows)))
             if plan.reload:
                 with suppress(ReloadError):  # rank 0 raises the same, and answers for all
                     self.runner.reload(plan.reload, lambda: None)
@@ -208,8 +215,12 @@ class Engine:
         self._flights.append(_Flight(plan, results, self._send(plan, results)))
 
     def _send(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
-        data = self.world.broadcast_bytes(encode_plan(plan))
-        return self.runner.launch(decode_plan(data), results)
+        return self._start(self.control.send_plan(plan), results)
+
+    def _start(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
+        if self._faults is not None:
+            plan, results = self._faults.meet(plan, results)
+        return self.runner.launch(plan, results)
 
     def _finish(self) -> list[EngineOutput]:
         """Wait for the oldest launched step and commit it."""

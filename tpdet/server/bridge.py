@@ -3,6 +3,7 @@
 Everything here is called from rank 0's loop, between steps, and never waits for the HTTP process.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -37,9 +38,10 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 
 
 class EngineSocket:
-    """The bound end of the PAIR socket."""
+    """The bound end of the PAIR socket; `key` (32 bytes) seals what passes."""
 
-    def __init__(self, run_dir: str) -> None:
+    def __init__(self, run_dir: str, key: bytes) -> None:
+        self._end = protocol.EngineEnd(key)
         self.address = protocol.socket_address(run_dir)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
@@ -47,7 +49,11 @@ class EngineSocket:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._socket.bind(self.address)
+        before = os.umask(0o177)  # the socket is a file, of mode 0600
+        try:
+            self._socket.bind(self.address)
+        finally:
+            os.umask(before)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
 
@@ -56,8 +62,11 @@ class EngineSocket:
         self._poller.register(descriptor, zmq.POLLIN)
 
     def send(self, message: protocol.ToHttp) -> None:
-        """Queue a message; never waits."""
-        self._socket.send(protocol.encode(message), zmq.NOBLOCK)
+        """Queue a message; never waits. Raises PeerLostError when nobody is connected any more."""
+        try:
+            self._socket.send(self._end.encode(message), zmq.NOBLOCK)
+        except zmq.Again as error:  # there is no bound on what is queued
+            raise PeerLostError("the HTTP process has left the socket: it has ended") from error
 
     def receive(self, seconds: float) -> list[protocol.ToEngine]:
         """Every message that is there, after waiting up to `seconds` for the first."""
@@ -65,7 +74,7 @@ class EngineSocket:
         found = []
         with suppress(zmq.Again):
             while True:
-                found.append(protocol.decode_from_http(self._socket.recv(zmq.NOBLOCK)))
+                found.append(self._end.decode(self._socket.recv(zmq.NOBLOCK)))
         return found
 
     def close(self) -> None:
@@ -161,7 +170,7 @@ class Bridge:
     def die(self, error: BaseException) -> None:
         """End every open answer with an error, and the process, within two seconds."""
         if self._process.exit_code is None:
-            with suppress(zmq.ZMQError):
+            with suppress(zmq.ZMQError, PeerLostError):
                 self._socket.send(_last_message(error))
             self._process.wait(DEATH_SECONDS)
         self._process.kill()

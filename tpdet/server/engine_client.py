@@ -36,9 +36,11 @@ _log = logging.getLogger("tpdet.server")
 class EngineClient:
     """One connection to the engine process, for the life of the HTTP process."""
 
-    def __init__(self, address: str, metrics: Metrics, max_queue: int) -> None:
+    def __init__(self, address: str, key: bytes, metrics: Metrics, max_queue: int) -> None:
+        self._end = protocol.HttpEnd(key)
         self.metrics, self.max_queue = metrics, max_queue
         self.state = "starting"
+        self.found_hung = False
         self.dead: tuple[str, str] | None = None
         self.facts: protocol.Start | None = None
         self.status = protocol.Status("starting", 0, 0, {})
@@ -59,6 +61,10 @@ class EngineClient:
         """Whether the engine has shown progress in the last `patience` seconds."""
         known = self.state == "accepting" or self.state in protocol.REFUSALS
         return known and time.monotonic() - self.heard <= patience
+
+    def hung(self, patience: float) -> bool:
+        """Whether requests are open and the engine has been silent for `patience` seconds."""
+        return bool(self._tickets) and time.monotonic() - self.heard > patience
 
     def check_open(self, count: int = 1) -> None:
         """Refuse (503) `count` new requests when draining, dead, or over the queue's bound.
@@ -134,7 +140,7 @@ class EngineClient:
             # has one: the readers and timers would never run.
             await asyncio.sleep(0)
             try:
-                self._take(protocol.decode_from_engine(data))
+                self._take(self._end.decode(data))
             except IntegrityError as error:
                 _log.error("%s", error)
                 self.die("engine_dead", "the engine sent what cannot be read")
@@ -206,4 +212,4 @@ class EngineClient:
         if self.dead is not None:
             return
         # The high-water mark is off, so this never blocks; the engine drains between steps.
-        self._socket.send(protocol.encode(message), zmq.NOBLOCK)
+        self._socket.send(self._end.encode(message), zmq.NOBLOCK)

@@ -5,13 +5,12 @@ A key also names a tenant: each has a salt of its own for what the engine shares
 
 import hashlib
 import hmac
-import os
 import secrets
-import stat
 
 import blake3
 
-from tpdet.errors import NotFoundError, NotPermittedError, UsageError
+from tpdet.errors import UsageError
+from tpdet.launch.private_file import read_private_file
 
 MAX_KEY_FILE_BYTES = 1 << 20
 
@@ -22,20 +21,7 @@ def read_key_file(path: str) -> tuple[str, ...]:
     Raises NotFoundError, NotPermittedError if it is not ours or others may use it, UsageError if
     it is no file of at most 1 MiB, holds no key, or a key that cannot stand in a header.
     """
-    try:
-        # Opening a pipe would wait for its writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            _check_file(os.fstat(descriptor))
-            data = file.read(MAX_KEY_FILE_BYTES + 1)
-    except FileNotFoundError as error:
-        raise NotFoundError(f"--api-key-file {path} does not exist") from error
-    except (PermissionError, IsADirectoryError) as error:
-        raise NotPermittedError(
-            f"--api-key-file {path} cannot be read: {error.strerror}"
-        ) from error
-    if len(data) > MAX_KEY_FILE_BYTES:
-        raise UsageError(f"--api-key-file is over {MAX_KEY_FILE_BYTES} bytes: keep fewer keys")
+    data = read_private_file(path, "--api-key-file", "one key a line", MAX_KEY_FILE_BYTES)
     lines = [line.strip() for line in data.splitlines()]
     keys = [line for line in lines if line and not line.startswith(b"#")]
     if not keys:
@@ -46,21 +32,6 @@ def read_key_file(path: str) -> tuple[str, ...]:
                 "--api-key-file holds a key that is not printable ASCII without blanks"
             )
     return tuple(hashlib.sha256(key).hexdigest() for key in keys)
-
-
-def _check_file(status: os.stat_result) -> None:
-    mode = stat.S_IMODE(status.st_mode)
-    if not stat.S_ISREG(status.st_mode):
-        raise UsageError("--api-key-file is not a file: name a file with one key a line")
-    if mode & 0o077:
-        raise NotPermittedError(
-            f"--api-key-file has mode {mode:04o}, open to others: chmod 600 it (or 400)"
-        )
-    if status.st_uid not in (0, os.geteuid()):
-        raise NotPermittedError(
-            f"--api-key-file belongs to user {status.st_uid}, who could change it: chown it to "
-            f"{os.geteuid()}"
-        )
 
 
 class KeyRing:

@@ -7,6 +7,7 @@ answer then ends with an error, and the process with 75 within two seconds.
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ import uvloop
 from tpdet.errors import TpdetError
 from tpdet.launch.lifecycle import print_fatal
 from tpdet.launch.processes import die_with_parent
+from tpdet.launch.run_directory import RunDirectory
 from tpdet.launch.signals import STOP_SIGNALS
 from tpdet.server import limits
 from tpdet.server.app import Services, make_app
@@ -46,6 +48,7 @@ DEATH_FLUSH_SECONDS = 1.0
 STOP_FLUSH_SECONDS = 5.0
 LAST_RESORT_SECONDS = 2.5
 LOG_FLUSH_SECONDS = 0.2
+WATCH_SECONDS = 0.5
 
 
 class HttpServer(uvicorn.Server):
@@ -67,6 +70,8 @@ def main() -> NoReturn:
     threading.Thread(target=_follow_parent, name="parent", daemon=True).start()
     tokenizer = _load_tokenizer(config)
     code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(config, tokenizer))
+    if code == LOST:
+        _clear_channels(config)
     log.finish(LOG_FLUSH_SECONDS)
     # At once: closing the runner would wait for threads that still tokenise for nobody.
     os._exit(code)
@@ -80,6 +85,13 @@ def _follow_parent() -> None:
     os._exit(LOST)
 
 
+def _clear_channels(config: ProcessConfig) -> None:
+    """What a killed rank 0 could not remove; unless the directory is another server's by now."""
+    run = RunDirectory(Path(config.run_dir), config.session)
+    if run.current:
+        run.clear_channels()
+
+
 def _load_tokenizer(config: ProcessConfig) -> Tokenizer | None:
     if config.tokenizer_directory is None:
         return None
@@ -88,7 +100,9 @@ def _load_tokenizer(config: ProcessConfig) -> Tokenizer | None:
 
 async def _serve(config: ProcessConfig, tokenizer: Tokenizer | None) -> int:
     metrics = Metrics(config.served_name, lambda: client.status)
-    client = EngineClient(config.engine_address, metrics, config.max_queue)
+    client = EngineClient(
+        config.engine_address, bytes.fromhex(config.channel_key), metrics, config.max_queue
+    )
     asyncio.get_running_loop().set_exception_handler(log_loop_problem)
     asyncio.get_running_loop().add_signal_handler(
         PARENT_DEATH_SIGNAL, lambda: client.die("engine_dead", "the engine process has ended")
@@ -108,6 +122,9 @@ async def _serve(config: ProcessConfig, tokenizer: Tokenizer | None) -> int:
         await _first(client.started, client.stopped)
         if not client.stopped.is_set():
             await _accept_until_stopped(config, client, server)
+        if client.dead is not None and client.found_hung and os.getppid() == config.parent_pid:
+            # In a server of one rank nobody else sees that it hangs.
+            os.kill(config.parent_pid, signal.SIGKILL)
         return LOST if client.dead is not None else 0
     finally:
         receiving.cancel()
@@ -153,7 +170,10 @@ async def _accept_until_stopped(
     if serving.done():
         await serving
     client.say_serving()
-    tasks = [asyncio.create_task(client.ping())]
+    tasks = [
+        asyncio.create_task(client.ping()),
+        asyncio.create_task(_watch_engine(client, config.step_timeout + PROGRESS_SLACK)),
+    ]
     if config.log_statistics:
         statistics = StatisticsLine(client.metrics, lambda: client.status)
         tasks.append(asyncio.create_task(statistics.repeat(config.statistics_seconds)))
@@ -167,6 +187,27 @@ async def _accept_until_stopped(
     server.should_exit = True
     with contextlib.suppress(asyncio.CancelledError, TimeoutError):
         await asyncio.wait_for(serving, flush + 0.5)
+
+
+async def _watch_engine(client: EngineClient, patience: float) -> None:
+    """End every stream when the engine hangs: silent for `patience` seconds with requests open.
+
+    Looks twice, so that this process, when it was held up itself, hears the engine first.
+    """
+    suspicious = False
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        hung = client.hung(patience)
+        if hung and suspicious:
+            break
+        suspicious = hung
+    logging.getLogger("tpdet.server").error(
+        "the engine has been silent for %g s with requests open: raise --step-timeout if a step "
+        "takes that long",
+        patience,
+    )
+    client.found_hung = True
+    client.die("engine_dead", "the engine makes no progress")
 
 
 async def _first(*events: asyncio.Event) -> None:

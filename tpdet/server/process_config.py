@@ -7,12 +7,16 @@ from tpdet.server import limits
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds. `socket` is the inherited descriptor of the bound HTTP socket;
-    `key_digests` are SHA-256 in hex, so the process never holds a key.
+    `key_digests` are SHA-256 in hex, so the process never holds a key. `channel_key` (hex)
+    seals what is said to the engine process and by it.
     """
 
     parent_pid: int
     socket: int
+    run_dir: str
+    session: str
     engine_address: str
+    channel_key: str
     tokenizer_directory: str | None
     chat_template: str | None
     served_name: str

@@ -1,20 +1,26 @@
 """Messages between the engine process (rank 0) and the HTTP process, as length-capped msgpack.
 
-One zmq PAIR socket over `RUN_DIR/engine.sock`; the engine process binds, the HTTP process
-connects. Order of a life: Hello (HTTP is able to serve) -> Start (the engine is ready) -> Serving
-(the port accepts) -> Submit, Abort, Ping against Accepted, Refused, Outputs, Status -> Stop or
-Dead -> the HTTP process ends.
+One zmq PAIR socket over `RUN_DIR/engine.sock` (mode 0600); the engine process binds, the HTTP
+process connects. Every message is sealed (seal.py) under a key that rank 0 makes for this start
+and hands down on the HTTP process's standard input; it is not the run secret, so that the process
+which faces clients knows nothing that the ranks would obey.
+
+Order of a life: Hello (HTTP is able to serve) -> Start (the engine is ready) -> Serving (the port
+accepts) -> Submit, Abort, Ping against Accepted, Refused, Outputs, Status -> Stop or Dead -> the
+HTTP process ends.
 """
 
 import msgspec
 
 from tpdet.errors import IntegrityError, UsageError
 from tpdet.request import PromptOutput, Request, RequestFailed, TokenOutput
+from tpdet.seal import OVERHEAD_BYTES, Opener, Sealer, derive
 from tpdet.server.limits import MAX_MESSAGE_BYTES
 
 SOCKET_NAME = "engine.sock"
 # sockaddr_un holds 108 bytes with the terminating zero.
 MAX_SOCKET_PATH_BYTES = 107
+_TO_HTTP, _TO_ENGINE = "tpdet engine to http", "tpdet http to engine"
 
 # What new requests are told in a state of the engine that takes none: wire code and message.
 REFUSALS = {
@@ -130,31 +136,52 @@ _from_http = msgspec.msgpack.Decoder(ToEngine)
 _from_engine = msgspec.msgpack.Decoder(ToHttp)
 
 
-def encode(message: ToEngine | ToHttp) -> bytes:
-    """Bytes of a message. Raises IntegrityError past the cap."""
+class EngineEnd:
+    """The engine process's end of the channel, under a key of 32 bytes."""
+
+    def __init__(self, key: bytes) -> None:
+        self._sealer = Sealer(derive(key, _TO_HTTP))
+        self._opener = Opener(derive(key, _TO_ENGINE))
+
+    def encode(self, message: ToHttp) -> bytes:
+        """Sealed bytes of the next message. Raises IntegrityError past the cap."""
+        return self._sealer.seal(_encode(message))
+
+    def decode(self, data: bytes) -> ToEngine:
+        """The HTTP process's next message. Raises IntegrityError for a wrong seal or schema."""
+        try:
+            return _from_http.decode(self._opener.open(data))
+        except (msgspec.DecodeError, ValueError, IntegrityError) as error:
+            raise IntegrityError(f"a message of the HTTP process is refused: {error}") from error
+
+
+class HttpEnd:
+    """The HTTP process's end of the channel, under a key of 32 bytes."""
+
+    def __init__(self, key: bytes) -> None:
+        self._sealer = Sealer(derive(key, _TO_ENGINE))
+        self._opener = Opener(derive(key, _TO_HTTP))
+
+    def encode(self, message: ToEngine) -> bytes:
+        """Sealed bytes of the next message. Raises IntegrityError past the cap."""
+        return self._sealer.seal(_encode(message))
+
+    def decode(self, data: bytes) -> ToHttp:
+        """The engine process's next message. Raises IntegrityError for a wrong seal or schema."""
+        try:
+            return _from_engine.decode(self._opener.open(data))
+        except (msgspec.DecodeError, ValueError, IntegrityError) as error:
+            raise IntegrityError(f"a message of the engine process is refused: {error}") from error
+
+
+def _encode(message: ToEngine | ToHttp) -> bytes:
     data = _encoder.encode(message)
-    if len(data) > MAX_MESSAGE_BYTES:
+    if len(data) > MAX_MESSAGE_BYTES - OVERHEAD_BYTES:
         raise IntegrityError(
             f"a {type(message).__name__} message of {len(data)} bytes is over the cap of "
-            f"{MAX_MESSAGE_BYTES}"
+            f"{MAX_MESSAGE_BYTES - OVERHEAD_BYTES}"
         )
     return data
-
-
-def decode_from_http(data: bytes) -> ToEngine:
-    """A message of the HTTP process. Raises IntegrityError when it does not fit its schema."""
-    try:
-        return _from_http.decode(data)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise IntegrityError(f"a message of the HTTP process is damaged: {error}") from error
-
-
-def decode_from_engine(data: bytes) -> ToHttp:
-    """A message of the engine process. Raises IntegrityError when it does not fit its schema."""
-    try:
-        return _from_engine.decode(data)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise IntegrityError(f"a message of the engine process is damaged: {error}") from error
 
 
 def socket_address(run_dir: str) -> str:

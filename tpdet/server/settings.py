@@ -34,6 +34,11 @@ class ServerConfig(BaseModel):
     api_key_file: str | None = Field(
         None, description="file (mode 0600) with one API key a line; without it all is open"
     )
+    run_secret_file: str | None = Field(
+        None,
+        description="file (mode 0600) with the run secret, 64 hex digits; for ranks on several "
+        "hosts: one host makes its own",
+    )
     run_dir: str | None = Field(None, description="directory for ready.json, exit.json and sockets")
     audit_dir: str | None = Field(None, description="directory for audit logs")
     drain_timeout: float = Field(
@@ -53,6 +58,10 @@ class ServerConfig(BaseModel):
         le=100.0,
         description="share by which the mean batch size may change from one window of 10 s to the "
         "next before a warning is logged; 0 for never",
+    )
+
+    allow_faults: bool = Field(
+        False, description="let TPDET_FAULTS break the server on purpose; for tests"
     )
 
     disable_log_stats: bool = Field(False, description="no line of statistics every 10 seconds")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tpdet.launch.environment import RankEnvironment
 from tpdet.launch.run_directory import RunDirectory
+from tpdet.launch.run_secret import new_secret
 from tpdet.launch.signals import StopSignals
 from tpdet.server import http_child
 from tpdet.server.bridge import Bridge, EngineSocket
@@ -41,13 +42,17 @@ def open_port(config: ServerConfig) -> Port:
 
 def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: StopSignals) -> Bridge:
     """Start the HTTP process beside the loading of the weights. Raises on what it cannot use."""
-    engine_socket = EngineSocket(str(run.path))
+    channel_key = new_secret()
+    engine_socket = EngineSocket(str(run.path), channel_key)
     engine_socket.watch(signals.fileno())
     key_file = settings.server.api_key_file
     config = ProcessConfig(
         parent_pid=os.getpid(),
         socket=port.listener.fileno(),
+        run_dir=str(run.path),
+        session=run.session,
         engine_address=engine_socket.address,
+        channel_key=channel_key.hex(),
         tokenizer_directory=_tokenizer_directory(settings),
         chat_template=settings.engine.chat_template,
         served_name=settings.served_name,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpdet.errors import UsageError
+from tpdet.launch.faults import read_faults
 from tpdet.launch.supervise import serve
 from tpdet.server.settings import load_settings, make_parser
 
@@ -23,6 +24,7 @@ def serve_command(arguments: Sequence[str]) -> int:
     """
     ranks, rest = split_ranks(arguments)
     settings = load_settings(rest, "tpdet serve")
+    read_faults(settings.server.allow_faults)
     return serve(
         ranks,
         rest,

@@ -1,0 +1,89 @@
+"""Fault points in the step loop: makes happen what `launch.faults` describes. For tests only."""
+
+import os
+import resource
+import signal
+import threading
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from tpdet.kernels.shard import Shard
+from tpdet.launch.faults import Fault
+from tpdet.plan import DIGEST_BYTES, StepPlan
+from tpdet.runner import TakeLogits
+
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}
+
+
+class FaultPoints:
+    """One rank's faults, in the order of their steps; each happens once."""
+
+    def __init__(self, faults: Sequence[Fault], rank: int) -> None:
+        mine = [fault for fault in faults if fault.rank == rank]
+        self._waiting = sorted(mine, key=lambda fault: fault.step)
+
+    def meet(self, plan: StepPlan, results: TakeLogits) -> tuple[StepPlan, TakeLogits]:
+        """What is due at this plan happens; the plan and the taking of its logits go on so."""
+        for fault in [fault for fault in self._waiting if fault.step <= plan.step]:
+            if fault.action == "nan-row" and not any(row.logits for row in plan.rows):
+                continue  # nothing to spoil yet
+            self._waiting.remove(fault)
+            if fault.action == "nan-row":
+                results = _SpoilFirstRow(results)
+            elif fault.action == "diverge":
+                plan = msgspec.structs.replace(plan, table_digest=bytes(DIGEST_BYTES))
+            else:
+                happen(fault.action)
+        return plan, results
+
+
+def happen(action: str) -> None:
+    """Do to this process what the action says."""
+    if action in _SIGNALS:
+        os.kill(os.getpid(), _SIGNALS[action])
+    elif action == "hang":
+        threading.Event().wait()
+    elif action == "disk-full":
+        # The signal would end the process; ignored, a write fails as on a full disk (EFBIG).
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    elif action == "slow-log":
+        _stall_standard_error()
+    else:
+        raise ValueError(f"no such fault: {action}")
+
+
+def _stall_standard_error() -> None:
+    """Put a full pipe in its place; the reading end stays open and unread."""
+    _, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        while True:
+            os.write(writer, b"\n" * 4096)
+    except BlockingIOError:
+        pass
+    os.set_blocking(writer, True)
+    os.dup2(writer, 2)
+
+
+class _SpoilFirstRow:
+    """Takes logits whose first row it has made NaN."""
+
+    def __init__(self, results: TakeLogits) -> None:
+        self._results = results
+
+    def take(self, first: int, logits: torch.Tensor) -> torch.Tensor:
+        """As TakeLogits."""
+        return self._results.take(first, _spoiled(logits) if first == 0 else logits)
+
+    def take_shard(self, logits: torch.Tensor, shard: Shard) -> torch.Tensor:
+        """As TakeLogits."""
+        return self._results.take_shard(_spoiled(logits), shard)
+
+
+def _spoiled(logits: torch.Tensor) -> torch.Tensor:
+    spoiled = logits.clone()
+    spoiled[0] = float("nan")
+    return spoiled
