@@ -192,7 +192,7 @@ class PeerExchange:
         self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float,
         out: tuple[torch.Tensor, torch.Tensor], two: "Peers",
     ) -> None:  # fmt: skip
-        from tpdet.kernels.cuda import peer_fold
+        from tpdet.kernels.cuda import peer_fold, peer_two_shot
 
         layout, rows = self.layout, len(residual)
         if self.takes_one_shot(rows):
@@ -201,7 +201,7 @@ class PeerExchange:
             return
         y_start = layout.y_start // out[1].element_size()
         where = layout.roots_start // 4, layout.share_rows, y_start, layout.piece_rows
-        peer_fold.run_two_shot(sums, residual, weight, eps, out, self._plan, two, where)
+        peer_two_shot.run_two_shot(sums, residual, weight, eps, out, self._plan, two, where)
 
     def owned_rows(self, rows: int) -> list[range]:
         """The rows of h that this rank gets in a step of `rows` rows."""

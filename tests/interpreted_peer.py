@@ -18,9 +18,10 @@ from tests.bits import assert_same_bits, same_bits
 from tpdet.comm.peer_exchange import PeerExchange, SlotLayout
 from tpdet.comm.peer_memory import PeerTensor
 from tpdet.kernels import order
-from tpdet.kernels.cuda import norm, peer_fold
-from tpdet.kernels.cuda.peer_fold import Peers, run_one_shot, run_two_shot
+from tpdet.kernels.cuda import norm, peer_fold, peer_two_shot
+from tpdet.kernels.cuda.peer_fold import Peers, run_one_shot
 from tpdet.kernels.cuda.peer_gather import embed_from_peers, run_gather
+from tpdet.kernels.cuda.peer_two_shot import run_two_shot
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
 LEAVES, EPS = 8, 1e-6
@@ -230,7 +231,7 @@ def an_exchange_cuts_a_step_into_pieces():
         for piece in zip(*calls, strict=True):
             for phase in ("push", "fold", "take"):
                 for run, arguments in piece:
-                    if phase != "take" or run is peer_fold.run_two_shot:
+                    if phase != "take" or run is run_two_shot:
                         run(*arguments, phases=(phase,))
         for exchange, (mine, normed) in zip(made, found, strict=True):
             for owned in exchange.owned_rows(rows):
@@ -245,15 +246,18 @@ def an_exchange_cuts_a_step_into_pieces():
 @contextmanager
 def _recorded_calls():
     """What an exchange would run, for every piece, instead of running it."""
-    runs = {name: getattr(peer_fold, name) for name in ("run_one_shot", "run_two_shot")}
+    runs = {
+        "run_one_shot": (peer_fold, run_one_shot),
+        "run_two_shot": (peer_two_shot, run_two_shot),
+    }
     calls = []
-    for name, run in runs.items():
-        setattr(peer_fold, name, lambda *arguments, run=run: calls.append((run, arguments)))
+    for name, (module, run) in runs.items():
+        setattr(module, name, lambda *arguments, run=run: calls.append((run, arguments)))
     try:
         yield calls
     finally:
-        for name, run in runs.items():
-            setattr(peer_fold, name, run)
+        for name, (module, run) in runs.items():
+            setattr(module, name, run)
 
 
 def gathers_words_of_any_bits():

@@ -13,8 +13,8 @@ from tpdet.kernels.partial_sums import relative_roots
 
 pytest.importorskip("triton")
 
-from tpdet.kernels.cuda.peer_fold import everyone_owns
 from tpdet.kernels.cuda.peer_program import PEER, Program, finishing, sending
+from tpdet.kernels.cuda.peer_two_shot import everyone_owns
 
 
 def run(program: Program, operand):

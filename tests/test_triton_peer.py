@@ -19,7 +19,7 @@ import triton
 
 from tests.test_triton_gemm import compile_for_hopper
 from tpdet.kernels import order
-from tpdet.kernels.cuda import peer_fold, peer_gather
+from tpdet.kernels.cuda import peer_fold, peer_gather, peer_two_shot
 from tpdet.kernels.cuda.norm import eps_bits
 from tpdet.kernels.cuda.peer_program import finishing, sending
 from tpdet.kernels.partial_sums import relative_roots
@@ -84,7 +84,7 @@ def check(ptx, log, name, floats=True):
 def test_exchange_kernels_compile(name, ranks, rank, n, dtype):
     types = dict.fromkeys(("residual", "weight", "h"), f"*{dtype}") | dict.fromkeys(PLACES, "*i64")
     types |= {"values": "*fp32", "m": "i32", "plane": "i32", "stride": "i32"}
-    values, warps = constants(name, ranks, rank, n), peer_fold._warps(n)
+    values, warps = constants(name, ranks, rank, n), peer_two_shot._warps(n)
     more = peer_fold.one_shot_warps(n)
     found = aligned_compile(peer_fold.one_shot, types | {"y": f"*{dtype}"}, values, more)
     one = check(*found, f"one-shot {name}")
@@ -93,7 +93,7 @@ def test_exchange_kernels_compile(name, ranks, rank, n, dtype):
     spilled = [one]
     for tile in (1, 2) if n <= 4096 else (1,):
         more = aligned_compile(
-            peer_fold.two_shot,
+            peer_two_shot.two_shot,
             types | words,
             values | {"TILE": tile, "GROUP": max(1, min(ranks, 16384 // tile // n))},
             warps * tile,

@@ -11,10 +11,7 @@ order: both give the bits of `norm.fold_and_norm` over gathered sums. What waits
 overwritten, stands in `peer_words`. Every program spins, so there are never more than fit the GPU
 at once (`Peers.programs`); the words a program waits for are pushed before their sender waits for
 anything (one-shot), or in an earlier round of its loop (two-shot), so all come to their end.
-
-In a round of the two-shot a program pushes the rows of its number in every rank's share, finishes
-its own row of the round before, and takes the peers' finished rows of the one before that: the link
-stays busy, and what is waited for has mostly come.
+The two-shot's kernel is in `peer_two_shot`.
 """
 
 from dataclasses import dataclass
@@ -26,20 +23,12 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.norm import eps_bits, reciprocal_root
 from tpdet.kernels.cuda.peer_program import finishing, sending
-from tpdet.kernels.cuda.peer_words import (
-    ARMED,
-    advance,
-    awaited_sum,
-    awaited_words,
-    push_roots,
-    words_of,
-)
+from tpdet.kernels.cuda.peer_words import advance, awaited_sum, push_roots, words_of
 from tpdet.kernels.order import Expression, FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
 PHASES = ("push", "fold", "take")
 _WIDEST = 1 << 14
-_TAKEN = 1 << 14  # words that a program awaits at a time, 32 a thread
 
 
 @dataclass(frozen=True)
@@ -119,86 +108,6 @@ def one_shot(
             tl.store(y + at, normed, mask=present)
 
 
-@triton.jit(do_not_specialize=["m"])
-def two_shot(
-    values, residual, weight, h, y_words, table, counter, control, m, plane, stride,
-    RANK: tl.constexpr, RANKS: tl.constexpr, SLOTS: tl.constexpr,
-    N: tl.constexpr, BLOCK: tl.constexpr, EPS_BITS: tl.constexpr,
-    START: tl.constexpr, ROWS: tl.constexpr, Y_START: tl.constexpr, Y_ROWS: tl.constexpr,
-    SENT: tl.constexpr, SENT_WHERE: tl.constexpr, SENT_STEPS: tl.constexpr,
-    COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr,
-    GROUP: tl.constexpr, TILE: tl.constexpr,
-    PUSH: tl.constexpr, FOLD: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr,
-):  # fmt: skip
-    """As `one_shot`, ROWS of a share; y's words [2, Y_ROWS, N] begin at Y_START, in their size.
-
-    A program takes TILE rows of a share at once, and awaits the finished ones of GROUP peers
-    together; both are powers of two.
-    """
-    number = tl.load(counter)
-    plane = plane.to(tl.int64)
-    WORD: tl.constexpr = y_words.dtype.element_ty
-    share = tl.cdiv(m, RANKS)
-    columns = tl.arange(0, BLOCK)[None, :]
-    present = columns < N
-    scale = tl.load(weight + columns, mask=present, other=0.0)
-    begin = START + (number % 2) * (RANKS * SLOTS * ROWS * N)
-    y_begin = Y_START + (number % 2) * (Y_ROWS * N)
-    slots = words_of(table, RANK, tl.int32)
-    y_slots = words_of(table, RANK, WORD)
-    rounds = tl.cdiv(share, tl.num_programs(0) * TILE)
-    for turn in range(0, rounds + 2):
-        first_place = (turn * tl.num_programs(0) + tl.program_id(0)) * TILE
-        if PUSH:  # noqa: SIM102, known when compiled
-            if first_place < share:
-                place = first_place + tl.arange(0, TILE)[:, None]
-                for ahead in range(1, RANKS):
-                    owner = (RANK + ahead) % RANKS
-                    row = owner * share + place
-                    sent = (place < share) & (row < m) & present
-                    push_roots(
-                        values, plane, row * N + columns, table, owner, owner + 1,
-                        begin + RANK * (SLOTS * ROWS * N) + place * N + columns,
-                        ROWS * N, sent, SENT, SENT_WHERE, SENT_STEPS, RANKS,
-                    )  # fmt: skip
-        first_place -= tl.num_programs(0) * TILE
-        if FOLD:  # noqa: SIM102
-            if (first_place >= 0) & (first_place < share) & (RANK * share + first_place < m):
-                place = first_place + tl.arange(0, TILE)[:, None]
-                row = RANK * share + place
-                mine = (place < share) & (row < m) & present
-                at = row * N + columns
-                beside = tl.load(residual + row * stride + columns, mask=mine, other=0.0)
-                total = awaited_sum(
-                    values, plane, at, slots, begin + place * N + columns, ROWS * N,
-                    mine, control, number, COUNT, WHERE, STEPS, SLOTS, LIVE,
-                )  # fmt: skip
-                normed = finish_row(total, at, beside, scale, h, mine, N, EPS_BITS)
-                word = normed.to(WORD, bitcast=True)
-                tl.store(y_words + at, word, mask=mine)
-                quiet: tl.constexpr = 0x7FFF if WORD.primitive_bitwidth == 16 else 0x7FFFFFFF
-                word = tl.where(word == ARMED, quiet, word).to(WORD)
-                for ahead in range(1, RANKS):
-                    peer = words_of(table, (RANK + ahead) % RANKS, WORD)
-                    tl.store(peer + (y_begin + at), word, mask=mine)
-        first_place -= tl.num_programs(0) * TILE
-        if TAKE:  # noqa: SIM102
-            if (first_place >= 0) & (first_place < share):
-                for first in tl.static_range(0, RANKS, GROUP):
-                    index = tl.arange(0, GROUP * TILE)[:, None]
-                    owners = first + index // TILE
-                    place = first_place + index % TILE
-                    theirs = owners * share + place
-                    wanted = (owners != RANK) & (place < share) & (theirs < m) & present
-                    at = theirs * N + columns
-                    word = awaited_words(
-                        y_slots, y_begin + at, wanted, owners, control, number, LIVE
-                    )
-                    tl.store(y_words + at, word, mask=wanted)
-    if TAKE:
-        advance(counter)
-
-
 def run_one_shot(
     sums: PartialSums,
     residual: torch.Tensor,
@@ -223,55 +132,13 @@ def run_one_shot(
     one_shot[(min(m, peers.programs),)](
         sums.values, residual, weight, h, y, peers.table, peers.counter, peers.control,
         m, sums.values.stride(0), residual.stride(0),
-        **_shape(sums, plan, peers, n, eps), START=start, ROWS=rows,
+        **known_of(sums, plan, peers, n, eps), START=start, ROWS=rows,
         PUSH="push" in phases, FOLD="fold" in phases, LIVE=peers.live,
         num_warps=peers.warps or one_shot_warps(n), enable_fp_fusion=False,
     )  # fmt: skip
 
 
-def run_two_shot(
-    sums: PartialSums,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    out: tuple[torch.Tensor, torch.Tensor],
-    plan: FoldPlan,
-    peers: Peers,
-    place: tuple[int, int, int, int],
-    phases: tuple[str, ...] = PHASES,
-) -> None:
-    """As `run_one_shot`; of h only the owner's rows are written.
-
-    place: first word of the root slots and rows of a share they have room for; first word of the
-    slots of y, counted in its own size, and their rows. The last phase is "take".
-    """
-    start, share_rows, y_start, rows = place
-    m, n = residual.shape
-    share = -(-m // peers.ranks)
-    if share > share_rows or m > rows:
-        raise ValueError(f"{m} rows: the slots of the two-shot have room for {rows}")
-    if not everyone_owns(m, peers.ranks):
-        raise ValueError(f"{m} rows are too few for {peers.ranks} ranks to own one each")
-    h, y = out
-    words = y.view({2: torch.int16, 4: torch.int32}[y.element_size()])
-    tile, warps = _tile(n, share, peers)
-    two_shot[(min(-(-share // tile), peers.programs),)](
-        sums.values, residual, weight, h, words, peers.table, peers.counter, peers.control,
-        m, sums.values.stride(0), residual.stride(0),
-        **_shape(sums, plan, peers, n, eps),
-        START=start, ROWS=share_rows, Y_START=y_start, Y_ROWS=rows,
-        GROUP=max(1, min(peers.ranks, _TAKEN // tile // triton.next_power_of_2(n))), TILE=tile,
-        PUSH="push" in phases, FOLD="fold" in phases, TAKE="take" in phases, LIVE=peers.live,
-        num_warps=warps, enable_fp_fusion=False,
-    )  # fmt: skip
-
-
-def everyone_owns(m: int, ranks: int) -> bool:
-    """Whether each rank has a row of its own: in a two-shot all must wait for all."""
-    return (ranks - 1) * -(-m // ranks) < m
-
-
-def _shape(sums: PartialSums, plan: FoldPlan, peers: Peers, n: int, eps: float) -> dict[str, int]:
+def known_of(sums: PartialSums, plan: FoldPlan, peers: Peers, n: int, eps: float) -> dict[str, int]:
     """What both kernels know at compile time."""
     if sums.values[0].numel() >= 1 << 31:
         raise ValueError(f"sums of {sums.values[0].numel()} values: offsets here have 31 bits")
@@ -297,19 +164,3 @@ def _programs(roots: tuple[Expression, ...], plan: FoldPlan, rank: int) -> dict[
 def one_shot_warps(n: int) -> int:
     """So many that a thread has four values of a row, at most 32: one row's latency counts."""
     return max(1, min(32, triton.next_power_of_2(n) // 128))
-
-
-def _warps(n: int) -> int:
-    """So many that a thread has eight values of a row, at most 16."""
-    return max(1, min(16, triton.next_power_of_2(n) // 256))
-
-
-def _tile(n: int, share: int, peers: Peers) -> tuple[int, int]:
-    """Rows that a program of the two-shot takes at once, and its warps.
-
-    A program mostly waits for memory, so where each has many rows to take it takes two at once, in
-    twice the warps: one program a multiprocessor is what the products beside it leave room for.
-    """
-    warps = _warps(n)
-    tile = peers.tile or (2 if share >= 4 * peers.programs and n <= 4096 else 1)
-    return tile, peers.warps or warps * min(tile, 2)
