@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
             die_with_parent()
         signals = StopSignals()
         run = _enter_run_directory(settings, environment, signals)
-        build = build or partial(build_engine, secret or run.secret())
+        build = build or partial(build_engine, secret=secret or run.secret())
         if rank == 0:
             _lead(settings, environment, run, signals, build, bridges)
             run.clear_channels()
@@ -66,7 +66,9 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
         end_process(run, rank, error, partial(_last_words, bridges, error))
 
 
-def build_engine(secret: bytes, settings: Settings, environment: RankEnvironment) -> "Engine":
+def build_engine(
+    settings: Settings, environment: RankEnvironment, secret: bytes | None = None
+) -> "Engine":
     """The engine over the world that the launcher made; `secret` is the run's."""
     from tpdet.comm.device import open_world
     from tpdet.engine import Engine
