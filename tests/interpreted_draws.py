@@ -17,7 +17,15 @@ import triton.language as tl
 from tests.draw_reference import answers, over_shards, prepare, reference, same_answers, tops
 from tpdet.kernels.cpu import sampling as cpu_sampling
 from tpdet.kernels.cpu.gumbel import gumbel_noise as cpu_noise
-from tpdet.kernels.cuda import filter_rows, gumbel_scores, log_softmax, row_draws, sampling
+from tpdet.kernels.cuda import (
+    filter_rows,
+    filter_top,
+    filter_window,
+    gumbel_scores,
+    log_softmax,
+    row_draws,
+    sampling,
+)
 from tpdet.kernels.draw import Draw
 from tpdet.kernels.philox import philox_words
 from tpdet.kernels.shard import Shard
@@ -159,8 +167,8 @@ def top_of_rows_is_as_before():
         assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1]), kind
 
 
-def bounds_are_the_old_ones_by_the_window_and_by_the_whole_row():
-    left_over = 0
+def bounds_are_the_old_ones_by_each_way():
+    left_over = {}
     for kind in KINDS:
         x = rows(kind, 1)
         for way in ({"top_k": 1}, {"top_k": 40}, {"top_k": 4000}, {"top_p": 0.9}, {"top_p": 1e-9},
@@ -171,20 +179,34 @@ def bounds_are_the_old_ones_by_the_window_and_by_the_whole_row():
             parameters = sampling._parameters(how, V, x.amax(-1))
             sampling.find_bounds[1,](x + 0.0, x.amax(-1), parameters, old, V, 8, 2048)
             table = torch.tensor(row_draws._row_table(how, [], [0], V))
-            peaks = row_draws._peaks(x, x, table, 1, V, Shard(0, V))
-            slots = torch.zeros(1, dtype=torch.int64)
-            slow = filter_rows.bound_rows
-            filter_rows.bound_rows = Nothing()
-            quick = filter_rows.find_bounds(x, x, table, peaks, slots, V, False)
-            filter_rows.bound_rows = slow
-            left_over += int(quick) == 2**62
-            assert int(quick) in (int(old), 2**62), (kind, way, int(quick), int(old))
-            quick.fill_(2**62)
-            slow[1,](x, x, table, peaks, slots, quick, 1, V, V, len(peaks), row_draws.FIELDS,
-                     triton.next_power_of_2(len(peaks)), False, 4096)  # fmt: skip
-            assert int(quick) == int(old), (kind, way, "whole row")
-    rows_tried = 9 * len(KINDS)
-    assert 0 < left_over < 0.7 * rows_tried, f"{left_over} of {rows_tried} rows are left over"
+            peaks, groups = row_draws._peaks(x, x, table, 1, V, Shard(0, V), grouped=True)
+            given = x, x, table, peaks, torch.zeros(1, dtype=torch.int64)
+            for ways in WAYS_TO_BOUNDS:
+                by = bounds_by(ways, given, groups)
+                left_over[ways] = left_over.get(ways, 0) + (by == 2**62)
+                assert by in (int(old), 2**62), (kind, way, ways, by, int(old))
+    tried = 9 * len(KINDS)
+    assert 0 < left_over[("bound_top",)] < tried, left_over  # each way has rows to answer for
+    assert left_over[("bound_window",)] < tried / 4, left_over
+    assert left_over[("bound_rows",)] == left_over[("bound_top", "bound_window")] == 0, left_over
+
+
+WAYS_TO_BOUNDS = ("bound_top",), ("bound_window",), ("bound_rows",), ("bound_top", "bound_window")
+
+
+def bounds_by(names, given, groups):
+    """The bound of one row by the kernels that are named; 2^62 where they found none."""
+    homes = {"bound_top": filter_top, "bound_window": filter_window, "bound_rows": filter_rows}
+    kept = {}
+    for name, module in homes.items():
+        if name not in names:
+            kept[name] = module, getattr(module, name)
+            setattr(module, name, Nothing())
+    try:
+        return int(filter_rows.find_bounds(*given, groups, V, False)[0, 0])
+    finally:
+        for name, (module, kernel) in kept.items():
+            setattr(module, name, kernel)
 
 
 class Nothing:
@@ -274,7 +296,7 @@ CASES = (
     scores_given_tokens,
     every_cut_of_the_vocabulary_answers_alike,
     top_of_rows_is_as_before,
-    bounds_are_the_old_ones_by_the_window_and_by_the_whole_row,
+    bounds_are_the_old_ones_by_each_way,
     rough_noise_is_near_the_noise,
     philox_words_are_the_cpus,
     masses_are_rounded_conversions,
