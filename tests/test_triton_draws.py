@@ -53,7 +53,7 @@ KERNELS = {
         SIZES | {"SPAN": 4096, "BLOCK": 1024}, 4,
     ),
     "groups": (
-        row_scan.scan_groups, {"logits": "*fp32", "groups": "*i64", "width": "i32", "stride": "i32"},
+        row_scan.scan_groups, ROW | SHAPE | {"groups": "*i64"},
         {"SPAN": 4096, "BLOCK": 2048, "PER_PART": 64}, 4,
     ),
     "floor": (

@@ -146,9 +146,7 @@ def draw_of_list(orders, kept, fields):
 
 
 @triton.jit
-def bound_lanes(
-    lists, count, fields, top, vocabulary, total, LANES: tl.constexpr
-):
+def bound_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.constexpr):
     """Bound and draw of a row whose list is no longer than LANES."""
     top_k, numerator = tl.load(fields + 6), tl.load(fields + 7)
     at = tl.arange(0, LANES)

@@ -10,9 +10,9 @@
     bound     the exact bound: among the collected; or, where the window holds more than CAPACITY
               ids of one value, the id at which that value's ids are enough, from the parts' counts
 
-The spread is the row's own (`filter_top`), so flat rows have fine buckets. A guess proves wrong when
-the mass above already reaches the threshold, or does not with the window; such rows are left to
-`bound_rows`. Integers all the way: which of the ways was taken cannot be seen.
+The spread is the row's own (`filter_top`), so flat rows have fine buckets. A guess proves wrong
+when the mass above already reaches the threshold, or does not with the window; such rows are left
+to `bound_rows`. Integers all the way: which of the ways was taken cannot be seen.
 
 Fields of a state int64 [F, 8]: first bucket, last bucket (-1: left over), ids above the window, ids
 collected, mass above the window, least key, largest key.

@@ -66,7 +66,14 @@ def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowD
                 mine = _filtered_rows(logits, copies, slots, changed, filtered, shard)
                 groups = _groups(mine)
             bounds = find_bounds(
-                logits if whole else mine, copies, table, peaks, slots, groups, vocabulary, not whole
+                logits if whole else mine,
+                copies,
+                table,
+                peaks,
+                slots,
+                groups,
+                vocabulary,
+                not whole,
             )
         scores = _scores(logits, copies, table, peaks, bounds, width, shard)
     return _answers(logits, table, peaks, scores, width, shard)
