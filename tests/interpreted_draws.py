@@ -184,13 +184,17 @@ def bounds_are_the_old_ones_by_each_way():
             for ways in WAYS_TO_BOUNDS:
                 by = bounds_by(ways, given, groups)
                 left_over[ways] = left_over.get(ways, 0) + (by == 2**62)
+                all_but_rows = ways == ("bound_top", "bound_window")
+                assert by != 2**62 or not all_but_rows or kind not in QUICK, (kind, way)
                 assert by in (int(old), 2**62), (kind, way, ways, by, int(old))
     tried = 9 * len(KINDS)
     assert 0 < left_over[("bound_top",)] < tried, left_over  # each way has rows to answer for
     assert left_over[("bound_window",)] < tried / 4, left_over
-    assert left_over[("bound_rows",)] == left_over[("bound_top", "bound_window")] == 0, left_over
+    assert left_over[("bound_rows",)] == 0, left_over
+    assert left_over[("bound_top", "bound_window")] < tried / 6, left_over
 
 
+QUICK = ("random", "tied", "zeros")  # none of their rows may need the slow way
 WAYS_TO_BOUNDS = ("bound_top",), ("bound_window",), ("bound_rows",), ("bound_top", "bound_window")
 
 

@@ -38,7 +38,8 @@ STATE = 8
 def unit_of(spread_bits):
     """Buckets a unit of scaled value, from the bits of a row's spread."""
     spread = spread_bits.to(tl.int32).to(tl.float32, bitcast=True)
-    return tl.div_rn(48.0, tl.minimum(tl.maximum(spread, 1e-30), 6.0))
+    # Without a spread (groups whose largest are tied) the row tells no width: the widest.
+    return tl.div_rn(48.0, tl.where((spread > 0.01) & (spread < 6.0), spread, 6.0))
 
 
 @triton.jit
@@ -96,7 +97,8 @@ def choose_window(
             middle = tl.where(bucket < 192, middle, middle * 16.0 - 2880.0)
             below = tl.div_rn(middle, unit_of(tl.load(tops + slot * TOPS + 3)))
             weight = (tl.exp2(below * -1.4426950408889634) * 16777216.0).to(tl.int64)
-            mass = count.to(tl.int64) * weight
+            # The last bucket holds -inf and padding too, so its count tells nothing.
+            mass = tl.where(bucket < BUCKETS - 1, count.to(tl.int64) * weight, 0)
             reached = threshold_of(numerator, tl.sum(mass, axis=0))
             guess = tl.cumsum(mass, axis=0)
             place = tl.sum((guess < reached).to(tl.int32), axis=0)
