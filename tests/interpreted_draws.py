@@ -11,15 +11,23 @@ import traceback
 
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 
 from tests.draw_reference import answers, over_shards, prepare, reference, same_answers, tops
+from tests.interpreted_noise import (
+    masses_are_rounded_conversions,
+    philox_words_are_the_cpus,
+    rough_noise_is_near_the_noise,
+)
 from tpdet.kernels.cpu import sampling as cpu_sampling
 from tpdet.kernels.cpu.gumbel import gumbel_noise as cpu_noise
-from tpdet.kernels.cuda import filter_rows, gumbel_scores, log_softmax, row_draws, sampling
+from tpdet.kernels.cuda import (
+    filter_rows,
+    filter_top,
+    filter_window,
+    row_draws,
+    sampling,
+)
 from tpdet.kernels.draw import Draw
-from tpdet.kernels.philox import philox_words
 from tpdet.kernels.shard import Shard
 
 V = 9001  # more than one part, and a part cut short
@@ -159,8 +167,8 @@ def top_of_rows_is_as_before():
         assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1]), kind
 
 
-def bounds_are_the_old_ones_by_the_window_and_by_the_whole_row():
-    left_over = 0
+def bounds_are_the_old_ones_by_each_way():
+    left_over = {}
     for kind in KINDS:
         x = rows(kind, 1)
         for way in ({"top_k": 1}, {"top_k": 40}, {"top_k": 4000}, {"top_p": 0.9}, {"top_p": 1e-9},
@@ -171,20 +179,38 @@ def bounds_are_the_old_ones_by_the_window_and_by_the_whole_row():
             parameters = sampling._parameters(how, V, x.amax(-1))
             sampling.find_bounds[1,](x + 0.0, x.amax(-1), parameters, old, V, 8, 2048)
             table = torch.tensor(row_draws._row_table(how, [], [0], V))
-            peaks = row_draws._peaks(x, x, table, 1, V, Shard(0, V))
-            slots = torch.zeros(1, dtype=torch.int64)
-            slow = filter_rows.bound_rows
-            filter_rows.bound_rows = Nothing()
-            quick = filter_rows.find_bounds(x, x, table, peaks, slots, V, False)
-            filter_rows.bound_rows = slow
-            left_over += int(quick) == 2**62
-            assert int(quick) in (int(old), 2**62), (kind, way, int(quick), int(old))
-            quick.fill_(2**62)
-            slow[1,](x, x, table, peaks, slots, quick, 1, V, V, len(peaks), row_draws.FIELDS,
-                     triton.next_power_of_2(len(peaks)), False, 4096)  # fmt: skip
-            assert int(quick) == int(old), (kind, way, "whole row")
-    rows_tried = 9 * len(KINDS)
-    assert 0 < left_over < 0.7 * rows_tried, f"{left_over} of {rows_tried} rows are left over"
+            peaks, groups = row_draws._peaks(x, x, table, 1, V, Shard(0, V), grouped=True)
+            given = x, x, table, peaks, torch.zeros(1, dtype=torch.int64)
+            for ways in WAYS_TO_BOUNDS:
+                by = bounds_by(ways, given, groups)
+                left_over[ways] = left_over.get(ways, 0) + (by == 2**62)
+                all_but_rows = ways == ("bound_top", "bound_window")
+                assert by != 2**62 or not all_but_rows or kind not in QUICK, (kind, way)
+                assert by in (int(old), 2**62), (kind, way, ways, by, int(old))
+    tried = 9 * len(KINDS)
+    assert 0 < left_over[("bound_top",)] < tried, left_over  # each way has rows to answer for
+    assert left_over[("bound_window",)] < tried / 4, left_over
+    assert left_over[("bound_rows",)] == 0, left_over
+    assert left_over[("bound_top", "bound_window")] < tried / 6, left_over
+
+
+QUICK = ("random", "tied", "zeros")  # none of their rows may need the slow way
+WAYS_TO_BOUNDS = ("bound_top",), ("bound_window",), ("bound_rows",), ("bound_top", "bound_window")
+
+
+def bounds_by(names, given, groups):
+    """The bound of one row by the kernels that are named; 2^62 where they found none."""
+    homes = {"bound_top": filter_top, "bound_window": filter_window, "bound_rows": filter_rows}
+    kept = {}
+    for name, module in homes.items():
+        if name not in names:
+            kept[name] = module, getattr(module, name)
+            setattr(module, name, Nothing())
+    try:
+        return int(filter_rows.find_bounds(*given, groups, V, False)[0, 0])
+    finally:
+        for name, (module, kernel) in kept.items():
+            setattr(module, name, kernel)
 
 
 class Nothing:
@@ -192,66 +218,6 @@ class Nothing:
 
     def __getitem__(self, grid):
         return lambda *arguments, **options: None
-
-
-@triton.jit
-def noise_of(words, rough, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    word = tl.load(words + at).to(tl.uint32)
-    tl.store(rough + at, gumbel_scores.rough_noise(word))
-
-
-@triton.jit
-def philox_words_of(ids, words, position, choice, key0, key1, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    keys = tl.load(key0).to(tl.uint32), tl.load(key1).to(tl.uint32)
-    where = tl.load(position).to(tl.uint32), tl.load(choice).to(tl.uint32)
-    word = gumbel_scores.philox_of(tl.load(ids + at), where[0], where[1], keys[0], keys[1])
-    tl.store(words + at, word.to(tl.int64))
-
-
-def rough_noise_is_near_the_noise():
-    edges = torch.tensor([0, 1, 2, 3, 2**28, 2**29 - 1, 2**29, 2**29 + 1, 2**31])
-    steps = torch.arange(0, 2**32, 2**32 // 4000)
-    powers = 2 ** torch.arange(32)
-    words = torch.cat([edges, steps, powers, 2**32 - 1 - powers])
-    words = torch.cat([words, words.new_zeros(-len(words) % 1024)])
-    rough = torch.empty(len(words))
-    noise_of[len(words) // 1024,](words, rough, 1024)
-    survival = 1.0 - (words.double() + 0.5) * 2.0**-32
-    error = (rough.double() + torch.log(-torch.log(survival))).abs().max()
-    assert error < 1e-4, error
-
-
-def philox_words_are_the_cpus():
-    ids = torch.arange(1024) * 4093 % (1 << 22)
-    for seed in (0, 2**32 - 1, 2**32, 2**64 - 3):
-        for position, choice in ((0, 0), (2**32 - 1, 5), (77, 2**31)):
-            words = torch.empty(1024, dtype=torch.int64)
-            given = [torch.tensor([n]) for n in (position, choice, seed & 0xFFFFFFFF, seed >> 32)]
-            philox_words_of[1,](ids, words, *given, 1024)
-            assert torch.equal(
-                words, philox_words(ids, seed=seed, position=position, choice=choice)
-            )
-
-
-@triton.jit
-def masses_of(x, ours, plain, BLOCK: tl.constexpr):
-    """Fixed-point masses against 0, as the kernels make them and by rounding and conversion."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + at)
-    tl.store(ours + at, log_softmax.fixed_point(value, 0.0))
-    scaled = tl.exp2((value - 0.0) * 1.4426950408889634).to(tl.float64) * 1099511627776.0
-    rounded = (scaled + 6755399441055744.0) - 6755399441055744.0
-    tl.store(plain + at, rounded.to(tl.int64))
-
-
-def masses_are_rounded_conversions(device="cpu", count=1 << 16):
-    steps = torch.arange(count - 1024, device=device, dtype=torch.float32) * (-40.0 / count)
-    x = torch.cat([steps, torch.full((1024,), -torch.inf, device=device)])
-    ours, plain = (torch.empty(count, dtype=torch.int64, device=device) for _ in range(2))
-    masses_of[count // 1024,](x, ours, plain, 1024, enable_fp_fusion=False)
-    assert torch.equal(ours, plain) and int(ours.max()) == 1 << 40
 
 
 def near_ties_of_rough_scores_are_settled_by_exact_ones():
@@ -274,7 +240,7 @@ CASES = (
     scores_given_tokens,
     every_cut_of_the_vocabulary_answers_alike,
     top_of_rows_is_as_before,
-    bounds_are_the_old_ones_by_the_window_and_by_the_whole_row,
+    bounds_are_the_old_ones_by_each_way,
     rough_noise_is_near_the_noise,
     philox_words_are_the_cpus,
     masses_are_rounded_conversions,

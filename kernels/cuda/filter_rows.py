@@ -1,27 +1,24 @@
-"""Bounds of top-k and top-p for all filtered rows of a step, and the slow way for leftover rows."""
+"""Bounds of top-k and top-p for all filtered rows of a step, and draws where the kept are few.
+
+`filter_top` finds most rows' bound and draw; `filter_window` the bounds of rows left over, with
+`score_rows` to draw; `bound_rows`, one program a row, those of rows for which a guess proved wrong.
+"""
 
 import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.filter_window import (
-    BUCKETS,
-    CAPACITY,
-    STATE,
-    bound_window,
-    choose_window,
-    collect_window,
-    count_buckets,
-    row_of_slot,
-    threshold_of,
-)
+from tpdet.kernels.cuda import filter_top, filter_window
+from tpdet.kernels.cuda.filter_row import row_of_slot, threshold_of
 from tpdet.kernels.cuda.gumbel_scores import scaled
 from tpdet.kernels.cuda.log_softmax import fixed_point
 from tpdet.kernels.cuda.order_select import order_of
 from tpdet.kernels.cuda.row_scan import FIELDS
 
-_BLOCK = 8192
+_LIST_BLOCK = 2048
 _COLLECT_BLOCK = 4096
+_FEW = 512
+_COUNT_BLOCK = 8192
 _ROW_BLOCK = 4096
 
 
@@ -63,7 +60,7 @@ def bound_rows(
 ):  # fmt: skip
     """bounds[slot] of the rows that `bound_window` left (2^62), over all ids; program (slot,)."""
     slot = tl.program_id(0)
-    if tl.load(bounds + slot) == 4611686018427387904:
+    if tl.load(bounds + slot * 2) == 4611686018427387904:
         start, temperature, top, top_k, numerator = row_of_slot(
             logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS, PARTS,
             WHOLE,
@@ -76,7 +73,7 @@ def bound_rows(
             threshold = threshold_of(numerator, total)
             found = search_row(start, width, temperature, top, bound, threshold, True, BLOCK)
             bound = tl.maximum(bound, found)
-        tl.store(bounds + slot, bound)
+        tl.store(bounds + slot * 2, bound)
 
 
 def find_bounds(
@@ -85,42 +82,78 @@ def find_bounds(
     table: torch.Tensor,
     peaks: torch.Tensor,
     slots: torch.Tensor,
+    groups: torch.Tensor,
     vocabulary: int,
     whole: bool,
 ) -> torch.Tensor:
-    """Smallest kept orders int64 [F] of the rows `slots` [F] of the table; kernels only.
+    """Smallest kept orders and draws int64 [F, 2] of the rows `slots` [F] of the table.
 
-    `logits` are all rows' [R, >= V] (a row's copy, where it has one, in `copies` [P, V]), or with
-    `whole` the filtered rows' themselves [F, V]; `peaks` [parts, R, 2] are of `scan_peaks`.
+    A draw is the order of the best score, or 2^62 if `score_rows` has to find it. `logits` are all
+    rows' [R, >= V] (a row's copy, where it has one, in `copies` [P, V]), or with `whole` the
+    filtered rows' themselves [F, V]; `peaks` [parts, R, 2] and `groups` [R or F, G] are of
+    `scan_peaks`. Kernels only.
     """
     filtered, device = len(slots), logits.device
     peak_parts, rows = peaks.shape[:2]
-    parts = triton.cdiv(vocabulary, _BLOCK)
-    peak_width, part_width = (triton.next_power_of_2(n) for n in (peak_parts, parts))
-    counts = torch.empty(filtered, parts, BUCKETS, dtype=torch.int32, device=device)
-    masses = torch.empty(filtered, parts, dtype=torch.int64, device=device)
-    lists = torch.empty(filtered, CAPACITY, dtype=torch.int64, device=device)
-    state = torch.empty(filtered, STATE, dtype=torch.int64, device=device)
-    bounds = torch.empty(filtered, dtype=torch.int64, device=device)
+    peak_width = triton.next_power_of_2(peak_parts)
     rest = (rows, vocabulary, logits.stride(0), peak_parts)
-    count_buckets[filtered, parts](
-        logits, copies, table, peaks, slots, counts, masses, *rest, FIELDS, peak_width, whole,
-        _BLOCK, BUCKETS, num_warps=16, enable_fp_fusion=False,
+    given = logits, copies, table, peaks, slots
+    buckets, enough = filter_window.BUCKETS, filter_top.ENOUGH
+    sizes = FIELDS, filter_top.STATE, peak_width, whole
+    counts = torch.empty(filtered, buckets, dtype=torch.int32, device=device)
+    state = torch.empty(filtered, filter_top.STATE, dtype=torch.int64, device=device)
+    bounds = torch.empty(filtered, 2, dtype=torch.int64, device=device)
+    lists = torch.empty(filtered, filter_top.CAPACITY, dtype=torch.int64, device=device)
+    used = groups.shape[1]
+    filter_top.choose_floor[filtered,](
+        *given, groups, state, counts, bounds, used, *rest, *sizes,
+        triton.next_power_of_2(used), enough, filter_top.CAPACITY, buckets,
+        num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
-    choose_window[filtered,](
-        table, slots, counts, masses, lists, state, vocabulary, parts, FIELDS, STATE, BUCKETS,
-        CAPACITY, part_width, num_warps=8, enable_fp_fusion=False,
+    filter_top.list_top[filtered, triton.cdiv(vocabulary, _LIST_BLOCK)](
+        logits, copies, table, slots, lists, state, vocabulary, logits.stride(0), FIELDS,
+        filter_top.STATE, whole, _LIST_BLOCK, filter_top.CAPACITY,
+        num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
-    collect_window[filtered, triton.cdiv(vocabulary, _COLLECT_BLOCK)](
-        logits, copies, table, peaks, slots, lists, state, *rest, FIELDS, STATE, peak_width, whole,
-        _COLLECT_BLOCK, BUCKETS, CAPACITY, num_warps=8, enable_fp_fusion=False,
+    filter_top.bound_top[filtered,](
+        *given, lists, state, bounds, *rest, *sizes, _FEW, filter_top.CAPACITY,
+        num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
-    bound_window[filtered,](
-        table, peaks, slots, lists, state, bounds, rows, vocabulary, peak_parts, FIELDS, STATE,
-        peak_width, CAPACITY, num_warps=8, enable_fp_fusion=False,
+    _bound_rest(given, rest, state, counts, bounds, whole)
+    return bounds
+
+
+def _bound_rest(
+    given: tuple[torch.Tensor, ...], rest: tuple[int, int, int, int], tops: torch.Tensor,
+    counts: torch.Tensor, bounds: torch.Tensor, whole: bool,
+) -> None:  # fmt: skip
+    """The bounds of rows left over; a program of another row ends at once."""
+    table, slots = given[2], given[4]
+    filtered, device, vocabulary = len(slots), table.device, rest[1]
+    peak_width = triton.next_power_of_2(rest[3])
+    parts = triton.cdiv(vocabulary, _COLLECT_BLOCK)
+    held, buckets, capacity = filter_window.STATE, filter_window.BUCKETS, filter_window.CAPACITY
+    state = torch.empty(filtered, held, dtype=torch.int64, device=device)
+    lists = torch.empty(filtered, capacity, dtype=torch.int64, device=device)
+    parts_of = torch.empty(filtered, parts, dtype=torch.int32, device=device)
+    filter_window.count_buckets[filtered, triton.cdiv(vocabulary, _COUNT_BLOCK)](
+        *given, tops, bounds, counts, *rest, FIELDS, filter_top.STATE, peak_width, whole,
+        _COUNT_BLOCK, buckets, num_warps=16, enable_fp_fusion=False,
     )  # fmt: skip
-    bound_rows[filtered,](
-        logits, copies, table, peaks, slots, bounds, *rest, FIELDS, peak_width, whole, _ROW_BLOCK,
+    filter_window.choose_window[filtered,](
+        table, slots, tops, bounds, counts, state, vocabulary, FIELDS, filter_top.STATE, held,
+        buckets, capacity, num_warps=8, enable_fp_fusion=False,
+    )  # fmt: skip
+    filter_window.collect_window[filtered, parts](
+        *given, tops, bounds, lists, parts_of, state, *rest, FIELDS, filter_top.STATE, held,
+        peak_width, whole, _COLLECT_BLOCK, buckets, capacity, num_warps=8, enable_fp_fusion=False,
+    )  # fmt: skip
+    filter_window.bound_window[filtered,](
+        *given, tops, bounds, lists, parts_of, state, *rest, parts, FIELDS, filter_top.STATE,
+        held, peak_width, whole, _COLLECT_BLOCK, capacity, triton.next_power_of_2(parts),
         num_warps=16, enable_fp_fusion=False,
     )  # fmt: skip
-    return bounds
+    bound_rows[filtered,](
+        *given, bounds, *rest, FIELDS, peak_width, whole, _ROW_BLOCK,
+        num_warps=16, enable_fp_fusion=False,
+    )  # fmt: skip

@@ -33,10 +33,11 @@ def philox_of(ids, position, choice, key0, key1):
     c2 = tl.zeros_like(c0) + choice
     c3 = tl.zeros_like(c0)
     for _ in tl.static_range(10):
-        high0 = tl.umulhi(c0, tl.full(c0.shape, 0xD2511F53, tl.uint32))
-        low0 = c0 * tl.full(c0.shape, 0xD2511F53, tl.uint32)
-        high2 = tl.umulhi(c2, tl.full(c0.shape, 0xCD9E8D57, tl.uint32))
-        low2 = c2 * tl.full(c0.shape, 0xCD9E8D57, tl.uint32)
+        # 32 by 32 to 64 bits is one instruction; its halves taken apart are two.
+        first = c0.to(tl.uint64) * 0xD2511F53
+        second = c2.to(tl.uint64) * 0xCD9E8D57
+        high0, low0 = (first >> 32).to(tl.uint32), first.to(tl.uint32)
+        high2, low2 = (second >> 32).to(tl.uint32), second.to(tl.uint32)
         c0, c1, c2, c3 = high2 ^ c1 ^ key0, low2, high0 ^ c3 ^ key1, low0
         key0 = key0 + tl.full((), 0x9E3779B9, tl.uint32)
         key1 = key1 + tl.full((), 0xBB67AE85, tl.uint32)
@@ -61,12 +62,13 @@ def exact_order(x, ids, kept, position, choice, key0, key1):
 
 
 @triton.jit
-def kept_values(start, at, width, first_id, temperature, bound, least, limit):
-    """Scaled values of columns, their ids and which of them may win."""
+def kept_values(start, at, width, first_id, temperature, bound, last_id, least):
+    """Scaled values of columns, their ids and which may win: from `bound` up, ids to `last_id`."""
     raw = tl.load(start + at, mask=at < width, other=-float("inf"))
     x = scaled(raw, temperature)
     ids = first_id + at
-    kept = (at < width) & (x >= least) & (x >= limit) & (order_of(x, ids) >= bound)
+    kept = (at < width) & (x >= least)
+    kept &= (x > bound) | ((x == bound) & (ids <= last_id))
     return x, ids, kept
 
 
@@ -75,50 +77,66 @@ def score_rows(
     logits, copies, table, peaks, bounds, scores, rows, width, first_id, stride, peak_parts,
     FIELDS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """scores[part, row]: the largest order of a kept id's score; program (row, part)."""
+    """scores[part, row]: the largest order of a kept id's score; program (row, part).
+
+    bounds: int64 [F, 2] of `find_bounds`. A draw that stands there is taken over.
+    """
     row, part = tl.program_id(0), tl.program_id(1)
     fields = table + row * FIELDS
     if tl.load(fields + 5) == 1:
-        key0, key1 = tl.load(fields).to(tl.uint32), tl.load(fields + 1).to(tl.uint32)
-        position = tl.load(fields + 2).to(tl.uint32)
-        choice = tl.load(fields + 3).to(tl.uint32)
-        temperature = tl.load(fields + 4).to(tl.int32).to(tl.float32, bitcast=True)
-        distance = tl.load(fields + 8).to(tl.int32).to(tl.float32, bitcast=True)
-        start = source(logits, copies, row, tl.load(fields + 9), stride, width)
         slot = tl.load(fields + 10)
-        bound = tl.load(bounds + slot, mask=slot >= 0, other=-9007199254740992)
-        top = scaled(value_of(largest(peaks + 1, row, rows, peak_parts, 2, PARTS)), temperature)
-        least = top + distance
-        limit = top - 32.0 - tl.abs(top) * 0.0001
-        best = tl.full((BLOCK,), -float("inf"), tl.float32)
-        second = best
-        best_x = best
-        best_id = tl.zeros((BLOCK,), tl.int32)
-        for first in range(0, SPAN, BLOCK):
-            at = part * SPAN + first + tl.arange(0, BLOCK)
-            x, ids, kept = kept_values(start, at, width, first_id, temperature, bound, least, limit)
-            if tl.max(kept.to(tl.int32), axis=0) > 0:
-                rough = x + rough_noise(philox_of(ids, position, choice, key0, key1))
-                rough = tl.where(kept, rough, -float("inf"))
-                better = rough > best
-                second = tl.maximum(second, tl.minimum(best, rough))
-                best_x = tl.where(better, x, best_x)
-                best_id = tl.where(better, ids, best_id)
-                best = tl.where(better, rough, best)
-        result = tl.full((), -4611686018427387904, tl.int64)
-        peak = tl.max(best, axis=0)
-        if peak > -float("inf"):
-            slack = 0.03125 + tl.abs(peak) * 0.0001
-            doubtful = (tl.abs(peak) > 1e30) | (tl.max(second, axis=0) >= peak - slack)
-            found = exact_order(best_x, best_id, best >= peak - slack, position, choice, key0, key1)
-            if doubtful:
-                for first in range(0, SPAN, BLOCK):
-                    at = part * SPAN + first + tl.arange(0, BLOCK)
-                    x, ids, kept = kept_values(
-                        start, at, width, first_id, temperature, bound, least, limit
-                    )
-                    found = tl.maximum(
-                        found, exact_order(x, ids, kept, position, choice, key0, key1)
-                    )
-            result = tl.max(found, axis=0)
+        bound = tl.load(bounds + slot * 2, mask=slot >= 0, other=-9007199254740992)
+        result = tl.load(bounds + slot * 2 + 1, mask=slot >= 0, other=4611686018427387904)
+        if result == 4611686018427387904:
+            start = source(logits, copies, row, tl.load(fields + 9), stride, width)
+            temperature = tl.load(fields + 4).to(tl.int32).to(tl.float32, bitcast=True)
+            peak = value_of(largest(peaks + 1, row, rows, peak_parts, 2, PARTS))
+            result = best_score(
+                start, part, width, first_id, fields, temperature, scaled(peak, temperature),
+                bound, SPAN, BLOCK,
+            )  # fmt: skip
         tl.store(scores + part * rows + row, result)
+
+
+@triton.jit
+def best_score(
+    start, part, width, first_id, fields, temperature, top, bound, SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The largest order of the scores of SPAN columns; -2^62 if none is kept."""
+    key0, key1 = tl.load(fields).to(tl.uint32), tl.load(fields + 1).to(tl.uint32)
+    position, choice = tl.load(fields + 2).to(tl.uint32), tl.load(fields + 3).to(tl.uint32)
+    least = top + tl.load(fields + 8).to(tl.int32).to(tl.float32, bitcast=True)
+    least = tl.maximum(least, top - 32.0 - tl.abs(top) * 0.0001)
+    last_id = (4194303 - (bound & 4194303)).to(tl.int32)
+    bound = tl.where(bound == -9007199254740992, -float("inf"), value_of(bound))
+    best = tl.full((BLOCK,), -float("inf"), tl.float32)
+    second = best
+    best_x = best
+    best_id = tl.zeros((BLOCK,), tl.int32)
+    for first in range(0, SPAN, BLOCK):
+        at = part * SPAN + first + tl.arange(0, BLOCK)
+        x, ids, kept = kept_values(start, at, width, first_id, temperature, bound, last_id, least)
+        if tl.max(kept.to(tl.int32), axis=0) > 0:
+            rough = x + rough_noise(philox_of(ids, position, choice, key0, key1))
+            rough = tl.where(kept, rough, -float("inf"))
+            better = rough > best
+            second = tl.maximum(second, tl.minimum(best, rough))
+            best_x = tl.where(better, x, best_x)
+            best_id = tl.where(better, ids, best_id)
+            best = tl.where(better, rough, best)
+    result = tl.full((), -4611686018427387904, tl.int64)
+    peak = tl.max(best, axis=0)
+    if peak > -float("inf"):
+        slack = 0.03125 + tl.abs(peak) * 0.0001
+        doubtful = (tl.abs(peak) > 1e30) | (tl.max(second, axis=0) >= peak - slack)
+        found = exact_order(best_x, best_id, best >= peak - slack, position, choice, key0, key1)
+        if doubtful:
+            for first in range(0, SPAN, BLOCK):
+                at = part * SPAN + first + tl.arange(0, BLOCK)
+                x, ids, kept = kept_values(
+                    start, at, width, first_id, temperature, bound, last_id, least
+                )
+                found = tl.maximum(found, exact_order(x, ids, kept, position, choice, key0, key1))
+        result = tl.max(found, axis=0)
+    return result

@@ -3,7 +3,7 @@
     table (one copy from the host)  ->  copies of rows with bias or penalties  ->  `scan_peaks`
       ->  bounds of filtered rows  ->  `score_rows`  ->  `weigh_rows`  ->  `answer_rows`
 
-Greedy rows take five launches, random rows one more, top-k and top-p five more, however many rows.
+Greedy rows take five launches, random rows one more, top-k and top-p eight more, however many rows.
 Over a sharded vocabulary the peaks, scores and masses of all ranks are gathered, a few integers a
 row; rows with top-k or top-p are gathered whole, and every rank finds their bounds.
 """
@@ -21,13 +21,21 @@ from tpdet.kernels.cuda.gumbel_scores import score_rows
 from tpdet.kernels.cuda.log_softmax import MAX_VOCABULARY
 from tpdet.kernels.cuda.order_select import id_of, top_orders
 from tpdet.kernels.cuda.penalties import penalise, to_device
-from tpdet.kernels.cuda.row_scan import FIELDS, answer_rows, pack_rows, scan_peaks, weigh_rows
+from tpdet.kernels.cuda.row_scan import (
+    FIELDS,
+    answer_rows,
+    pack_rows,
+    scan_groups,
+    scan_peaks,
+    weigh_rows,
+)
 from tpdet.kernels.draw import Draw
 from tpdet.kernels.row_draws import RowDraws
 from tpdet.kernels.shard import Shard
 
 _GREEDY, _RANDOM, _GIVEN = 0, 1, 2
 _BLOCK = 2048
+_GROUPS = 4096
 
 
 def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:
@@ -46,12 +54,27 @@ def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowD
         at = held[len(table) + len(filtered) :]
         copies = logits[at, :width] + 0.0
         penalise(copies, [draws[row] for row in changed], shard.first_id)
-    peaks = _peaks(logits, copies, table, len(draws), width, shard)
+    whole = shard.gather is None
+    peaks, groups = _peaks(
+        logits, copies, table, len(draws), width, shard, grouped=bool(filtered) and whole
+    )
     scores = peaks
     if any(how.temperature != 0.0 for how in draws):
         bounds = peaks
         if filtered:
-            bounds = _bounds(logits, copies, table, peaks, slots, changed, filtered, shard)
+            if not whole:
+                mine = _filtered_rows(logits, copies, slots, changed, filtered, shard)
+                groups = _groups(mine)
+            bounds = find_bounds(
+                logits if whole else mine,
+                copies,
+                table,
+                peaks,
+                slots,
+                groups,
+                vocabulary,
+                not whole,
+            )
         scores = _scores(logits, copies, table, peaks, bounds, width, shard)
     return _answers(logits, table, peaks, scores, width, shard)
 
@@ -66,7 +89,7 @@ def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> R
         for number in (0, 0, 0, 0, 0, _GIVEN, 0, 0, 0, -1, token, 0)
     ]  # fmt: skip
     table = to_device(numbers, torch.int64, logits.device)
-    peaks = _peaks(logits, logits, table, len(tokens), width, shard)
+    peaks, _ = _peaks(logits, logits, table, len(tokens), width, shard)
     return _answers(logits, table, peaks, peaks, width, shard)
 
 
@@ -141,35 +164,55 @@ def _grid(rows: int, width: int) -> tuple[tuple[int, int], int, int]:
     return (rows, max(1, triton.cdiv(width, span))), span, min(span, _BLOCK)
 
 
+def _group_count(width: int, span: int) -> int:
+    """Groups a part of `span` columns has: of 64 columns, of more where a row would have 4,096."""
+    return span // max(64, triton.next_power_of_2(triton.cdiv(width, _GROUPS)))
+
+
 def _peaks(
     logits: torch.Tensor, copies: torch.Tensor, table: torch.Tensor, rows: int, width: int,
-    shard: Shard,
-) -> torch.Tensor:  # fmt: skip
-    """Largest orders int64 [parts or ranks, R, 2]: of the logits, and of what is drawn from."""
+    shard: Shard, grouped: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Largest orders of the logits and of what is drawn from, and those of groups of the latter.
+
+    int64 [parts or ranks, R, 2], and where `grouped` of this rank's columns [R, groups].
+    """
     grid, span, block = _grid(rows, width)
+    each = _group_count(width, span) if grouped else 0
     peaks = torch.empty(grid[1], rows, 2, dtype=torch.int64, device=logits.device)
+    groups = torch.empty(rows, grid[1] * each, dtype=torch.int64, device=logits.device)
     scan_peaks[grid](
-        logits, copies, table, peaks, rows, width, shard.first_id, logits.stride(0), FIELDS, span,
-        block, num_warps=4, enable_fp_fusion=False,
+        logits, copies, table, peaks, groups if grouped else peaks, rows, width, shard.first_id,
+        logits.stride(0), FIELDS, span, block, each, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
-    return peaks if shard.gather is None else shard.gather(peaks.amax(0))
+    return (peaks if shard.gather is None else shard.gather(peaks.amax(0))), groups
 
 
-def _bounds(
-    logits: torch.Tensor, copies: torch.Tensor, table: torch.Tensor, peaks: torch.Tensor,
-    slots: torch.Tensor, changed: list[int], filtered: list[int], shard: Shard,
+def _groups(whole_rows: torch.Tensor) -> torch.Tensor:
+    """Largest orders of groups of whole rows fp32 [F, V]: int64 [F, groups]."""
+    rows, width = whole_rows.shape
+    grid, span, block = _grid(rows, width)
+    each = _group_count(width, span)
+    groups = torch.empty(rows, grid[1] * each, dtype=torch.int64, device=whole_rows.device)
+    scan_groups[grid](
+        whole_rows, groups, width, whole_rows.stride(0), span, block, each,
+        num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return groups
+
+
+def _filtered_rows(
+    logits: torch.Tensor, copies: torch.Tensor, slots: torch.Tensor, changed: list[int],
+    filtered: list[int], shard: Shard,
 ) -> torch.Tensor:  # fmt: skip
-    """The smallest kept orders of filtered rows int64 [F]; a shard's rows are gathered whole."""
-    whole = shard.gather is not None
-    if whole:
-        mine = logits[slots]
-        places = [(i, changed.index(row)) for i, row in enumerate(filtered) if row in changed]
-        if places:
-            into, out = to_device([i for pair in places for i in pair], torch.int64,
-                                  logits.device).view(-1, 2).unbind(1)  # fmt: skip
-            mine[into, : copies.shape[1]] = copies[out]
-        logits = copies = shard.whole(mine)
-    return find_bounds(logits, copies, table, peaks, slots, shard.vocab_size, whole)
+    """A shard's filtered rows, or their copies, gathered whole: fp32 [F, V]."""
+    mine = logits[slots]
+    places = [(i, changed.index(row)) for i, row in enumerate(filtered) if row in changed]
+    if places:
+        into, out = to_device([i for pair in places for i in pair], torch.int64,
+                              logits.device).view(-1, 2).unbind(1)  # fmt: skip
+        mine[into, : copies.shape[1]] = copies[out]
+    return shard.whole(mine)
 
 
 def _scores(

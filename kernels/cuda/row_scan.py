@@ -63,31 +63,72 @@ def source(logits, copies, row, copy, stride, width):
 
 
 @triton.jit
-def part_peak(start, part, width, first_id, SPAN: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest order of SPAN columns."""
-    nothing = tl.full((BLOCK,), -4611686018427387904, tl.int64)
-    best = nothing
+def id_of_order(order):
+    """The id in an order."""
+    return (4194303 - (order & 4194303)).to(tl.int32)
+
+
+@triton.jit
+def lane_peaks(start, part, width, first_id, SPAN: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest order of each lane of SPAN columns: int64 [BLOCK].
+
+    Values are compared, not orders: a lane meets its ids from the lowest, so it keeps the first of
+    equal ones (zeros of both signs are equal) and the first NaN.
+    """
+    lane = part * SPAN + tl.arange(0, BLOCK)
+    best = tl.full((BLOCK,), -float("inf"), tl.float32)
+    best_at = lane
     for first in range(0, SPAN, BLOCK):
-        at = part * SPAN + first + tl.arange(0, BLOCK)
-        x = tl.load(start + at, mask=at < width, other=0.0)
-        best = tl.maximum(best, tl.where(at < width, ranked(x, first_id + at), nothing))
-    return tl.max(best, axis=0)
+        at = lane + first
+        x = tl.load(start + at, mask=at < width, other=-float("inf"))
+        better = (x > best) | ((x != x) & (best == best))
+        best = tl.where(better, x, best)
+        best_at = tl.where(better, at, best_at)
+    nothing = tl.full((BLOCK,), -4611686018427387904, tl.int64)
+    return tl.where(lane < width, ranked(best, first_id + best_at), nothing)
+
+
+@triton.jit
+def store_groups(groups, lanes, part, PER_PART: tl.constexpr):
+    """The largest orders of a part's PER_PART runs of lanes; groups: int64 [parts, PER_PART]."""
+    runs = tl.reshape(lanes, (PER_PART, lanes.shape[0] // PER_PART))
+    tl.store(groups + part * PER_PART + tl.arange(0, PER_PART), tl.max(runs, axis=1))
 
 
 @triton.jit(do_not_specialize=["rows", "first_id"])
 def scan_peaks(
-    logits, copies, table, peaks, rows, width, first_id, stride,
-    FIELDS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
+    logits, copies, table, peaks, groups, rows, width, first_id, stride,
+    FIELDS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, PER_PART: tl.constexpr,
 ):  # fmt: skip
-    """peaks[part, row]: the largest orders of the logits and of what is drawn from."""
+    """peaks[part, row]: the largest orders of the logits and of what is drawn from.
+
+    groups[row, part]: with PER_PART, the largest orders of that many groups of what is drawn from.
+    """
     row, part = tl.program_id(0), tl.program_id(1)
     copy = tl.load(table + row * FIELDS + 9)
-    best = part_peak(logits + row.to(tl.int64) * stride, part, width, first_id, SPAN, BLOCK)
+    lanes = lane_peaks(logits + row.to(tl.int64) * stride, part, width, first_id, SPAN, BLOCK)
+    best = tl.max(lanes, axis=0)
     out = peaks + (part * rows + row) * 2
     tl.store(out, best)
     if copy >= 0:
-        best = part_peak(copies + copy * width, part, width, first_id, SPAN, BLOCK)
+        lanes = lane_peaks(copies + copy * width, part, width, first_id, SPAN, BLOCK)
+        best = tl.max(lanes, axis=0)
     tl.store(out + 1, best)
+    if PER_PART > 0:
+        mine = groups + row.to(tl.int64) * (tl.num_programs(1) * PER_PART)
+        store_groups(mine, lanes, part, PER_PART)
+
+
+@triton.jit
+def scan_groups(
+    logits, groups, width, stride, SPAN: tl.constexpr, BLOCK: tl.constexpr,
+    PER_PART: tl.constexpr,
+):  # fmt: skip
+    """groups[row, part] of whole rows."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    lanes = lane_peaks(logits + row.to(tl.int64) * stride, part, width, 0, SPAN, BLOCK)
+    mine = groups + row.to(tl.int64) * (tl.num_programs(1) * PER_PART)
+    store_groups(mine, lanes, part, PER_PART)
 
 
 @triton.jit(do_not_specialize=["rows", "first_id", "peak_parts", "score_parts"])

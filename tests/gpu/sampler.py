@@ -1,14 +1,10 @@
 """The sampler's kernels on a GPU: bits against the row-by-row way, then times.
 
-    python -m tests.gpu.sampler [bits|times]
-
-Times are microseconds in a CUDA graph that begins with the table on the device (`graph`), and as
-`draw` launches it, from the host's call to the last kernel (`call`); the floor reads the logits
-twice (greedy) or three times (random) from HBM at 4.5 TB/s.
+python -m tests.gpu.sampler [bits|times]; times are in `sampler_times.py`
 """
 
 import sys
-import time
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -17,14 +13,19 @@ import triton.language as tl
 
 from tests.draw_reference import answers, over_shards, prepare, reference, same_answers, tops
 from tests.gpu.checks import attempt, failures, same
-from tests.gpu.times import interleaved_medians
-from tests.interpreted_draws import masses_are_rounded_conversions
-from tpdet.kernels.cuda import filter_rows, gumbel_scores, row_draws
+from tests.interpreted_noise import masses_are_rounded_conversions
+from tpdet.kernels.cuda import (
+    filter_rows,
+    filter_top,
+    filter_window,
+    gumbel_scores,
+    row_draws,
+)
 from tpdet.kernels.draw import Draw
 from tpdet.kernels.shard import Shard
 
 VOCABULARIES = (151_936, 151_937, 32_003, 777)
-KINDS = ("random", "peaked", "flat", "tied", "zeros", "holes", "poisoned")
+KINDS = ("random", "peaked", "heavy", "flat", "tied", "zeros", "holes", "poisoned")
 WAYS = (
     {"temperature": 0.0},
     {"temperature": 1.0},
@@ -39,14 +40,10 @@ WAYS = (
     {"temperature": 1e-3, "top_k": 10**6, "top_p": 0.5},
     {"temperature": 50.0, "top_k": 700},
     {"temperature": 1.0, "top_p": 0.999, "min_p": 0.3},
+    {"temperature": 7.0, "top_k": 20, "top_p": 0.95},
+    {"temperature": 0.7, "top_k": 3000, "top_p": 0.3, "min_p": 1e-4},
 )  # fmt: skip
-TIMED = {
-    "greedy": {"temperature": 0.0},
-    "plain": {"temperature": 1.0},
-    "min-p": {"temperature": 1.0, "min_p": 0.05},
-    "k50 p.9": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
-    "p.9": {"temperature": 1.0, "top_p": 0.9},
-}
+ALONE = ("bound_top", "bound_window", "bound_rows")
 
 
 def rows(kind, count, vocabulary, seed=0):
@@ -56,6 +53,8 @@ def rows(kind, count, vocabulary, seed=0):
         x = x * 3
     if kind == "peaked":
         x = x * 2 + torch.where(torch.arange(vocabulary, device="cuda") % 701 == 5, 24.0, 0.0)
+    if kind == "heavy":
+        x = 2 * x / torch.rand(x.shape, generator=generator, device="cuda").clamp(min=1e-6).sqrt()
     if kind == "flat":
         x = x * 0.3
     if kind == "tied":
@@ -131,87 +130,34 @@ def check_rough_noise():
     return f"within {worst:.1e}"
 
 
-def left_over(x, way):
-    """How many rows of x the window leaves to `bound_rows`."""
-    height, vocabulary = x.shape
-    how, kept = [Draw(seed=i, position=1, **way) for i in range(height)], []
-
-    class Watch:
-        def __getitem__(self, grid):
-            return lambda *arguments, **options: kept.append(int((arguments[5] == 2**62).sum()))
-
-    slow, filter_rows.bound_rows = filter_rows.bound_rows, Watch()
+@contextmanager
+def without(*names):
+    """Draws with some of the kernels that find bounds not launched."""
+    homes = {"bound_top": filter_top, "bound_window": filter_window, "bound_rows": filter_rows}
+    kept = {name: getattr(homes[name], name) for name in names}
+    for name in names:
+        setattr(homes[name], name, NotLaunched())
     try:
-        row_draws.draw_rows(x, how, Shard(0, vocabulary))
+        yield
     finally:
-        filter_rows.bound_rows = slow
-    return kept[0]
+        for name, kernel in kept.items():
+            setattr(homes[name], name, kernel)
 
 
-def times():
-    vocabulary = 151_936
-    for name, way in TIMED.items():
-        for count in (1, 16, 64, 256):
-            for ranks in (1, 4):
-                columns = vocabulary // ranks
-                inputs = [rows("random", count, columns, seed) for seed in range(2)]
-                how = draws(count, (way,))
-                shard = Shard(0, vocabulary, None if ranks == 1 else Copies(ranks))
-                graph = graph_time(inputs, how, shard)
-                call = call_time(inputs[0], how, shard)
-                passes = 2 if way["temperature"] == 0.0 else 3
-                floor = passes * count * columns * 4 / 4.5e6
-                print(f"  {name:8s} {count:4d} rows /{ranks} graph {graph:8.1f}  call {call:8.1f}  "
-                      f"floor {floor:6.1f}  ratio {graph / floor:5.2f}", flush=True)  # fmt: skip
-    for kind in KINDS[:4]:
-        x = rows(kind, 64, vocabulary)
-        found = [f"{left_over(x, TIMED[n])} by {n}" for n in ("k50 p.9", "p.9")]
-        print(f"  left to whole rows, {kind}: {', '.join(found)}", flush=True)
-    for kind in ("random", "tied"):
-        x, how = rows(kind, 4, vocabulary), draws(4, (TIMED["p.9"],))
-        old = call_time(x, how, None, partial(reference, x, how), 3)
-        print(f"  p.9 4 rows {kind}: {call_time(x, how, Shard(0, vocabulary), repeats=3):.0f}, "
-              f"row by row {old:.0f}", flush=True)  # fmt: skip
+class NotLaunched:
+    def __getitem__(self, grid):
+        return lambda *arguments, **options: None
 
 
-class Copies:
-    """A gather that shows a rank its own tensor `ranks` times: the kernels of one rank."""
-
-    def __init__(self, ranks):
-        self.ranks = ranks
-
-    def __call__(self, x):
-        return x.expand(self.ranks, *x.shape).contiguous()
-
-
-def graph_time(inputs, how, shard):
-    """Microseconds in a graph: what comes from the host is put there before."""
-    kept, original = {}, row_draws.to_device
-
-    def once(values, dtype, device):
-        key = (tuple(values), dtype)
-        if key not in kept:
-            kept[key] = original(values, dtype, device)
-        return kept[key]
-
-    row_draws.to_device = once
-    try:
-        return interleaved_medians([lambda x: draw_shard(how, x, shard)], inputs, repeats=7)[0]
-    finally:
-        row_draws.to_device = original
-
-
-def call_time(x, how, shard, work=None, repeats=10):
-    work = work or (lambda: row_draws.draw_rows(x, how, shard))
-    work()
-    torch.cuda.synchronize()
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        taken.append(time.perf_counter() - start)
-    return sorted(taken)[len(taken) // 2] * 1e6
+def check_ways(kind):
+    """Each of the three ways to a bound gives the draws that all of them together give."""
+    for vocabulary in VOCABULARIES:
+        x, how = rows(kind, 28, vocabulary), draws(28)
+        together = row_draws.draw_rows(x, how, Shard(0, vocabulary)).packed
+        for kept in ALONE[1:]:  # the list alone leaves rows over, and they would have no bound
+            with without(*(name for name in ALONE[:2] if name != kept)):
+                found = row_draws.draw_rows(x, how, Shard(0, vocabulary)).packed
+            assert torch.equal(found.nan_to_num(), together.nan_to_num()), (vocabulary, kept)
 
 
 def check_no_wait():
@@ -236,9 +182,13 @@ def main():
         attempt("masses", masses_are_rounded_conversions, "cuda", 1 << 24)
         for kind in KINDS:
             attempt(f"bits, {kind}", check_bits, kind)
+            if kind != "poisoned":
+                attempt(f"every way to a bound, {kind}", check_ways, kind)
         attempt("shards", check_shards)
         attempt("no wait", check_no_wait)
     if "times" in asked:
+        from tests.gpu.sampler_times import times
+
         attempt("times", times)
     print("failures:", failures or "none")
     sys.exit(bool(failures))

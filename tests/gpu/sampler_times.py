@@ -1,0 +1,124 @@
+"""Times of the sampler's kernels on a GPU, and how many rows each way to a bound leaves over.
+
+Microseconds in a CUDA graph that begins with the table on the device (`graph`), and as `draw`
+launches it, from the host's call to the last kernel (`call`); the floor reads the logits twice
+(greedy) or three times (random) from HBM at 4.5 TB/s.
+"""
+
+import time
+from functools import partial
+
+import torch
+
+from tests.draw_reference import reference
+from tests.gpu.sampler import ALONE, draw_shard, draws, rows, without
+from tests.gpu.times import interleaved_medians
+from tpdet.kernels.cuda import row_draws
+from tpdet.kernels.draw import Draw
+from tpdet.kernels.shard import Shard
+
+TIMED = {
+    "greedy": {"temperature": 0.0},
+    "plain": {"temperature": 1.0},
+    "min-p": {"temperature": 1.0, "min_p": 0.05},
+    "k50 p.9": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
+    "p.9": {"temperature": 1.0, "top_p": 0.9},
+}
+DATA = ("random", "peaked", "heavy", "flat", "tied", "zeros")
+
+
+def left_over(x, way):
+    """How many rows of x the list leaves to the window, and the window to `bound_rows`."""
+    height, vocabulary = x.shape
+    how, found, kept = [Draw(seed=i, position=1, **way) for i in range(height)], [], {}
+    find = row_draws.find_bounds
+
+    def watch(*arguments):
+        found.append(find(*arguments))
+        return found[-1]
+
+    row_draws.find_bounds = watch
+    try:
+        for names in (ALONE[1:], ALONE[2:]):
+            with without(*names):
+                row_draws.draw_rows(x, how, Shard(0, vocabulary))
+            kept[names] = int((found[-1][:, 0] == 2**62).sum())
+    finally:
+        row_draws.find_bounds = find
+    return "{} and {}".format(*kept.values())
+
+
+def times():
+    vocabulary = 151_936
+    for name, way in TIMED.items():
+        for count in (1, 16, 64, 256):
+            for ranks in (1, 4):
+                columns = vocabulary // ranks
+                inputs = [rows("random", count, columns, seed) for seed in range(2)]
+                how = draws(count, (way,))
+                shard = Shard(0, vocabulary, None if ranks == 1 else Copies(ranks))
+                graph = graph_time(inputs, how, shard)
+                call = call_time(inputs[0], how, shard)
+                passes = 2 if way["temperature"] == 0.0 else 3
+                floor = passes * count * columns * 4 / 4.5e6
+                print(f"  {name:8s} {count:4d} rows /{ranks} graph {graph:8.1f}  call {call:8.1f}  "
+                      f"floor {floor:6.1f}  ratio {graph / floor:5.2f}", flush=True)  # fmt: skip
+    data_times(vocabulary)
+    for kind in DATA:
+        x = rows(kind, 64, vocabulary)
+        found = [f"{left_over(x, TIMED[n])} by {n}" for n in ("k50 p.9", "p.9")]
+        print(f"  left to the window and to whole rows, {kind}: {', '.join(found)}", flush=True)
+    for kind in ("random", "tied"):
+        x, how = rows(kind, 4, vocabulary), draws(4, (TIMED["p.9"],))
+        old = call_time(x, how, None, partial(reference, x, how), 3)
+        print(f"  p.9 4 rows {kind}: {call_time(x, how, Shard(0, vocabulary), repeats=3):.0f}, "
+              f"row by row {old:.0f}", flush=True)  # fmt: skip
+
+
+def data_times(vocabulary):
+    """64 whole rows of each kind of data, by top-k and top-p and by top-p alone."""
+    for kind in DATA:
+        inputs = [rows(kind, 64, vocabulary, seed) for seed in range(2)]
+        for name in ("k50 p.9", "p.9"):
+            graph = graph_time(inputs, draws(64, (TIMED[name],)), Shard(0, vocabulary))
+            print(f"  64 rows, {kind:7s} {name:8s} graph {graph:8.1f}", flush=True)
+
+
+class Copies:
+    """A gather that shows a rank its own tensor `ranks` times: the kernels of one rank."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def __call__(self, x):
+        return x.expand(self.ranks, *x.shape).contiguous()
+
+
+def graph_time(inputs, how, shard):
+    """Microseconds in a graph: what comes from the host is put there before."""
+    kept, original = {}, row_draws.to_device
+
+    def once(values, dtype, device):
+        key = (tuple(values), dtype)
+        if key not in kept:
+            kept[key] = original(values, dtype, device)
+        return kept[key]
+
+    row_draws.to_device = once
+    try:
+        return interleaved_medians([lambda x: draw_shard(how, x, shard)], inputs, repeats=7)[0]
+    finally:
+        row_draws.to_device = original
+
+
+def call_time(x, how, shard, work=None, repeats=10):
+    work = work or (lambda: row_draws.draw_rows(x, how, shard))
+    work()
+    torch.cuda.synchronize()
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    return sorted(taken)[len(taken) // 2] * 1e6
