@@ -2,7 +2,7 @@
 
 Ranks and addresses come from torchrun's environment. Byte messages always travel through gloo
 and host memory (`frames`), tensors through the backend of their device, as bytes. No object
-collective, no pickle and no reduction is used.
+collective and no pickle is used, and a reduction by the approximate mode alone (`library_sum`).
 """
 
 import os
@@ -24,6 +24,7 @@ from tpdet.comm.frames import (
     pack_rest,
     unpack_frame,
 )
+from tpdet.comm.library_sum import library_sum
 from tpdet.comm.world import checked_message
 from tpdet.errors import PeerLostError, UsageError
 from tpdet.launch.environment import RankEnvironment, read_environment
@@ -128,6 +129,14 @@ class DistributedWorld:
         with self._peers_needed(f"all_to_all of {tuple(x.shape)} {x.dtype}"):
             dist.all_to_all_single(_as_bytes(received), _as_bytes(sent), group=self._group)
         return received.to(x.device)
+
+    def add_in_any_order(self, x: Tensor) -> Tensor:
+        """The backend's all-reduce, in x's dtype. Raises PeerLostError."""
+        total = self._carried(x)
+        if x.numel():
+            with self._peers_needed(f"all-reduce of {tuple(x.shape)} {x.dtype}"):
+                library_sum(total, self._group)
+        return total.to(x.device)
 
     def _carried(self, x: Tensor) -> Tensor:
         """x, contiguous, where the backend can take it."""

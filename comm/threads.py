@@ -4,6 +4,7 @@ The ranks share slots and one meeting point. Every operation also compares its n
 shape and dtype of what is gathered, so a rank that takes another path is named instead of hanging.
 """
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -82,6 +83,11 @@ class ThreadWorld:
         kind = f"all_to_all of {tuple(x.shape)} {x.dtype}"
         copies = self._meet(kind, x.detach().clone(memory_format=torch.contiguous_format))
         return torch.stack([copy[self.rank] for copy in copies])
+
+    def add_in_any_order(self, x: Tensor) -> Tensor:
+        """The sum in rank order, each addition rounded to x's dtype. Raises PeerLostError."""
+        copies = self._meet(f"sum of {tuple(x.shape)} {x.dtype}", x.detach().clone())
+        return functools.reduce(torch.add, copies)
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Rank 0's bytes. Raises PeerLostError."""

@@ -1,4 +1,4 @@
-"""The world: the ranks that run one engine, and the six things they do together.
+"""The world: the ranks that run one engine, and the things they do together.
 
 A world is one object handed around; there is no global group. Its contract, as patterns of use:
 
@@ -13,7 +13,7 @@ n-th call of one rank meets the n-th call of every other.
     world.close()                                 # the last call; again is harmless
 
 A collective moves bits and never adds (DESIGN, Rule 4): NaN payloads, -0.0 and pad bytes arrive
-as they were sent. `all_gather` and `all_to_all` want one shape and dtype on all ranks, and return
+as they were sent. Only `add_in_any_order`, for the approximate mode, is outside of that. `all_gather` and `all_to_all` want one shape and dtype on all ranks, and return
 memory that no later call writes to.
 
 A peer that dies, leaves, stops or calls something else ends the call with PeerLostError naming
@@ -54,6 +54,13 @@ class World(Protocol):
         """x [size, ...], block r for rank r -> [size, ...], block s from rank s; bits copied."""
         ...
 
+    def add_in_any_order(self, x: Tensor) -> Tensor:
+        """The sum of every rank's `x`, equal on all of them, in an order that is the library's.
+
+        For the approximate mode alone: no bit of it is promised. `x` may be overwritten.
+        """
+        ...
+
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Rank 0's `data` on every rank; what the other ranks pass is not looked at."""
         ...
@@ -90,6 +97,10 @@ class SoloWorld:
     def all_to_all(self, x: Tensor) -> Tensor:
         """A copy of `x` [1, ...]."""
         return x.clone(memory_format=torch.contiguous_format)
+
+    def add_in_any_order(self, x: Tensor) -> Tensor:
+        """`x` itself."""
+        return x
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """`data` itself. Raises IntegrityError if it is absent or over the cap."""

@@ -18,6 +18,7 @@ from tpdet.comm.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.errors import DisagreementError, UsageError
 from tpdet.kernels import ops, order
+from tpdet.layers.arithmetic import StrictArithmetic
 from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import RowLinear
 from tpdet.layers.partition import make_partition
@@ -137,7 +138,7 @@ def test_the_rule_owns_shards_and_exchange(tiny_model):
 
     for kind in (RowLinear, GatheredLinear):
         with pytest.raises(TypeError, match="open one that does"):
-            kind(None, partition.over(Other()), "x", (256, 384))
+            kind(None, partition.by(StrictArithmetic(Other())), "x", (256, 384))
 
 
 def test_columns_are_gathered_added_and_normed_over_any_transport():

@@ -144,6 +144,9 @@ def _add_verify(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="use the stock all-reduce and products instead: this must report differences",
     )
+    command.add_argument(
+        "--approximate", action="store_true", help="refused: that mode promises no bit"
+    )
     command.set_defaults(run=_verify)
 
 
@@ -152,6 +155,11 @@ def _verify(options: argparse.Namespace) -> int:
     from tpdet.verify.run import parse_row_layers, parse_sizes, verify_all
     from tpdet.verify.spec import VerifySpec
 
+    if options.approximate:
+        raise UsageError(
+            "--approximate: approximate arithmetic is not deterministic, there is nothing to "
+            "verify; --control shows what verification says of such arithmetic"
+        )
     spec = VerifySpec(
         model="",
         dtypes=tuple(options.dtype.split(",")),

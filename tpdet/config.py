@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tpdet.errors import UsageError
 
+APPROXIMATE = "approximate"
+"""What the arithmetic of a stock engine is called, wherever it is named."""
+
 
 class EngineConfig(BaseModel):
     """What fixes an engine. Raises UsageError (through `from_values`) naming field and value."""
@@ -64,6 +67,17 @@ class EngineConfig(BaseModel):
         None, ge=1, le=1 << 24, description="256-token pages of KV cache; from free memory if unset"
     )
     enable_prefix_caching: bool = Field(True, description="share KV pages of equal prefixes")
+    approximate: bool = Field(
+        False,
+        description="compute by the library's products, attention and all-reduce: answers are not "
+        "deterministic, and say so",
+    )
+    on_slowdown: Literal["approximate"] | None = Field(
+        None, description="change to approximate answers, for good, when decoding gets too slow"
+    )
+    max_slowdown: float = Field(
+        0.3, gt=0.0, lt=1.0, description="share of the speed measured at start that may be lost"
+    )
     seed: int = Field(0, ge=0, le=2**63 - 1, description="key of the server's own seed stream")
     step_timeout: float = Field(
         60.0, gt=0.0, le=3600.0, description="seconds after which a silent rank counts as lost"
@@ -76,6 +90,10 @@ class EngineConfig(BaseModel):
             raise ValueError("transport 'mpi' is not supported yet: use gather")
         if self.leaves is not None and self.leaves & (self.leaves - 1):
             raise ValueError(f"leaves {self.leaves} is not a power of two")
+        if self.approximate and self.on_slowdown is not None:
+            raise ValueError("approximate and on_slowdown exclude each other: give one")
+        if self.may_be_approximate and self.row_layers != "fold":
+            raise ValueError("approximate answers need row_layers fold: leave row_layers out")
         return self
 
     @model_validator(mode="after")
@@ -93,6 +111,11 @@ class EngineConfig(BaseModel):
     def seats(self) -> int:
         """Sequences that run at a time, at most."""
         return self.fixed_batch or self.max_num_seqs
+
+    @property
+    def may_be_approximate(self) -> bool:
+        """Whether the operator asked for approximate answers, now or when strict ones are slow."""
+        return self.approximate or self.on_slowdown is not None
 
     @classmethod
     def from_values(cls, **values: object) -> "EngineConfig":

@@ -12,7 +12,7 @@ from tpdet.comm.device import open_world
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
-from tpdet.errors import DisagreementError, NumericalError, RequestError
+from tpdet.errors import DisagreementError, NumericalError, RequestError, UsageError
 from tpdet.grammar import trial
 from tpdet.launch.faults import refuse_faults
 from tpdet.launch.run_secret import given_secret
@@ -47,7 +47,8 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one prompt; `prompt_logprobs` has None for the first token.
 
-    `replay_digest` is docs/replay.md's, the one a server gives for the same request.
+    `replay_digest` is docs/replay.md's, the one a server gives for the same request; None for an
+    approximate answer, which cannot be replayed.
     """
 
     prompt: str | None
@@ -56,7 +57,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[CompletionOutput, ...]
     seed: int
     system_fingerprint: str
-    replay_digest: str
+    replay_digest: str | None
 
 
 _outputs_decoder = msgspec.msgpack.Decoder(list[RequestOutput])
@@ -72,6 +73,8 @@ class LLM:
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = EngineConfig.from_values(model=model, **settings)
+        if self.config.on_slowdown is not None:
+            raise UsageError("on_slowdown is a server's setting: leave it out, or set approximate")
         refuse_faults()
         secret = given_secret()
         self._world: World = open_world(self.config.device, self.config.step_timeout)
@@ -237,8 +240,10 @@ def _output(text: str | None, answer: RequestAnswer, seed: int, engine: Engine) 
         prompt_logprobs=prompt_logprobs,
         outputs=tuple(_completion(choice, answer.request.params) for choice in answer.choices),
         seed=seed,
-        system_fingerprint=engine.system_fingerprint,
-        replay_digest=replay_digest(
+        system_fingerprint=engine.runner.fingerprint(answer.approximate),
+        replay_digest=None
+        if answer.approximate
+        else replay_digest(
             [answer.request],
             [[choice.logprobs for choice in answer.choices]],
             seed,

@@ -56,11 +56,15 @@ class ChoiceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RequestAnswer:
-    """A finished request: its choices by index, and the prompt's scores if they were asked for."""
+    """A finished request: its choices by index, and the prompt's scores if they were asked for.
+
+    `approximate`: a step that it took was not computed by the contract.
+    """
 
     request: Request
     prompt: PromptOutput | None
     choices: tuple[ChoiceAnswer, ...]
+    approximate: bool = False
 
 
 class ChoiceAssembler:
@@ -143,6 +147,7 @@ class RequestAssembler:
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
         self.request = request
         self.failure: RequestFailed | None = None
+        self.approximate = False
         self._prompt: PromptOutput | None = None
         self._choices = [
             ChoiceAssembler(tokenizer, request.params) for _ in range(request.params.n)
@@ -158,6 +163,7 @@ class RequestAssembler:
             self._prompt = output
             return None
         self._running -= output.finish_reason is not None
+        self.approximate |= output.approximate
         return self._choices[output.choice].push(output)
 
     @property
@@ -180,7 +186,7 @@ class RequestAssembler:
         if self.failure is not None:
             raise ValueError(f"request failed, there is no answer: {self.failure.message}")
         choices = tuple(choice.answer(index) for index, choice in enumerate(self._choices))
-        return RequestAnswer(self.request, self._prompt, choices)
+        return RequestAnswer(self.request, self._prompt, choices, self.approximate)
 
 
 def logprob_bits(value: float) -> str:

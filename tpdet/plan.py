@@ -55,6 +55,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     draws, so every rank learns them. `shards`: no rank needs whole rows of logits; every token is
     the likeliest, and each rank looks for it in its part of the vocabulary. `reload`, in a plan
     without rows: load the weights of this model (directory or hub name) in place of the present.
+    `approximate`: by stock arithmetic; from the first plan that says so on, all do.
     """
 
     version: int
@@ -66,6 +67,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     feeds: bool = False
     shards: bool = False
     reload: str = ""
+    approximate: bool = False
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -39,5 +39,10 @@ def model_digest(config: ModelConfig, weights: str, rotary: tuple[torch.Tensor, 
 
 
 def system_fingerprint(contract: str, model: str, device: str) -> str:
-    """`tpdet-<contract>-<model>-<architecture>`, both digests cut to 12 hex digits."""
-    return f"tpdet-{contract[:_SHOWN]}-{model[:_SHOWN]}-{architecture(device)}"
+    """`tpdet-<contract>-<model>-<architecture>`, both digests cut to 12 hex digits.
+
+    A word before the contract's digest stays: `tpdet-approximate-<contract>-...`.
+    """
+    word, dash, digest = contract.rpartition("-")
+    shown = f"{word}{dash}{digest[:_SHOWN]}"
+    return f"tpdet-{shown}-{model[:_SHOWN]}-{architecture(device)}"

@@ -146,7 +146,8 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     "length". A choice with `max_tokens=0` sends one output with `token_id` -1. `cached_tokens`,
     told with a choice's first output alone, counts the prompt tokens whose K/V were read from the
     prefix cache; nothing else may depend on it. `dead_end`: the schema allows no token after this
-    one, though the text is not complete (`finish_reason` is "length").
+    one, though the text is not complete (`finish_reason` is "length"). `approximate`: the step's
+    arithmetic was not the contract's, so no bit of the answer is promised.
     """
 
     request_id: str
@@ -158,6 +159,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stop_token_id: int | None = None
     cached_tokens: int = 0
     dead_end: bool = False
+    approximate: bool = False
 
 
 class PromptOutput(msgspec.Struct, frozen=True, array_like=True):

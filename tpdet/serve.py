@@ -102,6 +102,8 @@ def _lead(
     bridge = open_bridge(settings, run, port, signals)
     bridges.append(bridge)
     engine = build(settings, environment)
+    if settings.engine.on_slowdown is not None:
+        engine.calibrate()
     pulse = Pulse(engine, settings.engine.step_timeout / 4)
     canary = Canary(engine, settings.server.canary_interval)
     canary.learn()
@@ -140,7 +142,7 @@ def serve(
         bridge.state = state(drain, canary, books, reload)
         if bridge.state != "reloading":
             reload.refuse(f"the server is {bridge.state}")
-        bridge.report(engine, canary_mismatches=canary.mismatches)
+        bridge.report(engine, canary_mismatches=canary.mismatches, **engine.gauges)
         heard = bridge.receive(engine, 0.0 if engine.has_work else IDLE_POLL_SECONDS)
         if heard or drain.begun:
             canary.abandon()

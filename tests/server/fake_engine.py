@@ -49,7 +49,10 @@ class FakeEngine:
         self.model_config = SimpleNamespace(vocab_size=vocab_size, eos_token_ids=(eos,))
         self.max_model_len, self.max_queue, self.seats = max_model_len, max_queue, seats
         self.system_fingerprint = "fp_fake"
-        self.runner = SimpleNamespace(contract="c0" * 32, model_digest="d1" * 32)
+        self.runner = SimpleNamespace(
+            contract="c0" * 32, model_digest="d1" * 32, fingerprint=lambda approximate: "fp_other"
+        )
+        self.approximate, self.gauges = False, {"approximate": 0.0}
         self.close = lambda: None
         self.heartbeats = 0
         self.canaries = 0

@@ -62,6 +62,11 @@ def _engine(command: argparse.ArgumentParser) -> None:
     command.add_argument("--fold-order", default="pairs")
     command.add_argument("--row-layers", default="fold", choices=["fold", "gather"])
     command.add_argument("--transport", default="auto", choices=["auto", "gather", "peer"])
+    command.add_argument(
+        "--approximate", action="store_true",
+        help="the same engine by the library's products, attention and all-reduce, the peer of "
+        "the cost of determinism",
+    )  # fmt: skip
     command.add_argument("--dtype", default="auto")
     command.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
     command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])

@@ -13,6 +13,7 @@ from tpdet.bench.floor import Rates, decode_work, here, prefill_work
 from tpdet.bench.load import prompt, submit
 from tpdet.bench.record import BenchRow
 from tpdet.bench.spec import EngineSpec, LatencyCases
+from tpdet.config import APPROXIMATE
 from tpdet.engine import Engine
 from tpdet.kernels.order import PAGE_TOKENS
 
@@ -97,9 +98,14 @@ def _prefill(engine: Engine, cases: LatencyCases, length: int) -> BenchRow:
 
 
 def engine_row(engine: Engine, **fields: object) -> BenchRow:
-    """A row about this engine; a transport that was asked for is part of its mode."""
+    """A row about this engine; a transport that was asked for is part of its mode.
+
+    The mode is the fold order, the rule of its row layers, or APPROXIMATE.
+    """
     config, transport = engine.config, engine.config.transport
-    mode = config.fold_order if config.row_layers == "fold" else config.row_layers
+    mode = str(config.fold_order if config.row_layers == "fold" else config.row_layers)
+    if engine.approximate:
+        mode = APPROXIMATE
     return BenchRow(
         model=Path(engine.config.model).name,
         dtype=engine.model_config.dtype,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tpdet.bench.floor import gpu_rates
-from tpdet.bench.plot_data import Curve, Growth, Point, by_context, curves, points
+from tpdet.bench.plot_data import Cost, Curve, Growth, Point, by_context, costs, curves, points
 from tpdet.bench.results import Row, Run, newest_rows
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.verify.report import short_name
@@ -33,6 +33,8 @@ def plot_command(options: argparse.Namespace) -> int:
         _save(_draw_latency(gpu, model, mine), options.output / f"latency-{model}.{suffix}")
     for model, growth in by_context(found).items():
         _save(_draw_growth(gpu, model, growth), options.output / f"context-{model}.{suffix}")
+    for model, both in costs(found).items():
+        _save(_draw_cost(gpu, model, both), options.output / f"cost-{model}.{suffix}")
     measured = points(found)
     if measured:
         _save(_draw_roofline(gpu, measured), options.output / f"roofline.{suffix}")
@@ -129,6 +131,31 @@ def _draw_growth(gpu: str, model: str, found: list[Growth]) -> Any:
             label=f"TP {growth.tp}, batch {growth.batch}",
         )  # fmt: skip
     axes.legend(fontsize=7)
+    return figure
+
+
+def _draw_cost(gpu: str, model: str, found: list[Cost]) -> Any:
+    """Per cent of time that determinism adds, a group of bars a case, a bar a size."""
+    from matplotlib.ticker import PercentFormatter
+
+    figure, axes = _new_figure(
+        f"{model} on {gpu}: cost of determinism", "", "time over --approximate, same engine"
+    )
+    axes.set_xscale("linear")
+    axes.set_yscale("linear")
+    names = list(dict.fromkeys(name for cost in found for name, _ in cost.cases))
+    width = 0.8 / len(found)
+    for index, cost in enumerate(found):
+        bars = axes.bar(
+            [names.index(name) - 0.4 + (index + 0.5) * width for name, _ in cost.cases],
+            [ratio - 1 for _, ratio in cost.cases],
+            width, color=_COLOURS[index % len(_COLOURS)], label=f"TP {cost.tp}",
+        )  # fmt: skip
+        axes.bar_label(bars, [f"{100 * (ratio - 1):+.0f} %" for _, ratio in cost.cases], fontsize=7)
+    axes.axhline(0.0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.legend(fontsize=8)
     return figure
 
 

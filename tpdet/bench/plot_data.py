@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from tpdet.bench.floor import Work, decode_work, prefill_work
 from tpdet.bench.results import Row, Run
 from tpdet.bench.shapes import named_config
+from tpdet.config import APPROXIMATE
 from tpdet.errors import UsageError
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.model_config import ModelConfig
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -35,6 +37,17 @@ class Growth:
     tp: int
     batch: int
     steps: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What determinism costs in the same engine: time by case, over that of approximate arithmetic.
+
+    cases: (name of the case, ratio), a ratio of 1 being no cost.
+    """
+
+    tp: int
+    cases: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,7 @@ def by_context(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Growth]
             if row["case"] != "decode" or row["unit"] != "ms":
                 continue
             model, mode = row["model"], row.get("mode", "")
-            if modes.setdefault(model, mode) == mode:
+            if not _approximate(row) and modes.setdefault(model, mode) == mode:
                 mine = steps.setdefault(model, {}).setdefault((row["tp"], row["batch"]), {})
                 mine[row["context"]] = row["value"]
     grown = {
@@ -88,17 +101,66 @@ def by_context(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Growth]
     return {model: growth for model, growth in grown.items() if growth}
 
 
+def costs(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Cost]]:
+    """By model and size, of cases measured both ways with one transport.
+
+    Of strict modes the default fold order counts, else the first that was measured.
+    """
+    times: dict[str, dict[tuple[int, str, str], dict[str, float]]] = {}
+    for _, rows in found:
+        for row in rows:
+            seconds = _case_seconds(row)
+            if seconds is None:
+                continue
+            name = _case_name(row)
+            order, _, transport = row.get("mode", "").partition(", ")
+            mine = times.setdefault(row["model"], {})
+            mine.setdefault((row["tp"], transport, name), {})[order] = seconds
+    made: dict[str, list[Cost]] = {}
+    for model, cases in times.items():
+        by_size: dict[int, dict[str, float]] = {}
+        for (tp, _, name), orders in cases.items():
+            strict = [order for order in orders if order != APPROXIMATE]
+            if APPROXIMATE in orders and strict:
+                order = DEFAULT_FOLD_ORDER if DEFAULT_FOLD_ORDER in strict else strict[0]
+                ratio = orders[order] / orders[APPROXIMATE]
+                by_size.setdefault(tp, {}).setdefault(name, ratio)
+        if by_size:
+            made[model] = [Cost(tp, tuple(by_size[tp].items())) for tp in sorted(by_size)]
+    return made
+
+
 def points(found: Iterable[tuple[Run, list[Row]]]) -> list[Point]:
     """Of rows that say their work, and of decode and prefill of well-known models."""
     configs: dict[str, ModelConfig | None] = {}
     measured = []
     for _, rows in found:
         for row in rows:
-            work = _work(row, configs)
+            work = None if _approximate(row) else _work(row, configs)
             if work is None or not work.flops or not work.bytes:
                 continue
             measured.append(Point(_group(row), work.flops / work.bytes, work.flops / _seconds(row)))
     return measured
+
+
+def _approximate(row: Row) -> bool:
+    mode: str = row.get("mode") or ""
+    return mode.partition(", ")[0] == APPROXIMATE
+
+
+def _case_seconds(row: Row) -> float | None:
+    """The time of a case of the engine; None for another."""
+    if (row["case"], row["unit"]) in (("decode", "ms"), ("prefill", "tokens/s"), ("mixed", "s")):
+        return _seconds(row)
+    return None
+
+
+def _case_name(row: Row) -> str:
+    if row["case"] == "decode":
+        return f"decode, batch {row['batch']}, context {row['context']:,}"
+    if row["case"] == "prefill":
+        return f"prefill, {row['batch']} prompts of {row['context']:,}"
+    return f"mixed, {row.get('batch')} requests"
 
 
 def _work(row: Row, configs: dict[str, ModelConfig | None]) -> Work | None:

@@ -29,6 +29,7 @@ def main(arguments: list[str]) -> int:
         row_layers=spec.row_layers,
         transport=spec.transport,
         load_format=spec.load_format,
+        approximate=spec.approximate,
         step_timeout=spec.step_timeout,
         enforce_eager=ranks_per_gpu() > 1,  # host memory is no part of a graph
         max_num_seqs=sequences,

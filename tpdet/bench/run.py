@@ -140,6 +140,7 @@ def _engine_spec(
         row_layers=options.row_layers,
         transport=options.transport,
         budget=options.budget,
+        approximate=options.approximate,
         latency=latency,
         mixed=mixed,
     )

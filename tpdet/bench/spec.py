@@ -38,6 +38,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     transport: str
     budget: int
     row_layers: str = "fold"
+    approximate: bool = False
     latency: LatencyCases | None = None
     mixed: MixedCase | None = None
     step_timeout: float = 600.0

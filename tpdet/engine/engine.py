@@ -4,6 +4,8 @@ On a GPU the next step is planned and launched while one runs, so that the GPU n
 host; its rows name the tokens that the step in flight draws.
 """
 
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -12,9 +14,11 @@ import torch
 
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
+from tpdet.engine.calibration import calibrate
 from tpdet.engine.control import ControlChannel
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.engine.results import LogitsTap, StepResults
+from tpdet.engine.slowdown import SlowdownWatch
 from tpdet.errors import IntegrityError, NumericalError, ReloadError, RequestError
 from tpdet.grammar.compile import FIELD
 from tpdet.grammar.constraint import Grammars
@@ -53,7 +57,7 @@ class Engine:
     other ranks: `worker_loop`. For verification, `tap` sees every row's logits on rank 0, and a
     loaded `runner`, whose pages were reset, can be used again. `run_ahead` overrides whether steps
     overlap: on a GPU they do. `secret` is the run secret, for `control`: what rank 0 tells the
-    others. `faults` are injected on purpose, in tests.
+    others. `faults` are injected on purpose, in tests. `clock` times steps (seconds).
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Engine:
         run_ahead: bool | None = None,
         secret: bytes | None = None,
         faults: FaultPoints | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
         self.world = world
@@ -81,9 +86,13 @@ class Engine:
             max_queue=config.max_queue,
             max_model_len=self.max_model_len,
             preempt_every=preempt_every,
-            prefix_identity=self._prefix_identity(),
+            prefix_identity=self._prefix_identity(self.runner.approximate),
             constrain=lambda schema: self.grammars.constrain(schema),
+            approximate=self.runner.approximate,
         )
+        self.watch: SlowdownWatch | None = None
+        if config.on_slowdown is not None:
+            self.watch = SlowdownWatch(config.max_slowdown, clock)
         self._tap = tap
         self._seeds_drawn = 0
         self._run_ahead = self.runner.device.type == "cuda" if run_ahead is None else run_ahead
@@ -91,9 +100,21 @@ class Engine:
         self._grammars: Grammars | None = None
 
     @property
+    def approximate(self) -> bool:
+        """Whether steps are planned for stock arithmetic (rank 0)."""
+        return self.scheduler.approximate
+
+    @property
     def system_fingerprint(self) -> str:
-        """Names contract, model and architecture; another one after a reload."""
-        return self.runner.system_fingerprint
+        """Names contract, model and architecture of what is answered now."""
+        return self.runner.fingerprint(self.approximate or self.runner.approximate)
+
+    @property
+    def gauges(self) -> dict[str, float]:
+        """Whether the arithmetic is approximate, and how much slower strict steps became."""
+        ratio = None if self.watch is None else self.watch.ratio
+        slowdown = {} if ratio is None else {"slowdown_ratio": ratio}
+        return {"approximate": float(self.approximate)} | slowdown
 
     @property
     def has_work(self) -> bool:
@@ -132,13 +153,23 @@ class Engine:
         """Drop a request, or one choice of it; unknown ids are ignored."""
         self.scheduler.abort(request_id, choice)
 
+    def calibrate(self) -> None:
+        """Measure what `on_slowdown` compares with; on rank 0, before anything else is asked."""
+        if self.watch is not None:
+            calibrate(self, self.watch)
+
     def step(self) -> list[EngineOutput]:
         """End one step, launching first what may follow it; what readers should hear, in order."""
+        slow = self.watch is not None and self.watch.slow and not self.approximate
+        if slow and not self._flights:
+            self._become_approximate()
+        if self.watch is not None:
+            self.watch.begin(bool(self._flights))
         if not self._flights:
             self._launch(self.scheduler.schedule())
         if not self._flights:
             return []
-        if self._run_ahead:
+        if self._run_ahead and not slow:
             self._launch(self.scheduler.schedule_ahead())
         return self._finish()
 
@@ -176,7 +207,7 @@ class Engine:
         plan = msgspec.structs.replace(self.scheduler.heartbeat(), reload=model)
         self._send(plan, Follower(0))
         self.runner.reload(model, tick)
-        self.scheduler.reload(self._prefix_identity())
+        self.scheduler.reload(self._prefix_identity(self.approximate))
         self.heartbeat()
 
     def stop_workers(self) -> None:
@@ -227,6 +258,8 @@ class Engine:
         plan, results, event = self._flights.pop(0)
         self.runner.wait(plan, event)
         results.finish()
+        if self.watch is not None:
+            self.watch.end(plan)
         failed = [
             self.scheduler.fail(request_id, NumericalError.code, reason)
             for request_id, reason in results.failures.items()
@@ -234,11 +267,17 @@ class Engine:
         outputs = self.scheduler.commit(plan.step, results.sampled, results.scores)
         return [failure for failure in failed if failure is not None] + outputs
 
-    def _prefix_identity(self) -> bytes | None:
+    def _become_approximate(self) -> None:
+        """The alarm, and the change: the next plan takes every rank along."""
+        assert self.watch is not None
+        self.watch.alarm(self.runner.fingerprint(approximate=True))
+        self.scheduler.become_approximate(self._prefix_identity(approximate=True))
+
+    def _prefix_identity(self, approximate: bool) -> bytes | None:
         """Names what cached pages were computed under; None where they are not shared."""
         if not self.config.enable_prefix_caching:
             return None
-        return f"{self.runner.model_digest}\n{self.runner.contract}".encode()
+        return f"{self.runner.model_digest}\n{self.runner.choice.contract(approximate)}".encode()
 
     def _draw_seed(self) -> int:
         count, self._seeds_drawn = self._seeds_drawn, self._seeds_drawn + 1

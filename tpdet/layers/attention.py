@@ -5,6 +5,7 @@ import torch
 from tpdet.cache.kv import LayerPages
 from tpdet.comm.fold import Pending
 from tpdet.kernels import ops
+from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import ColumnLinear
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
@@ -32,7 +33,10 @@ class Attention:
         query, key = config.num_heads * self._head, config.num_kv_heads * self._head
         parts = [(f"{name}.q_proj", query, partition.by_leaf(query, dim=0))]
         parts += [(f"{name}.{p}_proj", key, partition.by_key_head()) for p in ("k", "v")]
-        self._qkv = ColumnLinear(source, parts, config.hidden_size, config.attention_bias)
+        self._arithmetic = partition.arithmetic
+        self._qkv = ColumnLinear(
+            source, self._arithmetic, parts, config.hidden_size, config.attention_bias
+        )
         self._output = row_linear(source, partition, f"{name}.o_proj", (config.hidden_size, query))
         self._name, self._has_norms = name, config.qk_norm
         self._load_norms(source)
@@ -72,5 +76,11 @@ class Attention:
             q, k, v, *rotary, self._query_norm, self._key_norm, self._eps,
             pages.keys, pages.values, batch,
         )  # fmt: skip
-        mixed = ops.paged_attention(q_MQD, pages.keys, pages.values, batch, self._window)
+        mixed = self._arithmetic.attend(q_MQD, pages, batch, self._window)
         return self._output(mixed.view(count, -1), rows, norm_weight, self._eps)
+
+    def adopt(self, arithmetic: Arithmetic) -> None:
+        """Compute by this from now on."""
+        self._arithmetic = arithmetic
+        self._qkv.adopt(arithmetic)
+        self._output.adopt(arithmetic)

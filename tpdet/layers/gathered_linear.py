@@ -8,6 +8,7 @@ from tpdet.comm.peer_columns import open_columns
 from tpdet.errors import UsageError
 from tpdet.kernels import ops
 from tpdet.kernels.order import K_GROUP
+from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.weights.place import place
@@ -47,6 +48,10 @@ class GatheredLinear:
         whole_MK = self._exchange.gather_columns(x_MK)
         y_MN = ops.column_gemm(whole_MK, self.weight)
         return Done(*self._exchange.gather_and_norm(y_MN, rows.hidden_MH, norm_weight, eps))
+
+    def adopt(self, arithmetic: Arithmetic) -> None:
+        """Refused: this rule has one arithmetic. Raises UsageError."""
+        raise UsageError("row layers gather have no other arithmetic: use --row-layers fold")
 
     @staticmethod
     def extents(partition: Partition, shape: tuple[int, int]) -> tuple[int, int, int]:

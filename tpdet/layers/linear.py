@@ -6,8 +6,8 @@ import torch
 
 from tpdet.comm.fold import Done, Exchange, Pending, RankExchange
 from tpdet.comm.peer_exchange import open_exchange
-from tpdet.kernels import ops
 from tpdet.kernels.partial_sums import relative_roots
+from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.weights.pieces import Pieces
@@ -24,11 +24,13 @@ class ColumnLinear:
     def __init__(
         self,
         source: WeightSource,
+        arithmetic: Arithmetic,
         parts: Sequence[tuple[str, int, Pieces]],
         in_features: int,
         bias: bool,
     ) -> None:
         """parts: (name without suffix, rows in the checkpoint, how they are cut), in order."""
+        self._arithmetic = arithmetic
         self._parts, self._in_features, self._has_bias = tuple(parts), in_features, bias
         self.load(source)
 
@@ -48,7 +50,11 @@ class ColumnLinear:
     def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
         """x [M, K] -> this rank's columns [M, N], rounded to x's dtype."""
         assert self.weight is not None
-        return ops.column_gemm(x_MK, self.weight, self.bias)
+        return self._arithmetic.column(x_MK, self.weight, self.bias)
+
+    def adopt(self, arithmetic: Arithmetic) -> None:
+        """Multiply by this from now on."""
+        self._arithmetic = arithmetic
 
 
 class RowLinear:
@@ -63,24 +69,21 @@ class RowLinear:
     def __init__(
         self, source: WeightSource, partition: Partition, name: str, shape: tuple[int, int]
     ) -> None:
-        exchange = partition.exchange
-        if not isinstance(exchange, Exchange):
-            raise TypeError(f"{type(exchange).__name__} folds no sums: open one that does")
+        self._arithmetic = partition.arithmetic
+        self._exchange = _folding(partition.exchange)
         self._name, self._shape = f"{name}.weight", shape
         self._pieces = partition.by_leaf(shape[1], dim=1)
         self.load(source)
         self._roots = relative_roots(
             partition.plan.roots[partition.world.rank], partition.mine.start
         )
-        self._exchange = exchange
 
     def load(self, source: WeightSource) -> None:
         """Read the weights, in place if there are some already."""
         weight_NK = source.read(self._name, self._shape, self._pieces)
         leaves = len(self._pieces.mine)
-        # Leaf-major, so that a leaf's operands have one layout whatever the number of ranks.
-        weight_NLK = weight_NK.view(self._shape[0], leaves, -1)
-        self.weight_LNK = place(self.weight_LNK, weight_NLK.permute(1, 0, 2).contiguous())
+        by_leaf_LNK = weight_NK.view(self._shape[0], leaves, -1).permute(1, 0, 2)
+        self.weight_LNK = place(self.weight_LNK, self._arithmetic.lay_out(by_leaf_LNK))
 
     def __call__(
         self, x_MK: torch.Tensor, rows: MicroBatch, norm_weight: torch.Tensor, eps: float
@@ -90,10 +93,16 @@ class RowLinear:
         The stream is rounded once, after the addition; its norm is complete on every rank.
         """
         assert self.weight_LNK is not None
-        sums = ops.leaf_sums(x_MK, self.weight_LNK, self._roots)
+        sums = self._arithmetic.row(x_MK, self.weight_LNK, self._roots)
         if rows.aside:
             return self._exchange.begin(sums, rows.hidden_MH, norm_weight, eps)
         return Done(*self._exchange.fold_and_norm(sums, rows.hidden_MH, norm_weight, eps))
+
+    def adopt(self, arithmetic: Arithmetic) -> None:
+        """Multiply and exchange by this from now on."""
+        assert self.weight_LNK is not None
+        self._arithmetic, self._exchange = arithmetic, _folding(arithmetic.exchange)
+        self.weight_LNK = arithmetic.lay_out(self.weight_LNK)
 
     @staticmethod
     def extents(partition: Partition, shape: tuple[int, int]) -> tuple[int, int, int]:
@@ -107,3 +116,9 @@ class RowLinear:
         """The exchange of sums for steps of up to `rows` rows; see `open_exchange`."""
         hidden, world = partition.config.hidden_size, partition.world
         return open_exchange(transport, partition.plan, world, rows, hidden, dtype, device)
+
+
+def _folding(exchange: RankExchange) -> Exchange:
+    if not isinstance(exchange, Exchange):
+        raise TypeError(f"{type(exchange).__name__} folds no sums: open one that does")
+    return exchange

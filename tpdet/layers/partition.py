@@ -6,6 +6,7 @@ from tpdet.comm.fold import GatherExchange, RankExchange
 from tpdet.comm.world import World
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, FoldPlan, fold_plan, leaf_count
+from tpdet.layers.arithmetic import Arithmetic, StrictArithmetic
 from tpdet.model_config import ModelConfig
 from tpdet.weights.pieces import Pieces
 
@@ -22,12 +23,17 @@ class Partition:
     config: ModelConfig
     world: World
     plan: FoldPlan
-    exchange: RankExchange
+    arithmetic: Arithmetic
     row_layers: str = "fold"
 
-    def over(self, exchange: RankExchange) -> "Partition":
-        """The same cut with another exchange, made for this plan and world."""
-        return replace(self, exchange=exchange)
+    def by(self, arithmetic: Arithmetic) -> "Partition":
+        """The same cut computed by another arithmetic, made for this plan and world."""
+        return replace(self, arithmetic=arithmetic)
+
+    @property
+    def exchange(self) -> RankExchange:
+        """The arithmetic's exchange."""
+        return self.arithmetic.exchange
 
     @property
     def leaves(self) -> int:
@@ -105,7 +111,8 @@ def make_partition(
             f"heads, {config.num_kv_heads} key heads and {leaves} leaves: use one of {sizes}"
         )
     plan = fold_plan(fold_order, leaves, world.size)
-    return Partition(config, world, plan, GatherExchange(plan, world), row_layers)
+    arithmetic = StrictArithmetic(GatherExchange(plan, world))
+    return Partition(config, world, plan, arithmetic, row_layers)
 
 
 def _heads_fit(config: ModelConfig, ranks: int) -> bool:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from tpdet.comm.fold import Pending, RankExchange
+from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import RowLinear
 from tpdet.layers.micro_batch import MicroBatch
@@ -27,6 +28,10 @@ class RowLayer(Protocol):
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""
+        ...
+
+    def adopt(self, arithmetic: Arithmetic) -> None:
+        """Compute by this from now on, where the rule has more than one."""
         ...
 
 

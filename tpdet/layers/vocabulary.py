@@ -3,6 +3,7 @@
 import torch
 
 from tpdet.kernels import ops
+from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.partition import Partition
 from tpdet.weights.source import WeightSource
 
@@ -15,6 +16,7 @@ class VocabularyTable:
         self._name, self._partition = f"{name}.weight", partition
         rows_VH = self._read(source)
         share = partition.vocabulary_share * len(partition.mine)
+        self._arithmetic = partition.arithmetic
         memory = partition.exchange.memory
         self._parts = None
         if memory is not None:
@@ -55,7 +57,7 @@ class VocabularyTable:
 
     def local_logits(self, x_MH: torch.Tensor) -> torch.Tensor:
         """x [M, H] -> fp32 logits of this rank's ids [M, V'], its padding's at the end."""
-        return ops.column_gemm(x_MH, self.table_VH, out_dtype=torch.float32)
+        return self._arithmetic.column(x_MH, self.table_VH, out_dtype=torch.float32)
 
     def whole_logits(self, local_MV: torch.Tensor) -> torch.Tensor:
         """Every rank's `local_logits` -> fp32 logits over the whole vocabulary [M, V]."""
@@ -68,3 +70,7 @@ class VocabularyTable:
     def first_id(self) -> int:
         """The id of this rank's first column of logits."""
         return self._partition.world.rank * self.table_VH.shape[0]
+
+    def adopt(self, arithmetic: Arithmetic) -> None:
+        """Multiply by this from now on."""
+        self._arithmetic = arithmetic

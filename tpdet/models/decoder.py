@@ -10,6 +10,7 @@ from tpdet.comm.fold import Pending
 from tpdet.kernels import ops
 from tpdet.kernels.paged_batch import PagedBatch
 from tpdet.kernels.rotary import rotary_table
+from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.attention import Attention
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.mlp import GatedMlp
@@ -51,6 +52,11 @@ class DecoderLayer:
         """The feed-forward block; the stream comes back normed for what follows."""
         return self._mlp(rows, following_norm, self._eps)
 
+    def adopt(self, arithmetic: Arithmetic) -> None:
+        """Compute by this from now on."""
+        self._attention.adopt(arithmetic)
+        self._mlp.adopt(arithmetic)
+
 
 class Decoder:
     """Token ids to logits on this rank's share of the weights."""
@@ -59,7 +65,7 @@ class Decoder:
         """Read every weight; `positions` is how far the rotary table reaches."""
         config = partition.config
         self._eps = config.rms_norm_eps
-        self._exchange = partition.exchange
+        self._arithmetic = partition.arithmetic
         self._embedding = VocabularyTable(source, partition, "model.embed_tokens")
         self._layers = [DecoderLayer(source, partition, i) for i in range(config.num_layers)]
         self._norm = source.read("model.norm.weight", (config.hidden_size,), Pieces.whole())
@@ -98,7 +104,7 @@ class Decoder:
             x_MH = ops.rms_norm(hidden_MH, self._layers[0].input_norm, self._eps)
             parts.append(MicroBatch(batch, hidden_MH, x_MH, aside))
         norms = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
-        with ops.leaving_multiprocessors(self._exchange.aside if aside else 0, ids_M.device):
+        with ops.leaving_multiprocessors(self._multiprocessors if aside else 0, ids_M.device):
             for layer, norm in zip(self._layers, norms, strict=True):
                 for rows in parts:
                     rows.settle()
@@ -110,10 +116,22 @@ class Decoder:
             rows.settle()
         return torch.cat([rows.x_MH for rows in parts]) if aside else parts[0].x_MH
 
+    def adopt(self, arithmetic: Arithmetic) -> None:
+        """Compute by this from now on, between two steps; graphs of the model are then void."""
+        self._arithmetic = arithmetic
+        self._embedding.adopt(arithmetic)
+        self._head.adopt(arithmetic)
+        for layer in self._layers:
+            layer.adopt(arithmetic)
+
     @property
     def exchanges_aside(self) -> bool:
         """Whether exchanges between ranks can run under products."""
-        return self._exchange.aside > 0
+        return self._multiprocessors > 0
+
+    @property
+    def _multiprocessors(self) -> int:
+        return self._arithmetic.exchange.aside
 
     def local_logits(self, x_MH: torch.Tensor) -> torch.Tensor:
         """Normed rows [M, H] -> fp32 logits of this rank's part of the vocabulary [M, V']."""

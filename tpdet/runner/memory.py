@@ -1,11 +1,13 @@
 """How many KV pages a rank has room for."""
 
 import os
+import struct
 
 import torch
 
 from tpdet.cache.kv import page_bytes
 from tpdet.comm.device import free_gpu_bytes
+from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
 from tpdet.kernels.order import PAGE_TOKENS
@@ -39,6 +41,21 @@ def pages_that_fit(
         return min(useful, fitting)
     fitting = int(_CACHE_SHARE * _available_memory()) // (size * ranks)
     return max(1, min(useful, fitting))
+
+
+def agreed_pages(
+    config: EngineConfig,
+    model: ModelConfig,
+    key_heads: int,
+    context: int,
+    world: World,
+    device: torch.device,
+) -> int:
+    """Pages of the KV cache: as many as the rank with the least room has."""
+    world.barrier()  # ranks that share memory look at it when all have loaded
+    pages = config.kv_pages or pages_that_fit(config, model, key_heads, context, world.size, device)
+    everyone = world.gather_bytes(struct.pack("<Q", pages))
+    return min(struct.unpack("<Q", data)[0] for data in everyone)
 
 
 def _available_memory() -> int:

@@ -3,7 +3,6 @@
 Shape suffixes: M rows of the step, R rows whose logits are wanted, V vocabulary.
 """
 
-import struct
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -19,7 +18,6 @@ from tpdet.errors import IntegrityError, PeerLostError
 from tpdet.kernels import ops
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.known_answers import known_answers
-from tpdet.kernels.order import Contract
 from tpdet.kernels.shard import Shard
 from tpdet.layers.partition import make_partition
 from tpdet.layers.row_layers import row_rule
@@ -28,11 +26,13 @@ from tpdet.models.halves import micro_batches
 from tpdet.models.warm_up import pages_needed, warm_up
 from tpdet.plan import StepPlan
 from tpdet.receipt import system_fingerprint
+from tpdet.runner.arithmetic_choice import ArithmeticChoice, strict_contract
 from tpdet.runner.decode_graphs import DecodeGraphs
 from tpdet.runner.gpu_wait import wait_for_event
+from tpdet.runner.heartbeat import compare_tables
 from tpdet.runner.kernel_checks import admit_products, check_kernels, threads_per_rank
 from tpdet.runner.loading import Loader, Tick, context_length
-from tpdet.runner.memory import pages_that_fit
+from tpdet.runner.memory import agreed_pages
 from tpdet.runner.poison_check import poison_check
 from tpdet.runner.step_rows import gather_rows
 from tpdet.runner.taking import TakeLogits
@@ -63,13 +63,7 @@ class Runner:
         partition = make_partition(
             self.model_config, world, config.fold_order, config.leaves, config.row_layers
         )
-        self.contract = Contract(
-            kind,
-            self.model_config.dtype,
-            partition.leaves,
-            config.fold_order,
-            row_layers=config.row_layers,
-        ).identifier
+        self.choice = ArithmeticChoice(config, world, strict_contract(config, partition, kind))
         if kind == "cpu":
             threads.configure(threads_per_rank())
         check_kernels(self.model_config, partition, kind)
@@ -79,20 +73,19 @@ class Runner:
         facts |= {f"model.{name}": str(v) for name, v in asdict(self.model_config).items()}
         agree(world, collect_facts(settings, kind) | facts)
         world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
-        partition = partition.over(
-            row_rule(partition).open_exchange(
-                config.transport,
-                partition,
-                max(config.max_num_batched_tokens, config.max_num_seqs),
-                self._dtype,
-                self.device,
-            )
+        self._strict_exchange = row_rule(partition).open_exchange(
+            config.transport,
+            partition,
+            max(config.max_num_batched_tokens, config.max_num_seqs),
+            self._dtype,
+            self.device,
         )
+        partition = partition.by(self.choice.make(self._strict_exchange))
         self._exchange = partition.exchange
         self._loader = Loader(config, self.model_config, world, self.device)
         self.model, self.model_digest = self._loader.load(directory, partition, self.max_model_len)
         self._key_heads = len(partition.key_heads)
-        if kind == "cuda":
+        if kind == "cuda" and not self.approximate:
             limits = {
                 "column": max(config.max_num_batched_tokens, config.max_num_seqs),
                 "head": LOGIT_ROWS,
@@ -102,16 +95,34 @@ class Runner:
         self._drawn = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=self.device)
         if kind == "cuda":
             self._warm_up(config)
-        pages = self._agree_on_pages(config)
+        pages = agreed_pages(
+            config, self.model_config, self._key_heads, self.max_model_len, world, self.device
+        )
         world.set_timeout(config.step_timeout)
         # A rank that waits in a kernel gives up before the host that waits for the kernel does.
         self._exchange.set_timeout(_SHARE_OF_TIMEOUT * config.step_timeout)
         self.reset_pages(pages)
+        self.choice.announce(self.fingerprint(approximate=True))
+
+    @property
+    def approximate(self) -> bool:
+        """Whether the last step's arithmetic was approximate, or the first one's will be."""
+        return self.choice.approximate
+
+    @property
+    def contract(self) -> str:
+        """The contract id of the arithmetic in use."""
+        return self.choice.contract()
 
     @property
     def system_fingerprint(self) -> str:
         """Names contract, model and architecture: what may change bits."""
-        return system_fingerprint(self.contract, self.model_digest, self.device.type)
+        return self.fingerprint(self.approximate)
+
+    def fingerprint(self, approximate: bool) -> str:
+        """The system fingerprint of either arithmetic."""
+        contract = self.choice.contract(approximate)
+        return system_fingerprint(contract, self.model_digest, self.device.type)
 
     def check_poison(self) -> None:
         """The poison check over this rank's pages, none of which may be in use; collective."""
@@ -143,7 +154,10 @@ class Runner:
         self._graphs = None
         self._pages = None  # a GPU holds the old pages or the new ones, not both
         self._pages = self._allocate(pages + 1)  # one more, where pad rows write
-        if self.device.type == "cpu":
+        self._capture_graphs()
+
+    def _capture_graphs(self) -> None:
+        if self.device.type == "cpu" or self._pages is None:
             return
         if not self._config.enforce_eager and ranks_per_gpu() == 1:  # host staging is no graph
             self._graphs = DecodeGraphs(
@@ -187,8 +201,10 @@ class Runner:
                 f"{self._table.digest().hex()[:16]}, rank 0's is {plan.table_digest.hex()[:16]}"
             )
         self._table.check_readers(plan.rows)
+        if self.choice.follow(plan):
+            self._change_arithmetic()
         if not plan.rows:
-            self._compare_tables()
+            compare_tables(self._world, self._table)
             return None
         drawn = self._draw(plan, results)
         if plan.feeds:
@@ -200,6 +216,23 @@ class Runner:
         event = torch.cuda.Event()
         event.record()
         return event
+
+    def _change_arithmetic(self) -> None:
+        """Compute by the chosen arithmetic from now on; every rank does so at the same plan.
+
+        Graphs are captured anew, which takes as long as at start: nobody is lost meanwhile.
+        """
+        self._world.set_timeout(max(LOAD_TIMEOUT, self._config.step_timeout))
+        self._graphs = None
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()  # what the graphs held
+        arithmetic = self.choice.make(self._strict_exchange)
+        self._exchange = arithmetic.exchange
+        self.model.adopt(arithmetic)
+        self._capture_graphs()
+        self._world.barrier()
+        self._world.set_timeout(self._config.step_timeout)
 
     def wait(self, plan: StepPlan, event: torch.cuda.Event | None) -> None:
         """Wait for a launched plan, no longer than the world does for a peer.
@@ -259,31 +292,6 @@ class Runner:
         ids_M = ops.resolve_drawn(both[:rows], self._drawn)
         x_MH = self.model.hidden(ids_M, self._pages, *batches)
         return x_MH[both[rows:]]
-
-    def _compare_tables(self) -> None:
-        """The heartbeat: every rank shows the digest of its table as it lies in memory.
-
-        Raises IntegrityError naming the rank and the page that differ, on every rank.
-        """
-        digests = self._world.gather_bytes(self._table.full_digest())
-        if all(digest == digests[0] for digest in digests):
-            return
-        snapshots = self._world.gather_bytes(self._table.snapshot())
-        for rank, snapshot in enumerate(snapshots):
-            difference = first_difference(snapshots[0], snapshot)
-            if difference is not None:
-                raise IntegrityError(f"page tables of rank 0 and rank {rank} differ: {difference}")
-        raise IntegrityError("the ranks' page tables differ in their history")
-
-    def _agree_on_pages(self, config: EngineConfig) -> int:
-        """Pages of the KV cache: as many as the rank with the least room has."""
-        self._world.barrier()  # ranks that share memory look at it when all have loaded
-        model, key_heads, ranks = self.model_config, self._key_heads, self._world.size
-        pages = config.kv_pages or pages_that_fit(
-            config, model, key_heads, self.max_model_len, ranks, self.device
-        )
-        everyone = self._world.gather_bytes(struct.pack("<Q", pages))
-        return min(struct.unpack("<Q", data)[0] for data in everyone)
 
     @property
     def _dtype(self) -> torch.dtype:

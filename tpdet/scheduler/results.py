@@ -45,9 +45,15 @@ def _check_scores(flight: Flight, scores: Scores) -> None:
 
 
 def take_results(
-    sequence: Sequence, row: Row, sampled: Mapping[RowKey, SampledToken], scores: Scores
+    sequence: Sequence,
+    row: Row,
+    sampled: Mapping[RowKey, SampledToken],
+    scores: Scores,
+    approximate: bool = False,
 ) -> Iterator[Output]:
     """Change `sequence` by its row's results and yield what its reader should hear.
+
+    approximate: how the step was computed.
 
     The last output is a RequestFailed when the token would end the sequence before `min_tokens`
     (the sampler was told not to draw it), and when its schema reaches a limit.
@@ -63,7 +69,9 @@ def take_results(
         yield sequence.prompt_output()
     if not row.draws:
         cached = sequence.cached_tokens or 0
-        yield TokenOutput(request.request_id, choice, -1, 0.0, (), "length", None, cached)
+        yield TokenOutput(
+            request.request_id, choice, -1, 0.0, (), "length", None, cached, approximate=approximate
+        )
         return
     token = sampled[sequence.key]
     if token.token_id in sequence.forbidden_ids(end):
@@ -97,4 +105,5 @@ def take_results(
         stop,
         cached,
         dead_end,
+        approximate,
     )

@@ -56,6 +56,14 @@ class Roster:
         self.waiting.put(sequence)
         self.preemptions += 1
 
+    def restart(self, prefix_identity: bytes | None) -> None:
+        """Preempt everyone, empty the prefix cache for another identity, bump every page."""
+        for sequence in reversed(list(self.running)):
+            self.preempt(sequence)
+        for sequence in self.waiting:
+            sequence.chain = None  # its keys were made for the old identity
+        self.ledger.reload(prefix_identity)
+
     def leave(self, sequence: Sequence) -> None:
         """Take a finished sequence off its line; its pages are the caller's to release."""
         if not self.running.remove(sequence) and not self.waiting.remove(sequence):

@@ -35,7 +35,8 @@ class Scheduler:
     `preempt_every=k` (for verification) preempts, at every k-th step, each sequence that has
     drawn a token since it was last admitted; answers must not change by it. `prefix_identity`
     names the weights and the contract under which pages may be shared; None shares none.
-    `constrain` makes a constraint of a schema's text, or raises RequestError.
+    `constrain` makes a constraint of a schema's text, or raises RequestError. `approximate`: plans
+    are for stock arithmetic.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class Scheduler:
         preempt_every: int = 0,
         prefix_identity: bytes | None = None,
         constrain: Callable[[str], Constraint] | None = None,
+        approximate: bool = False,
     ) -> None:
         self.preempt_every = preempt_every
+        self.approximate = approximate
         self.roster = Roster(max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity)
         self._registry = Registry(max_queue, max_model_len, constrain)
         self._in_flight = InFlight()
@@ -181,7 +184,8 @@ class Scheduler:
         for row, sequence in flight.rows:
             self._totals.computed_tokens += len(row.token_ids)
             if not sequence.finished:
-                told = list(take_results(sequence, row, sampled, scores))
+                approximate = flight.plan.approximate
+                told = list(take_results(sequence, row, sampled, scores, approximate))
                 end = row.start + len(row.token_ids)
                 # Sound logits speak for every position before them; a row without any does not.
                 sound = row.logits and not any(isinstance(it, RequestFailed) for it in told)
@@ -209,6 +213,12 @@ class Scheduler:
             raise IntegrityError(f"a reload with {len(self._registry)} requests: drain first")
         self.roster.ledger.reload(prefix_identity)
 
+    def become_approximate(self, prefix_identity: bytes | None) -> None:
+        """Plan for stock arithmetic from now on; what was computed before is never read again."""
+        self._in_flight.refuse_any()
+        self.roster.restart(prefix_identity)
+        self.approximate = True
+
     def statistics(self) -> SchedulerStatistics:
         """Gauges and totals."""
         live, waiting = len(self._registry), self._registry.waiting_count
@@ -227,7 +237,10 @@ class Scheduler:
     def _plan(self, rows: tuple[Row, ...], stop: bool = False) -> StepPlan:
         step, self._next_step = self._next_step, self._next_step + 1
         ledger = self.roster.ledger
-        return StepPlan(PLAN_VERSION, step, ledger.take_events(), rows, ledger.table.digest(), stop)
+        events, digest = ledger.take_events(), ledger.table.digest()
+        return StepPlan(
+            PLAN_VERSION, step, events, rows, digest, stop, approximate=self.approximate
+        )
 
     def _preempt_on_demand(self) -> None:
         due = self.preempt_every and self._next_step % self.preempt_every == 0

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 import tpdet
+from tpdet.config import APPROXIMATE
 from tpdet.server import limits
 from tpdet.server.answers import to_json
 from tpdet.server.engine_client import EngineClient
@@ -130,7 +131,7 @@ def _add_public(app: FastAPI, services: Services) -> None:
 
     @app.get("/version")
     async def version() -> Response:
-        return JsonResponse({"version": tpdet.__version__})
+        return JsonResponse({"version": tpdet.__version__, "arithmetic": _arithmetic(client)})
 
 
 def _add_models(app: FastAPI, services: Services) -> None:
@@ -161,7 +162,8 @@ def _add_models(app: FastAPI, services: Services) -> None:
             {
                 "version": tpdet.__version__,
                 "model": services.served_name,
-                "system_fingerprint": facts.system_fingerprint,
+                "system_fingerprint": services.client.system_fingerprint,
+                "arithmetic": _arithmetic(services.client),
                 "max_model_len": facts.max_model_len,
                 "vocab_size": facts.vocab_size,
                 "eos_token_ids": list(facts.eos_token_ids),
@@ -232,6 +234,10 @@ def _add_tokenizer(app: FastAPI, services: Services) -> None:
         if services.tokenizer is None:
             raise ApiError(404, "this server runs without a tokenizer", code="not_found")
         return JsonResponse(services.tokenizer.info())
+
+
+def _arithmetic(client: EngineClient) -> str:
+    return APPROXIMATE if client.approximate else "strict"
 
 
 def _tokenized(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:

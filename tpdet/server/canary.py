@@ -2,6 +2,7 @@
 
 It takes the engine's ordinary path. A client's request ends it, so it holds no seat that anybody
 waits for. Each run has a cache salt of its own, so no cached prefix can stand in for computing it.
+An approximate engine has none: no bit of its answers is promised.
 """
 
 import logging
@@ -45,7 +46,7 @@ class Canary:
 
     def learn(self) -> None:
         """Take the answer to compare with; before clients are served, nothing else may run."""
-        if not self._interval:
+        if not self._interval or self._engine.approximate:
             return
         self._begin()
         while self._running is not None:
@@ -61,7 +62,8 @@ class Canary:
     def begin_if_due(self) -> None:
         """Queue the request when its time has come and the engine has nothing else to do."""
         due = time.monotonic() - self._begun_at >= self._interval > 0.0
-        if due and self._reference is not None and not self._engine.has_work:
+        wanted = self._reference is not None and not self._engine.approximate
+        if due and wanted and not self._engine.has_work:
             self._begin()
 
     def abandon(self) -> None:
@@ -79,7 +81,8 @@ class Canary:
             if output.request_id == self._running.request.request_id:
                 self._running.push(output)
         if self._running.finished:
-            self._compare(self._running)
+            if not self._running.approximate:
+                self._compare(self._running)
             self._running = None
         return others
 

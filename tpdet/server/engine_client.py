@@ -66,6 +66,21 @@ class EngineClient:
         """Whether requests are open and the engine has been silent for `patience` seconds."""
         return bool(self._tickets) and time.monotonic() - self.heard > patience
 
+    @property
+    def approximate(self) -> bool:
+        """Whether answers are approximate: from the start, or as the engine last said."""
+        facts = self.facts
+        always = facts is not None and facts.system_fingerprint == facts.approximate_fingerprint
+        return always or self.status.counters.get("approximate", 0.0) > 0.0
+
+    @property
+    def system_fingerprint(self) -> str:
+        """That of answers which begin now; empty before the engine started."""
+        if self.facts is None:
+            return ""
+        approximate = self.facts.approximate_fingerprint
+        return approximate if self.approximate else self.facts.system_fingerprint
+
     def check_open(self, count: int = 1) -> None:
         """Refuse (503) `count` new requests when draining, dead, or over the queue's bound.
 

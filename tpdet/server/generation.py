@@ -84,11 +84,12 @@ class GenerationResponse(Response):
 
     async def _stream(self, ticket: Ticket, seed: int, send: Send) -> bool:
         """Send the events; False if an error event was the last one."""
-        chunk = envelope(self._call, seed, self._facts.system_fingerprint, stream=True)
+        chunk = envelope(self._call, seed, self._fingerprint, stream=True)
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
             while not self._finished:
                 deltas = await self._take(ticket)
+                chunk["system_fingerprint"] = self._fingerprint
                 pieces = [self._piece(output, delta) for output, delta in deltas]
                 chunks = [self._chunk(chunk, [piece]) for piece in pieces if piece]
                 if self._finished:
@@ -121,6 +122,16 @@ class GenerationResponse(Response):
         return found
 
     @property
+    def _approximate(self) -> bool:
+        return any(assembler.approximate for assembler in self._assemblers.values())
+
+    @property
+    def _fingerprint(self) -> str:
+        """Of what has come of the answer so far."""
+        facts = self._facts
+        return facts.approximate_fingerprint if self._approximate else facts.system_fingerprint
+
+    @property
     def _finished(self) -> bool:
         return all(assembler.finished for assembler in self._assemblers.values())
 
@@ -143,7 +154,7 @@ class GenerationResponse(Response):
 
     def _answer(self, seed: int) -> Json:
         call, choices = self._call, []
-        found = envelope(call, seed, self._facts.system_fingerprint, stream=False)
+        found = envelope(call, seed, self._fingerprint, stream=False)
         found["tpdet"] = self._receipt(seed)
         for request_id, assembler in self._assemblers.items():
             answer = assembler.answer()
@@ -156,7 +167,12 @@ class GenerationResponse(Response):
         return {**found, "choices": choices, "usage": self._usage()}
 
     def _receipt(self, seed: int) -> Json:
-        """What replays the answer, and the digest by which the replay is known to be the same."""
+        """What replays the answer, and the digest by which the replay is known to be the same.
+
+        An answer that is approximate, even in part, says so and has no digest.
+        """
+        if self._approximate:
+            return {"seed": seed, "replay_digest": None, "approximate": True}
         answers = [assembler.answer() for assembler in self._assemblers.values()]
         choices = [[choice.logprobs for choice in answer.choices] for answer in answers]
         facts = self._facts

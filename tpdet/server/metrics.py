@@ -68,6 +68,13 @@ ENGINE_COUNTERS = {
 }
 
 
+# Engine gauge -> our name: 1 while answers are approximate; strict steps' time over that at start.
+ENGINE_GAUGES = {
+    "approximate": "tpdet_approximate",
+    "slowdown_ratio": "tpdet_deterministic_slowdown_ratio",
+}
+
+
 class Clock:
     """Times one group of requests: to the first token, and between the tokens of each choice."""
 
@@ -231,6 +238,9 @@ class _EngineCollector(Collector):
             yield pages
             share = used / (used + free) if used + free else 0.0
             yield from self._gauge(None, share, "kv_cache_usage_perc")
+        for name, ours in ENGINE_GAUGES.items():
+            if name in counters:
+                yield from self._gauge(ours, counters[name], None)
         for name, (ours, theirs, text) in ENGINE_COUNTERS.items():
             if name in counters:
                 yield CounterMetricFamily(ours, text, value=counters[name])

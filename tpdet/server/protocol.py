@@ -68,6 +68,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
     Sent again after a reload: what is accepted after it is answered by the new weights.
     `contract` and `model_digest` (64 hex digits each) go into replay digests.
+    `approximate_fingerprint` is that of answers with a token marked approximate; where all are,
+    it is the `system_fingerprint` too.
     """
 
     system_fingerprint: str
@@ -77,6 +79,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     tp: int
+    approximate_fingerprint: str
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):

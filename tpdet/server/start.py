@@ -78,6 +78,7 @@ def start_facts(engine: "Engine", environment: RankEnvironment) -> Start:
         vocab_size=engine.model_config.vocab_size,
         eos_token_ids=tuple(engine.model_config.eos_token_ids),
         tp=environment.size,
+        approximate_fingerprint=engine.runner.fingerprint(approximate=True),
     )
 
 

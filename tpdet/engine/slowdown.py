@@ -1,0 +1,110 @@
+"""How fast strict decode steps are, beside what they were at start.
+
+A step's time is comparable with that of another step of as many rows and as much context, so times
+are kept by cell: rows and pages a row, each up to a power of four. Only steps that decode and do
+nothing else count, only in cells that were calibrated, and a cell's verdict is the median of its
+last `WINDOW` steps: a hiccup is no slowdown. A step smaller than what its cell was calibrated with
+is faster, so doubt speaks for the strict mode.
+"""
+
+import logging
+import statistics
+from collections import deque
+from collections.abc import Callable
+
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.plan import Row, StepPlan
+
+Cell = tuple[int, int]
+"""Rows and pages a row, at most."""
+
+ROWS = (1, 4, 16, 64, 256)
+PAGES = (1, 4, 16)
+WINDOW = 32
+
+_log = logging.getLogger("tpdet.engine")
+
+
+class SlowdownWatch:
+    """Times the engine's steps. `max_slowdown`: share of the calibrated speed that may be lost.
+
+    clock: seconds, from anywhere.
+    """
+
+    def __init__(self, max_slowdown: float, clock: Callable[[], float]) -> None:
+        self.max_slowdown = max_slowdown
+        self.ratio: float | None = None
+        self.slow: str | None = None
+        self._clock = clock
+        self._began = self._ended = 0.0
+        self._sample: tuple[int, list[float]] | None = None
+        self._calibrated: dict[Cell, float] = {}
+        self._last: dict[Cell, deque[float]] = {}
+
+    def begin(self, in_flight: bool) -> None:
+        """A step is about to be ended; in flight: it began when the one before ended."""
+        self._began = self._ended if in_flight else self._clock()
+
+    def end(self, plan: StepPlan) -> None:
+        """The step has ended."""
+        self._ended = self._clock()
+        seconds = self._ended - self._began
+        if not _decodes(plan.rows) or plan.approximate:
+            return
+        if self._sample is not None:
+            rows, found = self._sample
+            if len(plan.rows) == rows:
+                found.append(seconds)
+            return
+        cell = self._cell(plan.rows)
+        if cell is not None:
+            self._judge(cell, seconds)
+
+    def start_sample(self, rows: int) -> None:
+        """Keep the times of steps of exactly `rows` rows, and judge none meanwhile."""
+        self._sample = rows, []
+
+    def end_sample(self, cell: Cell, least: int) -> bool:
+        """Calibrate `cell` by what was sampled since; False, and no more, with under `least`."""
+        found = self._sample[1] if self._sample is not None else []
+        self._sample = None
+        if len(found) < least:
+            return False
+        self._calibrated[cell] = statistics.median(found)
+        self._last[cell] = deque(maxlen=WINDOW)
+        return True
+
+    def alarm(self, fingerprint: str) -> None:
+        """Say that answers change because of `slow`, and under which fingerprint they go on."""
+        _log.error(
+            "%s. As asked by on_slowdown, answers are APPROXIMATE from now on and until a restart: "
+            "they are not deterministic and carry system fingerprint %s",
+            self.slow,
+            fingerprint,
+        )
+
+    def _cell(self, rows: tuple[Row, ...]) -> Cell | None:
+        """The smallest calibrated cell that a step fits in; None if it fits in none."""
+        pages = -(-sum(row.start // PAGE_TOKENS + 1 for row in rows) // len(rows))
+        fitting = (c for c in self._calibrated if c[0] >= len(rows) and c[1] >= pages)
+        return min(fitting, default=None)
+
+    def _judge(self, cell: Cell, seconds: float) -> None:
+        last = self._last[cell]
+        last.append(seconds)
+        if len(last) < WINDOW:
+            return
+        now, then = statistics.median(last), self._calibrated[cell]
+        self.ratio = now / then
+        if then < (1.0 - self.max_slowdown) * now:
+            self.slow = (
+                f"the last {WINDOW} decode steps of up to {cell[0]} rows and {cell[1]} pages a row "
+                f"took {now * 1e3:.2f} ms, {then * 1e3:.2f} ms at start: "
+                f"{100 * (1 - then / now):.0f} % of the speed is lost, "
+                f"{100 * self.max_slowdown:g} % may be"
+            )
+
+
+def _decodes(rows: tuple[Row, ...]) -> bool:
+    """Whether a step computes one token of each of its rows and draws the next."""
+    return bool(rows) and all(len(row.token_ids) == 1 and row.draws for row in rows)

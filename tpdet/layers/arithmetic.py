@@ -1,0 +1,125 @@
+"""Which arithmetic the layers use: the contract's, or a stock engine's.
+
+A layer asks its arithmetic for products, attention and the exchange, and does not know which it
+has: the choice is the runner's (`runner/arithmetic_choice.py`), and no layer looks at it.
+Norms, rotary embedding, activation and sampling are ours in both.
+"""
+
+from typing import Protocol
+
+import torch
+from torch.nn.functional import linear
+
+from tpdet.cache.kv import LayerPages
+from tpdet.comm.fold import RankExchange
+from tpdet.kernels import ops, stock_attention
+from tpdet.kernels.order import Expression
+from tpdet.kernels.paged_batch import PagedBatch
+from tpdet.kernels.partial_sums import PartialSums
+
+
+class Arithmetic(Protocol):
+    """What of a layer's work may be done in more than one order of additions."""
+
+    exchange: RankExchange
+
+    def column(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """x [M, K], weight [N, K], bias [N] -> [M, N] in out_dtype (x's if None)."""
+        ...
+
+    def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
+        """A row layer's weight [L, N, K], anyhow strided, as `row` wants it: [L', N, L K / L']."""
+        ...
+
+    def row(
+        self, x: torch.Tensor, weight_LNK: torch.Tensor, roots: tuple[Expression, ...]
+    ) -> PartialSums:
+        """x [M, L * K], a weight of `lay_out` -> this rank's sums, for `exchange`."""
+        ...
+
+    def attend(
+        self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None
+    ) -> torch.Tensor:
+        """q [M, Hq, D] over the pages -> [M, Hq, D]."""
+        ...
+
+
+class StrictArithmetic:
+    """docs/numerics.md: bits that no circumstance changes."""
+
+    def __init__(self, exchange: RankExchange) -> None:
+        self.exchange = exchange
+
+    def column(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """One chain over K, one rounding."""
+        return ops.column_gemm(x, weight, bias, out_dtype)
+
+    def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
+        """Leaf-major: a leaf's operands have one layout whatever the number of ranks."""
+        return weight_LNK.contiguous()
+
+    def row(
+        self, x: torch.Tensor, weight_LNK: torch.Tensor, roots: tuple[Expression, ...]
+    ) -> PartialSums:
+        """fp32 sums of leaves or subtrees."""
+        return ops.leaf_sums(x, weight_LNK, roots)
+
+    def attend(
+        self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None
+    ) -> torch.Tensor:
+        """Fixed splits, merged in order."""
+        return ops.paged_attention(q, pages.keys, pages.values, batch, window)
+
+
+class StockArithmetic:
+    """The library's products, attention and all-reduce: docs/approximate.md. Not deterministic."""
+
+    def __init__(self, exchange: RankExchange) -> None:
+        self.exchange = exchange
+        self._planned: tuple[PagedBatch, stock_attention.Gathered | None] | None = None
+
+    def column(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """`torch.nn.functional.linear` in x's dtype."""
+        return linear(x, weight, bias).to(out_dtype or x.dtype)
+
+    def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
+        """[1, N, L * K]; a weight that lies leaf by leaf is laid out anew in its own memory."""
+        leaves, rows, width = weight_LNK.shape
+        flat = weight_LNK.permute(1, 0, 2).reshape(1, rows, leaves * width)
+        if leaves > 1 and weight_LNK.is_contiguous():
+            return weight_LNK.view(flat.shape).copy_(flat)
+        return flat
+
+    def row(
+        self, x: torch.Tensor, weight_LNK: torch.Tensor, roots: tuple[Expression, ...]
+    ) -> PartialSums:
+        """One product [1, M, N], rounded to the model's dtype before it is exchanged."""
+        return PartialSums(linear(x, weight_LNK[0])[None], (0,))
+
+    def attend(
+        self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None
+    ) -> torch.Tensor:
+        """`stock_attention`; what it gathers is planned once a step."""
+        if self._planned is None or self._planned[0] is not batch:
+            self._planned = batch, stock_attention.gather_plan(batch, q.device)
+        return stock_attention.paged_attention(
+            q, pages.keys, pages.values, batch, window, self._planned[1]
+        )
