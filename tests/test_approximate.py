@@ -24,7 +24,7 @@ from tpdet.plan import Row, StepPlan
 from tpdet.request import SamplingParams, TokenOutput
 
 PROMPTS = [ask("a", range(5, 300)), ask("b", [3, 4, 5], temperature=0.9, seed=4)]
-TASKS = [range(7, 7 + n) for n in (40, 300, 9)]
+TASKS = [range(7, 7 + n) for n in (40, 60, 9)]
 
 
 class Clock:
@@ -40,7 +40,7 @@ class Clock:
 
 def config(model, **settings) -> EngineConfig:
     given = {"kv_pages": 24, "max_num_seqs": 4, "max_num_batched_tokens": 200} | settings
-    return EngineConfig.from_values(model=str(model), max_model_len=1024, **given)
+    return EngineConfig.from_values(model=str(model), **{"max_model_len": 1024} | given)
 
 
 def tokens(outputs, name):
@@ -52,8 +52,7 @@ def tokens(outputs, name):
 def test_it_answers_and_its_bits_are_not_the_strict_ones(tiny_model, tp, dtype):
     model = tiny_model("qwen2", kv_heads=2)
     strict = run(model, PROMPTS, tp=tp, dtype=dtype)
-    found = run(model, PROMPTS, tp=tp, dtype=dtype, approximate=True)
-    again = run(model, PROMPTS, tp=tp, dtype=dtype, approximate=True)
+    found, again = (run(model, PROMPTS, tp=tp, dtype=dtype, approximate=True) for _ in range(2))
     for name in ("a", "b"):
         assert all(o.approximate for o in found.outputs[name])
         assert not any(o.approximate for o in strict.outputs[name])
@@ -136,7 +135,8 @@ def serve(model, tp, slow_after, ahead=False, **settings):
     clock = Clock()
 
     def one_rank(world):
-        engine = Engine(config(model, **settings), world, clock=clock, run_ahead=ahead)
+        small = config(model, max_num_seqs=2, max_model_len=256, **settings)
+        engine = Engine(small, world, clock=clock, run_ahead=ahead)
         if world.rank > 0:
             engine.worker_loop()
             return engine.runner.approximate
@@ -144,8 +144,8 @@ def serve(model, tp, slow_after, ahead=False, **settings):
         found = {"outputs": [], "versions": [], "before": engine.runner.contract}
         found["strict"] = engine.system_fingerprint
         engine.submit(ask("early", TASKS[0], max_tokens=2))
-        engine.submit(ask("a", TASKS[1], max_tokens=100))
-        engine.submit(ask("b", TASKS[2], max_tokens=100, temperature=0.8, seed=3))
+        engine.submit(ask("a", TASKS[1], max_tokens=60))
+        engine.submit(ask("b", TASKS[2], max_tokens=60, temperature=0.8, seed=3))
         steps = 0
         while engine.has_work:
             clock.seconds = 1.0 if steps < slow_after else 2.0
@@ -177,15 +177,11 @@ def test_a_slow_clock_changes_to_it_when_asked(tiny_model, caplog, tp, ahead):
     assert "APPROXIMATE from now on" in alarm.message and "50 % of the speed" in alarm.message
     assert found["gauges"] == {"approximate": 1.0, "slowdown_ratio": pytest.approx(2.0)}
     assert found["fingerprint"] != found["strict"]
-    assert (
-        found["after"].startswith("approximate-")
-        and found["after"] in alarm.message
-        or (found["fingerprint"] in alarm.message)
-    )
+    assert found["after"].startswith("approximate-") and found["fingerprint"] in alarm.message
     assert not any(o.approximate for o in tokens(found["outputs"], "early"))
     for name in ("a", "b"):
         marks = [o.approximate for o in tokens(found["outputs"], name)]
-        assert len(marks) == 100 and not marks[20] and marks[-1]
+        assert len(marks) == 60 and not marks[20] and marks[-1]
         assert marks == sorted(marks)  # strict, then approximate, and never back
     assert all(o.approximate for o in tokens(found["outputs"], "after"))
     # Every page changed at once: none that strict arithmetic wrote can be read afterwards.
@@ -209,44 +205,29 @@ def test_unasked_or_fast_enough_it_stays_strict(tiny_model, caplog, settings, sl
 
 
 def test_pages_of_strict_steps_are_not_read_after_the_change(tiny_model):
-    """Strict pages are ruined at the change: the approximate answer is that of a fresh engine."""
-    model, settings = tiny_model("qwen3", kv_heads=2), {"on_slowdown": "approximate"}
-    prompt = range(20, 620)
+    """Whatever lies in the pages at the change, the approximate answers are the same."""
+    model, prompt = tiny_model("qwen3", kv_heads=2), range(20, 620)
 
-    def answer(change):
-        engine = Engine(config(model, **settings), SoloWorld())
-        cached = 0
-        if change is not None:
-            engine.submit(ask("first", prompt))
-            for _ in range(6):
-                engine.step()
-            change(engine)
-        else:
-            engine.watch.slow = "from the start"
+    def answer(change, ruin):
+        engine = Engine(config(model, on_slowdown="approximate"), SoloWorld())
+        engine.submit(ask("first", prompt))
+        for _ in range(6):
+            engine.step()
+        assert engine.scheduler.roster.running
+        engine.watch.slow = "the test says so" if change else None
+        for layer in engine.runner._pages.layers if ruin else ():
+            layer.values.fill_(7.0)
         engine.submit(ask("second", prompt))
         found = []
         while engine.has_work:
             found += engine.step()
-        cached = sum(o.cached_tokens for o in tokens(found, "second"))
-        return [(o.token_id, o.logprob) for o in tokens(found, "second")], cached
+        assert sum(o.cached_tokens for o in tokens(found, "second")) == 512
+        assert all(o.approximate == change for o in found)
+        return [(o.request_id, o.token_id, o.logprob) for o in found]
 
-    def slow(engine):
-        assert engine.scheduler.roster.running
-        engine.watch.slow = "the test says so"
-        for layer in engine.runner._pages.layers:
-            layer.keys.fill_(7.0)
-            layer.values.fill_(7.0)
-
-    def ruin(engine):
-        for layer in engine.runner._pages.layers:
-            layer.values[:2].fill_(7.0)
-
-    fresh, _ = answer(None)
-    # The first request is computed anew, by approximate arithmetic, and the second reads that.
-    changed, cached = answer(slow)
-    assert changed == fresh and cached == 512
-    ruined, cached = answer(ruin)  # negative control: without a change the pages are read
-    assert ruined != fresh and cached == 512
+    assert answer(change=True, ruin=True) == answer(change=True, ruin=False)
+    # Negative control: without the change the pages are read.
+    assert answer(change=False, ruin=True) != answer(change=False, ruin=False)
 
 
 def row(rows, start=0, draws=True, count=1):

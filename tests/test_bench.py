@@ -66,6 +66,18 @@ def test_throughput_ends_in_a_line_that_is_the_appended_run(tiny_model, tmp_path
         assert rate["value"] == pytest.approx(15 / seconds["value"])
 
 
+def test_approximate_runs_say_so_in_their_rows(tiny_model, tmp_path, capsys):
+    arguments = ["bench", "throughput", str(tiny_model()), "--requests", "2", "--input", "4",
+                 "--generate", "2", "--output", str(tmp_path), "--approximate"]  # fmt: skip
+    assert main(arguments) == 0
+    record = last_line(capsys)
+    assert {row["mode"] for row in record["rows"]} == {"approximate"}
+    path = tmp_path / "latency.cpu.json"
+    strict = [{**row, "mode": "pairs"} for row in record["rows"]]
+    path.write_text(json.dumps([*json.loads(path.read_text()), {**record, "rows": strict}]))
+    assert [len(rows) for _, rows in newest_rows(path)] == [2, 2]  # neither stands for the other
+
+
 def test_latency_times_every_batch_at_every_context(tiny_model):
     rows, notes = time_latency(engine(tiny_model(), 64), spec(tiny_model(), (1, 3), (8, 40)))
     assert not notes

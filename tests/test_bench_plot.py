@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tpdet.bench import plot
-from tpdet.bench.plot_data import by_context, curves, points
+from tpdet.bench.plot_data import by_context, costs, curves, points
 from tpdet.cli import main
 from tpdet.errors import NotFoundError, UsageError
 
@@ -41,6 +41,34 @@ def test_growth_is_drawn_where_there_are_several_contexts(tmp_path):
     (results / "latency.h200.json").write_text(json.dumps(run))
     assert main(["bench", "plot", "--results", str(results), "--output", str(tmp_path)]) == 0
     assert (tmp_path / "context-qwen3-8b.h200.svg").exists()
+
+
+def test_the_cost_of_determinism_is_of_cases_measured_both_ways(tmp_path):
+    pytest.importorskip("matplotlib")
+    fast = {"mode": "approximate"}
+    prefill = {"case": "prefill", "model": "qwen3-8b", "tp": 2, "batch": 2, "context": 64,
+               "unit": "tokens/s", "mode": "pairs", "value": 50.0}  # fmt: skip
+    rows = [
+        decode(1, 4.4), decode(1, 4.0, **fast), decode(1, 9.0, mode="tree"), decode(16, 5.0),
+        decode(64, 3.0, mode="approximate, gather"), decode(64, 6.0),
+        prefill, prefill | fast | {"value": 40.0}, decode(2, 1.0, model="other"),
+    ]  # fmt: skip
+    found = costs([({}, rows[:3]), ({}, rows[3:])])
+    assert list(found) == ["qwen3-8b"]
+    one, two = found["qwen3-8b"]
+    assert (one.tp, one.cases) == (1, (("decode, batch 1, context 128", pytest.approx(1.1)),))
+    assert (two.tp, two.cases) == (2, (("prefill, 2 prompts of 64", pytest.approx(0.8)),))
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "latency.h200.json").write_text(json.dumps([{"gpu": "NVIDIA H200", "rows": rows}]))
+    assert main(["bench", "plot", "--results", str(results), "--output", str(tmp_path)]) == 0
+    assert (tmp_path / "cost-qwen3-8b.h200.svg").exists()
+    assert not (tmp_path / "cost-other.h200.svg").exists()
+
+
+def test_approximate_rows_are_in_neither_growth_nor_roofline():
+    rows = [decode(1, 4.0, mode="approximate"), decode(1, 5.0, mode="approximate", context=256)]
+    assert by_context([({}, rows)]) == {} and points([({}, rows)]) == []
 
 
 def test_points_stand_under_the_roof():

@@ -2,7 +2,8 @@
 
 `cache_salt` is the test's channel to it: "slow=SECONDS" makes every step that long while the
 request runs, "nan=K" fails the request at its K-th token, "die" and "damage" end the engine, "hang"
-leaves the request waiting for ever, "tenant" gives each tenant tokens of its own.
+leaves the request waiting for ever, "tenant" gives each tenant tokens of its own, "approximate=K"
+makes the engine approximate from the request's K-th token on.
 """
 
 import math
@@ -150,6 +151,9 @@ class FakeEngine:
             if position == 0 and choice == 0 and request.params.prompt_logprobs is not None:
                 outputs.append(prompt_output(request, self.model_config.vocab_size))
             output = token_output(request, choice, position, self.model_config)
+            if salt.startswith("approximate=") and position >= int(salt[12:].split(",")[0]):
+                self.approximate, self.gauges = True, {"approximate": 1.0, "slowdown_ratio": 2.0}
+            output = msgspec.structs.replace(output, approximate=self.approximate)
             if 0 < self.drift_after < self.canaries:
                 output = msgspec.structs.replace(output, logprob=output.logprob - 1.0)
             outputs.append(output)
@@ -166,7 +170,7 @@ class FakeEngine:
 
 def delay(request: Request) -> float:
     salt = request.cache_salt
-    return float(salt[5:]) if salt.startswith("slow=") else 0.0
+    return float(salt.split("slow=")[1]) if "slow=" in salt else 0.0
 
 
 def draw(*key: object) -> int:

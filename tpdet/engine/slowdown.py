@@ -94,7 +94,7 @@ class SlowdownWatch:
         last.append(seconds)
         if len(last) < WINDOW:
             return
-        now, then = statistics.median(last), self._calibrated[cell]
+        now, then = statistics.median_low(last), self._calibrated[cell]
         self.ratio = now / then
         if then < (1.0 - self.max_slowdown) * now:
             self.slow = (
