@@ -111,6 +111,8 @@ def test_the_offline_api_gives_no_replay_digest_for_it(tiny_model):
 def test_what_excludes_it_is_refused(tiny_model, capsys):
     with pytest.raises(UsageError, match="exclude each other"):
         config("m", approximate=True, on_slowdown="approximate")
+    with pytest.raises(UsageError, match="need row_layers fold"):
+        config("m", approximate=True, row_layers="gather")
     with pytest.raises(UsageError, match="max_slowdown"):
         config("m", on_slowdown="approximate", max_slowdown=1.0)
     assert main(["verify", "--approximate"]) == 2
