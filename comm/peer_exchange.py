@@ -7,14 +7,8 @@
     exchange.check()                                               # once that has run: lost a peer?
 
 All exchanges of a rank run one after the other (one stream, or several that wait for each other),
-and all ranks call the same ones in the same order. One allocation a rank holds the slots,
-everything doubled for exchanges that alternate:
-
-    one-shot roots   [2, ranks, slots, one-shot rows, hidden] fp32
-    two-shot roots   [2, ranks, slots, share of a piece, hidden] fp32
-    two-shot y       [2, rows of a piece, hidden] in the model's dtype
-    all-gather       [2, ranks, words] of 8 bytes
-
+and all ranks call the same ones in the same order. What the memory
+holds is in `slot_layout`.
 Steps of more rows than a piece holds go piece by piece. Who owns a row follows from the number of
 rows, so a step's residual stream stays with its owners.
 """
@@ -26,6 +20,14 @@ import torch
 
 from tpdet.comm.fold import Exchange, GatherExchange, Pending
 from tpdet.comm.peer_memory import PeerMemory, memory_for
+from tpdet.comm.slot_layout import (
+    DIRECT_ROWS,
+    FLAGS,
+    GATHER_WORDS,
+    PIECE_ROWS,
+    SlotLayout,
+    by_ranks,
+)
 from tpdet.comm.world import World
 from tpdet.errors import PeerLostError
 from tpdet.kernels.order import FoldPlan, Slot
@@ -34,14 +36,6 @@ from tpdet.kernels.partial_sums import PartialSums
 if TYPE_CHECKING:
     from tpdet.kernels.cuda.peer_fold import Peers
 
-ONE_SHOT_ROWS = {2: 96, 4: 48, 8: 16}
-"""By ranks: up to so many rows of 4,096 values the one-shot is taken (8: not measured)."""
-
-PIECE_ROWS = 8192
-SLOT_BYTES = 1 << 30
-"""Cap of the two-shot's root slots; a piece is halved until they fit."""
-
-GATHER_WORDS = 1 << 16
 PROGRAMS = 132
 """Programs of an exchange, all of which must be on the GPU at once."""
 
@@ -49,43 +43,6 @@ PROGRAMS_ASIDE = {2: 20, 4: 24, 8: 32}
 """By ranks: programs, each on a multiprocessor of its own, of an exchange that runs under products.
 
 With 16 the exchange was the longer of the two; these are where a model of both times meets."""
-
-_ALIGNED = 1024  # bytes
-
-
-class SlotLayout:
-    """Where the parts of a rank's shared memory begin; sizes follow from the model and the plan."""
-
-    def __init__(
-        self, ranks: int, slots: int, rows: int, hidden: int, dtype: torch.dtype,
-        one_shot_rows: int | None = None, piece_rows: int = PIECE_ROWS,
-    ) -> None:  # fmt: skip
-        """rows: the most of a step."""
-        if one_shot_rows is None:
-            one_shot_rows = _by_ranks(ONE_SHOT_ROWS, ranks) * 4096 // hidden
-        # A two-shot needs a row for every rank to own.
-        self.one_shot_rows = max(one_shot_rows, ranks * ranks)
-        piece = min(rows, piece_rows)
-        while piece > 256 and self._root_bytes(ranks, slots, piece, hidden) > SLOT_BYTES:
-            piece = -(-piece // 2)
-        self.piece_rows = piece
-        self.share_rows = -(-piece // ranks)
-        self.one_shot_start = 0
-        one_shot = 8 * ranks * slots * self.one_shot_rows * hidden
-        self.roots_start = _aligned(one_shot)
-        self.y_start = _aligned(self.roots_start + self._root_bytes(ranks, slots, piece, hidden))
-        self.gather_start = _aligned(self.y_start + 2 * piece * hidden * dtype.itemsize)
-        self.bytes = self.gather_start + 16 * ranks * GATHER_WORDS
-
-    @staticmethod
-    def _root_bytes(ranks: int, slots: int, piece: int, hidden: int) -> int:
-        return 8 * ranks * slots * -(-piece // ranks) * hidden
-
-    def pieces(self, rows: int) -> list[range]:
-        """A step's rows in pieces of nearly one size."""
-        count = -(-rows // self.piece_rows)
-        size = -(-rows // max(count, 1))
-        return [range(first, min(first + size, rows)) for first in range(0, rows, max(size, 1))]
 
 
 @dataclass(frozen=True)
@@ -114,6 +71,7 @@ class PeerExchange:
         dtype: torch.dtype,
         one_shot_rows: int | None = None,
         piece_rows: int = PIECE_ROWS,
+        direct_rows: int = DIRECT_ROWS,
     ) -> None:
         """rows: the most of a step. Collective: every rank makes its own together."""
         from tpdet.kernels.cuda.peer_fold import Peers
@@ -123,7 +81,10 @@ class PeerExchange:
         self._world = memory.world
         self._dtype = dtype
         ranks, device = memory.world.size, memory.device
-        self.layout = SlotLayout(ranks, plan.slots, rows, hidden, dtype, one_shot_rows, piece_rows)
+        self.layout = SlotLayout(
+            ranks, plan.slots, rows, hidden, dtype, one_shot_rows, piece_rows, direct_rows
+        )
+        self._direct = 0  # exchanges of that kind so far
         shared = memory.allocate((self.layout.bytes // 4,), torch.int32)
         shared.own.fill_(-1)  # armed
         shared.own[self.layout.gather_start // 4 :].zero_()  # no tag
@@ -145,48 +106,69 @@ class PeerExchange:
     def fold_and_norm(
         self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """h holds this rank's rows in a step of many rows, and every row in one of few."""
-        out = self._out(residual)
-        self._launch(sums, residual, weight, eps, out, self._two)
-        return out
+        """h holds this rank's rows in a step of many rows, and every row in one of few.
+
+        y of a step of many rows stays as it is until the exchange after the next is launched.
+        """
+        return self._launch(sums, residual, weight, eps, self._two)
 
     @property
     def aside(self) -> int:
         """A few: one for each program."""
-        return _by_ranks(PROGRAMS_ASIDE, self._world.size)
+        return by_ranks(PROGRAMS_ASIDE, self._world.size)
 
     def begin(
         self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> Pending:
         """The exchange on a stream of its own. Nothing else may exchange before `result`, but a
         second exchange that is begun follows the first."""
-        out, stream = self._out(residual), torch.cuda.current_stream()
+        stream = torch.cuda.current_stream()
         if self._aside is None:
             self._aside = torch.cuda.Stream(stream.device)
         self._aside.wait_stream(stream)
         with torch.cuda.stream(self._aside):
             two = replace(self._two, programs=self.aside)
-            self._launch(sums, residual, weight, eps, out, two)
+            out = self._launch(sums, residual, weight, eps, two)
             done = torch.cuda.Event()
             done.record()
         return _Aside(*out, done, (sums, residual))
 
-    def _out(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        h = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
-        return h, torch.empty_like(h)
-
     def _launch(
         self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float,
-        out: tuple[torch.Tensor, torch.Tensor], two: "Peers",
-    ) -> None:  # fmt: skip
+        two: "Peers",
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         if residual.dtype != self._dtype:
             raise ValueError(f"rows of {residual.dtype}: this exchange was made for {self._dtype}")
         residual = residual if residual.stride(1) == 1 else residual.contiguous()
-        values, (h, y) = sums.values.contiguous(), out
+        h = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
+        values = sums.values.contiguous()
+        if self.takes_direct(len(residual)):
+            part = PartialSums(values, sums.roots)
+            return h, self._run_direct(part, residual, weight, eps, h, two)
+        y = torch.empty_like(h)
         for piece in self.layout.pieces(len(residual)):
             rows = slice(piece.start, piece.stop)
             part = PartialSums(values[:, rows], sums.roots)
             self._run(part, residual[rows], weight, eps, (h[rows], y[rows]), two)
+        return h, y
+
+    def _run_direct(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float,
+        h: torch.Tensor, two: "Peers",
+    ) -> torch.Tensor:  # fmt: skip
+        from tpdet.kernels.cuda.peer_direct import run_two_shot_direct
+
+        layout, (m, n), size = self.layout, residual.shape, residual.element_size()
+        self._direct += 1
+        begin = layout.direct_start + (self._direct % 2) * layout.piece_rows * n * size
+        place = layout.roots_start // 4, layout.share_rows, begin // size
+        flags = layout.flag_start // 4, FLAGS
+        run_two_shot_direct(
+            sums, residual, weight, eps, h, self._plan, two, (*place, *flags),
+            self._direct % (1 << 31),
+        )  # fmt: skip
+        words = self._shared.own[begin // 4 :][: m * n * size // 4]
+        return words.view(residual.dtype).view(m, n)
 
     def _run(
         self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float,
@@ -213,6 +195,15 @@ class PeerExchange:
                 share = -(-len(piece) // self._world.size)
                 owned.append(piece[self._world.rank * share : (self._world.rank + 1) * share])
         return owned
+
+    def takes_direct(self, rows: int) -> bool:
+        """Whether a step goes whole, its finished rows to where they are read.
+
+        Not into a graph, whose arguments would not change from one replay to the next.
+        """
+        layout = self.layout
+        fits = layout.direct_rows <= rows <= layout.piece_rows and not self.takes_one_shot(rows)
+        return fits and not (self._shared.own.is_cuda and torch.cuda.is_current_stream_capturing())
 
     def takes_one_shot(self, rows: int) -> bool:
         """Which kernel a piece of `rows` rows goes to; the bits do not depend on it."""
@@ -272,12 +263,3 @@ def open_exchange(
     if memory is None or isinstance(plan.final, Slot):
         return GatherExchange(plan, world)
     return PeerExchange(plan, memory, rows, hidden, dtype)
-
-
-def _by_ranks(table: dict[int, int], ranks: int) -> int:
-    """A table's value for the next larger number of ranks it has, or for its largest."""
-    return next((value for size, value in sorted(table.items()) if size >= ranks), table[8])
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED

@@ -15,10 +15,11 @@ from types import SimpleNamespace
 import torch
 
 from tests.bits import assert_same_bits, same_bits
-from tpdet.comm.peer_exchange import PeerExchange, SlotLayout
+from tpdet.comm.peer_exchange import PeerExchange
 from tpdet.comm.peer_memory import PeerTensor
+from tpdet.comm.slot_layout import FLAGS, SlotLayout
 from tpdet.kernels import order
-from tpdet.kernels.cuda import norm, peer_fold, peer_two_shot
+from tpdet.kernels.cuda import norm, peer_direct, peer_fold, peer_two_shot
 from tpdet.kernels.cuda.peer_fold import Peers, run_one_shot
 from tpdet.kernels.cuda.peer_gather import embed_from_peers, run_gather
 from tpdet.kernels.cuda.peer_two_shot import run_two_shot
@@ -44,7 +45,10 @@ class Host:
         self.plan = order.fold_plan(name, LEAVES, ranks)
         self.tree = order.fold_tree(name, LEAVES)
         self.ranks, self.hidden, self.dtype = ranks, hidden, dtype
-        self.layout = SlotLayout(ranks, self.plan.slots, rows, hidden, dtype, one_shot_rows)
+        self.layout = SlotLayout(
+            ranks, self.plan.slots, rows, hidden, dtype, one_shot_rows, direct_rows=1
+        )
+        self.epoch = 0
         self.memory = [self._memory() for _ in range(ranks)]
         table = torch.tensor([words.data_ptr() for words in self.memory])
         self.peers = [
@@ -90,6 +94,27 @@ class Host:
                 run(sums, residual, weight, EPS, found[rank], self.plan, peers, place, (phase,))
         return found
 
+    def direct(self, leaves, residual, weight, folded=False):
+        """(h, y) of every rank by the exchange that pushes y to where it is read."""
+        layout, size, self.epoch = self.layout, self.dtype.itemsize, self.epoch + 1
+        begin = layout.direct_start + self.epoch % 2 * layout.piece_rows * self.hidden * size
+        place = (layout.roots_start // 4, layout.share_rows, begin // size,
+                 layout.flag_start // 4, FLAGS)  # fmt: skip
+        hidden = [torch.full_like(residual, float("nan")) for _ in range(self.ranks)]
+        for phase in peer_direct.PHASES:
+            for rank in range(self.ranks):
+                peer_direct.run_two_shot_direct(
+                    self.sums(leaves, rank, folded), residual, weight, EPS, hidden[rank],
+                    self.plan, self.peers[1][rank], place, self.epoch, (phase,),
+                )  # fmt: skip
+        words = [memory[begin // 4 :][: residual.numel() * size // 4] for memory in self.memory]
+        return list(zip(hidden, (w.view(self.dtype).view(residual.shape) for w in words),
+                        strict=True))  # fmt: skip
+
+    def flags(self, rank):
+        start = self.layout.flag_start // 4
+        return self.memory[rank][start : start + self.ranks * FLAGS].view(self.ranks, FLAGS)
+
     def expected(self, leaves, residual, weight):
         total = order.evaluate(self.tree, leaves.__getitem__, torch.add)
         sums = PartialSums(total[None], (0,))
@@ -106,9 +131,12 @@ def check(host, rows, seed, two_shot, kind="normal", folded=False):
     leaves, residual, weight = inputs(host, rows, seed, kind)
     h, y = host.expected(leaves, residual, weight)
     share = -(-rows // host.ranks)
-    for rank, (mine, normed) in enumerate(
-        host.exchange(leaves, residual, weight, two_shot, folded)
-    ):
+    found = (
+        host.direct(leaves, residual, weight, folded)
+        if two_shot == "direct"
+        else host.exchange(leaves, residual, weight, two_shot, folded)
+    )
+    for rank, (mine, normed) in enumerate(found):
         owned = slice(rank * share, (rank + 1) * share) if two_shot else slice(None)
         what = f"{rows} rows, rank {rank} of {host.ranks}, {kind}"
         assert_same_bits(mine[owned], h[owned], f"h, {what}")
@@ -137,11 +165,35 @@ def two_shot_has_the_bits_of_the_whole_fold():
 
 
 def rows_may_be_taken_together():
-    """Tiles that the last program, the last owner or both cannot fill; chosen or by the number."""
-    for ranks, rows, tile in ((2, 21, 4), (4, 21, 2), (2, 33, None)):
+    """Tiles that the last program, the last owner or both cannot fill."""
+    for ranks, rows, tile in ((2, 21, 4), (4, 21, 2)):
         host = Host("pairs", ranks, 32, torch.float16, programs=2, tile=tile)
-        for turn in range(3):
-            check(host, rows - turn, turn, True)
+        for turn, kind in enumerate((True, "direct", True)):
+            check(host, rows - turn, turn, kind)
+
+
+def finished_rows_land_where_they_are_read():
+    for name in order.FOLD_ORDERS:
+        for ranks in (2, 4):
+            host = Host(name, ranks, 64, torch.float16 if ranks == 2 else torch.float32)
+            for turn, rows in enumerate((13, 8, 21)):
+                check(host, rows, turn, "direct", ("heavy", "cancelling", "tiny")[turn], turn == 1)
+            check(host, 11, 5, True)  # the other kind shares root slots and counter
+            for rank in range(ranks):
+                raised = host.flags(rank)[[r for r in range(ranks) if r != rank]]
+                assert (raised[:, 0] == 3).all() and (raised[:, 3:] == 0).all(), raised
+
+
+def one_exchange_leaves_the_last_ones_rows():
+    """Two y take turns: those of exchange d are still there after d + 1, and gone after d + 2."""
+    host = Host("pairs", 2, 32, torch.float16)
+    given = [inputs(host, 8, seed) for seed in range(3)]
+    first = host.direct(*given[0])
+    kept = first[0][1].clone()
+    host.direct(*given[1])
+    assert same_bits(first[0][1], kept)
+    host.direct(*given[2])
+    assert not same_bits(first[0][1], kept)
 
 
 def both_kinds_may_alternate():
@@ -290,6 +342,8 @@ CASES = (
     one_shot_has_the_bits_of_the_whole_fold,
     two_shot_has_the_bits_of_the_whole_fold,
     rows_may_be_taken_together,
+    finished_rows_land_where_they_are_read,
+    one_exchange_leaves_the_last_ones_rows,
     both_kinds_may_alternate,
     exchanges_are_numbered,
     rounding_is_not_shared_by_another_order,

@@ -24,6 +24,47 @@ from tpdet.kernels.partial_sums import PartialSums
 _TAKEN = 1 << 14  # words that a program awaits at a time, 32 a thread
 
 
+@triton.jit
+def push_places(
+    values, plane, table, begin, first_place, share, m, columns, present,
+    RANK: tl.constexpr, RANKS: tl.constexpr, SLOTS: tl.constexpr, N: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr,
+    SENT: tl.constexpr, SENT_WHERE: tl.constexpr, SENT_STEPS: tl.constexpr,
+):  # fmt: skip
+    """Push the roots of TILE rows of every peer's share, from `first_place` on, to their owner."""
+    place = first_place + tl.arange(0, TILE)[:, None]
+    for ahead in range(1, RANKS):
+        owner = (RANK + ahead) % RANKS
+        row = owner * share + place
+        sent = (place < share) & (row < m) & present
+        push_roots(
+            values, plane, row * N + columns, table, owner, owner + 1,
+            begin + RANK * (SLOTS * ROWS * N) + place * N + columns,
+            ROWS * N, sent, SENT, SENT_WHERE, SENT_STEPS, RANKS,
+        )  # fmt: skip
+
+
+@triton.jit
+def finish_places(
+    values, plane, residual, stride, scale, h, slots, begin, first_place, share, m,
+    columns, present, control, number,
+    RANK: tl.constexpr, SLOTS: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr,
+    EPS_BITS: tl.constexpr, TILE: tl.constexpr,
+    COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr, LIVE: tl.constexpr,
+):  # fmt: skip
+    """Finish TILE own rows from `first_place` on: (their norm, where they stand, which count)."""
+    place = first_place + tl.arange(0, TILE)[:, None]
+    row = RANK * share + place
+    mine = (place < share) & (row < m) & present
+    at = row * N + columns
+    beside = tl.load(residual + row * stride + columns, mask=mine, other=0.0)
+    total = awaited_sum(
+        values, plane, at, slots, begin + place * N + columns, ROWS * N,
+        mine, control, number, COUNT, WHERE, STEPS, SLOTS, LIVE,
+    )  # fmt: skip
+    return finish_row(total, at, beside, scale, h, mine, N, EPS_BITS), at, mine
+
+
 @triton.jit(do_not_specialize=["m"])
 def two_shot(
     values, residual, weight, h, y_words, table, counter, control, m, plane, stride,
@@ -56,29 +97,18 @@ def two_shot(
         first_place = (turn * tl.num_programs(0) + tl.program_id(0)) * TILE
         if PUSH:  # noqa: SIM102, known when compiled
             if first_place < share:
-                place = first_place + tl.arange(0, TILE)[:, None]
-                for ahead in range(1, RANKS):
-                    owner = (RANK + ahead) % RANKS
-                    row = owner * share + place
-                    sent = (place < share) & (row < m) & present
-                    push_roots(
-                        values, plane, row * N + columns, table, owner, owner + 1,
-                        begin + RANK * (SLOTS * ROWS * N) + place * N + columns,
-                        ROWS * N, sent, SENT, SENT_WHERE, SENT_STEPS, RANKS,
-                    )  # fmt: skip
+                push_places(
+                    values, plane, table, begin, first_place, share, m, columns, present,
+                    RANK, RANKS, SLOTS, N, ROWS, TILE, SENT, SENT_WHERE, SENT_STEPS,
+                )  # fmt: skip
         first_place -= tl.num_programs(0) * TILE
         if FOLD:  # noqa: SIM102
             if (first_place >= 0) & (first_place < share) & (RANK * share + first_place < m):
-                place = first_place + tl.arange(0, TILE)[:, None]
-                row = RANK * share + place
-                mine = (place < share) & (row < m) & present
-                at = row * N + columns
-                beside = tl.load(residual + row * stride + columns, mask=mine, other=0.0)
-                total = awaited_sum(
-                    values, plane, at, slots, begin + place * N + columns, ROWS * N,
-                    mine, control, number, COUNT, WHERE, STEPS, SLOTS, LIVE,
+                normed, at, mine = finish_places(
+                    values, plane, residual, stride, scale, h, slots, begin, first_place, share, m,
+                    columns, present, control, number,
+                    RANK, SLOTS, N, ROWS, EPS_BITS, TILE, COUNT, WHERE, STEPS, LIVE,
                 )  # fmt: skip
-                normed = finish_row(total, at, beside, scale, h, mine, N, EPS_BITS)
                 word = normed.to(WORD, bitcast=True)
                 tl.store(y_words + at, word, mask=mine)
                 quiet: tl.constexpr = 0x7FFF if WORD.primitive_bitwidth == 16 else 0x7FFFFFFF
@@ -129,7 +159,7 @@ def run_two_shot(
         raise ValueError(f"{m} rows are too few for {peers.ranks} ranks to own one each")
     h, y = out
     words = y.view({2: torch.int16, 4: torch.int32}[y.element_size()])
-    tile, warps = _tile(n, share, peers)
+    tile = peers.tile or 1
     two_shot[(min(-(-share // tile), peers.programs),)](
         sums.values, residual, weight, h, words, peers.table, peers.counter, peers.control,
         m, sums.values.stride(0), residual.stride(0),
@@ -137,7 +167,7 @@ def run_two_shot(
         START=start, ROWS=share_rows, Y_START=y_start, Y_ROWS=rows,
         GROUP=max(1, min(peers.ranks, _TAKEN // tile // triton.next_power_of_2(n))), TILE=tile,
         PUSH="push" in phases, FOLD="fold" in phases, TAKE="take" in phases, LIVE=peers.live,
-        num_warps=warps, enable_fp_fusion=False,
+        num_warps=peers.warps or two_shot_warps(n), enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -146,17 +176,6 @@ def everyone_owns(m: int, ranks: int) -> bool:
     return (ranks - 1) * -(-m // ranks) < m
 
 
-def _warps(n: int) -> int:
+def two_shot_warps(n: int) -> int:
     """So many that a thread has eight values of a row, at most 16."""
     return max(1, min(16, triton.next_power_of_2(n) // 256))
-
-
-def _tile(n: int, share: int, peers: Peers) -> tuple[int, int]:
-    """Rows that a program of the two-shot takes at once, and its warps.
-
-    A program mostly waits for memory, so where each has many rows to take it takes two at once, in
-    twice the warps: one program a multiprocessor is what the products beside it leave room for.
-    """
-    warps = _warps(n)
-    tile = peers.tile or (2 if share >= 4 * peers.programs and n <= 4096 else 1)
-    return tile, peers.warps or warps * min(tile, 2)
