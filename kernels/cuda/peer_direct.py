@@ -27,6 +27,7 @@ from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
 PHASES = ("push", "fold", "wait")
+_TILED = 4096  # a wider row alone takes the registers that there are
 
 
 @triton.jit
@@ -133,7 +134,7 @@ def run_two_shot_direct(
         raise ValueError(f"{m} rows: the slots have room for {share_rows * peers.ranks}")
     if not everyone_owns(m, peers.ranks):
         raise ValueError(f"{m} rows are too few for {peers.ranks} ranks to own one each")
-    tile = peers.tile or 1
+    tile = (peers.tile or 1) if n <= _TILED else 1
     programs = min(-(-share // tile), peers.programs)
     if programs > flags:
         raise ValueError(f"{programs} programs: there are {flags} flags")
