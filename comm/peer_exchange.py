@@ -25,6 +25,7 @@ from tpdet.comm.slot_layout import (
     FLAGS,
     GATHER_WORDS,
     PIECE_ROWS,
+    SPREAD_ROWS,
     SlotLayout,
     by_ranks,
 )
@@ -89,6 +90,7 @@ class PeerExchange:
             ranks, plan.slots, rows, hidden, dtype, one_shot_rows, piece_rows, direct_rows
         )
         self._direct = 0  # exchanges of that kind so far
+        self.spread_rows = SPREAD_ROWS
         shared = memory.allocate((self.layout.bytes // 4,), torch.int32)
         shared.own.fill_(-1)  # armed
         shared.own[self.layout.gather_start // 4 :].zero_()  # no tag
@@ -178,7 +180,7 @@ class PeerExchange:
         self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float,
         out: tuple[torch.Tensor, torch.Tensor], two: "Peers",
     ) -> None:  # fmt: skip
-        from tpdet.kernels.cuda import peer_fold, peer_two_shot
+        from tpdet.kernels.cuda import peer_fold, peer_spread, peer_two_shot
 
         layout, rows = self.layout, len(residual)
         if self.takes_one_shot(rows):
@@ -187,7 +189,9 @@ class PeerExchange:
             return
         y_start = layout.y_start // out[1].element_size()
         where = layout.roots_start // 4, layout.share_rows, y_start, layout.piece_rows
-        peer_two_shot.run_two_shot(sums, residual, weight, eps, out, self._plan, two, where)
+        spread = rows <= self.spread_rows
+        run = peer_spread.run_two_shot_spread if spread else peer_two_shot.run_two_shot
+        run(sums, residual, weight, eps, out, self._plan, two, where)
 
     def owned_rows(self, rows: int) -> list[range]:
         """The rows of h that this rank gets in a step of `rows` rows."""

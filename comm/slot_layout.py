@@ -20,6 +20,9 @@ SLOT_BYTES = 1 << 30
 """Cap of the two-shot's root slots; a piece is halved until they fit."""
 
 GATHER_WORDS = 1 << 16
+SPREAD_ROWS = 256
+"""Up to so many rows a two-shot has a program a row."""
+
 DIRECT_ROWS = 1024
 """From so many rows on finished rows are pushed to where they are read."""
 

@@ -19,9 +19,10 @@ from tpdet.comm.peer_exchange import PeerExchange
 from tpdet.comm.peer_memory import PeerTensor
 from tpdet.comm.slot_layout import FLAGS, SlotLayout
 from tpdet.kernels import order
-from tpdet.kernels.cuda import norm, peer_direct, peer_fold, peer_two_shot
+from tpdet.kernels.cuda import norm, peer_direct, peer_fold, peer_spread, peer_two_shot
 from tpdet.kernels.cuda.peer_fold import Peers, run_one_shot
 from tpdet.kernels.cuda.peer_gather import embed_from_peers, run_gather
+from tpdet.kernels.cuda.peer_spread import run_two_shot_spread
 from tpdet.kernels.cuda.peer_two_shot import run_two_shot
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
@@ -89,8 +90,9 @@ class Host:
                 if phase == "push" and rank == absent:
                     continue
                 sums = self.sums(leaves, rank, folded)
-                run, place = (run_two_shot, two) if two_shot else (run_one_shot, one)
-                peers = self.peers[int(two_shot)][rank]
+                many = run_two_shot_spread if two_shot == "spread" else run_two_shot
+                run, place = (many, two) if two_shot else (run_one_shot, one)
+                peers = self.peers[int(bool(two_shot))][rank]
                 run(sums, residual, weight, EPS, found[rank], self.plan, peers, place, (phase,))
         return found
 
@@ -172,12 +174,22 @@ def rows_may_be_taken_together():
             check(host, rows - turn, turn, kind)
 
 
+def a_program_may_have_a_row():
+    for name in order.FOLD_ORDERS:
+        for ranks in (2, 4):
+            host = Host(name, ranks, 64, torch.float16 if ranks == 2 else torch.float32)
+            for turn, (rows, kind) in enumerate(((13, "heavy"), (8, "tiny"), (4, "cancelling"))):
+                check(host, rows, turn, "spread", kind, turn == 1)
+                check(host, rows + 3 + turn % 2, turn, True, kind)
+
+
 def finished_rows_land_where_they_are_read():
     for name in order.FOLD_ORDERS:
         for ranks in (2, 4):
             host = Host(name, ranks, 64, torch.float16 if ranks == 2 else torch.float32)
             for turn, rows in enumerate((13, 8, 21)):
                 check(host, rows, turn, "direct", ("heavy", "cancelling", "tiny")[turn], turn == 1)
+            check(host, 14, 6, "spread")
             check(host, 11, 5, True)  # the other kind shares root slots and counter
             for rank in range(ranks):
                 raised = host.flags(rank)[[r for r in range(ranks) if r != rank]]
@@ -283,7 +295,7 @@ def an_exchange_cuts_a_step_into_pieces():
         for piece in zip(*calls, strict=True):
             for phase in ("push", "fold", "take"):
                 for run, arguments in piece:
-                    if phase != "take" or run is run_two_shot:
+                    if phase != "take" or run in (run_two_shot, run_two_shot_spread):
                         run(*arguments, phases=(phase,))
         for exchange, (mine, normed) in zip(made, found, strict=True):
             for owned in exchange.owned_rows(rows):
@@ -301,6 +313,7 @@ def _recorded_calls():
     runs = {
         "run_one_shot": (peer_fold, run_one_shot),
         "run_two_shot": (peer_two_shot, run_two_shot),
+        "run_two_shot_spread": (peer_spread, run_two_shot_spread),
     }
     calls = []
     for name, (module, run) in runs.items():
@@ -342,6 +355,7 @@ CASES = (
     one_shot_has_the_bits_of_the_whole_fold,
     two_shot_has_the_bits_of_the_whole_fold,
     rows_may_be_taken_together,
+    a_program_may_have_a_row,
     finished_rows_land_where_they_are_read,
     one_exchange_leaves_the_last_ones_rows,
     both_kinds_may_alternate,

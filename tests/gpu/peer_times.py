@@ -55,8 +55,9 @@ def print_times(world):
 def _candidates(world, plan, one, two, sums, weight, rows):
     """Name -> function of the residual stream that returns the next."""
 
-    def ours(exchange, warps):
+    def ours(exchange, warps, spread=0):
         def run(residual):
+            exchange.spread_rows = spread
             exchange._one = replace(exchange._one, warps=warps)
             exchange._two = replace(exchange._two, warps=warps)
             return exchange.fold_and_norm(sums, residual, weight, EPS)[0]
@@ -80,6 +81,8 @@ def _candidates(world, plan, one, two, sums, weight, rows):
         runs |= {f"one-shot {warps}w": ours(one, warps) for warps in (16, 32)}
     if not two.takes_one_shot(rows):
         runs |= {f"two-shot {warps}w": ours(two, warps) for warps in (8, 16)}
+        if rows <= 1024:
+            runs |= {f"two-shot spread {w}w": ours(two, w, spread=rows) for w in (16, 32)}
     gather = GatherExchange(plan, world)
     if rows <= 8192:
         runs["gather"] = lambda residual: gather.fold_and_norm(sums, residual, weight, EPS)[0]
