@@ -30,12 +30,7 @@ QUESTIONS = (
         "temperature": 1.0,
         "seed": 6,
         "max_tokens": 20,
-        "extra_body": {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "x", "schema": SCHEMA},
-            },
-        },
+        "response_format": FORMAT,
     },
     {"prompt": list(range(40, 330)), "temperature": 0.7, "top_k": 20, "seed": 5, "max_tokens": 6},
 )
@@ -48,6 +43,7 @@ CHAT = [
 def arguments(question):
     """A question as the client's arguments: what OpenAI's completions lack goes beside them."""
     beside = {"top_k", "response_format"}
+    assert "extra_body" not in question, "its fields would be lost: name them in `beside`"
     extra = {key: value for key, value in question.items() if key in beside}
     fields = {key: value for key, value in question.items() if key not in beside}
     return fields | {"extra_body": {"return_token_ids": True, **extra}}
