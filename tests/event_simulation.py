@@ -60,18 +60,24 @@ def random_clients(seed: int, count: int, per_second: float) -> list[Client]:
 
 @dataclass
 class Gaps:
-    """The longest pause between two tokens of a choice that kept its pages meanwhile."""
+    """The longest pause between two tokens of a choice that kept its pages meanwhile.
+
+    `longest_absent`: of one that a step ahead leaves out, because it depends on results.
+    """
 
     longest: float = 0.0
+    longest_absent: float = 0.0
     longest_preempted: float = 0.0
     last: dict[tuple[str, int], float] = field(default_factory=dict)
     preempted: set[tuple[str, int]] = field(default_factory=set)
 
-    def token(self, key: tuple[str, int], now: float) -> None:
+    def token(self, key: tuple[str, int], now: float, reads_results: bool) -> None:
         """A choice's token arrived."""
         gap = now - self.last.get(key, now)
         if key in self.preempted:
             self.longest_preempted = max(self.longest_preempted, gap)
+        elif reads_results:
+            self.longest_absent = max(self.longest_absent, gap)
         else:
             self.longest = max(self.longest, gap)
         self.preempted.discard(key)
@@ -104,7 +110,9 @@ class TimedSimulation(Simulation):
         super().hear(output)
         name = output.request_id
         if isinstance(output, TokenOutput):
-            self._world.gaps.token((name, output.choice), self._world.now)
+            params = self._world.clients[name].request.params
+            reads_results = params.reads_tokens or params.prompt_logprobs is not None
+            self._world.gaps.token((name, output.choice), self._world.now, reads_results)
             self.asked[name] -= output.finish_reason is not None
         if isinstance(output, RequestFailed) or self.asked[name] == 0:
             self._ended.append(name)

@@ -30,10 +30,11 @@ SIZE = 4
 STEPS = 24
 SCHEDULERS = [
     {"num_pages": pages, "max_num_batched_tokens": budget, "max_num_seqs": seats,
-     "max_queue": queue, "preempt_every": every, "prefix_identity": identity}
-    for pages, budget, seats, queue, every, identity in (
-        (6, 5, 3, 2, 0, b"m"), (9, 16, 4, 3, 0, b"m"), (30, 40, 8, 9, 0, b"m"),
-        (8, 3, 8, 3, 3, b"m"), (6, 9, 4, 4, 0, None), (12, 64, 2, 4, 2, b"m"),
+     "max_queue": queue, "preempt_every": every, "prefix_identity": identity,
+     "others_per_absent": others}
+    for pages, budget, seats, queue, every, identity, others in (
+        (6, 5, 3, 2, 0, b"m", 1), (9, 16, 4, 3, 0, b"m", 2), (30, 40, 8, 9, 0, b"m", 1),
+        (8, 3, 8, 3, 3, b"m", 0), (6, 9, 4, 4, 0, None, 1), (12, 64, 2, 4, 2, b"m", 10),
     )
 ]  # fmt: skip
 _stem = random.Random(4)

@@ -303,8 +303,11 @@ class Simulation:
             assert len(told.top) == len(request.prompt_token_ids)
 
 
-def make_scheduler(**settings) -> Scheduler:
-    """A small scheduler; every limit may be overridden."""
+def make_scheduler(others_per_absent: int = 1, **settings) -> Scheduler:
+    """A small scheduler; every limit may be overridden.
+
+    Its batches are too small for ten others beside each sequence that a step ahead leaves out.
+    """
     defaults = {
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
@@ -312,4 +315,6 @@ def make_scheduler(**settings) -> Scheduler:
         "max_queue": 100,
         "max_model_len": 4096,
     }
-    return Scheduler(**{**defaults, **settings})
+    scheduler = Scheduler(**{**defaults, **settings})
+    scheduler.roster.others_per_absent = others_per_absent
+    return scheduler

@@ -9,6 +9,7 @@ from tpdet.errors import IntegrityError
 from tpdet.scheduler.ledger import PageLedger
 from tpdet.scheduler.prefixes import Prefixes
 from tpdet.scheduler.roster import Roster
+from tpdet.scheduler.sequence import Sequence
 
 
 def simulate(seed: int, count: int, ahead: bool, losses=(), rate=30.0, **limits) -> World:
@@ -34,11 +35,16 @@ def test_whatever_happens_every_finished_answer_is_the_one_computed_alone(ahead,
 
 
 def test_a_decode_never_waits_for_more_than_one_chunk_of_prompts():
-    """Between two tokens of a sequence that keeps its pages lies one step of the token budget."""
+    """Between two tokens of a sequence that keeps its pages lies one step of the token budget.
+
+    Two where the sequence depends on results and steps are planned ahead without it.
+    """
     for ahead in (False, True):
         world = simulate(6, 500, ahead)
         bound = longest_step(LIMITS["max_num_batched_tokens"])
         assert 0.9 * bound < world.gaps.longest <= bound + 1e-9
+        assert world.gaps.longest_absent <= (2 if ahead else 1) * bound + 1e-9
+        assert not ahead or world.gaps.longest_absent > bound, "it was left out"
         assert world.gaps.longest_preempted > bound, "the exception is what it is for"
 
 
@@ -58,15 +64,15 @@ def test_the_bound_is_broken_by_a_scheduler_that_does_not_keep_it(monkeypatch, b
                 if budget and sequence.remaining:
                     takes[sequence.key] = min(sequence.remaining, budget)
                     budget -= takes[sequence.key]
-            return takes
+            return takes, budget
 
         monkeypatch.setattr(Roster, "_share_budget", share_budget)
     else:
         admit = Roster._admit
 
-        def admit_whole(self, takes):
+        def admit_whole(self, takes, budget):
             before = set(takes)
-            admit(self, takes)
+            admit(self, takes, budget)
             for sequence in self.running:
                 if sequence.key in takes and sequence.key not in before:
                     takes[sequence.key] = sequence.remaining
@@ -111,9 +117,20 @@ def wait_for_ever(monkeypatch):
     monkeypatch.setattr(Prefixes, "released", lambda self, sequence: None)
 
 
+def plan_without_results(monkeypatch):
+    """A penalised row is planned while the token that it counts is still drawn."""
+    monkeypatch.setattr(Sequence, "awaits_results", False)
+
+
 @pytest.mark.parametrize(
     "bug",
-    [read_after_any_parent, free_what_others_read, share_what_is_poisoned, wait_for_ever],
+    [
+        read_after_any_parent,
+        free_what_others_read,
+        share_what_is_poisoned,
+        wait_for_ever,
+        plan_without_results,
+    ],
     ids=lambda bug: bug.__name__,
 )
 def test_a_bug_that_was_put_in_is_caught(monkeypatch, bug):

@@ -143,13 +143,15 @@ def test_under_random_load_every_answer_is_the_one_computed_alone(seed, settings
     every=st.sampled_from([0, 0, 1, 3]),
     count=st.integers(1, 9),
     ahead=st.sampled_from([0.0, 0.5, 1.0]),
+    others=st.sampled_from([0, 1, 2, 10]),
 )
 @settings(max_examples=300, deadline=None)
 def test_no_setting_breaks_an_invariant_or_starves_anybody(
-    seed, num_pages, budget, seats, every, count, ahead
+    seed, num_pages, budget, seats, every, count, ahead, others
 ):
     sim = Simulation(
         make_scheduler(
+            others,
             num_pages=num_pages,
             max_num_batched_tokens=budget,
             max_num_seqs=seats,

@@ -11,7 +11,16 @@ from tpdet.scheduler.sequence import Sequence, pages_for
 
 
 class Roster:
-    """The waiting and the running line, and the pages of the running."""
+    """The waiting and the running line, and the pages of the running.
+
+    `others_per_absent`: a step ahead is planned without the sequences that wait for results, each
+    of which then gets a token every second step, if so many others run for each of them. Ten:
+    steps ahead save less than a tenth of a step's time, so that with more absent the batch would
+    lose more than it gains; and its size, with which a step's time goes, swings by less than the
+    tenth that operators are warned of.
+    """
+
+    others_per_absent = 10
 
     def __init__(
         self,
@@ -33,18 +42,21 @@ class Roster:
         Decodes come first, then prompts, then the waiting line, each in the total order. Nobody
         is admitted while a running sequence is left without a token, so there are never more of
         them than the budget has tokens. So a decoding sequence that keeps its pages is in every
-        step, and between two of its tokens lies never more than one chunk of prompts.
+        step, and between two of its tokens lies never more than one chunk of prompts. Who waits
+        for results of a step in flight is absent, its token of the budget kept, and in the next.
         """
         self._secure_pages()
-        takes = self._share_budget()
-        self._admit(takes)
+        takes, budget = self._share_budget()
+        self._admit(takes, budget)
         return takes
 
     @property
     def may_run_ahead(self) -> bool:
         """Whether a step can be chosen before the last one's results are known."""
         missing = sum(sequence.missing_pages for sequence in self.running)
-        return missing <= self.ledger.free_count and all(s.independent for s in self.running)
+        absent = sum(sequence.awaits_results for sequence in self.running)
+        others = len(self.running) - absent
+        return missing <= self.ledger.free_count and absent * self.others_per_absent <= others
 
     def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's pages; it waits again, in its place, with its tokens kept."""
@@ -107,13 +119,16 @@ class Roster:
                 raise IntegrityError(f"{sequence.key} runs alone and yet has no page to grow into")
             self.preempt(self.running[-1])
 
-    def _share_budget(self) -> dict[RowKey, int]:
+    def _share_budget(self) -> tuple[dict[RowKey, int], int]:
+        """What each running sequence takes, and what is left of the budget."""
         takes: dict[RowKey, int] = {}
         prompts: list[tuple[RowKey, int]] = []
         budget = self.max_num_batched_tokens
         for sequence in self.running:
             remaining = sequence.remaining
-            if remaining > 1:
+            if sequence.awaits_results:
+                budget -= 1
+            elif remaining > 1:
                 prompts.append((sequence.key, remaining))
             elif remaining and budget:
                 takes[sequence.key] = 1
@@ -122,11 +137,10 @@ class Roster:
             if budget:
                 takes[key] = min(remaining, budget)
                 budget -= takes[key]
-        return takes
+        return takes, budget
 
-    def _admit(self, takes: dict[RowKey, int]) -> None:
-        """Let the waiting line in from its head while seats, budget and pages last."""
-        budget = self.max_num_batched_tokens - sum(takes.values())
+    def _admit(self, takes: dict[RowKey, int], budget: int) -> None:
+        """Let the waiting line in from its head while seats, `budget` and pages last."""
         while budget and len(self.waiting) and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
             if not self.ledger.admit(sequence):

@@ -114,8 +114,9 @@ class Scheduler:
     def schedule_ahead(self) -> StepPlan | None:
         """The step after the one in flight, whose results are not known; None if it must wait.
 
-        It waits when a running sequence's next step depends on results (`Sequence.independent`),
-        when pages are short or a preemption is due, and when two steps are in flight.
+        It is without the sequences whose next row depends on results (`awaits_results`), and
+        waits when these are many, when pages are short or a preemption is due, and when two steps
+        are in flight.
         """
         due = self._preempt_all or (
             self.preempt_every and self._next_step % self.preempt_every == 0

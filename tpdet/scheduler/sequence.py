@@ -48,6 +48,7 @@ class Sequence:
     prompt_length: int = field(init=False)  # of the original prompt; no preemption changes it
     full_length: int = field(init=False)  # tokens when the last one is drawn; never, if none is
     scores_prompt: bool = field(init=False)  # this choice scores the prompt: the first one does
+    reads_results: bool = field(init=False)  # a row of it may depend on the results of another
 
     def __post_init__(self) -> None:
         # Read for every row of every step: a property each would be half of the host's work.
@@ -56,6 +57,7 @@ class Sequence:
         self.prompt_length = len(self.request.prompt_token_ids)
         self.full_length = self.prompt_length + (params.max_tokens or sys.maxsize)
         self.scores_prompt = self.choice == 0 and params.prompt_logprobs is not None
+        self.reads_results = self.scores_prompt or params.reads_tokens
 
     @classmethod
     def of(
@@ -79,14 +81,18 @@ class Sequence:
         return known - self.computed if known < self.full_length else 0
 
     @property
-    def independent(self) -> bool:
-        """Whether a step can be planned before the last one's results are known.
+    def awaits_results(self) -> bool:
+        """Whether its next row cannot be planned before a step in flight has ended.
 
-        It cannot where a penalty or a schema reads the tokens, or while the prompt is being scored.
+        So it is where a penalty or a schema reads the token that the step draws, and where the
+        step scores the prompt.
         """
-        params = self.request.params
-        scored = not self.scores_prompt or len(self.prompt_scores) >= self.prompt_length - 1
-        return scored and not params.reads_tokens
+        if not self.reads_results:
+            return False
+        scored = min(self.computed, self.prompt_length - 1)
+        if self.scores_prompt and scored > len(self.prompt_scores):
+            return True
+        return self.tokens[-1] == PENDING and self.request.params.reads_tokens
 
     @property
     def missing_pages(self) -> int:
