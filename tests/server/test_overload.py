@@ -1,16 +1,20 @@
 """Four times what a real server can take: quick refusals, right answers, nothing left behind."""
 
 import asyncio
+import signal
 import time
 
 import pytest
 
+from tests.server.harness import MODEL, Server
 from tests.server.load_client import (
     QUESTIONS,
     Footprint,
     HealthWatch,
     ask,
     golden,
+    post_bytes,
+    send,
     settle,
 )
 from tests.server.test_end_to_end import Served
@@ -64,6 +68,31 @@ def test_what_counts_as_quick():
     assert quick([0.1] * 97 + [0.3] * 3, 0.2) is False
     assert quick([0.1] * 98 + [0.3, 0.19], 0.2)
     assert quick([0.1] * 99 + [1.1], 0.2) is False
+
+
+def test_a_full_queue_refuses_while_the_engine_hears_nobody(tmp_path):
+    """What a step takes is no part of a refusal: here one takes until all refusals are out."""
+    server = Server(tmp_path, "--max-queue", "3")
+    before = server.canary()
+
+    async def ask_all() -> list:
+        data = post_bytes(0, model=MODEL, prompt="x")
+        tasks = [asyncio.create_task(send(server.port, data)) for _ in range(30)]
+        async with asyncio.timeout(10):
+            while sum(task.done() for task in tasks) < 27:
+                await asyncio.sleep(0.01)
+        server.process.send_signal(signal.SIGCONT)
+        return await asyncio.gather(*tasks)
+
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        replies = asyncio.run(ask_all())
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+    assert sorted(reply.status for reply in replies) == [200] * 3 + [503] * 27
+    assert quick([reply.seconds for reply in replies if reply.status == 503], 0.2)
+    assert server.canary() == before
+    assert server.stop() == 0
 
 
 @pytest.mark.parametrize("count", [120, pytest.param(1000, marks=pytest.mark.slow)])

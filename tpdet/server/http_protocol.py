@@ -32,6 +32,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._refusal: ApiError | None = None
         self._discarding = False
+        self._completed = 0
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -54,7 +55,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Parse, unless the connection has been refused: then what still arrives is dropped."""
         if self._discarding:
             return
-        in_head = self._phase == "head"
+        in_head, completed = self._phase == "head", self._completed
         super().data_received(data)
         if self._discarding or self.transport.is_closing():
             return
@@ -64,7 +65,9 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._head_bytes > limits.MAX_HEADER_BYTES + limits.MAX_URL_BYTES:
                 self._refuse(_header_error(f"the head is over {limits.MAX_HEADER_BYTES} bytes"))
                 return
-        if self._phase != "body" and self._read_timer is None:
+        # After a whole request uvicorn's own timer bounds the pause; blank lines have ended that.
+        resting = self._phase == "between" and self._completed > completed
+        if self._phase != "body" and not resting and self._read_timer is None:
             self._arm(self.header_timeout, self._head_overdue)
 
     # Parser callbacks
@@ -103,6 +106,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """The body is whole."""
         self._disarm()
         self._phase = "between"
+        self._completed += 1
         super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:

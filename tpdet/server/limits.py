@@ -18,8 +18,12 @@ MAX_ERROR_BYTES = 4 << 10
 MAX_BATCH_PROMPTS = 64
 MAX_USER_BYTES = 256
 MAX_CACHE_SALT_BYTES = 256
+MAX_MODEL_CHARACTERS = 1024
+MAX_NAME_CHARACTERS = 256
+MAX_DESCRIPTION_CHARACTERS = 4096
 MAX_LOGIT_BIAS_MAGNITUDE = 100.0
 MAX_PIPELINED = 16
+MAX_WAITING_SCHEMAS = 32
 MAX_MESSAGE_BYTES = 256 << 20
 
 HEADER_TIMEOUT = 10.0
@@ -61,6 +65,10 @@ def all_limits() -> dict[str, object]:
         "seed": [0, request.MAX_SEED],
         "schema_bytes": request.MAX_SCHEMA_BYTES,
         "schema_cpu_seconds": trial.CPU_SECONDS,
+        "schemas_waiting": MAX_WAITING_SCHEMAS,
+        "schema_description_characters": MAX_DESCRIPTION_CHARACTERS,
+        "name_characters": MAX_NAME_CHARACTERS,
+        "model_characters": MAX_MODEL_CHARACTERS,
         "user_bytes": MAX_USER_BYTES,
         "cache_salt_bytes": MAX_CACHE_SALT_BYTES,
         "pipelined_requests": MAX_PIPELINED,
@@ -68,6 +76,8 @@ def all_limits() -> dict[str, object]:
         "body_timeout_seconds": BODY_TIMEOUT,
         "keep_alive_timeout_seconds": KEEP_ALIVE_TIMEOUT,
         "slow_reader_timeout_seconds": SLOW_READER_TIMEOUT,
+        "discarded_body_seconds": DRAIN_BODY_TIMEOUT,
+        "retry_after_seconds": RETRY_AFTER_SECONDS,
     }
 
 

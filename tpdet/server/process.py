@@ -26,7 +26,6 @@ from tpdet.launch.lifecycle import print_fatal
 from tpdet.launch.processes import die_with_parent
 from tpdet.launch.run_directory import RunDirectory
 from tpdet.launch.signals import STOP_SIGNALS
-from tpdet.server import limits
 from tpdet.server.app import Services, make_app
 from tpdet.server.batch_swing import BatchSwing
 from tpdet.server.engine_client import EngineClient
@@ -155,7 +154,7 @@ def _make_server(config: ProcessConfig, services: Services) -> HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=int(limits.KEEP_ALIVE_TIMEOUT),
+            timeout_keep_alive=int(config.keep_alive_timeout),
         )
     )
 

@@ -26,6 +26,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     key_digests: tuple[str, ...] = ()
     header_timeout: float = limits.HEADER_TIMEOUT
     body_timeout: float = limits.BODY_TIMEOUT
+    keep_alive_timeout: float = limits.KEEP_ALIVE_TIMEOUT
     slow_reader_timeout: float = limits.SLOW_READER_TIMEOUT
     log_access: bool = True
     log_statistics: bool = True

@@ -79,8 +79,8 @@ class StreamOptions(Body):
 class JsonSchema(Body):
     """OpenAI's wrapper of a schema; `strict` makes no difference, every schema is followed."""
 
-    name: Annotated[str, Field(min_length=1, max_length=256)]
-    description: Annotated[str, Field(max_length=4096)] | None = None
+    name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_CHARACTERS)]
+    description: Annotated[str, Field(max_length=limits.MAX_DESCRIPTION_CHARACTERS)] | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
 
@@ -95,7 +95,7 @@ class ResponseFormat(Body):
 class GenerationBody(Body):
     """The fields completions and chat share."""
 
-    model: Annotated[str, Field(max_length=1024)] | None = None
+    model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
     max_tokens: Integer | None = None
     max_completion_tokens: Integer | None = None
     n: Annotated[int, Field(ge=1, le=bounds.MAX_CHOICES)] | None = None
@@ -158,8 +158,8 @@ class ChatMessage(Body):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
-    name: Annotated[str, Field(max_length=256)] | None = None
-    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+    name: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
     type: Literal["text"] | None = None
 
 
@@ -177,7 +177,7 @@ class ChatBody(GenerationBody):
 class TokenizeBody(Body):
     """`POST /tokenize`: a prompt or a conversation, one of the two."""
 
-    model: Annotated[str, Field(max_length=1024)] | None = None
+    model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
@@ -188,5 +188,5 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """`POST /detokenize`."""
 
-    model: Annotated[str, Field(max_length=1024)] | None = None
+    model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
     tokens: Integers

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tpdet.errors import RequestError
 from tpdet.grammar import trial
+from tpdet.server.limits import MAX_WAITING_SCHEMAS
 from tpdet.server.problems import from_code, from_request_error
 
 _AT_ONCE = 2
-_WAITING = 32
 
 
 class SchemaTrials:
@@ -20,8 +20,10 @@ class SchemaTrials:
 
     async def check(self, schema: str) -> None:
         """Raise ApiError: 400 for a schema that cannot be used, 503 when too many wait."""
-        if self._count >= _WAITING:
-            raise from_code("engine_overloaded", f"{_WAITING} schemas wait already: try again")
+        if self._count >= MAX_WAITING_SCHEMAS:
+            raise from_code(
+                "engine_overloaded", f"{MAX_WAITING_SCHEMAS} schemas wait already: try again"
+            )
         self._count += 1
         try:
             loop = asyncio.get_running_loop()
