@@ -198,6 +198,15 @@ class Metrics:
         """The text exposition format, version 0.0.4."""
         return generate_latest(self._registry)
 
+    def described(self) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
+        """Name as it is scraped, kind, labels and meaning of each metric that has a sample."""
+        for metric in self._registry.collect():
+            if not metric.samples:
+                continue
+            labels = tuple(label for label in metric.samples[0].labels if label != "le")
+            suffix = "_total" if metric.type == "counter" else ""
+            yield metric.name + suffix, metric.type, labels, metric.documentation
+
     def _histograms(
         self, ours: str, buckets: tuple[float, ...], theirs: str | None = None
     ) -> tuple[Histogram, Histogram]:
