@@ -31,6 +31,11 @@ def column_gemm(
     return _on(x, "gemm").column_gemm(x, weight, bias, out_dtype or x.dtype)
 
 
+def gated_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [M, K], weight [2 * I, K], gate first -> `silu_and_multiply` of their `column_gemm`."""
+    return _on(x, "gated_gemm").gated_gemm(x, weight)
+
+
 def leaf_sums(x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]) -> PartialSums:
     """x [M, L * K], weight [L, N, K] -> sums [C, M, N] of leaves or of larger subtrees of `roots`.
 

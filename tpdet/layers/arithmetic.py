@@ -33,6 +33,10 @@ class Arithmetic(Protocol):
         """x [M, K], weight [N, K], bias [N] -> [M, N] in out_dtype (x's if None)."""
         ...
 
+    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """x [M, K], weight [2 * I, K], gate first -> silu(gate) * up [M, I] in x's dtype."""
+        ...
+
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
         """A row layer's weight [L, N, K], anyhow strided, as `row` wants it: [L', N, L K / L']."""
         ...
@@ -65,6 +69,10 @@ class StrictArithmetic:
     ) -> torch.Tensor:
         """One chain over K, one rounding."""
         return ops.column_gemm(x, weight, bias, out_dtype)
+
+    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """One chain a column, rounded before SiLU reads it."""
+        return ops.gated_gemm(x, weight)
 
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
         """Leaf-major: a leaf's operands have one layout whatever the number of ranks."""
@@ -99,6 +107,10 @@ class StockArithmetic:
     ) -> torch.Tensor:
         """`torch.nn.functional.linear` in x's dtype."""
         return linear(x, weight, bias).to(out_dtype or x.dtype)
+
+    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`torch.nn.functional.linear`, then our SiLU."""
+        return ops.silu_and_multiply(linear(x, weight))
 
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
         """[1, N, L * K]; a weight that lies leaf by leaf is laid out anew in its own memory."""

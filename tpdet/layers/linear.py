@@ -57,6 +57,15 @@ class ColumnLinear:
         self._arithmetic = arithmetic
 
 
+class GatedLinear(ColumnLinear):
+    """silu(gate(x)) * up(x) of two parts of one width, gate first, no bias."""
+
+    def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
+        """x [M, K] -> this rank's columns [M, I]; SiLU reads gate and up as they are rounded."""
+        assert self.weight is not None
+        return self._arithmetic.gated(x_MK, self.weight)
+
+
 class RowLinear:
     """y = x W^T with W's columns cut over ranks: leaf sums in fp32, folded over all ranks.
 
