@@ -195,6 +195,11 @@ def _try_row_product(
         run = partial(leaf_gemm.leaf_sums, x, weight, roots, choice.leaf_choice)
         name = f"{product}, {bucket} rows, {what}, {kind} data"
         _try(flags, name, run, leaf_trials.differs, wanted)
+        if choice.kernel == "gluon" and len(roots) == 1:
+            residual = x[:, :1].expand(-1, product.n)
+            differs = partial(leaf_trials.stream_differs, residual=residual)
+            run = partial(run, residual=residual)
+            _try(flags, f"{name} and a residual", run, differs, wanted)
 
 
 def _try(

@@ -42,9 +42,16 @@ class Arithmetic(Protocol):
         ...
 
     def row(
-        self, x: torch.Tensor, weight_LNK: torch.Tensor, roots: tuple[Expression, ...]
+        self,
+        x: torch.Tensor,
+        weight_LNK: torch.Tensor,
+        roots: tuple[Expression, ...],
+        residual: torch.Tensor | None = None,
     ) -> PartialSums:
-        """x [M, L * K], a weight of `lay_out` -> this rank's sums, for `exchange`."""
+        """x [M, L * K], a weight of `lay_out` -> this rank's sums, for `exchange`.
+
+        residual [M, N]: of a rank without peers, what is added next; it may be added here.
+        """
         ...
 
     def attend(
@@ -79,10 +86,14 @@ class StrictArithmetic:
         return weight_LNK.contiguous()
 
     def row(
-        self, x: torch.Tensor, weight_LNK: torch.Tensor, roots: tuple[Expression, ...]
+        self,
+        x: torch.Tensor,
+        weight_LNK: torch.Tensor,
+        roots: tuple[Expression, ...],
+        residual: torch.Tensor | None = None,
     ) -> PartialSums:
-        """fp32 sums of leaves or subtrees."""
-        return ops.leaf_sums(x, weight_LNK, roots)
+        """fp32 sums of leaves or subtrees, or the stream with them added."""
+        return ops.leaf_sums(x, weight_LNK, roots, residual)
 
     def attend(
         self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None
@@ -121,7 +132,11 @@ class StockArithmetic:
         return flat
 
     def row(
-        self, x: torch.Tensor, weight_LNK: torch.Tensor, roots: tuple[Expression, ...]
+        self,
+        x: torch.Tensor,
+        weight_LNK: torch.Tensor,
+        roots: tuple[Expression, ...],
+        residual: torch.Tensor | None = None,
     ) -> PartialSums:
         """One product [1, M, N], rounded to the model's dtype before it is exchanged."""
         return PartialSums(linear(x, weight_LNK[0])[None], (0,))

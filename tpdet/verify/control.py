@@ -45,7 +45,10 @@ def _plain_gated_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _plain_row_gemm(
-    x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    roots: tuple[Expression, ...],
+    residual: torch.Tensor | None = None,
 ) -> PartialSums:
     flat = weight.permute(1, 0, 2).reshape(weight.shape[1], -1)
     return PartialSums(_product(x, flat).float()[None], (0,))
