@@ -28,7 +28,7 @@ test-long: setup
 # On a machine with a GPU: bits, accuracy and times of the kernels, then of the whole engine. Every
 # suite runs, also after one that failed. RESULTS=docs/results appends the rows of the bits there.
 GPU_SUITES := gemm attention engine
-GPU_KERNELS := gemm_columns epilogues attention_prefill attention_decode sampler
+GPU_KERNELS := gemm_columns attention_prefill attention_decode sampler
 RESULTS ?=
 
 test-gpu: setup

@@ -12,7 +12,7 @@ Both evaluate one expression once an element (Rule 4), so the bits are equal and
 may choose.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -159,7 +159,7 @@ class GatherExchange:
         plan, world = self._plan, self._world
         if isinstance(plan.final, Slot):
             # One rank's root is the whole tree.
-            return replace(sums, roots=(sums.roots[plan.final.index],))
+            return PartialSums(sums.values, (sums.roots[plan.final.index],))
         sent = ops.fold_roots(sums, plan.slots)
         if sent.shape[1] < self._two_shot_rows:
             return gathered_sums(world.all_gather(sent), plan.final)

@@ -12,7 +12,7 @@ One allocation a rank holds the slots, everything doubled for exchanges that alt
 
 import torch
 
-ONE_SHOT_ROWS = {2: 96, 4: 48, 8: 16}
+ONE_SHOT_ROWS = {2: 96, 4: 24, 8: 16}
 """By ranks: up to so many rows of 4,096 values the one-shot is taken (8: not measured)."""
 
 PIECE_ROWS = 8192
@@ -20,7 +20,7 @@ SLOT_BYTES = 1 << 30
 """Cap of the two-shot's root slots; a piece is halved until they fit."""
 
 GATHER_WORDS = 1 << 16
-SPREAD_ROWS = 256
+SPREAD_ROWS = 128
 """Up to so many rows a two-shot has a program a row."""
 
 DIRECT_ROWS = 1024

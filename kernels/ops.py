@@ -31,24 +31,12 @@ def column_gemm(
     return _on(x, "gemm").column_gemm(x, weight, bias, out_dtype or x.dtype)
 
 
-def gated_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [M, K], weight [2 * I, K], gate first -> `silu_and_multiply` of their `column_gemm`."""
-    return _on(x, "gated_gemm").gated_gemm(x, weight)
-
-
-def leaf_sums(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    roots: tuple[Expression, ...],
-    residual: torch.Tensor | None = None,
-) -> PartialSums:
+def leaf_sums(x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]) -> PartialSums:
     """x [M, L * K], weight [L, N, K] -> sums [C, M, N] of leaves or of larger subtrees of `roots`.
 
-    `roots` are over this rank's leaves, counted from 0. How much of them is folded here is free,
-    and so is, for a rank without peers, whether the `residual` [M, N] that `fold_and_norm` gets too
-    is added here: the sums say so.
+    `roots` are over this rank's leaves, counted from 0. How much of them is folded here is free.
     """
-    return _on(x, "leaf_gemm").leaf_sums(x, weight, roots, residual=residual)
+    return _on(x, "leaf_gemm").leaf_sums(x, weight, roots)
 
 
 def fold_roots(sums: PartialSums, slots: int) -> torch.Tensor:
@@ -70,8 +58,7 @@ def fold_and_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sums [C, M, H] of one root, bias [H], residual [M, H], weight [H] -> h, y [M, H].
 
-    A total that is one rounded product may stand in the model's dtype; it is added in fp32. Sums
-    with the residual `added` are h, and a bias must be None.
+    A total that is one rounded product may stand in the model's dtype; it is added in fp32.
     t = fold; h = round((t + bias) + residual); y = `rms_norm` of h.
     """
     return _on(residual, "norm").fold_and_norm(sums, bias, residual, weight, eps)

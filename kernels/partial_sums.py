@@ -14,13 +14,10 @@ class PartialSums:
 
     values: fp32 [C, M, N]; `roots[i]` is the i-th subtree of the fold, as an expression over
     indices of `values`. Operands stand in ascending leaf order.
-    added: the one value is round(total + residual) already, in the model's dtype; only a product of
-    a rank without peers that was given the residual makes such.
     """
 
     values: torch.Tensor
     roots: tuple[Expression, ...]
-    added: bool = False
 
     @property
     def folded(self) -> bool:

@@ -16,7 +16,7 @@ from tests.bits import assert_same_bits, same_bits
 from tests.emulated_warps import Pointer, grouped_product, run_program
 from tpdet.kernels import order
 from tpdet.kernels.cuda import gemm_pointer, gluon_leaf_gemm
-from tpdet.kernels.cuda.root_form import RootForm, adds_residual, root_form
+from tpdet.kernels.cuda.root_form import RootForm, root_form
 from tpdet.kernels.partial_sums import relative_roots
 
 KERNEL = gluon_leaf_gemm.fold_by_trades
@@ -28,19 +28,13 @@ def draw(*shape, seed=0):
     return (x * (2.0 * x).exp()).half()
 
 
-def fold(x, w, form, stages, programs, residual=None):
-    """Every program of the kernel in turn: x [M, L * K], w [L, N, K] -> roots [R, M, N] fp32.
-
-    With a residual [M, N]: -> the sum of both [1, M, N] in its dtype.
-    """
+def fold(x, w, form, stages, programs):
+    """Every program of the kernel in turn: x [M, L * K], w [L, N, K] -> roots [R, M, N] fp32."""
     leaves, n, k = w.shape
-    add = residual is not None
-    y = torch.full((form.roots, x.shape[0], n), torch.nan, dtype=residual.dtype if add else None)
-    before = Pointer(residual._base) if add else None  # to where its first row begins
+    y = torch.full((form.roots, x.shape[0], n), torch.nan)
     describe = lambda values: SimpleNamespace(tensor=values, layout=None, dtype=values.dtype)
     arguments = {
         "x_tiles": describe(x), "w_tiles": describe(w.view(leaves * n, k)), "y": Pointer(y),
-        "residual": before, "stride": residual.stride(0) if add else 0, "ADD": add,
         "m": x.shape[0], "n": n, "roots": form.roots, "steps": k // DEPTH, "BK": DEPTH,
         "GROUPS": form.groups, "PARTS": form.parts, "PAIR": form.pair,
         "EVEN": n % 128 == 0, "STAGES": stages,
@@ -91,30 +85,6 @@ def case_the_order_shows_and_a_cancelled_sum_is_plus_zero():
     w[1] = -w[1]
     got = fold(half(2.0**-24), w, RootForm(1, 2, 1, 1), 2, 1)
     assert_same_bits(got, torch.zeros_like(got), "a sum that cancels")
-
-
-def case_a_residual_is_added_once_and_rounded_once():
-    """Of every whole root that stays in registers; the residual's rows stand apart."""
-    seen = set()
-    for index, (leaves, roots, form) in enumerate(rank_forms()):
-        if not adds_residual(form):
-            continue
-        seen.add(form)
-        m, width, n = (1, 70, 150, 130)[index % 4], (2 + index % 2) * DEPTH, (144, 256)[index % 2]
-        x, w = draw(m, leaves * width), draw(leaves, n, width, seed=1)
-        sums = leaf_sums(x, w)
-        total = order.evaluate(roots[0], lambda i, s=sums: s[i], torch.add)
-        for dtype in (torch.float16, torch.bfloat16):
-            kinds = draw(m, n + 24, seed=2), -total.repeat(1, 2)[:, : n + 24]
-            for residual in (kind.to(dtype)[:, :n] for kind in kinds):
-                wanted = (total + residual.float()).to(dtype)
-                got = fold(x, w, form, 2 + index % 3, 1 + index % 3, residual)
-                assert_same_bits(got[0], wanted, f"{form}, {m} rows, {n} columns, {dtype}")
-    if {RootForm(1, 4, 1, 2), RootForm(1, 8, 1, 1), RootForm(1, 2, 1, 2)} - seen:
-        raise AssertionError(f"only {seen}")
-    twice = (total.to(dtype).float() + residual.float()).to(dtype)
-    if same_bits(twice, wanted):
-        raise AssertionError("a second rounding reached no bit")
 
 
 def main():

@@ -123,17 +123,6 @@ def case_minus_zero_and_neighbours_stay():
         assert_same_bits(dirty[0, keep], clean[0, keep], f"{tile}")
 
 
-def case_a_stream_that_has_the_sums_is_only_normed():
-    for dtype in (torch.float16, torch.float32):
-        total, residual = draw(9, 200, spread=True), draw(9, 200, dtype=dtype, seed=1)
-        weight = draw(200, dtype=dtype, seed=2)
-        wanted = norm.fold_and_norm(PartialSums(total[None], (0,)), None, residual, weight, 1e-6)
-        stream = PartialSums(norm.add_residual(total, None, residual)[None], (0,), added=True)
-        got = norm.fold_and_norm(stream, None, residual, weight, 1e-6)
-        for name, here, there in zip(("h", "y"), got, wanted, strict=True):
-            assert_same_bits(here, there, f"{name} {dtype}")
-
-
 def case_a_choice_that_does_not_fit_is_refused():
     x, w = draw(3, 8 * 32, dtype=torch.float16), draw(8, 16, 32, dtype=torch.float16)
     roots = (order.fold_tree("sequential", 8),)

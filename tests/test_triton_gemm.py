@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,34 +17,19 @@ pytest.importorskip("triton")
 
 import triton
 
-from tpdet.kernels.cuda import (
-    activation,
-    fold,
-    gated_chain,
-    gated_gemm,
-    gemm_descriptor,
-    gemm_pointer,
-    norm,
-)
+from tpdet.kernels.cuda import activation, fold, gemm_descriptor, gemm_pointer, norm
 from tpdet.kernels.cuda.gemm_variants import every_variant
-from tpdet.kernels.cuda.leaf_variants import SHARED_MEMORY
 
 ROOT = Path(__file__).resolve().parent.parent
-_ALIGNED = ("n", "k", "stride_x", "width")
 
 
 def compile_for_hopper(kernel, types, constants, warps, stages):
     """PTX and the log of ptxas -v for compute capability 9.0."""
-    return compiled_for_hopper(kernel, types, constants, warps, stages)[:2]
-
-
-def compiled_for_hopper(kernel, types, constants, warps, stages):
-    """PTX, the log of ptxas -v and bytes of shared memory."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     names = kernel.arg_names
-    aligned = [n for n, t in types.items() if t.startswith("*") or n in _ALIGNED]
+    aligned = [n for n, t in types.items() if t.startswith("*") or n in ("n", "k", "stride_x")]
     source = ASTSource(
         fn=kernel,
         signature={name: types.get(name, "constexpr") for name in names},
@@ -53,8 +37,8 @@ def compiled_for_hopper(kernel, types, constants, warps, stages):
         attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
     )
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
-    done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    return done.asm["ptx"], assemble(done.asm["ptx"]), done.metadata.shared
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    return ptx, assemble(ptx)
 
 
 def assemble(ptx):
@@ -118,26 +102,6 @@ def test_descriptor_kernels_compile_without_serialised_matrix_instructions(out):
         kernel = gemm_descriptor.descriptor_chain
         ptx, log = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
         check(ptx, log, "descriptor_chain", ["wgmma.mma_async", "cp.async.bulk.tensor"])
-
-
-@pytest.mark.parametrize("stages", [3, 4])
-def test_gate_and_up_are_one_operand_of_the_widest_matrix_instruction(stages):
-    tile = replace(gated_gemm.GATED_TILE, stages=stages)
-    half = tile.columns // 2
-    types = {
-        "x": f"tensordesc<bf16[{tile.rows},{tile.depth}]>",
-        "w": f"tensordesc<bf16[2,{half},{tile.depth}]>",
-        "y": f"tensordesc<bf16[{tile.rows},{half}]>",
-        "m": "i32", "width": "i32", "k": "i32",
-    }  # fmt: skip
-    constants = {"BM": tile.rows, "BN": tile.columns, "BK": tile.depth}
-    kernel = gated_chain.gated_chain
-    ptx, log, shared = compiled_for_hopper(kernel, types, constants, tile.warps, stages)
-    wanted = ["wgmma.mma_async.sync.aligned.m64n256k16", "cp.async.bulk.tensor.3d", "div.rn.f32"]
-    check(ptx, log, "gated_chain", wanted)
-    # Neither the operands nor a gate and its up column pass through shared memory once more.
-    assert "ld.shared.v" not in ptx and "ldmatrix" not in ptx
-    assert shared <= SHARED_MEMORY
 
 
 def test_elementwise_kernels_compile_without_fusion():

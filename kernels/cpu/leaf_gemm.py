@@ -18,11 +18,6 @@ def leaf_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.stack([part[: x.shape[0]] for part in parts])
 
 
-def leaf_sums(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    roots: tuple[Expression, ...],
-    residual: torch.Tensor | None = None,
-) -> PartialSums:
-    """Every leaf's sum; the fold is the reader's, and so is adding the residual."""
+def leaf_sums(x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]) -> PartialSums:
+    """Every leaf's sum; the fold is the reader's."""
     return PartialSums(leaf_gemm(x, weight), roots)

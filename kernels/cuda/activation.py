@@ -15,20 +15,14 @@ def silu(gate):
 
 
 @triton.jit
-def gated(gate, up):
-    """round(silu(gate) * up), of two values of the model's dtype and in it."""
-    return (silu(gate.to(tl.float32)) * up.to(tl.float32)).to(gate.dtype)
-
-
-@triton.jit
 def silu_multiply_rows(gate_up, y, width, stride, BLOCK: tl.constexpr):
     """One block of one row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = at < width
-    gate = tl.load(gate_up + row * stride + at, mask=here, other=0.0)
-    up = tl.load(gate_up + row * stride + width + at, mask=here, other=0.0)
-    tl.store(y + row * width + at, gated(gate, up), mask=here)
+    gate = tl.load(gate_up + row * stride + at, mask=here, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + width + at, mask=here, other=0.0).to(tl.float32)
+    tl.store(y + row * width + at, (silu(gate) * up).to(y.dtype.element_ty), mask=here)
 
 
 def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:

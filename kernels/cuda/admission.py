@@ -14,15 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from tpdet.kernels.cuda import (
-    activation,
-    gated_gemm,
-    gemm,
-    leaf_gemm,
-    leaf_trials,
-    shape_table,
-    trial_data,
-)
+from tpdet.kernels.cuda import gemm, leaf_gemm, leaf_trials, shape_table, trial_data
 from tpdet.kernels.cuda.gemm_variants import Variant
 from tpdet.kernels.cuda.library_gemm import environment, library_product
 from tpdet.kernels.cuda.shape_table import Choice, Product, ShapeTable, bucket_of, read_roots
@@ -159,28 +151,6 @@ def _try_product(
             )
         for what, run in runs.items():
             _try(flags, name.format(what), run, trial_data.differs, wanted)
-    half = torch.empty(len(whole), product.n // 2, device="meta")
-    if product.kind == "column" and gated_gemm.worth_fusing(half):
-        _try_gated(product, weight, rows[: len(whole)], whole, kind, flags)
-
-
-def _try_gated(
-    product: Product,
-    weight: torch.Tensor,
-    x: torch.Tensor,
-    whole: torch.Tensor,
-    kind: str,
-    flags: Flags,
-) -> None:
-    """The product's columns as gate and up in one kernel, whether the model has them so or not.
-
-    whole: the reference's first columns [m, at most BASE_ROWS].
-    """
-    columns = whole.repeat(1, -(-product.n // whole.shape[1]))[:, : product.n]
-    wanted = activation.silu_and_multiply(columns)
-    run = partial(gated_gemm.gated_gemm, x, weight)
-    name = f"{product}, {len(x)} rows, gated, {kind} data"
-    _try(flags, name, run, trial_data.differs, wanted)
 
 
 def _try_row_product(
@@ -195,11 +165,6 @@ def _try_row_product(
         run = partial(leaf_gemm.leaf_sums, x, weight, roots, choice.leaf_choice)
         name = f"{product}, {bucket} rows, {what}, {kind} data"
         _try(flags, name, run, leaf_trials.differs, wanted)
-        if choice.kernel == "gluon" and len(roots) == 1:
-            residual = x[:, :1].expand(-1, product.n)
-            differs = partial(leaf_trials.stream_differs, residual=residual)
-            run = partial(run, residual=residual)
-            _try(flags, f"{name} and a residual", run, differs, wanted)
 
 
 def _try(

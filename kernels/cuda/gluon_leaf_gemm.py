@@ -1,7 +1,6 @@
 """Leaves folded inside a program whose warps have trades: one fetches, two groups of four compute.
 
     y[r] = ((g_0 + g_1) + g_2) + ...,  g = p_0 or p_0 + p_1,  p = l_i or l_i + l_(i+1)
-    h    = round(y[0] + residual)      instead of y, where the one root is a rank's whole sum
 
 A tile has 128 rows, 64 for each group of warps, and 128 columns. The fetching warp keeps a ring of
 stages full across leaves and tiles, so that no leaf's start waits for loads, and while one group
@@ -32,7 +31,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tpdet.kernels.cuda.gemm_pointer import tile_origin
 from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.root_form import RootForm, adds_residual, fold_fits
+from tpdet.kernels.cuda.root_form import RootForm, fold_fits
 
 copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # Triton 3.6
 ROWS = gl.constexpr(64)  # of a group of four warps: the height of their instructions
@@ -119,24 +118,9 @@ def _put(y, root, row, column, value, m, n, more, MORE: gl.constexpr,
 
 
 @gluon.jit
-def _put_stream(h, residual, stride, row, column, total, m, n, EVEN: gl.constexpr):
-    """h[row:, column:] = round(total [ROWS, COLUMNS] + residual), clipped at M and N."""
-    BY_LANE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, BY_LANE))
-    columns = column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, BY_LANE))
-    here = (rows < m)[:, None]
-    if not EVEN:
-        here = here & (columns < n)[None, :]
-    wide = rows.to(gl.int64)[:, None]
-    before = gl.load(residual + (wide * stride + columns[None, :]), mask=here, other=0.0)
-    after = (total + before.to(gl.float32)).to(h.dtype.element_ty)
-    gl.store(h + (wide * n + columns[None, :]), after, mask=here)
-
-
-@gluon.jit
-def _fold_tile(x_ring, w_ring, full, free, y, residual, stride, half, at, steps, root, row, column,
-               m, n, GROUPS: gl.constexpr, PARTS: gl.constexpr, PAIR: gl.constexpr,
-               ADD: gl.constexpr, EVEN: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+def _fold_tile(x_ring, w_ring, full, free, y, half, at, steps, root, row, column, m, n,
+               GROUPS: gl.constexpr, PARTS: gl.constexpr, PAIR: gl.constexpr,
+               EVEN: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """A group's rows of one tile of one root, from step number `at` of the ring on."""
     TURNS: gl.constexpr = 1 if PARTS == 1 else GROUPS
     CHAINED: gl.constexpr = GROUPS if PARTS == 1 else PARTS
@@ -149,16 +133,13 @@ def _fold_tile(x_ring, w_ring, full, free, y, residual, stride, half, at, steps,
                 term += _chain(x_ring, w_ring, full, free, half, at, steps, STAGES)
                 at += steps
             total += term
-        if ADD:
-            _put_stream(y, residual, stride, row, column, total, m, n, EVEN)
-        else:
-            _put(y, root, row, column, total, m, n, turn > 0, TURNS > 1, EVEN)
+        _put(y, root, row, column, total, m, n, turn > 0, TURNS > 1, EVEN)
 
 
 @gluon.jit
-def _consume(x_ring, w_ring, full, free, y, residual, stride, half, m, n, roots, steps,
+def _consume(x_ring, w_ring, full, free, y, half, m, n, roots, steps,
              GROUPS: gl.constexpr, PARTS: gl.constexpr, PAIR: gl.constexpr,
-             ADD: gl.constexpr, EVEN: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+             EVEN: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """A group of four warps: its 64 rows of all tiles of this program."""
     blocks = gl.cdiv(m, 2 * ROWS) * gl.cdiv(n, COLUMNS)
     at = 0
@@ -166,20 +147,19 @@ def _consume(x_ring, w_ring, full, free, y, residual, stride, half, m, n, roots,
         row, column = tile_origin(tile % blocks, m, n, 2 * ROWS, COLUMNS)
         row += half * ROWS
         root = tile // blocks
-        _fold_tile(x_ring, w_ring, full, free, y, residual, stride, half, at, steps, root, row,
-                   column, m, n, GROUPS, PARTS, PAIR, ADD, EVEN, STAGES)  # fmt: skip
+        _fold_tile(x_ring, w_ring, full, free, y, half, at, steps, root, row, column,
+                   m, n, GROUPS, PARTS, PAIR, EVEN, STAGES)  # fmt: skip
         at += GROUPS * PARTS * PAIR * steps
 
 
 @gluon.jit(do_not_specialize=["m", "roots", "steps"])
 def fold_by_trades(
-    x_tiles, w_tiles, y, residual, m, n, stride, roots, steps,
+    x_tiles, w_tiles, y, m, n, roots, steps,
     BK: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, PAIR: gl.constexpr,
-    ADD: gl.constexpr, EVEN: gl.constexpr, STAGES: gl.constexpr,
+    EVEN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Tiles [128, 128] of all roots of y [roots, m, n] fp32, a leaf `steps` = k / BK steps.
 
-    ADD: of one root, whose sum and `residual` (rows `stride` apart) y takes in their dtype.
     x_tiles: x [m, L * k] in blocks [64, BK]; w_tiles: the weight [L * n, k] in blocks [128, BK];
     L = roots * GROUPS * PARTS * PAIR. num_warps=4.
     """
@@ -195,10 +175,10 @@ def fold_by_trades(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (x_ring, w_ring, full, free, y, residual, stride, 0, m, n, roots, steps,
-                        GROUPS, PARTS, PAIR, ADD, EVEN, STAGES)),
-            (_consume, (x_ring, w_ring, full, free, y, residual, stride, 1, m, n, roots, steps,
-                        GROUPS, PARTS, PAIR, ADD, EVEN, STAGES)),
+            (_consume, (x_ring, w_ring, full, free, y, 0, m, n, roots, steps,
+                        GROUPS, PARTS, PAIR, EVEN, STAGES)),
+            (_consume, (x_ring, w_ring, full, free, y, 1, m, n, roots, steps,
+                        GROUPS, PARTS, PAIR, EVEN, STAGES)),
             (_fetch, (x_tiles, w_tiles, x_ring, w_ring, full, free, m, n, roots, steps,
                       BK, LEAVES, STAGES)),
         ],
@@ -208,17 +188,10 @@ def fold_by_trades(
 
 
 def run_gluon_fold(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    y: torch.Tensor,
-    form: RootForm,
-    variant: Variant,
-    sms: int,
-    residual: torch.Tensor | None = None,
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, form: RootForm, variant: Variant, sms: int
 ) -> None:
     """x [M, L * K], w [L, N, K], both of 2 bytes -> y [at least form.roots, M, N] fp32, filled.
 
-    With a residual [M, N], whose rows may be apart, y [1, M, N] is of its dtype and has their sum.
     Of the variant, the tile (128 x 128 by 64) and the stages count. sms: programs at most. Raises
     ValueError where it does not fit (leaves of one step, for one).
     """
@@ -227,17 +200,14 @@ def run_gluon_fold(
         raise ValueError(f"leaves of {k} by {variant} do not fit 'gluon': fold them otherwise")
     if sms < 1 or x.element_size() != 2:
         raise ValueError(f"'gluon' takes 2-byte values by descriptors: {x.dtype}, {sms} programs")
-    if residual is not None and not adds_residual(form):
-        raise ValueError(f"a residual added by 'gluon' to {form}: add it to the sums")
     m = x.shape[0]
     layout = gl.NVMMASharedLayout(2 * DEPTH, 16, 2)
     x_tiles = TensorDescriptor.from_tensor(x, [ROWS.value, DEPTH], layout)
     w_tiles = TensorDescriptor.from_tensor(w.view(leaves * n, k), [COLUMNS.value, DEPTH], layout)
     blocks = form.roots * triton.cdiv(m, variant.rows) * triton.cdiv(n, variant.columns)
     fold_by_trades[(min(sms, blocks),)](
-        x_tiles, w_tiles, y, y if residual is None else residual,
-        m, n, 0 if residual is None else residual.stride(0), form.roots, k // DEPTH,
+        x_tiles, w_tiles, y, m, n, form.roots, k // DEPTH,
         BK=DEPTH, GROUPS=form.groups, PARTS=form.parts, PAIR=form.pair,
-        ADD=residual is not None, EVEN=n % variant.columns == 0, STAGES=variant.stages,
+        EVEN=n % variant.columns == 0, STAGES=variant.stages,
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip

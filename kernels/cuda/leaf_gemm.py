@@ -2,7 +2,6 @@
 
     leaf:   y[l, m, n] = sum over k of x[m, l * K + k] * w[l, n, k]                     fp32
     sums:   y[c, m, n] = subtree c of a rank's roots over its leaves                    fp32
-    stream: h[m, n] = round(the one root's sum + residual[m, n]), where there is one rank
 
 The cut, the tile and the kernel come from the shape table that start-up admitted, else from
 `leaf_variants`; all are one bit class, so the choice shows in time only.
@@ -21,13 +20,10 @@ from tpdet.kernels.cuda.gemm_operands import (
 from tpdet.kernels.cuda.gemm_variants import Variant
 from tpdet.kernels.cuda.gluon_leaf_gemm import run_gluon_fold
 from tpdet.kernels.cuda.leaf_variants import LeafChoice, cut_roots, leaf_choice, leaf_variant
-from tpdet.kernels.cuda.root_form import RootForm, adds_residual, root_form
+from tpdet.kernels.cuda.root_form import RootForm, root_form
 from tpdet.kernels.cuda.shape_table import admitted_leaf_choice
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import PartialSums
-
-RESIDUAL_ROWS: int | None = 512
-"""From so many rows on a lone rank's product adds the residual itself if it can. None: never."""
 
 
 def leaf_gemm(
@@ -49,14 +45,11 @@ def leaf_sums(
     weight: torch.Tensor,
     roots: tuple[Expression, ...],
     choice: LeafChoice | None = None,
-    residual: torch.Tensor | None = None,
 ) -> PartialSums:
     """x [M, L * K], weight [L, N, K] -> sums [C, M, N] fp32 of subtrees of `roots`.
 
-    `roots` are over this rank's leaves, counted from 0; `choice` overrides the table. residual
-    [M, N]: the stream that a lone rank's reader would add; where the sums come back `added` it is
-    in them. Raises ValueError for operands that do not fit, and for a choice that the roots have no
-    cut for.
+    `roots` are over this rank's leaves, counted from 0; `choice` overrides the table. Raises
+    ValueError for operands that do not fit, and for a choice that the roots have no cut for.
     """
     x, w = fitted(x, weight)
     m, (leaves, n, k) = x.shape[0], w.shape
@@ -71,11 +64,6 @@ def leaf_sums(
         choice = leaf_choice(m, n, k, leaves, roots, float32=float32, sms=sms, wgmma=wgmma)
     units, rest, form = _cut(leaves, roots, choice.cut)
     check_depth(choice.tile, w)
-    if residual is not None and choice.kernel == "gluon" and _takes_residual(residual, form):
-        residual = residual if residual.stride(1) == 1 else residual.contiguous()
-        h = torch.empty(1, m, n, dtype=residual.dtype, device=x.device)
-        run_gluon_fold(x, w, h, form, choice.tile, sms, residual)
-        return PartialSums(h, rest, added=True)
     y = torch.empty(len(units), m, n, dtype=torch.float32, device=x.device)
     if choice.cut == 1:
         run_chain(x, w, None, y, choice.tile, sms)
@@ -84,12 +72,6 @@ def leaf_sums(
     elif y.numel():
         run_fold(x, w, y, form, choice.tile, sms, choice.kernel)
     return PartialSums(y, rest)
-
-
-def _takes_residual(residual: torch.Tensor, form: RootForm) -> bool:
-    """Whether a product that makes sums of this form adds the residual to its one."""
-    many = RESIDUAL_ROWS is not None and len(residual) >= RESIDUAL_ROWS
-    return many and residual.numel() > 0 and adds_residual(form)
 
 
 def _cut(

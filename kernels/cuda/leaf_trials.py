@@ -36,11 +36,3 @@ def wanted_roots(
 def differs(sums: PartialSums, wanted: torch.Tensor) -> torch.Tensor:
     """Whether the folded sums [R, M, N] have other bytes than wanted; a bool on the device."""
     return trial_data.differs(folded(sums).flatten(0, 1), wanted.flatten(0, 1))
-
-
-def stream_differs(sums: PartialSums, wanted: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """`differs` of sums that may have the residual [M, N], of equal columns, in them."""
-    if not sums.added:
-        return differs(sums, wanted)
-    h = (wanted[0] + residual[:, :1].float()).to(residual.dtype)
-    return trial_data.differs(sums.values[0], h)

@@ -125,13 +125,8 @@ def fold_and_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(h, y) of sums [C, M, N] with one root: `add_residual` of the fold, then `rms_norm` of h.
 
-    One kernel; `warps` a program overrides the static choice. Sums that are `added` are only
-    normed. Raises ValueError for such and a bias.
+    One kernel; `warps` a program overrides the static choice.
     """
-    if sums.added:
-        if bias is not None:
-            raise ValueError("the residual is added already: a bias would be added after it")
-        return sums.values[0], rms_norm(sums.values[0], weight, eps)
     h = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
     y = torch.empty_like(h)
     if warps is None:

@@ -65,11 +65,6 @@ def _expression(form: RootForm, first: int) -> Expression:
     return chain([chain([part(at + p * form.pair) for p in range(form.parts)]) for at in groups])
 
 
-def adds_residual(form: RootForm) -> bool:
-    """Whether "gluon" can add a residual to the sum: of one root, all of it in registers."""
-    return form.roots == 1 and (form.parts == 1 or form.groups == 1)
-
-
 def fold_fits(form: RootForm, k: int, variant: Variant, kernel: str) -> bool:
     """Whether `kernel`, of FOLDS or "gluon", can fold leaves of width k by this tile."""
     if form.leaves == 1 or k % variant.depth or k // variant.depth < MIN_FOLD_STEPS:

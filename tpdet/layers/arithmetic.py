@@ -33,25 +33,14 @@ class Arithmetic(Protocol):
         """x [M, K], weight [N, K], bias [N] -> [M, N] in out_dtype (x's if None)."""
         ...
 
-    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """x [M, K], weight [2 * I, K], gate first -> silu(gate) * up [M, I] in x's dtype."""
-        ...
-
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
         """A row layer's weight [L, N, K], anyhow strided, as `row` wants it: [L', N, L K / L']."""
         ...
 
     def row(
-        self,
-        x: torch.Tensor,
-        weight_LNK: torch.Tensor,
-        roots: tuple[Expression, ...],
-        residual: torch.Tensor | None = None,
+        self, x: torch.Tensor, weight_LNK: torch.Tensor, roots: tuple[Expression, ...]
     ) -> PartialSums:
-        """x [M, L * K], a weight of `lay_out` -> this rank's sums, for `exchange`.
-
-        residual [M, N]: of a rank without peers, what is added next; it may be added here.
-        """
+        """x [M, L * K], a weight of `lay_out` -> this rank's sums, for `exchange`."""
         ...
 
     def attend(
@@ -77,23 +66,15 @@ class StrictArithmetic:
         """One chain over K, one rounding."""
         return ops.column_gemm(x, weight, bias, out_dtype)
 
-    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """One chain a column, rounded before SiLU reads it."""
-        return ops.gated_gemm(x, weight)
-
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
         """Leaf-major: a leaf's operands have one layout whatever the number of ranks."""
         return weight_LNK.contiguous()
 
     def row(
-        self,
-        x: torch.Tensor,
-        weight_LNK: torch.Tensor,
-        roots: tuple[Expression, ...],
-        residual: torch.Tensor | None = None,
+        self, x: torch.Tensor, weight_LNK: torch.Tensor, roots: tuple[Expression, ...]
     ) -> PartialSums:
-        """fp32 sums of leaves or subtrees, or the stream with them added."""
-        return ops.leaf_sums(x, weight_LNK, roots, residual)
+        """fp32 sums of leaves or subtrees."""
+        return ops.leaf_sums(x, weight_LNK, roots)
 
     def attend(
         self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None
@@ -119,10 +100,6 @@ class StockArithmetic:
         """`torch.nn.functional.linear` in x's dtype."""
         return linear(x, weight, bias).to(out_dtype or x.dtype)
 
-    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """`torch.nn.functional.linear`, then our SiLU."""
-        return ops.silu_and_multiply(linear(x, weight))
-
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
         """[1, N, L * K]; a weight that lies leaf by leaf is laid out anew in its own memory."""
         leaves, rows, width = weight_LNK.shape
@@ -132,11 +109,7 @@ class StockArithmetic:
         return flat
 
     def row(
-        self,
-        x: torch.Tensor,
-        weight_LNK: torch.Tensor,
-        roots: tuple[Expression, ...],
-        residual: torch.Tensor | None = None,
+        self, x: torch.Tensor, weight_LNK: torch.Tensor, roots: tuple[Expression, ...]
     ) -> PartialSums:
         """One product [1, M, N], rounded to the model's dtype before it is exchanged."""
         return PartialSums(linear(x, weight_LNK[0])[None], (0,))

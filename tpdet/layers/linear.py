@@ -57,15 +57,6 @@ class ColumnLinear:
         self._arithmetic = arithmetic
 
 
-class GatedLinear(ColumnLinear):
-    """silu(gate(x)) * up(x) of two parts of one width, gate first, no bias."""
-
-    def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
-        """x [M, K] -> this rank's columns [M, I]; SiLU reads gate and up as they are rounded."""
-        assert self.weight is not None
-        return self._arithmetic.gated(x_MK, self.weight)
-
-
 class RowLinear:
     """y = x W^T with W's columns cut over ranks: leaf sums in fp32, folded over all ranks.
 
@@ -83,7 +74,6 @@ class RowLinear:
         self._name, self._shape = f"{name}.weight", shape
         self._pieces = partition.by_leaf(shape[1], dim=1)
         self.load(source)
-        self._alone = partition.world.size == 1  # its sum is the whole: nothing is exchanged
         self._roots = relative_roots(
             partition.plan.roots[partition.world.rank], partition.mine.start
         )
@@ -103,8 +93,7 @@ class RowLinear:
         The stream is rounded once, after the addition; its norm is complete on every rank.
         """
         assert self.weight_LNK is not None
-        residual_MN = rows.hidden_MH if self._alone else None
-        sums = self._arithmetic.row(x_MK, self.weight_LNK, self._roots, residual_MN)
+        sums = self._arithmetic.row(x_MK, self.weight_LNK, self._roots)
         if rows.aside:
             return self._exchange.begin(sums, rows.hidden_MH, norm_weight, eps)
         return Done(*self._exchange.fold_and_norm(sums, rows.hidden_MH, norm_weight, eps))

@@ -3,8 +3,9 @@
 import torch
 
 from tpdet.comm.fold import Pending
+from tpdet.kernels import ops
 from tpdet.layers.arithmetic import Arithmetic
-from tpdet.layers.linear import GatedLinear
+from tpdet.layers.linear import ColumnLinear
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.row_layers import row_linear
@@ -18,7 +19,7 @@ class GatedMlp:
         hidden, width = partition.config.hidden_size, partition.config.intermediate_size
         cut = partition.by_leaf(width, dim=0)
         parts = [(f"{name}.gate_proj", width, cut), (f"{name}.up_proj", width, cut)]
-        self._gate_up = GatedLinear(source, partition.arithmetic, parts, hidden, bias=False)
+        self._gate_up = ColumnLinear(source, partition.arithmetic, parts, hidden, bias=False)
         self._down = row_linear(source, partition, f"{name}.down_proj", (hidden, width))
 
     def load(self, source: WeightSource) -> None:
@@ -28,7 +29,8 @@ class GatedMlp:
 
     def __call__(self, rows: MicroBatch, norm_weight: torch.Tensor, eps: float) -> Pending:
         """The rows' x and residual stream -> the stream with the block's result, and its norm."""
-        return self._down(self._gate_up(rows.x_MH), rows, norm_weight, eps)
+        mixed = ops.silu_and_multiply(self._gate_up(rows.x_MH))
+        return self._down(mixed, rows, norm_weight, eps)
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on."""

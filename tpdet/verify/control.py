@@ -17,7 +17,6 @@ def switch_in_stock_arithmetic() -> None:
     """Replace the fixed-order reduction and products by the stock ones, in this process only."""
     GatherExchange.everyones = _all_reduce  # type: ignore[assignment, method-assign]
     ops.column_gemm = _plain_column_gemm
-    ops.gated_gemm = _plain_gated_gemm
     ops.leaf_sums = _plain_row_gemm
 
 
@@ -40,15 +39,8 @@ def _plain_column_gemm(
     return y.to(out_dtype or x.dtype)
 
 
-def _plain_gated_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return ops.silu_and_multiply(_plain_column_gemm(x, weight))
-
-
 def _plain_row_gemm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    roots: tuple[Expression, ...],
-    residual: torch.Tensor | None = None,
+    x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]
 ) -> PartialSums:
     flat = weight.permute(1, 0, 2).reshape(weight.shape[1], -1)
     return PartialSums(_product(x, flat).float()[None], (0,))
