@@ -44,11 +44,12 @@ def wish_of(options: argparse.Namespace) -> Wish:
     """What the flags ask for; of what they leave out, what `--config` says. Raises UsageError."""
     settings = None
     if options.config is not None:
-        settings = load_settings(["--config", str(options.config)], "tpdet plan")
-    model = options.model or (settings and settings.engine.model)
+        named = [] if options.model is None else ["--model", options.model]
+        settings = load_settings(["--config", str(options.config), *named], "tpdet plan")
+    model = settings.engine.model if settings is not None else options.model
     if model is None:
         raise UsageError("no model is given: name one with --model, or a file with --config")
-    wish = Wish(model, find_model(model, "auto"), options.gpu, context=4096, batch=64)
+    wish = Wish(model, find_model(model), options.gpu, context=4096, batch=64)
     if settings is not None:
         wish = configured(wish, settings)
     flags = {
@@ -123,7 +124,8 @@ def plan_lines(plan: Plan) -> list[str]:
         f"KV cache: {plan.kv_pages:,} pages, {plan.kv_tokens:,} tokens, {plan.kv_sequences:,} "
         f"sequences of {plan.context:,}",
         f"decode at batch {plan.batch}: {plan.decode_ms:.2f} ms a step "
-        f"(floor {plan.floor_ms:.2f}), {plan.decode_tokens:,.0f} tokens/s of all worlds; most of it: {plan.decode_limit}",
+        f"(floor {plan.floor_ms:.2f}), {plan.decode_tokens:,.0f} tokens/s of all worlds; "
+        f"most of it: {plan.decode_limit}",
         f"  ms: {parts}",
         f"prefill: {plan.prefill_tokens:,.0f} tokens/s of all worlds; most of it: "
         f"{plan.prefill_limit}",

@@ -27,7 +27,7 @@ class Wish:
     """What is asked for. context: tokens of each sequence; batch: sequences a world decodes.
 
     leaves: as --leaves; tp None: the recommended one; most_ms: what a reader may wait for a token;
-    positions: the longest sequence served, `context` if None; nodes: GPUs stand on, `gpus` each.
+    nodes: hosts, of `gpus` GPUs each.
     """
 
     model: str
@@ -43,7 +43,6 @@ class Wish:
     budget: int = 8192
     utilization: float = 0.9
     most_ms: float = 50.0
-    positions: int | None = None
     network: Network = field(default_factory=Network)
 
     @property
@@ -97,7 +96,7 @@ def plan_size(wish: Wish, tp: int) -> Plan:
     """The plan of one size. Raises UsageError where it does not fit the model or the nodes."""
     hardware, world = wish.hardware, plan_world(wish, tp)
     worlds = wish.nodes * hardware.gpus // tp
-    memory = rank_memory(world, wish.positions or wish.context, wish.utilization)
+    memory = rank_memory(world, wish.context, wish.utilization)
     decode = decode_parts(world, wish.batch, wish.context)
     prefill = prefill_parts(world, wish.context)
     seconds = step_seconds(decode)
@@ -183,6 +182,8 @@ def _milliseconds(parts: Parts) -> dict[str, float]:
 
 def _notes(world: World) -> tuple[str, ...]:
     notes = []
+    if world.config.dtype != "bfloat16":
+        notes.append(f"the model is {world.config.dtype}: memory is its own, times are bfloat16's")
     levels = world.levels
     if levels.local > 4 or levels.nodes > 1:
         notes.append("exchanges of more than 4 GPUs were not measured: their cost is extrapolated")
