@@ -22,7 +22,7 @@ FLOORS = {
     "engine": 5,
     "outputs": 5,
     "llm": 6, "server": 6, "serve": 6,
-    "verify": 7, "bench": 7, "tune": 7,
+    "verify": 7, "bench": 7, "tune": 7, "planner": 7,
     "cli": 8,
 }  # fmt: skip
 ONLY_STDLIB = ("launch",)
@@ -80,6 +80,7 @@ def same_floor_allowed(mine: str, other: str) -> bool:
 NEIGHBOURS = {
     ("plan", "request"), ("sampling_row", "request"), ("detokenizer", "tokenizer"),
     ("tokenizer", "chat_template"), ("bench", "verify"), ("tune", "verify"), ("tune", "bench"),
+    ("planner", "bench"), ("planner", "verify"),
     ("make_model", "model_config"),
     ("layers", "cache"), ("layers", "weights"), ("serve", "server"), ("make_model", "tokenizer"),
     ("cache", "plan"), ("sampler", "request"), ("receipt", "weights"),

@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_verify,
         _add_bench,
         _add_tune,
+        _add_plan,
         _add_make_model,
         _add_env,
         add_stop,
@@ -211,6 +212,12 @@ def _tune(options: argparse.Namespace) -> int:
     from tpdet.tune.run import tune_command
 
     return tune_command(options)
+
+
+def _add_plan(commands: argparse._SubParsersAction) -> None:
+    from tpdet.planner.arguments import add_plan
+
+    add_plan(commands)
 
 
 def _add_make_model(commands: argparse._SubParsersAction) -> None:

@@ -70,7 +70,37 @@ SHAPES: dict[str, dict[str, Any]] = {
         "bos_token_id": 128000,
         "eos_token_id": 128001,
     },
+    "llama-3-405b": _COMMON
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 16384,
+        "num_attention_heads": 128,
+        "vocab_size": 128256,
+        "intermediate_size": 53248,
+        "num_hidden_layers": 126,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+    },
 }
+
+PUBLISHED = {
+    "Qwen/Qwen3-8B": "qwen3-8b",
+    "meta-llama/Meta-Llama-3-8B": "llama-3-8b",
+    "meta-llama/Meta-Llama-3-70B": "llama-3-70b",
+    "meta-llama/Llama-3.1-405B": "llama-3-405b",
+}
+"""Hub names of checkpoints that have a shape."""
 
 
 def write_shape(directory: Path | str, name: str) -> Path:

@@ -89,7 +89,7 @@ def test_the_ranks_get_every_flag_but_the_number_of_ranks():
     for flag in ("--tp", "-tp", "--tensor-parallel-size"):
         assert split_ranks(["DIR", flag, "4", "--port", "0"]) == (4, ["DIR", "--port", "0"])
     assert split_ranks(["--tp=2", "--model", "x"]) == (2, ["--model", "x"])
-    assert split_ranks(["DIR"]) == (1, ["DIR"])
+    assert split_ranks(["DIR"]) == (None, ["DIR"])
     with pytest.raises(UsageError):
         split_ranks(["--tp", "0"])
 

@@ -63,10 +63,14 @@ def exchange_seconds(rates: Rates, plan: FoldPlan, values: int) -> float:
 
     Every rank sends its fp32 roots to all others, or to each row's owner, which sends y in bf16.
     """
-    ranks, sent = len(plan.roots), max(map(len, plan.roots))
-    one = values * 4 * sent * (ranks - 1)
-    two = values * (4 * sent + 2) * (ranks - 1) / ranks
-    return min(one, two) / rates.link
+    return min(sent_bytes(len(plan.roots), plan.slots, values)) / rates.link
+
+
+def sent_bytes(ranks: int, slots: int, values: int) -> tuple[float, float]:
+    """Bytes that leave a GPU when `values` outputs are folded, one-shot and two-shot."""
+    one = values * 4 * slots * (ranks - 1)
+    two = values * (4 * slots + 2) * (ranks - 1) / ranks
+    return one, two
 
 
 def linear_weights(config: ModelConfig) -> int:
@@ -87,7 +91,7 @@ def decode_work(config: ModelConfig, batch: int, context: int) -> Work:
     size = getattr(torch, config.dtype).itemsize
     cached = batch * context * 2 * config.num_layers * config.num_kv_heads * config.head_dim * size
     return Work(
-        batch * (2 * weight_bytes(config) / size + _attention(config, context)),
+        batch * (2 * weight_bytes(config) / size + attention_flops(config, context)),
         weight_bytes(config) + cached,
     )
 
@@ -95,7 +99,7 @@ def decode_work(config: ModelConfig, batch: int, context: int) -> Work:
 def prefill_work(config: ModelConfig, prompts: int, length: int) -> Work:
     """Prompts of `length` tokens each, one token drawn for each; weights are read once."""
     head = config.vocab_size * config.hidden_size
-    each = length * (2 * linear_weights(config) + _attention(config, length) / 2) + 2 * head
+    each = length * (2 * linear_weights(config) + attention_flops(config, length) / 2) + 2 * head
     return Work(prompts * each, weight_bytes(config))
 
 
@@ -108,6 +112,6 @@ def mixed_work(config: ModelConfig, lengths: list[int], generate: int) -> Work:
     return Work(flops, generate * weight_bytes(config))
 
 
-def _attention(config: ModelConfig, keys: float) -> float:
+def attention_flops(config: ModelConfig, keys: float) -> float:
     """Operations of a token's scores and sums over `keys` keys, in all layers."""
     return 4 * config.num_layers * config.num_heads * config.head_dim * keys

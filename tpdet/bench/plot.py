@@ -30,21 +30,21 @@ def plot_command(options: argparse.Namespace) -> int:
     for curve in curves(found):
         models.setdefault(curve.model, []).append(curve)
     for model, mine in models.items():
-        _save(_draw_latency(gpu, model, mine), options.output / f"latency-{model}.{suffix}")
+        save_figure(_draw_latency(gpu, model, mine), options.output / f"latency-{model}.{suffix}")
     for model, growth in by_context(found).items():
-        _save(_draw_growth(gpu, model, growth), options.output / f"context-{model}.{suffix}")
+        save_figure(_draw_growth(gpu, model, growth), options.output / f"context-{model}.{suffix}")
     for model, both in costs(found).items():
-        _save(_draw_cost(gpu, model, both), options.output / f"cost-{model}.{suffix}")
+        save_figure(_draw_cost(gpu, model, both), options.output / f"cost-{model}.{suffix}")
     measured = points(found)
     if measured:
-        _save(_draw_roofline(gpu, measured), options.output / f"roofline.{suffix}")
+        save_figure(_draw_roofline(gpu, measured), options.output / f"roofline.{suffix}")
     return 0
 
 
 def require_matplotlib() -> None:
     """Raises UsageError naming the extra when matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("tpdet bench plot needs matplotlib: pip install 'tpdet[plot]'")
+        raise UsageError("a plot needs matplotlib: pip install 'tpdet[plot]'")
 
 
 def results_of(folder: Path, gpu: str | None) -> list[tuple[Run, list[Row]]]:
@@ -184,8 +184,8 @@ def _draw_roofline(gpu: str, measured: list[Point]) -> Any:
     return figure
 
 
-def _save(figure: Any, stem: Path, formats: Iterable[str] = _FORMATS) -> None:
-    """Every format; an SVG of the same data has the same bytes."""
+def save_figure(figure: Any, stem: Path, formats: Iterable[str] = _FORMATS) -> None:
+    """Every format, printing each; an SVG of the same data has the same bytes."""
     from matplotlib import rc_context
 
     for suffix in formats:

@@ -21,10 +21,17 @@ class _Place:
     timeout: float = 0.0
 
 
-def named_config(name: str) -> ModelConfig:
+def named_config(name: str, dtype: str = "auto") -> ModelConfig:
     """The configuration of a well-known model. Raises UsageError for an unknown name."""
     with tempfile.TemporaryDirectory(prefix="tpdet-shape-") as folder:
-        return load_model_config(write_shape(Path(folder) / "model", name))
+        return load_model_config(write_shape(Path(folder) / "model", name), dtype)
+
+
+def first_rank(
+    config: ModelConfig, ranks: int, fold_order: str, leaves: int | None = None
+) -> Partition:
+    """Rank 0's cut of a model, without a world. Raises UsageError naming the sizes that fit."""
+    return make_partition(config, cast(World, _Place(ranks)), fold_order, leaves)
 
 
 def shards(
@@ -37,7 +44,7 @@ def shards(
     for name in names:
         config = named_config(name)
         for size in ranks:
-            yield name, make_partition(config, cast(World, _Place(size)), fold_order, None)
+            yield name, first_rank(config, size, fold_order)
 
 
 def products(partition: Partition) -> list[tuple[str, int, int]]:

@@ -79,12 +79,28 @@ class ServerConfig(BaseModel):
         return self
 
 
+class WorldConfig(BaseModel):
+    """How many ranks a file's run has. In files only: on the command line it is the launcher's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    tp: int | None = Field(None, ge=1, le=64, description="tensor-parallel size, ranks in all")
+    nodes: int = Field(1, ge=1, le=64, description="hosts that the ranks are on, equally many each")
+
+    @model_validator(mode="after")
+    def _refuse_ranks_that_cannot_be_shared_out(self) -> "WorldConfig":
+        if (self.tp or 1) % self.nodes:
+            raise ValueError(f"nodes {self.nodes} does not divide tp {self.tp or 1}")
+        return self
+
+
 @dataclass(frozen=True)
 class Settings:
-    """Everything a rank is started with."""
+    """Everything a rank is started with; `world` is what its file says of the whole run."""
 
     engine: EngineConfig
     server: ServerConfig
+    world: WorldConfig
 
     @property
     def served_name(self) -> str:
@@ -112,12 +128,15 @@ def load_settings(arguments: Sequence[str] | None, program: str) -> Settings:
     positional = given.pop("positional_model", None)
     if positional is not None and given.setdefault("model", positional) != positional:
         raise UsageError(f"two models are given, {positional} and {given['model']}: give one")
-    values = (_read_toml(path) if path is not None else {}) | given
+    values = _read_toml(path) if path is not None else {}
+    world = {name: values.pop(name) for name in WorldConfig.model_fields if name in values}
+    values |= given
     if "model" not in values:
         raise UsageError("no model is given: name a Hugging Face directory with --model")
     server = {name: values.pop(name) for name in ServerConfig.model_fields if name in values}
     try:
-        return Settings(EngineConfig.from_values(**values), ServerConfig(**server))
+        engine = EngineConfig.from_values(**values)
+        return Settings(engine, ServerConfig(**server), WorldConfig(**world))
     except ValidationError as error:
         raise UsageError(first_problem(error)) from error
 

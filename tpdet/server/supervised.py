@@ -22,8 +22,14 @@ def serve_command(arguments: Sequence[str]) -> int:
 
     Raises UsageError and NotFoundError before anything is started.
     """
-    ranks, rest = split_ranks(arguments)
+    given, rest = split_ranks(arguments)
     settings = load_settings(rest, "tpdet serve")
+    ranks = given or settings.world.tp or 1
+    if settings.world.nodes > 1:
+        raise UsageError(
+            f"the settings are for {settings.world.nodes} nodes, tpdet serve starts the ranks of "
+            "one host: run torchrun -m tpdet.serve with the same settings on each node"
+        )
     read_faults(settings.server.allow_faults)
     return serve(
         ranks,
@@ -34,8 +40,8 @@ def serve_command(arguments: Sequence[str]) -> int:
     )
 
 
-def split_ranks(arguments: Sequence[str]) -> tuple[int, list[str]]:
-    """The tensor-parallel size (1 by default) and the arguments that are for the ranks."""
+def split_ranks(arguments: Sequence[str]) -> tuple[int | None, list[str]]:
+    """The tensor-parallel size, if one is given, and the arguments that are for the ranks."""
     if any(argument in ("-h", "--help") for argument in arguments):
         parser = make_parser("tpdet serve")
         _add_ranks(parser)
@@ -46,7 +52,7 @@ def split_ranks(arguments: Sequence[str]) -> tuple[int, list[str]]:
         options, rest = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
         raise UsageError(f"{error}: see tpdet serve --help") from error
-    if not 1 <= options.tp <= MAX_RANKS:
+    if options.tp is not None and not 1 <= options.tp <= MAX_RANKS:
         raise UsageError(f"--tp {options.tp} is out of range [1, {MAX_RANKS}]")
     return options.tp, rest
 
@@ -58,8 +64,8 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
         "--tp",
         dest="tp",
         type=int,
-        default=1,
-        help="ranks to start (default 1)",
+        default=None,
+        help="ranks to start (default: tp of --config, else 1)",
     )
 
 

@@ -1,0 +1,115 @@
+"""Predicted beside measured: the figures of docs/results, and the tables of docs/scaling.md."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpdet.bench.load import lengths
+from tpdet.bench.results import newest_rows
+from tpdet.errors import UsageError
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.planner.constants import Constants, load_constants
+from tpdet.planner.figures import StepFigure, step_figures
+from tpdet.planner.step import decode_parts, prefill_parts, step_seconds
+from tpdet.planner.step_fit import figure_world, predicted_seconds
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A case with its value as measured and as predicted, in `unit`."""
+
+    case: str
+    tp: int
+    unit: str
+    measured: float
+    predicted: float
+    commit: str
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative."""
+        return self.predicted / self.measured - 1
+
+
+def compare_steps(constants: Constants, found: Sequence[StepFigure]) -> list[Comparison]:
+    """Decode in ms a step, prefill in tokens a second."""
+    made = []
+    for figure in found:
+        seconds = predicted_seconds(constants, figure)
+        if figure.case == "decode":
+            case, unit = f"decode, batch {figure.batch}, context {figure.context}", "ms"
+            pair = 1e3 * figure.value, 1e3 * seconds
+        else:
+            case, unit = f"prefill, {figure.batch} prompts of {figure.context:,}", "tokens/s"
+            pair = figure.value, figure.budget / seconds
+        made.append(Comparison(case, figure.tp, unit, *pair, figure.commit))
+    return made
+
+
+def compare_mixed(constants: Constants, results: Path) -> list[Comparison]:
+    """`tpdet bench throughput`: seconds for 256 prompts of 64 to 1,024 tokens, 128 drawn each.
+
+    Nothing is fitted to these. Prompts are read in whole steps, then all decode together.
+    """
+    made = []
+    for run, rows in newest_rows(results / f"throughput.{constants.gpu}.json"):
+        for row in rows:
+            if row["case"] != "mixed" or row.get("mode") != DEFAULT_FOLD_ORDER:
+                continue
+            prompts = lengths(row["batch"], 64, row["context"], 0)
+            mean = sum(prompts) // len(prompts)
+            figure = StepFigure(
+                "decode",
+                row["model"],
+                row["tp"],
+                row["batch"],
+                mean,
+                0.0,
+                8192,
+                run["commit"],
+                None,
+            )
+            world = figure_world(constants, figure)
+            reading = step_seconds(prefill_parts(world, mean)) * sum(prompts) / world.budget
+            step = step_seconds(decode_parts(world, row["batch"], mean + 64))
+            made.append(
+                Comparison(
+                    f"mixed, {row['batch']} requests",
+                    row["tp"],
+                    "s",
+                    row["value"],
+                    reading + 127 * step,
+                    run["commit"],
+                )
+            )
+    return sorted(made, key=lambda comparison: comparison.tp)
+
+
+def comparison_table(constants: Constants, results: Path) -> list[str]:
+    """Lines of Markdown."""
+    found = compare_steps(constants, step_figures(results, constants.gpu))
+    lines = ["| case | TP | measured | predicted | error | commit |", "|---|---|---|---|---|---|"]
+    for row in [*found, *compare_mixed(constants, results)]:
+        digits = 0 if row.unit == "tokens/s" else 2
+        lines.append(
+            f"| {row.case} | {row.tp} | {row.measured:,.{digits}f} {row.unit} | "
+            f"{row.predicted:,.{digits}f} | {100 * row.error:+.1f} % | {row.commit} |"
+        )
+    return lines
+
+
+def main(page: Path = Path("docs/scaling.md"), results: Path = Path("docs/results")) -> int:
+    """Write the table between the page's marks anew. Raises UsageError without the marks."""
+    text = page.read_text(encoding="utf-8")
+    begin, end = "<!-- predicted:begin -->\n", "<!-- predicted:end -->"
+    if begin not in text or end not in text:
+        raise UsageError(f"{page} has no marks for the table: put {begin.strip()} and {end} back")
+    before, rest = text.split(begin)
+    table = "\n".join(comparison_table(load_constants("h200"), results))
+    page.write_text(f"{before}{begin}\n{table}\n\n{end}{rest.split(end)[1]}", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

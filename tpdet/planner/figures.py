@@ -1,0 +1,131 @@
+"""Measured figures that the planner's constants are fitted to, out of results files.
+
+Results files hold several runs; of figures measured again only the newest counts. The tuned
+products' times stand in the shape table, the file that the runtime chooses its kernels by.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpdet.bench.results import newest_rows
+from tpdet.config import APPROXIMATE
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+
+SHAPE_TABLE = "kernels/cuda/shape_tables/nvidia-{gpu}.json"
+OLD_ASIDE = 16
+"""Multiprocessors of an exchange under products, in commits of OLD_COMMITS."""
+OLD_COMMITS = ("b513469",)
+
+_PREFILL_ATTENTION = re.compile(r"attention prefill, (\d+) x (\d+) tokens, head 128")
+
+
+@dataclass(frozen=True)
+class StepFigure:
+    """Decode (seconds of a step) or prefill (tokens a second) of a model, as measured.
+
+    budget: rows of a step, at most; aside: multiprocessors of an exchange under products then,
+    None for today's.
+    """
+
+    case: str
+    model: str
+    tp: int
+    batch: int
+    context: int
+    value: float
+    budget: int
+    commit: str
+    aside: int | None
+
+
+def step_figures(results: Path, gpu: str) -> list[StepFigure]:
+    """Of the default fold order, sorted by case, size and batch."""
+    found = []
+    for run, rows in newest_rows(results / f"latency.{gpu}.json"):
+        budget = re.search(r"--budget (\d+)", run["command"])
+        for row in rows:
+            if row["case"] not in ("decode", "prefill") or row.get("mode") != DEFAULT_FOLD_ORDER:
+                continue
+            scale = 1e-3 if row["unit"] == "ms" else 1.0
+            found.append(
+                StepFigure(
+                    row["case"], row["model"], row["tp"], row["batch"], row["context"],
+                    scale * row["value"], int(budget.group(1)) if budget else 2048, run["commit"],
+                    OLD_ASIDE if run["commit"] in OLD_COMMITS else None,
+                )
+            )  # fmt: skip
+    return sorted(found, key=lambda f: (f.case, f.model, f.tp, f.batch, f.context))
+
+
+@dataclass(frozen=True)
+class ProductFigure:
+    """Microseconds of one tuned product: x [rows, k] times a weight [n, k], `roots` sums sent."""
+
+    kind: str
+    rows: int
+    n: int
+    k: int
+    roots: int
+    us: float
+
+
+def product_figures(table: Path) -> list[ProductFigure]:
+    """Every bucket of every product in a shape table."""
+    found = []
+    for product in json.loads(table.read_text(encoding="utf-8"))["products"]:
+        roots = len(product.get("roots", "").split())
+        k = product["k"] * product["leaves"]
+        for rows, choice in product["rows"].items():
+            found.append(
+                ProductFigure(product["kind"], int(rows), product["n"], k, roots, choice["us"])
+            )
+    return found
+
+
+def decode_attention_figures(results: Path, gpu: str) -> list[tuple[int, int, float]]:
+    """(batch, context, us) of 32 query and 8 key heads of 128: the newest of each."""
+    found: dict[tuple[int, int], float] = {}
+    for row in _kernel_rows(results / f"kernels.{gpu}.json"):
+        if row["case"] == "attention decode" and row.get("mode") != APPROXIMATE:
+            found[row["batch"], row["context"]] = row["value"]
+    return [(batch, context, us) for (batch, context), us in found.items()]
+
+
+def prefill_attention_figures(results: Path, gpu: str) -> list[tuple[int, int, float]]:
+    """(prompts, tokens of each, us) at head 128: of the modes timed, the fastest, which serves."""
+    found: dict[tuple[int, int], float] = {}
+    for row in _kernel_rows(results / f"kernels.{gpu}.json"):
+        match = _PREFILL_ATTENTION.fullmatch(row["case"])
+        if match:
+            key = int(match.group(1)), int(match.group(2))
+            found[key] = min(row["value"], found.get(key, row["value"]))
+    return [(prompts, tokens, us) for (prompts, tokens), us in found.items()]
+
+
+def exchange_rows(results: Path, gpu: str) -> list[dict[str, Any]]:
+    """Exchanges of [batch, hidden 4096] beside NCCL's, with `gather` in us where it was timed."""
+    rows = _kernel_rows(results / f"allreduce.{gpu}.json")
+    return [row for row in rows if row["case"] == "allreduce"]
+
+
+def sampling_figures(results: Path, gpu: str) -> list[tuple[int, int, float]]:
+    """(ranks, rows, us) of greedy tokens over Qwen3's vocabulary."""
+    return [
+        (row["tp"], row["batch"], row["value"])
+        for row in _kernel_rows(results / f"kernels.{gpu}.json")
+        if row["case"] == "sampler greedy"
+    ]
+
+
+def commits(path: Path) -> tuple[str, ...]:
+    """Of the runs in a results file that still hold a newest figure."""
+    return tuple(dict.fromkeys(run["commit"] for run, _ in newest_rows(path)))
+
+
+def _kernel_rows(path: Path) -> Iterator[dict[str, Any]]:
+    for _, rows in newest_rows(path):
+        yield from rows

@@ -1,0 +1,67 @@
+"""Seconds of one kernel from the planner's constants. The same formulas are fitted to figures."""
+
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.planner.constants import (
+    DecodeAttentionCost,
+    PrefillAttentionCost,
+    ProductCost,
+    SamplingCost,
+)
+
+
+def smooth_maximum(one: float, other: float, sharpness: float) -> float:
+    """The larger of two times, more where they meet: the norm of that order."""
+    largest = max(one, other)
+    if largest <= 0.0:
+        return 0.0
+    return float(
+        largest * ((one / largest) ** sharpness + (other / largest) ** sharpness) ** (1 / sharpness)
+    )
+
+
+def product_work(kind: str, rows: int, n: int, k: int, roots: int) -> tuple[float, float, float]:
+    """(bytes of the bf16 weight, operations, bytes of inputs and outputs) of a rank's product.
+
+    The output is bf16 (`column`), fp32 (`head`) or `roots` fp32 sums (`row`).
+    """
+    out = {"column": 2 * n, "head": 4 * n, "row": 4 * n * roots}[kind]
+    return 2.0 * n * k, 2.0 * rows * n * k, float(rows * (2 * k + out))
+
+
+def product_seconds(cost: ProductCost, work: tuple[float, float, float]) -> float:
+    """Launch, the roofline with a round edge, and the activations."""
+    weight, flops, activations = work
+    roof = smooth_maximum(weight / cost.bytes, flops / cost.flops, cost.sharpness)
+    return cost.launch + roof + activations / cost.activations
+
+
+def decode_attention_work(
+    batch: int, context: int, key_heads: int, head_dim: int
+) -> tuple[float, float, float]:
+    """(bytes of keys and values, heads of all sequences, splits of one) in one layer, in bf16."""
+    heads = float(batch * key_heads)
+    return heads * context * head_dim * 4, heads, float(-(-context // PAGE_TOKENS))
+
+
+def decode_attention_seconds(cost: DecodeAttentionCost, work: tuple[float, float, float]) -> float:
+    """One layer's attention of a decode step."""
+    cached, heads, splits = work
+    return cost.launch + cached / cost.bytes + heads * cost.head + splits * cost.split
+
+
+def prefill_attention_seconds(cost: PrefillAttentionCost, flops: float) -> float:
+    """One layer's attention of a prefill step of so many operations (visible keys only)."""
+    return cost.launch + flops / cost.flops
+
+
+def sampling_seconds(cost: SamplingCost, ranks: int, rows: int, columns: int) -> float:
+    """Greedy tokens of `rows` rows from a rank's `columns` fp32 logits."""
+    return cost.launch + (cost.ranks if ranks > 1 else 0.0) + rows * columns * 4 / cost.bytes
+
+
+def layer_bytes(rows: int, query: int, key: int, inner: int) -> float:
+    """Bytes that the kernels between the products move in one layer, in bf16.
+
+    Rotation and head norm read and write q, k and v; SiLU reads gate and up and writes one.
+    """
+    return float(rows * (4 * (query + 2 * key) + 6 * inner))

@@ -1,0 +1,101 @@
+"""Bytes of one rank's GPU: weights, slots that peers write to, workspaces, what is left for KV.
+
+Weights, rotary tables, slots and pages are counted as the runtime allocates them. Workspaces are
+the largest tensors of a step that live at one time; what else a process holds is
+`Hardware.reserved`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from tpdet.bench.shapes import products
+from tpdet.cache.kv import page_bytes
+from tpdet.comm.slot_layout import SlotLayout
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.planner.step import HEAD_ROWS, World
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a rank's GPU. `usable` is the share the engine may use (gpu_memory_utilization)."""
+
+    usable: int
+    weights: int
+    tables: int
+    slots: int
+    workspaces: int
+    reserved: int
+    page: int
+
+    @property
+    def fixed(self) -> int:
+        """Everything but KV pages."""
+        return self.weights + self.tables + self.slots + self.workspaces + self.reserved
+
+    @property
+    def pages(self) -> int:
+        """KV pages that fit; 0 when the rest does not."""
+        return max(0, self.usable - self.fixed) // self.page
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose keys and values fit."""
+        return self.pages * PAGE_TOKENS
+
+    def sequences(self, context: int) -> int:
+        """Sequences of `context` tokens whose pages fit."""
+        return self.pages // -(-context // PAGE_TOKENS)
+
+
+def rank_memory(world: World, positions: int, utilization: float) -> Memory:
+    """positions: the rotary tables' length, the longest sequence that may be served."""
+    config = world.config
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    keys = len(world.partition.key_heads)
+    return Memory(
+        usable=int(utilization * world.hardware.memory),
+        weights=_weight_values(world) * dtype.itemsize,
+        tables=4 * positions * config.head_dim,
+        slots=_slot_bytes(world, dtype),
+        workspaces=_workspace_bytes(world, dtype.itemsize),
+        reserved=world.hardware.reserved,
+        page=page_bytes(config.num_layers, keys, config.head_dim, dtype),
+    )
+
+
+def _weight_values(world: World) -> int:
+    """A rank's shares of the products, the vocabulary's two tables (or the tied one), the norms."""
+    config = world.config
+    *layer, (_, rows, hidden) = products(world.partition)
+    each = sum(n * k for _, n, k in layer) + 2 * hidden
+    if config.qk_norm:
+        each += 2 * config.head_dim
+    if config.attention_bias:
+        each += layer[0][1]
+    tables = 1 if config.tie_word_embeddings else 2
+    return config.num_layers * each + tables * rows * hidden + hidden
+
+
+def _slot_bytes(world: World, dtype: torch.dtype) -> int:
+    """What peers of the node write to, and room for other nodes' partials of the rows it owns."""
+    levels, hidden = world.levels, world.config.hidden_size
+    inside = 0
+    if levels.local > 1:
+        inside = SlotLayout(levels.local, levels.slots, world.budget, hidden, dtype).bytes
+    if levels.nodes == 1:
+        return inside
+    rows = max(levels.one_shot_rows, -(-world.budget // levels.local))
+    return inside + 4 * levels.nodes * levels.node_slots * rows * hidden
+
+
+def _workspace_bytes(world: World, size: int) -> int:
+    """Stream and x of a step; its widest block with the sums it sends; logits of 256 rows."""
+    config = world.config
+    shapes = {name: n for name, n, _ in products(world.partition)}
+    inner = config.intermediate_size // world.ranks
+    stream = 4 * config.hidden_size * size
+    wide = max(shapes["qkv"], shapes["gate_up"] + inner) * size
+    sums = 4 * world.levels.slots * config.hidden_size
+    logits = 4 * HEAD_ROWS * (2 * shapes["head"] + 3 * shapes["head"] * world.ranks)
+    return world.budget * (stream + wide + sums) + logits

@@ -1,0 +1,33 @@
+"""What `--model` of `tpdet plan` may be: only a config.json is needed, no weights."""
+
+from pathlib import Path
+
+from tpdet.bench.shapes import named_config
+from tpdet.errors import NotFoundError
+from tpdet.model_config import ModelConfig, load_model_config
+from tpdet.model_shapes import PUBLISHED, SHAPES
+
+
+def find_model(name: str, dtype: str = "auto") -> ModelConfig:
+    """A directory's, a well-known shape's (also by its hub name), or that of a cached hub model.
+
+    Nothing is downloaded. Raises NotFoundError when there is none, and as `load_model_config`.
+    """
+    if Path(name).is_dir():
+        return load_model_config(name, dtype)
+    shape = PUBLISHED.get(name, name)
+    if shape in SHAPES:
+        return named_config(shape, dtype)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        path = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        path = None
+    if not isinstance(path, str):
+        raise NotFoundError(
+            f"model {name!r} is no directory, not in the hub's cache and none of "
+            f"{', '.join([*SHAPES, *PUBLISHED])}: give one of these"
+        )
+    return load_model_config(Path(path).parent, dtype)

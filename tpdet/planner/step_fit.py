@@ -1,0 +1,110 @@
+"""Constants that only whole steps show: small kernels, exchanges under products, the host.
+
+In this order, each beside what is known by then:
+
+1. layer: what is left of decode steps and of prefill on one rank when all timed kernels are taken
+   away, as seconds a layer and bytes that its small kernels move;
+2. aside: prefill on several ranks, bytes a second that a program of an exchange sends;
+3. host: a decode step that takes a quarter longer than its kernels and exchanges can is taken for
+   one that waits for rank 0's host, which plans the next step meanwhile; seconds a row.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from tpdet.bench.shapes import named_config
+from tpdet.planner.constants import AsideCost, Constants, FitError, LayerCost
+from tpdet.planner.figures import StepFigure
+from tpdet.planner.hardware import Network, hardware_of
+from tpdet.planner.kernel_time import layer_bytes
+from tpdet.planner.step import World, decode_parts, make_world, prefill_parts, step_seconds
+
+HOST_BOUND = 1.25
+_SHARPNESS = 4.0  # of the maximum of products and exchange, when one runs under the other
+
+
+def figure_world(constants: Constants, figure: StepFigure) -> World:
+    """The world in which a figure was measured."""
+    return make_world(
+        named_config(figure.model), figure.tp, constants, hardware_of(constants.gpu), Network(),
+        budget=figure.budget, aside=figure.aside,
+    )  # fmt: skip
+
+
+def predicted_seconds(constants: Constants, figure: StepFigure) -> float:
+    """Of the step that a figure was measured on."""
+    world = figure_world(constants, figure)
+    if figure.case == "decode":
+        return step_seconds(decode_parts(world, figure.batch, figure.context))
+    return step_seconds(prefill_parts(world, figure.context))
+
+
+def measured_seconds(figure: StepFigure) -> float:
+    """Of that step, as measured."""
+    return figure.value if figure.case == "decode" else figure.budget / figure.value
+
+
+def fit_steps(constants: Constants, found: Sequence[StepFigure]) -> Constants:
+    """The three constants, in the module's order, and how far steps then are from the figures."""
+    waiting = [figure for figure in found if _waits(constants, figure)]
+    steady = [figure for figure in found if figure not in waiting]
+    constants = replace(constants, layer=_fit_layer(constants, steady))
+    constants = replace(constants, aside=_fit_aside(constants, steady))
+    # Rows that the host is seen to hold up say how long it takes for a row; others only less.
+    host = max((f.value / f.batch for f in waiting), default=0.0)
+    constants = replace(constants, host=host)
+    errors = dict(constants.errors)
+    for case in ("decode", "prefill"):
+        mine = [f for f in found if f.case == case]
+        relative = [predicted_seconds(constants, f) / measured_seconds(f) - 1 for f in mine]
+        worst = max(relative, key=abs, default=0.0)
+        rms = float(np.sqrt(np.mean(np.square(relative)))) if relative else 0.0
+        errors[f"{case} steps"] = FitError(len(relative), rms, worst)
+    return replace(constants, errors=errors)
+
+
+def _waits(constants: Constants, figure: StepFigure) -> bool:
+    if figure.case != "decode":
+        return False
+    return figure.value > HOST_BOUND * predicted_seconds(constants, figure)
+
+
+def _fit_layer(constants: Constants, found: Sequence[StepFigure]) -> LayerCost:
+    from scipy.optimize import nnls
+
+    terms, left = [], []
+    for figure in found:
+        if figure.case == "prefill" and figure.tp > 1:
+            continue
+        world, measured = figure_world(constants, figure), measured_seconds(figure)
+        config, partition = world.config, world.partition
+        rows = figure.batch if figure.case == "decode" else figure.budget
+        widths = (
+            partition.query_heads * config.head_dim,
+            len(partition.key_heads) * config.head_dim,
+            config.intermediate_size // world.ranks,
+        )
+        moved = layer_bytes(rows, *widths) / 1e12  # numbers of one size, for the solver
+        terms.append([config.num_layers / measured, config.num_layers * moved / measured])
+        left.append(1 - predicted_seconds(constants, figure) / measured)
+    seconds, each = nnls(np.array(terms), np.array(left))[0]
+    return LayerCost(float(seconds), 1e12 / max(float(each), 1e-6))
+
+
+def _fit_aside(constants: Constants, found: Sequence[StepFigure]) -> AsideCost:
+    from scipy.optimize import minimize_scalar
+
+    mine = [figure for figure in found if figure.case == "prefill" and figure.tp > 1]
+
+    def distance(log_rate: float) -> float:
+        trial = replace(constants, aside=AsideCost(float(np.exp(log_rate)), _SHARPNESS))
+        return sum(
+            float(np.log(predicted_seconds(trial, figure) / measured_seconds(figure))) ** 2
+            for figure in mine
+        )
+
+    bounds = (np.log(1e9), np.log(1e11))
+    best = minimize_scalar(distance, bounds=bounds, method="bounded").x
+    return AsideCost(float(np.exp(best)), _SHARPNESS)
