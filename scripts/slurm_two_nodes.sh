@@ -34,6 +34,9 @@ down() {
             sleep 0.1
         done
     fi
+    for name in $DAEMONS; do # all at once; then each is waited for
+        pid=$(cat "$folder/$name.pid" 2>/dev/null) && kill "$pid" 2>/dev/null || true
+    done
     for name in $DAEMONS; do ends "$name"; done
 }
 
@@ -89,7 +92,7 @@ SlurmdParameters=config_overrides
 KillWait=30
 NodeName=n1 NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=$first CPUs=4 State=UNKNOWN
 NodeName=n2 NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=$second CPUs=4 State=UNKNOWN
-PartitionName=all Nodes=n[1-2] Default=YES MaxTime=60 State=UP
+PartitionName=all Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
 CONF
 trap 'down; tail -n 5 "$folder"/*.log >&2' ERR
 slurmctld -c
