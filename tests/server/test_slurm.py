@@ -43,7 +43,7 @@ class Job:
         done = self.run(sys.executable, *launch, "--output", str(self.log), "--submit", *server)
         self.number = done.strip()
         try:
-            self.ready = wait_ready(folder, "tpdet-*/*/ready.json", self.runs, self.log)
+            self.ready = wait_ready(folder, "tpdet-*/**/ready.json", self.runs, self.log)
         except BaseException:
             self.run("scancel", self.number)
             raise
@@ -74,7 +74,7 @@ class Job:
 
     def decided(self):
         """The codes in the ranks' run directories."""
-        texts = [path.read_text() for path in self.folder.glob("tpdet-*/*/exit.json")]
+        texts = [path.read_text() for path in self.folder.glob("tpdet-*/**/exit.json")]
         return [int(re.search(r'"exit":(\d+)', text)[1]) for text in texts]
 
 
