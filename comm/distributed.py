@@ -1,6 +1,6 @@
 """A world on torch.distributed: one process a rank, gloo on the CPU, NCCL on GPUs.
 
-Ranks and addresses come from torchrun's environment. Byte messages always travel through gloo
+Ranks and addresses come from the launcher's environment. Byte messages always travel through gloo
 and host memory (`frames`), tensors through the backend of their device, as bytes. No object
 collective and no pickle is used, and a reduction by the approximate mode alone (`library_sum`).
 """
@@ -33,11 +33,11 @@ LOOPBACK = "lo"
 
 
 class DistributedWorld:
-    """The ranks of one torchrun job.
+    """The ranks of one job of torchrun, srun or mpirun.
 
     `device` is "cpu" or "cuda". `staged` sends CUDA tensors through host memory and gloo, for ranks
     that share a GPU, which NCCL refuses. `timeout` bounds each operation, `start_timeout` the
-    arrival of all ranks; both in seconds. Raises UsageError without torchrun's environment,
+    arrival of all ranks; both in seconds. Raises UsageError without a launcher's environment,
     PeerLostError if a rank does not arrive.
     """
 
@@ -52,12 +52,14 @@ class DistributedWorld:
         environment = environment or read_environment()
         if not environment.launched:
             raise UsageError(
-                "a distributed world needs torchrun's environment: start with "
-                "`torchrun --nproc-per-node N`, or use a world of one rank"
+                "a distributed world needs a launcher's environment: start with "
+                "`torchrun --nproc-per-node N`, srun or mpirun, or use a world of one rank"
             )
         self.rank = environment.rank
         self.size = environment.size
         self.timeout = start_timeout
+        address = f"[{environment.address}]" if ":" in environment.address else environment.address
+        self._meeting = f"tcp://{address}:{environment.port}" if address else "env://"
         self._sequence = 0
         self._broken: str | None = None
         self._closed = False
@@ -86,7 +88,7 @@ class DistributedWorld:
         if not self._owns_default_group:
             # The user's script has a group of its own, whose backends and timeout stay as they are.
             return dist.new_group(backend=backend, timeout=limit)
-        store, _, _ = next(dist.rendezvous("env://", self.rank, self.size, timeout=limit))
+        store, _, _ = next(dist.rendezvous(self._meeting, self.rank, self.size, timeout=limit))
         # A process may open worlds one after the other; addresses of an earlier one are stale.
         opened = store.add(f"tpdet/worlds/{self.rank}", 1)
         dist.init_process_group(

@@ -191,7 +191,7 @@ class RunDirectory:
 
 
 def open_run_directory(path: Path, environment: RankEnvironment) -> RunDirectory:
-    """A rank's way in: own it (local rank 0 under bare torchrun, or a rank alone), else join it.
+    """A rank's way in: own it (local rank 0 without `tpdet serve`, or a rank alone), else join it.
 
     Raises as `RunDirectory.own` and `RunDirectory.join`.
     """
@@ -204,11 +204,14 @@ def open_run_directory(path: Path, environment: RankEnvironment) -> RunDirectory
 def current_session(environment: RankEnvironment) -> str:
     """The name of this start, equal on all ranks of a host.
 
-    `tpdet serve` hands one down; else it is the pid and start time of the launcher (its agent
-    starts all local ranks) or, for a rank alone, of the process itself.
+    `tpdet serve` hands one down, Slurm's job, step and node make one; else it is the pid and start
+    time of the launcher (its agent starts all local ranks) or, for a rank alone, of the process
+    itself.
     """
     if session := os.environ.get(SESSION_VARIABLE):
         return session
+    if environment.session:
+        return environment.session
     pid = os.getppid() if environment.launched else os.getpid()
     status = process_status(pid)
     return f"{pid}-{status.start_time if status else 0}"

@@ -1,7 +1,8 @@
-"""The torchrun command for one host, as `python -m torch.distributed.run`.
+"""The torchrun command, for one host and for several, as `python -m torch.distributed.run`.
 
 A virtual environment that reuses an installed torch has no `torchrun` script, so the module is
-run. The rendezvous takes a free port of its own; ranks meet on the loopback address.
+run. On one host the rendezvous takes a free port of its own, and ranks meet on the loopback
+address.
 """
 
 import os
@@ -9,14 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-LOOPBACK_ADDRESS = "127.0.0.1"
-
-ENVIRONMENT = (
-    ("GLOO_SOCKET_IFNAME", "lo", "ranks of one host need to listen on no other interface"),
-    ("NCCL_NVLS_ENABLE", "0", "NVLink multicast adds inside the switch, in no fixed order"),
-    ("PYTHONUNBUFFERED", "1", "the last line of standard error must not be lost with the process"),
-)
-"""(name, value, reason): set for the ranks unless the caller has set them."""
+from tpdet.errors import UsageError
+from tpdet.launch.environment import LOOPBACK_ADDRESS
+from tpdet.launch.pinned import fill
 
 
 def torchrun_command(
@@ -38,6 +34,34 @@ def torchrun_command(
     ]
 
 
+def cluster_command(
+    nodes: int, ranks_per_node: int, endpoint: str | None, arguments: Sequence[str]
+) -> list[str]:
+    """The command to run on each of `nodes` hosts, for a server with the flags `arguments`.
+
+    endpoint: HOST:PORT of a host that all can reach, where the agents meet; not needed on one host.
+    Raises UsageError for sizes that make no world, and without an endpoint.
+    """
+    if nodes < 1 or ranks_per_node < 1:
+        raise UsageError(f"--nodes {nodes} --ranks-per-node {ranks_per_node}: use 1 or more")
+    if nodes > 1 and endpoint is None:
+        raise UsageError(
+            f"--nodes {nodes} needs --rdzv-endpoint HOST:PORT: one of the hosts, and a free port "
+            "of it that the others can reach"
+        )
+    meeting = ["--standalone", f"--local-addr={LOOPBACK_ADDRESS}"]
+    if nodes > 1:
+        meeting = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *meeting,
+        f"--nproc-per-node={ranks_per_node}",
+        "--max-restarts=0",
+        *("-m", "tpdet.serve"),
+        *arguments,
+    ]
+
+
 def rank_environment(ranks: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment to start torchrun in: the caller's, with the table's values where unset.
 
@@ -45,8 +69,5 @@ def rank_environment(ranks: int, environ: Mapping[str, str] | None = None) -> di
     default is 1.)
     """
     result = dict(os.environ if environ is None else environ)
-    cores = len(os.sched_getaffinity(0))
-    result.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
-    for name, value, _ in ENVIRONMENT:
-        result.setdefault(name, value)
+    fill(result, ranks, one_host=True)
     return result

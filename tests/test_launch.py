@@ -51,7 +51,9 @@ def test_a_process_without_a_launcher_runs_alone():
 
 
 def test_torchruns_environment_is_read():
-    assert read_environment(TORCHRUN) == RankEnvironment(3, 8, 1, 2, launched=True)
+    assert read_environment(TORCHRUN) == RankEnvironment(
+        3, 8, 1, 2, launched=True, launcher="torchrun"
+    )
 
 
 @pytest.mark.parametrize("missing", sorted(TORCHRUN))

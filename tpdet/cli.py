@@ -10,6 +10,7 @@ from tpdet import __version__
 from tpdet.errors import TpdetError, UsageError
 
 OWN_RANKS = "serve"  # this command's flags are parsed by the server itself
+CLUSTER = "launch"  # so are this command's, but for the launcher's own
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,6 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] == [OWN_RANKS]:
             return _serve(arguments[1:])
+        if arguments[:1] == [CLUSTER]:
+            return _launch(arguments[1:])
         options = _parser().parse_args(_complete(arguments))
         return options.run(options)
     except TpdetError as error:
@@ -36,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tpdet {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     commands.add_parser("serve", help="start a server of N ranks (see tpdet serve --help)")
+    commands.add_parser("launch", help="start on a cluster (see tpdet launch --help)")
     from tpdet.server.commands import add_reload, add_stop
 
     for add in (
@@ -63,6 +67,12 @@ def _serve(arguments: list[str]) -> int:
     from tpdet.server.supervised import serve_command
 
     return serve_command(arguments)
+
+
+def _launch(arguments: list[str]) -> int:
+    from tpdet.server.launch_command import launch_command
+
+    return launch_command(arguments)
 
 
 def _add_generate(commands: argparse._SubParsersAction) -> None:

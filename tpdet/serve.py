@@ -1,4 +1,4 @@
-"""`python -m tpdet.serve`: what every rank runs, under torchrun or alone.
+"""`python -m tpdet.serve`: what every rank runs, under torchrun, srun or mpirun, or alone.
 
 Rank 0 talks to the HTTP process and decides; the others execute its plans. Every refusal happens
 before the port opens; every fatal error ends all streams with an error, then all local ranks.
@@ -16,6 +16,7 @@ from tpdet.errors import DrainTimeoutError, PeerLostError
 from tpdet.launch.environment import RankEnvironment, read_environment
 from tpdet.launch.faults import read_faults
 from tpdet.launch.lifecycle import check_peers, end_process, write_error
+from tpdet.launch.pinned import pin_environment
 from tpdet.launch.processes import die_with_parent
 from tpdet.launch.run_directory import (
     RunDirectory,
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
         secret = given_secret(settings.server.run_secret_file)
         environment = read_environment()
         rank = environment.rank
+        pin_environment(environment)
         if environment.launched:
             die_with_parent()
         signals = StopSignals()
@@ -120,6 +122,8 @@ def _lead(
     books = Books(engine, settings.engine.step_timeout / 4)
     reload = Reload(run, engine, bridge, canary, announce)
     serve(engine, bridge, drain, pulse, canary, books, reload)
+    if not environment.one_host:
+        engine.heartbeat()  # a rank lost on another host means 75, not a drain
     run.decide_exit(0, "drained", 0)
     engine.stop_workers()
     bridge.stop()

@@ -1,0 +1,44 @@
+"""A process's place among the ranks, as its launcher told it."""
+
+from dataclasses import dataclass
+
+from tpdet.errors import UsageError
+
+
+@dataclass(frozen=True)
+class RankEnvironment:
+    """A process's place: `rank` of `size`, and `local_rank` of `local_size` on its host.
+
+    `launched` is false for a process started by hand, which is a world of its own. `launcher` is
+    the name of who started it. `session` names this start on this host, where the launcher has a
+    name for it. Ranks meet at `address`, `port`; without an address, where torchrun's environment
+    says. Raises UsageError if the numbers contradict each other.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    launched: bool = False
+    launcher: str = ""
+    session: str = ""
+    address: str = ""
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        if not (
+            0 <= self.rank < self.size
+            and 0 <= self.local_rank < self.local_size <= self.size
+            and self.local_rank <= self.rank
+        ):
+            raise UsageError(
+                f"the environment of {self.launcher or 'the launcher'} contradicts itself: rank "
+                f"{self.rank} of {self.size}, local rank {self.local_rank} of {self.local_size}; "
+                "unset RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun, "
+                "srun or mpirun"
+            )
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all ranks are on this host."""
+        return self.local_size == self.size

