@@ -3,6 +3,8 @@
 Shape suffixes: M rows of the step, H hidden, V vocabulary.
 """
 
+from copy import copy
+
 import torch
 
 from tpdet.cache.kv import KeyValuePages
@@ -66,6 +68,7 @@ class Decoder:
         config = partition.config
         self._eps = config.rms_norm_eps
         self._arithmetic = partition.arithmetic
+        self._windows = config.windows
         self._embedding = VocabularyTable(source, partition, "model.embed_tokens")
         self._layers = [DecoderLayer(source, partition, i) for i in range(config.num_layers)]
         self._norm = source.read("model.norm.weight", (config.hidden_size,), Pieces.whole())
@@ -115,6 +118,17 @@ class Decoder:
         for rows in parts:
             rows.settle()
         return torch.cat([rows.x_MH for rows in parts]) if aside else parts[0].x_MH
+
+    def shallow(self) -> "Decoder":
+        """The same weights with one layer of each kind: it launches every kernel that this does.
+
+        Its answers are no model's; for runs whose results nobody reads.
+        """
+        other, windows = copy(self), self._windows
+        other._layers = [
+            self._layers[windows.index(kind)] for kind in sorted(set(windows), key=str)
+        ]
+        return other
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on, between two steps; graphs of the model are then void."""
