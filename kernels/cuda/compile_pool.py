@@ -36,12 +36,11 @@ def _compile(each: Specialization) -> str:
 
 
 @contextmanager
-def counting_compilations() -> Iterator[list[str]]:
-    """Names of the kernels compiled anew meanwhile, on any thread; those found on disk are none.
+def counting_compilations(names: list[str]) -> Iterator[None]:
+    """Add to `names` each kernel compiled anew meanwhile, on any thread, not those found on disk.
 
     Counts nothing where another listener to Triton's compiler is there already.
     """
-    names: list[str] = []
 
     def listen(*, src: Any, cache_hit: bool, **_: Any) -> None:
         if not cache_hit:
@@ -51,7 +50,7 @@ def counting_compilations() -> Iterator[list[str]]:
     if before is None:
         knobs.compilation.listener = listen
     try:
-        yield names
+        yield
     finally:
         if knobs.compilation.listener is listen:
             knobs.compilation.listener = before

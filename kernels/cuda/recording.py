@@ -81,10 +81,10 @@ def recording() -> Iterator[Recorded]:
 
     Raises RuntimeError for a Triton that cannot be recorded.
     """
-    check_triton()
     asked: Recorded = {}
     owner = threading.get_ident()
-    with _turn:
+    with _turn:  # what another thread's recording replaced is back
+        check_triton()
         run, compile_now = JITFunction.run, JITFunction._do_compile
 
         def run_nothing(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +60,8 @@ class CompilingAhead:
         """patience: seconds that ranks may be apart."""
         self._world, self._device = world, device
         self._times, self._patience = times, patience
+        self._watching = ExitStack()
+        self._late: list[str] = []
 
     def compile(self, work: Callable[[], object], phase: str) -> None:
         """Compile what `work` would launch. Collective; raises PeerLostError.
@@ -67,13 +70,26 @@ class CompilingAhead:
         """
         if self._device.type != "cuda":
             return
-        self._times.mark("checks")
+        from tpdet.kernels.cuda.compile_pool import counting_compilations
+
+        self._watching.close()
         self._times.mark(phase)
         before = self._world.timeout
         self._world.set_timeout(max(before, self._patience))
         self._times.kernels += compile_ahead(work, self._world)
         self._world.set_timeout(before)
         self._times.mark("compiling ahead")
+        self._watching.enter_context(counting_compilations(self._late))
+
+    def finish(self) -> None:
+        """The start is over: rank 0 says how long it took, each what it did not foresee."""
+        self._watching.close()
+        if self._late:
+            _log.warning(
+                "%d kernels were not foreseen and compiled in turn: %s",
+                len(self._late), ", ".join(sorted(self._late)),
+            )  # fmt: skip
+        self._times.announce(self._world.rank)
 
 
 def compile_ahead(work: Callable[[], object], world: World) -> int:

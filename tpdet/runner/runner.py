@@ -110,7 +110,7 @@ class Runner:
         self._exchange.set_timeout(_SHARE_OF_TIMEOUT * config.step_timeout)
         self.reset_pages(pages)
         self.times.mark("pages and graphs")
-        self.times.announce(world.rank)
+        self._ahead.finish()
         self.choice.announce(self.fingerprint(approximate=True))
 
     @property
