@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ pytest.importorskip("triton")
 
 from tests.driverless import compile_for_hopper, take_gpu_kernels
 from tests.test_recording import add_number
+from tpdet.comm.peer_exchange import PeerExchange
+from tpdet.comm.peer_memory import PeerTensor
 from tpdet.comm.threads import run_threads
 from tpdet.comm.world import SoloWorld
 from tpdet.config import EngineConfig
@@ -18,6 +21,8 @@ from tpdet.engine import Engine
 from tpdet.kernels.cuda import compile_pool
 from tpdet.kernels.cuda.recording import recording
 from tpdet.kernels.known_answers import known_answers
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, fold_plan
+from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.models.warm_up import warm_up
 from tpdet.runner import Runner, compile_ahead
 from tpdet.runner.compile_ahead import Asked, CompilingAhead, share
@@ -149,6 +154,44 @@ def test_graphs_ask_for_kernels_that_no_other_step_does(runner):
         make_graphs(runner.model.shallow(), runner._pages, runner._drawn, config, 2048, False)
     names = [each.name for digest, each in graphs.items() if digest not in steps]
     assert "_resolve" in names and "attend_splits" in names
+
+
+class Memory:
+    """Peer memory of one rank of two, whose peer will never come."""
+
+    multiprocessors, device = 132, CPU
+
+    def __init__(self):
+        self.world = SimpleNamespace(rank=0, size=2, timeout=1.0)
+
+    def allocate(self, shape, dtype):
+        return PeerTensor(torch.zeros(shape, dtype=dtype), torch.zeros(2, dtype=torch.int64))
+
+    def host_words(self, count):
+        return torch.zeros(count, dtype=torch.int64)
+
+    def settle(self):
+        pass
+
+
+def test_an_exchange_is_rehearsed_without_a_peer_and_not_counted(monkeypatch, tmp_path):
+    compile_for_hopper(monkeypatch, tmp_path)
+    plan, hidden = fold_plan(DEFAULT_FOLD_ORDER, 8, 2), 64
+    exchange = PeerExchange(plan, Memory(), 2048, hidden, torch.bfloat16, one_shot_rows=8)
+    before = exchange._shared.own.clone()
+    roots = relative_roots(plan.roots[0], 0)
+    counts = set()
+    with exchange.rehearsal(), recording() as asked:
+        for rows in (1, 5, 8, 1024, 2048, 2048, 5000):
+            x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
+            sums = PartialSums(torch.zeros(4, rows, hidden), roots)
+            exchange.fold_and_norm(sums, x, x[0], 1e-6)
+            exchange.all_gather(x)
+            counts.add(exchange._direct)
+    names = {each.name for each in asked.values()}
+    assert "gather_words" in names and len(names) >= 3
+    assert len(counts) > 1 and exchange._direct == 0  # each rank goes on with the same number
+    assert torch.equal(exchange._shared.own, before)
 
 
 @pytest.mark.slow

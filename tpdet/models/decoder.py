@@ -8,7 +8,7 @@ from copy import copy
 import torch
 
 from tpdet.cache.kv import KeyValuePages
-from tpdet.comm.fold import Pending
+from tpdet.comm.fold import Pending, RankExchange
 from tpdet.kernels import ops
 from tpdet.kernels.paged_batch import PagedBatch
 from tpdet.kernels.rotary import rotary_table
@@ -119,6 +119,11 @@ class Decoder:
             rows.settle()
         return torch.cat([rows.x_MH for rows in parts]) if aside else parts[0].x_MH
 
+    @property
+    def exchange(self) -> RankExchange:
+        """The exchange of the arithmetic in use."""
+        return self._arithmetic.exchange
+
     def shallow(self) -> "Decoder":
         """The same weights with one layer of each kind: it launches every kernel that this does.
 
@@ -145,7 +150,7 @@ class Decoder:
 
     @property
     def _multiprocessors(self) -> int:
-        return self._arithmetic.exchange.aside
+        return self.exchange.aside
 
     def local_logits(self, x_MH: torch.Tensor) -> torch.Tensor:
         """Normed rows [M, H] -> fp32 logits of this rank's part of the vocabulary [M, V']."""

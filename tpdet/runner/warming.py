@@ -27,9 +27,10 @@ def warm_engine(
 
     def rehearse() -> None:
         shallow = model.shallow()
-        warm_up(shallow, pages, drawn.device, *limits)
-        if captures_graphs(config, drawn.device):
-            make_graphs(shallow, pages, drawn, config, context, capture=False)
+        with shallow.exchange.rehearsal():
+            warm_up(shallow, pages, drawn.device, *limits)
+            if captures_graphs(config, drawn.device):
+                make_graphs(shallow, pages, drawn, config, context, capture=False)
 
     ahead.compile(rehearse, "warm-up")
     warm_up(model, pages, drawn.device, *limits)
