@@ -4,6 +4,8 @@ What only moves bytes (rows of the embedding, small gathers, the look for lost p
 exchange of the deterministic engine, so that the two modes differ in arithmetic alone.
 """
 
+from contextlib import AbstractContextManager
+
 import torch
 
 from tpdet.comm.fold import Done, Pending, RankExchange
@@ -43,6 +45,10 @@ class AllReduceExchange:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """The carrier's."""
         return self._carrier.all_gather(x)
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """The carrier's."""
+        return self._carrier.rehearsal()
 
     def report(self) -> None:
         """The carrier's."""

@@ -9,13 +9,14 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpdet.comm.alone import Alone
 from tpdet.comm.frames import (
     BROADCAST_FRAME,
     GATHER_FRAME,
@@ -63,6 +64,7 @@ class DistributedWorld:
         self._sequence = 0
         self._broken: str | None = None
         self._closed = False
+        self._alone = Alone(self.size)
         # NCCL carries CUDA tensors unless they are staged; everything else is gloo's.
         self._device = "cpu" if staged else device
         self.one_host = environment.local_size == environment.size
@@ -114,6 +116,8 @@ class DistributedWorld:
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[size, *x.shape]: every rank's bytes in rank order. Raises PeerLostError."""
+        if self._alone:
+            return self._alone.all_gather(x)
         sent = self._carried(x)
         gathered = torch.empty((self.size, *x.shape), dtype=x.dtype, device=sent.device)
         if x.numel() == 0:
@@ -124,6 +128,8 @@ class DistributedWorld:
 
     def all_to_all(self, x: Tensor) -> Tensor:
         """[size, ...]: the blocks that all ranks had for this one. Raises PeerLostError."""
+        if self._alone:
+            return self._alone.all_to_all(x)
         sent = self._carried(x)
         received = torch.empty_like(sent)
         if x.numel() == 0:
@@ -134,6 +140,8 @@ class DistributedWorld:
 
     def add_in_any_order(self, x: Tensor) -> Tensor:
         """The backend's all-reduce, in x's dtype. Raises PeerLostError."""
+        if self._alone:
+            return x
         total = self._carried(x)
         if x.numel():
             with self._peers_needed(f"all-reduce of {tuple(x.shape)} {x.dtype}"):
@@ -195,6 +203,10 @@ class DistributedWorld:
         frames = torch.empty((self.size, frame.numel()), dtype=torch.uint8)
         _gather_flat(frames.view(-1), frame, self._group)
         return frames
+
+    def without_peers(self) -> AbstractContextManager[None]:
+        """What comes from peers is zeros while inside."""
+        return self._alone.while_inside()
 
     def set_timeout(self, seconds: float) -> None:
         """Bound each later operation by `seconds`."""

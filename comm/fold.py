@@ -12,6 +12,7 @@ Both evaluate one expression once an element (Rule 4), so the bits are equal and
 may choose.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -64,6 +65,13 @@ class RankExchange(Protocol):
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Every rank's small `x`, copied bit for bit: [ranks, *x.shape]."""
+        ...
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """While inside, no kernel and no tensor operation of the world really runs.
+
+        What the host counts is afterwards as before, however many exchanges each rank had inside.
+        """
         ...
 
     def report(self) -> None:
@@ -144,6 +152,10 @@ class GatherExchange:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """The world's all-gather. Raises PeerLostError."""
         return self._world.all_gather(x)
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """Nothing is counted here."""
+        return nullcontext()
 
     def report(self) -> None:
         """Nothing: see `check`."""

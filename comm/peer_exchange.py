@@ -13,6 +13,8 @@ Steps of more rows than a piece holds go piece by piece. Who owns a row follows 
 rows, so a step's residual stream stays with its owners.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -233,6 +235,15 @@ class PeerExchange:
             run_gather(part, parts[-1], self._gather, place)
         gathered = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return gathered.view(x.dtype).view(self._world.size, *x.shape)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Exchanges inside are not numbered: peers await what really ran."""
+        before = self._direct
+        try:
+            yield
+        finally:
+            self._direct = before
 
     def report(self) -> None:
         """Begin to copy to the host what `check` reads, after what the stream holds so far."""

@@ -8,12 +8,13 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from tpdet.comm.alone import Alone
 from tpdet.comm.world import checked_message
 from tpdet.errors import PeerLostError
 
@@ -70,9 +71,12 @@ class ThreadWorld:
         self.timeout = timeout
         self._meeting = meeting
         self._count = 0
+        self._alone = Alone(size)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[size, *x.shape]: every rank's `x`. Raises PeerLostError."""
+        if self._alone:
+            return self._alone.all_gather(x)
         kind = f"all_gather of {tuple(x.shape)} {x.dtype}"
         # The copy is made before the meeting: afterwards the sender may write to its tensor.
         copies = self._meet(kind, x.detach().clone(memory_format=torch.contiguous_format))
@@ -80,12 +84,16 @@ class ThreadWorld:
 
     def all_to_all(self, x: Tensor) -> Tensor:
         """[size, ...]: block `rank` of every rank's `x`. Raises PeerLostError."""
+        if self._alone:
+            return self._alone.all_to_all(x)
         kind = f"all_to_all of {tuple(x.shape)} {x.dtype}"
         copies = self._meet(kind, x.detach().clone(memory_format=torch.contiguous_format))
         return torch.stack([copy[self.rank] for copy in copies])
 
     def add_in_any_order(self, x: Tensor) -> Tensor:
         """The sum in rank order, each addition rounded to x's dtype. Raises PeerLostError."""
+        if self._alone:
+            return x
         copies = self._meet(f"sum of {tuple(x.shape)} {x.dtype}", x.detach().clone())
         return functools.reduce(torch.add, copies)
 
@@ -101,6 +109,10 @@ class ThreadWorld:
     def barrier(self) -> None:
         """Return when all threads came. Raises PeerLostError."""
         self._meet("barrier", None)
+
+    def without_peers(self) -> AbstractContextManager[None]:
+        """What comes from peers is zeros while inside."""
+        return self._alone.while_inside()
 
     def set_timeout(self, seconds: float) -> None:
         """Bound each later operation by `seconds`."""

@@ -26,6 +26,7 @@ phase in which ranks are apart for longer (loading weights) runs under a longer 
     world.set_timeout(1800.0); load(); world.barrier(); world.set_timeout(config.step_timeout)
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -74,6 +75,13 @@ class World(Protocol):
         """Return when every rank has called it."""
         ...
 
+    def without_peers(self) -> AbstractContextManager[None]:
+        """While inside, this rank alone: tensors are not sent, what comes from peers is zeros.
+
+        For work whose results nobody reads; peers need not know. Byte messages are sent as ever.
+        """
+        ...
+
     def set_timeout(self, seconds: float) -> None:
         """Wait at most `seconds` for a peer from the next operation on; alike on every rank."""
         ...
@@ -113,6 +121,10 @@ class SoloWorld:
 
     def barrier(self) -> None:
         """Return at once."""
+
+    def without_peers(self) -> AbstractContextManager[None]:
+        """Nothing changes: there are none."""
+        return nullcontext()
 
     def set_timeout(self, seconds: float) -> None:
         """Keep the number; there is nobody to wait for."""

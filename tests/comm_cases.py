@@ -107,7 +107,20 @@ def survives_a_refused_message(world: World) -> None:
     world.barrier()
 
 
+def answers_zeros_without_peers(world: World) -> None:
+    blocks = torch.ones(world.size, 3, dtype=torch.bfloat16)
+    with world.without_peers():
+        for _ in range(world.rank):  # the others do something else
+            gathered, received = world.all_gather(blocks[0]), world.all_to_all(blocks)
+            assert gathered.shape == received.shape == blocks.shape
+            assert gathered.dtype == received.dtype == blocks.dtype
+            if world.size > 1:
+                assert not gathered.any() and not received.any()
+    assert world.all_gather(blocks[0]).all() and world.all_to_all(blocks).all()
+
+
 CASES = (
+    answers_zeros_without_peers,
     gathers_every_bit,
     gathers_what_is_not_contiguous,
     gathers_scalars_and_nothing,

@@ -7,7 +7,7 @@ static choice of `gemm_variants` or `leaf_variants` and is reported. Library ent
 the environment that admitted them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -64,16 +64,11 @@ def check(
     """
     wanted = sorted(set(products))
     shape_table.admit({})
+    table = _table(device, dtype, table)
     if table is None:
-        table = shape_table.load_table(torch.cuda.get_device_name(device))
-    if table is None or dtype != torch.bfloat16:
         return Admission(0, tuple(wanted), None)
     off = environment_difference(table, device)
-    used = {
-        product: _needed(product, table.products[product], limits, library=off is None)
-        for product in wanted
-        if product in table.products
-    }
+    used = _used(wanted, table, limits, library=off is None)
     named = any(c.library for p in used for c in table.products[p].values())
     failed = failing_entries(used, device)
     if failed:
@@ -84,6 +79,41 @@ def check(
     shape_table.admit(used)
     missing = tuple(product for product in wanted if product not in used)
     return Admission(sum(map(len, used.values())), missing, off if named else None)
+
+
+def rehearse(
+    products: Iterable[Product],
+    device: torch.device,
+    limits: Mapping[str, int],
+    dtype: torch.dtype = torch.bfloat16,
+    table: ShapeTable | None = None,
+) -> None:
+    """Launch each kernel that `check` would, on one kind of data; nothing is judged or admitted.
+
+    Raises ValueError for a damaged table.
+    """
+    table = _table(device, dtype, table)
+    if table is not None:
+        used = _used(sorted(set(products)), table, limits, library=False)
+        failing_entries(used, device, trial_data.KINDS[:1])
+
+
+def _table(device: torch.device, dtype: torch.dtype, given: ShapeTable | None) -> ShapeTable | None:
+    """The table in use: the one given, else the GPU's; None for activations it says nothing of."""
+    if dtype != torch.bfloat16:
+        return None
+    return given or shape_table.load_table(torch.cuda.get_device_name(device))
+
+
+def _used(
+    wanted: Iterable[Product], table: ShapeTable, limits: Mapping[str, int], library: bool
+) -> dict[Product, dict[int, Choice]]:
+    """The entries that `wanted` meets, with or without library products."""
+    return {
+        product: _needed(product, table.products[product], limits, library)
+        for product in wanted
+        if product in table.products
+    }
 
 
 def environment_difference(table: ShapeTable, device: torch.device) -> str | None:
@@ -110,11 +140,13 @@ def _needed(
 
 
 def failing_entries(
-    used: Mapping[Product, Mapping[int, Choice]], device: torch.device
+    used: Mapping[Product, Mapping[int, Choice]],
+    device: torch.device,
+    kinds: Sequence[str] = trial_data.KINDS,
 ) -> list[str]:
     """Entries that differ from the reference variant, or do not run, on any kind of data."""
     flags: Flags = {}
-    for kind in trial_data.KINDS:
+    for kind in kinds:
         rows: dict[int, torch.Tensor] = {}
         for product in sorted(used):
             most, width = max(used[product]), product.leaves * product.k

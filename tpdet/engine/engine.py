@@ -111,10 +111,11 @@ class Engine:
 
     @property
     def gauges(self) -> dict[str, float]:
-        """Whether the arithmetic is approximate, and how much slower strict steps became."""
+        """How long the start took, whether the arithmetic is approximate, its slowdown."""
         ratio = None if self.watch is None else self.watch.ratio
         slowdown = {} if ratio is None else {"slowdown_ratio": ratio}
-        return {"approximate": float(self.approximate)} | slowdown
+        start = {"start_seconds": self.runner.times.total}
+        return start | {"approximate": float(self.approximate)} | slowdown
 
     @property
     def has_work(self) -> bool:

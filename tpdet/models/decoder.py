@@ -3,10 +3,12 @@
 Shape suffixes: M rows of the step, H hidden, V vocabulary.
 """
 
+from copy import copy
+
 import torch
 
 from tpdet.cache.kv import KeyValuePages
-from tpdet.comm.fold import Pending
+from tpdet.comm.fold import Pending, RankExchange
 from tpdet.kernels import ops
 from tpdet.kernels.paged_batch import PagedBatch
 from tpdet.kernels.rotary import rotary_table
@@ -66,6 +68,7 @@ class Decoder:
         config = partition.config
         self._eps = config.rms_norm_eps
         self._arithmetic = partition.arithmetic
+        self._windows = config.windows
         self._embedding = VocabularyTable(source, partition, "model.embed_tokens")
         self._layers = [DecoderLayer(source, partition, i) for i in range(config.num_layers)]
         self._norm = source.read("model.norm.weight", (config.hidden_size,), Pieces.whole())
@@ -116,6 +119,22 @@ class Decoder:
             rows.settle()
         return torch.cat([rows.x_MH for rows in parts]) if aside else parts[0].x_MH
 
+    @property
+    def exchange(self) -> RankExchange:
+        """The exchange of the arithmetic in use."""
+        return self._arithmetic.exchange
+
+    def shallow(self) -> "Decoder":
+        """The same weights with one layer of each kind: it launches every kernel that this does.
+
+        Its answers are no model's; for runs whose results nobody reads.
+        """
+        other, windows = copy(self), self._windows
+        other._layers = [
+            self._layers[windows.index(kind)] for kind in sorted(set(windows), key=str)
+        ]
+        return other
+
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on, between two steps; graphs of the model are then void."""
         self._arithmetic = arithmetic
@@ -131,7 +150,7 @@ class Decoder:
 
     @property
     def _multiprocessors(self) -> int:
-        return self._arithmetic.exchange.aside
+        return self.exchange.aside
 
     def local_logits(self, x_MH: torch.Tensor) -> torch.Tensor:
         """Normed rows [M, H] -> fp32 logits of this rank's part of the vocabulary [M, V']."""

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from tpdet.cache.kv import KeyValuePages
+from tpdet.comm.device import ranks_per_gpu
+from tpdet.config import EngineConfig
 from tpdet.kernels import ops
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.kernels.paged_batch import PagedBatch, PagedSequence
@@ -52,8 +54,11 @@ class DecodeGraphs:
         max_rows: int,
         context: int,
         fixed_rows: int = 0,
+        capture: bool = True,
     ) -> None:
         """Capture every bucket; alike on every rank, for the graphs hold the collectives.
+
+        Without `capture` each is launched once and there are no graphs: what they need compiled.
 
         drawn: ids int64 of the step before, on the GPU, which negative token ids name.
         fixed_rows: rows of every decode step, so that no other bucket is wanted; 0 for any.
@@ -64,7 +69,7 @@ class DecodeGraphs:
         self._device = drawn.device
         self._scratch = pages.layers[0].keys.shape[0] - 1
         self._width = -(-context // PAGE_TOKENS)
-        self._stream = torch.cuda.Stream(self._device)
+        self._stream = torch.cuda.Stream(self._device) if capture else None
         self._pool: Any = None
         self._logits: torch.Tensor | None = None  # [largest, V'] fp32, every graph writes here
         self._turn = 0
@@ -73,7 +78,12 @@ class DecodeGraphs:
             row_buckets(max_rows, fixed_rows)
         ):  # largest first: the others fit into its memory
             for splits in reversed(list(_split_buckets(rows, self._width))):
-                self._buckets.append(self._capture(rows, splits))
+                if capture:
+                    self._buckets.append(self._capture(rows, splits))
+                else:
+                    cells = self._cells(rows, splits)
+                    packed = torch.zeros(cells, dtype=torch.int32, device=self._device)
+                    self._step(*self._views(packed, rows, splits))
         self._buckets.reverse()
 
     def takes(self, rows: Sequence[Row]) -> bool:
@@ -167,33 +177,56 @@ class DecodeGraphs:
         )
         return ids, batch
 
+    def _step(self, ids: torch.Tensor, batch: PagedBatch) -> None:
+        """What a graph holds: the model over ids [height] and their batch, to the logits."""
+        x_MH = self._model.hidden(ops.resolve_drawn(ids, self._drawn), self._pages, batch)
+        logits = self._model.local_logits(x_MH)
+        if self._logits is None:
+            self._logits = torch.empty_like(logits)
+        self._logits[: len(ids)].copy_(logits)
+
+    def _cells(self, height: int, splits: int) -> int:
+        """int32 values of a packed buffer."""
+        return 6 * height + sum(a * b + (-a * b % _ALIGNED) for a, b in self._sizes(height, splits))
+
     def _capture(self, height: int, splits: int) -> _Bucket:
-        cells = 6 * height + sum(
-            a * b + (-a * b % _ALIGNED) for a, b in self._sizes(height, splits)
-        )
+        cells = self._cells(height, splits)
         first, second = (torch.zeros(cells, dtype=torch.int32).pin_memory() for _ in range(2))
         self._pack(first, (), height, splits)
         device = first.to(self._device)
         ids, batch = self._views(device, height, splits)
-
-        def step() -> None:
-            x_MH = self._model.hidden(ops.resolve_drawn(ids, self._drawn), self._pages, batch)
-            logits = self._model.local_logits(x_MH)
-            if self._logits is None:
-                self._logits = torch.empty_like(logits)
-            self._logits[:height].copy_(logits)
-
         with torch.cuda.stream(self._stream):
-            step()  # outside the capture first: libraries and kernels load what they need
+            self._step(
+                ids, batch
+            )  # outside the capture first: libraries and kernels load what they need
+        assert self._stream is not None
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         ):
-            step()
+            self._step(ids, batch)
         self._pool = graph.pool()
         events = torch.cuda.Event(), torch.cuda.Event()
         return _Bucket(height, splits, (first, second), events, device, graph)
+
+
+def captures_graphs(config: EngineConfig, device: torch.device) -> bool:
+    """Whether decode steps become graphs; host staging (ranks that share a GPU) is no graph."""
+    return device.type != "cpu" and not config.enforce_eager and ranks_per_gpu() == 1
+
+
+def make_graphs(
+    model: Decoder,
+    pages: KeyValuePages,
+    drawn: torch.Tensor,
+    config: EngineConfig,
+    context: int,
+    capture: bool = True,
+) -> DecodeGraphs:
+    """The graphs an engine needs for sequences of up to `context` tokens; see `DecodeGraphs`."""
+    rows, fixed = config.seats, config.fixed_batch or 0
+    return DecodeGraphs(model, pages, drawn, rows, context, fixed, capture)
 
 
 def row_buckets(max_rows: int, fixed_rows: int = 0) -> list[int]:

@@ -2,16 +2,23 @@
 
 import logging
 import os
+from collections.abc import Mapping
+from dataclasses import asdict
 
 import torch
 
+from tpdet.comm.agreement import agree, collect_facts
+from tpdet.comm.world import World
+from tpdet.config import EngineConfig
 from tpdet.errors import DisagreementError, TpdetError
 from tpdet.kernels.cpu.admission import check_bit_classes
 from tpdet.kernels.golden import golden_digest
+from tpdet.kernels.known_answers import known_answers
 from tpdet.kernels.order import GOLDEN_SHA256
 from tpdet.layers.partition import Partition
 from tpdet.layers.row_layers import row_rule
 from tpdet.model_config import ModelConfig
+from tpdet.runner.compile_ahead import CompilingAhead
 
 _log = logging.getLogger("tpdet.engine")
 
@@ -38,6 +45,40 @@ def check_kernels(config: ModelConfig, partition: Partition, device: str) -> Non
         raise TpdetError(str(error)) from error
 
 
+def agree_to_start(
+    world: World, settings: Mapping[str, object], model: ModelConfig, kind: str
+) -> None:
+    """Compare settings, model and machine with the other ranks'; as `agree`.
+
+    Before kernels are compiled, which takes the ranks together: those that differ part here.
+    """
+    facts = {f"model.{name}": str(v) for name, v in asdict(model).items()}
+    agree(world, collect_facts(settings, kind) | facts)
+
+
+def compare_answers(
+    world: World,
+    partition: Partition,
+    device: torch.device,
+    limits: dict[str, int] | None,
+    ahead: CompilingAhead,
+) -> None:
+    """Compare the known answers of every family of kernels, which are compiled first; as `agree`.
+
+    limits: of `admit_products`, whose kernels are compiled at once with these; None without it.
+    """
+    dtype = getattr(torch, partition.config.dtype)
+    ahead.compile(lambda: _rehearse_checks(partition, device, limits), "checks")
+    answers = known_answers(device, dtype)
+    agree(world, {f"known answer {name}": digest for name, digest in answers.items()})
+
+
+def product_limits(config: EngineConfig, logit_rows: int) -> dict[str, int]:
+    """The most rows of each kind of product."""
+    column = max(config.max_num_batched_tokens, config.max_num_seqs)
+    return {"column": column, "head": logit_rows}
+
+
 def admit_products(partition: Partition, device: torch.device, limits: dict[str, int]) -> None:
     """Try what the GPU's shape table names for this rank's products, and use it from now on.
 
@@ -54,6 +95,19 @@ def admit_products(partition: Partition, device: torch.device, limits: dict[str,
     except (RuntimeError, ValueError) as error:
         raise TpdetError(f"shape table: {error}") from error
     _log.info("%s", found)
+
+
+def _rehearse_checks(
+    partition: Partition, device: torch.device, limits: dict[str, int] | None
+) -> None:
+    """Launch what the known answers and, with `limits`, `admit_products` launch; judge nothing."""
+    from tpdet.kernels.cuda import admission  # these need Triton
+    from tpdet.layers.product_shapes import rank_products
+
+    dtype = getattr(torch, partition.config.dtype)
+    known_answers(device, dtype)
+    if limits is not None:
+        admission.rehearse(rank_products(partition), device, limits, dtype)
 
 
 def threads_per_rank() -> int:

@@ -4,38 +4,45 @@ Shape suffixes: M rows of the step, R rows whose logits are wanted, V vocabulary
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import torch
 
 from tpdet.cache.kv import KeyValuePages, allocate_pages
 from tpdet.cache.versions import VersionTable, first_difference
-from tpdet.comm.agreement import agree, collect_facts
-from tpdet.comm.device import current_device, ranks_per_gpu, resolve_device
+from tpdet.comm.device import current_device, resolve_device
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.errors import IntegrityError, PeerLostError
 from tpdet.kernels import ops
 from tpdet.kernels.cpu import threads
-from tpdet.kernels.known_answers import known_answers
 from tpdet.kernels.shard import Shard
 from tpdet.layers.partition import make_partition
 from tpdet.layers.row_layers import row_rule
 from tpdet.model_config import load_model_config
 from tpdet.models.halves import micro_batches
-from tpdet.models.warm_up import pages_needed, warm_up
+from tpdet.models.warm_up import pages_needed
 from tpdet.plan import StepPlan
 from tpdet.receipt import system_fingerprint
 from tpdet.runner.arithmetic_choice import ArithmeticChoice, strict_contract
-from tpdet.runner.decode_graphs import DecodeGraphs
+from tpdet.runner.compile_ahead import CompilingAhead
+from tpdet.runner.decode_graphs import DecodeGraphs, captures_graphs, make_graphs
 from tpdet.runner.gpu_wait import wait_for_event
 from tpdet.runner.heartbeat import compare_tables
-from tpdet.runner.kernel_checks import admit_products, check_kernels, threads_per_rank
+from tpdet.runner.kernel_checks import (
+    admit_products,
+    agree_to_start,
+    check_kernels,
+    compare_answers,
+    product_limits,
+    threads_per_rank,
+)
 from tpdet.runner.loading import Loader, Tick, context_length
 from tpdet.runner.memory import agreed_pages
 from tpdet.runner.poison_check import poison_check
+from tpdet.runner.start_times import StartTimes
 from tpdet.runner.step_rows import gather_rows
 from tpdet.runner.taking import TakeLogits
+from tpdet.runner.warming import warm_engine
 from tpdet.weights.resolve import resolve_model
 
 LOGIT_ROWS = 256  # rows of the output head computed at once, at most
@@ -53,10 +60,12 @@ class Runner:
 
     def __init__(self, config: EngineConfig, world: World) -> None:
         """Load the model. Every refusal (flags, checkpoint, ranks that differ) happens here."""
+        self.times = StartTimes()
         self._world = world
         self._config = config
         kind = resolve_device(config.device)
         self.device = current_device(kind)
+        self._ahead = CompilingAhead(world, self.device, self.times, LOAD_TIMEOUT)
         directory = resolve_model(config.model, config.revision)
         self.model_config = load_model_config(directory, config.dtype)
         self.max_model_len = context_length(config, self.model_config)
@@ -68,10 +77,10 @@ class Runner:
             threads.configure(threads_per_rank())
         check_kernels(self.model_config, partition, kind)
         settings = config.model_dump(exclude={*_LOCAL_FACTS}) | {"contract": self.contract}
-        answers = known_answers(self.device, self._dtype)
-        facts = {f"known answer {name}": digest for name, digest in answers.items()}
-        facts |= {f"model.{name}": str(v) for name, v in asdict(self.model_config).items()}
-        agree(world, collect_facts(settings, kind) | facts)
+        agree_to_start(world, settings, self.model_config, kind)
+        admits, limits = kind == "cuda" and not self.approximate, product_limits(config, LOGIT_ROWS)
+        compare_answers(world, partition, self.device, limits if admits else None, self._ahead)
+        self.times.mark("checks")
         world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
         self._strict_exchange = row_rule(partition).open_exchange(
             config.transport,
@@ -85,12 +94,10 @@ class Runner:
         self._loader = Loader(config, self.model_config, world, self.device)
         self.model, self.model_digest = self._loader.load(directory, partition, self.max_model_len)
         self._key_heads = len(partition.key_heads)
-        if kind == "cuda" and not self.approximate:
-            limits = {
-                "column": max(config.max_num_batched_tokens, config.max_num_seqs),
-                "head": LOGIT_ROWS,
-            }
+        self.times.mark("load")
+        if admits:
             admit_products(partition, self.device, limits)
+            self.times.mark("admission")
         # Ids that the last step drew, for the rows of the next one that was planned before.
         self._drawn = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=self.device)
         if kind == "cuda":
@@ -102,6 +109,8 @@ class Runner:
         # A rank that waits in a kernel gives up before the host that waits for the kernel does.
         self._exchange.set_timeout(_SHARE_OF_TIMEOUT * config.step_timeout)
         self.reset_pages(pages)
+        self.times.mark("pages and graphs")
+        self._ahead.finish()
         self.choice.announce(self.fingerprint(approximate=True))
 
     @property
@@ -157,17 +166,9 @@ class Runner:
         self._capture_graphs()
 
     def _capture_graphs(self) -> None:
-        if self.device.type == "cpu" or self._pages is None:
-            return
-        if not self._config.enforce_eager and ranks_per_gpu() == 1:  # host staging is no graph
-            self._graphs = DecodeGraphs(
-                self.model,
-                self._pages,
-                self._drawn,
-                self._config.seats,
-                self.max_model_len,
-                self._config.fixed_batch or 0,
-            )
+        if self._pages is not None and captures_graphs(self._config, self.device):
+            of = self.model, self._pages, self._drawn
+            self._graphs = make_graphs(*of, self._config, self.max_model_len)
 
     def _allocate(self, pages: int) -> KeyValuePages:
         model = self.model_config
@@ -176,9 +177,10 @@ class Runner:
         )
 
     def _warm_up(self, config: EngineConfig) -> None:
-        limits = config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len
-        pages = self._allocate(pages_needed(*limits[1:]))
-        warm_up(self.model, pages, self.device, *limits, LOGIT_ROWS)
+        length = self.max_model_len
+        pages = self._allocate(pages_needed(config.max_num_batched_tokens, length))
+        warm_engine(self.model, pages, self._drawn, config, length, LOGIT_ROWS, self._ahead)
+        self.times.mark("warm-up")
 
     def close(self) -> None:
         """Let go of graphs and pages. Before the world closes: NCCL waits for its last graph."""

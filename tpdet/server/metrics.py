@@ -72,6 +72,7 @@ ENGINE_COUNTERS = {
 ENGINE_GAUGES = {
     "approximate": "tpdet_approximate",
     "slowdown_ratio": "tpdet_deterministic_slowdown_ratio",
+    "start_seconds": "tpdet_start_seconds",
 }
 
 

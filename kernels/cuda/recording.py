@@ -1,0 +1,116 @@
+"""Which kernels a piece of work would launch: it runs, and Triton compiles and launches nothing.
+
+    with recording() as asked:
+        warm_up(...)                # what it computes is zeros or garbage: believe none of it
+    for each in asked.values(): each.compile()      # in any order, on any thread
+
+Only the thread that entered is concerned, for Triton kernels alone (Gluon's are a kind of them);
+torch's operations run. Memory that nobody has written is zero meanwhile, so an index that a kernel
+would have computed is one that a torch operation may use. A kernel that is compiled already is not
+launched either: one that waits for its peers would wait for ever.
+
+Triton has no interface for this; `run` and `_do_compile` of its JITFunction (3.6 to 3.9) are
+replaced while a recording lasts, and `recording` refuses a Triton in which they look different.
+"""
+
+import hashlib
+import inspect
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from triton.runtime.jit import JITFunction
+
+_RUN = ("self", "args", "grid", "warmup", "kwargs")
+_COMPILE = ("self", "key", "signature", "device", "constexprs", "options", "attrs", "warmup")
+_MAKERS = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
+_turn = threading.Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class Specialization:
+    """A kernel for one kind of arguments; `arguments` are what Triton compiles it from."""
+
+    function: Any
+    arguments: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """The kernel's name in its module."""
+        return str(self.function.fn.__name__)
+
+    @property
+    def size(self) -> int:
+        """Characters of its source, without what it calls."""
+        return len(self.function.src)
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes, equal where source (with what it calls), arguments and options are equal."""
+        return hashlib.sha256(f"{self.function.cache_key} {self.arguments[0]}".encode()).digest()
+
+    def compile(self) -> None:
+        """Compile, or take from Triton's cache on disk, and keep for launches of this process.
+
+        Raises what the compiler raises.
+        """
+        self.function._do_compile(*self.arguments, warmup=True)
+
+
+Recorded = dict[bytes, Specialization]
+"""Specializations by digest, in the order in which they were first asked for."""
+
+
+class _ZeroedWorkspaces(TorchFunctionMode):
+    """Tensors that nobody has written hold zeros."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func in _MAKERS else made
+
+
+@contextmanager
+def recording() -> Iterator[Recorded]:
+    """Collect what this thread's kernels would need compiled. Recordings take turns.
+
+    Raises RuntimeError for a Triton that cannot be recorded.
+    """
+    asked: Recorded = {}
+    owner = threading.get_ident()
+    with _turn:  # what another thread's recording replaced is back
+        check_triton()
+        run, compile_now = JITFunction.run, JITFunction._do_compile
+
+        def run_nothing(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            mine = threading.get_ident() == owner
+            return run(self, *args, grid=grid, warmup=warmup or mine, **kwargs)
+
+        def note_or_compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != owner:
+                return compile_now(self, *args, **kwargs)
+            given = inspect.signature(compile_now).bind(self, *args, **kwargs).arguments
+            each = Specialization(self, tuple(given[name] for name in _COMPILE[1:-1]))
+            asked.setdefault(each.digest, each)
+            return None  # as where Triton's own hook wants nothing compiled
+
+        JITFunction.run, JITFunction._do_compile = run_nothing, note_or_compile
+        try:
+            with _ZeroedWorkspaces():
+                yield asked
+        finally:
+            JITFunction.run, JITFunction._do_compile = run, compile_now
+
+
+def check_triton() -> None:
+    """Raise RuntimeError unless Triton's two methods take what is expected of them."""
+    for method, expected in (("run", _RUN), ("_do_compile", _COMPILE)):
+        found = getattr(JITFunction, method, None)
+        names = tuple(inspect.signature(found).parameters) if callable(found) else ()
+        if names != expected:
+            raise RuntimeError(f"Triton's JITFunction.{method} takes {names}, not {expected}")

@@ -1,0 +1,47 @@
+"""Triton's compiler for Hopper and the GPU's kernels on a machine without a GPU: nothing launches.
+
+With `recording`, what the model would launch can be listed and compiled; a launch raises.
+"""
+
+from importlib import import_module
+from types import SimpleNamespace
+
+import torch
+import triton.runtime
+from triton.backends.compiler import GPUTarget
+
+from tpdet.kernels import ops
+from tpdet.kernels.cuda import attention, leaf_gemm
+
+HOPPER = SimpleNamespace(
+    major=9, minor=0, multi_processor_count=132, name="NVIDIA H200", total_memory=140 << 30
+)
+
+
+class Driver:
+    """As much of a driver as compiling takes."""
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device=None):
+        return 0
+
+
+def compile_for_hopper(monkeypatch, folder):
+    """Compile with an empty cache in `folder`."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
+
+
+def take_gpu_kernels(monkeypatch):
+    """Operations on CPU tensors go to the GPU's kernels, by the GPU's choices."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: HOPPER)
+    monkeypatch.setattr(attention, "compute_capability", lambda device: 9)
+    monkeypatch.setattr(leaf_gemm, "has_wgmma", lambda device: True)
+    monkeypatch.setattr(
+        ops, "_kernels", lambda _, name: import_module(f"tpdet.kernels.cuda.{name}")
+    )

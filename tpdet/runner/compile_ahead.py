@@ -1,0 +1,168 @@
+"""Kernels compiled before they are needed, side by side, and each by one rank of a host.
+
+    compile_ahead(lambda: warm_up(...), world)    # collective; compiles what `warm_up` will launch
+    warm_up(...)                                  # compiles nothing
+
+The work runs once without launching a kernel or meeting a peer (`recording`, `without_peers`): so
+the list of kernels is what the work asks for, and is kept nowhere. A rank whose work cannot be
+recorded says so in its log and compiles in turn, as launches ask; nobody waits for it.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpdet.comm.world import World
+from tpdet.runner.start_times import StartTimes
+
+if TYPE_CHECKING:
+    from tpdet.kernels.cuda.recording import Recorded
+
+_log = logging.getLogger("tpdet.engine")
+_SIZE = 32  # bytes of a digest
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one rank told the others: where its compiled kernels lie, and which it needs."""
+
+    place: bytes
+    digests: tuple[bytes, ...]
+
+    def encode(self) -> bytes:
+        """The place and each digest, 32 bytes each."""
+        return self.place + b"".join(self.digests)
+
+    @staticmethod
+    def decode(data: bytes) -> "Asked":
+        """Of `encode`. Raises ValueError for what has no such length."""
+        if not data or len(data) % _SIZE:
+            raise ValueError(f"{len(data)} bytes are no list of {_SIZE}-byte digests")
+        parts = [data[first : first + _SIZE] for first in range(0, len(data), _SIZE)]
+        return Asked(parts[0], tuple(parts[1:]))
+
+
+class CompilingAhead:
+    """`compile_ahead` for one start: on GPUs alone, timed, and with patience for slow ranks."""
+
+    def __init__(
+        self, world: World, device: torch.device, times: StartTimes, patience: float
+    ) -> None:
+        """patience: seconds that ranks may be apart."""
+        self._world, self._device = world, device
+        self._times, self._patience = times, patience
+        self._watching = ExitStack()
+        self._late: list[str] = []
+
+    def compile(self, work: Callable[[], object], phase: str) -> None:
+        """Compile what `work` would launch. Collective; raises PeerLostError.
+
+        phase: what was done since the last mark.
+        """
+        if self._device.type != "cuda":
+            return
+        from tpdet.kernels.cuda.compile_pool import counting_compilations
+
+        self._watching.close()
+        self._times.mark(phase)
+        before = self._world.timeout
+        self._world.set_timeout(max(before, self._patience))
+        self._times.kernels += compile_ahead(work, self._world)
+        self._world.set_timeout(before)
+        self._times.mark("compiling ahead")
+        self._watching.enter_context(counting_compilations(self._late))
+
+    def finish(self) -> None:
+        """The start is over: rank 0 says how long it took, each what it did not foresee."""
+        self._watching.close()
+        if self._late:
+            _log.warning(
+                "%d kernels were not foreseen and compiled in turn: %s",
+                len(self._late), ", ".join(sorted(self._late)),
+            )  # fmt: skip
+        self._times.announce(self._world.rank)
+
+
+def compile_ahead(work: Callable[[], object], world: World) -> int:
+    """Compile what `work` would launch; how many kernels. Collective, on GPUs.
+
+    Raises PeerLostError, and nothing else for whatever `work` or the compiler raise.
+    """
+    from tpdet.kernels.cuda.compile_pool import compile_all
+
+    recorded = _record(work, world)
+    asked = Asked(_place(), tuple(recorded))
+    everyone = [Asked.decode(data) for data in world.gather_bytes(asked.encode())]
+    mine = share(everyone, world.rank)
+    threads = _threads()
+    failed = compile_all([recorded[digest] for digest in mine], threads)
+    world.barrier()
+    # What other ranks compiled lies on disk now; what does not is compiled here after all.
+    others = [each for digest, each in recorded.items() if digest not in mine]
+    failed += compile_all(others, threads)
+    if failed:
+        _log.warning(
+            "%d of %d kernels could not be compiled ahead and are left to their first use: %s",
+            len(failed), len(recorded), failed[0],
+        )  # fmt: skip
+    return len(recorded)
+
+
+def share(everyone: Sequence[Asked], rank: int) -> Mapping[bytes, None]:
+    """The digests that `rank` compiles: of ranks with one cache, each digest is one rank's.
+
+    Shares are even: who needs a kernel and has the fewest so far takes it. Alike on every rank.
+    """
+    holders: dict[bytes, list[int]] = {}
+    for other, asked in enumerate(everyone):
+        if asked.place == everyone[rank].place:
+            for digest in asked.digests:
+                holders.setdefault(digest, []).append(other)
+    taken: Counter[int] = Counter()
+    mine: dict[bytes, None] = {}
+    for digest in sorted(holders, key=lambda digest: (len(holders[digest]), digest)):
+        owner = min(holders[digest], key=lambda other: (taken[other], other))
+        taken[owner] += 1
+        if owner == rank:
+            mine[digest] = None
+    return mine
+
+
+def _record(work: Callable[[], object], world: World) -> "Recorded":
+    """What `work` asks for; what it asked for so far if it raises."""
+    from tpdet.kernels.cuda.recording import recording
+
+    recorded: Recorded = {}
+    try:
+        with world.without_peers(), recording() as recorded:
+            work()
+    except Exception as error:  # a start is slower without this, and no less right
+        _log.warning(
+            "kernels are compiled one by one from here on, which takes longer: %s: %s",
+            type(error).__name__, str(error)[:200],
+        )  # fmt: skip
+    return recorded
+
+
+def _place() -> bytes:
+    """Equal for ranks whose caches of compiled kernels are one folder of one host."""
+    from triton import knobs
+
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    host = boot.read_text() if boot.is_file() else ""
+    return hashlib.sha256(f"{platform.node()}\0{host}\0{knobs.cache.dir}".encode()).digest()
+
+
+def _threads() -> int:
+    """This rank's share of the processors; OMP_NUM_THREADS is about other work."""
+    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
