@@ -18,6 +18,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from tpdet.comm.peer_memory import PeerMemory
+from tpdet.comm.row_exchange import GatherRows, RowExchange
 from tpdet.comm.world import World
 from tpdet.kernels import ops
 from tpdet.kernels.order import FoldPlan, Slot
@@ -64,6 +65,13 @@ class RankExchange(Protocol):
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Every rank's small `x`, copied bit for bit: [ranks, *x.shape]."""
+        ...
+
+    def open_rows(self, columns: int, rows: int) -> RowExchange:
+        """An exchange of whole rows, for up to `rows` of `columns` fp32 values a rank. Collective.
+
+        Its lost peers are told by `check` here.
+        """
         ...
 
     def report(self) -> None:
@@ -144,6 +152,10 @@ class GatherExchange:
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """The world's all-gather. Raises PeerLostError."""
         return self._world.all_gather(x)
+
+    def open_rows(self, columns: int, rows: int) -> RowExchange:
+        """By the world's all-to-all."""
+        return GatherRows(self._world, rows)
 
     def report(self) -> None:
         """Nothing: see `check`."""

@@ -20,6 +20,7 @@ import torch
 
 from tpdet.comm.fold import Exchange, GatherExchange, Pending
 from tpdet.comm.peer_memory import PeerMemory, memory_for
+from tpdet.comm.row_exchange import PeerRows, RowExchange
 from tpdet.comm.slot_layout import (
     DIRECT_ROWS,
     FLAGS,
@@ -233,6 +234,15 @@ class PeerExchange:
             run_gather(part, parts[-1], self._gather, place)
         gathered = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return gathered.view(x.dtype).view(self._world.size, *x.shape)
+
+    def open_rows(self, columns: int, rows: int) -> RowExchange:
+        """Over memory of its own."""
+        assert self.memory is not None
+        return PeerRows(self.memory, columns, rows, self)
+
+    def peers_at(self, addresses: torch.Tensor, counter: torch.Tensor) -> "Peers":
+        """The peers' other memory, for kernels whose lost peers `check` tells."""
+        return replace(self._gather, table=addresses, counter=counter)
 
     def report(self) -> None:
         """Begin to copy to the host what `check` reads, after what the stream holds so far."""
