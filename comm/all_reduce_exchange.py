@@ -10,6 +10,7 @@ import torch
 
 from tpdet.comm.fold import Done, Pending, RankExchange
 from tpdet.comm.peer_memory import PeerMemory
+from tpdet.comm.row_exchange import RowExchange
 from tpdet.comm.world import World
 from tpdet.kernels import ops
 from tpdet.kernels.partial_sums import PartialSums
@@ -49,6 +50,10 @@ class AllReduceExchange:
     def rehearsal(self) -> AbstractContextManager[None]:
         """The carrier's."""
         return self._carrier.rehearsal()
+
+    def open_rows(self, columns: int, rows: int) -> RowExchange:
+        """The carrier's."""
+        return self._carrier.open_rows(columns, rows)
 
     def report(self) -> None:
         """The carrier's."""

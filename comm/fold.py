@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from tpdet.comm.peer_memory import PeerMemory
+from tpdet.comm.row_exchange import GatherRows, RowExchange
 from tpdet.comm.world import World
 from tpdet.kernels import ops
 from tpdet.kernels.order import FoldPlan, Slot
@@ -71,6 +72,13 @@ class RankExchange(Protocol):
         """While inside, no kernel and no tensor operation of the world really runs.
 
         What the host counts is afterwards as before, however many exchanges each rank had inside.
+        """
+        ...
+
+    def open_rows(self, columns: int, rows: int) -> RowExchange:
+        """An exchange of whole rows, for up to `rows` of `columns` fp32 values a rank. Collective.
+
+        Its lost peers are told by `check` here.
         """
         ...
 
@@ -156,6 +164,10 @@ class GatherExchange:
     def rehearsal(self) -> AbstractContextManager[None]:
         """Nothing is counted here."""
         return nullcontext()
+
+    def open_rows(self, columns: int, rows: int) -> RowExchange:
+        """By the world's all-to-all."""
+        return GatherRows(self._world, rows)
 
     def report(self) -> None:
         """Nothing: see `check`."""

@@ -22,6 +22,7 @@ import torch
 
 from tpdet.comm.fold import Exchange, GatherExchange, Pending
 from tpdet.comm.peer_memory import PeerMemory, memory_for
+from tpdet.comm.row_exchange import PeerRows, RowExchange
 from tpdet.comm.slot_layout import (
     DIRECT_ROWS,
     FLAGS,
@@ -244,6 +245,15 @@ class PeerExchange:
             yield
         finally:
             self._direct = before
+
+    def open_rows(self, columns: int, rows: int) -> RowExchange:
+        """Over memory of its own."""
+        assert self.memory is not None
+        return PeerRows(self.memory, columns, rows, self)
+
+    def peers_at(self, addresses: torch.Tensor, counter: torch.Tensor) -> "Peers":
+        """The peers' other memory, for kernels whose lost peers `check` tells."""
+        return replace(self._gather, table=addresses, counter=counter)
 
     def report(self) -> None:
         """Begin to copy to the host what `check` reads, after what the stream holds so far."""

@@ -215,7 +215,7 @@ def test_a_start_compiles_ahead_on_a_gpu_and_names_what_it_did_not_foresee(
     add = lambda number: add_number[1,](torch.zeros(32, dtype=torch.int32), 32, number)
     times, world = StartTimes(), SoloWorld()
     world.set_timeout(5.0)
-    ahead = CompilingAhead(world, torch.device("cuda"), times, 3600.0)
+    ahead = CompilingAhead(world, times, 3600.0, True)
     ahead.compile(lambda: add(80), "checks")
     for number in (80, 81):  # the driver without a GPU launches neither
         with pytest.raises(AttributeError):
@@ -230,7 +230,7 @@ def test_a_start_compiles_ahead_on_a_gpu_and_names_what_it_did_not_foresee(
 
 def test_a_start_on_the_cpu_compiles_nothing(compiled):
     times = StartTimes()
-    ahead = CompilingAhead(SoloWorld(), CPU, times, 3600.0)
+    ahead = CompilingAhead(SoloWorld(), times, 3600.0, False)
     ahead.compile(lambda: compiled.append("ran"), "checks")
     assert not compiled and not times.seconds
 

@@ -14,6 +14,7 @@ from tpdet.plan import (
     SHARE,
     PageEvent,
     Row,
+    RowDraw,
     StepPlan,
     decode_plan,
     encode_plan,
@@ -33,6 +34,13 @@ def test_a_plan_survives_its_bytes_and_the_bytes_are_canonical():
     assert decode_plan(data) == PLAN
     assert encode_plan(decode_plan(data)) == data
     assert decode_plan(encode_plan(msgspec.structs.replace(PLAN, stop=True))).stop
+
+
+def test_row_draws_survive_in_every_bit():
+    draws = (RowDraw(2**64 - 1, 0.1, -1, 1 / 3, 5e-324, 20), RowDraw(0, 0.0, 0, 1.0, 0.0, 0))
+    data = encode_plan(msgspec.structs.replace(PLAN, row_draws=draws))
+    assert decode_plan(data).row_draws == draws
+    assert len(data) - len(encode_plan(PLAN)) < 100
 
 
 def test_events_have_names():

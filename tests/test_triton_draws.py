@@ -21,7 +21,7 @@ SHAPE = {"rows": "i32", "width": "i32", "stride": "i32", "peak_parts": "i32"}
 TOP = {"slots": "*i64", "lists": "*i64", "state": "*i64", "bounds": "*i64"}
 LISTS = TOP | {"tops": "*i64", "counts": "*i32", "parts_of": "*i32"}
 SIZES = {"FIELDS": 12, "PARTS": 128}
-WINDOW = {"TOPS": 8, "STATE": 8, "BUCKETS": 256, "CAPACITY": 8192}
+WINDOW = {"TOPS": 8, "STATE": 16, "BUCKETS": 256, "ROOM": 6144, "CAPACITY": 8192}
 KERNELS = {
     "peaks": (
         row_scan.scan_peaks, ROW | {"groups": "*i64", "rows": "i32", "width": "i32",
@@ -68,7 +68,7 @@ KERNELS = {
     ),
     "top": (
         filter_top.bound_top, ROW | SHAPE | TOP,
-        SIZES | {"WHOLE": False, "STATE": 8, "FEW": 512, "CAPACITY": 4096}, 8,
+        SIZES | {"WHOLE": False, "STATE": 8, "COMPARED": 128, "FEW": 512, "CAPACITY": 4096}, 8,
     ),
     "count": (
         filter_window.count_buckets, ROW | SHAPE | LISTS,

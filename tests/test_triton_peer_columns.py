@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 import triton
 
 from tests.test_triton_peer import PLACES, aligned_compile, check
-from tpdet.kernels.cuda import peer_columns, peer_fold
+from tpdet.kernels.cuda import peer_columns, peer_fold, peer_rows
 from tpdet.kernels.cuda.norm import eps_bits
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,9 +47,20 @@ def test_gathering_with_the_norm_compiles(ranks, n, few):
     assert check(ptx, log, "gather and norm", floats=False) <= 16
 
 
-def test_the_interpreted_columns_keep_their_bits():
+@pytest.mark.parametrize(("ranks", "columns"), [(2, 75_968), (4, 37_984)])
+def test_exchanged_rows_travel_in_wide_words(ranks, columns):
+    types = dict.fromkeys(PLACES, "*i64") | {"x": "*i32", "mine": "*i32"}
+    types |= {"m": "i32", "share": "i32"}
+    values = {"RANK": 1, "RANKS": ranks, "PART": columns, "START": 0, "ROOM": 1 << 26,
+              "BLOCK": 8192 // ranks, "PUSH": True, "TAKE": True, "LIVE": True}  # fmt: skip
+    ptx, log = aligned_compile(peer_rows.take_rows, types, values, 8, strides=())
+    assert check(ptx, log, "exchange rows") == 0
+
+
+@pytest.mark.parametrize("what", ["columns", "rows"])
+def test_the_interpreted_exchanges_keep_their_bits(what):
     done = subprocess.run(
-        [sys.executable, "-m", "tests.interpreted_peer_columns"],
+        [sys.executable, "-m", f"tests.interpreted_peer_{what}"],
         cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

@@ -8,7 +8,7 @@ import msgspec
 
 from tpdet.errors import IntegrityError
 
-PLAN_VERSION = 4
+PLAN_VERSION = 5
 MAX_PLAN_BYTES = 64 << 20
 DIGEST_BYTES = 32  # of the version table
 
@@ -47,13 +47,28 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     draws: bool = False
 
 
+class RowDraw(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How a row's token is drawn, where ranks share the rows of a step: as `SamplingParams` say.
+
+    Place and choice are the plan row's. `logprobs`: how many of the likeliest are told beside it.
+    """
+
+    seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    logprobs: int
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """Everything a rank needs for one step.
 
     `table_digest` is the digest of the version table after `events` are applied. `stop` ends the
     worker loop cleanly after this plan. `feeds`: the next plan may name tokens that this one
     draws, so every rank learns them. `shards`: no rank needs whole rows of logits; every token is
-    the likeliest, and each rank looks for it in its part of the vocabulary. `reload`, in a plan
+    the likeliest, and each rank looks for it in its part of the vocabulary. `row_draws`, one for
+    each row with logits, or none: each rank draws for its share of whole rows. `reload`, in a plan
     without rows: load the weights of this model (directory or hub name) in place of the present.
     `approximate`: by stock arithmetic; from the first plan that says so on, all do.
     """
@@ -68,6 +83,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     shards: bool = False
     reload: str = ""
     approximate: bool = False
+    row_draws: tuple[RowDraw, ...] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tpdet.comm.row_exchange import RowExchange, first_rows, row_places, share_of
 from tpdet.kernels import ops
 from tpdet.kernels.draw import Draw
 from tpdet.kernels.row_draws import RowDraws
@@ -56,6 +57,38 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingRow], shard: Shard | None 
     shard = shard or Shard(0, logits.shape[1])
     found = ops.draw_rows(logits, [_draw(row) for row in rows], shard)
     return _drawn(logits, found, [row.params.logprobs or 0 for row in rows], shard)
+
+
+def draw_shared(
+    logits: torch.Tensor, draws: Sequence[Draw], counts: Sequence[int], exchange: RowExchange,
+    rank: int, ranks: int, vocab_size: int,
+) -> Drawn:  # fmt: skip
+    """`draw` by shares of whole rows: fp32 [R, W] of every rank, R > 0, and R draws of no lists.
+
+    Each rank draws for its own rows over the whole vocabulary, then all gather the answers, with
+    the likeliest `counts[row]` beside each. Called on every rank; equal on all.
+    """
+    _check(logits, len(draws))
+    first, share = first_rows(len(draws), ranks)[rank], share_of(len(draws), ranks)
+    mine = exchange.whole_rows(logits)[:, :vocab_size]
+    shard = Shard(0, vocab_size)
+    found = ops.draw_rows(mine, draws[first : first + share], shard)
+    answers, most = found.packed, max(counts)
+    if most:
+        # Of every row: the ranks' answers must have one shape.
+        pairs = _likeliest(mine, found, list(range(share)), most, shard)
+        answers = torch.cat([answers, pairs.view(share, -1)], 1)
+    everyone = exchange.all_gather(answers).flatten(0, 1)
+    rows = [row for row, count in enumerate(counts) if count > 0]
+    places = row_places(len(draws), ranks)
+    at = _to_device([*places, *(places[row] for row in rows)], logits.device)
+    packed = everyone[at[: len(draws)], :3]
+    pieces = [packed.reshape(-1), everyone[at[len(draws) :], 3:].reshape(-1)]
+    host, copied = _to_host(torch.cat(pieces) if rows else pieces[0])
+    fit, tokens, logprobs = packed.unbind(1)
+    return Drawn(
+        tokens.to(torch.int64), logprobs.to(torch.float32), fit != 0.0, tuple(counts), host, copied
+    )
 
 
 def finish(drawn: Drawn) -> list[SampledToken | NumericalFailure]:
@@ -136,16 +169,27 @@ def _drawn(logits: torch.Tensor, found: RowDraws, counts: list[int], shard: Shar
     pieces = [found.packed.view(-1)]
     rows = [row for row, count in enumerate(counts) if count > 0]
     if rows:
-        ids, values = ops.top_of_rows(logits, rows, max(counts), shard)
-        at = torch.tensor(rows)
-        if logits.device.type == "cuda":
-            at = at.pin_memory().to(logits.device, non_blocking=True)
-        logprobs = ops.log_probabilities(
-            values, found.maximum[at, None], found.log_masses[at, None]
-        )
-        pieces.append(torch.stack([ids.double(), logprobs.double()], -1).view(-1))
+        pieces.append(_likeliest(logits, found, rows, max(counts), shard).view(-1))
     answers, copied = _to_host(torch.cat(pieces) if rows else pieces[0])
     return Drawn(found.tokens, found.logprobs, found.fit, tuple(counts), answers, copied)
+
+
+def _likeliest(
+    logits: torch.Tensor, found: RowDraws, rows: list[int], count: int, shard: Shard
+) -> torch.Tensor:
+    """The likeliest `count` ids of some rows and their log-probabilities: fp64 [rows, count, 2]."""
+    ids, values = ops.top_of_rows(logits, rows, count, shard)
+    at = _to_device(rows, logits.device)
+    logprobs = ops.log_probabilities(values, found.maximum[at, None], found.log_masses[at, None])
+    return torch.stack([ids.double(), logprobs.double()], -1)
+
+
+def _to_device(numbers: list[int], device: torch.device) -> torch.Tensor:
+    """int64 numbers on the device, which is not waited for."""
+    values = torch.tensor(numbers, dtype=torch.int64)
+    if device.type == "cpu":
+        return values
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def _to_host(answers: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:

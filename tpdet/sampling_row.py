@@ -41,6 +41,12 @@ class SamplingRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         plain = params.temperature == 0.0 and not params.logit_bias and not self.forbidden_ids
         return plain and not params.reads_tokens and not params.logprobs
 
+    @property
+    def plain(self) -> bool:
+        """Whether the token depends on the logits, a few numbers and no list of ids."""
+        listed = self.params.logit_bias or self.forbidden_ids or self.allowed is not None
+        return not listed and not self.params.reads_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class ScoringRow:

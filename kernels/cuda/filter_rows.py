@@ -17,6 +17,7 @@ from tpdet.kernels.cuda.row_scan import FIELDS
 
 _LIST_BLOCK = 2048
 _COLLECT_BLOCK = 4096
+_COMPARED = 128
 _FEW = 512
 _COUNT_BLOCK = 8192
 _ROW_BLOCK = 4096
@@ -116,7 +117,7 @@ def find_bounds(
         num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     filter_top.bound_top[filtered,](
-        *given, lists, state, bounds, *rest, *sizes, _FEW, filter_top.CAPACITY,
+        *given, lists, state, bounds, *rest, *sizes, _COMPARED, _FEW, filter_top.CAPACITY,
         num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     _bound_rest(given, rest, state, counts, bounds, whole)
@@ -135,14 +136,14 @@ def _bound_rest(
     held, buckets, capacity = filter_window.STATE, filter_window.BUCKETS, filter_window.CAPACITY
     state = torch.empty(filtered, held, dtype=torch.int64, device=device)
     lists = torch.empty(filtered, capacity, dtype=torch.int64, device=device)
-    parts_of = torch.empty(filtered, parts, dtype=torch.int32, device=device)
+    parts_of = torch.empty(filtered, 3, parts, dtype=torch.int32, device=device)
     filter_window.count_buckets[filtered, triton.cdiv(vocabulary, _COUNT_BLOCK)](
         *given, tops, bounds, counts, *rest, FIELDS, filter_top.STATE, peak_width, whole,
         _COUNT_BLOCK, buckets, num_warps=16, enable_fp_fusion=False,
     )  # fmt: skip
     filter_window.choose_window[filtered,](
         table, slots, tops, bounds, counts, state, vocabulary, FIELDS, filter_top.STATE, held,
-        buckets, capacity, num_warps=8, enable_fp_fusion=False,
+        buckets, filter_window.ROOM, capacity, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     filter_window.collect_window[filtered, parts](
         *given, tops, bounds, lists, parts_of, state, *rest, FIELDS, filter_top.STATE, held,

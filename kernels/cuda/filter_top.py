@@ -1,7 +1,7 @@
 """Top-k and top-p where the kept ids are few: a floor, a short list above it, and the draw.
 
     groups    the largest order of each run of ids, as the scan for the peaks saw them
-    floor     the K-th largest group's value: K ids at least are as large, so the top K are too
+    floor     a value that K groups or a few more reach: K ids at least do, so the top K do too
     list      the orders of all ids from the floor up, in any order, and the row's mass
     bound     the smallest kept order, exactly, from the list; the token, by exact scores
 
@@ -21,7 +21,7 @@ import triton.language as tl
 from tpdet.kernels.cuda.filter_row import row_of_slot, threshold_of
 from tpdet.kernels.cuda.gumbel_scores import exact_order, scaled
 from tpdet.kernels.cuda.log_softmax import fixed_point
-from tpdet.kernels.cuda.order_search import heaviest_bound, least_order
+from tpdet.kernels.cuda.order_search import heaviest_bound, least_order, rough_floor
 from tpdet.kernels.cuda.order_select import order_of
 from tpdet.kernels.cuda.row_scan import id_of_order, source, value_of
 
@@ -54,16 +54,18 @@ def choose_floor(
                       other=-4611686018427387904)  # fmt: skip
     there = (largest > -4611686018427387904).to(tl.int64)
     found = tl.sum(there, axis=0)
+    values = tl.where(there > 0, value_of(largest), -float("inf"))
+    reaching = tl.sum((values > -float("inf")).to(tl.int32), axis=0)
     wanted = tl.where(top_k < width, top_k, ENOUGH)
     floor = tl.full((), -9007199254740992, tl.int64)
     lowest = tl.full((), -float("inf"), tl.float32)
-    if wanted <= tl.minimum(found, CAPACITY):
-        least = value_of(heaviest_bound(largest, there, wanted))
+    if wanted <= tl.minimum(reaching, CAPACITY):
+        least = rough_floor(values, wanted.to(tl.int32))
         floor = least_order(scaled(least, temperature))
         below = least - tl.abs(least) * 9.5367431640625e-07
         # Scaling is monotone: if this one falls below the floor, so do all that are less.
         lowest = tl.where(scaled(below, temperature) < scaled(least, temperature), below, lowest)
-    below = tl.minimum(tl.maximum(top - scaled(value_of(largest), temperature), 0.0), 64.0)
+    below = tl.minimum(tl.maximum(top - scaled(values, temperature), 0.0), 64.0)
     total = tl.sum(tl.where(there > 0, (below * 16777216.0).to(tl.int64), 0), axis=0)
     spread = (total // tl.maximum(found, 1)).to(tl.float32) * 5.9604644775390625e-08
     out = state + slot * STATE
@@ -154,6 +156,39 @@ def bound_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.constexp
     orders = tl.load(lists + at, mask=listed, other=-4611686018427387904)
     bound = bound_by_list(orders, listed, top, vocabulary, top_k, numerator, total)
     least = top + tl.load(fields + 8).to(tl.int32).to(tl.float32, bitcast=True)
+    best = tl.full((), 4611686018427387904, tl.int64)
+    if bound < 4611686018427387904:
+        kept = listed & (orders >= bound) & (value_of(orders) >= least)
+        best = draw_of_list(orders, kept, fields)
+    return bound, best
+
+
+@triton.jit
+def compare_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.constexpr):
+    """`bound_lanes` of a short list: each order is compared with all, without a search."""
+    top_k, numerator = tl.load(fields + 6), tl.load(fields + 7)
+    at = tl.arange(0, LANES)
+    listed = at < count
+    orders = tl.load(lists + at, mask=listed, other=-4611686018427387904)
+    upward = orders[None, :] >= orders[:, None]  # [of, what is at or above it]
+    bound = tl.full((), -9007199254740992, tl.int64)
+    kept = listed
+    if top_k < vocabulary:
+        kept = listed & (tl.sum(upward.to(tl.int32), axis=1) <= top_k)
+        bound = tl.min(tl.where(kept, orders, 4611686018427387904), axis=0)
+    if numerator < 1073741824:
+        weights = tl.where(kept, fixed_point(value_of(orders), top), 0)
+        inside = tl.sum(weights, axis=0)
+        if top_k < vocabulary:
+            total = inside
+        threshold = threshold_of(numerator, total)
+        if (threshold <= 0) | (inside < threshold):
+            bound = tl.full((), 4611686018427387904, tl.int64)
+        else:
+            reached = tl.sum(tl.where(upward, weights[None, :], 0), axis=1) >= threshold
+            heaviest = tl.where(kept & reached, orders, -4611686018427387904)
+            bound = tl.maximum(bound, tl.max(heaviest, axis=0))
+    least = top + tl.load(fields + 8).to(tl.int32).to(tl.float32, bitcast=True)
     kept = listed & (orders >= bound) & (value_of(orders) >= least)
     return bound, draw_of_list(orders, kept, fields)
 
@@ -162,7 +197,7 @@ def bound_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.constexp
 def bound_top(
     logits, copies, table, peaks, slots, lists, state, bounds, rows, width, stride,
     peak_parts, FIELDS: tl.constexpr, STATE: tl.constexpr, PARTS: tl.constexpr,
-    WHOLE: tl.constexpr, FEW: tl.constexpr, CAPACITY: tl.constexpr,
+    WHOLE: tl.constexpr, COMPARED: tl.constexpr, FEW: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """bounds[slot]: the bound, and the best score's order, from the list; program (slot,).
 
@@ -177,7 +212,9 @@ def bound_top(
     mine = lists + slot.to(tl.int64) * CAPACITY
     enough = (top_k >= width) | (count >= top_k)
     if enough & (count <= CAPACITY):
-        if count <= FEW:
+        if count <= COMPARED:
+            bound, best = compare_lanes(mine, count, fields, top, width, total, COMPARED)
+        elif count <= FEW:
             bound, best = bound_lanes(mine, count, fields, top, width, total, FEW)
         else:
             bound, best = bound_lanes(mine, count, fields, top, width, total, CAPACITY)

@@ -2,36 +2,40 @@
 
     bucket(x) = 48 a spread for the first four spreads below the row's largest, then a sixteenth of
                 that; the last holds the rest. Monotone, so buckets are runs of the total order.
-    count     ids a bucket, by `tl.histogram`
+    count     ids a bucket, by `tl.histogram`; for top-p alone of a quarter of the ids
     choose    a window of buckets that holds the bound: for top-k from the counts; for top-p where
               the counts times the bucket's weight put it (a guess, checked below)
-    collect   the window's orders, in any order; the exact mass above it, its least and largest key
-              and how many ids each part of the row has in it
-    bound     the exact bound: among the collected; or, where the window holds more than CAPACITY
-              ids of one value, the id at which that value's ids are enough, from the parts' counts
+    collect   the window's orders, in any order, and the exact mass above it. Where the place alone
+              holds too many ids, they should be of one value: a run. Of its run and those of the
+              nearest values it tells the ids (also by parts of the row) and least and largest key
+    bound     the exact bound: among the collected, or the id at which a run's ids are enough
 
 The spread is the row's own (`filter_top`), so flat rows have fine buckets. A guess proves wrong
 when the mass above already reaches the threshold, or does not with the window; such rows are left
 to `bound_rows`. Integers all the way: which of the ways was taken cannot be seen.
 
-Fields of a state int64 [F, 8]: first bucket, last bucket (-1: left over), ids above the window, ids
-collected, mass above the window, least key, largest key.
+Fields of a state int64 [F, 16]: first bucket, last bucket (-1: left over), ids above the window,
+ids collected, mass above the window, bucket of the middle run (-1: orders are listed), then of
+three runs each: ids, least key, largest key.
 """
 
 import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.filter_row import row_of_slot, threshold_of
+from tpdet.kernels.cuda.filter_runs import enough_of_runs, order_in_run
 from tpdet.kernels.cuda.gumbel_scores import scaled
 from tpdet.kernels.cuda.log_softmax import fixed_point
-from tpdet.kernels.cuda.order_search import heaviest_bound
+from tpdet.kernels.cuda.order_search import heaviest_bound, least_order
 from tpdet.kernels.cuda.order_select import order_of
 from tpdet.kernels.cuda.row_scan import value_of
 
 BUCKETS = 256
 """Few: without shared atomics a histogram's cost grows with them (Triton 3.6 counts by votes)."""
 CAPACITY = 8192
-STATE = 8
+ROOM = 6144
+"""Ids that a guessed window should hold, at most: their number is a guess too."""
+STATE = 16
 
 
 @triton.jit
@@ -50,31 +54,68 @@ def bucket_of(x, top, unit, BUCKETS: tl.constexpr):
     return tl.minimum(tl.maximum(tl.minimum(bucket, 255.0).to(tl.int32), 0), BUCKETS - 1)
 
 
+@triton.jit
+def counted(
+    start, first, width, temperature, top, unit, LANES: tl.constexpr, BUCKETS: tl.constexpr
+):
+    """Of LANES columns of a row, how many are in each bucket: int32 [BUCKETS]."""
+    at = first + tl.arange(0, LANES)
+    x = scaled(tl.load(start + at, mask=at < width, other=-float("inf")), temperature)
+    return tl.histogram(bucket_of(x, top, unit, BUCKETS), BUCKETS)
+
+
 @triton.jit(do_not_specialize=["rows", "peak_parts"])
 def count_buckets(
     logits, copies, table, peaks, slots, tops, bounds, counts, rows, width, stride, peak_parts,
     FIELDS: tl.constexpr, TOPS: tl.constexpr, PARTS: tl.constexpr, WHOLE: tl.constexpr,
     BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """counts[slot, bucket] int32, cleared before, of rows left over; program (slot, part)."""
+    """counts[slot, bucket] int32, cleared before, of rows left over; program (slot, part).
+
+    Of rows without top-k, which need no exact counts, a quarter of the ids count four times.
+    """
     slot = tl.program_id(0)
     if tl.load(bounds + slot * 2) == 4611686018427387904:
-        start, temperature, top, _, _ = row_of_slot(
+        start, temperature, top, top_k, _ = row_of_slot(
             logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS, PARTS,
             WHOLE,
         )  # fmt: skip
-        at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        x = scaled(tl.load(start + at, mask=at < width, other=-float("inf")), temperature)
         unit = unit_of(tl.load(tops + slot * TOPS + 3))
-        found = tl.histogram(bucket_of(x, top, unit, BUCKETS), BUCKETS)
-        bucket = tl.arange(0, BUCKETS)
+        first, bucket = tl.program_id(1) * BLOCK, tl.arange(0, BUCKETS)
+        if top_k < width:
+            found = counted(start, first, width, temperature, top, unit, BLOCK, BUCKETS)
+        else:
+            found = counted(start, first, width, temperature, top, unit, BLOCK // 4, BUCKETS) * 4
         tl.atomic_add(counts + slot.to(tl.int64) * BUCKETS + bucket, found, mask=found > 0)
+
+
+@triton.jit
+def held_between(count, bucket, low, high):
+    """Ids counted in the buckets from low to high."""
+    return tl.sum(tl.where((bucket >= low) & (bucket <= high), count, 0), axis=0)
+
+
+@triton.jit
+def place_by_mass(count, bucket, numerator, unit, BUCKETS: tl.constexpr):
+    """The bucket in which the threshold of top-p seems to lie: a guess, to be checked.
+
+    A bucket weighs about its count times the weight at its middle. Its own total is the measure:
+    what all buckets get wrong cancels.
+    """
+    middle = bucket.to(tl.float32) + 0.5
+    middle = tl.where(bucket < 192, middle, middle * 16.0 - 2880.0)
+    weight = (tl.exp2(tl.div_rn(middle, unit) * -1.4426950408889634) * 16777216.0).to(tl.int64)
+    # The last bucket holds -inf and padding too, so its count tells nothing.
+    mass = tl.where(bucket < BUCKETS - 1, count.to(tl.int64) * weight, 0)
+    reached = threshold_of(numerator, tl.sum(mass, axis=0))
+    return tl.sum((tl.cumsum(mass, axis=0) < reached).to(tl.int32), axis=0)
 
 
 @triton.jit
 def choose_window(
     table, slots, tops, bounds, counts, state, vocabulary, FIELDS: tl.constexpr,
-    TOPS: tl.constexpr, STATE: tl.constexpr, BUCKETS: tl.constexpr, CAPACITY: tl.constexpr,
+    TOPS: tl.constexpr, STATE: tl.constexpr, BUCKETS: tl.constexpr, ROOM: tl.constexpr,
+    CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """The window of each row left over, nothing collected yet; program (slot,)."""
     slot = tl.program_id(0)
@@ -90,30 +131,31 @@ def choose_window(
             place = tl.sum((upto < top_k).to(tl.int32), axis=0)
             low = place
             high = place
+            if held_between(count, bucket, 0, place) <= CAPACITY:
+                low = tl.full((), 0, tl.int32)
+            runs = held_between(count, bucket, low, high) > CAPACITY
         else:
-            # A bucket weighs about its count times the weight at its middle: a guess, to be
-            # checked. Its own total is the measure: what all buckets get wrong cancels.
-            middle = bucket.to(tl.float32) + 0.5
-            middle = tl.where(bucket < 192, middle, middle * 16.0 - 2880.0)
-            below = tl.div_rn(middle, unit_of(tl.load(tops + slot * TOPS + 3)))
-            weight = (tl.exp2(below * -1.4426950408889634) * 16777216.0).to(tl.int64)
-            # The last bucket holds -inf and padding too, so its count tells nothing.
-            mass = tl.where(bucket < BUCKETS - 1, count.to(tl.int64) * weight, 0)
-            reached = threshold_of(numerator, tl.sum(mass, axis=0))
-            guess = tl.cumsum(mass, axis=0)
-            place = tl.sum((guess < reached).to(tl.int32), axis=0)
-            low = tl.maximum(place - 1, 0)
-            high = place + 1
-        filled = tl.sum((upto <= CAPACITY).to(tl.int32), axis=0) - 1
-        from_top = filled >= high
-        low = tl.where(from_top, 0, low)
-        if not by_k:
-            high = tl.where(from_top, filled, high)
-        inside = tl.sum(tl.where((bucket >= low) & (bucket <= high), count, 0), axis=0)
-        if (not by_k) & (inside > CAPACITY):
+            place = place_by_mass(
+                count, bucket, numerator, unit_of(tl.load(tops + slot * TOPS + 3)), BUCKETS
+            )
+            place = tl.minimum(place, BUCKETS - 2)
             low = place
             high = place
-        above = tl.sum(tl.where(bucket < low, count, 0), axis=0)
+            for step in tl.static_range(4):
+                wider = held_between(count, bucket, place - (1 << step), place + (1 << step))
+                low = tl.where(wider <= ROOM, place - (1 << step), low)
+                high = tl.where(wider <= ROOM, place + (1 << step), high)
+            if held_between(count, bucket, 0, high) <= ROOM:
+                low = tl.full((), 0, tl.int32)
+                high = tl.maximum(high, tl.sum((upto <= ROOM).to(tl.int32), axis=0) - 1)
+            runs = held_between(count, bucket, low, high) > CAPACITY
+            if runs:  # so many ids so near each other: a value's run, and those beside it
+                low = tl.max(tl.where((bucket < place) & (count > 0), bucket, -1), axis=0)
+                low = tl.where(low < 0, place, low)
+                high = tl.min(tl.where((bucket > place) & (count > 0), bucket, BUCKETS), axis=0)
+                high = tl.where(high > BUCKETS - 2, place, high)
+        low = tl.maximum(low, 0)
+        above = held_between(count, bucket, 0, low - 1)
         lost = by_k & ((high > BUCKETS - 2) | (by_p & (low > 0)))
         high = tl.minimum(high, BUCKETS - 2)
         out = state + slot * STATE
@@ -122,8 +164,11 @@ def choose_window(
         tl.store(out + 2, above.to(tl.int64))
         tl.store(out + 3, tl.zeros((), tl.int64))
         tl.store(out + 4, tl.zeros((), tl.int64))
-        tl.store(out + 5, tl.full((), 4611686018427387904, tl.int64))
-        tl.store(out + 6, tl.full((), -4611686018427387904, tl.int64))
+        tl.store(out + 5, tl.where(runs, place, -1).to(tl.int64))
+        for run in tl.static_range(3):
+            tl.store(out + 6 + 3 * run, tl.zeros((), tl.int64))
+            tl.store(out + 7 + 3 * run, tl.full((), 4611686018427387904, tl.int64))
+            tl.store(out + 8 + 3 * run, tl.full((), -4611686018427387904, tl.int64))
 
 
 @triton.jit(do_not_specialize=["rows", "peak_parts"])
@@ -133,14 +178,14 @@ def collect_window(
     PARTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """Appends the window's orders to the row's list, and tells of it; program (slot, part).
+    """Lists the window's orders, or tells of its runs; adds the mass above; program (slot, part).
 
-    parts_of[slot, part]: ids of BLOCK in the window. The atomics are integers: no order matters.
+    parts_of[slot, run, part]: ids of each run in BLOCK. The atomics are integers: no order matters.
     """
     slot, part = tl.program_id(0), tl.program_id(1)
     if tl.load(bounds + slot * 2) == 4611686018427387904:
         out = state + slot * STATE
-        low, high = tl.load(out), tl.load(out + 1)
+        low, high, middle = tl.load(out), tl.load(out + 1), tl.load(out + 5)
         start, temperature, top, _, numerator = row_of_slot(
             logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS, PARTS,
             WHOLE,
@@ -149,58 +194,30 @@ def collect_window(
         x = scaled(tl.load(start + at, mask=at < width, other=-float("inf")), temperature)
         bucket = bucket_of(x, top, unit_of(tl.load(tops + slot * TOPS + 3)), BUCKETS)
         inside = (bucket >= low) & (bucket <= high) & (at < width)
-        order = order_of(x, at)
-        count = tl.sum(inside.to(tl.int32), axis=0)
-        tl.store(parts_of + slot * tl.num_programs(1) + part, count)
-        if count > 0:
-            before = tl.atomic_add(out + 3, count.to(tl.int64))
-            if before < CAPACITY:
-                place = before + tl.cumsum(inside.to(tl.int32), axis=0) - 1
-                tl.store(lists + slot.to(tl.int64) * CAPACITY + place, order,
-                         mask=inside & (place < CAPACITY))  # fmt: skip
-            none = tl.full((BLOCK,), 4611686018427387904, tl.int64)
-            tl.atomic_min(out + 5, tl.min(tl.where(inside, order >> 22, none), axis=0))
-            tl.atomic_max(out + 6, tl.max(tl.where(inside, order >> 22, -none), axis=0))
+        if middle < 0:
+            count = tl.sum(inside.to(tl.int32), axis=0)
+            if count > 0:
+                before = tl.atomic_add(out + 3, count.to(tl.int64))
+                if before < CAPACITY:
+                    place = before + tl.cumsum(inside.to(tl.int32), axis=0) - 1
+                    tl.store(lists + slot.to(tl.int64) * CAPACITY + place, order_of(x, at),
+                             mask=inside & (place < CAPACITY))  # fmt: skip
+        else:
+            parts = tl.num_programs(1)
+            for run in tl.static_range(3):
+                mine = inside & (((bucket > middle).to(tl.int32) - (bucket < middle)) == run - 1)
+                count = tl.sum(mine.to(tl.int32), axis=0)
+                tl.store(parts_of + (slot * 3 + run) * parts + part, count)
+                if count > 0:
+                    least = tl.min(tl.where(mine, x, float("inf")), axis=0)
+                    most = tl.max(tl.where(mine, x, -float("inf")), axis=0)
+                    tl.atomic_add(out + 6 + 3 * run, count.to(tl.int64))
+                    tl.atomic_min(out + 7 + 3 * run, least_order(least) >> 22)
+                    tl.atomic_max(out + 8 + 3 * run, least_order(most) >> 22)
         if (numerator < 1073741824) & (low > 0):
             mass = tl.sum(tl.where(bucket < low, fixed_point(x, top), 0), axis=0)
             if mass > 0:
                 tl.atomic_add(out + 4, mass)
-
-
-@triton.jit
-def enough_of_run(count, key, top, vocabulary, top_k, numerator, above, mass_above, total):
-    """How many ids of one value are kept, of `count` of them; -1 where the window was wrong."""
-    value = value_of(key * 4194304)
-    weight = fixed_point(value, top)
-    kept = count
-    if top_k < vocabulary:
-        kept = top_k - above
-        total = kept * weight  # a window under top-k and top-p begins at the top
-    if numerator < 1073741824:
-        missing = threshold_of(numerator, total) - mass_above
-        wanted = (missing + weight - 1) // tl.maximum(weight, 1)
-        kept = tl.minimum(kept, wanted)
-        kept = tl.where((missing <= 0) | (weight <= 0) | (wanted > count), -1, kept)
-    return kept
-
-
-@triton.jit
-def order_in_run(
-    start, width, temperature, key, parts_of, parts, kept, BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
-):  # fmt: skip
-    """The order of the kept-th lowest id whose scaled value has `key`."""
-    at = tl.arange(0, PARTS)
-    count = tl.load(parts_of + at, mask=at < parts, other=0).to(tl.int64)
-    upto = tl.cumsum(count, axis=0)
-    part = tl.sum(((upto < kept) & (at < parts)).to(tl.int32), axis=0)
-    left = kept - tl.sum(tl.where(at < part, count, 0), axis=0)
-    ids = part * BLOCK + tl.arange(0, BLOCK)
-    x = scaled(tl.load(start + ids, mask=ids < width, other=-float("inf")), temperature)
-    order = order_of(x, ids)
-    equal = ((order >> 22) == key) & (ids < width)
-    wanted = equal & (tl.cumsum(equal.to(tl.int32), axis=0) == left)
-    return tl.max(tl.where(wanted, order, -9007199254740992), axis=0)
 
 
 @triton.jit
@@ -234,7 +251,7 @@ def bound_window(
     if tl.load(bounds + slot * 2) == 4611686018427387904:
         held = state + slot * STATE
         high, above, count = tl.load(held + 1), tl.load(held + 2), tl.load(held + 3)
-        mass_above, least, most = tl.load(held + 4), tl.load(held + 5), tl.load(held + 6)
+        mass_above, middle = tl.load(held + 4), tl.load(held + 5)
         total = tl.load(tops + slot * TOPS + 2)
         start, temperature, top, top_k, numerator = row_of_slot(
             logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS, PARTS,
@@ -242,20 +259,20 @@ def bound_window(
         )  # fmt: skip
         bound = tl.full((), 4611686018427387904, tl.int64)
         if high >= 0:
-            if count <= CAPACITY:
+            if middle >= 0:
+                run, kept, key = enough_of_runs(
+                    held + 6, top, width, top_k, numerator, above, mass_above, total
+                )
+                if kept > 0:
+                    bound = order_in_run(
+                        start, width, temperature, key, parts_of + (slot * 3 + run) * parts, parts,
+                        kept, BLOCK, ROW_PARTS,
+                    )  # fmt: skip
+            elif count <= CAPACITY:
                 at = tl.arange(0, CAPACITY)
                 listed = at < count
                 orders = tl.load(lists + slot.to(tl.int64) * CAPACITY + at, mask=listed, other=0)
                 bound = bound_of_window(
                     orders, listed, top, width, top_k, numerator, above, mass_above, total
                 )
-            elif least == most:
-                kept = enough_of_run(
-                    count, least, top, width, top_k, numerator, above, mass_above, total
-                )
-                if kept > 0:
-                    bound = order_in_run(
-                        start, width, temperature, least, parts_of + slot * parts, parts, kept,
-                        BLOCK, ROW_PARTS,
-                    )  # fmt: skip
         tl.store(bounds + slot * 2, bound)

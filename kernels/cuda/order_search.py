@@ -60,3 +60,35 @@ def heaviest_bound(orders, weights, threshold):
         low = tl.min(tl.where(left, orders, none), axis=0)
         high = tl.max(tl.where(left, orders, -none), axis=0)
     return high
+
+
+@triton.jit
+def rough_floor(values, wanted):
+    """A value that `wanted` of `values` at least reach, and as few more as a few trials give.
+
+    values: fp32 [N], what is not there is -inf; at least `wanted` are finite.
+    """
+    low = tl.min(tl.where(values > -float("inf"), values, float("inf")), axis=0)
+    high = tl.max(values, axis=0)
+    count = tl.sum((values >= low).to(tl.int32), axis=0)
+    enough = wanted + wanted // 4 + 8
+    trials = 0
+    while (trials < 16) & (count > enough):
+        point1 = low * 0.75 + high * 0.25
+        point2 = low * 0.5 + high * 0.5
+        point3 = low * 0.25 + high * 0.75
+        count1 = tl.sum((values >= point1).to(tl.int32), axis=0)
+        count2 = tl.sum((values >= point2).to(tl.int32), axis=0)
+        count3 = tl.sum((values >= point3).to(tl.int32), axis=0)
+        # The highest point that enough values reach; the one above it is the new end.
+        high = tl.where(count3 >= wanted, high, point3)
+        high = tl.where(count2 >= wanted, high, point2)
+        high = tl.where(count1 >= wanted, high, point1)
+        low = tl.where(count1 >= wanted, point1, low)
+        low = tl.where(count2 >= wanted, point2, low)
+        low = tl.where(count3 >= wanted, point3, low)
+        count = tl.where(count1 >= wanted, count1, count)
+        count = tl.where(count2 >= wanted, count2, count)
+        count = tl.where(count3 >= wanted, count3, count)
+        trials += 1
+    return low

@@ -72,7 +72,9 @@ def start_rank(report: Path, model: str, way: str) -> None:
     compile_ahead.compile_ahead = (
         watch.around(compile_ahead.compile_ahead) if way == AHEAD else lambda work, world: 0
     )
-    config = EngineConfig.from_values(model=model, load_format="dummy", device="cuda")
+    config = EngineConfig.from_values(
+        model=model, load_format="dummy", device="cuda", compile_ahead=True
+    )
     runner = Runner(config, world)
     runner.check_poison()
     row = {

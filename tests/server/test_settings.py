@@ -15,15 +15,16 @@ from tpdet.server.supervised import split_ranks
 # Frozen: operators' scripts and unit files hold these names.
 FLAGS = """
     --allow-faults --api-key-file --approximate --audit-dir --batch-swing-alarm
-    --canary-interval --chat-template --config --device --disable-log-stats
+    --canary-interval --chat-template --compile-ahead --config --device --disable-log-stats
     --disable-uvicorn-access-log --drain-timeout --dtype --enable-prefix-caching
     --enforce-eager --fixed-batch --fold-order --gpu-memory-utilization --help --host
     --kv-pages --leaves --load-format --max-model-len --max-num-batched-tokens --max-num-seqs
-    --max-queue --max-slowdown --model --no-allow-faults --no-approximate
+    --max-queue --max-slowdown --model --no-allow-faults --no-approximate --no-compile-ahead
     --no-disable-log-stats --no-disable-uvicorn-access-log --no-enable-prefix-caching
-    --no-enforce-eager --no-skip-tokenizer-init --on-slowdown --port --print-limits --revision
-    --row-layers --run-dir --run-secret-file --seed --served-model-name --skip-tokenizer-init
-    --step-timeout --tokenizer --transport
+    --no-enforce-eager --no-share-draws --no-skip-tokenizer-init --on-slowdown --port
+    --print-limits --revision --row-layers --run-dir --run-secret-file --seed
+    --served-model-name --share-draws --skip-tokenizer-init --step-timeout --tokenizer
+    --transport
 """
 
 

@@ -243,7 +243,9 @@ class Engine:
             return
         results = StepResults(plan, self.scheduler, self._tap)
         shards = self.world.size > 1 and self._run_ahead and results.likeliest_only
-        plan = msgspec.structs.replace(plan, feeds=self._run_ahead, shards=shards)
+        share = self.config.share_draws and self.world.size > 1 and self._run_ahead and not shards
+        draws = results.row_draws if share else ()
+        plan = msgspec.structs.replace(plan, feeds=self._run_ahead, shards=shards, row_draws=draws)
         self._flights.append(_Flight(plan, results, self._send(plan, results)))
 
     def _send(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:

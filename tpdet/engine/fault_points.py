@@ -12,7 +12,7 @@ import torch
 from tpdet.kernels.shard import Shard
 from tpdet.launch.faults import Fault
 from tpdet.plan import DIGEST_BYTES, StepPlan
-from tpdet.runner import TakeLogits
+from tpdet.runner import SharedRows, TakeLogits
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}
 
@@ -81,6 +81,10 @@ class _SpoilFirstRow:
     def take_shard(self, logits: torch.Tensor, shard: Shard) -> torch.Tensor:
         """As TakeLogits."""
         return self._results.take_shard(_spoiled(logits), shard)
+
+    def take_shared(self, first: int, logits: torch.Tensor, shared: SharedRows) -> torch.Tensor:
+        """As TakeLogits."""
+        return self._results.take_shared(first, _spoiled(logits) if first == 0 else logits, shared)
 
 
 def _spoiled(logits: torch.Tensor) -> torch.Tensor:

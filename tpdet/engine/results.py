@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 
 from tpdet.kernels.shard import Shard
-from tpdet.plan import Row, StepPlan
-from tpdet.runner import draw_likeliest
+from tpdet.plan import Row, RowDraw, StepPlan
+from tpdet.runner import SharedRows, draw_likeliest
 from tpdet.sampler import Drawn, NumericalFailure, draw, finish, prompt_logprobs
 from tpdet.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
 from tpdet.scheduler.scheduler import Scheduler
@@ -49,6 +49,22 @@ class StepResults:
             for wanted in self._wanted
         )
 
+    @property
+    def row_draws(self) -> tuple[RowDraw, ...]:
+        """What other ranks must know to draw for their share of the rows; empty: they cannot."""
+        draws: list[RowDraw] = []
+        for wanted in self._wanted:
+            if wanted.sampling is None or wanted.row.logits != 1 or not wanted.sampling.plain:
+                return ()
+            how = wanted.sampling.params
+            draws.append(
+                RowDraw(
+                    wanted.sampling.seed, how.temperature, how.top_k, how.top_p, how.min_p,
+                    how.logprobs or 0,
+                )
+            )  # fmt: skip
+        return () if self._tap is not None else tuple(draws)
+
     def take(self, first: int, logits: torch.Tensor) -> torch.Tensor:
         """Take fp32 logits [n, V] that stand at `first`, `first + 1`, ... of the step's.
 
@@ -82,6 +98,11 @@ class StepResults:
         rows = [one.sampling for one in self._wanted if one.sampling is not None]
         taken = sum(len(rows) for rows, _ in self._drawn)
         return self._keep(rows[taken : taken + len(logits)], draw_likeliest(logits, shard))
+
+    def take_shared(self, first: int, logits: torch.Tensor, shared: SharedRows) -> torch.Tensor:
+        """Take this rank's columns of every row's logits: ranks draw for their shares of them."""
+        rows = [one.sampling for one in self._wanted if one.sampling is not None]
+        return self._keep(rows[first : first + len(logits)], shared.draw(first, logits))
 
     def finish(self) -> None:
         """Read what was drawn; the step has run."""

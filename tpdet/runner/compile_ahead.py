@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from tpdet.comm.world import World
 from tpdet.runner.start_times import StartTimes
 
@@ -54,11 +52,9 @@ class Asked:
 class CompilingAhead:
     """`compile_ahead` for one start: on GPUs alone, timed, and with patience for slow ranks."""
 
-    def __init__(
-        self, world: World, device: torch.device, times: StartTimes, patience: float
-    ) -> None:
-        """patience: seconds that ranks may be apart."""
-        self._world, self._device = world, device
+    def __init__(self, world: World, times: StartTimes, patience: float, enabled: bool) -> None:
+        """patience: seconds that ranks may be apart. Where it is not enabled, nothing is done."""
+        self._world, self._enabled = world, enabled
         self._times, self._patience = times, patience
         self._watching = ExitStack()
         self._late: list[str] = []
@@ -68,7 +64,7 @@ class CompilingAhead:
 
         phase: what was done since the last mark.
         """
-        if self._device.type != "cuda":
+        if not self._enabled:
             return
         from tpdet.kernels.cuda.compile_pool import counting_compilations
 

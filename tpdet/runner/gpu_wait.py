@@ -4,6 +4,9 @@ import time
 
 import torch
 
+from tpdet.comm.world import World
+from tpdet.errors import PeerLostError
+
 _SPIN_SECONDS = 0.02  # a step of decoding is shorter; after that the processor is given away
 _SLEEP_SECONDS = 0.0005
 
@@ -21,3 +24,15 @@ def wait_for_event(event: torch.cuda.Event, timeout: float) -> bool:
         if waited > _SPIN_SECONDS:
             time.sleep(_SLEEP_SECONDS)
     return True
+
+
+def wait_for_step(step: int, event: torch.cuda.Event, world: World) -> None:
+    """Wait until a launched step is done, no longer than the world does for a peer.
+
+    Raises PeerLostError.
+    """
+    if not wait_for_event(event, world.timeout):
+        raise PeerLostError(
+            f"step {step}: the GPU of rank {world.rank} did not finish in {world.timeout:g} s: "
+            "a peer is lost or hangs"
+        )

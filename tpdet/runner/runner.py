@@ -12,7 +12,7 @@ from tpdet.cache.versions import VersionTable, first_difference
 from tpdet.comm.device import current_device, resolve_device
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
-from tpdet.errors import IntegrityError, PeerLostError
+from tpdet.errors import IntegrityError
 from tpdet.kernels import ops
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.shard import Shard
@@ -26,7 +26,7 @@ from tpdet.receipt import system_fingerprint
 from tpdet.runner.arithmetic_choice import ArithmeticChoice, strict_contract
 from tpdet.runner.compile_ahead import CompilingAhead
 from tpdet.runner.decode_graphs import DecodeGraphs, captures_graphs, make_graphs
-from tpdet.runner.gpu_wait import wait_for_event
+from tpdet.runner.gpu_wait import wait_for_step
 from tpdet.runner.heartbeat import compare_tables
 from tpdet.runner.kernel_checks import (
     admit_products,
@@ -39,6 +39,7 @@ from tpdet.runner.kernel_checks import (
 from tpdet.runner.loading import Loader, Tick, context_length
 from tpdet.runner.memory import agreed_pages
 from tpdet.runner.poison_check import poison_check
+from tpdet.runner.shared_rows import open_sharing
 from tpdet.runner.start_times import StartTimes
 from tpdet.runner.step_rows import gather_rows
 from tpdet.runner.taking import TakeLogits
@@ -65,7 +66,8 @@ class Runner:
         self._config = config
         kind = resolve_device(config.device)
         self.device = current_device(kind)
-        self._ahead = CompilingAhead(world, self.device, self.times, LOAD_TIMEOUT)
+        ahead = config.compile_ahead and kind == "cuda"
+        self._ahead = CompilingAhead(world, self.times, LOAD_TIMEOUT, ahead)
         directory = resolve_model(config.model, config.revision)
         self.model_config = load_model_config(directory, config.dtype)
         self.max_model_len = context_length(config, self.model_config)
@@ -93,6 +95,7 @@ class Runner:
         self._exchange = partition.exchange
         self._loader = Loader(config, self.model_config, world, self.device)
         self.model, self.model_digest = self._loader.load(directory, partition, self.max_model_len)
+        self._sharing = open_sharing(config, self._strict_exchange, partition, LOGIT_ROWS)
         self._key_heads = len(partition.key_heads)
         self.times.mark("load")
         if admits:
@@ -102,6 +105,8 @@ class Runner:
         self._drawn = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=self.device)
         if kind == "cuda":
             self._warm_up(config)
+            if self._sharing is not None:
+                self._sharing.warm_up(self.device)
         pages = agreed_pages(
             config, self.model_config, self._key_heads, self.max_model_len, world, self.device
         )
@@ -237,18 +242,10 @@ class Runner:
         self._world.set_timeout(self._config.step_timeout)
 
     def wait(self, plan: StepPlan, event: torch.cuda.Event | None) -> None:
-        """Wait for a launched plan, no longer than the world does for a peer.
-
-        Raises PeerLostError: a lost peer leaves a collective's kernel spinning for ever.
-        """
-        if event is None:
-            return
-        if not wait_for_event(event, self._world.timeout):
-            raise PeerLostError(
-                f"step {plan.step}: the GPU of rank {self._world.rank} did not finish in "
-                f"{self._world.timeout:g} s: a peer is lost or hangs"
-            )
-        self._exchange.check()
+        """Wait for a launched plan, no longer than the world does. Raises PeerLostError."""
+        if event is not None:
+            wait_for_step(plan.step, event, self._world)
+            self._exchange.check()
 
     def _draw(self, plan: StepPlan, results: TakeLogits) -> torch.Tensor:
         """Run the model and draw: ids int64 [n] of the step's tokens.
@@ -257,10 +254,12 @@ class Runner:
         """
         none = torch.empty(0, dtype=torch.int64, device=self.device)
         if plan.shards:
-            shard = Shard(
-                self.model.first_local_id, self.model_config.vocab_size, self._exchange.all_gather
-            )
+            size = self.model_config.vocab_size
+            shard = Shard(self.model.first_local_id, size, self._exchange.all_gather)
             drawn = [results.take_shard(logits_RV, shard) for _, logits_RV in self._shards(plan)]
+            return torch.cat([none, *drawn])
+        if plan.row_draws and self._sharing is not None:
+            drawn = self._sharing.take_all(plan, self._shards(plan), results.take_shared)
             return torch.cat([none, *drawn])
         drawn = [
             results.take(first, self.model.whole_logits(logits_RV))

@@ -6,6 +6,7 @@ import torch
 
 from tpdet.kernels.shard import Shard
 from tpdet.request import SamplingParams
+from tpdet.runner.shared_rows import SharedRows
 from tpdet.sampler import Drawn, draw
 from tpdet.sampling_row import SamplingRow
 
@@ -39,6 +40,13 @@ class TakeLogits(Protocol):
         """
         ...
 
+    def take_shared(self, first: int, logits: torch.Tensor, shared: SharedRows) -> torch.Tensor:
+        """This rank's columns, fp32 [n, V / ranks], of rows that the ranks draw for by shares.
+
+        As `take_shard`; the first of them is the step's row `first`.
+        """
+        ...
+
 
 class Follower:
     """The taking of a rank above 0: it helps to draw, and nobody reads its results."""
@@ -55,6 +63,10 @@ class Follower:
     def take_shard(self, logits: torch.Tensor, shard: Shard) -> torch.Tensor:
         """This rank's part of the drawing."""
         return draw_likeliest(logits, shard).tokens
+
+    def take_shared(self, first: int, logits: torch.Tensor, shared: SharedRows) -> torch.Tensor:
+        """This rank's share of the drawing."""
+        return shared.draw(first, logits).tokens
 
 
 def draw_likeliest(logits: torch.Tensor, shard: Shard) -> Drawn:

@@ -1,0 +1,99 @@
+"""Drawing by shares: each rank draws the tokens of some whole rows of a step, and all hear them.
+
+The columns of logits that a rank has computed become its share of whole rows by an exchange. What
+else a row's token depends on stands in the plan (`RowDraw`), so rows that bias, penalties,
+forbidden ids or a schema change are not for this: rank 0 draws all rows of a step that has one.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from tpdet.comm.fold import RankExchange
+from tpdet.comm.row_exchange import RowExchange
+from tpdet.comm.world import World
+from tpdet.config import EngineConfig
+from tpdet.kernels.draw import Draw
+from tpdet.layers.partition import Partition
+from tpdet.plan import RowDraw, StepPlan
+from tpdet.sampler import Drawn, draw_shared
+
+Blocks = Iterable[tuple[int, torch.Tensor]]
+"""(first row, this rank's columns of logits from it on)"""
+TakeShared = Callable[[int, torch.Tensor, "SharedRows"], torch.Tensor]
+
+_WAYS: tuple[dict[str, Any], ...] = (
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+)
+
+
+class SharedRows:
+    """The rows of one plan that the ranks draw for together."""
+
+    def __init__(
+        self, plan: StepPlan, exchange: RowExchange, world: World, vocab_size: int
+    ) -> None:
+        """plan: with `row_draws`, one for each of its rows with logits."""
+        rows = [row for row in plan.rows if row.logits]
+        self._draws = [
+            _draw(how, row.start + len(row.token_ids), row.choice)
+            for how, row in zip(plan.row_draws, rows, strict=True)
+        ]
+        self._counts = [how.logprobs for how in plan.row_draws]
+        self._exchange, self._world, self._vocab_size = exchange, world, vocab_size
+
+    def draw(self, first: int, logits: torch.Tensor) -> Drawn:
+        """This rank's columns fp32 [n, W] of the rows from `first` on; on every rank alike."""
+        last = first + len(logits)
+        return draw_shared(
+            logits, self._draws[first:last], self._counts[first:last], self._exchange,
+            self._world.rank, self._world.size, self._vocab_size,
+        )  # fmt: skip
+
+
+class RowSharing:
+    """The ranks' way to draw by shares."""
+
+    def __init__(self, exchange: RankExchange, partition: Partition, rows: int) -> None:
+        """rows: that are shared at once, at most. Collective."""
+        world, vocab_size = partition.world, partition.config.vocab_size
+        self._columns = partition.vocabulary_share * len(partition.mine)
+        self._given = exchange.open_rows(self._columns, rows), world, vocab_size
+        self._most = rows
+
+    def take_all(self, plan: StepPlan, blocks: Blocks, take: TakeShared) -> list[torch.Tensor]:
+        """`take` of every block, in pieces that the exchange has room for: ids int64 [n] each."""
+        shared = SharedRows(plan, *self._given)
+        return [
+            take(first + skip, logits[skip : skip + self._most], shared)
+            for first, logits in blocks
+            for skip in range(0, len(logits), self._most)
+        ]
+
+    def warm_up(self, device: torch.device) -> None:
+        """Draw for every number of rows that may compile something; collective."""
+        exchange, world, vocab_size = self._given
+        rows = 1 if world.size > 1 else 0
+        while rows:
+            draws = [Draw(seed=0, position=0, **_WAYS[i % len(_WAYS)]) for i in range(rows)]
+            logits = torch.zeros(rows, self._columns, device=device)
+            draw_shared(logits, draws, [5] * rows, exchange, world.rank, world.size, vocab_size)
+            rows = min(2 * rows, self._most) if rows < self._most else 0
+
+
+def open_sharing(
+    config: EngineConfig, exchange: RankExchange, partition: Partition, rows: int
+) -> RowSharing | None:
+    """For up to `rows` rows at once; None unless the configuration asks for it. Collective."""
+    if not config.share_draws:
+        return None
+    return RowSharing(exchange, partition, min(rows, config.seats))
+
+
+def _draw(how: RowDraw, position: int, choice: int) -> Draw:
+    return Draw(
+        temperature=how.temperature, seed=how.seed, position=position, choice=choice,
+        top_k=how.top_k, top_p=how.top_p, min_p=how.min_p,
+    )  # fmt: skip
