@@ -7,10 +7,12 @@
     exchange.check()                                               # once that has run: lost a peer?
 
 All exchanges of a rank run one after the other (one stream, or several that wait for each other),
-and all ranks call the same ones in the same order. What the memory
-holds is in `slot_layout`.
-Steps of more rows than a piece holds go piece by piece. Who owns a row follows from the number of
-rows, so a step's residual stream stays with its owners.
+and all ranks call the same ones in the same order. What the shared memory holds is in
+`slot_layout`. Few rows take the one-shot (`peer_fold`), some more a two-shot with a program a row
+(`peer_spread`), then the two-shot (`peer_two_shot`), and many the one that pushes finished rows to
+where they are read (`peer_direct`); the bits do not depend on it. Steps of more rows than a piece
+holds go piece by piece. Who owns a row follows from the number of rows, so a step's residual stream
+stays with its owners.
 """
 
 from collections.abc import Iterator
