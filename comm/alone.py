@@ -10,21 +10,22 @@ from torch import Tensor
 class Alone:
     """True while inside `while_inside`; its answers have the shapes of the real ones."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, beside: "Alone | None" = None) -> None:
+        """beside: another world of this rank, which is alone when this one is."""
         self._size = size
-        self._inside = False
+        self._inside: list[bool] = [False] if beside is None else beside._inside
 
     def __bool__(self) -> bool:
-        return self._inside
+        return self._inside[0]
 
     @contextmanager
     def while_inside(self) -> Iterator[None]:
         """Answer in place of the peers."""
-        self._inside = True
+        self._inside[0] = True
         try:
             yield
         finally:
-            self._inside = False
+            self._inside[0] = False
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Zeros [size, *x.shape]."""

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tpdet.comm.fold import Exchange, GatherExchange, Pending
-from tpdet.comm.peer_memory import PeerMemory, memory_for
+from tpdet.comm.fold import Pending
+from tpdet.comm.peer_memory import PeerMemory
 from tpdet.comm.row_exchange import PeerRows, RowExchange
 from tpdet.comm.slot_layout import (
     DIRECT_ROWS,
@@ -34,9 +34,8 @@ from tpdet.comm.slot_layout import (
     SlotLayout,
     by_ranks,
 )
-from tpdet.comm.world import World
 from tpdet.errors import PeerLostError
-from tpdet.kernels.order import FoldPlan, Slot
+from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
 if TYPE_CHECKING:
@@ -275,22 +274,3 @@ class PeerExchange:
         """Bound each wait from now on, also those of graphs that are captured already."""
         self._timeout = seconds
         self._control[1:].copy_(torch.tensor([int(min(seconds, 1e9) * 1e9)]))
-
-
-def open_exchange(
-    transport: str,
-    plan: FoldPlan,
-    world: World,
-    rows: int,
-    hidden: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Exchange:
-    """The exchange for a transport: "gather", "peer", or "auto": peer memory where there is some.
-
-    rows: the most of a step. Collective. Raises UsageError when "peer" cannot be had.
-    """
-    memory = memory_for(transport, world, device)
-    if memory is None or isinstance(plan.final, Slot):
-        return GatherExchange(plan, world)
-    return PeerExchange(plan, memory, rows, hidden, dtype)

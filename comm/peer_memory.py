@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpdet.comm.distributed import DistributedWorld
+from tpdet.comm.group_world import GroupWorld
 from tpdet.comm.world import World
 from tpdet.errors import PeerLostError, UsageError
 
@@ -42,7 +42,7 @@ class PeerTensor:
 class PeerMemory:
     """Tensors on the GPUs of one world that every rank may address."""
 
-    def __init__(self, world: DistributedWorld, device: torch.device) -> None:
+    def __init__(self, world: GroupWorld, device: torch.device) -> None:
         """Refuses multicast: it is off, or a UsageError is raised."""
         if os.environ.setdefault(_MULTICAST, "1") != "1":
             raise UsageError(
@@ -87,7 +87,7 @@ def open_peer_memory(world: World) -> PeerMemory | None:
     everyone = world.gather_bytes(b"\1" if mine else b"\0")
     if not all(said == b"\1" for said in everyone) or device is None:
         return None
-    assert isinstance(world, DistributedWorld)
+    assert isinstance(world, GroupWorld)
     return PeerMemory(world, device)
 
 
@@ -110,7 +110,7 @@ def memory_for(transport: str, world: World, device: torch.device) -> PeerMemory
 def _reachable(world: World) -> tuple[bool, torch.device | None]:
     """Whether this rank's GPU is its own and has access to all others; all say something."""
     usable = (
-        isinstance(world, DistributedWorld)
+        isinstance(world, GroupWorld)
         and world.size > 1
         and world.process_group is not None
         and world.carries_cuda

@@ -7,7 +7,7 @@ shape and dtype of what is gathered, so a rank that takes another path is named 
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tpdet.comm.alone import Alone
-from tpdet.comm.world import checked_message
+from tpdet.comm.world import checked_message, group_of, local_place
 from tpdet.errors import PeerLostError
 
 Result = TypeVar("Result")
@@ -24,7 +24,8 @@ Result = TypeVar("Result")
 class _Meeting:
     """What the threads share: two rows of slots used in turn, who has arrived, and who failed."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, whole: "_Meeting | None" = None) -> None:
+        """whole: the meeting of the world whose part this is; they fail together."""
         self.size = size
         # One meeting an operation is enough with two rows: whoever writes row 0 again has been to
         # the meeting of row 1, to which every reader of row 0 came after reading.
@@ -33,6 +34,10 @@ class _Meeting:
         self._changed = threading.Condition()
         self._arrived = 0
         self._complete = 0
+        self._family: list[_Meeting] = [] if whole is None else whole._family
+        self._family.append(self)
+        if whole is not None:
+            self.failed = whole.failed  # looked at last: a later failure finds this one listed
 
     def wait(self, timeout: float, reason: str) -> bool:
         """Whether all ranks came; what was complete before a failure stays complete.
@@ -52,26 +57,33 @@ class _Meeting:
             self._changed.wait_for(lambda: self._complete > mine or self.failed, timeout)
             if self._complete > mine:
                 return True
-            self.fail(reason)
-            return False
+        self.fail(reason)  # takes the lock of one meeting at a time
+        return False
 
     def fail(self, reason: str) -> None:
         """End every rank's present and later operation; the first reason is kept."""
-        with self._changed:
-            self.failed = self.failed or reason
-            self._changed.notify_all()
+        for meeting in list(self._family):
+            with meeting._changed:
+                meeting.failed = meeting.failed or reason
+                meeting._changed.notify_all()
 
 
 class ThreadWorld:
     """One thread's place in a world of threads; made by `run_threads`."""
 
-    def __init__(self, rank: int, size: int, timeout: float, meeting: _Meeting) -> None:
+    def __init__(
+        self, rank: int, size: int, timeout: float, meeting: _Meeting, local_size: int | None = None
+    ) -> None:
         self.rank = rank
         self.size = size
+        self.local_size = local_size or size
+        self.local_rank = rank % self.local_size
         self.timeout = timeout
         self._meeting = meeting
         self._count = 0
         self._alone = Alone(size)
+        self._parts: list[ThreadWorld] = []
+        self._whole: ThreadWorld | None = None
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[size, *x.shape]: every rank's `x`. Raises PeerLostError."""
@@ -110,6 +122,20 @@ class ThreadWorld:
         """Return when all threads came. Raises PeerLostError."""
         self._meet("barrier", None)
 
+    def part(self, groups: Sequence[Sequence[int]]) -> "ThreadWorld":
+        """Some of the threads. Raises PeerLostError."""
+        if self._whole is not None:
+            raise ValueError("a part of a world is not cut again: cut the whole")
+        group = group_of(self.rank, self.size, groups)
+        first = self.rank == group[0]
+        made = _Meeting(len(group), self._meeting) if first else None
+        meeting = self._meet(f"part into {groups}", made)[group[0]]
+        part = ThreadWorld(group.index(self.rank), len(group), self.timeout, meeting)
+        part.local_rank, part.local_size = local_place(self, group)
+        part._alone, part._whole = Alone(len(group), self._alone), self
+        self._parts.append(part)
+        return part
+
     def without_peers(self) -> AbstractContextManager[None]:
         """What comes from peers is zeros while inside."""
         return self._alone.while_inside()
@@ -117,9 +143,13 @@ class ThreadWorld:
     def set_timeout(self, seconds: float) -> None:
         """Bound each later operation by `seconds`."""
         self.timeout = seconds
+        for part in self._parts:
+            part.set_timeout(seconds)
 
     def close(self) -> None:
         """Leave with the others; alone if the world is broken."""
+        if self._whole is not None:
+            return
         if self._meeting.failed is None:
             with suppress(PeerLostError):
                 self._meet("close", None)
@@ -152,9 +182,14 @@ class ThreadWorld:
 
 
 def run_threads(
-    size: int, function: Callable[[ThreadWorld], Result], timeout: float = 120.0
+    size: int,
+    function: Callable[[ThreadWorld], Result],
+    timeout: float = 120.0,
+    local_size: int | None = None,
 ) -> list[Result]:
     """Run `function(world)` in `size` threads; their results in rank order.
+
+    local_size: pretend that so many neighbouring ranks, not all, share a host.
 
     An exception in one thread ends the others' operations with PeerLostError naming it, and is
     raised here (the first one, with its rank as a note). `timeout`, in seconds, bounds every
@@ -166,7 +201,7 @@ def run_threads(
 
     def run(rank: int) -> None:
         try:
-            results[rank] = function(ThreadWorld(rank, size, timeout, meeting))
+            results[rank] = function(ThreadWorld(rank, size, timeout, meeting, local_size))
         except BaseException as error:
             failures.append((rank, error))
             meeting.fail(f"rank {rank} ended with {type(error).__name__}: {error}")

@@ -24,8 +24,13 @@ seconds. A world that raised it is broken: each later call raises it again, and 
 phase in which ranks are apart for longer (loading weights) runs under a longer one:
 
     world.set_timeout(1800.0); load(); world.barrier(); world.set_timeout(config.step_timeout)
+
+Some ranks of a world make a world of their own, a part; it breaks, waits and ends with the whole:
+
+    inside = world.part([[0, 1], [2, 3]])         # every rank calls it, with the same groups
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -41,11 +46,14 @@ MAX_MESSAGE_BYTES = 80 << 20
 class World(Protocol):
     """What an engine needs from its ranks; see the module's patterns of use.
 
-    `rank` counts from 0 to `size - 1`; `timeout` is in seconds.
+    `rank` counts from 0 to `size - 1`, `local_rank` to `local_size - 1` among the ranks of this
+    host; `timeout` is in seconds.
     """
 
     rank: int
     size: int
+    local_rank: int
+    local_size: int
     timeout: float
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -75,6 +83,15 @@ class World(Protocol):
         """Return when every rank has called it."""
         ...
 
+    def part(self, groups: Sequence[Sequence[int]]) -> "World":
+        """The world of the group that holds this rank; its ranks count in the group's order.
+
+        Collective. groups: equal on every rank, each rank in one of them. A part is a world as
+        this one, whose timeout it has; closing it does nothing, it ends with this one. A part is
+        not cut again.
+        """
+        ...
+
     def without_peers(self) -> AbstractContextManager[None]:
         """While inside, this rank alone: tensors are not sent, what comes from peers is zeros.
 
@@ -95,8 +112,8 @@ class SoloWorld:
     """A world of one rank: nothing is sent, nobody can be lost."""
 
     def __init__(self) -> None:
-        self.rank = 0
-        self.size = 1
+        self.rank = self.local_rank = 0
+        self.size = self.local_size = 1
         self.timeout = float("inf")
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -122,6 +139,11 @@ class SoloWorld:
     def barrier(self) -> None:
         """Return at once."""
 
+    def part(self, groups: Sequence[Sequence[int]]) -> "SoloWorld":
+        """Another world of one rank."""
+        group_of(0, 1, groups)
+        return SoloWorld()
+
     def without_peers(self) -> AbstractContextManager[None]:
         """Nothing changes: there are none."""
         return nullcontext()
@@ -132,6 +154,20 @@ class SoloWorld:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def group_of(rank: int, size: int, groups: Sequence[Sequence[int]]) -> Sequence[int]:
+    """The group of `rank`. Raises ValueError unless each of `size` ranks is in just one group."""
+    if sorted(member for group in groups for member in group) != list(range(size)):
+        raise ValueError(f"groups {groups} of a world of {size}: name each rank once")
+    return next(group for group in groups if rank in group)
+
+
+def local_place(world: World, group: Sequence[int]) -> tuple[int, int]:
+    """(local_rank, local_size) of `world`'s rank in a part; a host holds neighbouring ranks."""
+    host = world.rank // world.local_size
+    here = [member for member in group if member // world.local_size == host]
+    return here.index(world.rank), len(here)
 
 
 def checked_message(data: bytes | None) -> bytes:

@@ -39,8 +39,8 @@ def relative_roots(roots: Sequence[Expression], first_leaf: int) -> tuple[Expres
     return tuple(moved(root) for root in roots)
 
 
-def gathered_sums(gathered: torch.Tensor, final: FinalExpression) -> PartialSums:
-    """Everyone's roots [ranks, slots, M, N] fp32 and the rest of the fold, as one root."""
+def gathered_sums(gathered: torch.Tensor, *finals: FinalExpression) -> PartialSums:
+    """Everyone's roots [ranks, slots, M, N] fp32 and what to make of them, a root for each."""
     slots = gathered.shape[1]
 
     def flat(node: FinalExpression) -> Expression:
@@ -48,7 +48,7 @@ def gathered_sums(gathered: torch.Tensor, final: FinalExpression) -> PartialSums
             return node.rank * slots + node.index
         return flat(node[0]), flat(node[1])
 
-    return PartialSums(gathered.flatten(0, 1), (flat(final),))
+    return PartialSums(gathered.flatten(0, 1), tuple(flat(final) for final in finals))
 
 
 def operands(root: Expression) -> list[int]:

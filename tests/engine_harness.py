@@ -73,13 +73,14 @@ def leave_out_freely(engine):
 
 def run(
     model, requests, tp=1, preempt_every=0, change=None, each_step=None, ahead=None, look=True,
-    waves=(), **settings,
+    waves=(), local_size=None, **settings,
 ) -> Run:  # fmt: skip
     """Run `requests` together at a tensor-parallel size; `change(engine)` runs before them.
 
     `each_step(engine, step)` runs after every step on rank 0. `ahead`: steps overlap, as on a GPU.
     Not `look`: nobody sees the logits, as when serving. `waves`: more requests, each wave when
-    the one before is done, or a function of the engine that is called then.
+    the one before is done, or a function of the engine that is called then. `local_size`: so many
+    ranks pretend to share a host.
     """
     config = EngineConfig.from_values(model=str(model), **({"kv_pages": 64} | settings))
 
@@ -126,4 +127,4 @@ def run(
 
     if tp == 1:
         return one_rank(SoloWorld())
-    return run_threads(tp, one_rank, timeout=240.0)[0]
+    return run_threads(tp, one_rank, timeout=240.0, local_size=local_size)[0]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tpdet.comm.fold import GatherExchange
-from tpdet.comm.peer_exchange import open_exchange
+from tpdet.comm.open_exchange import open_exchange
 from tpdet.comm.slot_layout import PIECE_ROWS, SLOT_BYTES, SlotLayout
 from tpdet.comm.threads import run_threads
 from tpdet.comm.world import SoloWorld

@@ -21,7 +21,7 @@ from tpdet.bench.timing import capture
 from tpdet.comm.device import open_world
 from tpdet.comm.distributed import DistributedWorld
 from tpdet.comm.fold import Exchange, GatherExchange
-from tpdet.comm.peer_exchange import open_exchange
+from tpdet.comm.open_exchange import open_exchange
 from tpdet.errors import TpdetError
 from tpdet.kernels import ops
 from tpdet.kernels.order import DEFAULT_LEAVES, FoldPlan, fold_plan

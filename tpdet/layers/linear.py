@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from tpdet.comm.fold import Done, Exchange, Pending, RankExchange
-from tpdet.comm.peer_exchange import open_exchange
+from tpdet.comm.open_exchange import open_exchange
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.micro_batch import MicroBatch
