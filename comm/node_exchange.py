@@ -55,7 +55,11 @@ class NodeExchange(GatherExchange):
         """Roots [slots, M, N] -> those of the node's ranks [ranks, slots, M, N]."""
         if self._peers is None or sent.numel() == 0:
             return self._nodes.inside.all_gather(sent)
-        return self._peers.gather_columns(sent.view(1, -1)).view(-1, *sent.shape)
+        # Row by row: the kernel is compiled for a width, which must not depend on the rows.
+        columns = sent.shape[-1]
+        whole = self._peers.gather_columns(sent.view(-1, columns))
+        by_rank = whole.view(len(whole), -1, columns).transpose(0, 1).contiguous()
+        return by_rank.view(-1, *sent.shape)
 
     def _across(self, inside: torch.Tensor) -> PartialSums:
         """Roots of the node's ranks [ranks, slots, M, N] -> all nodes' roots, under one."""

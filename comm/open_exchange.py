@@ -43,6 +43,7 @@ def open_node_exchange(
     # A node without peer memory beside one with it is right, and as slow as both without.
     if memory is None:
         return NodeExchange(plan, nodes)
-    widest = nodes.inside.size * plan.slots * min(rows, TWO_SHOT_ROWS - 1) * hidden
-    peers = PeerColumns(plan, memory, 1, (widest, hidden), torch.float32)
+    few = plan.slots * min(rows, TWO_SHOT_ROWS - 1)
+    widths = nodes.inside.size * hidden, hidden
+    peers = PeerColumns(plan, memory, few, widths, torch.float32)
     return NodeExchange(plan, nodes, peers)

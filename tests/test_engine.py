@@ -89,6 +89,14 @@ def test_every_fold_order_is_equal_over_sizes(tiny_model, alone, order, tp):
     assert differing, "two fold orders are two contracts"
 
 
+@pytest.mark.parametrize("order", ["pairs", "tree"])
+def test_ranks_on_two_nodes_give_the_bits_and_the_contract_of_one_alone(tiny_model, alone, order):
+    """Two nodes of two ranks, with a prompt of so many rows that the nodes slice them."""
+    found = run(tiny_model("qwen3", kv_heads=2), probes(), tp=4, local_size=2, fold_order=order)
+    assert_same_run(alone("qwen3", order=order), found)
+    assert found.fingerprint == alone("qwen3", order=order).fingerprint
+
+
 @pytest.mark.parametrize("budget", [1, 7, 100])
 def test_chunks_of_any_size_give_the_bits_of_the_whole(tiny_model, alone, budget):
     found = run(tiny_model("qwen3", kv_heads=2), probes(), max_num_batched_tokens=budget)

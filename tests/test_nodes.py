@@ -5,10 +5,12 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
 
+from tests.bits import assert_same_bits
 from tests.node_cases import folds_as_one_level, leaves_of, mine
 from tpdet.comm.fold import GatherExchange
 from tpdet.comm.node_exchange import NodeExchange
@@ -122,6 +124,50 @@ def test_what_travels_between_nodes_is_folded_before():
 
     run_threads(4, look)
     assert seen == {rank: [(1, 8, 16), (1, 4, 16)] for rank in range(4)}
+
+
+class CountedColumns:
+    """Stands for peer memory inside a node: columns of a part's ranks, and what is told it."""
+
+    def __init__(self, inside):
+        self.inside, self.told, self.rows = inside, [], []
+
+    def gather_columns(self, x):
+        self.rows.append(len(x))
+        return self.inside.all_gather(x).transpose(0, 1).reshape(len(x), -1)
+
+    def rehearsal(self):
+        return nullcontext(self.told.append("rehearsal"))
+
+    def report(self):
+        self.told.append("report")
+
+    def check(self):
+        self.told.append("check")
+
+    def set_timeout(self, seconds):
+        self.told.append(seconds)
+
+
+@pytest.mark.parametrize("name", order.FOLD_ORDERS)
+def test_few_rows_go_over_the_peer_memory_of_the_node_and_its_losses_are_told(name):
+    def check(world):
+        nodes, plan = split_nodes(world, 2), order.fold_plan(name, 8, 4)
+        peers = CountedColumns(nodes.inside)
+        exchange = NodeExchange(plan, nodes, peers, sliced_rows=8)
+        for rows in (1, 3, 8):
+            values = leaves_of(8, rows)
+            whole = order.evaluate(order.fold_tree(name, 8), values.__getitem__, torch.add)
+            sums = exchange.everyones(mine(plan, values, world))
+            assert_same_bits(ops.fold_roots(sums, 1)[0], whole)
+        assert peers.rows == [plan.slots, 3 * plan.slots]
+        exchange.report()
+        exchange.check()
+        exchange.set_timeout(3.0)
+        with exchange.rehearsal():
+            assert peers.told == ["report", "check", 3.0, "rehearsal"]
+
+    run_threads(4, check)
 
 
 def test_several_nodes_choose_two_levels_and_one_does_not():
