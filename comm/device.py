@@ -55,11 +55,13 @@ def open_world(
     timeout: float,
     environment: RankEnvironment | None = None,
     share_gpus: bool = False,
+    transport: str = "auto",
 ) -> World:
     """The world that the launcher's environment describes; makes this rank's GPU the current one.
 
     device: as for `resolve_device`. Ranks that outnumber the GPUs are refused unless `share_gpus`;
-    then neighbours share one, and tensors travel through host memory. Raises UsageError.
+    then neighbours share one, and tensors travel through host memory, as with transport "mpi".
+    Raises UsageError.
     """
     environment = environment or read_environment()
     staged = False
@@ -77,7 +79,9 @@ def open_world(
         device = "cpu"
     if environment.size == 1:
         return SoloWorld()
-    return DistributedWorld(device, timeout, environment=environment, staged=staged)
+    return DistributedWorld(
+        device, timeout, environment=environment, staged=staged, mpi=transport == "mpi"
+    )
 
 
 def current_device(kind: str) -> torch.device:

@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from tpdet.comm.group_world import GroupWorld
+from tpdet.comm.mpi_carrier import open_mpi
 from tpdet.errors import PeerLostError, UsageError
 from tpdet.launch.environment import RankEnvironment, read_environment
 
@@ -20,8 +21,9 @@ class DistributedWorld(GroupWorld):
     """The ranks of one job of torchrun, srun or mpirun.
 
     `device` is "cpu" or "cuda". `staged` sends CUDA tensors through host memory and gloo, for ranks
-    that share a GPU, which NCCL refuses. `timeout` bounds each operation, `start_timeout` the
-    arrival of all ranks; both in seconds. Raises UsageError without a launcher's environment,
+    that share a GPU, which NCCL refuses; `mpi` sends them through host memory and MPI. `timeout`
+    bounds each operation, `start_timeout` the arrival of all ranks; both in seconds. Raises
+    UsageError without a launcher's environment and for an MPI that does not know the ranks,
     PeerLostError if a rank does not arrive.
     """
 
@@ -32,6 +34,7 @@ class DistributedWorld(GroupWorld):
         start_timeout: float = 300.0,
         environment: RankEnvironment | None = None,
         staged: bool = False,
+        mpi: bool = False,
     ) -> None:
         environment = environment or read_environment()
         if not environment.launched:
@@ -41,8 +44,8 @@ class DistributedWorld(GroupWorld):
             )
         place = environment.rank, environment.size
         here = environment.local_rank, environment.local_size
-        # NCCL carries CUDA tensors unless they are staged; everything else is gloo's.
-        super().__init__(place, here, "cpu" if staged else device, start_timeout)
+        # NCCL carries CUDA tensors unless they are staged; everything else is gloo's, or MPI's.
+        super().__init__(place, here, "cpu" if staged or mpi else device, start_timeout)
         address = f"[{environment.address}]" if ":" in environment.address else environment.address
         self._meeting = f"tcp://{address}:{environment.port}" if address else "env://"
         self._closed = False
@@ -50,6 +53,8 @@ class DistributedWorld(GroupWorld):
         self._prepare_backends(environment)
         with self._peers_needed("start of the process group"):
             self._group = self._join(start_timeout)
+        if mpi:
+            self._carrier = open_mpi(self.rank, self.size)
         self.set_timeout(timeout)
 
     def _prepare_backends(self, environment: RankEnvironment) -> None:
@@ -89,6 +94,8 @@ class DistributedWorld(GroupWorld):
             # Sockets that close under a peer's last operation would look like a lost rank.
             with suppress(PeerLostError):
                 self.barrier()
+                if self._carrier is not None:
+                    self._carrier.leave()
         self._closed = True
         self._broken = self._broken or "the world is closed"
         self._leave()

@@ -25,6 +25,7 @@ from tpdet.comm.frames import (
     unpack_frame,
 )
 from tpdet.comm.library_sum import library_sum
+from tpdet.comm.mpi_carrier import MpiCarrier
 from tpdet.comm.world import checked_message, group_of, local_place
 from tpdet.errors import PeerLostError
 
@@ -53,6 +54,7 @@ class GroupWorld:
         self._alone: Alone = Alone(self.size, None if whole is None else whole._alone)
         self._parts: list[GroupWorld] = []
         self._group: dist.ProcessGroup | None = None
+        self._carrier: MpiCarrier | None = None  # of tensors, in place of the group
         self._broken: str | None = None
 
     @property
@@ -70,16 +72,24 @@ class GroupWorld:
         """Whether CUDA tensors travel from GPU to GPU: each rank has one of its own."""
         return self._device == "cuda"
 
+    @property
+    def by_mpi(self) -> bool:
+        """Whether MPI carries the tensors."""
+        return self._carrier is not None
+
     def all_gather(self, x: Tensor) -> Tensor:
         """[size, *x.shape]: every rank's bytes in rank order. Raises PeerLostError."""
         if self._alone:
             return self._alone.all_gather(x)
         sent = self._carried(x)
-        gathered = torch.empty((self.size, *x.shape), dtype=x.dtype, device=sent.device)
+        gathered = self._host_or_device((self.size, *x.shape), x)
         if x.numel() == 0:
             return gathered.to(x.device)
         with self._peers_needed(f"all_gather of {tuple(x.shape)} {x.dtype}"):
-            _gather_flat(_as_bytes(gathered), _as_bytes(sent), self._group)
+            if self._carrier is not None:
+                self._carrier.all_gather(_as_bytes(gathered), _as_bytes(sent), self.timeout)
+            else:
+                _gather_flat(_as_bytes(gathered), _as_bytes(sent), self._group)
         return gathered.to(x.device)
 
     def all_to_all(self, x: Tensor) -> Tensor:
@@ -87,11 +97,14 @@ class GroupWorld:
         if self._alone:
             return self._alone.all_to_all(x)
         sent = self._carried(x)
-        received = torch.empty_like(sent)
+        received = self._host_or_device(x.shape, x)
         if x.numel() == 0:
             return received.to(x.device)
         with self._peers_needed(f"all_to_all of {tuple(x.shape)} {x.dtype}"):
-            dist.all_to_all_single(_as_bytes(received), _as_bytes(sent), group=self._group)
+            if self._carrier is not None:
+                self._carrier.all_to_all(_as_bytes(received), _as_bytes(sent), self.timeout)
+            else:
+                dist.all_to_all_single(_as_bytes(received), _as_bytes(sent), group=self._group)
         return received.to(x.device)
 
     def add_in_any_order(self, x: Tensor) -> Tensor:
@@ -106,7 +119,14 @@ class GroupWorld:
 
     def _carried(self, x: Tensor) -> Tensor:
         """x, contiguous, where the backend can take it."""
-        return (x if x.device.type == self._device else x.cpu()).contiguous()
+        if x.device.type == self._device:
+            return x.contiguous()
+        return self._host_or_device(x.shape, x).copy_(x)
+
+    def _host_or_device(self, shape: Sequence[int], x: Tensor) -> Tensor:
+        """Room for a tensor like x where the backend can take it; pinned for a GPU's."""
+        staged = x.is_cuda and self._device == "cpu"
+        return torch.empty(tuple(shape), dtype=x.dtype, device=self._device, pin_memory=staged)
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Rank 0's bytes; one collective up to 4,076 of them, else two. Raises PeerLostError."""
@@ -183,6 +203,8 @@ class GroupWorld:
             for group in groups:  # every rank makes every group, in one order
                 made = dist.new_group([*group], timeout=limit, backend=self._backend)
                 part._group = made if group is mine else part._group
+            if self._carrier is not None:
+                part._carrier = self._carrier.part(groups)
         self._parts.append(part)
         return part
 

@@ -92,12 +92,22 @@ def open_peer_memory(world: World) -> PeerMemory | None:
 
 
 def memory_for(transport: str, world: World, device: torch.device) -> PeerMemory | None:
-    """Peer memory for a transport: "peer" must have it, "auto" takes it if it can, "gather" never.
+    """Peer memory for a transport: "peer" must have it, "auto" takes it if it can, others never.
 
-    Collective. Raises UsageError when "peer" cannot be had; a single rank needs none.
+    Collective. Raises UsageError when "peer" cannot be had, and for "mpi" where MPI does not carry
+    the world; a single rank needs neither.
     """
+    if (
+        transport == "mpi"
+        and world.size > 1
+        and not (isinstance(world, GroupWorld) and world.by_mpi)
+    ):
+        raise UsageError(
+            "transport mpi needs ranks that talk by MPI: start the server with mpirun, or use "
+            "--transport gather"
+        )
     memory = None
-    if transport != "gather" and device.type == "cuda" and world.size > 1:
+    if transport in ("auto", "peer") and device.type == "cuda" and world.size > 1:
         memory = open_peer_memory(world)
     if memory is None and transport == "peer" and world.size > 1:
         raise UsageError(

@@ -346,7 +346,7 @@ def test_a_full_queue_refuses(tiny_model):
         ({"leaves": 4}, 8, "4 leaves: use one of 1, 2, 4"),
         ({"leaves": 6}, 1, "leaves 6 is not a power of two"),
         ({"device": "cuda"}, 1, "device cuda: torch .* use --device cpu"),
-        ({"transport": "mpi"}, 1, "transport 'mpi' is not supported yet"),
+        ({"transport": "mpi"}, 2, "transport mpi needs ranks that talk by MPI: start .* mpirun"),
         ({"max_num_seqs": 0}, 1, "max_num_seqs"),
         ({"surprise": 1}, 1, "unknown setting 'surprise'"),
     ],

@@ -32,7 +32,9 @@ class EngineConfig(BaseModel):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
     transport: Literal["auto", "gather", "peer", "mpi"] = Field(
-        "auto", description="what carries partial sums between ranks; peer: GPU to GPU, on one host"
+        "auto",
+        description="what carries partial sums between ranks; peer: GPU to GPU, inside a host; "
+        "mpi: the MPI whose mpirun started the ranks"
     )
     fold_order: Literal["sequential", "pairs", "tree"] = Field(
         "pairs", description="order in which leaf sums are added; part of the contract id"
@@ -92,9 +94,7 @@ class EngineConfig(BaseModel):
     max_queue: int = Field(1024, ge=1, description="waiting requests, at most")
 
     @model_validator(mode="after")
-    def _refuse_what_does_not_exist_yet(self) -> "EngineConfig":
-        if self.transport == "mpi":
-            raise ValueError("transport 'mpi' is not supported yet: use gather")
+    def _refuse_what_does_not_fit(self) -> "EngineConfig":
         if self.leaves is not None and self.leaves & (self.leaves - 1):
             raise ValueError(f"leaves {self.leaves} is not a power of two")
         if self.approximate and self.on_slowdown is not None:

@@ -77,7 +77,9 @@ class LLM:
             raise UsageError("on_slowdown is a server's setting: leave it out, or set approximate")
         refuse_faults()
         secret = given_secret()
-        self._world: World = open_world(self.config.device, self.config.step_timeout)
+        self._world: World = open_world(
+            self.config.device, self.config.step_timeout, transport=self.config.transport
+        )
         self.engine = Engine(self.config, self._world, secret=secret)
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:

@@ -213,7 +213,9 @@ class DecodeGraphs:
 
 def captures_graphs(config: EngineConfig, device: torch.device) -> bool:
     """Whether decode steps become graphs; host staging (ranks that share a GPU) is no graph."""
-    return device.type != "cpu" and not config.enforce_eager and ranks_per_gpu() == 1
+    if device.type == "cpu" or config.enforce_eager or config.transport == "mpi":
+        return False
+    return ranks_per_gpu() == 1
 
 
 def make_graphs(
