@@ -64,6 +64,29 @@ def test_mpirun_serves_the_bits_of_one_rank_and_drains(cluster_model, answers_al
 
 
 @pytest.mark.slow
+def test_mpi_carries_the_bits_of_one_rank_and_a_drain_ends_it(
+    cluster_model, answers_alone, tmp_path
+):
+    command = [MPIRUN, "-n", "4", "--map-by", "slot:OVERSUBSCRIBE", sys.executable, "-m",
+               "tpdet.serve", "--transport", "mpi"]  # fmt: skip
+    with started(tmp_path, command, cluster_model) as (process, run, ready):
+        assert ready["tp"] == 4
+        assert (ask(ready["url"]), ask(ready["url"], LONG)) == answers_alone
+        # Not 0, if a rank had gone without MPI_Finalize.
+        assert stop(run) == 0 and process.wait(30) == 0, (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_a_rank_that_mpi_lost_ends_the_server_with_75(cluster_model, tmp_path):
+    command = [*launch(2), "--transport", "mpi"]
+    with started(tmp_path, command, cluster_model) as (process, run, ready):
+        everyone = family(run)
+        os.kill(ready["ranks"][1]["pid"], signal.SIGKILL)
+        assert process.wait(30) == 75, (tmp_path / "log").read_text()
+        assert all_gone(everyone, 2.0)
+
+
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_server_with_75(cluster_model, tmp_path):
     with started(tmp_path, launch(2), cluster_model) as (process, run, ready):
         everyone = family(run)
