@@ -1,6 +1,6 @@
 """The fixed-order reduction over peer memory: one kernel an exchange, any fold order, same bits.
 
-    exchange = open_exchange("auto", plan, world, rows, hidden, dtype, device)
+    exchange = PeerExchange(plan, memory, rows, hidden, dtype)     # or `open_exchange`
     h, y = exchange.fold_and_norm(sums, residual, weight, eps)     # eagerly or in a CUDA graph
     everyones = exchange.all_gather(x)                             # small payloads
     exchange.report()                                              # last in the step's stream
