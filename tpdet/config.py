@@ -34,7 +34,7 @@ class EngineConfig(BaseModel):
     transport: Literal["auto", "gather", "peer", "mpi"] = Field(
         "auto",
         description="what carries partial sums between ranks; peer: GPU to GPU, inside a host; "
-        "mpi: the MPI whose mpirun started the ranks"
+        "mpi: the MPI whose mpirun started the ranks",
     )
     fold_order: Literal["sequential", "pairs", "tree"] = Field(
         "pairs", description="order in which leaf sums are added; part of the contract id"

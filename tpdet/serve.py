@@ -80,9 +80,7 @@ def build_engine(
     faults = read_faults(settings.server.allow_faults)
     engine = Engine(
         config,
-        open_world(
-            config.device, config.step_timeout, environment, transport=config.transport
-        ),
+        open_world(config.device, config.step_timeout, environment, transport=config.transport),
         secret=secret,
         faults=FaultPoints(faults, environment.rank) if faults else None,
     )
