@@ -6,8 +6,6 @@ prints one JSON line, a traceback for each case that failed. The ranks take turn
 so nothing has to wait; a kernel looks once for what must have come.
 """
 
-import json
-import traceback
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,6 +13,7 @@ from types import SimpleNamespace
 import torch
 
 from tests.bits import assert_same_bits, same_bits
+from tests.case_runner import print_failures
 from tpdet.comm.peer_exchange import PeerExchange
 from tpdet.comm.peer_memory import PeerTensor
 from tpdet.comm.slot_layout import FLAGS, SlotLayout
@@ -369,10 +368,4 @@ CASES = (
 )
 
 if __name__ == "__main__":
-    failures = {}
-    for case in CASES:
-        try:
-            case()
-        except Exception:
-            failures[case.__name__] = traceback.format_exc()[-2000:]
-    print(json.dumps(failures))
+    print_failures(CASES)

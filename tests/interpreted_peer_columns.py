@@ -5,14 +5,13 @@
 prints one JSON line, a traceback for each case that failed. The ranks take turns, phase by phase.
 """
 
-import json
-import traceback
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 
 from tests.bits import assert_same_bits, same_bits
+from tests.case_runner import print_failures
 from tests.interpreted_peer import EPS, FakeMemory, draw
 from tpdet.comm.peer_columns import PeerColumns
 from tpdet.kernels import order
@@ -180,10 +179,4 @@ CASES = (
 )
 
 if __name__ == "__main__":
-    failures = {}
-    for case in CASES:
-        try:
-            case()
-        except Exception:
-            failures[case.__name__] = traceback.format_exc()[-2000:]
-    print(json.dumps(failures))
+    print_failures(CASES)

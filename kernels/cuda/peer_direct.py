@@ -17,9 +17,9 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.peer_fold import Peers, known_of
 from tpdet.kernels.cuda.peer_two_shot import (
-    everyone_owns,
     finish_places,
     push_places,
+    share_that_fits,
     two_shot_warps,
 )
 from tpdet.kernels.cuda.peer_words import advance, next_poll, words_of
@@ -124,16 +124,11 @@ def run_two_shot_direct(
 
     place: first word of the root slots and rows of a share they have room for; where y begins,
     counted in its own size; first word of the flags, which hold earlier epochs, and how many a rank
-    has. `phases` may be run
-    apart (tests), the last one with "wait".
+    has. `phases` may be run apart (tests), the last one with "wait".
     """
     start, share_rows, y_start, flag_start, flags = place
     m, n = residual.shape
-    share = -(-m // peers.ranks)
-    if share > share_rows:
-        raise ValueError(f"{m} rows: the slots have room for {share_rows * peers.ranks}")
-    if not everyone_owns(m, peers.ranks):
-        raise ValueError(f"{m} rows are too few for {peers.ranks} ranks to own one each")
+    share = share_that_fits(m, peers.ranks, share_rows, share_rows * peers.ranks)
     tile = (peers.tile or 1) if n <= _TILED else 1
     programs = min(-(-share // tile), peers.programs)
     if programs > flags:

@@ -11,10 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.peer_fold import Peers, finish_row, known_of, one_shot_warps
-from tpdet.kernels.cuda.peer_two_shot import everyone_owns
+from tpdet.kernels.cuda.peer_fold import PHASES, Peers, finish_row, known_of, one_shot_warps
+from tpdet.kernels.cuda.peer_two_shot import push_finished, share_that_fits
 from tpdet.kernels.cuda.peer_words import (
-    ARMED,
     advance,
     awaited_sum,
     awaited_words,
@@ -23,8 +22,6 @@ from tpdet.kernels.cuda.peer_words import (
 )
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
-
-PHASES = ("push", "fold", "take")
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -40,8 +37,6 @@ def two_shot_spread(
     """Arguments as of `two_shot`."""
     number = tl.load(counter)
     plane = plane.to(tl.int64)
-    WORD: tl.constexpr = y_words.dtype.element_ty
-    quiet: tl.constexpr = 0x7FFF if WORD.primitive_bitwidth == 16 else 0x7FFFFFFF
     share = tl.cdiv(m, RANKS)
     columns = tl.arange(0, BLOCK)[None, :]
     present = columns < N
@@ -68,15 +63,10 @@ def two_shot_spread(
                     present, control, number, COUNT, WHERE, STEPS, SLOTS, LIVE,
                 )  # fmt: skip
                 normed = finish_row(total, at, beside, scale, h, present, N, EPS_BITS)
-                word = normed.to(WORD, bitcast=True)
-                tl.store(y_words + at, word, mask=present)
-                word = tl.where(word == ARMED, quiet, word).to(WORD)
-                for ahead in range(1, RANKS):
-                    peer = words_of(table, (RANK + ahead) % RANKS, WORD)
-                    tl.store(peer + (y_begin + at), word, mask=present)
+                push_finished(normed, y_words, table, y_begin, at, present, RANK, RANKS)
     if TAKE:
         advance(counter)
-        y_slots = words_of(table, RANK, WORD)
+        y_slots = words_of(table, RANK, y_words.dtype.element_ty)
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
             owner = row // share
             if owner != RANK:
@@ -99,10 +89,7 @@ def run_two_shot_spread(
     """As `peer_two_shot.run_two_shot`."""
     start, share_rows, y_start, rows = place
     m, n = residual.shape
-    if -(-m // peers.ranks) > share_rows or m > rows:
-        raise ValueError(f"{m} rows: the slots of the two-shot have room for {rows}")
-    if not everyone_owns(m, peers.ranks):
-        raise ValueError(f"{m} rows are too few for {peers.ranks} ranks to own one each")
+    share_that_fits(m, peers.ranks, share_rows, rows)
     h, y = out
     words = y.view({2: torch.int16, 4: torch.int32}[y.element_size()])
     two_shot_spread[(min(m, peers.programs),)](

@@ -65,6 +65,21 @@ def finish_places(
     return finish_row(total, at, beside, scale, h, mine, N, EPS_BITS), at, mine
 
 
+@triton.jit
+def push_finished(
+    normed, y_words, table, y_begin, at, mine, RANK: tl.constexpr, RANKS: tl.constexpr
+):
+    """Store finished rows at `at` of the own y, and push them into the y slots of every peer."""
+    WORD: tl.constexpr = y_words.dtype.element_ty
+    word = normed.to(WORD, bitcast=True)
+    tl.store(y_words + at, word, mask=mine)
+    quiet: tl.constexpr = 0x7FFF if WORD.primitive_bitwidth == 16 else 0x7FFFFFFF
+    word = tl.where(word == ARMED, quiet, word).to(WORD)
+    for ahead in range(1, RANKS):
+        peer = words_of(table, (RANK + ahead) % RANKS, WORD)
+        tl.store(peer + (y_begin + at), word, mask=mine)
+
+
 @triton.jit(do_not_specialize=["m"])
 def two_shot(
     values, residual, weight, h, y_words, table, counter, control, m, plane, stride,
@@ -109,13 +124,7 @@ def two_shot(
                     columns, present, control, number,
                     RANK, SLOTS, N, ROWS, EPS_BITS, TILE, COUNT, WHERE, STEPS, LIVE,
                 )  # fmt: skip
-                word = normed.to(WORD, bitcast=True)
-                tl.store(y_words + at, word, mask=mine)
-                quiet: tl.constexpr = 0x7FFF if WORD.primitive_bitwidth == 16 else 0x7FFFFFFF
-                word = tl.where(word == ARMED, quiet, word).to(WORD)
-                for ahead in range(1, RANKS):
-                    peer = words_of(table, (RANK + ahead) % RANKS, WORD)
-                    tl.store(peer + (y_begin + at), word, mask=mine)
+                push_finished(normed, y_words, table, y_begin, at, mine, RANK, RANKS)
         first_place -= tl.num_programs(0) * TILE
         if TAKE:  # noqa: SIM102
             if (first_place >= 0) & (first_place < share):
@@ -152,11 +161,7 @@ def run_two_shot(
     """
     start, share_rows, y_start, rows = place
     m, n = residual.shape
-    share = -(-m // peers.ranks)
-    if share > share_rows or m > rows:
-        raise ValueError(f"{m} rows: the slots of the two-shot have room for {rows}")
-    if not everyone_owns(m, peers.ranks):
-        raise ValueError(f"{m} rows are too few for {peers.ranks} ranks to own one each")
+    share = share_that_fits(m, peers.ranks, share_rows, rows)
     h, y = out
     words = y.view({2: torch.int16, 4: torch.int32}[y.element_size()])
     tile = peers.tile or 1
@@ -174,6 +179,16 @@ def run_two_shot(
 def everyone_owns(m: int, ranks: int) -> bool:
     """Whether each rank has a row of its own: in a two-shot all must wait for all."""
     return (ranks - 1) * -(-m // ranks) < m
+
+
+def share_that_fits(m: int, ranks: int, share_rows: int, rows: int) -> int:
+    """Rows of a rank's share. Raises ValueError where slots lack room or a rank would have none."""
+    share = -(-m // ranks)
+    if share > share_rows or m > rows:
+        raise ValueError(f"{m} rows: the slots of the two-shot have room for {rows}")
+    if not everyone_owns(m, ranks):
+        raise ValueError(f"{m} rows are too few for {ranks} ranks to own one each")
+    return share
 
 
 def two_shot_warps(n: int) -> int:

@@ -9,7 +9,6 @@ and third turn of all settings, the first compiles. Dummy weights; bits do not d
 import random
 import sys
 import time
-from dataclasses import replace
 
 import torch
 
@@ -50,8 +49,6 @@ def main(model, programs):
         for number, (count, rows) in enumerate(found):
             peer_exchange.PROGRAMS_ASIDE[world.size] = count
             peer_exchange.ROWS_ASIDE = rows
-            exchange = engine.runner._exchange
-            exchange._two = replace(exchange._two, tile=None)
             if world.rank == 0:
                 speed = prefill(engine, turn * len(found) + number)
                 if turn:
