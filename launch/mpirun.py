@@ -22,6 +22,7 @@ from tpdet.launch.signals import STOP_SIGNALS, StopSignals
 
 OPEN_MPI, MPICH = "openmpi", "mpich"
 PROGRAM = ("-m", "tpdet.serve")
+DAEMON = ("-m", "tpdet.launch.shield", "prted")
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
 """What ranks get past the drain timeout to end themselves."""
@@ -34,11 +35,13 @@ def mpirun_command(
     ranks_per_node: int | None = None,
     hosts: str | None = None,
     exports: Mapping[str, str] | None = None,
+    slurm: bool = False,
 ) -> list[str]:
     """The command that runs the server with `arguments` as `ranks` ranks.
 
     hosts: "a:8,b:8", names and their ranks. exports: variables to set on every rank. Ranks of a
     host follow each other; they are bound to no core, as their threads are shared out (pinned.py).
+    slurm: in a job of Slurm's, which signals Open MPI's daemons on other nodes (see shield.py).
     Raises UsageError for sizes that do not fit each other.
     """
     if ranks < 1 or (ranks_per_node is not None and not 1 <= ranks_per_node <= ranks):
@@ -51,6 +54,7 @@ def mpirun_command(
         command += [f"ppr:{ranks_per_node}:node:OVERSUBSCRIBE" if ranks_per_node else
                     "slot:OVERSUBSCRIBE"]  # fmt: skip
         command += ["--host", hosts] if hosts else []
+        command += _shielded_daemons() if slurm else []
         for name, value in exports.items():
             command += ["-x", f"{name}={value}"]
     else:
@@ -60,6 +64,11 @@ def mpirun_command(
         for name, value in exports.items():
             command += ["-genv", name, value]
     return [*command, sys.executable, *PROGRAM, *arguments]
+
+
+def _shielded_daemons() -> list[str]:
+    """PRRTE splits the value at blanks."""
+    return ["--prtemca", "prte_launch_agent", " ".join((sys.executable, *DAEMON))]
 
 
 def meeting_point(hosts: str | None) -> dict[str, str]:

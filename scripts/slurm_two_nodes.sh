@@ -15,6 +15,14 @@ folder=$(cd "$2" && pwd)
 export SLURM_CONF=$folder/slurm.conf
 DAEMONS="slurmctld n1 n2 munged"
 
+node() { # node NAME: its slurmd, for which FOLDER/disk is FOLDER/NAME/disk
+    unshare --mount --uts bash -ec '
+        hostname "$1"
+        mount --bind "$2/$1/disk" "$2/disk"
+        mount --bind "$2/hosts" /etc/hosts
+        exec slurmd -N "$1"' node "$1" "$folder"
+}
+
 ends() { # ends NAME: waits until the daemon is gone, kills it after 10 s
     local pid
     pid=$(cat "$folder/$1.pid" 2>/dev/null) || return 0
@@ -64,7 +72,9 @@ print(*(one.getsockname()[1] for one in held))
 PY
 )
 chmod 755 "$folder"
-mkdir -p "$folder"/{state,n1,n2}
+mkdir -p "$folder"/{state,disk,n1/disk,n2/disk}
+echo "127.0.0.1 localhost n1
+127.0.0.2 n2" >"$folder/hosts"
 (umask 077 && head -c 128 /dev/urandom >"$folder/munge.key")
 munged --force --key-file="$folder/munge.key" --socket="$folder/munge.socket" \
     --pid-file="$folder/munged.pid" --log-file="$folder/munged.log" --seed-file="$folder/munge.seed"
@@ -90,14 +100,14 @@ MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=30
-NodeName=n1 NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=$first CPUs=4 State=UNKNOWN
-NodeName=n2 NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=$second CPUs=4 State=UNKNOWN
+NodeName=n1 NodeAddr=127.0.0.1 Port=$first CPUs=4 State=UNKNOWN
+NodeName=n2 NodeAddr=127.0.0.1 Port=$second CPUs=4 State=UNKNOWN
 PartitionName=all Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
 CONF
 trap 'down; tail -n 5 "$folder"/*.log >&2' ERR
 slurmctld -c
-slurmd -N n1
-slurmd -N n2
+node n1
+node n2
 for _ in $(seq 100); do
     [ "$(sinfo --noheader --states=idle --format=%D 2>/dev/null)" = 2 ] && exit 0
     sleep 0.1

@@ -1,123 +1,155 @@
 """A real Slurm of two nodes on this host runs the shipped templates: bits, drain, nobody left."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.server.cluster import FLAGS, LONG, Asking, all_gone, ask, family, wait_ready
+from tests.server.cluster import LONG, Asking, ask
+from tests.server.slurm_job import Job
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "slurm_two_nodes.sh"
+WARNED = {"mpirun": ("--batch",)}
+"""Which process of a job the time limit's warning goes to: its steps, or its script."""
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    """The environment in which sbatch speaks to it."""
+def root(tmp_path_factory):
+    """The folder of a Slurm that is up."""
     folder = tmp_path_factory.mktemp("slurm")
     try:
         up = subprocess.run([SCRIPT, "up", folder], capture_output=True, text=True, timeout=60)
         if up.returncode == 2 or up.returncode == 3:
             pytest.skip(f"no Slurm here: {up.stderr.strip()}")
         assert up.returncode == 0, up.stderr
-        # One host stands for two: its names are not known, and gloo needs only the loopback.
-        places = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        yield os.environ | places | {"SLURM_CONF": str(folder / "slurm.conf")}
+        yield folder
     finally:
         down = subprocess.run([SCRIPT, "down", folder], capture_output=True, text=True, timeout=60)
         assert down.returncode == 0, down.stderr
 
 
-class Job:
-    """A server in a job of `tpdet launch slurm`, ready."""
+@pytest.fixture(scope="module")
+def slurm(root):
+    """The environment in which sbatch speaks to it, and which jobs start in."""
+    # The nodes' addresses are the loopback's. Open MPI wants to be told that root is meant.
+    return os.environ | {
+        "SLURM_CONF": str(root / "slurm.conf"), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }  # fmt: skip
 
-    def __init__(self, slurm, folder, model, *options):
-        self._environment = slurm | {"TMPDIR": str(folder), "TPDET_SECRET_FOLDER": str(folder)}
-        self.folder, self.log = folder, folder / "log"
-        launch = ["-m", "tpdet", "launch", "slurm", "--gpus-per-node", "0", *options]
-        server = ["--model", str(model), *FLAGS]
-        done = self.run(sys.executable, *launch, "--output", str(self.log), "--submit", *server)
-        self.number = done.strip()
-        try:
-            self.ready = wait_ready(folder, "tpdet-*/**/ready.json", self.runs, self.log)
-        except BaseException:
-            self.run("scancel", self.number)
-            raise
-        self.url = self.ready["url"]
-        self.everyone = family(folder)
 
-    def run(self, *command):
-        done = subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, timeout=30
+@pytest.fixture
+def start(slurm, root, cluster_model, tmp_path):
+    """A function that starts a server by `tpdet launch slurm` with the given options."""
+    jobs = []
+
+    def job(template, *options, nodes=2, ranks_per_node=1):
+        environment = slurm
+        if template == "container":
+            environment = slurm | apptainer(tmp_path) | {"TPDET_MODEL": str(cluster_model)}
+            options = ("--image", "stub.sif", *options)
+        sizes = ("--nodes", str(nodes), "--ranks-per-node", str(ranks_per_node))
+        model = "/model" if template == "container" else cluster_model
+        jobs.append(
+            Job(environment, root, tmp_path, model, "--template", template, *sizes, *options)
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return jobs[-1]
 
-    def runs(self):
-        """Whether it has not ended."""
-        return bool(self.run("squeue", "--noheader").strip())
-
-    def wait(self, seconds=40.0):
-        """Until it has ended; its exit code and signal, as Slurm has them."""
-        deadline = time.monotonic() + seconds
-        while self.runs():
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.1)
-        assert all_gone(self.everyone), self.log.read_text()
-        assert not list(self.folder.glob(".tpdet-secret*"))
-        shown = self.run("scontrol", "show", "job", self.number)
-        return re.search(r"ExitCode=(\S+)", shown)[1]
-
-    def decided(self):
-        """The codes in the ranks' run directories."""
-        texts = [path.read_text() for path in self.folder.glob("tpdet-*/**/exit.json")]
-        return [int(re.search(r'"exit":(\d+)', text)[1]) for text in texts]
+    yield job
+    for one in jobs:
+        one.end()
 
 
-def test_srun_of_two_nodes_serves_the_bits_of_one_rank_and_scancel_drains(
-    slurm, cluster_model, answers_alone, tmp_path
-):
-    job = Job(slurm, tmp_path, cluster_model, "--nodes", "2")
-    assert job.ready["tp"] == 2 and len(list(tmp_path.glob("tpdet-*/slurm-*/ranks/*"))) == 2
-    assert ask(job.url) == answers_alone[0]
+def apptainer(folder: Path) -> dict[str, str]:
+    """A double of the container runtime, on the PATH of the returned environment.
+
+    It notes its arguments and runs the command here; a path that --bind would put elsewhere in
+    the container is replaced by the host's.
+    """
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "apptainer"
+    program.write_text(f"""#!/bin/bash
+printf '%s\\n' "$@" >{folder}/apptainer-$SLURM_PROCID
+[ "$1 $2 $3 $5" = "exec --nv --bind stub.sif" ] || exit 2
+IFS=, read -ra bound <<<"$4"
+shift 5
+arguments=()
+for one in "$@"; do
+    for pair in "${{bound[@]}}"; do
+        IFS=: read -r here there mode <<<"$pair"
+        [ "$one" = "$there" ] && one=$here
+    done
+    arguments+=("$one")
+done
+PATH={Path(sys.executable).parent}:$PATH exec "${{arguments[@]}}"
+""")
+    program.chmod(0o755)
+    return {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("template", ["srun", "mpirun"])
+def test_two_nodes_serve_the_bits_of_one_rank_and_scancel_drains(start, answers_alone, template):
+    job = start(template)
+    assert job.ready["tp"] == 2 and [set(ranks) for ranks in job.ranks()] == [{0}, {1}]
+    assert {rank["host"] for rank in job.ready["ranks"]} == {"n1"}
     asking = Asking(job.url)
     job.run("scancel", job.number)
     assert asking.result() == answers_alone[1], job.log.read_text()
     job.wait()
-    assert job.decided() == [0]
+    assert set(job.decided()) == {0}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("template", "options"),
-    [
-        ("srun", ("--nodes", "2", "--ranks-per-node", "2")),
-        ("torchrun", ("--nodes", "2", "--ranks-per-node", "2")),
-        ("one-node", ("--nodes", "1", "--ranks-per-node", "2")),
-    ],
-)
-def test_every_template_at_more_ranks(
-    slurm, cluster_model, answers_alone, tmp_path, template, options
-):
-    if template == "torchrun":
-        slurm = slurm | {"MASTER_PORT": "29517"}
-    job = Job(slurm, tmp_path, cluster_model, "--template", template, *options)
-    assert (ask(job.url), ask(job.url, LONG)) == answers_alone
-    job.run("scancel", "--signal=TERM", job.number)  # as the time limit's warning does
-    code = job.wait()
-    assert job.decided() and set(job.decided()) == {0}, job.log.read_text()
-    assert template == "torchrun" or code == "0:0", job.log.read_text()
+@pytest.mark.parametrize("template", ["srun", "torchrun", "mpirun", "container", "one-node"])
+def test_every_template_drains_at_the_time_limits_warning(start, answers_alone, template):
+    nodes = 1 if template == "one-node" else 2
+    job = start(template, nodes=nodes, ranks_per_node=2)
+    assert job.ready["tp"] == 2 * nodes and ask(job.url) == answers_alone[0]
+    asking = Asking(job.url)
+    job.run("scancel", "--signal=TERM", *WARNED.get(template, ()), job.number)
+    assert asking.result() == answers_alone[1], job.log.read_text()
+    assert job.wait() == "0:0", job.log.read_text()
+    assert set(job.decided()) == {0}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [1, 3])
-def test_one_killed_rank_ends_the_job_with_75(slurm, cluster_model, tmp_path, rank):
-    job = Job(slurm, tmp_path, cluster_model, "--nodes", "2", "--ranks-per-node", "2")
-    records = list(tmp_path.glob(f"tpdet-*/*/ranks/{rank}.json"))
-    pid = int(re.search(r'"pid":(\d+)', records[0].read_text())[1])
-    os.kill(pid, signal.SIGKILL)
+@pytest.mark.parametrize("template", ["torchrun", "container", "one-node"])
+def test_every_other_template_drains_at_scancel(start, answers_alone, template):
+    job = start(template, nodes=1 if template == "one-node" else 2, ranks_per_node=2)
+    asking = Asking(job.url)
+    job.run("scancel", job.number)
+    assert asking.result() == answers_alone[1], job.log.read_text()
+    job.wait()
+    assert set(job.decided()) == {0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ["srun", "torchrun", "mpirun", "container", "one-node"])
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_one_killed_rank_ends_the_job_with_75(start, template, rank):
+    nodes = 1 if template == "one-node" else 2
+    if rank >= 2 * nodes:
+        pytest.skip("there is no such rank")
+    job = start(template, nodes=nodes, ranks_per_node=2)
+    numbers = {rank: pid for ranks in job.ranks() for rank, pid in ranks.items()}
+    os.kill(numbers[rank], signal.SIGKILL)
     assert job.wait() == "75:0", job.log.read_text()
+
+
+@pytest.mark.slow
+def test_a_containers_ranks_see_the_model_the_secret_and_the_run_directory(start, tmp_path):
+    job = start("container")
+    arguments = [(tmp_path / f"apptainer-{rank}").read_text().splitlines() for rank in (0, 1)]
+    assert arguments[0] == arguments[1]
+    bound = [one.split(":") for one in arguments[0][3].split(",")]
+    secret, disk = bound[1][0], bound[2][0]
+    assert bound[0][1:] == ["/model", "ro"] and bound[1] == [secret, secret, "ro"]
+    assert bound[2] == [disk, disk] and Path(secret).parent == tmp_path
+    assert job.processes() and all(
+        process.environ()["TMPDIR"] == disk for process in job.processes()
+    )
+    job.run("scancel", job.number)
+    job.wait()
