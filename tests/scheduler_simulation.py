@@ -201,19 +201,18 @@ class Simulation:
     def sample(self, plan: StepPlan) -> tuple[dict, dict]:
         """Tokens and scores by sequence; a sequence that reads NAN gets neither."""
         sampled, scores, drawn = {}, {}, []
-        for row in plan.rows:
+        for row, sampling, scoring in zip(plan.rows, *self.scheduler.wanted(plan), strict=True):
             wanted = 0
             end = row.start + len(row.token_ids)
             if row.logits and NAN in self.ranks[0].read(row, end):
                 drawn += [0] * row.draws
                 continue
-            if (scoring := self.scheduler.scoring_row(row)) is not None:
+            if scoring is not None:
                 wanted = end - scoring.start
                 scores[scoring.key] = [
                     score(self.ranks[0].read(row, scoring.start + j + 1), target)
                     for j, target in enumerate(scoring.target_ids)
                 ]
-            sampling = self.scheduler.sampling_row(row)
             assert row.draws is (sampling is not None)
             if sampling is not None:
                 wanted = max(wanted, 1)
@@ -231,10 +230,9 @@ class Simulation:
     def end(self, plan: StepPlan) -> None:
         """Commit."""
         self.flying.remove(plan)
-        for row in plan.rows:
+        for row, sequence in self.scheduler._in_flight.oldest(plan.step).rows:
             if row.logits and NAN in self.ranks[0].read(row, row.start + len(row.token_ids)):
                 assert any(owner == row.version_id for owner, _ in self.broken), "another's NaN"
-                _, sequence = self.scheduler._in_flight.of(row)
                 name = sequence.request.request_id
                 failure = self.scheduler.fail(name, "numerical_error", "NaN in the logits")
                 if failure is not None:

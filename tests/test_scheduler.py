@@ -104,9 +104,8 @@ def test_min_tokens_forbids_the_ending_ids_until_it_is_reached():
     sim = simulation(request)
     for generated in range(4):
         plan = sim.begin()
-        (row,) = plan.rows
-        forbidden = sim.scheduler.sampling_row(row).forbidden_ids
-        assert forbidden == ((EOS, 9, 11) if generated < 3 else ())
+        (row,), _ = sim.scheduler.wanted(plan)
+        assert row.forbidden_ids == ((EOS, 9, 11) if generated < 3 else ())
         sim.scheduler.commit(plan.step, {(0, 0): SampledToken(20, 0.0)})
 
 
@@ -129,14 +128,14 @@ def test_a_sampling_row_holds_what_the_token_may_depend_on():
     sim.step()
     sim.scheduler.preempt_all()
     plan = sim.begin()
-    row = sim.scheduler.sampling_row(plan.rows[1])
+    row = sim.scheduler.wanted(plan)[0][1]
     assert plan.rows[1].start == 0
     assert (row.seed, row.choice, row.prompt_length, row.position) == (99, 1, 4, 5)
     first = sim.answers["a", 1].tokens
     assert list(row.token_ids) == [*request.prompt_token_ids, *first]
     assert row.params is request.params
     plain = simulation(make_request("b", 4))
-    assert plain.scheduler.sampling_row(plain.begin().rows[0]).token_ids == ()
+    assert plain.scheduler.wanted(plain.begin())[0][0].token_ids == ()
 
 
 def test_scoring_a_prompt_only_gives_one_output_without_a_token():
@@ -260,7 +259,6 @@ def test_an_abort_in_flight_keeps_the_pages_until_the_commit():
     sim.scheduler.abort("a")
     assert sim.scheduler.statistics().pages_used == 2
     sim.scheduler.check_integrity()
-    assert sim.scheduler.sampling_row(plan.rows[0]) is None
     sim.end(plan)
     assert ("a", 0) not in sim.answers
     assert sim.scheduler.statistics().pages_used == 1
@@ -335,9 +333,8 @@ def test_other_failures_do_not_mark_pages_as_nan():
 def test_results_that_do_not_fit_the_step_are_refused_and_change_nothing():
     sim = simulation(make_request("a", 100, max_tokens=9, prompt_logprobs=0))
     plan = sim.begin()
-    scores = [
-        SampledToken(token, -1.0) for token in sim.scheduler.scoring_row(plan.rows[0]).target_ids
-    ]
+    _, (scoring,) = sim.scheduler.wanted(plan)
+    scores = [SampledToken(token, -1.0) for token in scoring.target_ids]
     assert len(scores) == 64
     good = {(0, 0): scores}
     for step, sampled, given in [

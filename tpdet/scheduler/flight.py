@@ -20,7 +20,7 @@ class Flight:
     drawn: dict[RowKey, int] = field(default_factory=dict)
     """Which of the step's drawn tokens is a sequence's, in the order of the rows."""
 
-    by_key: dict[RowKey, tuple[Row, Sequence]] = field(default_factory=dict)
+    keys: set[RowKey] = field(default_factory=set)
 
     @property
     def rows(self) -> Iterator[tuple[Row, Sequence]]:
@@ -36,7 +36,7 @@ def take_off(plan: StepPlan, sequences: Rows[Sequence]) -> Flight:
     flight = Flight(plan, tuple(sequences), {}, {})
     for row, sequence in flight.rows:
         end = row.start + len(row.token_ids)
-        flight.by_key[sequence.key] = row, sequence
+        flight.keys.add(sequence.key)
         scoring = sequence.scoring_row(row.start, end)
         if scoring is not None:
             flight.scoring[sequence.key] = scoring

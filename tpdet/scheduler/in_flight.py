@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
 from tpdet.errors import IntegrityError
-from tpdet.plan import Row, StepPlan
+from tpdet.plan import StepPlan
 from tpdet.sampling_row import RowKey, SamplingRow, ScoringRow
 from tpdet.scheduler.flight import Flight, take_off
 from tpdet.scheduler.sequence import Sequence
@@ -38,15 +38,7 @@ class InFlight:
 
     def has(self, sequence: Sequence) -> bool:
         """Whether a row of `sequence` is in flight."""
-        return any(sequence.key in flight.by_key for flight in self._flights)
-
-    def of(self, row: Row) -> tuple[Flight, Sequence]:
-        """The flight of a row and the sequence behind it. Raises IntegrityError if it has none."""
-        for flight in self._flights:
-            mine, sequence = flight.by_key.get((row.admission, row.choice), (None, None))
-            if mine is row and sequence is not None:
-                return flight, sequence
-        raise IntegrityError(f"{(row.admission, row.choice)} is in no step in flight")
+        return any(sequence.key in flight.keys for flight in self._flights)
 
     def wanted(self, plan: StepPlan) -> Wanted:
         """What each row of the plan that took off last is to give: to sample, then to score.

@@ -18,7 +18,7 @@ def check_results(flight: Flight, sampled: Mapping[RowKey, SampledToken], scores
 
     Results of a sequence that finished in flight may be there or not; they are not read.
     """
-    for key in (sampled.keys() | scores.keys()) - flight.by_key.keys():
+    for key in (sampled.keys() | scores.keys()) - flight.keys:
         raise IntegrityError(f"a result for {key}, which is not in the step in flight")
     for row, sequence in flight.rows:
         if row.draws != (sequence.key in sampled) and not sequence.finished:

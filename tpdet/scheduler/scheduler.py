@@ -20,7 +20,7 @@ from tpdet.grammar.constraint import Constraint
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.plan import PLAN_VERSION, Row, StepPlan
 from tpdet.request import Request, RequestFailed, TokenOutput
-from tpdet.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
+from tpdet.sampling_row import RowKey, SampledToken
 from tpdet.scheduler.in_flight import InFlight, Wanted
 from tpdet.scheduler.registry import Registry
 from tpdet.scheduler.results import Output, check_results, take_results
@@ -146,21 +146,8 @@ class Scheduler:
         self._in_flight.refuse_any()
         return self._plan((), stop)
 
-    def sampling_row(self, row: Row) -> SamplingRow | None:
-        """What the sampler needs for a row of a plan in flight; None if it draws no token.
-
-        None also for a sequence that ended in flight: its result is not wanted.
-        """
-        flight, sequence = self._in_flight.of(row)
-        return None if sequence.finished else flight.sampling.get(sequence.key)
-
-    def scoring_row(self, row: Row) -> ScoringRow | None:
-        """Which prompt tokens a row of a plan in flight scores; None if none."""
-        flight, sequence = self._in_flight.of(row)
-        return None if sequence.finished else flight.scoring.get(sequence.key)
-
     def wanted(self, plan: StepPlan) -> Wanted:
-        """`sampling_row` and `scoring_row` of every row of the plan that took off last."""
+        """What each row of the plan that took off last is to give: to sample, then to score."""
         return self._in_flight.wanted(plan)
 
     def commit(
@@ -171,10 +158,10 @@ class Scheduler:
     ) -> list[Output]:
         """Take the results of the oldest step in flight; what readers should hear, in row order.
 
-        `sampled` has a token for every row whose `sampling_row` is not None, `prompt_scores` the
-        scored targets for every row whose `scoring_row` is not None. Raises IntegrityError, before
-        anything is changed, when the step or a key does not fit. A request whose token would end
-        it before `min_tokens` fails alone.
+        `sampled` has a token for every row that was wanted to draw one (see `wanted`),
+        `prompt_scores` the scored targets for every row that was to score some. Raises
+        IntegrityError, before anything is changed, when the step or a key does not fit. A request
+        whose token would end it before `min_tokens` fails alone.
         """
         flight = self._in_flight.oldest(step)
         scores = {key: tuple(tokens) for key, tokens in (prompt_scores or {}).items()}
