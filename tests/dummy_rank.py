@@ -1,4 +1,4 @@
-"""A rank without a model, for tests/test_launch.py: registers, waits, and ends as it is told.
+"""A rank without a model, for tests/test_supervise.py: registers, waits, and ends as it is told.
 
 Each rank does what a real one does at these points: PDEATHSIG, run directory, stop signals, peers
 checked first, rank 0 alone decides a drain.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from tests.test_tokenizer import sentencepiece_like
+from tests.made_tokenizers import sentencepiece_like
 from tpdet.detokenizer import IncrementalDetokenizer
 from tpdet.errors import CheckpointError
 from tpdet.token_bytes import DecoderRules

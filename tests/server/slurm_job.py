@@ -1,4 +1,4 @@
-"""A server in a job of a real Slurm whose two nodes are on this host (scripts/slurm_two_nodes.sh)."""
+"""A server in a job of a real Slurm whose nodes are on this host (scripts/slurm_two_nodes.sh)."""
 
 import re
 import subprocess

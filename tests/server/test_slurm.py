@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.cluster import LONG, Asking, ask
+from tests.server.cluster import Asking, ask
 from tests.server.slurm_job import Job
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "slurm_two_nodes.sh"
@@ -95,6 +95,7 @@ def test_two_nodes_serve_the_bits_of_one_rank_and_scancel_drains(start, answers_
     job = start(template)
     assert job.ready["tp"] == 2 and [set(ranks) for ranks in job.ranks()] == [{0}, {1}]
     assert {rank["host"] for rank in job.ready["ranks"]} == {"n1"}
+    assert ask(job.url) == answers_alone[0]
     asking = Asking(job.url)
     job.run("scancel", job.number)
     assert asking.result() == answers_alone[1], job.log.read_text()
