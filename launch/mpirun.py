@@ -23,6 +23,8 @@ from tpdet.launch.signals import STOP_SIGNALS, StopSignals
 OPEN_MPI, MPICH = "openmpi", "mpich"
 PROGRAM = ("-m", "tpdet.serve")
 DAEMON = ("-m", "tpdet.launch.shield", "prted")
+AGENT_VARIABLE = "PRTE_MCA_prte_launch_agent"
+"""How Open MPI 5 starts its daemon on another node; the value is split at blanks."""
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
 """What ranks get past the drain timeout to end themselves."""
@@ -35,13 +37,11 @@ def mpirun_command(
     ranks_per_node: int | None = None,
     hosts: str | None = None,
     exports: Mapping[str, str] | None = None,
-    slurm: bool = False,
 ) -> list[str]:
     """The command that runs the server with `arguments` as `ranks` ranks.
 
     hosts: "a:8,b:8", names and their ranks. exports: variables to set on every rank. Ranks of a
     host follow each other; they are bound to no core, as their threads are shared out (pinned.py).
-    slurm: in a job of Slurm's, which signals Open MPI's daemons on other nodes (see shield.py).
     Raises UsageError for sizes that do not fit each other.
     """
     if ranks < 1 or (ranks_per_node is not None and not 1 <= ranks_per_node <= ranks):
@@ -54,7 +54,6 @@ def mpirun_command(
         command += [f"ppr:{ranks_per_node}:node:OVERSUBSCRIBE" if ranks_per_node else
                     "slot:OVERSUBSCRIBE"]  # fmt: skip
         command += ["--host", hosts] if hosts else []
-        command += _shielded_daemons() if slurm else []
         for name, value in exports.items():
             command += ["-x", f"{name}={value}"]
     else:
@@ -64,11 +63,6 @@ def mpirun_command(
         for name, value in exports.items():
             command += ["-genv", name, value]
     return [*command, sys.executable, *PROGRAM, *arguments]
-
-
-def _shielded_daemons() -> list[str]:
-    """PRRTE splits the value at blanks."""
-    return ["--prtemca", "prte_launch_agent", " ".join((sys.executable, *DAEMON))]
 
 
 def meeting_point(hosts: str | None) -> dict[str, str]:
@@ -107,6 +101,21 @@ def which_mpi() -> str:
     raise NotFoundError(f"unknown mpirun, neither Open MPI nor Hydra: {found.stdout[:100]!r}")
 
 
+def shielded(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for mpirun; in a job of Slurm's its daemons are kept from stop signals.
+
+    See shield.py. Raises UsageError if the path of Python could not be told then.
+    """
+    if "SLURM_JOB_ID" not in environ or AGENT_VARIABLE in environ:
+        return dict(environ)
+    if " " in sys.executable:
+        raise UsageError(
+            f"{sys.executable!r} holds a blank, at which Open MPI would split it: use a Python "
+            f"elsewhere, or set {AGENT_VARIABLE}"
+        )
+    return {**environ, AGENT_VARIABLE: " ".join((sys.executable, *DAEMON))}
+
+
 def run(command: Sequence[str], run_dir: Path, drain_timeout: float = 20.0) -> int:
     """Run an mpirun command until its ranks of this host have ended; the server's exit code.
 
@@ -128,7 +137,11 @@ def run(command: Sequence[str], run_dir: Path, drain_timeout: float = 20.0) -> i
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=shield
+        command,
+        env=shielded(os.environ),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=shield,
     )
     return _Watch(process, run_dir, earlier, signals, drain_timeout).wait()
 

@@ -12,6 +12,7 @@ import pytest
 from tpdet.cli import main
 from tpdet.errors import NotFoundError, ResourceError, UsageError
 from tpdet.launch import mpirun, slurm
+from tpdet.launch.signals import STOP_SIGNALS
 from tpdet.server import launch_command
 from tpdet.server.settings import ServerConfig, load_settings
 
@@ -77,13 +78,16 @@ def test_the_secret_is_made_private_and_whole(tmp_path):
     assert re.fullmatch(r"[0-9a-f]{64}600\n", done.stdout)
 
 
-def test_a_rank_lost_gives_the_decided_code(tmp_path):
+@pytest.mark.parametrize(("name", "drained"), [("srun", 7), ("container", 7), ("torchrun", 0)])
+def test_a_rank_lost_gives_the_decided_code(tmp_path, name, drained):
+    """A drain's too with torchrun, whose agents end with 1 after a SIGTERM."""
     folder = subprocess.run(["id", "-u"], capture_output=True, text=True).stdout.strip()
     run = tmp_path / f"tpdet-{folder}" / "slurm-12-0-0-0"
     run.mkdir(parents=True)
-    for decided, code in (('{"code":"engine_dead","exit":75,"rank":0}', 75), ('{"exit":0}', 7)):
+    ends = ('{"code":"engine_dead","exit":75,"rank":0}', 75), ('{"exit":0}', drained)
+    for decided, code in ends:
         (run / "exit.json").write_text(decided)
-        assert run_script(slurm.template_text("srun"), tmp_path)[0].returncode == code
+        assert run_script(slurm.template_text(name), tmp_path)[0].returncode == code
 
 
 def test_slurm_prints_the_template_filled_in(capsys, tmp_path):
@@ -157,6 +161,20 @@ def test_mpiruns_command_of_either_kind(capsys):
     assert "MASTER_ADDR=a" in ours and theirs[theirs.index("MASTER_ADDR") + 1] == "a"
     assert ours[-len(FLAGS) :] == theirs[-len(FLAGS) :] == FLAGS
     assert mpirun.meeting_point("a:4") == mpirun.meeting_point(None) == {}
+
+
+def test_in_a_slurm_job_open_mpis_daemons_are_kept_from_stop_signals(monkeypatch):
+    assert mpirun.shielded({"A": "b"}) == {"A": "b"}
+    own = {"SLURM_JOB_ID": "1", mpirun.AGENT_VARIABLE: "mine"}
+    assert mpirun.shielded(own) == own
+    agent = mpirun.shielded({"SLURM_JOB_ID": "1"})[mpirun.AGENT_VARIABLE].split()
+    assert agent[-1] == "prted"
+    done = subprocess.run([*agent[:-1], "cat", "/proc/self/status"], capture_output=True, text=True)
+    blocked = int(re.search(r"SigBlk:\t(\S+)", done.stdout)[1], 16)
+    assert all(blocked >> number - 1 & 1 for number in STOP_SIGNALS)
+    monkeypatch.setattr(sys, "executable", "/a b/python")
+    with pytest.raises(UsageError, match="holds a blank"):
+        mpirun.shielded({"SLURM_JOB_ID": "1"})
 
 
 def test_without_sbatch_a_job_is_not_submitted(tmp_path):

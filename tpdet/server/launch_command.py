@@ -113,13 +113,7 @@ def _mpirun(options: argparse.Namespace, rest: list[str], settings: Settings) ->
         rest = [*rest, "--run-dir", str(default_path(f"mpirun-{new_session()}"))]
     kind = options.mpi or mpirun.which_mpi()
     command = mpirun.mpirun_command(
-        options.ranks,
-        rest,
-        kind,
-        options.ranks_per_node,
-        options.hosts,
-        exports,
-        slurm="SLURM_JOB_ID" in os.environ,
+        options.ranks, rest, kind, options.ranks_per_node, options.hosts, exports
     )
     if not options.run:
         print(shlex.join(command))
