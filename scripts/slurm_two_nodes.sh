@@ -99,7 +99,7 @@ JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
-KillWait=30
+KillWait=60
 NodeName=n1 NodeAddr=127.0.0.1 Port=$first CPUs=4 State=UNKNOWN
 NodeName=n2 NodeAddr=127.0.0.1 Port=$second CPUs=4 State=UNKNOWN
 PartitionName=all Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP

@@ -5,12 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import pytest
 
 from tests.comm_cases import CASES
+from tests.mpich_place import make_mpich_place
 from tpdet.comm.mpi_carrier import open_mpi
 from tpdet.errors import UsageError
 
@@ -51,16 +51,9 @@ def test_a_world_carried_by_mpi_passes_every_case_and_leaves(tmp_path, ranks):
 @pytest.mark.slow
 def test_mpich_carries_the_same_bits(tmp_path):
     """In an environment of its own, where mpi4py finds MPICH's library."""
-    place, output = tmp_path / "mpich", tmp_path / "output"
-    venv.create(place, with_pip=True)
-    (site,) = place.glob("lib/python3*/site-packages")
-    site.joinpath("ours.pth").write_text("\n".join(site_packages()))
-    install = [place / "bin/python", "-m", "pip", "install", "-q", "mpich"]
-    installed = subprocess.run(install, capture_output=True, text=True)
-    if installed.returncode != 0:
-        pytest.skip(f"MPICH cannot be installed: {installed.stderr.strip()[-200:]}")
+    programs, output = make_mpich_place(tmp_path / "mpich"), tmp_path / "output"
     output.mkdir()
-    command = [place / "bin/mpirun", "-n", "4", place / "bin/python", "-m", "tests.mpi_rank"]
+    command = [programs / "mpirun", "-n", "4", programs / "python", "-m", "tests.mpi_rank"]
     done = subprocess.run(
         [*command, output], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True,
         text=True, timeout=120,
@@ -69,11 +62,6 @@ def test_mpich_carries_the_same_bits(tmp_path):
     for report in reports(4, output):
         assert {*report["cases"].values(), report["nodes"]} == {"passed"}
         assert report["carried"]["all_gather"] > 99
-
-
-def site_packages() -> list[str]:
-    """Where this Python finds its packages."""
-    return [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 
 
 @pytest.mark.slow

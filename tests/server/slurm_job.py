@@ -27,7 +27,8 @@ class Job:
         self._environment, self._folder = slurm | places, folder
         self.log = folder / "log"
         launch = ["-m", "tpdet", "launch", "slurm", "--gpus-per-node", "0", *options]
-        server = ["--model", str(model), *FLAGS]
+        # A busy machine needs more than the default; the script gives jobs 60 s after a scancel.
+        server = ["--model", str(model), *FLAGS, "--drain-timeout", "50"]
         done = self.run(sys.executable, *launch, "--output", str(self.log), "--submit", *server)
         self.number = done.strip()
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mpich_place import make_mpich_place
 from tests.server.cluster import FLAGS, LONG, Asking, all_gone, ask, family, wait_ready
 from tpdet.launch.supervise import stop
 
@@ -26,13 +27,13 @@ pytestmark = pytest.mark.skipif(
 
 
 @contextmanager
-def started(folder, command, model):
+def started(folder, command, model, environment=ENVIRONMENT):
     """A server under `command`; (process, run directory, ready.json). Nobody is left afterwards."""
     run, log = folder / "run", folder / "log"
     flags = ["--model", str(model), *FLAGS, "--run-dir", str(run)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, *flags], env=os.environ | ENVIRONMENT, stdout=output, stderr=output
+            [*command, *flags], env=os.environ | environment, stdout=output, stderr=output
         )
     everyone = []
     try:
@@ -107,3 +108,27 @@ def test_plain_mpirun_at_four_ranks(cluster_model, answers_alone, tmp_path):
         everyone = family(run)
         process.kill()  # mpirun is gone: the ranks follow it
         assert all_gone(everyone)
+
+
+@pytest.mark.slow
+def test_mpich_serves_the_bits_of_one_rank_drains_and_ends_with_a_killed_one(
+    cluster_model, answers_alone, tmp_path
+):
+    programs = make_mpich_place(tmp_path / "mpich")
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    plain = [programs / "mpirun", "-n", "2", programs / "python", "-m", "tpdet.serve"]
+    for transport in ("gather", "mpi"):
+        command = [*plain, "--transport", transport, "--drain-timeout", "50"]
+        with started(tmp_path, command, cluster_model, environment) as (process, run, ready):
+            assert ready["tp"] == 2 and ask(ready["url"]) == answers_alone[0]
+            asking = Asking(ready["url"])
+            process.send_signal(signal.SIGTERM)  # Hydra passes it on
+            assert process.wait(60) == 0, (tmp_path / "log").read_text()
+            assert asking.result() == answers_alone[1]
+        shutil.rmtree(run)
+    ours = [programs / "python", "-m", "tpdet", "launch", "mpirun", "--run", "--ranks", "2"]
+    with started(tmp_path, ours, cluster_model, environment) as (process, run, ready):
+        everyone = family(run)
+        os.kill(ready["ranks"][1]["pid"], signal.SIGKILL)
+        assert process.wait(30) == 75, (tmp_path / "log").read_text()
+        assert all_gone(everyone, 2.0)
