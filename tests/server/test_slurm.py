@@ -10,6 +10,7 @@ import pytest
 
 from tests.server.cluster import Asking, ask
 from tests.server.slurm_job import Job
+from tpdet.launch.mpirun import AGENT_VARIABLE
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "slurm_two_nodes.sh"
 WARNED = {"mpirun": ("--batch",)}
@@ -46,10 +47,10 @@ def start(slurm, root, cluster_model, tmp_path):
     """A function that starts a server by `tpdet launch slurm` with the given options."""
     jobs = []
 
-    def job(template, *options, nodes=2, ranks_per_node=1):
-        environment = slurm
+    def job(template, *options, nodes=2, ranks_per_node=1, **more):
+        environment = slurm | more
         if template == "container":
-            environment = slurm | apptainer(tmp_path) | {"TPDET_MODEL": str(cluster_model)}
+            environment |= apptainer(tmp_path) | {"TPDET_MODEL": str(cluster_model)}
             options = ("--image", "stub.sif", *options)
         sizes = ("--nodes", str(nodes), "--ranks-per-node", str(ranks_per_node))
         model = "/model" if template == "container" else cluster_model
@@ -138,6 +139,18 @@ def test_one_killed_rank_ends_the_job_with_75(start, template, rank):
     numbers = {rank: pid for ranks in job.ranks() for rank, pid in ranks.items()}
     os.kill(numbers[rank], signal.SIGKILL)
     assert job.wait() == "75:0", job.log.read_text()
+
+
+@pytest.mark.slow
+def test_a_signal_to_open_mpis_daemons_ends_nobody_unless_they_hear_it(start, answers_alone):
+    job = start("mpirun")
+    job.run("scancel", "--signal=TERM", job.number)  # to steps: the daemon of n2
+    assert ask(job.url) == answers_alone[0]
+    job.run("scancel", "--batch", "--signal=TERM", job.number)
+    assert job.wait() == "0:0", job.log.read_text()
+    control = start("mpirun", **{AGENT_VARIABLE: "prted"})
+    control.run("scancel", "--signal=TERM", control.number)
+    assert control.wait() == "75:0", control.log.read_text()
 
 
 @pytest.mark.slow
