@@ -2,8 +2,9 @@
 # A Slurm of two nodes on this host, for tests: one slurmctld, two slurmd, a munged of their own.
 #   scripts/slurm_two_nodes.sh up FOLDER     then: export SLURM_CONF=FOLDER/slurm.conf
 #   scripts/slurm_two_nodes.sh down FOLDER   cancels what runs and ends all four
-# Needs root and Debian's slurmctld, slurmd, slurm-client and munge. Everything lies in FOLDER; the
-# ports are free ones. A node has no GPU and claims 4 tasks' worth of cores, whatever there are.
+# Needs root, Debian's slurmctld, slurmd, slurm-client and munge, and the right to unshare. Everything
+# lies in FOLDER; the ports are free ones. A node is n1 or n2 by host name, has FOLDER/n1/disk or
+# FOLDER/n2/disk as its own FOLDER/disk, no GPU, and claims 4 cores, whatever there are.
 set -euo pipefail
 if [ $# -ne 2 ]; then
     echo "usage: $0 up|down FOLDER" >&2
@@ -62,6 +63,10 @@ for program in slurmctld slurmd munged sbatch srun; do
         exit 3
     }
 done
+unshare --mount --uts true 2>/dev/null || {
+    echo "a node needs a host name and mounts of its own, which unshare --mount --uts refuses" >&2
+    exit 3
+}
 PATH=$PATH:/usr/sbin
 read -r controller first second < <(python3 - <<'PY'
 import socket
