@@ -35,11 +35,18 @@ def torchrun_command(
 
 
 def cluster_command(
-    nodes: int, ranks_per_node: int, endpoint: str | None, arguments: Sequence[str]
+    nodes: int,
+    ranks_per_node: int,
+    endpoint: str | None,
+    arguments: Sequence[str],
+    node: int | None = None,
 ) -> list[str]:
     """The command to run on each of `nodes` hosts, for a server with the flags `arguments`.
 
     endpoint: HOST:PORT of a host that all can reach, where the agents meet; not needed on one host.
+    node: which of the hosts the command is for; that of `endpoint` is 0. Without it the command is
+    alike on all hosts, but an agent that is cut off from the others can outlive its ranks by a
+    quarter of an hour: it waits for the rendezvous' store, and only TCP's own retries end that.
     Raises UsageError for sizes that make no world, and without an endpoint.
     """
     if nodes < 1 or ranks_per_node < 1:
@@ -49,9 +56,11 @@ def cluster_command(
             f"--nodes {nodes} needs --rdzv-endpoint HOST:PORT: one of the hosts, and a free port "
             "of it that the others can reach"
         )
+    if node is not None and not 0 <= node < nodes:
+        raise UsageError(f"--node-rank {node} of {nodes} nodes: use 0 to {nodes - 1}")
     meeting = ["--standalone", f"--local-addr={LOOPBACK_ADDRESS}"]
     if nodes > 1:
-        meeting = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
+        meeting = [f"--nnodes={nodes}", *_meeting_flags(endpoint or "", node)]
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
         *meeting,
@@ -60,6 +69,16 @@ def cluster_command(
         *("-m", "tpdet.serve"),
         *arguments,
     ]
+
+
+def _meeting_flags(endpoint: str, node: int | None) -> list[str]:
+    """Where agents meet: at a store that is asked all the time, or, for a `node`, only once."""
+    if node is None:
+        return ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"--rdzv-endpoint {endpoint!r} is not HOST:PORT, which --node-rank needs")
+    return [f"--node-rank={node}", f"--master-addr={host}", f"--master-port={port}"]
 
 
 def rank_environment(ranks: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:

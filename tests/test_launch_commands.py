@@ -19,6 +19,7 @@ from tpdet.server.settings import ServerConfig, load_settings
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = ["--model", "/no/such/model", "--port", "8001", "--served-model-name", "a b'c"]
 SECRET = ["--run-secret-file", "/no/such/secret"]
+NODES = ["torchrun", "--nodes", "2", "--ranks-per-node", "8", *SECRET]
 
 
 def printed(capsys, *arguments):
@@ -132,6 +133,8 @@ def test_sizes_reach_the_script(capsys):
         (["torchrun", *FLAGS], "--ranks-per-node"),
         (["torchrun", "--nodes", "2", "--ranks-per-node", "8", *FLAGS], "one secret"),
         (["torchrun", "--nodes", "2", "--ranks-per-node", "8", *SECRET, *FLAGS], "HOST:PORT"),
+        ([*NODES, "--rdzv-endpoint", "a:1", "--node-rank", "2", *FLAGS], "--node-rank 2 of 2"),
+        ([*NODES, "--rdzv-endpoint", "a", "--node-rank", "0", *FLAGS], "'a' is not HOST:PORT"),
         (["mpirun", "--ranks", "0", "--mpi", "openmpi", *FLAGS], "--ranks 0"),
         (["mpirun", "--ranks", "2", "--hosts", "a:1,b:1", "--mpi", "mpich", *FLAGS], "one secret"),
     ],
@@ -149,6 +152,13 @@ def test_torchruns_command(capsys):
                 "a:29400", *SECRET, *FLAGS)
     )  # fmt: skip
     assert {"--nnodes=2", "--nproc-per-node=8", "--rdzv-endpoint=a:29400"} <= set(several)
+    second = shlex.split(
+        printed(capsys, "torchrun", "--nodes", "2", "--ranks-per-node", "8", "--rdzv-endpoint",
+                "a:29400", "--node-rank", "1", *SECRET, *FLAGS)
+    )  # fmt: skip
+    place = {"--nnodes=2", "--node-rank=1", "--master-addr=a", "--master-port=29400"}
+    assert place <= set(second) and not any("rdzv" in word for word in second)
+    assert second[second.index("-m", 3) :] == several[several.index("-m", 3) :]
     assert load_settings(several[several.index("tpdet.serve") + 1 :], "x").server.port == 8001
 
 

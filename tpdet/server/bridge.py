@@ -118,10 +118,11 @@ class Bridge:
 
     def receive(self, engine: "Engine", seconds: float) -> bool:
         """Take in what clients want, after waiting up to `seconds`; False if there was nothing."""
-        self._check_process()
         messages, self._early = self._early + self._socket.receive(seconds), []
         if messages:
             self._heard = time.monotonic()
+        # Only now: what came while a step took long, or waited for a peer, was no silence.
+        self._check_process()
         for message in messages:
             if isinstance(message, protocol.Submit):
                 self._submit(engine, message)

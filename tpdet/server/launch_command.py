@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     agents.add_argument("--nodes", type=int, default=1)
     agents.add_argument("--ranks-per-node", type=int, required=True)
     agents.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="where several hosts meet")
+    agents.add_argument("--node-rank", type=int, help="which host: 0 is that of the endpoint")
     ranks = kinds.add_parser("mpirun", help="the command, for one host", allow_abbrev=False)
     ranks.add_argument("--ranks", type=int, required=True, help="ranks in all")
     ranks.add_argument("--ranks-per-node", type=int)
@@ -97,8 +98,8 @@ def _slurm(options: argparse.Namespace, rest: list[str], settings: Settings) -> 
 def _torchrun(options: argparse.Namespace, rest: list[str], settings: Settings) -> int:
     """Print the command, or become it."""
     _need_secret(options.nodes > 1, settings)
-    endpoint = options.rdzv_endpoint
-    command = torchrun.cluster_command(options.nodes, options.ranks_per_node, endpoint, rest)
+    sizes = options.nodes, options.ranks_per_node
+    command = torchrun.cluster_command(*sizes, options.rdzv_endpoint, rest, options.node_rank)
     if options.run:
         sys.stdout.flush()
         os.execv(command[0], command)
