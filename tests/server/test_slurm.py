@@ -6,30 +6,18 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.server.cluster import FLAGS, LONG, Asking, all_gone, ask, family, wait_ready
-
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "slurm_two_nodes.sh"
+from tests.slurm_cluster import slurm_cluster
 
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
     """The environment in which sbatch speaks to it."""
-    folder = tmp_path_factory.mktemp("slurm")
-    try:
-        up = subprocess.run([SCRIPT, "up", folder], capture_output=True, text=True, timeout=60)
-        if up.returncode == 2 or up.returncode == 3:
-            pytest.skip(f"no Slurm here: {up.stderr.strip()}")
-        assert up.returncode == 0, up.stderr
-        # One host stands for two: its names are not known, and gloo needs only the loopback.
-        places = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        yield os.environ | places | {"SLURM_CONF": str(folder / "slurm.conf")}
-    finally:
-        down = subprocess.run([SCRIPT, "down", folder], capture_output=True, text=True, timeout=60)
-        assert down.returncode == 0, down.stderr
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment
 
 
 class Job:
