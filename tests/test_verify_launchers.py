@@ -3,10 +3,12 @@
 import os
 import signal
 import stat
+import subprocess
 import sys
 
 import pytest
 
+from tests.server.harness import eventually
 from tpdet.cli import main
 from tpdet.errors import NotFoundError, TpdetError
 from tpdet.launch.srun import cluster_nodes
@@ -105,6 +107,22 @@ def test_a_launcher_is_told_to_end_its_ranks_when_verification_ends(tmp_path):
     finally:
         signal.signal(signal.SIGALRM, before)
     assert ended.read_text() == "told\n" and "late" not in log.read_text()
+
+
+def test_a_launcher_ends_with_a_verification_that_was_killed(tmp_path):
+    folder = str(tmp_path)
+    script = f"trap 'echo told >{folder}/ended; exit 1' TERM; echo $$ >{folder}/up; sleep 60 & wait"
+    code = (
+        "import os, sys; from tpdet.verify.worlds import _run\n"
+        f"_run(['bash', '-c', sys.argv[1]], dict(os.environ), open({folder + '/log'!r}, 'wb'))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, script])
+    try:
+        eventually((tmp_path / "up").exists, 20)
+    finally:
+        process.kill()
+        process.wait()
+    eventually((tmp_path / "ended").exists, 5)
 
 
 def test_a_world_that_fails_says_how_it_was_started(tmp_path):

@@ -1,11 +1,15 @@
 """Starting one world of ranks as a child process and reading what it leaves."""
 
+import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from tpdet.errors import TpdetError
+from tpdet.launch.processes import die_with_parent
 from tpdet.verify.launchers import Launchers
 from tpdet.verify.ways import USUAL, Way
 
@@ -47,7 +51,12 @@ def run_world(
 def _run(command: Sequence[str], environment: Mapping[str, str], log: BinaryIO) -> int:
     """Wait for a launcher; it is told to end its ranks when this process is told to end."""
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+        preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
     )
     try:
         return process.wait()
