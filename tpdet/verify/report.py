@@ -33,7 +33,7 @@ def print_matrix(model: str, relations: list[Relation], tps: list[int], console:
             caption=f"reference {mine[0].reference[:_SHOWN]} · {mine[0].positions} positions",
         )
         if named:
-            table.add_column("ranks")
+            table.add_column("ranks", no_wrap=True)
         table.add_column("circumstance")
         for tp in tps:
             table.add_column(f"TP {tp}", justify="center")
