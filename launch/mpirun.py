@@ -37,8 +37,9 @@ def mpirun_command(
     ranks_per_node: int | None = None,
     hosts: str | None = None,
     exports: Mapping[str, str] | None = None,
+    program: Sequence[str] = PROGRAM,
 ) -> list[str]:
-    """The command that runs the server with `arguments` as `ranks` ranks.
+    """The command that runs the server, or another `program`, with `arguments` as `ranks` ranks.
 
     hosts: "a:8,b:8", names and their ranks. exports: variables to set on every rank. Ranks of a
     host follow each other; they are bound to no core, as their threads are shared out (pinned.py).
@@ -62,7 +63,7 @@ def mpirun_command(
         command += ["-hosts", hosts] if hosts else []
         for name, value in exports.items():
             command += ["-genv", name, value]
-    return [*command, sys.executable, *PROGRAM, *arguments]
+    return [*command, sys.executable, *program, *arguments]
 
 
 def meeting_point(hosts: str | None) -> dict[str, str]:

@@ -30,23 +30,35 @@ def stamp(run: dict) -> str:
 
 
 def verify_table(path: Path) -> list[str]:
-    """Relations that were equal and that differed, by model, dtype and size; and the control's."""
+    """Relations that were equal and that differed, by model, dtype and size; and the control's.
+
+    By who started the ranks, what carried their sums and on how many nodes, where one was asked.
+    """
     lines = []
     for run in json.loads(path.read_text()):
         control = any(row.get("control") for row in run["rows"])
-        cells: dict[tuple[str, str], dict[int, list[bool]]] = {}
+        cells: dict[tuple[str, ...], dict[int, list[bool]]] = {}
+        ways = any(way_of(row) != way_of({}) for row in run["rows"])
         for row in run["rows"]:
-            key = row["model"], row["dtype"]
+            key = row["model"], row["dtype"], *(way_of(row) if ways else ())
             cells.setdefault(key, {}).setdefault(row["tp"], []).append(row["equal"])
         sizes = sorted({row["tp"] for row in run["rows"]})
         lines += [f"{'Control (must differ): ' if control else ''}{stamp(run)}", ""]
-        lines += ["| model | dtype | " + " | ".join(f"TP {n}" for n in sizes) + " |"]
-        lines += ["|---|---|" + "---|" * len(sizes)]
-        for (model, dtype), found in cells.items():
-            counts = [f"{sum(found[n])} of {len(found[n])} equal" for n in sizes]
-            lines.append(f"| {model} | {dtype} | " + " | ".join(counts) + " |")
+        names = ["model", "dtype", *(("launcher", "transport", "nodes") if ways else ())]
+        lines += ["| " + " | ".join([*names, *(f"TP {n}" for n in sizes)]) + " |"]
+        lines += ["|" + "---|" * (len(names) + len(sizes))]
+        for key, found in cells.items():
+            counts = [
+                f"{sum(found[n])} of {len(found[n])} equal" if n in found else "" for n in sizes
+            ]
+            lines.append("| " + " | ".join([*key, *counts]) + " |")
         lines.append("")
     return lines
+
+
+def way_of(row: dict) -> tuple[str, str, str]:
+    """Launcher, transport and nodes of a verification's row."""
+    return row.get("launcher", "self"), row.get("transport", "auto"), str(row.get("nodes", 1))
 
 
 def value_tables(path: Path) -> list[str]:

@@ -27,6 +27,7 @@ from tpdet.verify.relations import (
 )
 from tpdet.verify.run import sizes_without_difference
 from tpdet.verify.spec import VerifySpec
+from tpdet.verify.ways import Way
 
 SPEC = VerifySpec(
     model="none", dtypes=("float32",), fold_orders=("pairs",), batches=(1, 4, 16), budgets=(100,),
@@ -70,7 +71,7 @@ def test_the_first_circumstance_is_alone_and_one_holds_every_prompt_in_a_step():
 
 
 def test_the_reference_comes_first_and_one_start_serves_fresh_and_eager():
-    found = parts_of(SPEC, (1, 2))
+    found = parts_of(SPEC, [(1, Way()), (2, Way())])
     assert found == [
         Part(1, "steps"), Part(2, "steps"), Part(1, "fresh"), Part(2, "fresh"), Part(1, "cache"),
         Part(2, "cache"),
@@ -134,10 +135,11 @@ def test_gpus_keep_the_names_that_the_caller_may_see(monkeypatch):
 def test_an_empty_kernel_cache_must_have_been_compiled_into(monkeypatch, tmp_path, compiles):
     started = []
 
-    def run_world(tp, module, arguments, folder, environment):
+    def run_world(tp, module, arguments, folder, environment, way, launchers):
         started.append(environment)
         (folder / "report.json").write_text(
-            '{"tp": 1, "vocab_size": 4, "fingerprints": {}, "traces": [], "machine": {}}'
+            '{"tp": 1, "vocab_size": 4, "fingerprints": {}, "traces": [], "machine": {}, "seen": '
+            '{"launcher": "", "nodes": 1, "by_mpi": false, "node_folds": 0}}'
         )
         if "TRITON_CACHE_DIR" in environment:
             cache = folder / "kernels"
@@ -148,9 +150,9 @@ def test_an_empty_kernel_cache_must_have_been_compiled_into(monkeypatch, tmp_pat
     monkeypatch.setattr(parts, "run_world", run_world)
     if not compiles:
         with pytest.raises(TpdetError, match="no kernel was compiled"):
-            parts.run_worlds(SPEC, (1,), 1, Console(quiet=True), tmp_path)
+            parts.run_worlds(SPEC, [(1, Way())], 1, Console(quiet=True), tmp_path)
         return
-    reports = parts.run_worlds(SPEC, (1,), 1, Console(quiet=True), tmp_path)
+    reports = parts.run_worlds(SPEC, [(1, Way())], 1, Console(quiet=True), tmp_path)
     assert len(reports) == 3 and ["TRITON_CACHE_DIR" in found for found in started] == [
         False, False, True,
     ]  # fmt: skip

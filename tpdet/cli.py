@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpdet import __version__
-from tpdet.errors import TpdetError, UsageError
+from tpdet.errors import TpdetError
 
 OWN_RANKS = "serve"  # this command's flags are parsed by the server itself
 CLUSTER = "launch"  # so are this command's, but for the launcher's own
@@ -124,72 +124,9 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _add_verify(commands: argparse._SubParsersAction) -> None:
-    from tpdet.verify.relations import relations_help
+    from tpdet.verify.arguments import add_verify
 
-    command = commands.add_parser(
-        "verify", help="prove that no circumstance changes a bit", allow_abbrev=False
-    )
-    command.add_argument("model", nargs="*", help="checkpoints; a tiny one of each family if none")
-    command.add_argument("--relations", default="all", help=relations_help())
-    command.add_argument("--tp", default="1,2,4,8", help="tensor-parallel sizes")
-    command.add_argument("--dtype", default="float32,bfloat16")
-    command.add_argument("--fold-order", default="sequential,pairs,tree")
-    command.add_argument("--row-layers", default="fold", help="fold, gather, or both: fold,gather")
-    command.add_argument("--batch", default="1,4,16,64", help="requests in flight together")
-    command.add_argument("--budget", default="16,100", help="tokens in a step (chunked prefill)")
-    command.add_argument("--prompt-lengths", default="5,300,37", help="of the probes, in tokens")
-    command.add_argument("--tokens", type=int, default=12, help="tokens each probe generates")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
-    command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    command.add_argument(
-        "--worlds-per-gpu",
-        type=int,
-        default=1,
-        help="worlds that may share a GPU, each with a copy of the model: more is faster, because "
-        "a world that starts or compiles leaves its GPU idle",
-    )
-    command.add_argument("--output", type=Path, help="results file (JSON) to append to")
-    command.add_argument(
-        "--control",
-        action="store_true",
-        help="use the stock all-reduce and products instead: this must report differences",
-    )
-    command.add_argument(
-        "--approximate", action="store_true", help="refused: that mode promises no bit"
-    )
-    command.set_defaults(run=_verify)
-
-
-def _verify(options: argparse.Namespace) -> int:
-    from tpdet.verify.relations import parse_relations
-    from tpdet.verify.run import parse_row_layers, parse_sizes, verify_all
-    from tpdet.verify.spec import VerifySpec
-
-    if options.approximate:
-        raise UsageError(
-            "--approximate: approximate arithmetic is not deterministic, there is nothing to "
-            "verify; --control shows what verification says of such arithmetic"
-        )
-    spec = VerifySpec(
-        model="",
-        dtypes=tuple(options.dtype.split(",")),
-        fold_orders=tuple(options.fold_order.split(",")),
-        row_layers=parse_row_layers(options.row_layers, options.control),
-        batches=parse_sizes(options.batch),
-        budgets=parse_sizes(options.budget),
-        prompt_lengths=parse_sizes(options.prompt_lengths),
-        tokens=options.tokens,
-        seed=options.seed,
-        control=options.control,
-        load_format=options.load_format,
-        device=options.device,
-        relations=parse_relations(options.relations),
-    )
-    if options.worlds_per_gpu < 1:
-        raise UsageError(f"--worlds-per-gpu {options.worlds_per_gpu}: use 1 or more")
-    tps = parse_sizes(options.tp)
-    return verify_all(options.model, spec, tps, options.output, options.worlds_per_gpu)
+    add_verify(commands)
 
 
 def _add_bench(commands: argparse._SubParsersAction) -> None:

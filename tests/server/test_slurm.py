@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,9 +9,9 @@ import pytest
 
 from tests.server.cluster import Asking, ask
 from tests.server.slurm_job import Job
+from tests.slurm_cluster import slurm_cluster, slurm_environment
 from tpdet.launch.mpirun import AGENT_VARIABLE
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "slurm_two_nodes.sh"
 WARNED = {"mpirun": ("--batch",)}
 """Which process of a job the time limit's warning goes to: its steps, or its script."""
 
@@ -21,25 +20,14 @@ WARNED = {"mpirun": ("--batch",)}
 def root(tmp_path_factory):
     """The folder of a Slurm that is up."""
     folder = tmp_path_factory.mktemp("slurm")
-    try:
-        up = subprocess.run([SCRIPT, "up", folder], capture_output=True, text=True, timeout=60)
-        if up.returncode == 2 or up.returncode == 3:
-            pytest.skip(f"no Slurm here: {up.stderr.strip()}")
-        assert up.returncode == 0, up.stderr
+    with slurm_cluster(folder):
         yield folder
-    finally:
-        down = subprocess.run([SCRIPT, "down", folder], capture_output=True, text=True, timeout=60)
-        assert down.returncode == 0, down.stderr
 
 
 @pytest.fixture(scope="module")
 def slurm(root):
     """The environment in which sbatch speaks to it, and which jobs start in."""
-    # The nodes' addresses are the loopback's. Open MPI wants to be told that root is meant.
-    return os.environ | {
-        "SLURM_CONF": str(root / "slurm.conf"), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }  # fmt: skip
+    return slurm_environment(root)
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from tpdet.verify.rank_files import HEADER_BYTES, position_header
 from tpdet.verify.spec import Trace, WorldReport
+from tpdet.verify.ways import USUAL, Way
 
 
 @dataclass(frozen=True)
 class Relation:
-    """One circumstance at one tensor-parallel size, against its dtype and order's reference."""
+    """One circumstance at one size and way, against its dtype and order's reference."""
 
     dtype: str
     mode: str
@@ -23,6 +24,7 @@ class Relation:
     reference: str
     positions: int
     difference: str | None
+    way: Way = USUAL
 
 
 def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:
@@ -47,10 +49,14 @@ def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:
                     reference=digest_of(reference),
                     positions=sum(len(seen) for seen in trace.logits.values()),
                     difference=difference,
+                    way=report.way,
                 )
             )
         if not report.fingerprints.items() <= first.fingerprints.items():
-            raise ValueError(f"fingerprints differ between TP {first.tp} and TP {report.tp}")
+            raise ValueError(
+                f"fingerprints differ between TP {first.tp} ({first.way}) and TP {report.tp} "
+                f"({report.way})"
+            )
     return relations
 
 

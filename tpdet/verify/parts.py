@@ -10,8 +10,10 @@ from rich.console import Console
 
 from tpdet.comm.device import resolve_device
 from tpdet.errors import TpdetError
+from tpdet.verify.launchers import SEEN, Launchers
 from tpdet.verify.placement import Place, gpu_names, run_placed
 from tpdet.verify.spec import VerifySpec, WorldReport
+from tpdet.verify.ways import USUAL, Way
 from tpdet.verify.worlds import run_world
 
 _KERNEL_CACHE = "TRITON_CACHE_DIR"
@@ -19,60 +21,100 @@ _KERNEL_CACHE = "TRITON_CACHE_DIR"
 
 @dataclass(frozen=True)
 class Part:
-    """One world: a tensor-parallel size and the part of the relations that it runs."""
+    """One world: a tensor-parallel size, the part of the relations that it runs, and how."""
 
     tp: int
     name: str
+    way: Way = USUAL
 
     @property
     def folder(self) -> str:
         """Its folder's name."""
-        return f"tp{self.tp}.{self.name}"
+        way = self.way
+        return f"tp{self.tp}.{self.name}.{way.launcher}.{way.transport}.{way.nodes}"
 
 
-def parts_of(spec: VerifySpec, tps: Sequence[int]) -> list[Part]:
-    """Every world of a verification; the first runs the reference.
+def parts_of(spec: VerifySpec, worlds: Sequence[tuple[int, Way]]) -> list[Part]:
+    """Every world of a verification, by size and way; the first runs the reference.
 
     "fresh" also runs what needs no graphs, so that it costs no third start; an empty kernel cache
-    needs processes of its own.
+    needs processes of its own. Both start a size in its first way only: any other is fresh too.
     """
-    names = ["steps"]
-    names += ["fresh"] if {"fresh", "eager", "gather"} & set(spec.relations) else []
+    names = ["fresh"] if {"fresh", "eager", "gather"} & set(spec.relations) else []
     names += ["cache"] if "cache" in spec.relations else []
-    return [Part(tp, name) for name in names for tp in tps]
+    first: dict[int, Way] = {}
+    for tp, way in worlds:
+        first.setdefault(tp, way)
+    again = [Part(tp, name, way) for name in names for tp, way in first.items()]
+    return [Part(tp, "steps", way) for tp, way in worlds] + again
 
 
 def run_worlds(
-    spec: VerifySpec, tps: Sequence[int], worlds_per_gpu: int, console: Console, folder: Path
+    spec: VerifySpec,
+    worlds: Sequence[tuple[int, Way]],
+    worlds_per_gpu: int,
+    console: Console,
+    folder: Path,
+    launchers: Launchers | None = None,
 ) -> list[WorldReport]:
     """Run every world, side by side where they fit; reports in the order of `parts_of`.
 
-    Raises TpdetError when a world fails to run (with the end of its log).
+    Raises TpdetError when a world fails to run (with the end of its log), or ran otherwise than it
+    was to.
     """
-    parts = parts_of(spec, tps)
+    parts = parts_of(spec, worlds)
     on_gpus = resolve_device(spec.device) == "cuda"
     names = gpu_names(torch.cuda.device_count()) if on_gpus else []
 
     def start(index: int, place: Place) -> None:
         part = parts[index]
         where = f" on {', '.join(place.gpus)}" if place.gpus else ""
-        console.print(f"{spec.model}: TP {part.tp}, {part.name}{where} ...", style="dim")
-        _run(part, spec, place, folder / part.folder)
+        how = "" if part.way == USUAL else f", {part.way}"
+        console.print(f"{spec.model}: TP {part.tp}, {part.name}{how}{where} ...", style="dim")
+        _run(part, spec, place, folder / part.folder, launchers)
 
     run_placed([part.tp for part in parts], start, names, worlds_per_gpu)
     paths = [folder / part.folder / "report.json" for part in parts]
-    return [msgspec.json.decode(path.read_bytes(), type=WorldReport) for path in paths]
+    reports = [msgspec.json.decode(path.read_bytes(), type=WorldReport) for path in paths]
+    for part, report in zip(parts, reports, strict=True):
+        if difference := otherwise(part, spec, report):
+            raise TpdetError(f"TP {part.tp}, {part.way}: {difference}")
+    return reports
 
 
-def _run(part: Part, spec: VerifySpec, place: Place, folder: Path) -> None:
+def otherwise(part: Part, spec: VerifySpec, report: WorldReport) -> str | None:
+    """How a world ran otherwise than it was to, in words; what it computed would show nothing."""
+    way, seen = part.way, report.seen
+    if seen is None or (report.tp, report.way) != (part.tp, way):
+        return f"a world of TP {report.tp}, {report.way}, reported in its place"
+    if seen.launcher not in SEEN[way.launcher]:
+        return f"its ranks were started by {seen.launcher or 'nobody'}"
+    if seen.nodes != way.nodes:
+        return f"its ranks lie on {seen.nodes} nodes"
+    if seen.by_mpi != (way.transport == "mpi" and part.tp > 1):
+        return f"tensors were {'' if seen.by_mpi else 'not '}carried by MPI"
+    several = 1 < way.nodes < part.tp and "fold" in spec.row_layers
+    if bool(seen.node_folds) != several:
+        return f"{seen.node_folds} sums were folded in two levels"
+    return None
+
+
+def _run(
+    part: Part, spec: VerifySpec, place: Place, folder: Path, launchers: Launchers | None
+) -> None:
     folder.mkdir()
-    mine = msgspec.structs.replace(spec, part=part.name)
+    mine = msgspec.structs.replace(spec, part=part.name, way=part.way)
     (folder / "spec.json").write_bytes(msgspec.json.encode(mine))
     environment = place.environment
     cache = folder / "kernels"
     if part.name == "cache":
         cache.mkdir()
         environment |= {_KERNEL_CACHE: str(cache)}
-    run_world(part.tp, "tpdet.verify.rank", [str(folder)], folder, environment)
+    run_world(part.tp, "tpdet.verify.rank", [str(folder)], folder, environment, part.way, launchers)
+    if not (folder / "report.json").exists():
+        raise TpdetError(
+            f"TP {part.tp}, {part.way}: its ranks left no report in {folder}: ranks on other hosts "
+            "have to see this folder, set TMPDIR to one that all share"
+        )
     if part.name == "cache" and not any(cache.iterdir()):
         raise TpdetError(f"TP {part.tp}: no kernel was compiled into the empty cache {cache}")

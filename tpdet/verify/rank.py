@@ -1,8 +1,9 @@
-"""One rank of a verification world: `torchrun ... -m tpdet.verify.rank FOLDER`.
+"""One rank of a verification world: `torchrun ... -m tpdet.verify.rank FOLDER`, or srun, mpirun.
 
 The folder holds the world's `spec.json` and takes its `report.json` and its raw logits.
 """
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,13 @@ from pathlib import Path
 import msgspec
 
 from tpdet.comm.device import open_world, ranks_per_gpu, resolve_device
+from tpdet.comm.group_world import GroupWorld
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
+from tpdet.errors import NotFoundError
 from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.launch.environment import read_environment
 from tpdet.outputs import RequestAssembler, logprob_bits
 from tpdet.request import Request
 from tpdet.runner import Runner
@@ -28,8 +32,10 @@ from tpdet.verify.cases import (
 from tpdet.verify.control import switch_in_stock_arithmetic
 from tpdet.verify.logits_log import LogitsLog
 from tpdet.verify.machine import machine
+from tpdet.verify.node_folds import count_node_folds
+from tpdet.verify.pretended_nodes import pretend_nodes
 from tpdet.verify.relations import CACHE, EAGER, FRESH, GATHER, order_of_processes
-from tpdet.verify.spec import Trace, VerifySpec, WorldReport, mode_settings
+from tpdet.verify.spec import Seen, Trace, VerifySpec, WorldReport, mode_settings
 
 _SPARE_PAGES = 8
 
@@ -37,8 +43,11 @@ _SPARE_PAGES = 8
 def main(arguments: list[str]) -> int:
     """Run the spec's part of the relations; rank 0 writes the report."""
     folder = Path(arguments[0])
-    spec = msgspec.json.decode((folder / "spec.json").read_bytes(), type=VerifySpec)
-    world = open_world(spec.device, spec.step_timeout, share_gpus=True)
+    spec = _spec(folder)
+    launcher, way = read_environment().launcher, spec.way
+    pretend_nodes(way.nodes)
+    world = open_world(spec.device, spec.step_timeout, share_gpus=True, transport=way.transport)
+    node_folds = count_node_folds()
     if spec.control:
         switch_in_stock_arithmetic()
     # Host memory, through which ranks that share a GPU meet, is no part of a graph.
@@ -55,6 +64,13 @@ def main(arguments: list[str]) -> int:
     if world.rank == 0:
         report = WorldReport(
             tp=world.size,
+            way=way,
+            seen=Seen(
+                launcher=launcher,
+                nodes=world.size // world.local_size,
+                by_mpi=isinstance(world, GroupWorld) and world.by_mpi,
+                node_folds=node_folds(),
+            ),
             vocab_size=vocab_size,
             fingerprints=fingerprints,
             traces=tuple(traces),
@@ -64,6 +80,18 @@ def main(arguments: list[str]) -> int:
     world.barrier()
     world.close()
     return 0
+
+
+def _spec(folder: Path) -> VerifySpec:
+    """What to run. Raises NotFoundError on a host that does not see the folder."""
+    try:
+        data = (folder / "spec.json").read_bytes()
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            f"{error.filename} is not on {os.uname().nodename}: ranks on other hosts have to see "
+            "verify's temporary folder, set TMPDIR to one that all share"
+        ) from error
+    return msgspec.json.decode(data, type=VerifySpec)
 
 
 @dataclass(frozen=True)
@@ -91,7 +119,8 @@ def _loads(spec: VerifySpec, graphs: bool, ranks: int) -> list[_Load]:
         found.append(_Load(order, [in_other_processes(FRESH)]))
     if "eager" in spec.relations and graphs:
         found.append(_Load(order, [in_other_processes(EAGER)], eager=True))
-    if "gather" in spec.relations and graphs and ranks > 1:
+    by_peers = graphs and ranks > 1 and spec.way.transport in ("auto", "peer")
+    if "gather" in spec.relations and by_peers:
         found.append(_Load(order, [in_other_processes(GATHER)], gather=True))
     return found
 
@@ -106,7 +135,8 @@ def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineCo
         enforce_eager=load.eager or not graphs,
         enable_prefix_caching=False,  # what is compared is computed
         # The control's stock all-reduce stands in the place of the gather.
-        transport="gather" if load.gather or spec.control else "auto",
+        transport="gather" if load.gather or spec.control else spec.way.transport,
+        leaves=spec.leaves,
     )  # fmt: skip
 
 

@@ -14,30 +14,40 @@ from rich.table import Table
 
 from tpdet.verify.compare import Relation
 from tpdet.verify.spec import Machine
+from tpdet.verify.ways import USUAL, Way
 
 _SHOWN = 10
 
 
 def print_matrix(model: str, relations: list[Relation], tps: list[int], console: Console) -> None:
-    """One table a dtype and mode: circumstances down, tensor-parallel sizes across."""
+    """One table a dtype and mode: circumstances down, tensor-parallel sizes across.
+
+    Ways of starting the ranks have a column of their own where one was asked for.
+    """
+    ways = list(dict.fromkeys(relation.way for relation in relations))
+    named = ways != [USUAL]
     for dtype, mode in dict.fromkeys((r.dtype, r.mode) for r in relations):
         mine = [r for r in relations if (r.dtype, r.mode) == (dtype, mode)]
         table = Table(
             title=f"{model} · {dtype} · {mode}",
             caption=f"reference {mine[0].reference[:_SHOWN]} · {mine[0].positions} positions",
         )
+        if named:
+            table.add_column("ranks", no_wrap=True)
         table.add_column("circumstance")
         for tp in tps:
             table.add_column(f"TP {tp}", justify="center")
-        for name in dict.fromkeys(r.circumstance for r in mine):
-            cells = [_cell(mine, name, tp) for tp in tps]
-            table.add_row(name, *cells)
+        for way, name in sorted(
+            {(r.way, r.circumstance): None for r in mine}, key=lambda row: ways.index(row[0])
+        ):
+            cells = [_cell(mine, way, name, tp) for tp in tps]
+            table.add_row(*([str(way)] if named else []), name, *cells)
         console.print(table)
 
 
-def _cell(relations: list[Relation], circumstance: str, tp: int) -> str:
+def _cell(relations: list[Relation], way: Way, circumstance: str, tp: int) -> str:
     for relation in relations:
-        if (relation.circumstance, relation.tp) == (circumstance, tp):
+        if (relation.way, relation.circumstance, relation.tp) == (way, circumstance, tp):
             return (
                 f"[green]{relation.digest[:_SHOWN]}[/green]"
                 if relation.equal
@@ -56,6 +66,9 @@ def result_rows(model: str, relations: list[Relation], control: bool) -> list[di
             "dtype": relation.dtype,
             "mode": relation.mode,
             "tp": relation.tp,
+            "launcher": relation.way.launcher,
+            "transport": relation.way.transport,
+            "nodes": relation.way.nodes,
             "relation": relation.circumstance,
             "equal": relation.equal,
             "digest": relation.digest,

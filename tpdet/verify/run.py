@@ -1,4 +1,4 @@
-"""`tpdet verify`: torchrun worlds of every tensor-parallel size, then the comparison."""
+"""`tpdet verify`: worlds of every tensor-parallel size and way, then the comparison."""
 
 import shlex
 import sys
@@ -11,14 +11,16 @@ from rich.console import Console
 
 from tpdet.comm.device import resolve_device
 from tpdet.errors import UsageError
-from tpdet.kernels.order import ROW_LAYERS
+from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, ROW_LAYERS
 from tpdet.make_model import make_model
 from tpdet.model_config import load_model_config
 from tpdet.verify.compare import Relation, compare
+from tpdet.verify.launchers import Launchers, find_launchers
 from tpdet.verify.parts import run_worlds
 from tpdet.verify.relations import that_apply
 from tpdet.verify.report import append_run, print_matrix, result_rows
 from tpdet.verify.spec import VerifySpec
+from tpdet.verify.ways import USUAL, Way, Ways, choose
 from tpdet.weights.resolve import resolve_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -26,22 +28,23 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 def verify(
     spec: VerifySpec,
-    tps: Sequence[int],
+    worlds: Sequence[tuple[int, Way]],
+    launchers: Launchers,
     console: Console,
     output: Path | None,
     command: str,
     worlds_per_gpu: int = 1,
 ) -> list[Relation]:
-    """Verify one model at every size in `tps`; prints the matrix, appends to `output`.
+    """Verify one model at every size and in every way; prints the matrix, appends to `output`.
 
     Raises TpdetError when a world fails to run (with the end of its log).
     """
     with tempfile.TemporaryDirectory(prefix="tpdet-verify-") as name:
         folder = Path(name)
-        reports = run_worlds(spec, tps, worlds_per_gpu, console, folder)
+        reports = run_worlds(spec, worlds, worlds_per_gpu, console, folder, launchers)
         relations = compare(reports, folder)
     model = Path(spec.model).name
-    print_matrix(model, relations, list(tps), console)
+    print_matrix(model, relations, list(dict.fromkeys(tp for tp, _ in worlds)), console)
     if output is not None:
         rows = result_rows(model, relations, spec.control)
         largest = max((report.machine for report in reports), key=lambda found: found.gpus)
@@ -50,7 +53,7 @@ def verify(
         if relation.difference is not None:
             console.print(
                 f"{relation.dtype} {relation.mode}, {relation.circumstance}, "
-                f"TP {relation.tp}: {relation.difference}",
+                f"TP {relation.tp}{named(relation.way)}: {relation.difference}",
                 style="red",
                 highlight=False,
             )
@@ -58,10 +61,20 @@ def verify(
     return relations
 
 
-def make_family(family: str, folder: Path, seed: int) -> Path:
-    """A tiny model of a family, for verification without a checkpoint."""
+def named(way: Way) -> str:
+    """A way in a sentence; nothing for the usual one."""
+    return "" if way == USUAL else f" ({way})"
+
+
+def make_family(family: str, folder: Path, seed: int, leaves: int | None = None) -> Path:
+    """A tiny model of a family, of at least `leaves` leaves, for want of a checkpoint."""
     directory = folder / f"tiny-{family}"
-    make_model(directory, like=family, hidden=256, layers=2, intermediate=384, seed=seed)
+    more = leaves is not None and leaves > DEFAULT_LEAVES
+    heads, inner = (leaves, leaves * K_GROUP) if leaves and more else (8, 128)
+    make_model(
+        directory, like=family, hidden=256, layers=2, heads=heads,
+        intermediate=-(-384 // inner) * inner, seed=seed,
+    )  # fmt: skip
     return directory
 
 
@@ -71,24 +84,33 @@ def verify_all(
     tps: Sequence[int],
     output: Path | None,
     worlds_per_gpu: int = 1,
+    ways: Ways | None = None,
 ) -> int:
     """Verify each model (a tiny one of each family if none is named); 1 on a difference, else 0.
 
-    A control that shows no difference at some size above 1 has failed to show one: 0.
+    A control that shows no difference at some size above 1 has failed to show one: 0. Raises
+    UsageError or NotFoundError before any work for ways that there cannot be here.
     """
     console = Console()
     command = shlex.join(["tpdet", *sys.argv[1:]])
     device = resolve_device(spec.device)
+    chosen_worlds = choose(ways or Ways(), tps, device, spec.control)
+    launchers = find_launchers([way for _, way in chosen_worlds.worlds])
+    for reason, count in chosen_worlds.left_out.items():
+        console.print(f"left out, {count} worlds: {reason}", style="dim", highlight=False)
     chosen = that_apply(spec.relations, device, spec.control)
     spec = msgspec.structs.replace(spec, relations=chosen)
     found: list[Relation] = []
     with tempfile.TemporaryDirectory(prefix="tpdet-models-") as name:
-        names = list(models) or [str(make_family(f, Path(name), spec.seed)) for f in FAMILIES]
+        names = list(models) or [
+            str(make_family(f, Path(name), spec.seed, spec.leaves)) for f in FAMILIES
+        ]
         for model in names:
             for dtype in spec.dtypes:  # what cannot be loaded is refused before a world is started
                 load_model_config(resolve_model(model), dtype)
             one = msgspec.structs.replace(spec, model=model)
-            found += verify(one, tps, console, output, command, worlds_per_gpu)
+            worlds = chosen_worlds.worlds
+            found += verify(one, worlds, launchers, console, output, command, worlds_per_gpu)
     different = sum(not relation.equal for relation in found)
     verdict = "all equal" if not different else f"{different} DIFFERENT"
     console.print(f"{len(found)} relations, {verdict}", style="red" if different else "green")

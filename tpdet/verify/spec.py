@@ -2,12 +2,14 @@
 
 import msgspec
 
+from tpdet.verify.ways import USUAL, Way
+
 
 class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
     """One run of `tpdet verify` on one model.
 
     `relations`: names of tpdet.verify.relations; a world of `part` "steps" runs those of steps, one
-    of "fresh" or "cache" those that need other processes.
+    of "fresh" or "cache" those that need other processes. `way` is how the world is started.
     """
 
     model: str
@@ -25,6 +27,8 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
     relations: tuple[str, ...] = ("alone",)
     part: str = "steps"
     step_timeout: float = 300.0
+    leaves: int | None = None
+    way: Way = USUAL
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -63,10 +67,24 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
 
 
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """How rank 0 found itself started: who by, on how many nodes, what carries tensors.
+
+    `node_folds`: folds in two levels.
+    """
+
+    launcher: str
+    nodes: int
+    by_mpi: bool
+    node_folds: int
+
+
 class WorldReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All traces of one tensor-parallel size."""
+    """All traces of one tensor-parallel size, started in one way."""
 
     tp: int
+    way: Way = USUAL
+    seen: Seen | None = None
     vocab_size: int
     fingerprints: dict[str, str]
     traces: tuple[Trace, ...]

@@ -1,14 +1,21 @@
 """Starting one world of ranks as a child process and reading what it leaves."""
 
+import os
+import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from tpdet.errors import TpdetError
-from tpdet.launch.torchrun import rank_environment, torchrun_command
+from tpdet.launch.processes import die_with_parent
+from tpdet.verify.launchers import Launchers
+from tpdet.verify.ways import USUAL, Way
 
 _LOG_LINES = 120
+_END_SECONDS = 15.0
+"""What a launcher gets, once told to, to end its ranks."""
 
 
 def run_world(
@@ -17,26 +24,47 @@ def run_world(
     arguments: Sequence[str],
     folder: Path,
     environment: Mapping[str, str] | None = None,
+    way: Way | None = None,
+    launchers: Launchers | None = None,
 ) -> None:
     """Run `module` as `tp` ranks (no torchrun for one) and wait; its log goes to `folder`.
 
-    environment: set for the ranks besides what they inherit.
+    environment: set for the ranks besides what they inherit. way: who starts them, found among
+    `launchers`.
 
     Raises TpdetError with the end of the log when it fails.
     """
-    program = ["-m", module]
-    command = (
-        torchrun_command(tp, program, arguments, folder / "logs")
-        if tp > 1
-        else [sys.executable, *program, *arguments]
+    command, found = (launchers or Launchers()).start(
+        tp, way or USUAL, ["-m", module], arguments, folder / "logs", environment
     )
     log = folder / f"tp{tp}.log"
     with log.open("wb") as file:
-        found = {**rank_environment(tp), **(environment or {})}
-        done = subprocess.run(command, stdout=file, stderr=file, env=found)
-    if done.returncode != 0:
+        code = _run(command, found, file)
+    if code != 0:
         lines = log.read_text(errors="replace").splitlines()
         raise TpdetError(
-            f"the world of {tp} ranks ended with {done.returncode}:\n"
+            f"the world of {tp} ranks ({way or USUAL}) ended with {code}:\n"
             + "\n".join(lines[-_LOG_LINES:])
         )
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], log: BinaryIO) -> int:
+    """Wait for a launcher; it is told to end its ranks when this process is told to end."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+        preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
+    )
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:  # killed at once, srun and mpirun would leave ranks behind
+            process.terminate()
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -1,0 +1,69 @@
+"""The command and the environment that start a world, by its launcher; see ways."""
+
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpdet.errors import NotFoundError
+from tpdet.launch.mpirun import mpirun_command, which_mpi
+from tpdet.launch.pinned import fill
+from tpdet.launch.srun import cluster_nodes, srun_command
+from tpdet.launch.torchrun import torchrun_command
+from tpdet.verify.placement import VISIBLE
+from tpdet.verify.ways import Way
+
+SEEN = {
+    "self": ("", "torchrun"),
+    "torchrun": ("torchrun",),
+    "slurm": ("Slurm",),
+    "mpi": ("Open MPI", "MPICH"),
+}
+"""What ranks find in their environment, by launcher (`RankEnvironment.launcher`)."""
+
+
+@dataclass(frozen=True)
+class Launchers:
+    """What this host has: whose mpirun, and how many nodes of Slurm; None and 0 if not looked."""
+
+    mpi: str | None = None
+    slurm_nodes: int = 0
+
+    def start(
+        self,
+        tp: int,
+        way: Way,
+        program: Sequence[str],
+        arguments: Sequence[str],
+        logs: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> tuple[list[str], dict[str, str]]:
+        """(command, environment) for `program` (e.g. ("-m", "tpdet.serve")) as `tp` ranks.
+
+        logs: a folder for torchrun's own files. environment: set for the ranks besides this
+        process's. Nodes that the cluster has not are the ranks' business (pretended_nodes).
+        """
+        nodes = math.gcd(way.nodes, self.slurm_nodes) if way.launcher == "slurm" else 1
+        found = {**os.environ, **(environment or {})}
+        fill(found, tp // nodes, one_host=nodes == 1)
+        if way.launcher == "slurm":
+            found.pop(VISIBLE, None)  # of this host; the step's nodes have GPUs of their own
+            return srun_command(tp, nodes, program, arguments), found
+        if way.launcher == "mpi" and self.mpi is not None:
+            return mpirun_command(tp, arguments, self.mpi, program=program), found
+        if way.launcher == "self" and tp == 1:
+            return [sys.executable, *program, *arguments], found
+        return torchrun_command(tp, program, arguments, logs), found
+
+
+def find_launchers(ways: Sequence[Way]) -> Launchers:
+    """Looks for what the ways need. Raises NotFoundError, with the remedy, before any work."""
+    names = {way.launcher for way in ways}
+    mpi = which_mpi() if "mpi" in names else None
+    carried = any(way.transport == "mpi" for way in ways)
+    if carried and importlib.util.find_spec("mpi4py") is None:
+        raise NotFoundError("transport mpi needs mpi4py: pip install 'tpdet[mpi]'")
+    return Launchers(mpi, cluster_nodes() if "slurm" in names else 0)

@@ -1,0 +1,41 @@
+"""Nodes that one host pretends to have: its ranks, neighbours together, each as on a node alone.
+
+Ranks are told so in torchrun's names, which count before those of other launchers. GPUs are shared
+out, and NCCL goes from node to node as between hosts.
+"""
+
+import os
+from collections.abc import MutableMapping
+
+from tpdet.errors import UsageError
+from tpdet.launch.environment import read_environment
+from tpdet.verify.placement import VISIBLE
+
+
+def pretend_nodes(nodes: int, environ: MutableMapping[str, str] | None = None) -> None:
+    """Lay this world's ranks out on `nodes` nodes; before torch looks for GPUs.
+
+    A launcher that started them on several hosts already has its nodes cut further. Raises
+    UsageError if they do not lie in blocks that can be cut so.
+    """
+    environ = os.environ if environ is None else environ
+    place = read_environment(environ)
+    ranks, left = divmod(place.size, nodes)
+    if left or place.local_size % ranks or (place.rank - place.local_rank) % ranks:
+        raise UsageError(
+            f"rank {place.rank} of {place.size}, local rank {place.local_rank} of "
+            f"{place.local_size}: hosts like this one are not cut into {nodes} nodes"
+        )
+    if place.local_size == ranks:
+        return
+    node, local_rank = divmod(place.local_rank, ranks)
+    environ.update(
+        RANK=str(place.rank), WORLD_SIZE=str(place.size), LOCAL_RANK=str(local_rank),
+        LOCAL_WORLD_SIZE=str(ranks), NCCL_HOSTID=f"{os.uname().nodename}-{node}",
+    )  # fmt: skip
+    if place.address:
+        environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))
+    gpus, shares = environ.get(VISIBLE, "").split(","), place.local_size // ranks
+    if len(gpus) >= shares:
+        each = len(gpus) // shares
+        environ[VISIBLE] = ",".join(gpus[node * each : (node + 1) * each])
