@@ -69,8 +69,8 @@ def agree(world: World, facts: Mapping[str, str]) -> None:
     """Return if all ranks hold the same facts.
 
     Raises DisagreementError, the same on every rank, naming the first field in sorted order that
-    differs, two ranks, their nodes and values (and how many more fields differ); PeerLostError if a rank is
-    lost meanwhile.
+    differs, two ranks, their nodes and values (and how many more fields differ); PeerLostError if
+    a rank is lost meanwhile.
     """
     table = msgspec.msgpack.encode(sorted(facts.items()))
     digests = world.gather_bytes(blake3.blake3(table).digest())

@@ -129,8 +129,8 @@ class RollCall:
         there = rank_list(missing, dict(enumerate(expected)))
         return (
             f"rank {self._rank} of {self._size} waited {limit:g} s for all ranks; missing: {there};"
-            f" arrived: {here}: look at the logs of the missing ones, check that their nodes are up "
-            "and reach the port where ranks meet (docs/cluster.md), or raise --start-timeout"
+            f" arrived: {here}: look at the logs of the missing ones, check that their nodes are up"
+            " and reach the port where ranks meet (docs/cluster.md), or raise --start-timeout"
         )
 
 

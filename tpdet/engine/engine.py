@@ -253,7 +253,7 @@ class Engine:
         self._flights.append(_Flight(plan, results, self._send(plan, results)))
 
     def _send(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
-        with self._telling_peers():
+        with telling_peers(self.world, lambda: f"step {plan.step}"):
             return self._start(self.control.send_plan(plan), results)
 
     def _telling_peers(self) -> AbstractContextManager[None]:

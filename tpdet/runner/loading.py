@@ -58,8 +58,8 @@ class Loader:
         Raises as `WeightSource.read`, and DisagreementError.
         """
         source = self._open(directory, self._device)
-        if self._world.size > 1 and self._config.load_format != "dummy":
-            agree(self._world, sample_checkpoint(directory))
+        if self._world.size > 1:
+            agree(self._world, sample_checkpoint(directory, source.files))
         decoder = Decoder(source, partition, positions)
         found = self._digest(decoder, merge_digests(self._world, self._finish(source)))
         agree(self._world, {"model digest": found})

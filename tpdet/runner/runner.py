@@ -205,7 +205,7 @@ class Runner:
         if self._table.digest() != plan.table_digest:
             raise IntegrityError.in_public(
                 f"step {plan.step}: the page table of {rank_on_node(self._world)} has digest "
-                f"{self._table.digest().hex()[:16]}, that of {rank_on_node(self._world, 0)} is "
+                f"{self._table.digest().hex()[:16]}, that of {rank_on_node(self._world, 0)} has "
                 f"{plan.table_digest.hex()[:16]}"
             )
         self._table.check_readers(plan.rows)

@@ -6,6 +6,7 @@ header, and 4 KiB from the middle of its bytes. Two models trained apart differ 
 few bytes changed may not, which the sender's checksums are for.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,16 @@ from tpdet.json_file import parse_json_object
 SAMPLE_BYTES = 4096
 
 
-def sample_checkpoint(directory: Path) -> dict[str, str]:
+def sample_checkpoint(directory: Path, files: Sequence[str]) -> dict[str, str]:
     """A digest (hex) of each tensor's entry and sample, by "checkpoint tensor NAME".
 
-    The files are those that `open_checkpoint` has taken; one small read a tensor.
+    files: names of those that `open_checkpoint` has taken. One small read a tensor.
     """
     found = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        with path.open("rb") as file:
+    for name_of_file in files:
+        with (directory / name_of_file).open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = parse_json_object(file.read(length).decode("utf-8"), path.name)
+            header = parse_json_object(file.read(length).decode("utf-8"), name_of_file)
             for name, entry in sorted(header.items()):
                 if name != "__metadata__":
                     file.seek(8 + length + _middle(entry))

@@ -56,6 +56,11 @@ class WeightSource:
             total=total, desc="weights", unit="tensor", disable=None if show_progress else True
         )
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The checkpoint's files, sorted; none of drawn weights."""
+        return () if self._checkpoint is None else self._checkpoint.files
+
     def read(self, name: str, shape: tuple[int, ...], pieces: Pieces) -> torch.Tensor:
         """This rank's pieces of a tensor, joined along their dimension, in the model's dtype.
 
