@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 
+import httpx
 import msgspec
 import pytest
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+from tests.server.harness import eventually
 from tpdet.comm.roll_call import LastWord, RollCall, rank_list
 from tpdet.errors import IntegrityError, PeerLostError
 from tpdet.launch.environment import RankEnvironment, read_environment
@@ -118,6 +120,55 @@ def test_a_rank_0_that_never_comes_is_named_by_the_others(tiny_model, tmp_path):
     assert found["exit"] == 75 and "where rank 0 has to listen" in found["message"]
     assert "nobody answers at 127.0.0.1:" in found["message"]
     assert "--start-timeout" in found["message"]
+
+
+@pytest.mark.slow
+def test_a_server_on_two_nodes_names_the_node_in_its_streams_and_on_both_sides(
+    tiny_model, tmp_path
+):
+    """The page table of the right node is not the plan's: 75 on both, and clients are told."""
+    secret = tmp_path / "secret"
+    secret.write_text("5a" * 32)
+    secret.chmod(0o600)
+    common = {
+        "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1",
+        "TPDET_FAULTS": "rank=1,step=60,action=diverge",
+    }  # fmt: skip
+    flags = ["--model", str(tiny_model("qwen3", kv_heads=2)), "--served-model-name", "tiny"]
+    flags += ["--port", "0", "--kv-pages", "16", "--device", "cpu", "--run-secret-file"]
+    flags += [str(secret), "--allow-faults", "--canary-interval", "0"]
+    ranks = []
+    try:
+        for rank, name in enumerate(NAMES):
+            place = {"RANK": str(rank), "GROUP_RANK": str(rank), NODE_VARIABLE: name}
+            command = [sys.executable, "-m", "tpdet.serve", *flags]
+            with (tmp_path / f"{rank}.log").open("wb") as log:
+                ranks.append(
+                    subprocess.Popen(
+                        [*command, "--run-dir", str(tmp_path / name)],
+                        env=os.environ | common | place,
+                        stderr=log,
+                    )
+                )
+        eventually((tmp_path / "left" / "ready.json").exists, 120)
+        url = json.loads((tmp_path / "left" / "ready.json").read_text())["url"]
+        body = {"model": "tiny", "prompt": [5, 7], "max_tokens": 200, "ignore_eos": True}
+        with httpx.stream("POST", url + "/v1/completions", json=body | {"stream": True},
+                          timeout=60) as answer:  # fmt: skip
+            events = [line for line in answer.iter_lines() if line]
+        assert [rank.wait(60) for rank in ranks] == [75, 75]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    error = json.loads(events[-1].removeprefix("data: "))["error"]
+    wanted = "the page table of rank 1 on node right has digest"
+    assert error["code"] == "integrity_error" and wanted in error["message"], error
+    for at in (0, 1):
+        last = json.loads((tmp_path / f"{at}.log").read_text().splitlines()[-1])
+        assert last["exit"] == 75 and wanted in last["message"], last
+        assert "that of rank 0 on node left has 0000000000000000" in last["message"]
 
 
 # --- names -------------------------------------------------------------------------------------
