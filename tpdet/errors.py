@@ -56,16 +56,16 @@ class ResourceError(TpdetError):
 
 
 class PeerLostError(TpdetError):
-    """A rank (or the HTTP process) died, stopped answering or diverged.
-
-    Of a peer that told why it gave up, `exit_code` and `code` are those of its error.
-    """
+    """A rank (or the HTTP process) died, stopped answering or diverged."""
 
     exit_code = 75
     code = "engine_dead"
 
     def told(self, public: str, exit_code: int = 75, code: str = "engine_dead") -> "PeerLostError":
-        """This error, once it is known whom it is about."""
+        """This error, once it is known whom it is about.
+
+        Of a peer that told why it gave up, exit code and code are those of its own error.
+        """
         self.public, self.exit_code, self.code = public, exit_code, code
         return self
 
