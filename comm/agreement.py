@@ -17,7 +17,7 @@ import torch
 
 import tpdet
 from tpdet.comm.device import gpu_facts
-from tpdet.comm.world import World
+from tpdet.comm.world import World, rank_on_node
 from tpdet.errors import DisagreementError
 
 ABSENT = "(not set)"
@@ -69,8 +69,8 @@ def agree(world: World, facts: Mapping[str, str]) -> None:
     """Return if all ranks hold the same facts.
 
     Raises DisagreementError, the same on every rank, naming the first field in sorted order that
-    differs, a rank and both values (and how many more fields differ); PeerLostError if a rank is
-    lost meanwhile.
+    differs, two ranks, their nodes and values (and how many more fields differ); PeerLostError if
+    a rank is lost meanwhile.
     """
     table = msgspec.msgpack.encode(sorted(facts.items()))
     digests = world.gather_bytes(blake3.blake3(table).digest())
@@ -82,7 +82,8 @@ def agree(world: World, facts: Mapping[str, str]) -> None:
         values = [other.get(field, ABSENT) for other in tables]
         for rank, value in enumerate(values):
             if value != values[0]:
-                differences.append(f"{field}: rank 0 has {values[0]!r}, rank {rank} has {value!r}")
+                first, other = rank_on_node(world, 0), rank_on_node(world, rank)
+                differences.append(f"{field}: {first} has {values[0]!r}, {other} has {value!r}")
                 break
     more = f" ({len(differences) - 1} more fields differ)" if len(differences) > 1 else ""
     raise DisagreementError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tpdet.comm.distributed import DistributedWorld
+from tpdet.comm.distributed import START_TIMEOUT, DistributedWorld
 from tpdet.comm.world import SoloWorld, World
 from tpdet.errors import UsageError
 from tpdet.launch.environment import RankEnvironment, read_environment
@@ -56,12 +56,13 @@ def open_world(
     environment: RankEnvironment | None = None,
     share_gpus: bool = False,
     transport: str = "auto",
+    start_timeout: float = START_TIMEOUT,
 ) -> World:
     """The world that the launcher's environment describes; makes this rank's GPU the current one.
 
     device: as for `resolve_device`. Ranks that outnumber the GPUs are refused unless `share_gpus`;
     then neighbours share one, and tensors travel through host memory, as with transport "mpi".
-    Raises UsageError.
+    start_timeout: seconds within which all ranks have to arrive. Raises as `DistributedWorld`.
     """
     environment = environment or read_environment()
     staged = False
@@ -79,8 +80,9 @@ def open_world(
         device = "cpu"
     if environment.size == 1:
         return SoloWorld()
+    mpi = transport == "mpi"
     return DistributedWorld(
-        device, timeout, environment=environment, staged=staged, mpi=transport == "mpi"
+        device, timeout, start_timeout, environment=environment, staged=staged, mpi=mpi
     )
 
 

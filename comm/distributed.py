@@ -4,6 +4,7 @@ Ranks and addresses come from the launcher's environment; for what travels how s
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 
@@ -11,10 +12,15 @@ import torch.distributed as dist
 
 from tpdet.comm.group_world import GroupWorld
 from tpdet.comm.mpi_carrier import open_mpi
-from tpdet.errors import PeerLostError, UsageError
+from tpdet.comm.roll_call import RollCall, rank_list
+from tpdet.errors import PeerLostError, ResourceError, UsageError
 from tpdet.launch.environment import RankEnvironment, read_environment
+from tpdet.launch.node_name import expected_nodes, this_node
 
 LOOPBACK = "lo"
+START_TIMEOUT = 300.0
+"""Seconds within which all ranks have to arrive, unless told otherwise."""
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # set by an agent that hosts the ranks' store
 
 
 class DistributedWorld(GroupWorld):
@@ -24,14 +30,14 @@ class DistributedWorld(GroupWorld):
     that share a GPU, which NCCL refuses; `mpi` sends them through host memory and MPI. `timeout`
     bounds each operation, `start_timeout` the arrival of all ranks; both in seconds. Raises
     UsageError without a launcher's environment and for an MPI that does not know the ranks,
-    PeerLostError if a rank does not arrive.
+    PeerLostError if a rank does not arrive, naming it and, where the launcher tells, its node.
     """
 
     def __init__(
         self,
         device: str = "cpu",
         timeout: float = 60.0,
-        start_timeout: float = 300.0,
+        start_timeout: float = START_TIMEOUT,
         environment: RankEnvironment | None = None,
         staged: bool = False,
         mpi: bool = False,
@@ -46,13 +52,12 @@ class DistributedWorld(GroupWorld):
         here = environment.local_rank, environment.local_size
         # NCCL carries CUDA tensors unless they are staged; everything else is gloo's, or MPI's.
         super().__init__(place, here, "cpu" if staged or mpi else device, start_timeout)
-        address = f"[{environment.address}]" if ":" in environment.address else environment.address
-        self._meeting = f"tcp://{address}:{environment.port}" if address else "env://"
         self._closed = False
         self._owns_default_group = not dist.is_initialized()
         self._prepare_backends(environment)
+        store = self._meet(environment, start_timeout)
         with self._peers_needed("start of the process group"):
-            self._group = self._join(start_timeout)
+            self._group = self._join(store, start_timeout)
         if mpi:
             self._carrier = open_mpi(self.rank, self.size)
         self.set_timeout(timeout)
@@ -65,22 +70,35 @@ class DistributedWorld(GroupWorld):
         if self._device == "cuda":
             refuse_multicast(os.environ.setdefault("NCCL_NVLS_ENABLE", "0"))
 
-    def _join(self, start_timeout: float) -> dist.ProcessGroup:
+    def _meet(self, environment: RankEnvironment, limit: float) -> dist.Store:
+        """This world's own store, once all ranks have come to it. Raises PeerLostError."""
+        expected = expected_nodes(environment)
+        if self._owns_default_group:
+            whole, hosts = open_store(environment, expected, limit)
+        else:
+            # The user's script has a group of its own: its ranks have met already.
+            whole, hosts = dist.distributed_c10d._get_default_store(), self.rank == 0
+        try:
+            # A process may open worlds one after the other; an earlier one's entries are stale.
+            opened = whole.add(f"tpdet/worlds/{self.rank}", 1)
+            store = dist.PrefixStore(f"tpdet/world/{opened}", whole)
+            self._roll = RollCall(store, self.rank, self.size, hosts)
+            self.node_names = self._roll.arrive(this_node(environment), expected, limit)
+        except RuntimeError as error:
+            raise PeerLostError(
+                f"rank {self.rank} of {self.size} lost the store where ranks meet, which "
+                f"{rank_list([0], dict(enumerate(expected)))} or its torchrun hosts: {error}"
+            ) from error
+        return store
+
+    def _join(self, store: dist.Store, start_timeout: float) -> dist.ProcessGroup:
         """The group of all ranks: the process's default group, or a new one if that is taken."""
-        backend = self._backend
         limit = timedelta(seconds=start_timeout)
         if not self._owns_default_group:
-            # The user's script has a group of its own, whose backends and timeout stay as they are.
-            return dist.new_group(backend=backend, timeout=limit)
-        store, _, _ = next(dist.rendezvous(self._meeting, self.rank, self.size, timeout=limit))
-        # A process may open worlds one after the other; addresses of an earlier one are stale.
-        opened = store.add(f"tpdet/worlds/{self.rank}", 1)
+            # The user's own group, whose backends and timeout stay as they are.
+            return dist.new_group(backend=self._backend, timeout=limit)
         dist.init_process_group(
-            backend,
-            store=dist.PrefixStore(f"tpdet/world/{opened}", store),
-            rank=self.rank,
-            world_size=self.size,
-            timeout=limit,
+            self._backend, store=store, rank=self.rank, world_size=self.size, timeout=limit
         )
         group = dist.group.WORLD
         assert group is not None
@@ -97,6 +115,7 @@ class DistributedWorld(GroupWorld):
                 if self._carrier is not None:
                     self._carrier.leave()
         self._closed = True
+        self._roll = None
         self._broken = self._broken or "the world is closed"
         self._leave()
 
@@ -106,6 +125,39 @@ class DistributedWorld(GroupWorld):
         group, self._group = self._group, None
         if group is not None:
             dist.destroy_process_group(None if self._owns_default_group else group)
+
+
+def open_store(
+    environment: RankEnvironment, expected: Sequence[str], limit: float
+) -> tuple[dist.Store, bool]:
+    """The store where ranks meet, and whether this process hosts it.
+
+    An agent of torchrun hosts it, or else rank 0. Ranks that came first try for `limit` seconds.
+    Raises PeerLostError naming the host that was not there, ResourceError for a port in use.
+    """
+    address = environment.address or os.environ.get("MASTER_ADDR", "")
+    port = environment.port or int(os.environ.get("MASTER_PORT", "0"))
+    by_agent = not environment.address and os.environ.get(_AGENT_STORE) == str(True)
+    hosts = environment.rank == 0 and not by_agent
+    try:
+        # Whoever hosts it does not wait for the others here: the roll call does, and names them.
+        store = dist.TCPStore(
+            address, port, environment.size, hosts, timedelta(seconds=limit),
+            wait_for_workers=False, multi_tenant=not by_agent,
+        )  # fmt: skip
+    except dist.DistError as error:
+        if hosts:
+            raise ResourceError(
+                f"rank 0 cannot listen at port {port}, where ranks meet ({error}): set MASTER_PORT "
+                "to a free one, on every rank"
+            ) from error
+        who = "torchrun's agent" if by_agent else rank_list([0], dict(enumerate(expected)))
+        raise PeerLostError(
+            f"nobody answers at {address}:{port} within {limit:g} s, where {who} has to listen: "
+            "look at its log, check that its node is up and that this one reaches the port "
+            "(docs/cluster.md), or raise --start-timeout"
+        ) from error
+    return store, hosts
 
 
 def refuse_multicast(value: str) -> None:

@@ -26,6 +26,7 @@ from tpdet.comm.frames import (
 )
 from tpdet.comm.library_sum import library_sum
 from tpdet.comm.mpi_carrier import MpiCarrier
+from tpdet.comm.roll_call import Heard, LastWord, RollCall
 from tpdet.comm.world import checked_message, group_of, local_place
 from tpdet.errors import PeerLostError
 
@@ -56,6 +57,8 @@ class GroupWorld:
         self._group: dist.ProcessGroup | None = None
         self._carrier: MpiCarrier | None = None  # of tensors, in place of the group
         self._broken: str | None = None
+        self._roll: RollCall | None = None  # of the whole
+        self.node_names: tuple[str, ...] = ("",) * self.size  # until they have met
 
     @property
     def one_host(self) -> bool:
@@ -198,6 +201,7 @@ class GroupWorld:
         mine = group_of(self.rank, self.size, groups)
         place, here = (mine.index(self.rank), len(mine)), local_place(self, mine)
         part = GroupWorld(place, here, self._device, self.timeout, self)
+        part.node_names = tuple(self.node_names[member] for member in mine)
         limit = timedelta(seconds=self.timeout)
         with self._peers_needed(f"part into {len(groups)} groups"):
             for group in groups:  # every rank makes every group, in one order
@@ -207,6 +211,18 @@ class GroupWorld:
                 part._carrier = self._carrier.part(groups)
         self._parts.append(part)
         return part
+
+    def part_with(self, word: LastWord) -> Heard:
+        """Tell the others why this rank ends; after a lost peer, wait for what they tell."""
+        if self._whole is not None:
+            return self._whole.part_with(word)
+        if self._roll is None:
+            return Heard({}, store_answers=False)
+        heard = self._roll.part(word)
+        if self._broken is None:
+            self._broken = f"rank {self.rank} of {self.size} has given up: {word.reason}"
+            self._leave_if_safe()
+        return heard
 
     @property
     def _backend(self) -> str:
@@ -223,6 +239,14 @@ class GroupWorld:
             if group is not None:
                 dist.destroy_process_group(group)
 
+    def _leave_if_safe(self) -> None:
+        """Let a peer that waits for this rank learn of its loss now, not at its timeout.
+
+        NCCL could hang here with a kernel in flight; there the process's end does it.
+        """
+        if self._device == "cpu":
+            self._leave()
+
     @contextmanager
     def _peers_needed(self, operation: str) -> Iterator[None]:
         """Turn whatever torch.distributed raises inside into PeerLostError, and stay broken."""
@@ -238,10 +262,7 @@ class GroupWorld:
                 f"rank {whole.rank} of {whole.size} lost a peer in {operation}{among} after "
                 f"{time.monotonic() - began:.1f} s (timeout {self.timeout:g} s): {_reason(error)}"
             )
-            if self._device == "cpu":
-                # A peer that waits for this rank learns of the loss now, not at its timeout.
-                # (NCCL could hang here with a kernel in flight; there the process's end does it.)
-                whole._leave()
+            whole._leave_if_safe()
             raise PeerLostError(whole._broken) from error
 
 

@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 
 from tpdet.comm.alone import Alone
+from tpdet.comm.roll_call import Heard, LastWord
 from tpdet.comm.world import checked_message, group_of, local_place
 from tpdet.errors import PeerLostError
 
 Result = TypeVar("Result")
+_WORD_SECONDS = 0.3
+"""How long a thread that lost a peer waits for the others' last words."""
 
 
 class _Meeting:
@@ -31,6 +34,7 @@ class _Meeting:
         # the meeting of row 1, to which every reader of row 0 came after reading.
         self.slots: list[list[Any]] = [[None] * size, [None] * size]
         self.failed: str | None = None
+        self.last_words: dict[int, LastWord] = {}
         self._changed = threading.Condition()
         self._arrived = 0
         self._complete = 0
@@ -78,6 +82,7 @@ class ThreadWorld:
         self.size = size
         self.local_size = local_size or size
         self.local_rank = rank % self.local_size
+        self.node_names = tuple(f"node{r // self.local_size}" for r in range(size))
         self.timeout = timeout
         self._meeting = meeting
         self._count = 0
@@ -132,6 +137,7 @@ class ThreadWorld:
         meeting = self._meet(f"part into {groups}", made)[group[0]]
         part = ThreadWorld(group.index(self.rank), len(group), self.timeout, meeting)
         part.local_rank, part.local_size = local_place(self, group)
+        part.node_names = tuple(self.node_names[member] for member in group)
         part._alone, part._whole = Alone(len(group), self._alone), self
         self._parts.append(part)
         return part
@@ -145,6 +151,18 @@ class ThreadWorld:
         self.timeout = seconds
         for part in self._parts:
             part.set_timeout(seconds)
+
+    def part_with(self, word: LastWord) -> Heard:
+        """Leave a word for the other threads and end their operations; what they told before."""
+        words = self._meeting.last_words
+        words[self.rank] = word
+        self._meeting.fail(f"rank {self.rank} ended early: {word.reason}")
+        deadline = time.monotonic() + (0.0 if word.gave_up else _WORD_SECONDS)
+        while time.monotonic() < deadline and len(words) < self.size:
+            if any(told.gave_up for told in words.copy().values()):
+                break
+            time.sleep(0.005)
+        return Heard({rank: told for rank, told in words.copy().items() if rank != self.rank})
 
     def close(self) -> None:
         """Leave with the others; alone if the world is broken."""

@@ -37,7 +37,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tpdet.comm.roll_call import Heard, LastWord
 from tpdet.errors import IntegrityError
+from tpdet.launch.node_name import this_node
+from tpdet.launch.rank_environment import RankEnvironment
 
 MAX_MESSAGE_BYTES = 80 << 20
 """Cap of one byte message: the largest step plan (64 MiB) with its digest, and some room."""
@@ -47,7 +50,7 @@ class World(Protocol):
     """What an engine needs from its ranks; see the module's patterns of use.
 
     `rank` counts from 0 to `size - 1`, `local_rank` to `local_size - 1` among the ranks of this
-    host; `timeout` is in seconds.
+    host; `timeout` is in seconds. `node_names` says, by rank, what its node is called.
     """
 
     rank: int
@@ -55,6 +58,7 @@ class World(Protocol):
     local_rank: int
     local_size: int
     timeout: float
+    node_names: tuple[str, ...]
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Every rank's `x`, copied bit for bit: [size, *x.shape], dtype and device of `x`."""
@@ -103,6 +107,14 @@ class World(Protocol):
         """Wait at most `seconds` for a peer from the next operation on; alike on every rank."""
         ...
 
+    def part_with(self, word: LastWord) -> Heard:
+        """End this world early, for this rank; what others told that ended so too.
+
+        Peers that wait for this rank lose it and find `word`. A rank that does not give up, but
+        lost a peer itself, waits a second for theirs. See `last_words`.
+        """
+        ...
+
     def close(self) -> None:
         """Leave the world. Of a healthy world all ranks leave together."""
         ...
@@ -115,6 +127,7 @@ class SoloWorld:
         self.rank = self.local_rank = 0
         self.size = self.local_size = 1
         self.timeout = float("inf")
+        self.node_names: tuple[str, ...] = (this_node(RankEnvironment()).name,)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """A copy of `x` with a leading dimension of 1."""
@@ -152,8 +165,18 @@ class SoloWorld:
         """Keep the number; there is nobody to wait for."""
         self.timeout = seconds
 
+    def part_with(self, word: LastWord) -> Heard:
+        """Nobody needs to be told."""
+        return Heard({})
+
     def close(self) -> None:
         """Do nothing."""
+
+
+def rank_on_node(world: World, rank: int | None = None) -> str:
+    """ "rank 3 on node gpu07"; of the world's own rank unless another is given."""
+    rank = world.rank if rank is None else rank
+    return f"rank {rank} on node {world.node_names[rank]}"
 
 
 def group_of(rank: int, size: int, groups: Sequence[Sequence[int]]) -> Sequence[int]:

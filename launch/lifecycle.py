@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,11 +14,15 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from tpdet.errors import PeerLostError, ResourceError, TpdetError
+from tpdet.launch.node_name import this_node
 from tpdet.launch.processes import process_status, send_signal
+from tpdet.launch.rank_environment import RankEnvironment
 from tpdet.launch.run_directory import RankRecord, RunDirectory
 
 _MESSAGE_CHARACTERS = 2000
 _WRITE_SECONDS = 1.0
+_RANK_0_SECONDS = 2.0
+"""What rank 0 gets to hear why this rank ends, and to say so in its streams."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -60,8 +65,10 @@ def check_peers(run: RunDirectory, rank: int) -> None:
     """Raise PeerLostError naming every lost rank of this host; a stop signal is no drain then."""
     lost = lost_local_peers(run, rank)
     if lost:
+        node = this_node(RankEnvironment()).name
         names = ", ".join(f"rank {peer.rank} (pid {peer.pid}) is {peer.reason}" for peer in lost)
-        raise PeerLostError(f"{names}: the server ends")
+        public = ", ".join(f"rank {peer.rank} on node {node} is {peer.reason}" for peer in lost)
+        raise PeerLostError(f"{names} on node {node}: the server ends").told(public)
 
 
 def kill_local_ranks(run: RunDirectory, except_rank: int | None = None) -> None:
@@ -80,9 +87,10 @@ def end_process(
     """End this rank, and with it the server on this host, because of `error`. From any thread.
 
     Writes exit.json unless a rank has decided before, runs `last_words` (what still can be told
-    to clients; its failure is ignored), SIGKILLs all other local ranks, prints the error as the
-    last line of standard error, and ends with the decided code. Without a run directory of its
-    own (`run` is None) a rank ends alone.
+    to clients; its failure is ignored), prints the error as the last line of standard error, then
+    SIGKILLs all other local ranks (rank 0 after two seconds, within which it may tell clients) and
+    ends with the decided code. Without a run directory of its own (`run` is None) a rank ends
+    alone.
     """
     exit_code, code = exit_of(error)
     if run is not None:
@@ -93,13 +101,23 @@ def end_process(
     if last_words is not None:
         with suppress(Exception):
             last_words()
-    if run is not None and run.current:
-        kill_local_ranks(run, except_rank=rank)
-        run.clear_channels()
     if not isinstance(error, TpdetError):
         write_error("".join(traceback.format_exception(error)))
     print_fatal(code, exit_code, rank=rank, message=str(error)[:_MESSAGE_CHARACTERS])
+    if run is not None and run.current:
+        if rank != 0:
+            _let_rank_0_speak(run)
+        kill_local_ranks(run, except_rank=rank)
+        run.clear_channels()
     os._exit(exit_code)
+
+
+def _let_rank_0_speak(run: RunDirectory) -> None:
+    """Wait a little for rank 0 to end by itself: it alone can tell clients who was lost."""
+    deadline = time.monotonic() + _RANK_0_SECONDS
+    leaders = [record for record in run.records() if record.rank == 0 and record.local]
+    while time.monotonic() < deadline and any(_why_lost(leader) is None for leader in leaders):
+        time.sleep(0.02)
 
 
 def exit_of(error: BaseException) -> tuple[int, str]:

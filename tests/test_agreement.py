@@ -28,7 +28,7 @@ def messages_of(size, facts_of):
         world.barrier()  # the world must still work
         return None
 
-    return run_threads(size, function)
+    return run_threads(size, function, local_size=2)
 
 
 def test_equal_facts_agree_in_any_order():
@@ -46,13 +46,14 @@ def test_a_difference_is_named_on_every_rank(field, odd):
     messages = messages_of(4, lambda rank: {**FACTS, field: "other"} if rank == odd else FACTS)
     assert len(set(messages)) == 1 and messages[0] is not None
     theirs = (1, "other", FACTS[field]) if odd == 0 else (odd, FACTS[field], "other")
-    expected = f"{field}: rank 0 has {theirs[1]!r}, rank {theirs[0]} has {theirs[2]!r}"
+    there = f"rank {theirs[0]} on node node{theirs[0] // 2}"
+    expected = f"{field}: rank 0 on node node0 has {theirs[1]!r}, {there} has {theirs[2]!r}"
     assert expected in messages[0]
 
 
 def test_a_missing_fact_is_a_difference():
     messages = messages_of(2, lambda rank: FACTS if rank == 0 else {"seed": "0"})
-    assert f"rank 1 has {ABSENT!r}" in messages[0]
+    assert f"rank 1 on node node0 has {ABSENT!r}" in messages[0]
     assert "(1 more fields differ)" in messages[0]
 
 

@@ -30,7 +30,8 @@ def test_the_servers_flags_keep_their_names():
         "--max-num-batched-tokens", "--gpu-memory-utilization", "--kv-pages",
         "--enable-prefix-caching", "--no-enable-prefix-caching", "--dtype", "--seed", "--device",
         "--transport", "--fold-order", "--row-layers", "--leaves", "--run-dir", "--audit-dir",
-        "--step-timeout", "--drain-timeout", "--max-queue", "--config", "--print-limits",
+        "--start-timeout", "--step-timeout", "--drain-timeout", "--max-queue", "--config",
+        "--print-limits",
         "--tp", "--tensor-parallel-size", "-tp",
     ):  # fmt: skip
         assert flag in done.stdout, flag

@@ -208,9 +208,9 @@ def test_every_rank_reads_what_rank_0_says(secrets):
 @pytest.mark.parametrize(
     ("secrets", "message"),
     [
-        ((KEY, bytes(32)), "rank [01] and rank [01] have different run secrets.*--run-secret-file"),
-        ((KEY, None), "rank 0 was given a run secret, rank 1 was not"),
-        ((None, KEY), "rank 1 was given a run secret, rank 0 was not"),
+        ((KEY, bytes(32)), "run secret: rank [01] on node node0 and rank .*--run-secret-file"),
+        ((KEY, None), "rank 0 on node node0 was given one, rank 1 on node node0 was not"),
+        ((None, KEY), "rank 1 on node node0 was given one, rank 0 on node node0 was not"),
     ],
 )
 def test_ranks_with_different_secrets_are_refused_with_78(secrets, message):
@@ -225,7 +225,7 @@ class Tampering:
 
     def __init__(self, world, change):
         self._world, self._change, self._heard = world, change, []
-        self.rank, self.size = world.rank, world.size
+        self.rank, self.size, self.node_names = world.rank, world.size, world.node_names
 
     def gather_bytes(self, data):
         return self._world.gather_bytes(data)
@@ -258,7 +258,7 @@ def test_a_replayed_or_forged_plan_is_refused_with_rank_step_and_remedy(change, 
             begun.append(True)
 
     with pytest.raises(
-        IntegrityError, match=r"rank 1 refused .* after step 12: .*isolate"
+        IntegrityError, match=r"rank 1 on node node0 refused .* after step 12: .*isolate"
     ) as error:
         run_threads(2, act, timeout=30.0)
     assert reason in str(error.value) and error.value.exit_code == 75

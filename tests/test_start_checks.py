@@ -27,7 +27,9 @@ def test_ranks_whose_configurations_differ_refuse_by_field_and_values(tiny_model
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}))
     places = [model, other]
-    message = "model.rms_norm_eps: rank 0 has '1e-06', rank 1 has '1e-05'"
+    message = (
+        "model.rms_norm_eps: rank 0 on node node0 has '1e-06', rank 1 on node node0 has '1e-05'"
+    )
     with pytest.raises(DisagreementError, match=message):
         run_threads(2, lambda world: engine_of(places[world.rank], world), timeout=60.0)
 
@@ -48,7 +50,7 @@ def test_ranks_whose_models_differ_after_loading_refuse(tiny_model, monkeypatch)
         world.barrier()
         return engine_of(model, world)
 
-    with pytest.raises(DisagreementError, match=r"model digest: rank 0 has '\w{64}', rank 1"):
+    with pytest.raises(DisagreementError, match=r"model digest: rank 0 on node \w+ has '\w{64}'"):
         run_threads(2, rank, timeout=60.0)
 
 

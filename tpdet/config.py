@@ -91,6 +91,9 @@ class EngineConfig(BaseModel):
     step_timeout: float = Field(
         60.0, gt=0.0, le=3600.0, description="seconds after which a silent rank counts as lost"
     )
+    start_timeout: float = Field(
+        300.0, gt=0.0, le=86400.0, description="seconds within which all ranks must have arrived"
+    )
     max_queue: int = Field(1024, ge=1, description="waiting requests, at most")
 
     @model_validator(mode="after")

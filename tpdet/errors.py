@@ -6,10 +6,14 @@ when the error stops it; `code` is the stable machine-readable name in JSON erro
 
 
 class TpdetError(Exception):
-    """Base of all deliberate errors; on its own it is an internal error."""
+    """Base of all deliberate errors; on its own it is an internal error.
+
+    `public` is what clients may be told of it besides its code: no paths, no addresses.
+    """
 
     exit_code = 70
     code = "internal_error"
+    public = ""
 
 
 class UsageError(TpdetError, ValueError):
@@ -57,6 +61,14 @@ class PeerLostError(TpdetError):
     exit_code = 75
     code = "engine_dead"
 
+    def told(self, public: str, exit_code: int = 75, code: str = "engine_dead") -> "PeerLostError":
+        """This error, once it is known whom it is about.
+
+        Of a peer that told why it gave up, exit code and code are those of its own error.
+        """
+        self.public, self.exit_code, self.code = public, exit_code, code
+        return self
+
 
 class NotPermittedError(TpdetError):
     """The operating system or a policy does not allow it."""
@@ -91,6 +103,13 @@ class IntegrityError(TpdetError):
 
     exit_code = 75
     code = "integrity_error"
+
+    @classmethod
+    def in_public(cls, message: str) -> "IntegrityError":
+        """An error whose whole message clients may read: it names no path and no address."""
+        error = cls(message)
+        error.public = message
+        return error
 
 
 class OverloadedError(TpdetError):

@@ -78,7 +78,10 @@ class LLM:
         refuse_faults()
         secret = given_secret()
         self._world: World = open_world(
-            self.config.device, self.config.step_timeout, transport=self.config.transport
+            self.config.device,
+            self.config.step_timeout,
+            transport=self.config.transport,
+            start_timeout=self.config.start_timeout,
         )
         self.engine = Engine(self.config, self._world, secret=secret)
         self.tokenizer: Tokenizer | None = None

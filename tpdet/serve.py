@@ -73,18 +73,23 @@ def build_engine(
 ) -> "Engine":
     """The engine over the world that the launcher made; `secret` is the run's."""
     from tpdet.comm.device import open_world
+    from tpdet.comm.last_words import telling_peers
     from tpdet.engine import Engine
     from tpdet.engine.fault_points import FaultPoints
 
     config = settings.engine
     faults = read_faults(settings.server.allow_faults)
-    engine = Engine(
-        config,
-        open_world(config.device, config.step_timeout, environment, transport=config.transport),
-        secret=secret,
-        faults=FaultPoints(faults, environment.rank) if faults else None,
+    world = open_world(
+        config.device,
+        config.step_timeout,
+        environment,
+        transport=config.transport,
+        start_timeout=config.start_timeout,
     )
-    engine.runner.check_poison()
+    points = FaultPoints(faults, environment.rank) if faults else None
+    engine = Engine(config, world, secret=secret, faults=points)
+    with telling_peers(world, lambda: "the start"):
+        engine.runner.check_poison()
     if environment.rank == 0 and find_spec("llguidance") and not config.skip_tokenizer_init:
         # Now rather than at the first schema: it takes a second for a large vocabulary.
         _ = engine.grammars

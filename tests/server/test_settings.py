@@ -23,8 +23,8 @@ FLAGS = """
     --no-disable-log-stats --no-disable-uvicorn-access-log --no-enable-prefix-caching
     --no-enforce-eager --no-share-draws --no-skip-tokenizer-init --on-slowdown --port
     --print-limits --revision --row-layers --run-dir --run-secret-file --seed
-    --served-model-name --share-draws --skip-tokenizer-init --step-timeout --tokenizer
-    --transport
+    --served-model-name --share-draws --skip-tokenizer-init --start-timeout --step-timeout
+    --tokenizer --transport
 """
 
 

@@ -8,13 +8,14 @@ comes from secret and nonces, so nothing recorded in another run, or before a re
 import hmac
 import secrets
 
-from tpdet.comm.world import World
+from tpdet.comm.world import World, rank_on_node
 from tpdet.errors import DisagreementError, IntegrityError
 from tpdet.launch.run_secret import SECRET_VARIABLE, new_secret
 from tpdet.plan import StepPlan, decode_plan, encode_plan
 from tpdet.seal import Opener, Sealer, derive
 
 _NONCE_BYTES = 16
+_NAME_BYTES = 4
 _REMEDY = (
     "restart the server; if it comes again, another process reaches the ranks' ports: isolate "
     "their network (docs/cluster.md)"
@@ -50,9 +51,14 @@ class ControlChannel:
             return self._opener.open(found)
         except IntegrityError as error:
             raise IntegrityError(
-                f"rank {self._world.rank} refused a message in the name of rank 0 after step "
-                f"{self._step}: {error}; {_REMEDY}"
+                f"{rank_on_node(self._world)} refused a message in the name of "
+                f"{rank_on_node(self._world, 0)} after step {self._step}: {error}; {_REMEDY}"
             ) from error
+
+    @property
+    def place(self) -> str:
+        """Where the conversation is, for a message: "step 7", the last that was planned."""
+        return f"step {self._step}" if self._step >= 0 else "the start"
 
     def _read(self, data: bytes) -> StepPlan:
         plan = decode_plan(data)
@@ -70,17 +76,22 @@ def _agree(world: World, secret: bytes | None) -> tuple[bytes, str, bytes]:
     elif len(having) < world.size:
         missing = next(rank for rank in range(world.size) if rank not in having)
         raise DisagreementError(
-            f"rank {having[0]} was given a run secret, rank {missing} was not: {_give_the_same()}"
+            f"run secret: {rank_on_node(world, having[0])} was given one, "
+            f"{rank_on_node(world, missing)} was not: {_give_the_same()}"
         )
     assert secret is not None
     nonces = b"".join(shown)
     # A proof names its rank, so that none can be another's, sent back.
     expected = [derive(secret, f"tpdet rank {rank} knows", nonces) for rank in range(world.size)]
-    proofs = world.gather_bytes(expected[world.rank])
-    for rank, proof in enumerate(proofs):
-        if not hmac.compare_digest(proof, expected[rank]):
+    # The name is another at each start: it tells secrets apart, and nothing about them.
+    name = derive(secret, "tpdet name of the secret", nonces)[:_NAME_BYTES]
+    told = world.gather_bytes(expected[world.rank] + name)
+    for rank, data in enumerate(told):
+        if not hmac.compare_digest(data[:-_NAME_BYTES], expected[rank]):
             raise DisagreementError(
-                f"rank {world.rank} and rank {rank} have different run secrets: {_give_the_same()}"
+                f"run secret: {rank_on_node(world)} and {rank_on_node(world, rank)} have different "
+                f"run secrets ({name.hex()} and {data[-_NAME_BYTES:].hex()}, names that hold for "
+                f"this start only): {_give_the_same()}"
             )
     return secret, "tpdet control channel", nonces
 

@@ -6,12 +6,13 @@ host; its rows name the tokens that the step in flight draws.
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple
 
 import msgspec
 import torch
 
+from tpdet.comm.last_words import telling_peers
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine.calibration import calibrate
@@ -74,9 +75,10 @@ class Engine:
     ) -> None:
         self.config = config
         self.world = world
-        self.control = ControlChannel(world, secret)
         self._faults = faults
-        self.runner = runner or Runner(config, world)
+        with telling_peers(world, lambda: "the start"):
+            self.control = ControlChannel(world, secret)
+            self.runner = runner or Runner(config, world)
         self.model_config = self.runner.model_config
         self.max_model_len = self.runner.max_model_len
         self.scheduler = Scheduler(
@@ -207,7 +209,8 @@ class Engine:
             raise IntegrityError("a reload while requests run: drain first")
         plan = msgspec.structs.replace(self.scheduler.heartbeat(), reload=model)
         self._send(plan, Follower(0))
-        self.runner.reload(model, tick)
+        with self._telling_peers():
+            self.runner.reload(model, tick)
         self.scheduler.reload(self._prefix_identity(self.approximate))
         self.heartbeat()
 
@@ -219,14 +222,15 @@ class Engine:
 
     def worker_loop(self) -> None:
         """Run plans from rank 0 until one says stop (ranks above 0)."""
-        while True:
-            plan = self.control.receive_plan()
-            self._start(plan, Follower(sum(row.draws for row in plan.rows)))
-            if plan.reload:
-                with suppress(ReloadError):  # rank 0 raises the same, and answers for all
-                    self.runner.reload(plan.reload, lambda: None)
-            if plan.stop:
-                return
+        with self._telling_peers():
+            while True:
+                plan = self.control.receive_plan()
+                self._start(plan, Follower(sum(row.draws for row in plan.rows)))
+                if plan.reload:
+                    with suppress(ReloadError):  # rank 0 raises the same, and answers for all
+                        self.runner.reload(plan.reload, lambda: None)
+                if plan.stop:
+                    return
 
     def close(self) -> None:
         """Let go of the model's graphs and leave the world; all ranks together."""
@@ -249,7 +253,11 @@ class Engine:
         self._flights.append(_Flight(plan, results, self._send(plan, results)))
 
     def _send(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
-        return self._start(self.control.send_plan(plan), results)
+        with telling_peers(self.world, lambda: f"step {plan.step}"):
+            return self._start(self.control.send_plan(plan), results)
+
+    def _telling_peers(self) -> AbstractContextManager[None]:
+        return telling_peers(self.world, lambda: self.control.place)
 
     def _start(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
         if self._faults is not None:
@@ -259,7 +267,8 @@ class Engine:
     def _finish(self) -> list[EngineOutput]:
         """Wait for the oldest launched step and commit it."""
         plan, results, event = self._flights.pop(0)
-        self.runner.wait(plan, event)
+        with self._telling_peers():
+            self.runner.wait(plan, event)
         results.finish()
         if self.watch is not None:
             self.watch.end(plan)

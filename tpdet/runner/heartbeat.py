@@ -1,21 +1,23 @@
 """The heartbeat's work: every rank shows the digest of its page table as it lies in memory."""
 
 from tpdet.cache.versions import VersionTable, first_difference
-from tpdet.comm.world import World
+from tpdet.comm.world import World, rank_on_node
 from tpdet.errors import IntegrityError
 
 
-def compare_tables(world: World, table: VersionTable) -> None:
-    """Return if all ranks' tables are equal.
+def compare_tables(world: World, table: VersionTable, step: int) -> None:
+    """Return if all ranks' tables are equal at a step.
 
-    Raises IntegrityError naming the rank and the page that differ, on every rank.
+    Raises IntegrityError, on every rank, naming the first rank that differs from rank 0, both
+    nodes and digests, and the page.
     """
     digests = world.gather_bytes(table.full_digest())
     if all(digest == digests[0] for digest in digests):
         return
     snapshots = world.gather_bytes(table.snapshot())
-    for rank, snapshot in enumerate(snapshots):
-        difference = first_difference(snapshots[0], snapshot)
-        if difference is not None:
-            raise IntegrityError(f"page tables of rank 0 and rank {rank} differ: {difference}")
-    raise IntegrityError("the ranks' page tables differ in their history")
+    rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+    difference = first_difference(snapshots[0], snapshots[rank]) or "in their history alone"
+    raise IntegrityError.in_public(
+        f"step {step}: page tables of {rank_on_node(world, 0)} (digest {digests[0].hex()[:16]})"
+        f" and {rank_on_node(world, rank)} (digest {digests[rank].hex()[:16]}) differ: {difference}"
+    )

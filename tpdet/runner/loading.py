@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from tpdet.comm.agreement import agree
-from tpdet.comm.world import World
+from tpdet.comm.world import World, rank_on_node
 from tpdet.config import EngineConfig
 from tpdet.errors import (
     CheckpointError,
@@ -29,6 +29,7 @@ from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.models.decoder import Decoder
 from tpdet.receipt import model_digest
 from tpdet.weights.resolve import resolve_model
+from tpdet.weights.sample import sample_checkpoint
 from tpdet.weights.source import Digests, WeightRead, WeightSource, merge_digests, open_weights
 
 _TIED = ("lm_head.weight", "model.embed_tokens.weight")
@@ -57,6 +58,8 @@ class Loader:
         Raises as `WeightSource.read`, and DisagreementError.
         """
         source = self._open(directory, self._device)
+        if self._world.size > 1:
+            agree(self._world, sample_checkpoint(directory, source.files))
         decoder = Decoder(source, partition, positions)
         found = self._digest(decoder, merge_digests(self._world, self._finish(source)))
         agree(self._world, {"model digest": found})
@@ -105,7 +108,7 @@ class Loader:
             told = _refusals.decode(data)
             if told is not None:
                 exit_code, code, message = told
-                where = f"rank {rank}: " if self._world.size > 1 else ""
+                where = f"{rank_on_node(self._world, rank)}: " if self._world.size > 1 else ""
                 raise ReloadError(f"{where}{message}", exit_code, code)
         assert found is not None
         directory, digests = found

@@ -10,7 +10,7 @@ import torch
 from tpdet.cache.kv import KeyValuePages, allocate_pages
 from tpdet.cache.versions import VersionTable, first_difference
 from tpdet.comm.device import current_device, resolve_device
-from tpdet.comm.world import World
+from tpdet.comm.world import World, rank_on_node
 from tpdet.config import EngineConfig
 from tpdet.errors import IntegrityError
 from tpdet.kernels import ops
@@ -203,15 +203,16 @@ class Runner:
         """
         self._table.apply(plan.events)
         if self._table.digest() != plan.table_digest:
-            raise IntegrityError(
-                f"step {plan.step}: the page table of rank {self._world.rank} has digest "
-                f"{self._table.digest().hex()[:16]}, rank 0's is {plan.table_digest.hex()[:16]}"
+            raise IntegrityError.in_public(
+                f"step {plan.step}: the page table of {rank_on_node(self._world)} has digest "
+                f"{self._table.digest().hex()[:16]}, that of {rank_on_node(self._world, 0)} has "
+                f"{plan.table_digest.hex()[:16]}"
             )
         self._table.check_readers(plan.rows)
         if self.choice.follow(plan):
             self._change_arithmetic()
         if not plan.rows:
-            compare_tables(self._world, self._table)
+            compare_tables(self._world, self._table, plan.step)
             return None
         drawn = self._draw(plan, results)
         if plan.feeds:

@@ -246,10 +246,11 @@ def _start_failure(exit_code: int) -> TpdetError:
 
 
 def _last_message(error: BaseException) -> protocol.Dead:
-    """What clients are told; the details go to the log."""
-    code = getattr(error, "code", TpdetError.code)
+    """What clients are told: of a lost rank its node and step; other details go to the log."""
+    code, detail = getattr(error, "code", TpdetError.code), getattr(error, "public", "")
+    more = f": {detail}" if detail else ""
     if code == "drain_timeout":
         return protocol.Dead("draining", "the server shut down before the answer was finished")
     if code == "integrity_error":
-        return protocol.Dead(code, "the engine found its state damaged and stopped")
-    return protocol.Dead("engine_dead", "the engine has stopped")
+        return protocol.Dead(code, f"the engine found its state damaged and stopped{more}")
+    return protocol.Dead("engine_dead", f"the engine has stopped{more}")

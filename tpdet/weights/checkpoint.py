@@ -26,6 +26,7 @@ class Checkpoint:
         """files: open handles by file name; holder: file name by tensor name."""
         self._files = files
         self._holder = holder
+        self.files = tuple(sorted(files))
         self.names = tuple(sorted(n for n in holder if not n.endswith(_INERT_SUFFIX)))
 
     def piece(

@@ -8,7 +8,7 @@ import msgspec
 import torch
 from tqdm import tqdm
 
-from tpdet.comm.world import World
+from tpdet.comm.world import World, rank_on_node
 from tpdet.errors import CheckpointError, DisagreementError
 from tpdet.model_config import ModelConfig
 from tpdet.weights.checkpoint import Checkpoint, open_checkpoint
@@ -55,6 +55,11 @@ class WeightSource:
         self._bar = tqdm(
             total=total, desc="weights", unit="tensor", disable=None if show_progress else True
         )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The checkpoint's files, sorted; none of drawn weights."""
+        return () if self._checkpoint is None else self._checkpoint.files
 
     def read(self, name: str, shape: tuple[int, ...], pieces: Pieces) -> torch.Tensor:
         """This rank's pieces of a tensor, joined along their dimension, in the model's dtype.
@@ -121,17 +126,21 @@ def open_weights(
 def merge_digests(world: World, digests: Digests) -> str:
     """BLAKE3 (hex) over all ranks' pieces in order of name and index: equal at every size.
 
-    Raises DisagreementError when two ranks read different bits of one piece.
+    Raises DisagreementError when two ranks read different bits of one piece, naming their nodes.
     """
     mine = [(name, index, digest) for (name, index), digest in sorted(digests.items())]
     merged: Digests = {}
+    reader: dict[PieceKey, int] = {}
     for rank, data in enumerate(world.gather_bytes(msgspec.msgpack.encode(mine))):
         for name, index, digest in _digests_decoder.decode(data):
             if merged.setdefault((name, index), digest) != digest:
+                first = reader[name, index]
                 raise DisagreementError(
-                    f"rank {rank} read other bits for piece {index} of tensor {name} than a rank "
-                    "before it: point every rank at the same checkpoint"
+                    f"piece {index} of tensor {name}: {rank_on_node(world, first)} read digest "
+                    f"{merged[name, index].hex()[:16]}, {rank_on_node(world, rank)} "
+                    f"{digest.hex()[:16]}: point every rank at the same checkpoint"
                 )
+            reader.setdefault((name, index), rank)
     return _combine((name, index, merged[name, index]) for name, index in sorted(merged))
 
 
