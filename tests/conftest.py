@@ -1,10 +1,34 @@
-"""Shared fixtures: tiny checkpoints, made once a test run."""
+"""Shared fixtures: tiny checkpoints, made once a test run; which tests may run side by side."""
+
+from pathlib import Path
 
 import pytest
 
 from tpdet.make_model import make_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+HERE = Path(__file__).parent
+ALONE = (HERE / "server", HERE / "attack")  # servers held to their times
+APART = ("test_verify.py",)  # long tests that share nothing: each may run anywhere
+LONGEST_FIRST = (
+    "test_triton_draws.py", "test_verify.py", "test_triton_peer.py", "test_triton_attention.py",
+    "test_triton_decode.py", "test_scheduler_machine.py", "test_triton_leaves.py",
+)  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Keep a file's tests in one worker of pytest-xdist, for its fixtures; begin the long ones.
+
+    Servers are marked `alone`: `make test` runs them by themselves, after the others.
+    """
+    for item in items:
+        if any(folder in item.path.parents for folder in ALONE):
+            item.add_marker("alone")
+        if item.path.name not in APART:
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(HERE))))
+    order = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 @pytest.fixture(scope="session")
