@@ -8,7 +8,10 @@ from tpdet.make_model import make_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 HERE = Path(__file__).parent
-ALONE = (HERE / "server", HERE / "attack")  # servers held to their times
+ALONE = (
+    *("server", "attack"),  # servers that are held to their times
+    *("test_accuracy_lm_eval.py", "test_launch.py", "test_comm.py", "test_nodes.py", "test_mpi.py"),
+)  # the last four: ranks in processes that must see a lost peer within a second or so
 APART = ("test_verify.py",)  # long tests that share nothing: each may run anywhere
 LONGEST_FIRST = (
     "test_triton_draws.py", "test_verify.py", "test_triton_peer.py", "test_triton_attention.py",
@@ -23,10 +26,10 @@ def pytest_collection_modifyitems(items):
     Servers are marked `alone`: `make test` runs them by themselves, after the others.
     """
     for item in items:
-        if any(folder in item.path.parents for folder in ALONE):
+        if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).parts[0] in ALONE:
             item.add_marker("alone")
         if item.path.name not in APART:
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(HERE))))
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
     order = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 

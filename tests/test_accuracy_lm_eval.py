@@ -7,7 +7,6 @@ import torch
 
 from tests.server.served import Served
 
-pytestmark = pytest.mark.alone
 completions = pytest.importorskip("lm_eval.models.openai_completions")
 instances = pytest.importorskip("lm_eval.api.instance")
 CASES = (

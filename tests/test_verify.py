@@ -25,7 +25,7 @@ def sizes_of_families():
             yield family, (1, 4)
 
 
-@pytest.mark.parametrize(("family", "sizes"), sizes_of_families())
+@pytest.mark.parametrize(("family", "sizes"), list(sizes_of_families()))
 def test_a_family_is_equal_at_every_size_and_circumstance(tiny_model, tmp_path, family, sizes):
     output = tmp_path / "verify.json"
     short = ["--relations", "steps", "--batch", "1,16", "--budget", "100", "--tokens", "6"]
