@@ -21,6 +21,7 @@ HASH_SEEDS = ("0", "1", "4242")
 EXAMPLES = 3334  # of each: 10,000 together
 
 
+@pytest.mark.timeout(900)  # half a minute where nothing else runs
 def test_no_order_of_events_breaks_the_model_whatever_the_hash_seed():
     started = [
         subprocess.Popen(
