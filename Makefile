@@ -19,11 +19,19 @@ $(MODEL): | setup
 serve: setup $(MODEL)
 	bash scripts/demo.sh $(BIN)
 
-test: setup
-	$(BIN)/python -m pytest -q
+# Two runs: tests that bear company in WORKERS processes, one thread each; then, one by one, those
+# with servers and time limits. The second runs also after a first that failed.
+WORKERS ?= 2
+SPEED := not slow
 
-test-long: setup
-	$(BIN)/python -m pytest -q -m "slow or not slow"
+test: setup
+	failed=; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup \
+	  --no-loadscope-reorder -m "($(SPEED)) and not alone" || failed=1; \
+	$(BIN)/python -m pytest -q -m "($(SPEED)) and alone" && test -z "$$failed"
+
+test-long:
+	$(MAKE) test SPEED="slow or not slow"
 
 # On a machine with a GPU: bits, accuracy and times of the kernels, then of the whole engine. Every
 # suite runs, also after one that failed. RESULTS=docs/results appends the rows of the bits there.

@@ -31,5 +31,5 @@ if ! has_torch "$venv/bin/python"; then
     "${pip[@]}" --no-index --no-deps "torch>=2.11" 2>/dev/null ||
         "${pip[@]}" "torch>=2.11" --index-url https://download.pytorch.org/whl/cpu
 fi
-"${pip[@]}" --editable ".[test,plot,mpi,slurm]"
+"${pip[@]}" --editable ".[test,plot,mpi,slurm,evaluation]"
 "$venv/bin/python" -c 'import torch, tpdet; print("tpdet", tpdet.__version__, "torch", torch.__version__)'

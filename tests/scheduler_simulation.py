@@ -132,16 +132,17 @@ class FakeRank:
 
     def read(self, row: Row, length: int) -> np.ndarray:
         """The first `length` token ids, read through the row's pages."""
-        ids = self.store[list(row.pages)].reshape(-1)[:length]
-        assert POISON not in ids
-        before = self.before[list(row.pages)].reshape(-1)[:length]
-        assert np.array_equal(before, prefix_hashes(ids, 0)), "K/V of another prefix"
+        pages = list(row.pages)
+        ids = self.store[pages].reshape(-1)[:length]
+        assert not (ids == POISON).any()
+        before = self.before[pages].reshape(-1)[:length]
+        assert (before == prefix_hashes(ids, 0)).all(), "K/V of another prefix"
         return ids
 
 
 def prefix_hashes(ids: np.ndarray, start: int) -> np.ndarray:
     """A hash of ids[:i + 1] at i; those of a whole are the sums of its parts'."""
-    return np.cumsum(ids.astype(np.uint64) * POWERS[start : start + len(ids)], dtype=np.uint64)
+    return (ids.astype(np.uint64) * POWERS[start : start + len(ids)]).cumsum()
 
 
 class Simulation:

@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from tests.server.test_end_to_end import Served
+from tests.server.served import Served
 
-pytestmark = pytest.mark.slow
 completions = pytest.importorskip("lm_eval.models.openai_completions")
 instances = pytest.importorskip("lm_eval.api.instance")
 CASES = (

@@ -46,7 +46,7 @@ def gloo(tmp_path_factory) -> list[dict | None]:
     ]
     try:
         for rank in (0, 1):
-            assert ranks[rank].wait(timeout=60) == 0
+            assert ranks[rank].wait(timeout=240) == 0
     finally:
         for process in ranks:
             process.kill()

@@ -296,6 +296,7 @@ def test_a_secret_changes_no_answer(tiny_model):
     assert run_threads(2, rank, timeout=60.0)[0] == alone
 
 
+@pytest.mark.alone
 def test_sealing_a_plan_of_256_rows_costs_little():
     """Bound far above what it takes (about 20 us), far below a step: CI machines are slow."""
     rows = tuple(Row(i, 0, 2**63 + i, 900, (7,), (1, 2, 3, 4), (5, 6, 7, 8), 1) for i in range(256))

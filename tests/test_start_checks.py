@@ -62,6 +62,7 @@ def test_poison_changes_nothing(tiny_model, settings, dtype):
     assert engine.runner._pages.layers[0].keys[0].isnan().any()
 
 
+@pytest.mark.alone
 def test_poison_changes_nothing_at_two_ranks_and_is_quick(tiny_model):
     def rank(world):
         engine = engine_of(tiny_model("qwen3", kv_heads=2), world)
