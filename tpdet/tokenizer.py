@@ -6,6 +6,7 @@ padding and the clean-up of spaces are never applied.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,19 @@ _MAX_TEMPLATE_BYTES = 1 << 20
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
           "mask_token")  # fmt: skip
 _Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What a tokenizer is made of: `tokenizer.json`'s text, the other files' object, the template.
+
+    `source` names `tokenizer.json` in messages.
+    """
+
+    source: str
+    text: str
+    config: dict[str, Any]
+    template: str | None
 
 
 class Tokenizer:
@@ -57,15 +71,14 @@ class Tokenizer:
         chat_template: a file that replaces the checkpoint's. Raises NotFoundError for a missing
         `tokenizer.json` or template file, CheckpointError for one that is damaged or unsupported.
         """
-        directory = Path(directory)
-        path = directory / "tokenizer.json"
-        text = read_text_file(path, _MAX_TOKENIZER_BYTES)
-        _check_model(parse_json_object(text, str(path)), path)
-        backend = _sound(lambda: tokenizers.Tokenizer.from_str(text), str(path))
-        config = _optional_object(directory / "tokenizer_config.json")
-        config = _optional_object(directory / "special_tokens_map.json") | config
-        template = _template(directory, config, chat_template)
-        return cls(backend, config, template)
+        return cls.from_files(read_files(directory, chat_template))
+
+    @classmethod
+    def from_files(cls, files: TokenizerFiles) -> "Tokenizer":
+        """The tokenizer of files read before. Raises CheckpointError as `load`."""
+        _check_model(parse_json_object(files.text, files.source), Path(files.source))
+        backend = _sound(lambda: tokenizers.Tokenizer.from_str(files.text), files.source)
+        return cls(backend, files.config, files.template)
 
     @property
     def bos_token_id(self) -> int | None:
@@ -177,6 +190,16 @@ class Tokenizer:
         ids = self._guard.encode(segments)
         before, after = self._around if add_special_tokens else ([], [])
         return [*before, *ids, *after]
+
+
+def read_files(directory: str | Path, chat_template: str | Path | None = None) -> TokenizerFiles:
+    """The files of a model directory, as `Tokenizer.load` reads them."""
+    directory = Path(directory)
+    path = directory / "tokenizer.json"
+    text = read_text_file(path, _MAX_TOKENIZER_BYTES)
+    config = _optional_object(directory / "tokenizer_config.json")
+    config = _optional_object(directory / "special_tokens_map.json") | config
+    return TokenizerFiles(str(path), text, config, _template(directory, config, chat_template))
 
 
 def _sound(make: Callable[[], _Made], file: str = "tokenizer.json") -> _Made:
