@@ -5,7 +5,8 @@ transformers 5, `add_bos_token` of `tokenizer_config.json` is not read beside it
 padding and the clean-up of spaces are never applied.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ import tokenizers
 from tpdet.chat_template import ChatTemplate, Segment
 from tpdet.errors import CheckpointError, RequestError
 from tpdet.json_file import parse_json_object, read_json_object, read_text_file
+from tpdet.text_bound import bytes_per_token
 from tpdet.token_bytes import DecoderRules, join_tokens, read_rules
 from tpdet.token_guard import Guard, checked, ids_of
 
@@ -63,6 +65,7 @@ class Tokenizer:
         # Now rather than at a request: it can fail, and takes a second for a large vocabulary.
         self._around = _sound(self._added_around)
         self._guard = _sound(lambda: Guard(backend))
+        self._bytes_per_token = bytes_per_token(json.loads(backend.to_str()))
 
     @classmethod
     def load(cls, directory: str | Path, chat_template: str | Path | None = None) -> "Tokenizer":
@@ -91,12 +94,16 @@ class Tokenizer:
         found = self._id_of("eos_token")
         return () if found is None else (found,)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool = True, most: int | None = None
+    ) -> list[int]:
         """Ids of a prompt; special-token text in it becomes special ids, as in a template's output.
 
-        Raises RequestError for text with a lone surrogate, which is no Unicode text.
+        Raises RequestError for text with a lone surrogate, which is no Unicode text, and at once
+        for one that must have more than `most` tokens.
         """
-        return ids_of(self._backend, checked(text), add_special_tokens)
+        self._refuse_too_long([checked(text)], most)
+        return ids_of(self._backend, text, add_special_tokens)
 
     def encode_plain(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Ids of text in which special-token text is text. Raises RequestError as `encode`."""
@@ -107,10 +114,12 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
+        most: int | None = None,
     ) -> list[int]:
         """Ids of a conversation; special-token text inside messages stays plain text.
 
-        Raises RequestError without a template, for messages it refuses, and for lone surrogates.
+        Raises RequestError without a template, for messages it refuses, for lone surrogates, and
+        at once for what must have more than `most` tokens.
         """
         if self.chat_template is None:
             raise RequestError(
@@ -118,6 +127,7 @@ class Tokenizer:
                 "messages",
             )
         segments = self.chat_template.render(messages, add_generation_prompt)
+        self._refuse_too_long((checked(s.text) for s in segments if not s.special), most)
         return self._encode_segments(segments, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -185,6 +195,18 @@ class Tokenizer:
             if full[first : first + len(bare)] == bare:
                 return full[:first], full[first + len(bare) :]
         raise CheckpointError("tokenizer.json: the post-processor changes a text's own tokens")
+
+    def _refuse_too_long(self, texts: Iterable[str], most: int | None) -> None:
+        """Raise RequestError if the texts, end to end, must have more than `most` tokens."""
+        if most is None or self._bytes_per_token is None:
+            return
+        least = -(-sum(len(text.encode()) for text in texts) // self._bytes_per_token)
+        if least > most:
+            raise RequestError(
+                f"the prompt has at least {least} tokens, over the model's context of {most}: "
+                "shorten it",
+                "prompt",
+            )
 
     def _encode_segments(self, segments: Sequence[Segment], add_special_tokens: bool) -> list[int]:
         ids = self._guard.encode(segments)
