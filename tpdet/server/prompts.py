@@ -43,9 +43,11 @@ class PromptReader:
         found = []
         most = self._most(body.truncate_prompt_tokens)
         for entry in value:
-            ids: list[int] = entry if kind is list else []
-            if isinstance(entry, str):
-                ids = self.text_tokens(entry, special, "prompt", most)
+            ids = (
+                self.text_tokens(entry, special, "prompt", most)
+                if isinstance(entry, str)
+                else entry
+            )
             kept = self._fitted(ids, body.truncate_prompt_tokens)
             whole = kind is str and len(kept) == len(ids)
             found.append(Prompt(kept, entry if whole else None))
