@@ -68,7 +68,7 @@ class DecoderRules:
     def token_bytes(self, token: str, first: bool) -> bytes:
         """What a token adds, before the text's left is stripped; `first`: it begins the text."""
         if self._byte_level:
-            table = _byte_of_character()
+            table = byte_of_character()
             values = [table.get(character) for character in token]
             # A token with any other character was added as it is, not in the byte alphabet.
             return token.encode() if None in values else bytes(v for v in values if v is not None)
@@ -136,7 +136,7 @@ def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 @functools.cache
-def _byte_of_character() -> dict[str, int]:
+def byte_of_character() -> dict[str, int]:
     """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes follow at U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -52,9 +52,20 @@ class Guard:
 
 
 def ids_of(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """Ids of a text. Other threads run meanwhile."""
-    # Only the batch call lets them, which `encode` does not; without offsets it is twice as fast.
-    return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    """Ids of a text. Other threads run meanwhile. Raises RequestError if the library gives up."""
+    try:
+        # Only the batch call lets them, which `encode` does not; without offsets it is twice as
+        # fast.
+        return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    # Rust's panics are no Exceptions: a regular expression that tries too often ends so, which
+    # 10 MB of blanks bring about.
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RequestError(
+            f"the tokenizer cannot split this text ({str(error)[:100]}): shorten its runs of like "
+            "characters"
+        ) from None
 
 
 def checked(text: str) -> str:

@@ -5,7 +5,9 @@ transformers 5, `add_bos_token` of `tokenizer_config.json` is not read beside it
 padding and the clean-up of spaces are never applied.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +16,7 @@ import tokenizers
 from tpdet.chat_template import ChatTemplate, Segment
 from tpdet.errors import CheckpointError, RequestError
 from tpdet.json_file import parse_json_object, read_json_object, read_text_file
+from tpdet.text_bound import bytes_per_token
 from tpdet.token_bytes import DecoderRules, join_tokens, read_rules
 from tpdet.token_guard import Guard, checked, ids_of
 
@@ -23,6 +26,19 @@ _MAX_TEMPLATE_BYTES = 1 << 20
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
           "mask_token")  # fmt: skip
 _Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What a tokenizer is made of: `tokenizer.json`'s text, the other files' object, the template.
+
+    `source` names `tokenizer.json` in messages.
+    """
+
+    source: str
+    text: str
+    config: dict[str, Any]
+    template: str | None
 
 
 class Tokenizer:
@@ -49,6 +65,7 @@ class Tokenizer:
         # Now rather than at a request: it can fail, and takes a second for a large vocabulary.
         self._around = _sound(self._added_around)
         self._guard = _sound(lambda: Guard(backend))
+        self._bytes_per_token = bytes_per_token(json.loads(backend.to_str()))
 
     @classmethod
     def load(cls, directory: str | Path, chat_template: str | Path | None = None) -> "Tokenizer":
@@ -57,15 +74,14 @@ class Tokenizer:
         chat_template: a file that replaces the checkpoint's. Raises NotFoundError for a missing
         `tokenizer.json` or template file, CheckpointError for one that is damaged or unsupported.
         """
-        directory = Path(directory)
-        path = directory / "tokenizer.json"
-        text = read_text_file(path, _MAX_TOKENIZER_BYTES)
-        _check_model(parse_json_object(text, str(path)), path)
-        backend = _sound(lambda: tokenizers.Tokenizer.from_str(text), str(path))
-        config = _optional_object(directory / "tokenizer_config.json")
-        config = _optional_object(directory / "special_tokens_map.json") | config
-        template = _template(directory, config, chat_template)
-        return cls(backend, config, template)
+        return cls.from_files(read_files(directory, chat_template))
+
+    @classmethod
+    def from_files(cls, files: TokenizerFiles) -> "Tokenizer":
+        """The tokenizer of files read before. Raises CheckpointError as `load`."""
+        _check_model(parse_json_object(files.text, files.source), Path(files.source))
+        backend = _sound(lambda: tokenizers.Tokenizer.from_str(files.text), files.source)
+        return cls(backend, files.config, files.template)
 
     @property
     def bos_token_id(self) -> int | None:
@@ -78,12 +94,16 @@ class Tokenizer:
         found = self._id_of("eos_token")
         return () if found is None else (found,)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool = True, most: int | None = None
+    ) -> list[int]:
         """Ids of a prompt; special-token text in it becomes special ids, as in a template's output.
 
-        Raises RequestError for text with a lone surrogate, which is no Unicode text.
+        Raises RequestError for text with a lone surrogate, which is no Unicode text, and at once
+        for one that must have more than `most` tokens.
         """
-        return ids_of(self._backend, checked(text), add_special_tokens)
+        self._refuse_too_long([checked(text)], most)
+        return ids_of(self._backend, text, add_special_tokens)
 
     def encode_plain(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Ids of text in which special-token text is text. Raises RequestError as `encode`."""
@@ -94,10 +114,12 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
+        most: int | None = None,
     ) -> list[int]:
         """Ids of a conversation; special-token text inside messages stays plain text.
 
-        Raises RequestError without a template, for messages it refuses, and for lone surrogates.
+        Raises RequestError without a template, for messages it refuses, for lone surrogates, and
+        at once for what must have more than `most` tokens.
         """
         if self.chat_template is None:
             raise RequestError(
@@ -105,6 +127,7 @@ class Tokenizer:
                 "messages",
             )
         segments = self.chat_template.render(messages, add_generation_prompt)
+        self._refuse_too_long((checked(s.text) for s in segments if not s.special), most)
         return self._encode_segments(segments, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -173,10 +196,32 @@ class Tokenizer:
                 return full[:first], full[first + len(bare) :]
         raise CheckpointError("tokenizer.json: the post-processor changes a text's own tokens")
 
+    def _refuse_too_long(self, texts: Iterable[str], most: int | None) -> None:
+        """Raise RequestError if the texts, end to end, must have more than `most` tokens."""
+        if most is None or self._bytes_per_token is None:
+            return
+        least = -(-sum(len(text.encode()) for text in texts) // self._bytes_per_token)
+        if least > most:
+            raise RequestError(
+                f"the prompt has at least {least} tokens, over the model's context of {most}: "
+                "shorten it",
+                "prompt",
+            )
+
     def _encode_segments(self, segments: Sequence[Segment], add_special_tokens: bool) -> list[int]:
         ids = self._guard.encode(segments)
         before, after = self._around if add_special_tokens else ([], [])
         return [*before, *ids, *after]
+
+
+def read_files(directory: str | Path, chat_template: str | Path | None = None) -> TokenizerFiles:
+    """The files of a model directory, as `Tokenizer.load` reads them."""
+    directory = Path(directory)
+    path = directory / "tokenizer.json"
+    text = read_text_file(path, _MAX_TOKENIZER_BYTES)
+    config = _optional_object(directory / "tokenizer_config.json")
+    config = _optional_object(directory / "special_tokens_map.json") | config
+    return TokenizerFiles(str(path), text, config, _template(directory, config, chat_template))
 
 
 def _sound(make: Callable[[], _Made], file: str = "tokenizer.json") -> _Made:

@@ -1,9 +1,8 @@
 """The application: which path does what. What is common to all requests is settled in the gate."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -13,24 +12,18 @@ import tpdet
 from tpdet.config import APPROXIMATE
 from tpdet.server import limits
 from tpdet.server.answers import to_json
+from tpdet.server.body_job import Job
+from tpdet.server.body_work import Route, answer_of, needs_engine, prepare_call
 from tpdet.server.engine_client import EngineClient
 from tpdet.server.gate import ClientGone, Exchange, send_problem
 from tpdet.server.generation import GenerationResponse
+from tpdet.server.large_bodies import LargeBodies
 from tpdet.server.openapi import describe
-from tpdet.server.parse import parse_body
-from tpdet.server.prepare import Preparer
-from tpdet.server.problems import ApiError, bad_request, from_code, internal_error
+from tpdet.server.prepare import Call, Preparer
+from tpdet.server.problems import ApiError, from_code, internal_error
 from tpdet.server.protocol import REFUSALS
-from tpdet.server.schema import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    TokenizeBody,
-)
 from tpdet.server.schema_trials import SchemaTrials
 from tpdet.tokenizer import Tokenizer
-
-Result = TypeVar("Result")
 
 
 @dataclass
@@ -42,6 +35,7 @@ class Services:
 
     client: EngineClient
     tokenizer: Tokenizer | None
+    large_bodies: LargeBodies
     served_name: str
     progress_timeout: float
     created: int
@@ -177,11 +171,11 @@ def _add_models(app: FastAPI, services: Services) -> None:
 def _add_generation(app: FastAPI, services: Services) -> None:
     trials = SchemaTrials()
 
-    async def generate(request: Request, prepare: Callable[[Preparer, Exchange], Any]) -> Response:
+    async def generate(request: Request, route: Route) -> Response:
         exchange: Exchange = request.scope["tpdet"]
         services.client.check_open()
-        preparer = replace(services.preparer, tenant_salt=exchange.tenant_salt)
-        call = await _off_loop_if_large(exchange, lambda: prepare(preparer, exchange))
+        call = await _worked_on(services, exchange, route)
+        assert isinstance(call, Call)
         schema = call.requests[0].params.json_schema
         if schema is not None:
             await trials.check(schema)
@@ -189,45 +183,31 @@ def _add_generation(app: FastAPI, services: Services) -> None:
             call,
             services.client,
             services.tokenizer,
-            preparer.facts,
+            services.preparer.facts,
             exchange.gone,
         )
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await generate(
-            request,
-            lambda preparer, exchange: preparer.completion(
-                parse_body(CompletionBody, exchange.body), exchange.request_id
-            ),
-        )
+        return await generate(request, "completion")
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await generate(
-            request,
-            lambda preparer, exchange: preparer.chat(
-                parse_body(ChatBody, exchange.body), exchange.request_id
-            ),
-        )
+        return await generate(request, "chat")
 
 
 def _add_tokenizer(app: FastAPI, services: Services) -> None:
+    async def answer(request: Request, route: Route) -> Response:
+        content = await _worked_on(services, request.scope["tpdet"], route)
+        return Response(content, media_type="application/json")
+
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        exchange: Exchange = request.scope["tpdet"]
-        preparer = services.preparer
-        return JsonResponse(
-            await _off_loop_if_large(exchange, lambda: _tokenized(preparer, exchange.body))
-        )
+        return await answer(request, "tokenize")
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        exchange: Exchange = request.scope["tpdet"]
-        preparer = services.preparer
-        return JsonResponse(
-            await _off_loop_if_large(exchange, lambda: _detokenized(preparer, exchange.body))
-        )
+        return await answer(request, "detokenize")
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> Response:
@@ -240,45 +220,24 @@ def _arithmetic(client: EngineClient) -> str:
     return APPROXIMATE if client.approximate else "strict"
 
 
-def _tokenized(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
-    body = parse_body(TokenizeBody, fields)
-    preparer.check_model(body.model)
-    if (body.prompt is None) == (body.messages is None):
-        raise bad_request("send either prompt or messages", "prompt")
-    special = body.add_special_tokens
-    if body.messages is not None:
-        generation = True if body.add_generation_prompt is None else body.add_generation_prompt
-        tokens = preparer.prompts.chat_tokens(body.messages, generation, bool(special))
-    else:
-        tokens = preparer.prompts.text_tokens(
-            body.prompt or "", True if special is None else special, "prompt"
+async def _worked_on(services: Services, exchange: Exchange, route: Route) -> Call | bytes:
+    """What the body becomes: here, in a thread, or in another process, by its size."""
+    preparer = replace(services.preparer, tenant_salt=exchange.tenant_salt)
+    if len(exchange.data) > limits.LARGE_BODY_BYTES:
+        job = Job(
+            route,
+            exchange.request_id,
+            services.served_name,
+            exchange.tenant_salt,
+            preparer.facts,
         )
-    found = {
-        "tokens": tokens,
-        "count": len(tokens),
-        "max_model_len": preparer.facts.max_model_len,
-    }
-    if body.return_token_strs:
-        tokenizer = preparer.prompts.need_tokenizer("return_token_strs")
-        found["token_strs"] = [tokenizer.token_text(token) for token in tokens]
-    return found
+        return await services.large_bodies.work(job, exchange.data, exchange.gone)
 
+    def work() -> Call | bytes:
+        if needs_engine(route):
+            return prepare_call(route, preparer, exchange.body, exchange.request_id)
+        return to_json(answer_of(route, preparer, exchange.body))
 
-def _detokenized(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
-    body = parse_body(DetokenizeBody, fields)
-    preparer.check_model(body.model)
-    tokenizer = preparer.prompts.need_tokenizer("tokens")
-    vocabulary = preparer.facts.vocab_size
-    for token in body.tokens:
-        if token >= vocabulary:
-            raise bad_request(
-                f"token id {token} is outside the vocabulary [0, {vocabulary})", "tokens"
-            )
-    return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
-
-
-async def _off_loop_if_large(exchange: Exchange, work: Callable[[], Result]) -> Result:
-    """Run `work`; in a thread when the body is large, so that streams keep moving."""
-    if exchange.size <= limits.LARGE_BODY_BYTES:
+    if len(exchange.data) <= limits.THREAD_BODY_BYTES:
         return work()
     return await asyncio.to_thread(work)

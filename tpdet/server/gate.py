@@ -34,14 +34,15 @@ class ClientGone(Exception):
 class Exchange:
     """What the gate hands to a handler.
 
-    `size` is the body's in bytes; `gone` resolves when the client closes the connection;
+    `body` is the parsed object; of a large body (see limits) it is empty, `data` then being what
+    another process parses. `gone` resolves when the client closes the connection;
     `tenant_salt` stands for the client's key and is empty without keys.
     """
 
     request_id: str
     tenant_salt: str
     body: dict[str, Any]
-    size: int
+    data: bytes
     gone: asyncio.Future[None]
 
 
@@ -74,7 +75,7 @@ class Gate:
                 data = await reader.read(self._body_timeout)
                 body = await _parsed(data)
             gone = asyncio.ensure_future(_until_gone(receive))
-            scope["tpdet"] = Exchange(answer.request_id, salt, body, len(data), gone)
+            scope["tpdet"] = Exchange(answer.request_id, salt, body, data, gone)
             await self._app(scope, receive, answer.send)
         except ClientGone:
             return
@@ -225,8 +226,10 @@ def _too_large() -> ApiError:
 
 
 async def _parsed(body: bytes) -> dict[str, Any]:
-    """The JSON object; a large one is parsed in a thread, so that streams keep moving."""
-    if len(body) <= limits.LARGE_BODY_BYTES:
+    """The JSON object; a larger one is parsed in a thread, so that streams keep moving."""
+    if len(body) > limits.LARGE_BODY_BYTES:
+        return {}
+    if len(body) <= limits.THREAD_BODY_BYTES:
         return parse_object(body)
     return await asyncio.to_thread(parse_object, body)
 

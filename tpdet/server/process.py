@@ -32,11 +32,12 @@ from tpdet.server.engine_client import EngineClient
 from tpdet.server.gate import Gate
 from tpdet.server.http_protocol import GuardedProtocol
 from tpdet.server.keys import KeyRing
+from tpdet.server.large_bodies import LargeBodies
 from tpdet.server.log import log_loop_problem, open_log
 from tpdet.server.metrics import Metrics
 from tpdet.server.process_config import ProcessConfig, decode_config
 from tpdet.server.statistics_line import StatisticsLine
-from tpdet.tokenizer import Tokenizer
+from tpdet.tokenizer import Tokenizer, TokenizerFiles, read_files
 
 PARENT_DEATH_SIGNAL = signal.SIGUSR1
 LOST = 75
@@ -67,8 +68,8 @@ def main() -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     log = open_log(config.log_access)
     threading.Thread(target=_follow_parent, name="parent", daemon=True).start()
-    tokenizer = _load_tokenizer(config)
-    code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(config, tokenizer))
+    files = _read_tokenizer(config)
+    code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(config, files))
     if code == LOST:
         _clear_channels(config)
     log.finish(LOG_FLUSH_SECONDS)
@@ -91,13 +92,13 @@ def _clear_channels(config: ProcessConfig) -> None:
         run.clear_channels()
 
 
-def _load_tokenizer(config: ProcessConfig) -> Tokenizer | None:
+def _read_tokenizer(config: ProcessConfig) -> TokenizerFiles | None:
     if config.tokenizer_directory is None:
         return None
-    return Tokenizer.load(Path(config.tokenizer_directory), config.chat_template)
+    return read_files(Path(config.tokenizer_directory), config.chat_template)
 
 
-async def _serve(config: ProcessConfig, tokenizer: Tokenizer | None) -> int:
+async def _serve(config: ProcessConfig, files: TokenizerFiles | None) -> int:
     metrics = Metrics(config.served_name, lambda: client.status)
     client = EngineClient(
         config.engine_address, bytes.fromhex(config.channel_key), metrics, config.max_queue
@@ -108,7 +109,8 @@ async def _serve(config: ProcessConfig, tokenizer: Tokenizer | None) -> int:
     )
     services = Services(
         client=client,
-        tokenizer=tokenizer,
+        tokenizer=None if files is None else Tokenizer.from_files(files),
+        large_bodies=LargeBodies(files),
         served_name=config.served_name,
         progress_timeout=config.step_timeout + PROGRESS_SLACK,
         created=config.created,

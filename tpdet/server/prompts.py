@@ -41,8 +41,13 @@ class PromptReader:
             raise _not_a_prompt()
         special = True if body.add_special_tokens is None else body.add_special_tokens
         found = []
+        most = self._most(body.truncate_prompt_tokens)
         for entry in value:
-            ids = self._entry(entry, special)
+            ids = (
+                self.text_tokens(entry, special, "prompt", most)
+                if isinstance(entry, str)
+                else entry
+            )
             kept = self._fitted(ids, body.truncate_prompt_tokens)
             whole = kind is str and len(kept) == len(ids)
             found.append(Prompt(kept, entry if whole else None))
@@ -50,7 +55,12 @@ class PromptReader:
 
     def of_chat(self, body: ChatBody) -> Prompt:
         """The prompt of `POST /v1/chat/completions`."""
-        ids = self.chat_tokens(body.messages, True, bool(body.add_special_tokens))
+        ids = self.chat_tokens(
+            body.messages,
+            True,
+            bool(body.add_special_tokens),
+            self._most(body.truncate_prompt_tokens),
+        )
         return Prompt(self._fitted(ids, body.truncate_prompt_tokens))
 
     def text(self, prompt: Prompt) -> str:
@@ -59,16 +69,22 @@ class PromptReader:
             return prompt.text or ""
         return self.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
 
-    def text_tokens(self, text: str, add_special_tokens: bool, field: str) -> list[int]:
-        """Token ids of a text. Raises ApiError."""
+    def text_tokens(
+        self, text: str, add_special_tokens: bool, field: str, most: int | None = None
+    ) -> list[int]:
+        """Token ids of a text. Raises ApiError, at once if they must be more than `most`."""
         tokenizer = self.need_tokenizer(field)
         try:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most)
         except RequestError as error:
             raise from_request_error(error) from None
 
     def chat_tokens(
-        self, messages: list[ChatMessage], generation_prompt: bool, add_special_tokens: bool
+        self,
+        messages: list[ChatMessage],
+        generation_prompt: bool,
+        add_special_tokens: bool,
+        most: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation, through the chat template. Raises ApiError."""
         tokenizer = self.need_tokenizer("messages")
@@ -85,6 +101,7 @@ class PromptReader:
                 plain,
                 add_generation_prompt=generation_prompt,
                 add_special_tokens=add_special_tokens,
+                most=most,
             )
         except RequestError as error:
             raise from_request_error(error) from None
@@ -97,8 +114,9 @@ class PromptReader:
             )
         return self.tokenizer
 
-    def _entry(self, entry: Any, special: bool) -> list[int]:
-        return self.text_tokens(entry, special, "prompt") if isinstance(entry, str) else entry
+    def _most(self, keep: int | None) -> int | None:
+        """How many tokens a prompt may have before it is cut; None for any number."""
+        return self.max_model_len if keep is None else None
 
     def _fitted(self, ids: list[int], keep: int | None) -> list[int]:
         """The last `keep` ids (-1: as many as the context holds); longer prompts are refused."""

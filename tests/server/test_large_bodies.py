@@ -1,0 +1,321 @@
+"""Bodies of megabytes: worked on elsewhere, so that nobody else waits, and to the same bits."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import json
+import signal
+import socket
+import time
+from types import SimpleNamespace
+
+import httpx
+import msgspec
+import psutil
+import pytest
+
+from tests.server.harness import MODEL, Server, eventually, request_bytes, write_tokenizer
+from tpdet.server import large_bodies, limits
+from tpdet.server.body_job import Answered, Broken, Job, Prepared, Refused, Reply
+from tpdet.server.body_work import prepare_call
+from tpdet.server.body_worker import work
+from tpdet.server.gate import ClientGone
+from tpdet.server.json_body import parse_object
+from tpdet.server.large_bodies import LargeBodies
+from tpdet.server.prepare import Preparer
+from tpdet.server.problems import ApiError
+from tpdet.server.protocol import Start
+from tpdet.tokenizer import Tokenizer, read_files
+
+PATH, CHAT = "/v1/completions", "/v1/chat/completions"
+LARGE = limits.LARGE_BODY_BYTES + 1
+KIND = "Content-Type: application/json"
+FACTS = Start("fp", "c0" * 32, "d1" * 32, 256, 512, (258,), 1, "fp2")
+# Cut to fit, so that its size alone does not refuse it.
+HEAVY = {"model": MODEL, "prompt": "some words, " * 600_000, "truncate_prompt_tokens": 4}
+JOB = Job("completion", "r", MODEL, "salt", FACTS)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("t")
+    write_tokenizer(folder)
+    return Tokenizer.load(folder)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    found = Server(tmp_path_factory.mktemp("s"))
+    found.canary_before = found.canary()
+    yield found
+    assert found.canary() == found.canary_before
+    assert found.stop() == 0, found.log.read_text()
+    eventually(lambda: not any(map(is_alive, found.workers_seen)))
+
+
+@pytest.fixture(autouse=True)
+def same_processes(request):
+    yield
+    if "server" in request.fixturenames:
+        server = request.getfixturevalue("server")
+        assert server.child.is_running()
+        server.workers_seen = workers(server)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs still; not where it is only uncollected."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def workers(server) -> list[psutil.Process]:
+    """The processes that work on large bodies."""
+    found = []
+    for child in server.child.children():
+        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+            found += [child] if "tpdet.server.body_worker" in child.cmdline() else []
+    return found
+
+
+def busy(server):
+    """Becomes true once a worker has spent time on what is sent after this call."""
+    former = {worker.pid: worker.cpu_times().user for worker in workers(server)}
+
+    def is_busy() -> bool:
+        found = workers(server)
+        # A new one spends a second on its imports.
+        return any(w.cpu_times().user > former.get(w.pid, 1.2) + 0.3 for w in found)
+
+    return is_busy
+
+
+def text(characters: int) -> str:
+    return "some words, " * (characters // 12 + 1)
+
+
+# --- the same answers ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extra", [{}, {"logprobs": 3, "echo": True}, {"seed": 3, "n": 2}])
+def test_a_call_made_elsewhere_is_the_one_made_here(tokenizer, extra):
+    fields = {"model": MODEL, "prompt": ["hello", "wörld"], "stop": ["x"], "logit_bias": {"7": 1}}
+    body = json.dumps(fields | {"max_tokens": 4} | extra).encode()
+    here = prepare_call(
+        "completion", Preparer(FACTS, MODEL, tokenizer, "salt"), parse_object(body), "r"
+    )
+    sent = msgspec.msgpack.encode(work(JOB, body, tokenizer))
+    there = msgspec.msgpack.decode(sent, type=Reply)
+    assert isinstance(there, Prepared)
+    assert msgspec.structs.replace(there.call.requests[0]) == here.requests[0]
+    assert {**vars(there.call), "created": 0} == {**vars(here), "created": 0}
+
+
+def test_a_large_body_gets_the_answer_of_a_small_one(server):
+    """Blanks behind the object make it large; the answers' bits are the same."""
+    for path, fields in (
+        (PATH, {"prompt": "hello", "seed": 5, "max_tokens": 6, "logprobs": 2}),
+        (CHAT, {"messages": [{"role": "user", "content": "hi"}], "seed": 5, "max_tokens": 6}),
+        ("/tokenize", {"prompt": "héllo", "return_token_strs": True}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "<|im_end|>"}]}),
+        ("/detokenize", {"tokens": [104, 105]}),
+    ):
+        body = json.dumps({"model": MODEL} | fields)
+        found = [
+            server.http.post(path, content=content, headers={"content-type": "application/json"})
+            for content in (body, body.ljust(LARGE))
+        ]
+        assert [answer.status_code for answer in found] == [200, 200], found[1].text
+        small, large = (answer.json() for answer in found)
+        for name in ("choices", "usage", "tpdet", "tokens", "token_strs", "prompt"):
+            assert small.get(name) == large.get(name), (path, name)
+        assert found[0].headers["content-type"] == found[1].headers["content-type"]
+    assert 1 <= len(workers(server)) <= 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"prompt": text(LARGE)}, "prompt", "tokens, over the model's context of 256"),
+        ({"prompt": "x", "surprise": text(LARGE)}, "surprise", "unknown field"),
+        ({"prompt": "x", "user": "u" * LARGE}, "user", "the limit is 256"),
+        ({"prompt": [[1]] * 200_000}, "prompt", "the limit is 64"),
+    ],
+)
+def test_a_large_body_is_refused_as_a_small_one(server, fields, param, says):
+    found = server.complete(**fields)
+    error = found.json()["error"]
+    assert (found.status_code, error["param"]) == (400, param) and says in error["message"]
+    assert error["type"] == "invalid_request_error" and len(found.content) <= 4096
+
+
+def test_a_large_body_that_is_no_json_is_refused(server):
+    for body in (b"{" * LARGE, b'{"a":1,"a":2}'.ljust(LARGE), b'{"a":NaN}'.ljust(LARGE)):
+        data = request_bytes(PATH, body, KIND, f"Content-Length: {len(body)}")
+        assert server.raw(data).startswith(b"HTTP/1.1 400 ")
+
+
+# --- nobody else waits --------------------------------------------------------------------------
+
+
+def test_small_requests_and_health_stay_quick_while_large_texts_are_in(server):
+    """Four chats that are cut. The median, as other tests run on this machine too."""
+    body = {"model": MODEL, "max_tokens": 1, "truncate_prompt_tokens": 4}
+    body |= {"messages": [{"role": "user", "content": text(600_000)}]}
+    data = json.dumps(body).encode()
+    kind = {"content-type": "application/json"}
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        large = [
+            pool.submit(httpx.post, server.url + CHAT, content=data, headers=kind, timeout=120)
+            for _ in range(4)
+        ]
+        times = {"/health": [], PATH: []}
+        while not all(future.done() for future in large):
+            for path, seconds in times.items():
+                began = time.monotonic()
+                found = server.http.get(path) if path == "/health" else server.complete()
+                seconds.append(time.monotonic() - began)
+                assert found.status_code == 200
+    assert [future.result().status_code for future in large] == [200] * 4
+    for seconds in times.values():
+        assert len(seconds) > 5 and sorted(seconds)[len(seconds) // 2] < 0.1, seconds
+
+
+def test_a_client_that_goes_ends_the_work_on_its_body(server):
+    data = json.dumps(HEAVY).encode()
+    working = busy(server)
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(request_bytes(PATH, data, KIND, f"Content-Length: {len(data)}"))
+        eventually(working, 40)
+        before = {worker.pid for worker in workers(server)}
+    eventually(lambda: before - {worker.pid for worker in workers(server)}, 2)
+    assert server.complete(prompt=text(LARGE), truncate_prompt_tokens=4).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGSEGV, signal.SIGXCPU)),
+    ],
+)
+def test_a_worker_that_is_lost_costs_its_own_request_alone(server, number):
+    data = json.dumps(HEAVY).encode()
+    working = busy(server)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        found = pool.submit(
+            httpx.post,
+            server.url + PATH,
+            content=data,
+            headers={"content-type": "application/json"},
+            timeout=120,
+        )
+        eventually(working, 40)
+        for worker in workers(server):
+            worker.send_signal(number)
+        assert found.result().status_code == 400
+        assert "send less text" in found.result().json()["error"]["message"]
+    assert server.complete(prompt=text(LARGE), truncate_prompt_tokens=4).status_code == 200
+
+
+def test_workers_end_with_the_http_process(tmp_path):
+    server = Server(tmp_path)
+    assert server.complete(prompt=text(LARGE), truncate_prompt_tokens=4).status_code == 200
+    left = workers(server)
+    assert left
+    server.child.kill()
+    assert server.process.wait(10) == 75
+    for worker in left:
+        eventually(lambda worker=worker: not is_alive(worker))
+
+
+# --- the queue and the bounds, without a server -------------------------------------------------
+
+
+def run_pool(monkeypatch, do, act):
+    """`act(pool)` on a pool whose workers do `do(job, body)`."""
+    monkeypatch.setattr(large_bodies._Worker, "do", lambda self, job, body: do(body))
+
+    async def run():
+        return await act(LargeBodies(None))
+
+    return asyncio.run(run())
+
+
+def test_more_large_bodies_than_may_wait_are_refused_at_once(monkeypatch):
+    reply = msgspec.msgpack.encode(Answered(b"done"))
+    most = limits.MAX_WAITING_LARGE_BODIES + 2
+
+    async def act(pool):
+        loop = asyncio.get_running_loop()
+        opened, gone = loop.create_future(), loop.create_future()
+        act.opened = opened
+        tasks = [asyncio.create_task(pool.work(JOB, b"x", gone)) for _ in range(most)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(ApiError) as refused:
+            await asyncio.wait_for(pool.work(JOB, b"x", gone), 1)
+        leaving = loop.create_future()
+        tasks[-1].cancel()
+        await asyncio.sleep(0.01)
+        left = asyncio.create_task(pool.work(JOB, b"x", leaving))  # there is room for one
+        await asyncio.sleep(0.01)
+        leaving.set_result(None)
+        with pytest.raises(ClientGone):
+            await left
+        opened.set_result(None)
+        assert await asyncio.gather(*tasks[:-1]) == [b"done"] * (most - 1)
+        assert await pool.work(JOB, b"x", gone) == b"done"
+        return refused.value
+
+    async def do(body):
+        await asyncio.shield(act.opened)
+        return reply
+
+    error = run_pool(monkeypatch, do, act)
+    assert (error.status, error.code) == (503, "engine_overloaded")
+    assert ("retry-after", "1") in error.headers
+
+
+def test_a_fault_of_ours_is_a_500_without_the_text(tokenizer, monkeypatch):
+    words = ("what the cl", "ient wrote")
+
+    def broken(*_):
+        raise KeyError("".join(words))
+
+    monkeypatch.setattr("tpdet.server.body_worker.prepare_call", broken)
+    reply = work(JOB, b"{}", tokenizer)
+    assert isinstance(reply, Broken) and "KeyError" in reply.trace
+    assert "client wrote" not in reply.trace
+    with pytest.raises(ApiError) as error:
+        large_bodies._outcome(reply)
+    assert error.value.status == 500 and error.value.code == "internal_error"
+
+    def greedy(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("tpdet.server.body_worker.prepare_call", greedy)
+    assert isinstance(work(JOB, b"{}", tokenizer), Refused)
+
+
+def test_a_text_the_library_gives_up_on_is_refused(tokenizer, monkeypatch):
+    """Ten million blanks end a regular expression's search; a Rust panic is no Exception."""
+    panic = type("PanicException", (BaseException,), {})
+
+    def encode(texts, add_special_tokens):
+        raise panic("Onig: Regex search error: retry-limit-in-match over")
+
+    monkeypatch.setattr(tokenizer, "_backend", SimpleNamespace(encode_batch_fast=encode))
+    body = json.dumps({"model": MODEL, "prompt": "x"}).encode()
+    reply = work(JOB, body, tokenizer)
+    assert isinstance(reply, Refused) and reply.status == 400 and "retry-limit" in reply.message
+    with pytest.raises(KeyboardInterrupt):  # negative control: nothing else is caught
+        panic = KeyboardInterrupt
+        work(JOB, body, tokenizer)
+
+
+def test_a_worker_has_the_files_that_the_server_read(tmp_path):
+    write_tokenizer(tmp_path)
+    files = read_files(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert Tokenizer.from_files(files).encode("hi") == [104, 105]

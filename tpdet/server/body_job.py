@@ -1,0 +1,97 @@
+"""What the HTTP process and a body worker say to each other: frames of MessagePack over pipes.
+
+A frame is its length (8 bytes, big-endian) and that many bytes. The first frame to a worker is its
+WorkerStart; then each Job is followed by a frame with the body as the client sent it, and answered
+by one frame with a Reply.
+"""
+
+import struct
+
+import msgspec
+
+from tpdet.server.body_work import Route
+from tpdet.server.limits import BODY_CPU_SECONDS, BODY_MEMORY_BYTES
+from tpdet.server.prepare import Call
+from tpdet.server.problems import ApiError, bad_request
+from tpdet.server.protocol import Start
+from tpdet.tokenizer import TokenizerFiles
+
+LENGTH = struct.Struct(">Q")
+
+
+class WorkerStart(msgspec.Struct, frozen=True):
+    """The tokenizer, as the HTTP process read it: the files may have changed since."""
+
+    parent_pid: int
+    tokenizer: TokenizerFiles | None
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One body to work on; what else its answer depends on."""
+
+    route: Route
+    request_id: str
+    served_name: str
+    tenant_salt: str
+    facts: Start
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    """A body for the engine."""
+
+    call: Call
+
+
+class Answered(msgspec.Struct, frozen=True, tag="answered"):
+    """The answer itself, as JSON."""
+
+    content: bytes
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """An ApiError, field by field."""
+
+    status: int
+    message: str
+    kind: str
+    param: str | None
+    code: str | None
+    headers: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, error: ApiError) -> "Refused":
+        """The frame of an error."""
+        return cls(error.status, error.message, error.kind, error.param, error.code, error.headers)
+
+    def error(self) -> ApiError:
+        """The error of a frame."""
+        return ApiError(
+            self.status,
+            self.message,
+            kind=self.kind,
+            param=self.param,
+            code=self.code,
+            headers=self.headers,
+        )
+
+
+class Broken(msgspec.Struct, frozen=True, tag="broken"):
+    """A fault of ours: where it was raised, for the log."""
+
+    trace: str
+
+
+def too_costly() -> ApiError:
+    """The answer for a body past the bounds on its worker."""
+    return bad_request(
+        f"the body took more than {BODY_CPU_SECONDS} s or {BODY_MEMORY_BYTES >> 30} GiB to work "
+        "on: send less text"
+    )
+
+
+Reply = Prepared | Answered | Refused | Broken
+
+
+def frame(data: bytes) -> bytes:
+    """`data` with its length."""
+    return LENGTH.pack(len(data)) + data
