@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-NUMERICS_VERSION = 1
+NUMERICS_VERSION = 2
 
 K_GROUP = 16  # a chain adds groups of 16 products in ascending K
 PAGE_TOKENS = 256  # a KV page, and an attention split, holds these absolute positions

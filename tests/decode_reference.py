@@ -157,7 +157,7 @@ def merge_splits(
                 mass = tl.where(visible, mass * a + w * b, mass)
                 total = tl.where(visible, total * a + o * b, total)
                 largest = tl.where(visible, raised, largest)
-        result = tl.div_rn(total, tl.broadcast_to(mass, total.shape)) + 0.0
+        result = total * tl.div_rn(1.0, mass) + 0.0
         out_at = out + ((first_row + token).to(tl.int64) * (KEY_HEADS * GROUP) + query_head) * HEAD
         tl.store(out_at + lane, result.to(out.dtype.element_ty), mask=lane < HEAD)
 

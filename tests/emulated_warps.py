@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy
 import torch
+from triton.runtime import interpreter
 
 from tpdet.kernels import order
 
@@ -26,6 +27,14 @@ def grouped_product(a, b, total):
         group = left[:, k : k + order.K_GROUP] @ right[k : k + order.K_GROUP]
         total = (total.double() + group).float()
     return total
+
+
+def fused(a, b, c):
+    """a * b + c of fp32, rounded as Triton's interpreter does."""
+    whole = numpy.zeros(a.shape, numpy.float32)
+    a, b, c = (numpy.asarray(x, numpy.float32) + whole for x in (a, b, c))
+    rounded_once = getattr(interpreter._interpreter, "fma_fp32", None)
+    return torch.from_numpy(rounded_once(a, b, c) if rounded_once else a * b + c)
 
 
 class Pointer:
@@ -183,6 +192,7 @@ def language(machine, program, programs):
     through_numpy = lambda f: lambda *xs: torch.from_numpy(f(*(x.numpy() for x in xs)))
     return SimpleNamespace(
         constexpr=None, float32=torch.float32, int32=torch.int32, int64=torch.int64,
+        int1=torch.bool,
         NVMMADistributedLayout=anything, NVMMASharedLayout=anything, SliceLayout=anything,
         DotOperandLayout=anything, BlockedLayout=anything, convert_layout=lambda x, _: x,
         program_id=lambda _: program, num_programs=lambda _: programs,
@@ -194,14 +204,17 @@ def language(machine, program, programs):
         minimum=min, static_range=range,
         maximum=lambda a, b: max(a, b) if isinstance(a, int) else through_numpy(numpy.fmax)(a, b),
         max=lambda x, axis: torch.from_numpy(numpy.fmax.reduce(x.numpy(), axis)),
-        exp2=through_numpy(numpy.exp2), div_rn=torch.div,
+        exp2=through_numpy(numpy.exp2), div_rn=lambda a, b: a / b, fma=fused,
         broadcast_to=lambda x, shape: x.expand(shape),
         allocate_shared_memory=allocate, warp_specialize=machine.warp_specialize,
     )  # fmt: skip
 
 
-def run_program(kernel, shared_arithmetic, program, arguments, programs=1):
-    """Run one program of a Gluon kernel's module; `shared_arithmetic` is the module it calls."""
+def run_program(kernel, shared_arithmetic, program, arguments, programs=1, others=()):
+    """Run one program of a Gluon kernel's module.
+
+    `shared_arithmetic` is the Triton module it calls, `others` the Gluon modules.
+    """
     machine = Machine()
     names = {
         "gl": language(machine, program, programs),
@@ -218,12 +231,14 @@ def run_program(kernel, shared_arithmetic, program, arguments, programs=1):
         "warpgroup_mma": machine.warpgroup_mma,
         "warpgroup_mma_wait": machine.warpgroup_mma_wait,
     }
-    for space in (vars(shared_arithmetic), kernel.fn.__globals__):
+    own = kernel.fn.__globals__
+    for space in (vars(shared_arithmetic), *map(vars, others), own):
         for name, value in list(space.items()):
             if hasattr(value, "fn"):
                 space[name] = value.fn
             elif type(value).__name__ == "constexpr":
                 space[name] = value.value
     vars(shared_arithmetic)["tl"] = names["gl"]
-    kernel.fn.__globals__.update(names)
+    for space in (*map(vars, others), own):
+        space.update(names)
     kernel.fn(**arguments)

@@ -16,14 +16,20 @@ from tests.bits import assert_same_bits, same_bits
 from tests.emulated_warps import Pointer, run_program
 from tests.interpreted_attention import LONG, PAGES, attend, pages_of, sequence_of
 from tests.interpreted_gemm import patch_interpreter
-from tpdet.kernels.cuda import attention_prefill_warps, attention_split
+from tpdet.kernels.cuda import (
+    attention_items,
+    attention_prefill_warps,
+    attention_split,
+    attention_whole_split,
+)
 from tpdet.kernels.cuda.attention_variants import GROUPS_HEAD, Variant
 from tpdet.kernels.order import TILE_TOKENS
 from tpdet.kernels.paged_batch import BLOCK_TOKENS, PagedSequence, make_batch
 
 REFERENCE = Variant(64, 4, 1)
+PROGRAMS = 2  # that the items of a launch are dealt out to
 # (keys, first row): whole tiles and splits, one more, one less, a chunk across a split's end
-CUTS = ((530, 490), (256, 200), (257, 230), (320, 300), (65, 0), (64, 30), (1, 0))
+CUTS = ((530, 490), (760, 746), (256, 200), (257, 230), (320, 300), (65, 0), (64, 30), (1, 0))
 WINDOWED = ((530, 460), (300, 240))
 GROUPS = attention_prefill_warps.attend_groups
 
@@ -51,9 +57,11 @@ def groups(q, pages, first, window, stages):
         "window": window or 0, "scale": attention_split.score_scale(GROUPS_HEAD), "KEY_HEADS": 1,
         "GROUP": group, "HEAD": GROUPS_HEAD, "WINDOW": window is not None,
         "BLOCK": BLOCK_TOKENS, "STAGES": stages,
+        "items": batch.blocks.shape[0] * BLOCK_TOKENS * group // 128,
     }  # fmt: skip
-    for program in range(batch.blocks.shape[0] * BLOCK_TOKENS * group // 128):
-        run_program(GROUPS, attention_split, program, arguments)
+    others = (attention_whole_split, attention_items)
+    for program in range(PROGRAMS):
+        run_program(GROUPS, attention_split, program, arguments, PROGRAMS, others)
     return out
 
 
@@ -64,12 +72,12 @@ def case_groups_have_the_bits_of_the_first_form():
     for (q, pages, out), (length, first, window) in zip(
         wanted, [*cuts, (200, 0, None)], strict=True
     ):
-        for stages in (2, 3):
+        for stages in (3, 4):
             got = groups(q, pages, first, window, stages)
             assert_same_bits(got, out, f"{stages} stages, {length} from {first}, {window}")
     q, pages, out = wanted[0]
     moved = [torch.cat([x[:, :, 64:], x[:, :, :64]], 2) for x in pages]
-    if same_bits(groups(q, moved, 490, None, 2), out):
+    if same_bits(groups(q, moved, 490, None, 3), out):
         raise AssertionError("the order of the keys reached no bit: this test shows nothing")
 
 

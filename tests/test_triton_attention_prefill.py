@@ -26,7 +26,8 @@ from tpdet.kernels.cuda.attention_variants import Variant, prefill_variant
 from tpdet.kernels.paged_batch import PagedSequence, make_batch
 
 ROOT = Path(__file__).resolve().parent.parent
-GROUPS = Variant(128, 4, 2, True, groups=True)
+GROUPS = Variant(128, 4, 5, True, groups=True)
+SPILLED = 360  # bytes, of which the loop over whole splits reads three words
 
 
 def compiled_groups(dtype, group, window, stages):
@@ -40,7 +41,7 @@ def compiled_groups(dtype, group, window, stages):
     tiles = f"tensordesc<{name}[64,128],{NVMMASharedLayout(128, 16, 2)!r}>"
     types = {"q": f"*{name}", "k_tiles": tiles, "v_tiles": tiles, "out": f"*{name}"}
     types |= dict.fromkeys(("blocks", "rows", "tables"), "*i32") | {"scale": "fp32"}
-    types |= dict.fromkeys(("q_stride", "widest", "window"), "i32")
+    types |= dict.fromkeys(("items", "q_stride", "widest", "window"), "i32")
     constants = {"KEY_HEADS": 8, "GROUP": group, "HEAD": 128, "WINDOW": window, "BLOCK": 128}
     names = attend_groups.arg_names
     aligned = [n for n, t in types.items() if t.startswith("*")]
@@ -65,7 +66,7 @@ def compiled_groups(dtype, group, window, stages):
 )
 def test_groups_keep_products_under_way_while_they_take_exponentials(dtype, group, window):
     ptx, log = compiled_groups(dtype, group, window, GROUPS.stages)
-    check(ptx, log, 0)
+    check(ptx, log, SPILLED)
     assert "ex2.approx.ftz.f32" in ptx and "ex2.approx.f32" not in ptx
     assert "div.rn.f32" in ptx and "cp.async.bulk.tensor" in ptx
     assert re.search(r"add(\.rn)?\.f32\s+%\w+, %\w+, 0f00000000", ptx), "`+ 0.0` is gone"
@@ -94,14 +95,19 @@ def test_the_table_takes_groups_where_they_exist():
 
 @pytest.mark.parametrize(
     ("variant", "head"),
-    [(GROUPS, 96), (replace(GROUPS, rows=64), 128), (replace(GROUPS, warps=8), 128)],
+    [
+        (GROUPS, 96),
+        (replace(GROUPS, rows=64), 128),
+        (replace(GROUPS, warps=8), 128),
+        (replace(GROUPS, stages=2), 128),
+    ],
 )
 def test_groups_without_a_kernel_are_refused(variant, head):
     q, pages = (
         torch.zeros(*shape, dtype=torch.float16) for shape in ((20, 2, head), (1, 2, 256, head))
     )
     batch = make_batch((PagedSequence(0, 20, 0, (0,)),), short_tokens=0)
-    with pytest.raises(ValueError, match=f"heads of {head}: they have 128 rows, 4 warps"):
+    with pytest.raises(ValueError, match=f"heads of {head}: they have 128 rows, 4 warps, 3 places"):
         attend(q, pages, pages, batch, None, variant, Variant(16, 4, 1))
 
 

@@ -144,7 +144,7 @@ def _attend_splits(
         mass[at] = torch.where(visible, merged[1], mass[at])
         total[at] = torch.where(visible[..., None], merged[2], total[at])
     mass = torch.where(position[:, None, :] < 0, 1.0, mass)
-    return (total / mass[..., None] + 0.0).to(k_pages.dtype)
+    return (total * (1.0 / mass)[..., None] + 0.0).to(k_pages.dtype)
 
 
 _State = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -9,10 +9,12 @@ from tpdet.kernels.cuda.attention_prefill import attend_blocks
 from tpdet.kernels.cuda.attention_prefill_warps import attend_groups
 from tpdet.kernels.cuda.attention_split import score_scale
 from tpdet.kernels.cuda.attention_variants import GROUPS_HEAD, GROUPS_TYPES, Variant
+from tpdet.kernels.cuda.multiprocessors import multiprocessors
 from tpdet.kernels.order import TILE_TOKENS
 from tpdet.kernels.paged_batch import BLOCK_TOKENS, PagedBatch
 
 _GROUPS_ROWS, _GROUPS_WARPS = 128, 4
+_GROUPS_PLACES = 3  # a tile is asked for while two others are in use
 
 
 def launch_prefill(
@@ -32,7 +34,7 @@ def launch_prefill(
     if not batch.blocks.shape[0]:
         return
     parts = BLOCK_TOKENS * shape["GROUP"] // variant.rows
-    grid = (batch.blocks.shape[0] * parts * shape["KEY_HEADS"],)
+    items = batch.blocks.shape[0] * parts * shape["KEY_HEADS"]
     flat = [pages.view(-1, q.shape[2]) for pages in (k_pages, v_pages)]
     arguments = (
         out, batch.blocks, batch.rows, batch.tables,
@@ -43,8 +45,9 @@ def launch_prefill(
         layout = NVMMASharedLayout(128, 16, 2)
         block = [TILE_TOKENS, shape["HEAD"]]
         laid_out = [LaidOutDescriptor.from_tensor(pages, block, layout) for pages in flat]
-        attend_groups[grid](
-            q, *laid_out, *arguments,
+        programs = min(items, multiprocessors(q.device))
+        attend_groups[(programs,)](
+            q, *laid_out, *arguments[:4], items, *arguments[4:],
             **{name: shape[name] for name in ("KEY_HEADS", "GROUP", "HEAD", "WINDOW")},
             BLOCK=BLOCK_TOKENS, STAGES=variant.stages,
             num_warps=variant.warps, enable_fp_fusion=False,
@@ -54,7 +57,7 @@ def launch_prefill(
     if variant.descriptors:
         block = [TILE_TOKENS, shape["LANES"]]
         tiles = [TensorDescriptor.from_tensor(pages, block) for pages in flat]
-    attend_blocks[grid](
+    attend_blocks[(items,)](
         q, k_pages, v_pages, *tiles, *arguments,
         **shape, DESCRIPTORS=variant.descriptors,
         BLOCK=BLOCK_TOKENS, ROWS=variant.rows, STAGES=variant.stages,
@@ -64,9 +67,11 @@ def launch_prefill(
 
 def _check_groups(q: torch.Tensor, variant: Variant) -> None:
     fixed = (variant.rows, variant.warps) == (_GROUPS_ROWS, _GROUPS_WARPS)
+    fixed = fixed and variant.stages >= _GROUPS_PLACES
     if q.shape[2] != GROUPS_HEAD or q.dtype not in GROUPS_TYPES or not fixed:
         raise ValueError(
-            f"groups of {variant.rows} rows, {variant.warps} warps, {q.dtype} heads of "
-            f"{q.shape[2]}: they have {_GROUPS_ROWS} rows, {_GROUPS_WARPS} warps, heads of "
-            f"{GROUPS_HEAD}, one of {GROUPS_TYPES}"
+            f"groups of {variant.rows} rows, {variant.warps} warps, {variant.stages} places, "
+            f"{q.dtype} heads of {q.shape[2]}: they have {_GROUPS_ROWS} rows, "
+            f"{_GROUPS_WARPS} warps, {_GROUPS_PLACES} places or more, heads of {GROUPS_HEAD}, "
+            f"one of {GROUPS_TYPES}"
         )

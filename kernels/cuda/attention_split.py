@@ -4,8 +4,8 @@ A state is (largest score m [R], mass l [R, 16], weighted values o [R, D]); a sp
 four tiles of 64 from a fresh state, in ascending order (Rule 7 of the contract; online softmax by
 Milakov and Gimelshein 2018, arXiv 1805.02867):
 
-    s = (q . k) * c,  c = fp32(log2 e / sqrt(D))                  unseen keys: -1e30
-    m' = max(m, max s);  a = exp2(m - m');  p = round(exp2(s - m'))       (unseen: 0)
+    s = q . k,  c = fp32(log2 e / sqrt(D)),  m = -1e30 at first
+    m' = max(m, max(s) * c);  a = exp2(m - m');  p = round(exp2(fma(s, c, -m')))  (unseen: 0)
     l' = l * a + p . 1;  o' = o * a + p . v
 
 and two states merge with the same factors. All sums are chains of the matrix unit (16 products at
@@ -26,6 +26,7 @@ PAGE = tl.constexpr(PAGE_TOKENS)
 TILE = tl.constexpr(TILE_TOKENS)
 TILES = tl.constexpr(PAGE_TOKENS // TILE_TOKENS)
 UNSEEN = tl.constexpr(MASKED)
+BEYOND = tl.constexpr(-1e38)  # an unseen key's score: scaled, it is still below UNSEEN
 MASS_LANES = tl.constexpr(16)  # the narrowest product every matrix instruction has
 
 
@@ -47,12 +48,12 @@ def fresh_state(ROWS: tl.constexpr, LANES: tl.constexpr):
 @triton.jit
 def add_tile(q, k, v, seen, largest, mass, total, scale, MASK: tl.constexpr):
     """One tile: q [R, D], k [D, 64], v [64, D], seen [R, 64] (read if MASK) onto a state."""
-    score = tl.dot(q, k, input_precision="ieee") * scale
+    score = tl.dot(q, k, input_precision="ieee")
     if MASK:
-        score = tl.where(seen, score, UNSEEN)
-    raised = tl.maximum(largest, tl.max(score, 1))
+        score = tl.where(seen, score, BEYOND)
+    raised = tl.maximum(largest, tl.max(score, 1) * scale)
     shrink = tl.exp2(largest - raised)
-    weight = tl.exp2(score - raised[:, None])
+    weight = tl.exp2(tl.fma(score, scale, -raised[:, None]))
     if MASK:
         weight = tl.where(seen, weight, 0.0)
     weight = weight.to(v.dtype)
@@ -69,10 +70,11 @@ def add_tile_swapped(q, k, v, seen, largest, mass, total, scale):
     The state's sums are [16, R] and [D, R]. Keys and lanes fill the side of 64 that Hopper's wide
     matrix instructions have and few rows do not; a product's chain over k is the same.
     """
-    score = tl.where(seen, tl.dot(k, q, input_precision="ieee") * scale, UNSEEN)
-    raised = tl.maximum(largest, tl.max(score, 0))
+    score = tl.where(seen, tl.dot(k, q, input_precision="ieee"), BEYOND)
+    raised = tl.maximum(largest, tl.max(score, 0) * scale)
     shrink = tl.exp2(largest - raised)
-    weight = tl.where(seen, tl.exp2(score - raised[None, :]), 0.0).to(v.dtype)
+    weight = tl.exp2(tl.fma(score, scale, -raised[None, :]))
+    weight = tl.where(seen, weight, 0.0).to(v.dtype)
     ones = tl.full((MASS_LANES, TILE), 1.0, v.dtype)
     total = tl.dot(v, weight, total * shrink[None, :], input_precision="ieee")
     mass = tl.dot(ones, weight, mass * shrink[None, :], input_precision="ieee")
@@ -106,9 +108,9 @@ def merge(largest, mass, total, visible, other_largest, other_mass, other_total)
 
 @triton.jit
 def row_result(mass, total, LIVE):
-    """round-ready [R, D]: total / mass + 0.0; rows that are not LIVE [R] divide by one."""
-    divisor = tl.where(LIVE, mass, 1.0)
-    return tl.div_rn(total, tl.broadcast_to(divisor[:, None], total.shape)) + 0.0
+    """round-ready [R, D]: total * (1 / mass) + 0.0; rows that are not LIVE [R] divide by one."""
+    reciprocal = tl.div_rn(1.0, tl.where(LIVE, mass, 1.0))
+    return total * reciprocal[:, None] + 0.0
 
 
 @triton.jit

@@ -45,7 +45,7 @@ def prefill_variant(dtype: torch.dtype, head: int, capability: int) -> Variant:
     if dtype == torch.float32:
         return Variant(16, 4, 1)
     if capability == _HOPPER and head == GROUPS_HEAD and dtype in GROUPS_TYPES:
-        return Variant(128, 4, 2, True, groups=True)
+        return Variant(128, 4, 5, True, groups=True)
     if head <= 128:
         return Variant(64, 4, 3 if descriptors else 2, descriptors)
     return Variant(64, 8, 2, descriptors)

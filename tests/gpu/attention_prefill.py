@@ -23,8 +23,9 @@ from tpdet.kernels.paged_batch import PagedSequence, make_batch
 
 FIRST = Variant(64, 4, 3, True)
 GROUPS = {
-    "groups, 2 places": Variant(128, 4, 2, True, groups=True),
     "groups, 3 places": Variant(128, 4, 3, True, groups=True),
+    "groups, 4 places": Variant(128, 4, 4, True, groups=True),
+    "groups, 5 places": Variant(128, 4, 5, True, groups=True),
 }
 SHAPES = [  # dtype, head, query heads, key heads, window
     (torch.bfloat16, 128, 32, 8, None),
