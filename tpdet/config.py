@@ -65,10 +65,10 @@ class EngineConfig(BaseModel):
         0.9, gt=0.0, le=1.0, description="share of the GPU's memory the engine may use"
     )
     enforce_eager: bool = Field(False, description="launch kernels one by one, without CUDA graphs")
-    # Off until they have been measured on GPUs; neither touches a bit.
     compile_ahead: bool = Field(
-        False, description="compile the kernels of a start side by side, shared by a host's ranks"
+        True, description="compile the kernels of a start side by side, shared by a host's ranks"
     )
+    # Off until it has been measured on GPUs; it touches no bit.
     share_draws: bool = Field(
         False, description="each rank draws the random tokens of its share of a step's rows"
     )
