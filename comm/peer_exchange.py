@@ -93,7 +93,7 @@ class PeerExchange:
         self.layout = SlotLayout(
             ranks, plan.slots, rows, hidden, dtype, one_shot_rows, piece_rows, direct_rows
         )
-        self._direct = 0  # exchanges of that kind so far
+        self._direct = 0  # exchanges of that kind so far: in a step they take two y in turn
         self.spread_rows = SPREAD_ROWS
         shared = memory.allocate((self.layout.bytes // 4,), torch.int32)
         shared.own.fill_(-1)  # armed
@@ -173,10 +173,7 @@ class PeerExchange:
         begin = layout.direct_start + (self._direct % 2) * layout.piece_rows * n * size
         place = layout.roots_start // 4, layout.share_rows, begin // size
         flags = layout.flag_start // 4, FLAGS
-        run_two_shot_direct(
-            sums, residual, weight, eps, h, self._plan, two, (*place, *flags),
-            self._direct % (1 << 31),
-        )  # fmt: skip
+        run_two_shot_direct(sums, residual, weight, eps, h, self._plan, two, (*place, *flags))
         words = self._shared.own[begin // 4 :][: m * n * size // 4]
         return words.view(residual.dtype).view(m, n)
 
@@ -209,13 +206,9 @@ class PeerExchange:
         return owned
 
     def takes_direct(self, rows: int) -> bool:
-        """Whether a step goes whole, its finished rows to where they are read.
-
-        Not into a graph, whose arguments would not change from one replay to the next.
-        """
+        """Whether a step goes whole, its finished rows to where they are read."""
         layout = self.layout
-        fits = layout.direct_rows <= rows <= layout.piece_rows and not self.takes_one_shot(rows)
-        return fits and not (self._shared.own.is_cuda and torch.cuda.is_current_stream_capturing())
+        return layout.direct_rows <= rows <= layout.piece_rows and not self.takes_one_shot(rows)
 
     def takes_one_shot(self, rows: int) -> bool:
         """Which kernel a piece of `rows` rows goes to; the bits do not depend on it."""

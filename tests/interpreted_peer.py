@@ -106,7 +106,7 @@ class Host:
             for rank in range(self.ranks):
                 peer_direct.run_two_shot_direct(
                     self.sums(leaves, rank, folded), residual, weight, EPS, hidden[rank],
-                    self.plan, self.peers[1][rank], place, self.epoch, (phase,),
+                    self.plan, self.peers[1][rank], place, (phase,),
                 )  # fmt: skip
         words = [memory[begin // 4 :][: residual.numel() * size // 4] for memory in self.memory]
         return list(zip(hidden, (w.view(self.dtype).view(residual.shape) for w in words),
@@ -193,6 +193,8 @@ def finished_rows_land_where_they_are_read():
             for rank in range(ranks):
                 raised = host.flags(rank)[[r for r in range(ranks) if r != rank]]
                 assert (raised[:, 0] == 3).all() and (raised[:, 3:] == 0).all(), raised
+            check(host, 13, 7, "direct")  # numbered on the device, among all two-shots
+            assert host.flags(0)[1, 0] == 6 and host.peers[1][0].counter.tolist() == [6, 0]
 
 
 def one_exchange_leaves_the_last_ones_rows():
@@ -205,6 +207,16 @@ def one_exchange_leaves_the_last_ones_rows():
     assert same_bits(first[0][1], kept)
     host.direct(*given[2])
     assert not same_bits(first[0][1], kept)
+
+
+def a_step_may_begin_with_either_y():
+    """A replayed graph always begins with the y it was captured with, whatever ran before."""
+    for ranks in (2, 4):
+        host = Host("pairs", ranks, 32, torch.float16)
+        for turn, begins in enumerate((0, 0, 1, 1, 0, 1)):  # steps of one exchange and of two
+            for half in range(1 + turn % 2):
+                host.epoch = begins + half
+                check(host, 21 + turn, 2 * turn + half, "direct")
 
 
 def both_kinds_may_alternate():
@@ -357,6 +369,7 @@ CASES = (
     a_program_may_have_a_row,
     finished_rows_land_where_they_are_read,
     one_exchange_leaves_the_last_ones_rows,
+    a_step_may_begin_with_either_y,
     both_kinds_may_alternate,
     exchanges_are_numbered,
     rounding_is_not_shared_by_another_order,

@@ -103,7 +103,7 @@ def test_exchange_kernels_compile(name, ranks, rank, n, dtype):
     spilled.insert(0, check(*found, f"spread {name}"))
     del values["Y_START"], values["Y_ROWS"], values["TAKE"]
     values |= {"FLAG_START": 1 << 30, "FLAG_COUNT": 256, "TILE": 1, "WAIT": True}
-    kinds = types | {"y_begin": "i64", "epoch": "i32"}
+    kinds = types | {"y_begin": "i64"}
     ptx, log = aligned_compile(peer_direct.two_shot_direct, kinds, values, warps)
     spilled.insert(0, check(ptx, log, f"direct {name}"))
     assert "atom.global.sys.release" in ptx or "atom.release.sys.global" in ptx, "flags"

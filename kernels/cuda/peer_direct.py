@@ -8,7 +8,9 @@ seen by an acquire at system scope, so whoever reads y after the kernel reads wh
 
 Two y take turns, and that is enough: a peer pushes a row of exchange d + 2 when it has this rank's
 roots of d + 2, which this rank sends after everything that it launched before, readers of y(d)
-among them. `epoch` numbers these exchanges on the host, so they are not captured in graphs.
+among them. A step begins after all readers of the one before, so it may begin with either y: that a
+captured graph always uses the y it was captured with does no harm, whatever ran before its replay.
+The value of a flag is the exchange's number in `counter`, which advances on the device.
 """
 
 import torch
@@ -27,6 +29,7 @@ from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
 PHASES = ("push", "fold", "wait")
+_EPOCHS = tl.constexpr((1 << 31) - 1)  # flags hold 1 to this; 0 before the first
 _TILED = 4096  # a wider row alone takes the registers that there are
 
 
@@ -58,9 +61,9 @@ def await_flags(
         tl.atomic_add(flags + ((RANK + ahead) % RANKS) * stride, 0, sem="acquire", scope="sys")
 
 
-@triton.jit(do_not_specialize=["m", "epoch"])
+@triton.jit(do_not_specialize=["m"])
 def two_shot_direct(
-    values, residual, weight, h, table, counter, control, m, plane, stride, y_begin, epoch,
+    values, residual, weight, h, table, counter, control, m, plane, stride, y_begin,
     RANK: tl.constexpr, RANKS: tl.constexpr, SLOTS: tl.constexpr,
     N: tl.constexpr, BLOCK: tl.constexpr, EPS_BITS: tl.constexpr,
     START: tl.constexpr, ROWS: tl.constexpr, FLAG_START: tl.constexpr, FLAG_COUNT: tl.constexpr,
@@ -71,6 +74,7 @@ def two_shot_direct(
     """Root slots as `two_shot`; y [m, N] begins at y_begin of everyone's shared memory, counted in
     its own size, and flags [RANKS, FLAG_COUNT] of 4 bytes at FLAG_START."""
     number = tl.load(counter)
+    epoch = (number % _EPOCHS + 1).to(tl.int32)
     plane = plane.to(tl.int64)
     DTYPE: tl.constexpr = h.dtype.element_ty
     share = tl.cdiv(m, RANKS)
@@ -117,14 +121,12 @@ def run_two_shot_direct(
     plan: FoldPlan,
     peers: Peers,
     place: tuple[int, int, int, int, int],
-    epoch: int,
     phases: tuple[str, ...] = PHASES,
 ) -> None:
     """Sums [C, M, N], residual [M, N] -> h [M, N], of which the owned rows, and everyone's y.
 
     place: first word of the root slots and rows of a share they have room for; where y begins,
-    counted in its own size; first word of the flags, which hold earlier epochs, and how many a rank
-    has. `phases` may be run apart (tests), the last one with "wait".
+    counted in its own size; first word of the flags, and how many a rank has. `phases` may be run apart (tests), the last one with "wait".
     """
     start, share_rows, y_start, flag_start, flags = place
     m, n = residual.shape
@@ -135,7 +137,7 @@ def run_two_shot_direct(
         raise ValueError(f"{programs} programs: there are {flags} flags")
     two_shot_direct[(programs,)](
         sums.values, residual, weight, h, peers.table, peers.counter, peers.control,
-        m, sums.values.stride(0), residual.stride(0), y_start, epoch,
+        m, sums.values.stride(0), residual.stride(0), y_start,
         **known_of(sums, plan, peers, n, eps), START=start, ROWS=share_rows,
         FLAG_START=flag_start, FLAG_COUNT=flags, TILE=tile,
         PUSH="push" in phases, FOLD="fold" in phases, WAIT="wait" in phases, LIVE=peers.live,

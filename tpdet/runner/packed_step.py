@@ -1,0 +1,203 @@
+"""A step's integers in one buffer of fixed shape, so that a captured graph finds them in place.
+
+The buffer holds int32 words: the ids of the step's rows, then positions, slots, tables and work
+lists of one batch or of two halves (`PagedBatch`), each part from a multiple of 16 bytes on, for
+kernels are specialised on that. A step is padded up to the shape: pad rows are token 0 at position
+0 of no sequence and write to the scratch page, pad entries of the lists name a sequence without
+rows, the table's last. A row's bits depend on neither (docs/numerics.md, section 8).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.kernels.paged_batch import BLOCK_TOKENS, PagedBatch, PagedSequence
+from tpdet.plan import Row
+
+_ALIGNED = 4  # int32 values in 16 bytes
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """Room of one batch: rows, sequences and entries of its work lists; pages of a table's row.
+
+    With `splits`, sequences of one row in the step are short (`PagedBatch`); else none is.
+    """
+
+    rows: int
+    sequences: int
+    blocks: int
+    splits: int
+    width: int
+
+    @property
+    def short(self) -> int:
+        """Room for short sequences."""
+        return self.sequences if self.splits else 0
+
+    def parts(self) -> list[tuple[int, int]]:
+        """Rows and int32 words of a row: positions, slots, tables, rows, blocks, splits, short."""
+        return [
+            (self.rows, 2), (self.rows, 2), (self.sequences + 1, self.width),
+            (self.sequences + 1, 3), (self.blocks, 2), (self.splits, 2), (self.short, 2),
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """Room of a step: of its one batch, or of two halves whose rows follow each other."""
+
+    batches: tuple[BatchShape, ...]
+
+    @property
+    def rows(self) -> int:
+        """Of all batches."""
+        return sum(batch.rows for batch in self.batches)
+
+    @property
+    def words(self) -> int:
+        """int32 values of a packed buffer."""
+        return sum(height * width + padding for height, width, padding in self._parts())
+
+    def views(self, packed: torch.Tensor) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
+        """Ids int64 [rows], and the parts of each batch, as views of a packed buffer."""
+        found, begin = [], 0
+        for height, width, padding in self._parts():
+            found.append(packed[begin : begin + height * width].view(height, width))
+            begin += height * width + padding
+        parts = iter(found[1:])
+        batches = [[next(parts) for _ in batch.parts()] for batch in self.batches]
+        for views in batches:
+            views[:2] = [x.view(-1).view(torch.int64) for x in views[:2]]
+        return found[0].view(-1).view(torch.int64), batches
+
+    def _parts(self) -> Iterator[tuple[int, int, int]]:
+        for height, width in [(self.rows, 2), *(p for b in self.batches for p in b.parts())]:
+            yield height, width, -height * width % _ALIGNED
+
+
+@dataclass(frozen=True)
+class StepSpans:
+    """Sequences of a step or of a half: first row, count and start int64 [n]; tables [n, width]."""
+
+    first: np.ndarray
+    count: np.ndarray
+    start: np.ndarray
+    tables: np.ndarray
+
+    @staticmethod
+    def of(rows: Sequence[Row], width: int, scratch: int) -> "StepSpans":
+        """Of a plan's rows, one after another; tables int32 are padded with the scratch page."""
+        count = np.fromiter((len(row.token_ids) for row in rows), np.int64, len(rows))
+        start = np.fromiter((row.start for row in rows), np.int64, len(rows))
+        held = np.fromiter((len(row.pages) for row in rows), np.int64, len(rows))
+        pages = np.fromiter(chain.from_iterable([row.pages for row in rows]), np.int32, held.sum())
+        tables = np.full((len(rows), width), scratch, np.int32)
+        tables[np.arange(width) < held[:, None]] = pages
+        return StepSpans(np.cumsum(count) - count, count, start, tables)
+
+    def cut(self, middle: int) -> tuple["StepSpans", "StepSpans"]:
+        """The rows before `middle`, and the others counted from it; a sequence may be cut."""
+        early = np.clip(middle - self.first, 0, self.count)
+        late = self.count - early
+        before, after = early > 0, late > 0
+        first = (self.first + early - middle)[after]
+        return (
+            StepSpans(self.first[before], early[before], self.start[before], self.tables[before]),
+            StepSpans(first, late[after], (self.start + early)[after], self.tables[after]),
+        )
+
+    def within(self, shape: StepShape) -> list["StepSpans"] | None:
+        """The spans of each of the shape's batches; None if they do not fit."""
+        whole = len(shape.batches) == 1
+        parts = [self] if whole else list(self.cut(shape.batches[0].rows))
+        fit = all(part.fits(batch) for part, batch in zip(parts, shape.batches, strict=True))
+        return parts if fit else None
+
+    def fits(self, shape: BatchShape) -> bool:
+        """Whether a batch has room for them."""
+        short = self.short(shape)
+        blocks = -(-self.count[~short] // BLOCK_TOKENS)
+        splits = self.start[short] // PAGE_TOKENS + 1
+        return bool(
+            self.count.sum() <= shape.rows
+            and len(self.count) <= shape.sequences
+            and blocks.sum() <= shape.blocks
+            and splits.sum() <= shape.splits
+        )
+
+    def short(self, shape: BatchShape) -> np.ndarray:
+        """Which sequences are short in a batch."""
+        return (self.count == 1) & bool(shape.splits)
+
+    def pack(self, shape: BatchShape, parts: list[torch.Tensor], scratch: int) -> None:
+        """Write what fits a batch into its parts of a packed buffer on the host."""
+        positions, slots, tables, spans, blocks, splits, short = (part.numpy() for part in parts)
+        count, total = len(self.count), int(self.count.sum())
+        index = np.repeat(np.arange(count), self.count)
+        place = np.arange(total) + np.repeat(self.start - self.first, self.count)
+        pages = self.tables[index, place // PAGE_TOKENS].astype(np.int64)
+        positions[:total], positions[total:] = place, 0
+        slots[:total] = pages * PAGE_TOKENS + place % PAGE_TOKENS
+        slots[total:] = scratch * PAGE_TOKENS + np.arange(shape.rows - total) % PAGE_TOKENS
+        tables[:count], tables[count:] = self.tables, scratch
+        spans[:count] = np.stack([self.first, self.count, self.start], axis=1)
+        spans[count:] = 0
+        self._pack_blocks(shape, blocks)
+        self._pack_splits(shape, splits, short)
+
+    def _pack_blocks(self, shape: BatchShape, blocks: np.ndarray) -> None:
+        """As `make_batch` orders them: those with most keys first."""
+        long = np.flatnonzero(~self.short(shape))
+        parts = -(-self.count[long] // BLOCK_TOKENS)
+        sequence, total = np.repeat(long, parts), int(parts.sum())
+        first = (np.arange(total) - np.repeat(np.cumsum(parts) - parts, parts)) * BLOCK_TOKENS
+        order = np.lexsort((first, sequence, -(self.start[sequence] + first)))
+        blocks[:total, 0], blocks[:total, 1] = sequence[order], first[order]
+        blocks[total:] = (shape.sequences, 0)
+
+    def _pack_splits(self, shape: BatchShape, splits: np.ndarray, short: np.ndarray) -> None:
+        mine = np.flatnonzero(self.short(shape))
+        lengths = self.start[mine] // PAGE_TOKENS + 1
+        firsts, total = np.cumsum(lengths) - lengths, int(lengths.sum())
+        splits[:total, 0] = np.repeat(mine, lengths)
+        splits[:total, 1] = np.arange(total) - np.repeat(firsts, lengths)
+        splits[total:] = (shape.sequences, 0)
+        short[: len(mine), 0], short[: len(mine), 1] = mine, firsts
+        short[len(mine) :] = (shape.sequences, 0)
+
+
+def pack_step(
+    rows: Sequence[Row], shape: StepShape, parts: Sequence[StepSpans], packed: torch.Tensor,
+    scratch: int,
+) -> None:  # fmt: skip
+    """Write rows whose spans fit a shape (`within`) into a packed buffer on the host."""
+    ids, batches = shape.views(packed)
+    flat = ids.numpy()
+    count = sum(int(part.count.sum()) for part in parts)
+    flat[:count] = np.fromiter(chain.from_iterable([r.token_ids for r in rows]), np.int64, count)
+    flat[count:] = 0
+    for part, batch, views in zip(parts, shape.batches, batches, strict=True):
+        part.pack(batch, views, scratch)
+
+
+def packed_batches(
+    shape: StepShape, packed: torch.Tensor, scratch: int
+) -> tuple[torch.Tensor, list[PagedBatch]]:
+    """Ids [rows] and the batches that a graph reads, as views of a packed buffer on the device.
+
+    `sequences` of a batch only say that every row belongs to somebody: nothing is zeroed for pads.
+    """
+    ids, batches = shape.views(packed)
+    made = []
+    for batch, (positions, slots, tables, *lists) in zip(shape.batches, batches, strict=True):
+        pages = (scratch,) * -(-batch.rows // PAGE_TOKENS)
+        sequences = (PagedSequence(0, batch.rows, 0, pages),)
+        if not batch.blocks:
+            sequences = tuple(PagedSequence(i, 1, 0, (scratch,)) for i in range(batch.rows))
+        made.append(PagedBatch(sequences, positions, slots, tables, *lists, int(batch.splits > 0)))
+    return ids, made
