@@ -26,7 +26,7 @@ from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.models.warm_up import warm_up
 from tpdet.runner import Runner, compile_ahead
 from tpdet.runner.compile_ahead import Asked, CompilingAhead, share
-from tpdet.runner.decode_graphs import make_graphs
+from tpdet.runner.graphs import make_graphs
 from tpdet.runner.start_times import StartTimes
 from tpdet.server.metrics import Metrics
 from tpdet.server.protocol import Status
@@ -151,7 +151,7 @@ def test_graphs_ask_for_kernels_that_no_other_step_does(runner):
     with recording() as steps:
         warm(runner, runner.model.shallow())
     with recording() as graphs:
-        make_graphs(runner.model.shallow(), runner._pages, runner._drawn, config, 2048, False)
+        make_graphs(runner.model.shallow(), runner._pages, runner._drawn, config, 9984, False)
     names = [each.name for digest, each in graphs.items() if digest not in steps]
     assert "_resolve" in names and "attend_splits" in names
 

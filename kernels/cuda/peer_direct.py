@@ -126,7 +126,8 @@ def run_two_shot_direct(
     """Sums [C, M, N], residual [M, N] -> h [M, N], of which the owned rows, and everyone's y.
 
     place: first word of the root slots and rows of a share they have room for; where y begins,
-    counted in its own size; first word of the flags, and how many a rank has. `phases` may be run apart (tests), the last one with "wait".
+    counted in its own size; first word of the flags, and how many a rank has. `phases` may be run
+    apart (tests), the last one with "wait".
     """
     start, share_rows, y_start, flag_start, flags = place
     m, n = residual.shape

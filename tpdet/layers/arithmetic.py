@@ -22,6 +22,8 @@ class Arithmetic(Protocol):
     """What of a layer's work may be done in more than one order of additions."""
 
     exchange: RankExchange
+    fixed_shapes: bool
+    """Whether attention of prompts is launched by shapes alone: so that a graph may hold it."""
 
     def column(
         self,
@@ -52,6 +54,8 @@ class Arithmetic(Protocol):
 
 class StrictArithmetic:
     """docs/numerics.md: bits that no circumstance changes."""
+
+    fixed_shapes = True
 
     def __init__(self, exchange: RankExchange) -> None:
         self.exchange = exchange
@@ -85,6 +89,8 @@ class StrictArithmetic:
 
 class StockArithmetic:
     """The library's products, attention and all-reduce: docs/approximate.md. Not deterministic."""
+
+    fixed_shapes = False  # as many keys are gathered as the step's sequences have
 
     def __init__(self, exchange: RankExchange) -> None:
         self.exchange = exchange

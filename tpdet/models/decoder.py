@@ -144,6 +144,11 @@ class Decoder:
             layer.adopt(arithmetic)
 
     @property
+    def attends_in_fixed_shapes(self) -> bool:
+        """Whether a graph may hold steps with prompt rows."""
+        return self._arithmetic.fixed_shapes
+
+    @property
     def exchanges_aside(self) -> bool:
         """Whether exchanges between ranks can run under products."""
         return self._multiprocessors > 0

@@ -13,8 +13,18 @@ def micro_batches(
 ) -> list[PagedBatch]:
     """One batch, or two halves of a step of many rows whose exchanges can run aside."""
     rows = sum(sequence.count for sequence in sequences)
-    cut = exchanges_aside and rows >= MICRO_BATCH_ROWS
+    cut = exchanges_aside and first_half(rows) < rows
     return [make_batch(half, device) for half in (cut_in_two(sequences) if cut else [sequences])]
+
+
+def first_half(rows: int) -> int:
+    """Rows of the first half of a step that runs in halves; all, of a step of few rows."""
+    return _middle(rows) if rows >= MICRO_BATCH_ROWS else rows
+
+
+def _middle(rows: int) -> int:
+    middle = -(-rows // (2 * BLOCK_TOKENS)) * BLOCK_TOKENS
+    return middle if middle < rows else rows // 2
 
 
 def cut_in_two(sequences: tuple[PagedSequence, ...]) -> list[tuple[PagedSequence, ...]]:
@@ -24,8 +34,7 @@ def cut_in_two(sequences: tuple[PagedSequence, ...]) -> list[tuple[PagedSequence
     would. Both halves have rows if there are two.
     """
     rows = sum(sequence.count for sequence in sequences)
-    middle = -(-rows // (2 * BLOCK_TOKENS)) * BLOCK_TOKENS
-    middle = middle if middle < rows else rows // 2
+    middle = _middle(rows)
     halves: list[list[PagedSequence]] = [[], []]
     for sequence in sequences:
         early = min(sequence.count, max(0, middle - sequence.first_row))

@@ -23,16 +23,18 @@ def pages_that_fit(
     context: int,
     ranks: int,
     device: torch.device,
+    held: int = 0,
 ) -> int:
     """As many as all sequences could use, but no more than a share of free memory holds.
 
-    key_heads: of this rank; context: positions a sequence may have; ranks: on this host's memory.
+    key_heads: of this rank; context: positions a sequence may have; ranks: on this host's memory;
+    held: bytes of a GPU that graphs will take.
     Raises ResourceError when a GPU has no room for one.
     """
     size = page_bytes(model.num_layers, key_heads, model.head_dim, getattr(torch, model.dtype))
     useful = config.seats * -(-context // PAGE_TOKENS)
     if device.type == "cuda":
-        fitting = free_gpu_bytes(config.gpu_memory_utilization) // size
+        fitting = max(0, free_gpu_bytes(config.gpu_memory_utilization) - held) // size
         if fitting < 1:
             raise ResourceError(
                 f"no GPU memory is left for a KV page of {size / 2**20:.1f} MiB: raise "
@@ -50,10 +52,12 @@ def agreed_pages(
     context: int,
     world: World,
     device: torch.device,
+    held: int = 0,
 ) -> int:
-    """Pages of the KV cache: as many as the rank with the least room has."""
+    """Pages of the KV cache: as many as the rank with the least room has; as `pages_that_fit`."""
     world.barrier()  # ranks that share memory look at it when all have loaded
-    pages = config.kv_pages or pages_that_fit(config, model, key_heads, context, world.size, device)
+    fitting = config, model, key_heads, context, world.size, device, held
+    pages = config.kv_pages or pages_that_fit(*fitting)
     everyone = world.gather_bytes(struct.pack("<Q", pages))
     return min(struct.unpack("<Q", data)[0] for data in everyone)
 

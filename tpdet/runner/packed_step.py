@@ -194,10 +194,16 @@ def packed_batches(
     """
     ids, batches = shape.views(packed)
     made = []
-    for batch, (positions, slots, tables, *lists) in zip(shape.batches, batches, strict=True):
+    for batch, parts in zip(shape.batches, batches, strict=True):
         pages = (scratch,) * -(-batch.rows // PAGE_TOKENS)
-        sequences = (PagedSequence(0, batch.rows, 0, pages),)
+        sequences = [PagedSequence(0, batch.rows, 0, pages)]
         if not batch.blocks:
-            sequences = tuple(PagedSequence(i, 1, 0, (scratch,)) for i in range(batch.rows))
-        made.append(PagedBatch(sequences, positions, slots, tables, *lists, int(batch.splits > 0)))
+            sequences = [PagedSequence(i, 1, 0, (scratch,)) for i in range(batch.rows)]
+        positions, slots, tables, spans, blocks, splits, short = parts
+        made.append(
+            PagedBatch(
+                tuple(sequences), positions, slots, tables, spans, blocks, splits, short,
+                short_rows=int(batch.splits > 0),
+            )
+        )  # fmt: skip
     return ids, made

@@ -25,8 +25,8 @@ from tpdet.plan import StepPlan
 from tpdet.receipt import system_fingerprint
 from tpdet.runner.arithmetic_choice import ArithmeticChoice, strict_contract
 from tpdet.runner.compile_ahead import CompilingAhead
-from tpdet.runner.decode_graphs import DecodeGraphs, captures_graphs, make_graphs
 from tpdet.runner.gpu_wait import wait_for_step
+from tpdet.runner.graphs import Graphs, captures_graphs, make_graphs
 from tpdet.runner.heartbeat import compare_tables
 from tpdet.runner.kernel_checks import (
     admit_products,
@@ -56,7 +56,7 @@ class Runner:
     """This rank's share of the model, its KV pages and its version table."""
 
     _pages: KeyValuePages | None = None
-    _graphs: DecodeGraphs | None = None
+    _graphs: Graphs | None = None
     num_pages = 0
 
     def __init__(self, config: EngineConfig, world: World) -> None:
@@ -103,13 +103,9 @@ class Runner:
             self.times.mark("admission")
         # Ids that the last step drew, for the rows of the next one that was planned before.
         self._drawn = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=self.device)
-        if kind == "cuda":
-            self._warm_up(config)
-            if self._sharing is not None:
-                self._sharing.warm_up(self.device)
-        pages = agreed_pages(
-            config, self.model_config, self._key_heads, self.max_model_len, world, self.device
-        )
+        held = self._warm_up(config) if kind == "cuda" else 0
+        shape = self.model_config, self._key_heads, self.max_model_len
+        pages = agreed_pages(config, *shape, world, self.device, held)
         world.set_timeout(config.step_timeout)
         # A rank that waits in a kernel gives up before the host that waits for the kernel does.
         self._exchange.set_timeout(_SHARE_OF_TIMEOUT * config.step_timeout)
@@ -181,11 +177,14 @@ class Runner:
             model.num_layers, pages, self._key_heads, model.head_dim, self._dtype, self.device
         )
 
-    def _warm_up(self, config: EngineConfig) -> None:
+    def _warm_up(self, config: EngineConfig) -> int:
         length = self.max_model_len
         pages = self._allocate(pages_needed(config.max_num_batched_tokens, length))
-        warm_engine(self.model, pages, self._drawn, config, length, LOGIT_ROWS, self._ahead)
+        held = warm_engine(self.model, pages, self._drawn, config, length, LOGIT_ROWS, self._ahead)
+        if self._sharing is not None:
+            self._sharing.warm_up(self.device)
         self.times.mark("warm-up")
+        return held
 
     def close(self) -> None:
         """Let go of graphs and pages. Before the world closes: NCCL waits for its last graph."""
@@ -273,8 +272,8 @@ class Runner:
 
     def _shards(self, plan: StepPlan) -> Iterator[tuple[int, torch.Tensor]]:
         """This rank's columns of the wanted logits, in blocks: (first row, fp32 [<= 256, V'])."""
-        if self._graphs is not None and self._graphs.takes(plan.rows):
-            yield 0, self._graphs.run(plan.rows)
+        if self._graphs is not None and self._graphs.decode.takes(plan.rows):
+            yield 0, self._graphs.decode.run(plan.rows)
             return
         x_RH, wanted = self._run(plan), sum(row.logits for row in plan.rows)
         for first in range(0, len(x_RH), LOGIT_ROWS):
@@ -284,16 +283,17 @@ class Runner:
 
     def _run(self, plan: StepPlan) -> torch.Tensor:
         """The model over a plan's rows; the normed rows whose logits are wanted, then the pads'."""
+        if self._graphs is not None and (x_RH := self._graphs.hidden(plan.rows)) is not None:
+            return x_RH
         step = gather_rows(plan.rows, self._config.fixed_batch or 0, self.num_pages)
         assert self._pages is not None
         both = torch.tensor(step.token_ids + step.wanted, dtype=torch.int64)
         if self.device.type == "cuda":
             both = both.pin_memory().to(self.device, non_blocking=True)
         batches = micro_batches(step.sequences, self.device, self.model.exchanges_aside)
-        rows = len(step.token_ids)
-        ids_M = ops.resolve_drawn(both[:rows], self._drawn)
-        x_MH = self.model.hidden(ids_M, self._pages, *batches)
-        return x_MH[both[rows:]]
+        ids_M, wanted_R = both.split([len(step.token_ids), len(step.wanted)])
+        ids_M = ops.resolve_drawn(ids_M, self._drawn)
+        return self.model.hidden(ids_M, self._pages, *batches)[wanted_R]
 
     @property
     def _dtype(self) -> torch.dtype:

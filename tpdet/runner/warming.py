@@ -7,7 +7,7 @@ from tpdet.config import EngineConfig
 from tpdet.models.decoder import Decoder
 from tpdet.models.warm_up import warm_up
 from tpdet.runner.compile_ahead import CompilingAhead
-from tpdet.runner.decode_graphs import captures_graphs, make_graphs
+from tpdet.runner.graphs import captures_graphs, make_graphs
 
 
 def warm_engine(
@@ -18,10 +18,11 @@ def warm_engine(
     context: int,
     logit_rows: int,
     ahead: CompilingAhead,
-) -> None:
+) -> int:
     """Run every size of step on `pages`, what graphs will hold compiled as well; collective.
 
-    drawn: ids of the step before, as for `DecodeGraphs`.
+    drawn: ids of the step before, as for `DecodeGraphs`. Returns bytes of the GPU for graphs: what
+    the largest step took, which those of steps with prompt rows take again, for good.
     """
     limits = config.max_num_seqs, config.max_num_batched_tokens, context, logit_rows
 
@@ -33,4 +34,8 @@ def warm_engine(
                 make_graphs(shallow, pages, drawn, config, context, capture=False)
 
     ahead.compile(rehearse, "warm-up")
+    torch.cuda.reset_peak_memory_stats(drawn.device)
+    before = torch.cuda.memory_allocated(drawn.device)
     warm_up(model, pages, drawn.device, *limits)
+    captured = captures_graphs(config, drawn.device) and model.attends_in_fixed_shapes
+    return torch.cuda.max_memory_allocated(drawn.device) - before if captured else 0

@@ -1,0 +1,69 @@
+"""The CUDA graphs of an engine: of its decode steps, and of its steps with prompt rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tpdet.cache.kv import KeyValuePages
+from tpdet.comm.device import ranks_per_gpu
+from tpdet.config import EngineConfig
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.models.decoder import Decoder
+from tpdet.plan import Row
+from tpdet.runner.decode_graphs import DecodeGraphs, decode_shapes
+from tpdet.runner.graph_room import GraphRoom
+from tpdet.runner.step_graphs import StepGraphs, step_shapes
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """`steps` is None where the arithmetic cannot be captured for steps with prompt rows."""
+
+    decode: DecodeGraphs
+    steps: StepGraphs | None
+    fixed_batch: bool
+
+    def hidden(self, rows: Sequence[Row]) -> torch.Tensor | None:
+        """A replayed step's normed rows whose logits are wanted [R, H]; None if no graph fits.
+
+        In a fixed batch, not of one token a row: such a step has rows added to it.
+        """
+        padded = self.fixed_batch and all(len(row.token_ids) == 1 for row in rows)
+        return None if self.steps is None or padded else self.steps.run(rows)
+
+
+def captures_graphs(config: EngineConfig, device: torch.device) -> bool:
+    """Whether steps become graphs; host staging (ranks that share a GPU) is no graph."""
+    if device.type == "cpu" or config.enforce_eager or config.transport == "mpi":
+        return False
+    return ranks_per_gpu() == 1
+
+
+def make_graphs(
+    model: Decoder,
+    pages: KeyValuePages,
+    drawn: torch.Tensor,
+    config: EngineConfig,
+    context: int,
+    capture: bool = True,
+) -> Graphs:
+    """The graphs an engine needs for sequences of up to `context` tokens. Collective.
+
+    Without `capture` every step is launched once and nothing is captured: what graphs need
+    compiled; `model` may then be shallow. drawn: ids of the step before, as for `DecodeGraphs`.
+    """
+    width = -(-context // PAGE_TOKENS)
+    decode = decode_shapes(config.seats, width, config.fixed_batch or 0)
+    steps = []
+    if model.attends_in_fixed_shapes:
+        most = config.max_num_batched_tokens
+        steps = step_shapes(most, config.seats, width, model.exchanges_aside)
+    room, first = None, model
+    if capture:
+        words = max(shape.words for shape in (*decode, *steps))
+        room, first = GraphRoom(drawn.device, words), model.shallow()
+    of = model, first, pages, drawn
+    # The larger first: the others fit into their memory.
+    step_graphs = StepGraphs(*of, steps, room) if steps else None
+    return Graphs(DecodeGraphs(*of, decode, room), step_graphs, config.fixed_batch is not None)

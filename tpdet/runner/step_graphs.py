@@ -1,0 +1,154 @@
+"""CUDA graphs of steps with prompt rows: prefill, chunks, and chunks beside decode rows.
+
+Launching such a step kernel by kernel takes a slow host longer than the GPU takes to run it. It is
+replayed from a graph captured at start for a bucket of rows and of attention splits, up to which
+it is padded (`packed_step`): embedding and layers, in two halves where exchanges run aside, to the
+normed rows. The output head and the draw follow one by one: which rows have logits varies.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from tpdet.cache.kv import KeyValuePages
+from tpdet.kernels import ops
+from tpdet.kernels.paged_batch import BLOCK_TOKENS
+from tpdet.models.decoder import Decoder
+from tpdet.models.halves import first_half
+from tpdet.plan import Row
+from tpdet.runner.graph_room import Graph, GraphRoom
+from tpdet.runner.packed_step import BatchShape, StepShape, StepSpans, pack_step, packed_batches
+
+LEAST_ROWS = 256
+"""Of the smallest bucket: so few rows are done about as fast as one, the weights are read."""
+
+_ROUNDED = 128  # rows of a bucket are a multiple of it, unless they are the most there are
+_FEWEST_SPLITS = 1024
+_TIMES_SPLITS = 4  # pad splits cost little: a program that reads two numbers
+_FEWEST_BLOCKS, _ROWS_A_BLOCK = 32, 64  # beside full ones: room for the ends of so many sequences
+
+
+class StepGraphs:
+    """Graphs of one model over one KV cache, whose last page is the scratch page."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        first: Decoder,
+        pages: KeyValuePages,
+        drawn: torch.Tensor,
+        shapes: Sequence[StepShape],
+        room: GraphRoom | None,
+    ) -> None:
+        """Capture every shape, as `DecodeGraphs` does."""
+        self._pages = pages
+        self._drawn = drawn
+        self._scratch = pages.layers[0].keys.shape[0] - 1
+        self._room = room
+        self._hidden: torch.Tensor | None = None  # [largest, H], every graph writes here
+        self._buckets: list[tuple[StepShape, Graph]] = []
+        for shape in reversed(shapes):
+            if room is None:
+                packed = torch.zeros(shape.words, dtype=torch.int32, device=drawn.device)
+                self._step(first, shape, packed)
+                continue
+            self._fill(room, shape, (), self._spans((), shape).within(shape) or [])
+            steps = (partial(self._step, each, shape, room.packed) for each in (model, first))
+            self._buckets.append((shape, room.capture(*steps)))
+        self._buckets.reverse()
+
+    def run(self, rows: Sequence[Row]) -> torch.Tensor | None:
+        """Replay a step: the normed rows whose logits are wanted [R, H]; None if no bucket fits.
+
+        None also where the first with room for the blocks of many short prompts has more than
+        twice the rows.
+        """
+        total = sum(len(row.token_ids) for row in rows)
+        spans = self._spans(rows, self._buckets[0][0])
+        most = max(2 * total, self._buckets[0][0].rows)
+        for shape, graph in self._buckets:
+            parts = spans.within(shape) if total <= shape.rows <= most else None
+            if parts is not None:
+                assert self._room is not None and self._hidden is not None
+                self._fill(self._room, shape, rows, parts)
+                graph.replay()
+                return self._hidden[self._wanted(rows, spans)]
+        return None
+
+    def _spans(self, rows: Sequence[Row], shape: StepShape) -> StepSpans:
+        return StepSpans.of(rows, shape.batches[0].width, self._scratch)
+
+    def _fill(
+        self, room: GraphRoom, shape: StepShape, rows: Sequence[Row], parts: list[StepSpans]
+    ) -> None:
+        room.fill(shape.words, lambda host: pack_step(rows, shape, parts, host, self._scratch))
+
+    def _wanted(self, rows: Sequence[Row], spans: StepSpans) -> torch.Tensor:
+        """Rows whose logits are wanted, int64 on the device."""
+        logits = np.fromiter((row.logits for row in rows), np.int64, len(rows))
+        ends = np.cumsum(logits)
+        firsts = spans.first + spans.count - ends
+        wanted = torch.from_numpy(np.arange(logits.sum()) + np.repeat(firsts, logits))
+        if self._drawn.device.type == "cuda":
+            wanted = wanted.pin_memory().to(self._drawn.device, non_blocking=True)
+        return wanted
+
+    def _step(self, model: Decoder, shape: StepShape, packed: torch.Tensor) -> None:
+        """What a graph holds: the model over the packed rows, to the normed rows."""
+        ids, batches = packed_batches(shape, packed, self._scratch)
+        x_MH = model.hidden(ops.resolve_drawn(ids, self._drawn), self._pages, *batches)
+        if self._hidden is None:
+            self._hidden = torch.empty_like(x_MH)
+        self._hidden[: len(ids)].copy_(x_MH)
+
+
+def step_shapes(most_rows: int, seats: int, width: int, aside: bool) -> list[StepShape]:
+    """Shapes that graphs are captured for, ascending; tables have `width` pages.
+
+    most_rows: of a step; seats: sequences of a step, at most; aside: exchanges can run aside.
+    """
+    return [
+        shape for rows in step_rows(most_rows) for shape in _shapes_of(rows, seats, width, aside)
+    ]
+
+
+def step_rows(most: int) -> list[int]:
+    """Numbers of rows that graphs are captured for, ascending: `most` times 1, 3/4, 1/2, ..."""
+    found = {most}
+    for halvings in range(most.bit_length()):
+        for share in (most >> halvings, 3 * most >> (halvings + 2)):
+            rows = -(-share // _ROUNDED) * _ROUNDED
+            if rows >= LEAST_ROWS:
+                found.add(min(rows, most))
+    return sorted(found)
+
+
+def _shapes_of(rows: int, seats: int, width: int, aside: bool) -> Iterator[StepShape]:
+    """By splits. Decode rows stand before prompts: in the second half none counts as short."""
+    early = first_half(rows) if aside else rows
+    sequences = min(seats, early)
+    for splits in _split_buckets(sequences * width):
+        halves = [BatchShape(early, sequences, _blocks(early, sequences), splits, width)]
+        if late := rows - early:
+            sequences_late = min(seats, late)
+            blocks = _blocks(late, sequences_late)
+            halves.append(BatchShape(late, sequences_late, blocks, 0, width))
+        yield StepShape(tuple(halves))
+
+
+def _blocks(rows: int, sequences: int) -> int:
+    """Room for blocks: full ones, and the last of each of many sequences."""
+    ends = min(sequences, max(_FEWEST_BLOCKS, rows // _ROWS_A_BLOCK))
+    return -(-rows // BLOCK_TOKENS) + ends
+
+
+def _split_buckets(most: int) -> Iterator[int]:
+    """Numbers of attention splits: none, 1024, 4096, ... up to `most`."""
+    yield 0
+    splits = _FEWEST_SPLITS
+    while splits < most:
+        yield splits
+        splits *= _TIMES_SPLITS
+    yield most
