@@ -112,9 +112,15 @@ class StepSpans:
         )
 
     def within(self, shape: StepShape) -> list["StepSpans"] | None:
-        """The spans of each of the shape's batches; None if they do not fit."""
-        whole = len(shape.batches) == 1
-        parts = [self] if whole else list(self.cut(shape.batches[0].rows))
+        """The spans of each of the shape's batches; None if they do not fit.
+
+        Sequences of one row want splits in the first, where decode rows stand: as blocks, each
+        would walk its keys alone.
+        """
+        begin, *others = shape.batches
+        parts = list(self.cut(begin.rows)) if others else [self]
+        if not begin.splits and (parts[0].count == 1).any():
+            return None
         fit = all(part.fits(batch) for part, batch in zip(parts, shape.batches, strict=True))
         return parts if fit else None
 
