@@ -5,6 +5,12 @@ import torch
 
 from tests.engine_harness import ask, run
 from tests.recorded_graphs import recorded_graphs
+from tpdet.comm.world import SoloWorld
+from tpdet.config import EngineConfig
+from tpdet.errors import ResourceError
+from tpdet.model_config import load_model_config
+from tpdet.runner import Runner, memory
+from tpdet.runner.graphs import make_graphs
 from tpdet.runner.packed_step import StepSpans
 from tpdet.runner.step_graphs import StepGraphs
 
@@ -107,3 +113,26 @@ def test_what_is_wrong_is_noticed(model, expected, fault):
         except (AssertionError, IndexError):
             return
     assert not same(found, expected)
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+def test_library_attention_is_not_captured_for_prompts(model, approximate):
+    config = EngineConfig.from_values(
+        model=str(model), device="cpu", approximate=approximate, max_num_batched_tokens=64,
+        **SETTINGS,
+    )  # fmt: skip
+    runner = Runner(config, SoloWorld())
+    assert runner._graphs is None, "there is no graph on the CPU"
+    made = make_graphs(runner.model, runner._pages, runner._drawn, config, 700, capture=False)
+    assert (made.steps is None) == approximate
+    runner.close()
+
+
+def test_pages_leave_room_for_what_graphs_hold(model, monkeypatch):
+    monkeypatch.setattr(memory, "free_gpu_bytes", lambda utilization: 10**9)
+    config = EngineConfig.from_values(model=str(model))
+    of = config, load_model_config(model, "auto"), 2, 10**6, 1, torch.device("cuda")
+    whole, less = memory.pages_that_fit(*of), memory.pages_that_fit(*of, held=10**9 // 2)
+    assert whole // 2 - 1 <= less <= whole // 2 + 1
+    with pytest.raises(ResourceError, match="max-num-batched-tokens"):
+        memory.pages_that_fit(*of, held=10**9)

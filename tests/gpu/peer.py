@@ -110,12 +110,12 @@ class Captured:
             self.found = self._run()
 
     def _run(self):
-        found, residual = [], self.residual
+        """(Rows, h, y) of each exchange; y is kept: its memory may be another exchange's."""
+        found, residual, everything = [], self.residual, slice(0, self.rows)
         for _ in range(3):
-            found.append(
-                self.case.exchange.fold_and_norm(self.sums, residual, self.case.weight, EPS)
-            )
-            residual = found[-1][1]
+            h, y = self.case.exchange.fold_and_norm(self.sums, residual, self.case.weight, EPS)
+            residual = y.clone()
+            found.append((everything, h, residual))
         return found
 
     def check(self, turn, eager, wrong):
@@ -127,19 +127,44 @@ class Captured:
         else:
             self.graph.replay()
             found = self.found
-        for index, pair in enumerate(found):
+        for index in range(3):
             wanted = self.case.gather.fold_and_norm(sums, residual, self.case.weight, EPS)
             residual = wanted[1]
             what = f"exchange {index} of turn {turn}, {'eager' if eager else 'graph'}"
-            self.case.compare(self.rows, pair, wanted, what, wrong)
+            for rows, *pair in found[index * len(found) // 3 : (index + 1) * len(found) // 3]:
+                part = [each[rows] for each in wanted]
+                self.case.compare(rows.stop - rows.start, pair, part, f"{what}, {rows}", wrong)
+
+
+class Halves(Captured):
+    """The same over two halves whose exchanges run aside, as a step of many rows has them."""
+
+    def _run(self):
+        exchange, weight, middle = self.case.exchange, self.case.weight, self.rows // 2
+        halves = slice(0, middle), slice(middle, self.rows)
+        sums = [PartialSums(self.sums.values[:, rows], self.sums.roots) for rows in halves]
+        beside = [self.residual[rows] for rows in halves]
+        found, pending = [], [None, None]
+        for _ in range(3):
+            for half, rows in enumerate(halves):
+                if pending[half] is not None:
+                    h, y = pending[half].result()
+                    beside[half] = y.clone()
+                    found.append((rows, h, beside[half]))
+                pending[half] = exchange.begin(sums[half], beside[half], weight, EPS)
+        for half, rows in enumerate(halves):
+            h, y = pending[half].result()
+            found.append((rows, h, y.clone()))
+        return found
 
 
 def check_graphs(world):
-    """Two graphs and eager exchanges in turn, 200 times, inputs changing."""
-    case, wrong = Case(world, "pairs", 4096, torch.bfloat16, 512), []
-    captured = [Captured(case, rows) for rows in (5, 300)]
+    """Graphs and eager exchanges in turn, 200 times, inputs changing; of every kind."""
+    case, wrong = Case(world, "pairs", 4096, torch.bfloat16, 4096), []
+    captured = [Captured(case, rows) for rows in (5, 300, 1500)]
+    captured += [Halves(case, rows) for rows in (600, 2048, 4096)]
     for turn in range(200):
-        captured[(turn // 2) % 2].check(turn, turn % 5 == 3, wrong)
+        captured[(turn // 2) % len(captured)].check(turn, turn % 5 == 3, wrong)
     case.armed(wrong)
     finish(wrong)
 

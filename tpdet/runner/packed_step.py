@@ -7,9 +7,11 @@ kernels are specialised on that. A step is padded up to the shape: pad rows are 
 rows, the table's last. A row's bits depend on neither (docs/numerics.md, section 8).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from tpdet.kernels.paged_batch import BLOCK_TOKENS, PagedBatch, PagedSequence
 from tpdet.plan import Row
 
 _ALIGNED = 4  # int32 values in 16 bytes
+_Buffer = Any  # a tensor, or an array over its memory: both are cut and viewed alike
 
 
 @dataclass(frozen=True)
@@ -61,23 +64,32 @@ class StepShape:
     @property
     def words(self) -> int:
         """int32 values of a packed buffer."""
-        return sum(height * width + padding for height, width, padding in self._parts())
+        _, end, height, width = self._places[-1]
+        return end + -height * width % _ALIGNED
 
-    def views(self, packed: torch.Tensor) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
-        """Ids int64 [rows], and the parts of each batch, as views of a packed buffer."""
-        found, begin = [], 0
-        for height, width, padding in self._parts():
-            found.append(packed[begin : begin + height * width].view(height, width))
-            begin += height * width + padding
+    def views(self, packed: _Buffer, wide: object) -> tuple[_Buffer, list[list[_Buffer]]]:
+        """Ids [rows], and the parts of each batch, as views of a packed buffer.
+
+        Of a tensor or of an array; wide: its int64, which ids, positions and slots are.
+        """
+        found = [
+            packed[begin:end].reshape(height, width) for begin, end, height, width in self._places
+        ]
         parts = iter(found[1:])
         batches = [[next(parts) for _ in batch.parts()] for batch in self.batches]
         for views in batches:
-            views[:2] = [x.view(-1).view(torch.int64) for x in views[:2]]
-        return found[0].view(-1).view(torch.int64), batches
+            views[:2] = [x.reshape(-1).view(wide) for x in views[:2]]
+        return found[0].reshape(-1).view(wide), batches
 
-    def _parts(self) -> Iterator[tuple[int, int, int]]:
+    @cached_property
+    def _places(self) -> list[tuple[int, int, int, int]]:
+        """Begin, end, rows and words of a row of each part."""
+        places, begin = [], 0
         for height, width in [(self.rows, 2), *(p for b in self.batches for p in b.parts())]:
-            yield height, width, -height * width % _ALIGNED
+            end = begin + height * width
+            places.append((begin, end, height, width))
+            begin = end + -height * width % _ALIGNED
+        return places
 
 
 @dataclass(frozen=True)
@@ -140,25 +152,29 @@ class StepSpans:
         """Which sequences are short in a batch."""
         return (self.count == 1) & bool(shape.splits)
 
-    def pack(self, shape: BatchShape, parts: list[torch.Tensor], scratch: int) -> None:
+    def pack(self, shape: BatchShape, parts: list[np.ndarray], scratch: int) -> None:
         """Write what fits a batch into its parts of a packed buffer on the host."""
-        positions, slots, tables, spans, blocks, splits, short = (part.numpy() for part in parts)
+        positions, slots, tables, spans, blocks, splits, short = parts
         count, total = len(self.count), int(self.count.sum())
         index = np.repeat(np.arange(count), self.count)
         place = np.arange(total) + np.repeat(self.start - self.first, self.count)
-        pages = self.tables[index, place // PAGE_TOKENS].astype(np.int64)
         positions[:total], positions[total:] = place, 0
-        slots[:total] = pages * PAGE_TOKENS + place % PAGE_TOKENS
+        slots[:total] = self.tables[index, place // PAGE_TOKENS]
+        slots[:total] *= PAGE_TOKENS
+        slots[:total] += place % PAGE_TOKENS
         slots[total:] = scratch * PAGE_TOKENS + np.arange(shape.rows - total) % PAGE_TOKENS
         tables[:count], tables[count:] = self.tables, scratch
-        spans[:count] = np.stack([self.first, self.count, self.start], axis=1)
+        for column, values in enumerate((self.first, self.count, self.start)):
+            spans[:count, column] = values
         spans[count:] = 0
-        self._pack_blocks(shape, blocks)
-        self._pack_splits(shape, splits, short)
+        single = self.short(shape)
+        if shape.blocks:
+            self._pack_blocks(shape, np.flatnonzero(~single), blocks)
+        if shape.splits:
+            self._pack_splits(shape, np.flatnonzero(single), splits, short)
 
-    def _pack_blocks(self, shape: BatchShape, blocks: np.ndarray) -> None:
+    def _pack_blocks(self, shape: BatchShape, long: np.ndarray, blocks: np.ndarray) -> None:
         """As `make_batch` orders them: those with most keys first."""
-        long = np.flatnonzero(~self.short(shape))
         parts = -(-self.count[long] // BLOCK_TOKENS)
         sequence, total = np.repeat(long, parts), int(parts.sum())
         first = (np.arange(total) - np.repeat(np.cumsum(parts) - parts, parts)) * BLOCK_TOKENS
@@ -166,15 +182,16 @@ class StepSpans:
         blocks[:total, 0], blocks[:total, 1] = sequence[order], first[order]
         blocks[total:] = (shape.sequences, 0)
 
-    def _pack_splits(self, shape: BatchShape, splits: np.ndarray, short: np.ndarray) -> None:
-        mine = np.flatnonzero(self.short(shape))
-        lengths = self.start[mine] // PAGE_TOKENS + 1
+    def _pack_splits(
+        self, shape: BatchShape, single: np.ndarray, splits: np.ndarray, short: np.ndarray
+    ) -> None:
+        lengths = self.start[single] // PAGE_TOKENS + 1
         firsts, total = np.cumsum(lengths) - lengths, int(lengths.sum())
-        splits[:total, 0] = np.repeat(mine, lengths)
+        splits[:total, 0] = np.repeat(single, lengths)
         splits[:total, 1] = np.arange(total) - np.repeat(firsts, lengths)
         splits[total:] = (shape.sequences, 0)
-        short[: len(mine), 0], short[: len(mine), 1] = mine, firsts
-        short[len(mine) :] = (shape.sequences, 0)
+        short[: len(single), 0], short[: len(single), 1] = single, firsts
+        short[len(single) :] = (shape.sequences, 0)
 
 
 def pack_step(
@@ -182,11 +199,10 @@ def pack_step(
     scratch: int,
 ) -> None:  # fmt: skip
     """Write rows whose spans fit a shape (`within`) into a packed buffer on the host."""
-    ids, batches = shape.views(packed)
-    flat = ids.numpy()
+    ids, batches = shape.views(packed.numpy(), np.int64)
     count = sum(int(part.count.sum()) for part in parts)
-    flat[:count] = np.fromiter(chain.from_iterable([r.token_ids for r in rows]), np.int64, count)
-    flat[count:] = 0
+    ids[:count] = np.fromiter(chain.from_iterable([r.token_ids for r in rows]), np.int64, count)
+    ids[count:] = 0
     for part, batch, views in zip(parts, shape.batches, batches, strict=True):
         part.pack(batch, views, scratch)
 
@@ -198,7 +214,7 @@ def packed_batches(
 
     `sequences` of a batch only say that every row belongs to somebody: nothing is zeroed for pads.
     """
-    ids, batches = shape.views(packed)
+    ids, batches = shape.views(packed, torch.int64)
     made = []
     for batch, parts in zip(shape.batches, batches, strict=True):
         pages = (scratch,) * -(-batch.rows // PAGE_TOKENS)
