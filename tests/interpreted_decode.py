@@ -20,6 +20,8 @@ from tpdet.kernels.cuda.attention_decode_launch import arrival_counters
 from tpdet.kernels.cuda.attention_variants import Variant
 from tpdet.kernels.cuda.rotate_and_store import FEW_ROWS, MANY_ROWS, Share, rotate_and_store_as
 from tpdet.kernels.paged_batch import PagedBatch, PagedSequence, make_batch
+from tpdet.plan import Row
+from tpdet.runner.packed_step import BatchShape, StepShape, StepSpans, pack_step, packed_batches
 
 VARIANTS = (
     Variant(16, 4, 1),
@@ -100,6 +102,27 @@ def case_a_batch_with_pads_gives_each_sequence_its_own_bits():
         for _ in range(1 + variant.fused):  # the counters serve again
             got = decode(torch.cat(queries), pages, batch, variant)
             assert_same_bits(got, torch.cat(alone), f"{variant}")
+
+
+def case_a_packed_step_gives_the_bits_of_its_rows():
+    """Chunk and decode rows in two halves of a graph's shape; pads hold NaN, and touch nothing."""
+    q, k, v = sequence_of(530, torch.float16, query_heads=2, key_heads=1)
+    pages = pages_of(k, v, 530)
+    spans = ((529, 1), (40, 1), (250, 20))  # (start, count): all of one sequence's keys
+    rows = [Row(0, 0, 0, start, (5,) * count, PAGES, (1, 1, 1), 1) for start, count in spans]
+    shape = StepShape((BatchShape(12, 3, 4, 8, 3), BatchShape(20, 3, 4, 0, 3)))
+    buffer = torch.zeros(shape.words, dtype=torch.int32)
+    pack_step(rows, shape, StepSpans.of(rows, 3, 5).within(shape), buffer, 5)
+    _, batches = packed_batches(shape, buffer, 5)
+    queries = torch.full((32, 2, 16), torch.nan, dtype=torch.float16)
+    queries[:22] = torch.cat([q[start : start + count] for start, count in spans])
+    wanted = []
+    for start, count in spans:
+        alone = make_batch((PagedSequence(0, count, start, PAGES),), short_tokens=count)
+        wanted.append(attend_reference(q[start : start + count], *pages, alone, None))
+    parts = zip(queries.split([12, 20]), batches, strict=True)
+    got = torch.cat([decode(part, pages, batch, VARIANTS[3]) for part, batch in parts])
+    assert_same_bits(got[:22], torch.cat(wanted), "rows of a packed step")
 
 
 def case_the_order_of_splits_reaches_a_bit():
