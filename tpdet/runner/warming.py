@@ -1,5 +1,8 @@
 """What an engine launches before it serves: each size of step, after its kernels were compiled."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from tpdet.cache.kv import KeyValuePages
@@ -34,8 +37,16 @@ def warm_engine(
                 make_graphs(shallow, pages, drawn, config, context, capture=False)
 
     ahead.compile(rehearse, "warm-up")
-    torch.cuda.reset_peak_memory_stats(drawn.device)
-    before = torch.cuda.memory_allocated(drawn.device)
-    warm_up(model, pages, drawn.device, *limits)
-    captured = captures_graphs(config, drawn.device) and model.attends_in_fixed_shapes
-    return torch.cuda.max_memory_allocated(drawn.device) - before if captured else 0
+    warm = partial(warm_up, model, pages, drawn.device, *limits)
+    if captures_graphs(config, drawn.device) and model.attends_in_fixed_shapes:
+        return _bytes_taken(warm, drawn.device)
+    warm()
+    return 0
+
+
+def _bytes_taken(work: Callable[[], None], device: torch.device) -> int:
+    """Run `work`; the most memory of the GPU that it had at once."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    return torch.cuda.max_memory_allocated(device) - before
