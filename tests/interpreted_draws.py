@@ -221,20 +221,15 @@ def long_runs_of_ties_need_no_search():
 
 
 def a_few_heavy_ids_do_not_mislead_the_window():
-    """A tenth of the mass on one id or on three, counted or not when a quarter of the ids are."""
-    vocabulary = 30_000
-    smooth = torch.randn(vocabulary, generator=torch.Generator().manual_seed(4)) * 3
-    heavy = float(smooth.logsumexp(0)) - 2.2
-    for places in ((5,), (70,), (0, 1, 2)):
-        x = smooth.clone()[None]
-        x[0, list(places)] = heavy
-        found = int(bound_of(x, {"top_p": 0.95}, ("bound_top", "bound_window")))
-        assert found != 2**62, places
-        assert found == int(bound_of(x, {"top_p": 0.95}, ("bound_rows",))), places
-        masses = fixed_point_mass(x[0], x[0].amax())
-        keys = torch.sort(x[0], descending=True, stable=True)
-        last = int((torch.cumsum(masses[keys.indices], 0) < 0.95 * masses.sum()).sum())
-        assert 1024 < last and 4194303 - (found & 4194303) == int(keys.indices[last]), places
+    """A third of the mass on one id, which counts four times or not when a quarter of them are."""
+    vocabulary = 151_936  # of which a window is a small part
+    x = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(4)) * 3
+    x[0, 5] = float(x.logsumexp(1)) - 0.85
+    masses = fixed_point_mass(x[0], x[0].amax())
+    keys = torch.sort(x[0], descending=True, stable=True)
+    last = int((torch.cumsum(masses[keys.indices], 0) < 0.95 * masses.sum()).sum())
+    found = int(bound_of(x, {"top_p": 0.95}, ("bound_top", "bound_window")))
+    assert last > 6144 and 4194303 - (found & 4194303) == int(keys.indices[last])
 
 
 def values_in_one_bucket_are_found_by_digits():
