@@ -91,6 +91,17 @@ def draw_shared(
     )
 
 
+def draw_columns(
+    logits: torch.Tensor, draws: Sequence[Draw], counts: Sequence[int], shard: Shard
+) -> Drawn:
+    """`draw` of R given draws over a rank's part of the vocabulary: fp32 [R, W], R > 0.
+
+    With the likeliest `counts[row]` beside each. Called on every rank; equal on all.
+    """
+    _check(logits, len(draws))
+    return _drawn(logits, ops.draw_rows(logits, draws, shard), list(counts), shard)
+
+
 def finish(drawn: Drawn) -> list[SampledToken | NumericalFailure]:
     """Wait for a draw: its R results, in order."""
     if drawn.copied is not None:
