@@ -61,7 +61,7 @@ def choose_floor(
     floor = tl.full((), -9007199254740992, tl.int64)
     lowest = tl.full((), -float("inf"), tl.float32)
     if wanted <= tl.minimum(reaching, CAPACITY):
-        least = rough_floor(values, wanted.to(tl.int32))
+        least = rough_floor(values, wanted, reaching)
         floor = least_order(scaled(least, temperature))
         below = least - tl.abs(least) * 9.5367431640625e-07
         # Scaling is monotone: if this one falls below the floor, so do all that are less.
