@@ -20,7 +20,9 @@ from tests.interpreted_noise import (
 )
 from tpdet.kernels.cpu import sampling as cpu_sampling
 from tpdet.kernels.cpu.gumbel import gumbel_noise as cpu_noise
+from tpdet.kernels.cpu.log_softmax import fixed_point_mass
 from tpdet.kernels.cuda import (
+    filter_digits,
     filter_rows,
     filter_top,
     filter_window,
@@ -187,8 +189,6 @@ def bounds_are_the_old_ones_by_each_way():
             peaks, groups = row_draws._peaks(x, x, table, 1, V, Shard(0, V), grouped=True)
             given = x, x, table, peaks, torch.zeros(1, dtype=torch.int64)
             for ways in WAYS_TO_BOUNDS:
-                if QUICKLY and ways == ("bound_rows",) and "top_k" in way:
-                    continue  # 54 passes over the row
                 by = bounds_by(ways, given, groups)
                 left_over[ways] = left_over.get(ways, 0) + (by == 2**62)
                 all_but_rows = ways == ("bound_top", "bound_window")
@@ -220,6 +220,37 @@ def long_runs_of_ties_need_no_search():
         assert 4194303 - (found & 4194303) == int(keys.indices[k - 1]), k
 
 
+def a_few_heavy_ids_do_not_mislead_the_window():
+    """A third of the mass on one id, which counts four times or not when a quarter of them are."""
+    vocabulary = 151_936  # of which a window is a small part
+    x = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(4)) * 3
+    x[0, 5] = float(x.logsumexp(1)) - 0.85
+    masses = fixed_point_mass(x[0], x[0].amax())
+    keys = torch.sort(x[0], descending=True, stable=True)
+    last = int((torch.cumsum(masses[keys.indices], 0) < 0.95 * masses.sum()).sum())
+    found = int(bound_of(x, {"top_p": 0.95}, ("bound_top", "bound_window")))
+    assert last > 6144 and 4194303 - (found & 4194303) == int(keys.indices[last])
+
+
+def values_in_one_bucket_are_found_by_digits():
+    """Ten thousand values near each other, which neither lists nor runs can tell apart."""
+    vocabulary = 12_000
+    x = torch.rand(1, vocabulary, generator=torch.Generator().manual_seed(5)) * 1e-3
+    x[0, 77] = 7.0
+    keys = torch.sort(x[0], descending=True, stable=True)
+    for way, k in (
+        ({"top_p": 0.9}, None),
+        ({"top_k": 9000}, 9000),
+        ({"top_k": 9000, "top_p": 0.5}, None),
+    ):
+        assert int(bound_of(x, way, ("bound_top", "bound_window"))) == 2**62, way
+        found = int(bound_of(x, way, ("bound_rows",)))
+        masses = fixed_point_mass(x[0], x[0].amax())[keys.indices][: way.get("top_k")]
+        if k is None:
+            k = int((torch.cumsum(masses, 0) < way["top_p"] * masses.sum()).sum()) + 1
+        assert 4194303 - (found & 4194303) == int(keys.indices[k - 1]), way
+
+
 def bound_of(x, way, names):
     vocabulary = x.shape[1]
     table = torch.tensor(row_draws._row_table([Draw(1.0, 1, 1, **way)], [], [0], vocabulary))
@@ -235,7 +266,7 @@ WAYS_TO_BOUNDS = ("bound_top",), ("bound_window",), ("bound_rows",), ("bound_top
 
 def bounds_by(names, given, groups, vocabulary=V):
     """The bound of one row by the kernels that are named; 2^62 where they found none."""
-    homes = {"bound_top": filter_top, "bound_window": filter_window, "bound_rows": filter_rows}
+    homes = {"bound_top": filter_top, "bound_window": filter_window, "bound_rows": filter_digits}
     kept = {}
     for name, module in homes.items():
         if name not in names:
@@ -277,6 +308,8 @@ CASES = (
     top_of_rows_is_as_before,
     bounds_are_the_old_ones_by_each_way,
     long_runs_of_ties_need_no_search,
+    a_few_heavy_ids_do_not_mislead_the_window,
+    values_in_one_bucket_are_found_by_digits,
     rough_noise_is_near_the_noise,
     philox_words_are_the_cpus,
     masses_are_rounded_conversions,

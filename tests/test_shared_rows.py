@@ -1,4 +1,6 @@
-"""Steps whose rows the ranks share: each draws for some whole rows. Who drew shows in no bit."""
+"""Steps that the ranks draw together, by shares of rows or by columns. Who drew is in no bit."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,9 +8,11 @@ import torch
 from tests.engine_harness import ask, run
 from tpdet.comm.row_exchange import GatherRows, first_rows, row_places, share_of
 from tpdet.comm.threads import run_threads
+from tpdet.errors import IntegrityError
 from tpdet.kernels.draw import Draw
+from tpdet.kernels.shard import Shard
 from tpdet.runner import shared_rows
-from tpdet.sampler import draw_shared, finish, sample
+from tpdet.sampler import draw_columns, draw_shared, finish, sample
 from tpdet.sampling_row import SamplingRow
 
 WAYS = (
@@ -31,15 +35,25 @@ def requests(*more):
 @pytest.fixture
 def shared(monkeypatch):
     """Numbers of rows of the draws by shares, on rank 0."""
+    return counted(monkeypatch, "draw_shared")
+
+
+@pytest.fixture
+def columns(monkeypatch):
+    """Numbers of rows of the draws by columns, on any rank."""
+    return counted(monkeypatch, "draw_columns")
+
+
+def counted(monkeypatch, name):
     counts = []
-    original = shared_rows.draw_shared
+    original = getattr(shared_rows, name)
 
-    def count(logits, draws, counts_of, exchange, rank, ranks, vocab_size):
-        if rank == 0:
+    def count(logits, draws, counts_of, exchange, *rest):
+        if rest[:1] in ((), (0,)):
             counts.append(len(draws))
-        return original(logits, draws, counts_of, exchange, rank, ranks, vocab_size)
+        return original(logits, draws, counts_of, exchange, *rest)
 
-    monkeypatch.setattr(shared_rows, "draw_shared", count)
+    monkeypatch.setattr(shared_rows, name, count)
     return counts
 
 
@@ -57,7 +71,7 @@ def test_ranks_that_share_the_rows_draw_the_same(tiny_model, shared, tp, preempt
     settings = {"max_num_seqs": 64, "max_num_batched_tokens": 60}
     alone = run(model, asked, **settings)
     assert not shared
-    settings |= {"max_num_seqs": most, "share_draws": True}
+    settings |= {"max_num_seqs": most, "share_draws": "on"}
     found = run(
         model, asked, tp=tp, ahead=True, look=False, preempt_every=preempt_every, **settings
     )
@@ -69,14 +83,76 @@ def test_ranks_that_share_the_rows_draw_the_same(tiny_model, shared, tp, preempt
 def test_a_step_with_a_row_of_lists_is_rank_0s(tiny_model, shared):
     model, asked = tiny_model("qwen3", kv_heads=2), requests(PENALISED)
     alone = run(model, asked)
-    found = run(model, asked, tp=2, ahead=True, look=False, share_draws=True)
+    found = run(model, asked, tp=2, ahead=True, look=False, share_draws="on")
     same_answers(found, alone, asked)
     assert all(count < 7 for count in shared)
     only = [ask("p", range(9), seed=5, **PENALISED)]
     shared.clear()
-    found = run(model, only, tp=2, ahead=True, look=False, share_draws=True)
+    found = run(model, only, tp=2, ahead=True, look=False, share_draws="on")
     same_answers(found, run(model, only), only)
     assert not shared
+
+
+PLAIN = (
+    {"temperature": 1.0, "logprobs": 2},
+    {"temperature": 0.7, "min_p": 0.1},
+    {"temperature": 0.0, "top_p": 0.5},  # of which only the likeliest is left
+)
+
+
+def test_rows_without_top_k_and_top_p_are_drawn_by_columns(tiny_model, shared, columns):
+    model = tiny_model("qwen3", kv_heads=2)
+    asked = [ask(f"p{i}", range(i, i + 5), seed=i, **way) for i, way in enumerate(PLAIN)]
+    alone = run(model, asked)
+    found = run(model, asked, tp=2, ahead=True, look=False, share_draws="on")
+    same_answers(found, alone, asked)
+    assert not shared and columns and max(columns) == 3
+
+
+def test_one_row_with_top_k_or_top_p_has_its_step_drawn_by_shares(tiny_model, shared, columns):
+    model, ways = tiny_model("qwen3", kv_heads=2), ({"top_k": 5}, {"top_p": 0.9})
+    for way in ways:
+        filtered = ask("f", range(4), seed=9, temperature=1.0, max_tokens=3, **way)
+        asked = [ask("p", range(9), seed=5, temperature=1.0, max_tokens=8), filtered]
+        found = run(model, asked, tp=2, ahead=True, look=False, share_draws="on")
+        same_answers(found, run(model, asked), asked)
+        # The plain row is drawn on alone, once the other has its three tokens.
+        assert shared == [2, 2, 2] and set(columns) == {1} and len(columns) == 2 * 5
+        shared.clear()
+        columns.clear()
+
+
+@pytest.mark.parametrize("setting", ["auto", "off"])
+def test_without_peer_memory_or_switched_off_rank_0_draws(tiny_model, shared, columns, setting):
+    model, asked = tiny_model("qwen3", kv_heads=2), requests()[:3]
+    found = run(model, asked, tp=2, ahead=True, look=False, share_draws=setting)
+    same_answers(found, run(model, asked), asked)
+    assert not shared and not columns
+
+
+def test_where_there_is_peer_memory_ranks_draw_together():
+    class Partition:
+        vocabulary_share, mine = 8, (0,)
+        world, config = SimpleNamespace(size=2, rank=0), SimpleNamespace(vocab_size=16)
+
+    def opened(setting, memory):
+        exchange = SimpleNamespace(memory=memory, open_rows=lambda *_: "rows", all_gather=None)
+        config = SimpleNamespace(share_draws=setting, seats=4)
+        return shared_rows.open_sharing(config, exchange, Partition, 256).open
+
+    found = [opened(s, m) for s in ("auto", "on", "off") for m in (None, "memory")]
+    assert found == [False, True, True, True, False, False]
+
+
+def test_a_plan_that_this_rank_cannot_follow_is_refused():
+    partition = SimpleNamespace(
+        vocabulary_share=8, mine=(0,), world=SimpleNamespace(size=2, rank=0),
+        config=SimpleNamespace(vocab_size=16),
+    )  # fmt: skip
+    exchange = SimpleNamespace(memory=None, all_gather=None)
+    sharing = shared_rows.RowSharing(exchange, partition, 4, open_rows=False)
+    with pytest.raises(IntegrityError, match="draw together"):
+        sharing.take_all(None, [], None)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
@@ -91,7 +167,7 @@ def test_shares_cover_every_row_and_nobody_is_without(ranks):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("rows", [1, 3, 8])
-def test_shared_draws_have_the_bits_of_whole_rows(ranks, rows):
+def test_draws_together_have_the_bits_of_whole_rows(ranks, rows):
     """Padding columns are poisoned; a row that fails, fails alone and everywhere."""
     vocabulary, width = 997, 320 if ranks == 4 else 512
     generator = torch.Generator().manual_seed(rows)
@@ -110,11 +186,14 @@ def test_shared_draws_have_the_bits_of_whole_rows(ranks, rows):
     def one_rank(world):
         mine = padded[:, world.rank * width : (world.rank + 1) * width].contiguous()
         exchange = GatherRows(world, rows)
-        return finish(draw_shared(mine, draws, counts, exchange, world.rank, ranks, vocabulary))
+        shard = Shard(world.rank * width, vocabulary, world.all_gather)
+        shares = draw_shared(mine, draws, counts, exchange, world.rank, ranks, vocabulary)
+        return finish(shares), finish(draw_columns(mine, draws, counts, shard))
 
     expected = sample(logits, inputs)
-    for found in run_threads(ranks, one_rank):
-        assert repr(found) == repr(expected)
+    for shares, columns in run_threads(ranks, one_rank):
+        assert repr(shares) == repr(expected)
+        assert repr(columns) == repr(expected)
 
 
 def sampling_row(index):

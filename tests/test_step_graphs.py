@@ -69,7 +69,6 @@ def test_replayed_steps_have_the_bits_of_launched_ones(model, expected, tp, halv
     assert same(found, expected)
     steps = [shape for shape in replays if shape.batches[0].blocks]
     assert len(steps) > 2 and len(steps) < len(replays), "of both kinds"
-    assert len({shape.batches[0].splits > 0 for shape in steps}) == 2, "mixed steps and others"
     assert (halves_from is None) == (max(len(shape.batches) for shape in steps) == 1)
     assert len(replays) >= tp * (found.steps - 1), "hardly a step was launched"
 

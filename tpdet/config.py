@@ -68,9 +68,11 @@ class EngineConfig(BaseModel):
     compile_ahead: bool = Field(
         True, description="compile the kernels of a start side by side, shared by a host's ranks"
     )
-    # Off until it has been measured on GPUs; it touches no bit.
-    share_draws: bool = Field(
-        False, description="each rank draws the random tokens of its share of a step's rows"
+    share_draws: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="ranks draw a step's random tokens together: with top-k or top-p each for its "
+        "share of the rows, else each over its part of the vocabulary; auto: over peer memory "
+        "only; off: rank 0 draws them",
     )
     kv_pages: int | None = Field(
         None, ge=1, le=1 << 24, description="256-token pages of KV cache; from free memory if unset"

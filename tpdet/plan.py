@@ -60,15 +60,22 @@ class RowDraw(msgspec.Struct, frozen=True, array_like=True, gc=False):
     min_p: float
     logprobs: int
 
+    @property
+    def filtered(self) -> bool:
+        """Whether top-k or top-p asks for the row as a whole."""
+        return self.temperature != 0.0 and (self.top_k > 0 or self.top_p < 1.0)
+
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """Everything a rank needs for one step.
 
     `table_digest` is the digest of the version table after `events` are applied. `stop` ends the
     worker loop cleanly after this plan. `feeds`: the next plan may name tokens that this one
-    draws, so every rank learns them. `shards`: no rank needs whole rows of logits; every token is
-    the likeliest, and each rank looks for it in its part of the vocabulary. `row_draws`, one for
-    each row with logits, or none: each rank draws for its share of whole rows. `reload`, in a plan
+    draws, so every rank learns them. `shards`: no rank needs whole rows of logits; each looks
+    for every row's token in its part of the vocabulary. `row_draws`, one for each row with logits,
+    or none: how tokens are drawn that ranks draw together, with `shards` by parts of the
+    vocabulary, else each for its share of whole rows; `shards` alone: every token is the likeliest.
+    `reload`, in a plan
     without rows: load the weights of this model (directory or hub name) in place of the present.
     `approximate`: by stock arithmetic; from the first plan that says so on, all do.
     """

@@ -38,12 +38,17 @@ class Drawn:
     """
 
     tokens: torch.Tensor
-    logprobs: torch.Tensor
-    fit: torch.Tensor
+    packed: torch.Tensor
+    """fp64 [R, 3] on the device: fit, token, logprob."""
     counts: tuple[int, ...]
     answers: torch.Tensor
     """fp64 on the host, whole once `copied`: [R, 3], then [rows with counts, most, 2]."""
     copied: torch.cuda.Event | None
+
+    @property
+    def fit(self) -> torch.Tensor:
+        """Which rows have an answer: bool [R] on the device."""
+        return self.packed[:, 0] != 0.0
 
 
 def draw(logits: torch.Tensor, rows: Sequence[SamplingRow], shard: Shard | None = None) -> Drawn:
@@ -85,10 +90,18 @@ def draw_shared(
     packed = everyone[at[: len(draws)], :3]
     pieces = [packed.reshape(-1), everyone[at[len(draws) :], 3:].reshape(-1)]
     host, copied = _to_host(torch.cat(pieces) if rows else pieces[0])
-    fit, tokens, logprobs = packed.unbind(1)
-    return Drawn(
-        tokens.to(torch.int64), logprobs.to(torch.float32), fit != 0.0, tuple(counts), host, copied
-    )
+    return Drawn(packed[:, 1].to(torch.int64), packed, tuple(counts), host, copied)
+
+
+def draw_columns(
+    logits: torch.Tensor, draws: Sequence[Draw], counts: Sequence[int], shard: Shard
+) -> Drawn:
+    """`draw` of R given draws over a rank's part of the vocabulary: fp32 [R, W], R > 0.
+
+    With the likeliest `counts[row]` beside each. Called on every rank; equal on all.
+    """
+    _check(logits, len(draws))
+    return _drawn(logits, ops.draw_rows(logits, draws, shard), list(counts), shard)
 
 
 def finish(drawn: Drawn) -> list[SampledToken | NumericalFailure]:
@@ -171,7 +184,7 @@ def _drawn(logits: torch.Tensor, found: RowDraws, counts: list[int], shard: Shar
     if rows:
         pieces.append(_likeliest(logits, found, rows, max(counts), shard).view(-1))
     answers, copied = _to_host(torch.cat(pieces) if rows else pieces[0])
-    return Drawn(found.tokens, found.logprobs, found.fit, tuple(counts), answers, copied)
+    return Drawn(found.tokens, found.packed, tuple(counts), answers, copied)
 
 
 def _likeliest(

@@ -1,18 +1,13 @@
 """Bounds of top-k and top-p for all filtered rows of a step, and draws where the kept are few.
 
 `filter_top` finds most rows' bound and draw; `filter_window` the bounds of rows left over, with
-`score_rows` to draw; `bound_rows`, one program a row, those of rows for which a guess proved wrong.
+`score_rows` to draw; `filter_digits` those of rows for which a guess proved wrong.
 """
 
 import torch
 import triton
-import triton.language as tl
 
-from tpdet.kernels.cuda import filter_top, filter_window
-from tpdet.kernels.cuda.filter_row import row_of_slot, threshold_of
-from tpdet.kernels.cuda.gumbel_scores import scaled
-from tpdet.kernels.cuda.log_softmax import fixed_point
-from tpdet.kernels.cuda.order_select import order_of
+from tpdet.kernels.cuda import filter_buckets, filter_digits, filter_top, filter_window
 from tpdet.kernels.cuda.row_scan import FIELDS
 
 _LIST_BLOCK = 2048
@@ -21,60 +16,6 @@ _COMPARED = 128
 _FEW = 512
 _COUNT_BLOCK = 8192
 _ROW_BLOCK = 4096
-
-
-@triton.jit
-def weigh_from(
-    start, width, temperature, top, floor, least, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Weight (1 an id, or its mass) of the ids whose order is at least `floor` and `least`."""
-    total = tl.zeros((BLOCK,), tl.int64)
-    for first in range(0, width, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        x = scaled(tl.load(start + at, mask=at < width, other=-float("inf")), temperature)
-        order = order_of(x, at)
-        weight = tl.full((BLOCK,), 1, tl.int64)
-        if BY_MASS:
-            weight = fixed_point(x, top)
-        total += tl.where((at < width) & (order >= floor) & (order >= least), weight, 0)
-    return tl.sum(total, axis=0)
-
-
-@triton.jit
-def search_row(
-    start, width, temperature, top, floor, threshold, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The largest order from which the ids (of those from `floor` up) weigh `threshold`."""
-    found = tl.full((), -9007199254740992, tl.int64)
-    unit = tl.full((), 9007199254740992, tl.int64)  # orders lie in [-2^53, 2^53)
-    for _ in range(54):
-        weight = weigh_from(start, width, temperature, top, floor, found + unit, BY_MASS, BLOCK)
-        found += tl.where(weight >= threshold, unit, 0)
-        unit = unit >> 1
-    return found
-
-
-@triton.jit(do_not_specialize=["rows", "peak_parts"])
-def bound_rows(
-    logits, copies, table, peaks, slots, bounds, rows, width, stride, peak_parts,
-    FIELDS: tl.constexpr, PARTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """bounds[slot] of the rows that `bound_window` left (2^62), over all ids; program (slot,)."""
-    slot = tl.program_id(0)
-    if tl.load(bounds + slot * 2) == 4611686018427387904:
-        start, temperature, top, top_k, numerator = row_of_slot(
-            logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS, PARTS,
-            WHOLE,
-        )  # fmt: skip
-        bound = tl.full((), -9007199254740992, tl.int64)
-        if top_k < width:
-            bound = search_row(start, width, temperature, top, bound, top_k, False, BLOCK)
-        if numerator < 1073741824:
-            total = weigh_from(start, width, temperature, top, bound, bound, True, BLOCK)
-            threshold = threshold_of(numerator, total)
-            found = search_row(start, width, temperature, top, bound, threshold, True, BLOCK)
-            bound = tl.maximum(bound, found)
-        tl.store(bounds + slot * 2, bound)
 
 
 def find_bounds(
@@ -99,7 +40,7 @@ def find_bounds(
     peak_width = triton.next_power_of_2(peak_parts)
     rest = (rows, vocabulary, logits.stride(0), peak_parts)
     given = logits, copies, table, peaks, slots
-    buckets, enough = filter_window.BUCKETS, filter_top.ENOUGH
+    buckets, enough = filter_buckets.BUCKETS, filter_top.ENOUGH
     sizes = FIELDS, filter_top.STATE, peak_width, whole
     counts = torch.empty(filtered, buckets, dtype=torch.int32, device=device)
     state = torch.empty(filtered, filter_top.STATE, dtype=torch.int64, device=device)
@@ -133,7 +74,7 @@ def _bound_rest(
     filtered, device, vocabulary = len(slots), table.device, rest[1]
     peak_width = triton.next_power_of_2(rest[3])
     parts = triton.cdiv(vocabulary, _COLLECT_BLOCK)
-    held, buckets, capacity = filter_window.STATE, filter_window.BUCKETS, filter_window.CAPACITY
+    held, buckets, capacity = filter_window.STATE, filter_buckets.BUCKETS, filter_window.CAPACITY
     state = torch.empty(filtered, held, dtype=torch.int64, device=device)
     lists = torch.empty(filtered, capacity, dtype=torch.int64, device=device)
     parts_of = torch.empty(filtered, 3, parts, dtype=torch.int32, device=device)
@@ -154,7 +95,8 @@ def _bound_rest(
         held, peak_width, whole, _COLLECT_BLOCK, capacity, triton.next_power_of_2(parts),
         num_warps=16, enable_fp_fusion=False,
     )  # fmt: skip
-    bound_rows[filtered,](
-        *given, bounds, *rest, FIELDS, peak_width, whole, _ROW_BLOCK,
+    digits = torch.empty(filtered, filter_digits.DIGITS, dtype=torch.int64, device=device)
+    filter_digits.bound_rows[filtered,](
+        *given, bounds, digits, *rest, FIELDS, peak_width, whole, _ROW_BLOCK, filter_digits.DIGITS,
         num_warps=16, enable_fp_fusion=False,
     )  # fmt: skip

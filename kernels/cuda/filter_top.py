@@ -12,7 +12,8 @@ the floor is a scaled value and takes all ids of it, so it cuts no ties.
 
 Fields of a state int64 [F, 8]: floor, ids listed, mass of the row, bits of the spread (the distance
 of the largest scaled value from the groups' largest, on the average; each held at 64), bits of a
-logit below which none scales to the floor, bits of the largest scaled value.
+logit below which none scales to the floor, bits of the largest scaled value, mass of the list where
+it is whole and too light for top-p alone (-1: not known).
 """
 
 import triton
@@ -60,7 +61,7 @@ def choose_floor(
     floor = tl.full((), -9007199254740992, tl.int64)
     lowest = tl.full((), -float("inf"), tl.float32)
     if wanted <= tl.minimum(reaching, CAPACITY):
-        least = rough_floor(values, wanted.to(tl.int32))
+        least = rough_floor(values, wanted, reaching)
         floor = least_order(scaled(least, temperature))
         below = least - tl.abs(least) * 9.5367431640625e-07
         # Scaling is monotone: if this one falls below the floor, so do all that are less.
@@ -75,6 +76,7 @@ def choose_floor(
     tl.store(out + 3, spread.to(tl.int32, bitcast=True).to(tl.int64))
     tl.store(out + 4, lowest.to(tl.int32, bitcast=True).to(tl.int64))
     tl.store(out + 5, top.to(tl.int32, bitcast=True).to(tl.int64))
+    tl.store(out + 6, tl.full((), -1, tl.int64))
     tl.store(bounds + slot * 2, tl.full((), 4611686018427387904, tl.int64))
     tl.store(bounds + slot * 2 + 1, tl.full((), 4611686018427387904, tl.int64))
     at = tl.arange(0, COUNTS)
@@ -120,8 +122,9 @@ def list_top(
 
 @triton.jit
 def bound_by_list(orders, listed, top, vocabulary, top_k, numerator, total):
-    """The smallest kept order of a list that begins at the top; 2^62 where it is too light."""
+    """(smallest kept order of a list that begins at the top; 2^62 where it is too light, mass)."""
     bound = tl.full((), -9007199254740992, tl.int64)
+    inside = tl.full((), -1, tl.int64)
     if top_k < vocabulary:
         bound = heaviest_bound(orders, listed.to(tl.int64), top_k)
     if numerator < 1073741824:
@@ -134,7 +137,7 @@ def bound_by_list(orders, listed, top, vocabulary, top_k, numerator, total):
             bound = tl.full((), 4611686018427387904, tl.int64)
         else:
             bound = tl.maximum(bound, heaviest_bound(orders, weights, threshold))
-    return bound
+    return bound, inside
 
 
 @triton.jit
@@ -149,18 +152,18 @@ def draw_of_list(orders, kept, fields):
 
 @triton.jit
 def bound_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.constexpr):
-    """Bound and draw of a row whose list is no longer than LANES."""
+    """Bound, draw and mass of a row whose list is no longer than LANES."""
     top_k, numerator = tl.load(fields + 6), tl.load(fields + 7)
     at = tl.arange(0, LANES)
     listed = at < count
     orders = tl.load(lists + at, mask=listed, other=-4611686018427387904)
-    bound = bound_by_list(orders, listed, top, vocabulary, top_k, numerator, total)
+    bound, inside = bound_by_list(orders, listed, top, vocabulary, top_k, numerator, total)
     least = top + tl.load(fields + 8).to(tl.int32).to(tl.float32, bitcast=True)
     best = tl.full((), 4611686018427387904, tl.int64)
     if bound < 4611686018427387904:
         kept = listed & (orders >= bound) & (value_of(orders) >= least)
         best = draw_of_list(orders, kept, fields)
-    return bound, best
+    return bound, best, inside
 
 
 @triton.jit
@@ -170,6 +173,7 @@ def compare_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.conste
     at = tl.arange(0, LANES)
     listed = at < count
     orders = tl.load(lists + at, mask=listed, other=-4611686018427387904)
+    inside = tl.full((), -1, tl.int64)
     upward = orders[None, :] >= orders[:, None]  # [of, what is at or above it]
     bound = tl.full((), -9007199254740992, tl.int64)
     kept = listed
@@ -190,7 +194,7 @@ def compare_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.conste
             bound = tl.maximum(bound, tl.max(heaviest, axis=0))
     least = top + tl.load(fields + 8).to(tl.int32).to(tl.float32, bitcast=True)
     kept = listed & (orders >= bound) & (value_of(orders) >= least)
-    return bound, draw_of_list(orders, kept, fields)
+    return bound, draw_of_list(orders, kept, fields), inside
 
 
 @triton.jit(do_not_specialize=["rows", "peak_parts"])
@@ -213,11 +217,13 @@ def bound_top(
     enough = (top_k >= width) | (count >= top_k)
     if enough & (count <= CAPACITY):
         if count <= COMPARED:
-            bound, best = compare_lanes(mine, count, fields, top, width, total, COMPARED)
+            bound, best, inside = compare_lanes(mine, count, fields, top, width, total, COMPARED)
         elif count <= FEW:
-            bound, best = bound_lanes(mine, count, fields, top, width, total, FEW)
+            bound, best, inside = bound_lanes(mine, count, fields, top, width, total, FEW)
         else:
-            bound, best = bound_lanes(mine, count, fields, top, width, total, CAPACITY)
+            bound, best, inside = bound_lanes(mine, count, fields, top, width, total, CAPACITY)
         if bound < 4611686018427387904:
             tl.store(bounds + slot * 2, bound)
             tl.store(bounds + slot * 2 + 1, best)
+        elif top_k >= width:
+            tl.store(state + slot * STATE + 6, inside)

@@ -1,10 +1,10 @@
 """Bounds of top-k and top-p on rows that `filter_top` left over: a window of counted buckets.
 
-    bucket(x) = 48 a spread for the first four spreads below the row's largest, then a sixteenth of
-                that; the last holds the rest. Monotone, so buckets are runs of the total order.
-    count     ids a bucket, by `tl.histogram`; for top-p alone of a quarter of the ids
-    choose    a window of buckets that holds the bound: for top-k from the counts; for top-p where
-              the counts times the bucket's weight put it (a guess, checked below)
+    count     ids a bucket (`filter_buckets`), by `tl.histogram`; for top-p alone of a quarter of
+              the ids, without those that `filter_top` listed: they may be few and most of the
+              mass, but theirs is known
+    choose    a window of positions that holds the bound: for top-k from the counts; for top-p
+              about where the counts times the bucket's weight put it (a guess, checked below)
     collect   the window's orders, in any order, and the exact mass above it. Where the place alone
               holds too many ids, they should be of one value: a run. Of its run and those of the
               nearest values it tells the ids (also by parts of the row) and least and largest key
@@ -14,7 +14,8 @@ The spread is the row's own (`filter_top`), so flat rows have fine buckets. A gu
 when the mass above already reaches the threshold, or does not with the window; such rows are left
 to `bound_rows`. Integers all the way: which of the ways was taken cannot be seen.
 
-Fields of a state int64 [F, 16]: first bucket, last bucket (-1: left over), ids above the window,
+Fields of a state int64 [F, 16]: bits of the first position and of the one after the last (-1: left
+over), of top-k ids above the window,
 ids collected, mass above the window, bucket of the middle run (-1: orders are listed), then of
 three runs each: ids, least key, largest key.
 """
@@ -22,6 +23,14 @@ three runs each: ids, least key, largest key.
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.filter_buckets import (
+    bucket_at,
+    held_between,
+    place_by_mass,
+    position_of,
+    unit_of,
+    window_about,
+)
 from tpdet.kernels.cuda.filter_row import row_of_slot, threshold_of
 from tpdet.kernels.cuda.filter_runs import enough_of_runs, order_in_run
 from tpdet.kernels.cuda.gumbel_scores import scaled
@@ -30,8 +39,6 @@ from tpdet.kernels.cuda.order_search import heaviest_bound, least_order
 from tpdet.kernels.cuda.order_select import order_of
 from tpdet.kernels.cuda.row_scan import value_of
 
-BUCKETS = 256
-"""Few: without shared atomics a histogram's cost grows with them (Triton 3.6 counts by votes)."""
 CAPACITY = 8192
 ROOM = 6144
 """Ids that a guessed window should hold, at most: their number is a guess too."""
@@ -39,29 +46,14 @@ STATE = 16
 
 
 @triton.jit
-def unit_of(spread_bits):
-    """Buckets a unit of scaled value, from the bits of a row's spread."""
-    spread = spread_bits.to(tl.int32).to(tl.float32, bitcast=True)
-    # Without a spread (groups whose largest are tied) the row tells no width: the widest.
-    return tl.div_rn(48.0, tl.where((spread > 0.01) & (spread < 6.0), spread, 6.0))
+def counted(start, at, width, temperature, top, unit, cut, BUCKETS: tl.constexpr):
+    """Of these columns of a row, how many are in each bucket: int32 [BUCKETS].
 
-
-@triton.jit
-def bucket_of(x, top, unit, BUCKETS: tl.constexpr):
-    """int32 bucket of scaled values below their row's largest."""
-    below = (top - x) * unit
-    bucket = tl.where(below < 192.0, below, 180.0 + below * 0.0625)
-    return tl.minimum(tl.maximum(tl.minimum(bucket, 255.0).to(tl.int32), 0), BUCKETS - 1)
-
-
-@triton.jit
-def counted(
-    start, first, width, temperature, top, unit, LANES: tl.constexpr, BUCKETS: tl.constexpr
-):
-    """Of LANES columns of a row, how many are in each bucket: int32 [BUCKETS]."""
-    at = first + tl.arange(0, LANES)
+    Values from `cut` up are in the last one.
+    """
     x = scaled(tl.load(start + at, mask=at < width, other=-float("inf")), temperature)
-    return tl.histogram(bucket_of(x, top, unit, BUCKETS), BUCKETS)
+    bucket = bucket_at(position_of(x, top, unit, BUCKETS), BUCKETS)
+    return tl.histogram(tl.where(x < cut, bucket, BUCKETS - 1), BUCKETS)
 
 
 @triton.jit(do_not_specialize=["rows", "peak_parts"])
@@ -72,7 +64,8 @@ def count_buckets(
 ):  # fmt: skip
     """counts[slot, bucket] int32, cleared before, of rows left over; program (slot, part).
 
-    Of rows without top-k, which need no exact counts, a quarter of the ids count four times.
+    Of rows without top-k, which need no exact counts, a quarter of the ids count four times: those
+    that `filter_top` has listed not at all.
     """
     slot = tl.program_id(0)
     if tl.load(bounds + slot * 2) == 4611686018427387904:
@@ -81,34 +74,49 @@ def count_buckets(
             WHOLE,
         )  # fmt: skip
         unit = unit_of(tl.load(tops + slot * TOPS + 3))
+        cut = tl.full((), float("inf"), tl.float32)
+        if tl.load(tops + slot * TOPS + 6) >= 0:
+            cut = value_of(tl.load(tops + slot * TOPS))
         first, bucket = tl.program_id(1) * BLOCK, tl.arange(0, BUCKETS)
         if top_k < width:
-            found = counted(start, first, width, temperature, top, unit, BLOCK, BUCKETS)
+            every = first + tl.arange(0, BLOCK)
+            found = counted(start, every, width, temperature, top, unit, cut, BUCKETS)
         else:
-            found = counted(start, first, width, temperature, top, unit, BLOCK // 4, BUCKETS) * 4
+            # Ids near each other are alike, so that each run of 128 is asked: for a sector of it.
+            lane = tl.arange(0, BLOCK // 4)
+            some = first + lane // 32 * 128 + lane % 32
+            found = counted(start, some, width, temperature, top, unit, cut, BUCKETS) * 4
         tl.atomic_add(counts + slot.to(tl.int64) * BUCKETS + bucket, found, mask=found > 0)
 
 
 @triton.jit
-def held_between(count, bucket, low, high):
-    """Ids counted in the buckets from low to high."""
-    return tl.sum(tl.where((bucket >= low) & (bucket <= high), count, 0), axis=0)
+def window_of_mass(
+    tops, count, bucket, numerator, BUCKETS: tl.constexpr, ROOM: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """(first position, the one after the last, middle run or -1) of the window of top-p alone.
 
-
-@triton.jit
-def place_by_mass(count, bucket, numerator, unit, BUCKETS: tl.constexpr):
-    """The bucket in which the threshold of top-p seems to lie: a guess, to be checked.
-
-    A bucket weighs about its count times the weight at its middle. Its own total is the measure:
-    what all buckets get wrong cancels.
+    tops: a row's state of `filter_top`. What it has listed is known: the guess is of the rest.
     """
-    middle = bucket.to(tl.float32) + 0.5
-    middle = tl.where(bucket < 192, middle, middle * 16.0 - 2880.0)
-    weight = (tl.exp2(tl.div_rn(middle, unit) * -1.4426950408889634) * 16777216.0).to(tl.int64)
-    # The last bucket holds -inf and padding too, so its count tells nothing.
-    mass = tl.where(bucket < BUCKETS - 1, count.to(tl.int64) * weight, 0)
-    reached = threshold_of(numerator, tl.sum(mass, axis=0))
-    return tl.sum((tl.cumsum(mass, axis=0) < reached).to(tl.int32), axis=0)
+    total, unit = tl.load(tops + 2), unit_of(tl.load(tops + 3))
+    largest = tl.load(tops + 5).to(tl.int32).to(tl.float32, bitcast=True)
+    known = tl.load(tops + 6)
+    floor = tl.zeros((), tl.float32)
+    if known >= 0:
+        floor = position_of(value_of(tl.load(tops)), largest, unit, BUCKETS)
+    known = tl.maximum(known, 0)
+    missing = threshold_of(numerator, total) - known
+    place = place_by_mass(count, bucket, missing, total - known, unit, BUCKETS)
+    low, high = window_about(count, bucket, place, floor, ROOM, BUCKETS)
+    middle = tl.full((), -1, tl.int32)
+    if held_between(count, bucket, place, place) > CAPACITY:
+        # So many ids so near each other: a value's run, and those beside it.
+        middle = place
+        first = tl.max(tl.where((bucket < place) & (count > 0), bucket, -1), axis=0)
+        last = tl.min(tl.where((bucket > place) & (count > 0), bucket, BUCKETS), axis=0)
+        low = tl.where(first < 0, place, first).to(tl.float32)
+        high = tl.where(last > BUCKETS - 2, place, last).to(tl.float32) + 1.0
+    return low, high, middle
 
 
 @triton.jit
@@ -124,47 +132,28 @@ def choose_window(
         top_k, numerator = tl.load(fields + 6), tl.load(fields + 7)
         bucket = tl.arange(0, BUCKETS)
         count = tl.load(counts + slot.to(tl.int64) * BUCKETS + bucket)
-        upto = tl.cumsum(count, axis=0)
-        by_k = top_k < vocabulary
-        by_p = numerator < 1073741824
-        if by_k:
-            place = tl.sum((upto < top_k).to(tl.int32), axis=0)
-            low = place
-            high = place
+        above = tl.zeros((), tl.int32)
+        if top_k < vocabulary:
+            place = tl.sum((tl.cumsum(count, axis=0) < top_k).to(tl.int32), axis=0)
+            first = place
             if held_between(count, bucket, 0, place) <= CAPACITY:
-                low = tl.full((), 0, tl.int32)
-            runs = held_between(count, bucket, low, high) > CAPACITY
+                first = tl.zeros((), tl.int32)
+            above = held_between(count, bucket, 0, first - 1)
+            runs = held_between(count, bucket, first, place) > CAPACITY
+            middle = tl.where(runs, place, -1)
+            lost = (place > BUCKETS - 2) | ((numerator < 1073741824) & (first > 0))
+            low, high = first.to(tl.float32), tl.where(lost, -1, place + 1).to(tl.float32)
         else:
-            place = place_by_mass(
-                count, bucket, numerator, unit_of(tl.load(tops + slot * TOPS + 3)), BUCKETS
+            low, high, middle = window_of_mass(
+                tops + slot * TOPS, count, bucket, numerator, BUCKETS, ROOM, CAPACITY
             )
-            place = tl.minimum(place, BUCKETS - 2)
-            low = place
-            high = place
-            for step in tl.static_range(4):
-                wider = held_between(count, bucket, place - (1 << step), place + (1 << step))
-                low = tl.where(wider <= ROOM, place - (1 << step), low)
-                high = tl.where(wider <= ROOM, place + (1 << step), high)
-            if held_between(count, bucket, 0, high) <= ROOM:
-                low = tl.full((), 0, tl.int32)
-                high = tl.maximum(high, tl.sum((upto <= ROOM).to(tl.int32), axis=0) - 1)
-            runs = held_between(count, bucket, low, high) > CAPACITY
-            if runs:  # so many ids so near each other: a value's run, and those beside it
-                low = tl.max(tl.where((bucket < place) & (count > 0), bucket, -1), axis=0)
-                low = tl.where(low < 0, place, low)
-                high = tl.min(tl.where((bucket > place) & (count > 0), bucket, BUCKETS), axis=0)
-                high = tl.where(high > BUCKETS - 2, place, high)
-        low = tl.maximum(low, 0)
-        above = held_between(count, bucket, 0, low - 1)
-        lost = by_k & ((high > BUCKETS - 2) | (by_p & (low > 0)))
-        high = tl.minimum(high, BUCKETS - 2)
         out = state + slot * STATE
-        tl.store(out, low.to(tl.int64))
-        tl.store(out + 1, tl.where(lost | (low > high), -1, high).to(tl.int64))
+        tl.store(out, low.to(tl.int32, bitcast=True).to(tl.int64))
+        tl.store(out + 1, high.to(tl.int32, bitcast=True).to(tl.int64))
         tl.store(out + 2, above.to(tl.int64))
         tl.store(out + 3, tl.zeros((), tl.int64))
         tl.store(out + 4, tl.zeros((), tl.int64))
-        tl.store(out + 5, tl.where(runs, place, -1).to(tl.int64))
+        tl.store(out + 5, middle.to(tl.int64))
         for run in tl.static_range(3):
             tl.store(out + 6 + 3 * run, tl.zeros((), tl.int64))
             tl.store(out + 7 + 3 * run, tl.full((), 4611686018427387904, tl.int64))
@@ -185,15 +174,17 @@ def collect_window(
     slot, part = tl.program_id(0), tl.program_id(1)
     if tl.load(bounds + slot * 2) == 4611686018427387904:
         out = state + slot * STATE
-        low, high, middle = tl.load(out), tl.load(out + 1), tl.load(out + 5)
+        low = tl.load(out).to(tl.int32).to(tl.float32, bitcast=True)
+        high = tl.load(out + 1).to(tl.int32).to(tl.float32, bitcast=True)
+        middle = tl.load(out + 5)
         start, temperature, top, _, numerator = row_of_slot(
             logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS, PARTS,
             WHOLE,
         )  # fmt: skip
         at = part * BLOCK + tl.arange(0, BLOCK)
         x = scaled(tl.load(start + at, mask=at < width, other=-float("inf")), temperature)
-        bucket = bucket_of(x, top, unit_of(tl.load(tops + slot * TOPS + 3)), BUCKETS)
-        inside = (bucket >= low) & (bucket <= high) & (at < width)
+        position = position_of(x, top, unit_of(tl.load(tops + slot * TOPS + 3)), BUCKETS)
+        inside = (position >= low) & (position < high) & (at < width)
         if middle < 0:
             count = tl.sum(inside.to(tl.int32), axis=0)
             if count > 0:
@@ -204,6 +195,7 @@ def collect_window(
                              mask=inside & (place < CAPACITY))  # fmt: skip
         else:
             parts = tl.num_programs(1)
+            bucket = bucket_at(position, BUCKETS)
             for run in tl.static_range(3):
                 mine = inside & (((bucket > middle).to(tl.int32) - (bucket < middle)) == run - 1)
                 count = tl.sum(mine.to(tl.int32), axis=0)
@@ -215,7 +207,7 @@ def collect_window(
                     tl.atomic_min(out + 7 + 3 * run, least_order(least) >> 22)
                     tl.atomic_max(out + 8 + 3 * run, least_order(most) >> 22)
         if (numerator < 1073741824) & (low > 0):
-            mass = tl.sum(tl.where(bucket < low, fixed_point(x, top), 0), axis=0)
+            mass = tl.sum(tl.where(position < low, fixed_point(x, top), 0), axis=0)
             if mass > 0:
                 tl.atomic_add(out + 4, mass)
 
@@ -250,7 +242,8 @@ def bound_window(
     slot = tl.program_id(0)
     if tl.load(bounds + slot * 2) == 4611686018427387904:
         held = state + slot * STATE
-        high, above, count = tl.load(held + 1), tl.load(held + 2), tl.load(held + 3)
+        high = tl.load(held + 1).to(tl.int32).to(tl.float32, bitcast=True)
+        above, count = tl.load(held + 2), tl.load(held + 3)
         mass_above, middle = tl.load(held + 4), tl.load(held + 5)
         total = tl.load(tops + slot * TOPS + 2)
         start, temperature, top, top_k, numerator = row_of_slot(
@@ -258,7 +251,7 @@ def bound_window(
             WHOLE,
         )  # fmt: skip
         bound = tl.full((), 4611686018427387904, tl.int64)
-        if high >= 0:
+        if high >= 0.0:
             if middle >= 0:
                 run, kept, key = enough_of_runs(
                     held + 6, top, width, top_k, numerator, above, mass_above, total

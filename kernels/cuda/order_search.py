@@ -63,23 +63,29 @@ def heaviest_bound(orders, weights, threshold):
 
 
 @triton.jit
-def rough_floor(values, wanted):
+def reaching_three(values, point1, point2, point3):
+    """How many of fp32 [N] reach each of three points, by one sum; N < 2^20."""
+    both = (values >= point1).to(tl.int64) + ((values >= point2).to(tl.int64) << 20)
+    counts = tl.sum(both + ((values >= point3).to(tl.int64) << 40), axis=0)
+    return counts & 1048575, (counts >> 20) & 1048575, counts >> 40
+
+
+@triton.jit
+def rough_floor(values, wanted, finite):
     """A value that `wanted` of `values` at least reach, and as few more as a few trials give.
 
-    values: fp32 [N], what is not there is -inf; at least `wanted` are finite.
+    values: fp32 [N], N < 2^20, what is not there is -inf; `finite` of them are, at least `wanted`.
     """
     low = tl.min(tl.where(values > -float("inf"), values, float("inf")), axis=0)
     high = tl.max(values, axis=0)
-    count = tl.sum((values >= low).to(tl.int32), axis=0)
+    count = finite.to(tl.int64)
     enough = wanted + wanted // 4 + 8
     trials = 0
     while (trials < 16) & (count > enough):
         point1 = low * 0.75 + high * 0.25
         point2 = low * 0.5 + high * 0.5
         point3 = low * 0.25 + high * 0.75
-        count1 = tl.sum((values >= point1).to(tl.int32), axis=0)
-        count2 = tl.sum((values >= point2).to(tl.int32), axis=0)
-        count3 = tl.sum((values >= point3).to(tl.int32), axis=0)
+        count1, count2, count3 = reaching_three(values, point1, point2, point3)
         # The highest point that enough values reach; the one above it is the new end.
         high = tl.where(count3 >= wanted, high, point3)
         high = tl.where(count2 >= wanted, high, point2)

@@ -15,7 +15,7 @@ from tests.draw_reference import answers, over_shards, prepare, reference, same_
 from tests.gpu.checks import attempt, failures, same
 from tests.interpreted_noise import masses_are_rounded_conversions
 from tpdet.kernels.cuda import (
-    filter_rows,
+    filter_digits,
     filter_top,
     filter_window,
     gumbel_scores,
@@ -133,7 +133,7 @@ def check_rough_noise():
 @contextmanager
 def without(*names):
     """Draws with some of the kernels that find bounds not launched."""
-    homes = {"bound_top": filter_top, "bound_window": filter_window, "bound_rows": filter_rows}
+    homes = {"bound_top": filter_top, "bound_window": filter_window, "bound_rows": filter_digits}
     kept = {name: getattr(homes[name], name) for name in names}
     for name in names:
         setattr(homes[name], name, NotLaunched())

@@ -1,4 +1,4 @@
-"""Drawing by shares on several GPUs: bits against one rank's, times beside the other ways.
+"""Drawing together on several GPUs: bits against one rank's, times of each way.
 
 torchrun --nproc-per-node 4 -m tests.gpu.sampler_shares
 
@@ -11,6 +11,7 @@ rows alone; the floor is its bytes over 450 GB/s and a rank's rows three times o
 
 import sys
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -46,7 +47,8 @@ def shared(logits, how, counts, exchange, world):
 
 
 def check_bits(world, sums, peer):
-    """Random, tied and poisoned rows of any number, by both transports, with and without tops."""
+    """Random, tied and poisoned rows of any number, with and without tops: by shares over both
+    transports, and by columns."""
     wrong = []  # told at the end: no rank leaves the others waiting
     for kind in ("random", "tied", "poisoned"):
         for count in (1, 3, 17, 64, 256):
@@ -57,12 +59,19 @@ def check_bits(world, sums, peer):
                 alone = sampler.finish(
                     sampler._drawn(whole, expected, counts, Shard(0, VOCABULARY))
                 )
+                shard = Shard(world.rank * mine.shape[1], VOCABULARY, sums.all_gather)
+                by_columns = partial(sampler.draw_columns, mine, how, counts, shard)
+                works = {"columns": by_columns}
                 for exchange in (peer, GatherRows(world, ROWS)):
-                    drawn = shared(mine, how, counts, exchange, world)
+                    works[type(exchange).__name__] = partial(
+                        shared, mine, how, counts, exchange, world
+                    )
+                for name, work in works.items():
+                    drawn = work()
                     same = torch.equal(drawn.fit, expected.fit)
                     same &= torch.equal(drawn.tokens[drawn.fit], expected.tokens[drawn.fit])
                     if not same or repr(sampler.finish(drawn)) != repr(alone):
-                        wrong.append((kind, count, type(exchange).__name__))
+                        wrong.append((kind, count, name))
     sums.report()
     torch.cuda.synchronize()
     sums.check()

@@ -246,10 +246,8 @@ class Engine:
         if plan is None:
             return
         results = StepResults(plan, self.scheduler, self._tap)
-        shards = self.world.size > 1 and self._run_ahead and results.likeliest_only
-        share = self.config.share_draws and self.world.size > 1 and self._run_ahead and not shards
-        draws = results.row_draws if share else ()
-        plan = msgspec.structs.replace(plan, feeds=self._run_ahead, shards=shards, row_draws=draws)
+        drawing = results.drawing(self.runner.sharing) if self._run_ahead else {}
+        plan = msgspec.structs.replace(plan, feeds=self._run_ahead, **drawing)
         self._flights.append(_Flight(plan, results, self._send(plan, results)))
 
     def _send(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:

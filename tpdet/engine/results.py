@@ -1,13 +1,13 @@
 """From a step's logits to what the scheduler commits: tokens, prompt scores, failures."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from tpdet.kernels.shard import Shard
 from tpdet.plan import Row, RowDraw, StepPlan
-from tpdet.runner import SharedRows, draw_likeliest
+from tpdet.runner import RowSharing, SharedRows, draw_likeliest
 from tpdet.sampler import Drawn, NumericalFailure, draw, finish, prompt_logprobs
 from tpdet.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
 from tpdet.scheduler.scheduler import Scheduler
@@ -51,7 +51,7 @@ class StepResults:
 
     @property
     def row_draws(self) -> tuple[RowDraw, ...]:
-        """What other ranks must know to draw for their share of the rows; empty: they cannot."""
+        """What other ranks must know to draw the rows with rank 0; empty: they cannot."""
         draws: list[RowDraw] = []
         for wanted in self._wanted:
             if wanted.sampling is None or wanted.row.logits != 1 or not wanted.sampling.plain:
@@ -64,6 +64,17 @@ class StepResults:
                 )
             )  # fmt: skip
         return () if self._tap is not None else tuple(draws)
+
+    def drawing(self, sharing: RowSharing) -> dict[str, Any]:
+        """What the plan says of who draws (`StepPlan`); nothing: rank 0 does, from whole rows."""
+        if not sharing.several:
+            return {}
+        if self.likeliest_only:
+            return {"shards": True}
+        draws = self.row_draws if sharing.open else ()
+        # Each way is the faster one for its rows: with top-k or top-p they are needed whole.
+        columns = len(draws) > 0 and not any(draw.filtered for draw in draws)
+        return {"row_draws": draws, "shards": columns}
 
     def take(self, first: int, logits: torch.Tensor) -> torch.Tensor:
         """Take fp32 logits [n, V] that stand at `first`, `first + 1`, ... of the step's.
@@ -100,7 +111,7 @@ class StepResults:
         return self._keep(rows[taken : taken + len(logits)], draw_likeliest(logits, shard))
 
     def take_shared(self, first: int, logits: torch.Tensor, shared: SharedRows) -> torch.Tensor:
-        """Take this rank's columns of every row's logits: ranks draw for their shares of them."""
+        """Take this rank's columns of every row's logits: ranks draw for the rows together."""
         rows = [one.sampling for one in self._wanted if one.sampling is not None]
         return self._keep(rows[first : first + len(logits)], shared.draw(first, logits))
 

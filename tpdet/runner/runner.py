@@ -95,7 +95,7 @@ class Runner:
         self._exchange = partition.exchange
         self._loader = Loader(config, self.model_config, world, self.device)
         self.model, self.model_digest = self._loader.load(directory, partition, self.max_model_len)
-        self._sharing = open_sharing(config, self._strict_exchange, partition, LOGIT_ROWS)
+        self.sharing = open_sharing(config, self._strict_exchange, partition, LOGIT_ROWS)
         self._key_heads = len(partition.key_heads)
         self.times.mark("load")
         if admits:
@@ -181,8 +181,7 @@ class Runner:
         length = self.max_model_len
         pages = self._allocate(pages_needed(config.max_num_batched_tokens, length))
         held = warm_engine(self.model, pages, self._drawn, config, length, LOGIT_ROWS, self._ahead)
-        if self._sharing is not None:
-            self._sharing.warm_up(self.device)
+        self.sharing.warm_up(self.device)
         self.times.mark("warm-up")
         return held
 
@@ -253,13 +252,13 @@ class Runner:
         They are equal on every rank if the plan feeds the next one; else rank 0 has them.
         """
         none = torch.empty(0, dtype=torch.int64, device=self.device)
+        if plan.row_draws:
+            drawn = self.sharing.take_all(plan, self._shards(plan), results.take_shared)
+            return torch.cat([none, *drawn])
         if plan.shards:
             size = self.model_config.vocab_size
             shard = Shard(self.model.first_local_id, size, self._exchange.all_gather)
             drawn = [results.take_shard(logits_RV, shard) for _, logits_RV in self._shards(plan)]
-            return torch.cat([none, *drawn])
-        if plan.row_draws and self._sharing is not None:
-            drawn = self._sharing.take_all(plan, self._shards(plan), results.take_shared)
             return torch.cat([none, *drawn])
         drawn = [
             results.take(first, self.model.whole_logits(logits_RV))

@@ -1,8 +1,10 @@
-"""Drawing by shares: each rank draws the tokens of some whole rows of a step, and all hear them.
+"""Drawing together: by shares of a step's rows or by columns, and all ranks hear the tokens.
 
-The columns of logits that a rank has computed become its share of whole rows by an exchange. What
-else a row's token depends on stands in the plan (`RowDraw`), so rows that bias, penalties,
-forbidden ids or a schema change are not for this: rank 0 draws all rows of a step that has one.
+By shares, the columns of logits that a rank has computed become some whole rows by an exchange, and
+it draws for these: steps with top-k or top-p. By columns, each rank looks for every row's token in
+its part of the vocabulary. What else a row's token depends on stands in the plan (`RowDraw`), so
+rows that bias, penalties, forbidden ids or a schema change are not for this: rank 0 draws all rows
+of a step that has one.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,10 +16,12 @@ from tpdet.comm.fold import RankExchange
 from tpdet.comm.row_exchange import RowExchange
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
+from tpdet.errors import IntegrityError
 from tpdet.kernels.draw import Draw
+from tpdet.kernels.shard import Shard
 from tpdet.layers.partition import Partition
 from tpdet.plan import RowDraw, StepPlan
-from tpdet.sampler import Drawn, draw_shared
+from tpdet.sampler import Drawn, draw_columns, draw_shared
 
 Blocks = Iterable[tuple[int, torch.Tensor]]
 """(first row, this rank's columns of logits from it on)"""
@@ -28,43 +32,61 @@ _WAYS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
 )
 
+_PLAIN = Draw(temperature=1.0, seed=0, position=0, min_p=0.01)
+
 
 class SharedRows:
     """The rows of one plan that the ranks draw for together."""
 
-    def __init__(
-        self, plan: StepPlan, exchange: RowExchange, world: World, vocab_size: int
-    ) -> None:
-        """plan: with `row_draws`, one for each of its rows with logits."""
+    def __init__(self, plan: StepPlan, exchange: RowExchange, world: World, shard: Shard) -> None:
+        """plan: with `row_draws`, one for each of its rows with logits. shard: this rank's."""
         rows = [row for row in plan.rows if row.logits]
         self._draws = [
             _draw(how, row.start + len(row.token_ids), row.choice)
             for how, row in zip(plan.row_draws, rows, strict=True)
         ]
         self._counts = [how.logprobs for how in plan.row_draws]
-        self._exchange, self._world, self._vocab_size = exchange, world, vocab_size
+        self._exchange, self._world, self._shard = exchange, world, shard
+        self._by_columns = plan.shards
 
     def draw(self, first: int, logits: torch.Tensor) -> Drawn:
         """This rank's columns fp32 [n, W] of the rows from `first` on; on every rank alike."""
         last = first + len(logits)
+        draws, counts = self._draws[first:last], self._counts[first:last]
+        if self._by_columns:
+            return draw_columns(logits, draws, counts, self._shard)
         return draw_shared(
-            logits, self._draws[first:last], self._counts[first:last], self._exchange,
-            self._world.rank, self._world.size, self._vocab_size,
+            logits, draws, counts, self._exchange, self._world.rank, self._world.size,
+            self._shard.vocab_size,
         )  # fmt: skip
 
 
 class RowSharing:
-    """The ranks' way to draw by shares."""
+    """The ranks' way to draw together.
 
-    def __init__(self, exchange: RankExchange, partition: Partition, rows: int) -> None:
-        """rows: that are shared at once, at most. Collective."""
+    `several`: there is another rank; `open`: plans may have `row_draws`. Alike on every rank.
+    """
+
+    def __init__(
+        self, exchange: RankExchange, partition: Partition, rows: int, open_rows: bool
+    ) -> None:
+        """rows: that are shared at once, at most; not `open_rows`: none. Collective."""
         world, vocab_size = partition.world, partition.config.vocab_size
         self._columns = partition.vocabulary_share * len(partition.mine)
-        self._given = exchange.open_rows(self._columns, rows), world, vocab_size
+        shard = Shard(world.rank * self._columns, vocab_size, exchange.all_gather)
+        self.several, self.open = world.size > 1, open_rows
+        self._given: tuple[RowExchange, World, Shard] | None = None
+        if open_rows:
+            self._given = exchange.open_rows(self._columns, rows), world, shard
         self._most = rows
 
     def take_all(self, plan: StepPlan, blocks: Blocks, take: TakeShared) -> list[torch.Tensor]:
-        """`take` of every block, in pieces that the exchange has room for: ids int64 [n] each."""
+        """`take` of every block, in pieces that the exchange has room for: ids int64 [n] each.
+
+        Raises IntegrityError where nothing was opened.
+        """
+        if self._given is None:
+            raise IntegrityError("the plan has ranks draw together: this rank was not started so")
         shared = SharedRows(plan, *self._given)
         return [
             take(first + skip, logits[skip : skip + self._most], shared)
@@ -74,22 +96,26 @@ class RowSharing:
 
     def warm_up(self, device: torch.device) -> None:
         """Draw for every number of rows that may compile something; collective."""
-        exchange, world, vocab_size = self._given
-        rows = 1 if world.size > 1 else 0
+        if self._given is None:
+            return
+        exchange, world, shard = self._given
+        rows = 1
         while rows:
             draws = [Draw(seed=0, position=0, **_WAYS[i % len(_WAYS)]) for i in range(rows)]
             logits = torch.zeros(rows, self._columns, device=device)
-            draw_shared(logits, draws, [5] * rows, exchange, world.rank, world.size, vocab_size)
+            counts, size = [5] * rows, shard.vocab_size
+            draw_shared(logits, draws, counts, exchange, world.rank, world.size, size)
+            draw_columns(logits, [_PLAIN] * rows, counts, shard)
             rows = min(2 * rows, self._most) if rows < self._most else 0
 
 
 def open_sharing(
     config: EngineConfig, exchange: RankExchange, partition: Partition, rows: int
-) -> RowSharing | None:
-    """For up to `rows` rows at once; None unless the configuration asks for it. Collective."""
-    if not config.share_draws:
-        return None
-    return RowSharing(exchange, partition, min(rows, config.seats))
+) -> RowSharing:
+    """For up to `rows` rows at once, if the configuration has ranks draw together. Collective."""
+    asked = {"auto": exchange.memory is not None, "on": True, "off": False}[config.share_draws]
+    several = partition.world.size > 1
+    return RowSharing(exchange, partition, min(rows, config.seats), asked and several)
 
 
 def _draw(how: RowDraw, position: int, choice: int) -> Draw:

@@ -24,6 +24,7 @@ from tpdet.runner.packed_step import BatchShape, StepShape, StepSpans, pack_step
 LEAST_ROWS = 256
 """Of the smallest bucket: so few rows are done about as fast as one, the weights are read."""
 
+_FINE = 16  # buckets of few decode rows: a lone prompt is padded by a sixteenth of the most rows
 _ROUNDED = 128  # rows of a bucket are a multiple of it, unless they are the most there are
 _FEWEST_SPLITS = 1024
 _TIMES_SPLITS = 4  # pad splits cost little: a program that reads two numbers
@@ -109,27 +110,42 @@ def step_shapes(most_rows: int, seats: int, width: int, aside: bool) -> list[Ste
 
     most_rows: of a step; seats: sequences of a step, at most; aside: exchanges can run aside.
     """
+    coarse = _coarse_rows(most_rows)
     return [
-        shape for rows in step_rows(most_rows) for shape in _shapes_of(rows, seats, width, aside)
+        shape
+        for rows in step_rows(most_rows)
+        for shape in _shapes_of(rows, seats, width, aside, rows in coarse)
     ]
 
 
 def step_rows(most: int) -> list[int]:
-    """Numbers of rows that graphs are captured for, ascending: `most` times 1, 3/4, 1/2, ..."""
+    """Numbers of rows that graphs are captured for, ascending: `_FINE` equal steps up to `most`.
+
+    Below the first of them the coarse ones; only those have graphs for many splits too.
+    """
+    step = -(-most // (_FINE * _ROUNDED)) * _ROUNDED
+    return sorted({*_coarse_rows(most), *range(max(step, LEAST_ROWS), most, step)})
+
+
+def _coarse_rows(most: int) -> set[int]:
+    """`most` times 1, 3/4, 1/2, 3/8, ... down to `LEAST_ROWS`."""
     found = {most}
     for halvings in range(most.bit_length()):
         for share in (most >> halvings, 3 * most >> (halvings + 2)):
             rows = -(-share // _ROUNDED) * _ROUNDED
             if rows >= LEAST_ROWS:
                 found.add(min(rows, most))
-    return sorted(found)
+    return found
 
 
-def _shapes_of(rows: int, seats: int, width: int, aside: bool) -> Iterator[StepShape]:
-    """By splits. Decode rows stand before prompts: in the second half none counts as short."""
+def _shapes_of(rows: int, seats: int, width: int, aside: bool, mixed: bool) -> Iterator[StepShape]:
+    """By splits, only the fewest unless `mixed`.
+
+    Decode rows stand before prompts: in the second half none counts as short.
+    """
     early = first_half(rows) if aside else rows
     sequences = min(seats, early)
-    for splits in _split_buckets(sequences * width):
+    for splits in list(_split_buckets(sequences * width))[: None if mixed else 1]:
         halves = [BatchShape(early, sequences, _blocks(early, sequences), splits, width)]
         if late := rows - early:
             sequences_late = min(seats, late)
@@ -145,8 +161,7 @@ def _blocks(rows: int, sequences: int) -> int:
 
 
 def _split_buckets(most: int) -> Iterator[int]:
-    """Numbers of attention splits: none, 1024, 4096, ... up to `most`."""
-    yield 0
+    """Numbers of attention splits: 1024, 4096, ... up to `most`."""
     splits = _FEWEST_SPLITS
     while splits < most:
         yield splits

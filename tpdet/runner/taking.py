@@ -41,7 +41,7 @@ class TakeLogits(Protocol):
         ...
 
     def take_shared(self, first: int, logits: torch.Tensor, shared: SharedRows) -> torch.Tensor:
-        """This rank's columns, fp32 [n, V / ranks], of rows that the ranks draw for by shares.
+        """This rank's columns, fp32 [n, V / ranks], of rows that the ranks draw for together.
 
         As `take_shard`; the first of them is the step's row `first`.
         """
