@@ -4,6 +4,7 @@ Shape suffixes: M rows of the step, R rows whose logits are wanted, V vocabulary
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -178,10 +179,10 @@ class Runner:
         )
 
     def _warm_up(self, config: EngineConfig) -> int:
-        length = self.max_model_len
-        pages = self._allocate(pages_needed(config.max_num_batched_tokens, length))
-        held = warm_engine(self.model, pages, self._drawn, config, length, LOGIT_ROWS, self._ahead)
-        self.sharing.warm_up(self.device)
+        pages = self._allocate(pages_needed(config.max_num_batched_tokens, self.max_model_len))
+        draw = partial(self.sharing.warm_up, self.device)
+        of = self.model, pages, self._drawn, config, self.max_model_len, LOGIT_ROWS
+        held = warm_engine(*of, self._ahead, draw)
         self.times.mark("warm-up")
         return held
 

@@ -21,10 +21,12 @@ def warm_engine(
     context: int,
     logit_rows: int,
     ahead: CompilingAhead,
+    draw: Callable[[], None],
 ) -> int:
     """Run every size of step on `pages`, what graphs will hold compiled as well; collective.
 
-    drawn: ids of the step before, as for `DecodeGraphs`. Returns bytes of the GPU for graphs: what
+    drawn: ids of the step before, as for `DecodeGraphs`. draw: the ways that ranks draw together,
+    each size once. Returns bytes of the GPU for graphs: what
     the largest step took, which those of steps with prompt rows take again, for good.
     """
     limits = config.max_num_seqs, config.max_num_batched_tokens, context, logit_rows
@@ -35,9 +37,11 @@ def warm_engine(
             warm_up(shallow, pages, drawn.device, *limits)
             if captures_graphs(config, drawn.device):
                 make_graphs(shallow, pages, drawn, config, context, capture=False)
+            draw()
 
     ahead.compile(rehearse, "warm-up")
     warm = partial(warm_up, model, pages, drawn.device, *limits)
+    draw()
     if captures_graphs(config, drawn.device) and model.attends_in_fixed_shapes:
         return _bytes_taken(warm, drawn.device)
     warm()
