@@ -21,6 +21,8 @@ from tpdet.kernels.shard import Shard
 from tpdet.request import Candidate
 from tpdet.sampling_row import SampledToken, SamplingRow
 
+_LIKELIEST = Draw(temperature=0.0, seed=0, position=0)
+
 
 @dataclass(frozen=True, slots=True)
 class NumericalFailure:
@@ -62,6 +64,12 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingRow], shard: Shard | None 
     shard = shard or Shard(0, logits.shape[1])
     found = ops.draw_rows(logits, [_draw(row) for row in rows], shard)
     return _drawn(logits, found, [row.params.logprobs or 0 for row in rows], shard)
+
+
+def draw_likeliest(logits: torch.Tensor, shard: Shard) -> Drawn:
+    """`draw` of each row's likeliest token, with nothing else told: fp32 [R, W], R > 0."""
+    found = ops.draw_rows(logits, [_LIKELIEST] * len(logits), shard)
+    return _drawn(logits, found, [0] * len(logits), shard)
 
 
 def draw_shared(

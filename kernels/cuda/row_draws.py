@@ -11,6 +11,8 @@ row; rows with top-k or top-p are gathered whole, and every rank finds their bou
 import struct
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -42,11 +44,17 @@ def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowD
     """One token a row: fp32 [R, W] and R draws, R > 0. Raises ValueError when V is over 2^22."""
     logits = _fit(logits, shard)
     vocabulary, width = shard.vocab_size, shard.width(logits.shape[1])
-    changed = [row for row, how in enumerate(draws) if how.changes_logits]
-    filtered = [row for row, how in enumerate(draws) if _filters(how, vocabulary)]
-    numbers = _row_table(draws, changed, filtered, vocabulary)
-    # Slots stand behind the table, where they are aligned: the alignment is compiled in.
-    held = to_device([*numbers, *filtered, *changed], torch.int64, logits.device)
+    if _all_likeliest(draws):
+        changed: list[int] = []
+        filtered: list[int] = []
+        held = _likeliest_table(len(draws), vocabulary, logits.device)
+    else:
+        changed = [row for row, how in enumerate(draws) if how.changes_logits]
+        ways = [_way(how.temperature, how.top_k, how.top_p, how.min_p, vocabulary) for how in draws]
+        filtered = [row for row, way in enumerate(ways) if way.filters]
+        numbers = _row_table(draws, ways, changed, filtered)
+        # Slots stand behind the table, where they are aligned: the alignment is compiled in.
+        held = to_device([*numbers, *filtered, *changed], torch.int64, logits.device)
     table = held[: len(draws) * FIELDS]
     slots = held[len(table) : len(table) + len(filtered)]
     copies = logits
@@ -117,31 +125,52 @@ def _fit(logits: torch.Tensor, shard: Shard) -> torch.Tensor:
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
-def _filters(how: Draw, vocabulary: int) -> bool:
-    by_top_k = 0 < how.top_k < vocabulary
-    return how.temperature != 0.0 and (by_top_k or top_p_numerator(how.top_p) < 1 << TOP_P_BITS)
+class _Way(NamedTuple):
+    """What a row's table says of its parameters: T's bits to bits of ln(min_p), in its order."""
+
+    numbers: tuple[int, ...]
+    filters: bool
+
+
+@lru_cache(maxsize=4096)
+def _way(temperature: float, top_k: int, top_p: float, min_p: float, vocabulary: int) -> _Way:
+    random, everything = temperature != 0.0, 1 << TOP_P_BITS
+    most = min(top_k, vocabulary) if random and top_k > 0 else vocabulary
+    share = top_p_numerator(top_p) if random else everything
+    by_min_p = random and min_p > 0.0
+    distance = float(Decimal(min_p).ln()) if by_min_p else -float("inf")
+    kind = _RANDOM if random else _GREEDY
+    numbers = (_bits(temperature or 1.0), kind, most, share, _bits(distance))
+    return _Way(numbers, most < vocabulary or share < everything)
+
+
+def _all_likeliest(draws: Sequence[Draw]) -> bool:
+    """Whether one object, over and over, asks for each row's likeliest: a step of greedy rows."""
+    how = draws[0]
+    same = draws[-1] is how and draws.count(how) == len(draws)
+    return same and how.temperature == 0.0 and not how.changes_logits
+
+
+@lru_cache(maxsize=1024)
+def _likeliest_table(rows: int, vocabulary: int, device: torch.device) -> torch.Tensor:
+    """`_row_table` of rows whose seeds, positions and choices nobody reads, kept on the device."""
+    way = _way(0.0, -1, 1.0, 0.0, vocabulary)
+    return to_device([0, 0, 0, 0, *way.numbers, -1, -1, 0] * rows, torch.int64, device)
 
 
 def _row_table(
-    draws: Sequence[Draw], changed: list[int], filtered: list[int], vocabulary: int
+    draws: Sequence[Draw], ways: Sequence[_Way], changed: list[int], filtered: list[int]
 ) -> list[int]:
     """int64 [R, 12]: two seed words, position, choice, T's bits, kind, top-k, top-p's P, bits of
     ln(min_p), copy (-1: none), slot among filtered rows (-1) or given token, unused."""
     copy = {row: place for place, row in enumerate(changed)}
     slot = {row: place for place, row in enumerate(filtered)}
-    numbers = []
-    for row, how in enumerate(draws):
-        random = how.temperature != 0.0
-        top_k = how.top_k if random and how.top_k > 0 else vocabulary
-        share = top_p_numerator(how.top_p) if random else 1 << TOP_P_BITS
-        by_min_p = random and how.min_p > 0.0
-        distance = float(Decimal(how.min_p).ln()) if by_min_p else -float("inf")
-        numbers += [
-            how.seed & 0xFFFFFFFF, how.seed >> 32, how.position, how.choice,
-            _bits(how.temperature or 1.0), _RANDOM if random else _GREEDY,
-            min(top_k, vocabulary), share, _bits(distance),
+    numbers: list[int] = []
+    for row, (how, way) in enumerate(zip(draws, ways, strict=True)):
+        numbers += (
+            how.seed & 0xFFFFFFFF, how.seed >> 32, how.position, how.choice, *way.numbers,
             copy.get(row, -1), slot.get(row, -1), 0,
-        ]  # fmt: skip
+        )  # fmt: skip
     return numbers
 
 

@@ -1,14 +1,22 @@
 """From a step's logits to what the scheduler commits: tokens, prompt scores, failures."""
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
 from tpdet.kernels.shard import Shard
 from tpdet.plan import Row, RowDraw, StepPlan
-from tpdet.runner import RowSharing, SharedRows, draw_likeliest
-from tpdet.sampler import Drawn, NumericalFailure, draw, finish, prompt_logprobs
+from tpdet.runner import RowSharing, SharedRows
+from tpdet.sampler import (
+    Drawn,
+    NumericalFailure,
+    draw,
+    draw_likeliest,
+    finish,
+    prompt_logprobs,
+)
 from tpdet.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
 from tpdet.scheduler.scheduler import Scheduler
 
@@ -41,7 +49,7 @@ class StepResults:
         self.scores: dict[RowKey, list[SampledToken]] = {}
         self.failures: dict[str, str] = {}
 
-    @property
+    @cached_property
     def likeliest_only(self) -> bool:
         """Whether the step only draws the likeliest token of each row, and shows no logits."""
         return self._tap is None and all(
@@ -81,6 +89,8 @@ class StepResults:
 
         Returns the ids int64 of the tokens drawn from them, on their device.
         """
+        if self.likeliest_only:
+            return self.take_shard(logits, Shard(0, logits.shape[1]))
         last = first + len(logits)
         rows: list[SamplingRow] = []
         indices: list[int] = []

@@ -3,6 +3,6 @@
 from tpdet.runner.loading import Tick
 from tpdet.runner.runner import Runner
 from tpdet.runner.shared_rows import RowSharing, SharedRows
-from tpdet.runner.taking import Follower, TakeLogits, draw_likeliest
+from tpdet.runner.taking import Follower, TakeLogits
 
-__all__ = ["Follower", "RowSharing", "Runner", "SharedRows", "TakeLogits", "Tick", "draw_likeliest"]
+__all__ = ["Follower", "RowSharing", "Runner", "SharedRows", "TakeLogits", "Tick"]

@@ -5,22 +5,8 @@ from typing import Protocol
 import torch
 
 from tpdet.kernels.shard import Shard
-from tpdet.request import SamplingParams
 from tpdet.runner.shared_rows import SharedRows
-from tpdet.sampler import Drawn, draw
-from tpdet.sampling_row import SamplingRow
-
-_LIKELIEST = SamplingRow(
-    key=(0, 0),
-    request_id="",
-    params=SamplingParams(temperature=0.0),
-    seed=0,
-    choice=0,
-    prompt_length=0,
-    token_ids=(),
-    position=0,
-    forbidden_ids=(),
-)
+from tpdet.sampler import draw_likeliest
 
 
 class TakeLogits(Protocol):
@@ -67,11 +53,3 @@ class Follower:
     def take_shared(self, first: int, logits: torch.Tensor, shared: SharedRows) -> torch.Tensor:
         """This rank's share of the drawing."""
         return shared.draw(first, logits).tokens
-
-
-def draw_likeliest(logits: torch.Tensor, shard: Shard) -> Drawn:
-    """Launch the drawing of each row's likeliest token, of this rank's columns [R, V'] of it.
-
-    Called on every rank, which get the same tokens.
-    """
-    return draw(logits, [_LIKELIEST] * len(logits), shard)

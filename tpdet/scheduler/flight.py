@@ -34,16 +34,17 @@ def take_off(plan: StepPlan, sequences: Rows[Sequence]) -> Flight:
     Where a row draws a token, PENDING stands in its place until the commit.
     """
     flight = Flight(plan, tuple(sequences), {}, {})
+    drawn, every = flight.drawn, flight.sampling
     for row, sequence in flight.rows:
-        end = row.start + len(row.token_ids)
-        flight.keys.add(sequence.key)
-        scoring = sequence.scoring_row(row.start, end)
-        if scoring is not None:
-            flight.scoring[sequence.key] = scoring
-        sampling = sequence.sampling_row(end)
+        key, end = sequence.key, row.start + len(row.token_ids)
+        if sequence.scores_prompt:
+            scoring = sequence.scoring_row(row.start, end)
+            if scoring is not None:
+                flight.scoring[key] = scoring
         sequence.computed = end
-        if sampling is not None:
-            flight.sampling[sequence.key] = sampling
-            flight.drawn[sequence.key] = len(flight.drawn)
+        if row.draws:
+            every[key] = sequence.sampling_row(end)
+            drawn[key] = len(drawn)
             sequence.tokens.append(PENDING)
+    flight.keys.update(sequence.key for sequence in sequences)
     return flight

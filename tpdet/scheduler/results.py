@@ -1,6 +1,6 @@
 """What a step's results mean for a sequence: tokens appended, scores kept, the end decided."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from tpdet.errors import IntegrityError, RequestError
 from tpdet.plan import Row
@@ -50,8 +50,8 @@ def take_results(
     sampled: Mapping[RowKey, SampledToken],
     scores: Scores,
     approximate: bool = False,
-) -> Iterator[Output]:
-    """Change `sequence` by its row's results and yield what its reader should hear.
+) -> list[Output]:
+    """Change `sequence` by its row's results; what its reader should hear.
 
     approximate: how the step was computed.
 
@@ -63,47 +63,40 @@ def take_results(
         sequence.prompt_scores.extend(scores.get(sequence.key, ()))
     request, choice = sequence.request, sequence.choice
     if not row.draws and (request.params.max_tokens or end < len(sequence.tokens)):
-        return
+        return []
+    told: list[Output] = []
     # Nothing generated before means that the prompt was completed just now, for the first time.
     if sequence.scores_prompt and end == sequence.prompt_length:
-        yield sequence.prompt_output()
+        told.append(sequence.prompt_output())
     if not row.draws:
         cached = sequence.cached_tokens or 0
-        yield TokenOutput(
+        ended = TokenOutput(
             request.request_id, choice, -1, 0.0, (), "length", None, cached, approximate=approximate
         )
-        return
+        return [*told, ended]
     token = sampled[sequence.key]
     if token.token_id in sequence.forbidden_ids(end):
-        yield RequestFailed(
-            request.request_id,
-            IntegrityError.code,
+        why = (
             f"token {token.token_id} was drawn after {end - sequence.prompt_length} tokens "
-            f"although min_tokens is {request.params.min_tokens}",
+            f"although min_tokens is {request.params.min_tokens}"
         )
-        return
+        return [*told, RequestFailed(request.request_id, IntegrityError.code, why)]
     sequence.tokens[end] = token.token_id
     reason = sequence.finish_reason(end)
     stop = token.token_id if reason == "stop" else None
     dead_end = False
-    if reason is None:
+    if reason is None and sequence.constraint is not None:
         try:
             following = sequence.next_ids(end + 1)
         except RequestError as error:
-            yield RequestFailed(request.request_id, RequestError.code, str(error))
-            return
+            return [*told, RequestFailed(request.request_id, RequestError.code, str(error))]
         if following is not None and following.dead:
             reason, dead_end = ("stop", False) if following.complete else ("length", True)
     cached = (sequence.cached_tokens or 0) if end == sequence.prompt_length else 0
-    yield TokenOutput(
-        request.request_id,
-        choice,
-        token.token_id,
-        token.logprob,
-        token.top,
-        reason,
-        stop,
-        cached,
-        dead_end,
-        approximate,
-    )
+    told.append(
+        TokenOutput(
+            request.request_id, choice, token.token_id, token.logprob, token.top,
+            reason, stop, cached, dead_end, approximate,
+        )
+    )  # fmt: skip
+    return told

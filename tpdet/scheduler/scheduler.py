@@ -173,11 +173,11 @@ class Scheduler:
             self._totals.computed_tokens += len(row.token_ids)
             if not sequence.finished:
                 approximate = flight.plan.approximate
-                told = list(take_results(sequence, row, sampled, scores, approximate))
+                told = take_results(sequence, row, sampled, scores, approximate)
                 end = row.start + len(row.token_ids)
                 # Sound logits speak for every position before them; a row without any does not.
-                sound = row.logits and not any(isinstance(it, RequestFailed) for it in told)
-                if sound and end // PAGE_TOKENS > sequence.offered:
+                offers = row.logits and end // PAGE_TOKENS > sequence.offered
+                if offers and not any(isinstance(it, RequestFailed) for it in told):
                     self.roster.ledger.share(sequence, end)
                 for output in told:
                     self._follow(sequence, output)

@@ -49,6 +49,9 @@ class Sequence:
     full_length: int = field(init=False)  # tokens when the last one is drawn; never, if none is
     scores_prompt: bool = field(init=False)  # this choice scores the prompt: the first one does
     reads_results: bool = field(init=False)  # a row of it may depend on the results of another
+    penalises: bool = field(init=False)  # a penalty counts its tokens
+    seed: int = field(init=False)
+    least_length: int = field(init=False)  # tokens before which none may end it
 
     def __post_init__(self) -> None:
         # Read for every row of every step: a property each would be half of the host's work.
@@ -58,6 +61,9 @@ class Sequence:
         self.full_length = self.prompt_length + (params.max_tokens or sys.maxsize)
         self.scores_prompt = self.choice == 0 and params.prompt_logprobs is not None
         self.reads_results = self.scores_prompt or params.reads_tokens
+        self.penalises = params.penalises
+        self.seed = resolved_seed(self.request)
+        self.least_length = self.prompt_length + params.min_tokens
 
     @classmethod
     def of(
@@ -119,6 +125,7 @@ class Sequence:
         token_ids = tuple(self.tokens[start:end])
         if token_ids[-1] == PENDING:
             token_ids = (*token_ids[:-1], -1 - drawn[self.key])
+        draws = self.samples_at(end)
         return Row(
             self.key[0],
             self.choice,
@@ -127,8 +134,8 @@ class Sequence:
             token_ids,
             self.pages[:held],
             self.versions[:held],
-            end - self.first_logits(start, end),
-            self.samples_at(end),
+            end - self.first_logits(start, end) if self.scores_prompt else int(draws),
+            draws,
         )
 
     def samples_at(self, end: int) -> bool:
@@ -146,22 +153,20 @@ class Sequence:
             first = min(first, max(start, len(self.prompt_scores)))
         return first
 
-    def sampling_row(self, end: int) -> SamplingRow | None:
-        """What the sampler needs after a row that ends before `end`; None if nothing is drawn."""
-        if not self.samples_at(end):
-            return None
+    def sampling_row(self, end: int) -> SamplingRow:
+        """What the sampler needs after a row that ends before `end` and draws."""
         params = self.request.params
         return SamplingRow(
             key=self.key,
             request_id=self.request.request_id,
             params=params,
-            seed=resolved_seed(self.request),
+            seed=self.seed,
             choice=self.choice,
             prompt_length=self.prompt_length,
-            token_ids=tuple(self.tokens[:end]) if params.penalises else (),
+            token_ids=tuple(self.tokens[:end]) if self.penalises else (),
             position=end,
             forbidden_ids=self.forbidden_ids(end),
-            allowed=self.allowed_ids(end),
+            allowed=None if self.constraint is None else self.allowed_ids(end),
         )
 
     def scoring_row(self, start: int, end: int) -> ScoringRow | None:
@@ -183,8 +188,7 @@ class Sequence:
 
     def forbidden_ids(self, position: int) -> tuple[int, ...]:
         """Ids that may not be drawn for `position`, because `min_tokens` is not reached."""
-        least = self.request.params.min_tokens
-        return self.ending_ids() if position - self.prompt_length < least else ()
+        return self.ending_ids() if position < self.least_length else ()
 
     def allowed_ids(self, position: int) -> bytes | None:
         """The mask of `next_ids`; without an id where the schema reaches a limit: the row fails."""
