@@ -1,14 +1,16 @@
-"""Prefill by what an exchange aside takes: its programs and the rows of each at once.
+"""Prefill by the multiprocessors an exchange aside takes, replayed from a graph of a full step.
 
-    torchrun --nproc-per-node 4 -m tests.gpu.prefill_aside qwen3-8b 12,16,20,24,28
+    torchrun --nproc-per-node 2 -m tests.gpu.prefill_aside qwen3-8b 12,16,20,24 [--down-on-all]
 
-prints prompt tokens/s, 8 prompts of 4,096 tokens in steps of 8,192, one line a setting: the second
-and third turn of all settings, the first compiles. Dummy weights; bits do not depend on any of it.
+prints prompt tokens/s, 8 prompts of 4,096 tokens in steps of 8,192, one line a setting, each three
+times in turn. With `--down-on-all` every setting runs twice: the second time the down product is
+launched as if nothing ran beside it. Dummy weights; bits do not depend on any of it.
 """
 
 import random
 import sys
 import time
+from unittest import mock
 
 import torch
 
@@ -16,7 +18,10 @@ from tpdet.comm import peer_exchange
 from tpdet.comm.device import open_world
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
+from tpdet.kernels import ops
+from tpdet.layers.mlp import GatedMlp
 from tpdet.request import Request, SamplingParams
+from tpdet.runner import decode_graphs, graphs, step_graphs
 
 PROMPT, PROMPTS, TURNS = 4096, 8, 3
 
@@ -35,35 +40,59 @@ def prefill(engine, turn):
     return PROMPTS * PROMPT / (time.perf_counter() - began)
 
 
-def main(model, programs):
-    """Every number of programs with one and with two rows at once, in turn."""
+def down_on_all(self, rows, norm_weight, eps):
+    """`GatedMlp.__call__`, the second product on every multiprocessor."""
+    mixed = ops.silu_and_multiply(self._gate_up(rows.x_MH))
+    with ops.leaving_multiprocessors(0, mixed.device):
+        return self._down(mixed, rows, norm_weight, eps)
+
+
+def capture(engine, count, everywhere):
+    """Graphs of one decode row and of a full step, captured with `count` programs aside."""
+    peer_exchange.PROGRAMS_ASIDE[engine.world.size] = count
+    one_row = decode_graphs.decode_shapes(1, 1)
+    call = down_on_all if everywhere else GatedMlp.__call__
+    with (
+        mock.patch.object(step_graphs, "step_rows", lambda most: [most]),
+        mock.patch.object(graphs, "decode_shapes", lambda *_: one_row),
+        mock.patch.object(GatedMlp, "__call__", call),
+    ):
+        torch.cuda.synchronize()
+        engine.runner._graphs = None
+        engine.runner._capture_graphs()
+
+
+def main(model, programs, ways):
+    """Every number of programs in turn."""
     world = open_world("cuda", 300.0)
     config = EngineConfig.from_values(
         model=model, dtype="bfloat16", device="cuda", load_format="dummy", max_num_seqs=64,
         max_model_len=PROMPT + 64, max_num_batched_tokens=2 * PROMPT, kv_pages=400,
-        enforce_eager=True, enable_prefix_caching=False,
+        enable_prefix_caching=False,
     )  # fmt: skip
     engine = Engine(config, world)
-    found = {(count, rows): [] for count in programs for rows in (1, 2)}
+    found = {(count, everywhere): [] for count in programs for everywhere in ways}
     for turn in range(TURNS):
-        for number, (count, rows) in enumerate(found):
-            peer_exchange.PROGRAMS_ASIDE[world.size] = count
-            peer_exchange.ROWS_ASIDE = rows
+        for number, (count, everywhere) in enumerate(found):
+            capture(engine, count, everywhere)
+            world.barrier()
             if world.rank == 0:
-                speed = prefill(engine, turn * len(found) + number)
-                if turn:
-                    found[count, rows].append(speed)
+                found[count, everywhere].append(prefill(engine, turn * len(found) + number))
                 engine.stop_workers()
             else:
                 engine.worker_loop()
             torch.cuda.synchronize()
             world.barrier()
     if world.rank == 0:
-        for (count, rows), speeds in found.items():
+        for (count, everywhere), speeds in found.items():
             told = ", ".join(f"{speed:,.0f}" for speed in speeds)
-            print(f"{count:3} programs of {rows} rows at once: {told} tokens/s", flush=True)
+            print(f"{count:3} programs{', down on all' * everywhere}: {told} tokens/s", flush=True)
     engine.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], [int(part) for part in sys.argv[2].split(",")])
+    main(
+        sys.argv[1],
+        [int(part) for part in sys.argv[2].split(",")],
+        (False, True) if "--down-on-all" in sys.argv[3:] else (False,),
+    )

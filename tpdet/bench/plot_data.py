@@ -1,5 +1,6 @@
 """What the pictures show, out of results files' rows: curves of decode steps, roofline points."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -79,26 +80,29 @@ def curves(found: Iterable[tuple[Run, list[Row]]]) -> list[Curve]:
 
 
 def by_context(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Growth]]:
-    """By model, where a batch was timed at more than one context; of its first mode only."""
-    steps: dict[str, dict[tuple[int, int], dict[int, float]]] = {}
-    modes: dict[str, str] = {}
+    """By model, where a batch was timed at more than one context.
+
+    Of one strict mode: the default fold order, or the first where that was not timed so.
+    """
+    steps: dict[str, dict[str, dict[tuple[int, int], dict[int, float]]]] = {}
     for _, rows in found:
         for row in rows:
-            if row["case"] != "decode" or row["unit"] != "ms":
+            if row["case"] != "decode" or row["unit"] != "ms" or _approximate(row):
                 continue
-            model, mode = row["model"], row.get("mode", "")
-            if not _approximate(row) and modes.setdefault(model, mode) == mode:
-                mine = steps.setdefault(model, {}).setdefault((row["tp"], row["batch"]), {})
-                mine[row["context"]] = row["value"]
-    grown = {
-        model: [
-            Growth(tp, batch, tuple(sorted(mine.items())))
-            for (tp, batch), mine in sorted(cases.items())
-            if len(mine) > 1
-        ]
-        for model, cases in steps.items()
-    }
-    return {model: growth for model, growth in grown.items() if growth}
+            modes = steps.setdefault(row["model"], {})
+            cases = modes.setdefault(row.get("mode") or "", {})
+            cases.setdefault((row["tp"], row["batch"]), {})[row["context"]] = row["value"]
+    grown: dict[str, list[Growth]] = {}
+    for model, modes in steps.items():
+        for mode in sorted(modes, key=lambda mode: mode != DEFAULT_FOLD_ORDER):
+            growth = [
+                Growth(tp, batch, tuple(sorted(mine.items())))
+                for (tp, batch), mine in sorted(modes[mode].items())
+                if len(mine) > 1
+            ]
+            if growth:
+                grown.setdefault(model, growth)
+    return grown
 
 
 def costs(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Cost]]:
@@ -126,8 +130,16 @@ def costs(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Cost]]:
                 ratio = orders[order] / orders[APPROXIMATE]
                 by_size.setdefault(tp, {}).setdefault(name, ratio)
         if by_size:
-            made[model] = [Cost(tp, tuple(by_size[tp].items())) for tp in sorted(by_size)]
+            made[model] = [
+                Cost(tp, tuple(sorted(by_size[tp].items(), key=lambda case: _by_numbers(case[0]))))
+                for tp in sorted(by_size)
+            ]
     return made
+
+
+def _by_numbers(name: str) -> list[tuple[int, str]]:
+    """Sorts names by what they say, numbers by their size."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def points(found: Iterable[tuple[Run, list[Row]]]) -> list[Point]:
