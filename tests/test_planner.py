@@ -30,7 +30,7 @@ from tpdet.planner.step import make_world
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
-WITHIN = 0.15  # of the measured figures, as issue 6 has it
+WITHIN = 0.15  # of the measured figures
 
 
 @pytest.fixture(scope="module")
