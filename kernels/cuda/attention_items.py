@@ -9,7 +9,7 @@ from tpdet.kernels.cuda.attention_whole_split import GROUP_ROWS
 
 @gluon.jit
 def item_of(turn, items, blocks, rows, window, KEY_HEADS: gl.constexpr, GROUP: gl.constexpr,
-          WINDOW: gl.constexpr, BLOCK: gl.constexpr):  # fmt: skip
+            WINDOW: gl.constexpr, BLOCK: gl.constexpr):  # fmt: skip
     """What a program does in its turn: 128 rows of a key head, on tiles [begin, end).
 
     Items come with the most keys first; every second turn runs the other way, so that programs

@@ -2,10 +2,10 @@
 
 The arithmetic is that of `attention_split`, tile for tile. A program takes items of 128 rows of one
 key head, 64 for each group of warps, and both read the tiles that the fetching warp brings, which
-goes on to the next item while they end this one. Within a group
-the scores of tile j + 1 are asked for before the products p . v of tile j, and its exponentials are
-taken while those run (Shah et al. 2024, FlashAttention-3, arXiv 2407.08608, algorithm 2); the
-groups drift apart, so that one's exponentials hide behind the other's products.
+goes on to the next item while they end this one. Within a group the scores of tile j + 1 are asked
+for before the products p . v of tile j, and its exponentials are taken while those run (Shah et al.
+2024, FlashAttention-3, arXiv 2407.08608, algorithm 2); the groups drift apart, so that one's
+exponentials hide behind the other's products.
 
 Hopper only, heads of 128 at most: two fp32 states of a row must fit a thread's registers.
 """
