@@ -104,7 +104,9 @@ def test_plain_mpirun_at_four_ranks(cluster_model, answers_alone, tmp_path):
         assert ready["tp"] == 4
         assert (ask(ready["url"]), ask(ready["url"], LONG)) == answers_alone
         assert stop(run) == 0 and process.wait(30) == 0
-    with started(tmp_path, command, cluster_model) as (process, run, _):
+    again = tmp_path / "again"  # where no ready.json lies until this one is
+    again.mkdir()
+    with started(again, command, cluster_model) as (process, run, _):
         everyone = family(run)
         process.kill()  # mpirun is gone: the ranks follow it
         assert all_gone(everyone)
