@@ -17,12 +17,8 @@ VOCABULARY = 1000
 
 
 def table(draws):
-    ways = [
-        row_draws._way(how.temperature, how.top_k, how.top_p, how.min_p, VOCABULARY)
-        for how in draws
-    ]
-    filtered = [row for row, way in enumerate(ways) if way.filters]
-    return row_draws._row_table(draws, ways, [1], filtered), filtered
+    filtered = [row for row, how in enumerate(draws) if row_draws._way_of(how, VOCABULARY).filters]
+    return row_draws._row_table(draws, [1], filtered, VOCABULARY), filtered
 
 
 def bits(value):
@@ -49,8 +45,7 @@ def test_a_step_of_likeliest_rows_has_the_table_of_its_rows():
     how = Draw(temperature=0.0, seed=0, position=0)
     assert row_draws._all_likeliest([how] * 5)
     kept = row_draws._likeliest_table(5, VOCABULARY, torch.device("cpu"))
-    ways = [row_draws._way(0.0, -1, 1.0, 0.0, VOCABULARY)] * 5
-    assert kept.tolist() == row_draws._row_table([how] * 5, ways, [], [])
+    assert kept.tolist() == row_draws._row_table([how] * 5, [], [], VOCABULARY)
 
 
 def test_rows_that_are_not_all_the_likeliest_have_a_table_of_their_own():

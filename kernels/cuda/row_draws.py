@@ -50,9 +50,8 @@ def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowD
         held = _likeliest_table(len(draws), vocabulary, logits.device)
     else:
         changed = [row for row, how in enumerate(draws) if how.changes_logits]
-        ways = [_way(how.temperature, how.top_k, how.top_p, how.min_p, vocabulary) for how in draws]
-        filtered = [row for row, way in enumerate(ways) if way.filters]
-        numbers = _row_table(draws, ways, changed, filtered)
+        filtered = [row for row, how in enumerate(draws) if _way_of(how, vocabulary).filters]
+        numbers = _row_table(draws, changed, filtered, vocabulary)
         # Slots stand behind the table, where they are aligned: the alignment is compiled in.
         held = to_device([*numbers, *filtered, *changed], torch.int64, logits.device)
     table = held[: len(draws) * FIELDS]
@@ -144,6 +143,10 @@ def _way(temperature: float, top_k: int, top_p: float, min_p: float, vocabulary:
     return _Way(numbers, most < vocabulary or share < everything)
 
 
+def _way_of(how: Draw, vocabulary: int) -> _Way:
+    return _way(how.temperature, how.top_k, how.top_p, how.min_p, vocabulary)
+
+
 def _all_likeliest(draws: Sequence[Draw]) -> bool:
     """Whether one object, over and over, asks for each row's likeliest: a step of greedy rows."""
     how = draws[0]
@@ -159,17 +162,17 @@ def _likeliest_table(rows: int, vocabulary: int, device: torch.device) -> torch.
 
 
 def _row_table(
-    draws: Sequence[Draw], ways: Sequence[_Way], changed: list[int], filtered: list[int]
+    draws: Sequence[Draw], changed: list[int], filtered: list[int], vocabulary: int
 ) -> list[int]:
     """int64 [R, 12]: two seed words, position, choice, T's bits, kind, top-k, top-p's P, bits of
     ln(min_p), copy (-1: none), slot among filtered rows (-1) or given token, unused."""
     copy = {row: place for place, row in enumerate(changed)}
     slot = {row: place for place, row in enumerate(filtered)}
     numbers: list[int] = []
-    for row, (how, way) in enumerate(zip(draws, ways, strict=True)):
+    for row, how in enumerate(draws):
         numbers += (
-            how.seed & 0xFFFFFFFF, how.seed >> 32, how.position, how.choice, *way.numbers,
-            copy.get(row, -1), slot.get(row, -1), 0,
+            how.seed & 0xFFFFFFFF, how.seed >> 32, how.position, how.choice,
+            *_way_of(how, vocabulary).numbers, copy.get(row, -1), slot.get(row, -1), 0,
         )  # fmt: skip
     return numbers
 
