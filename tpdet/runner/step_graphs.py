@@ -7,19 +7,16 @@ normed rows. The output head and the draw follow one by one: which rows have log
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import torch
 
-from tpdet.cache.kv import KeyValuePages
-from tpdet.kernels import ops
 from tpdet.kernels.paged_batch import BLOCK_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.models.halves import first_half
 from tpdet.plan import Row
-from tpdet.runner.graph_room import Graph, GraphRoom
-from tpdet.runner.packed_step import BatchShape, StepShape, StepSpans, pack_step, packed_batches
+from tpdet.runner.captured_steps import CapturedSteps
+from tpdet.runner.packed_step import BatchShape, StepShape, StepSpans
 
 LEAST_ROWS = 256
 """Of the smallest bucket: so few rows are done about as fast as one, the weights are read."""
@@ -31,34 +28,8 @@ _TIMES_SPLITS = 4  # pad splits cost little: a program that reads two numbers
 _FEWEST_BLOCKS, _ROWS_A_BLOCK = 32, 64  # beside full ones: room for the ends of so many sequences
 
 
-class StepGraphs:
-    """Graphs of one model over one KV cache, whose last page is the scratch page."""
-
-    def __init__(
-        self,
-        model: Decoder,
-        first: Decoder,
-        pages: KeyValuePages,
-        drawn: torch.Tensor,
-        shapes: Sequence[StepShape],
-        room: GraphRoom | None,
-    ) -> None:
-        """Capture every shape, as `DecodeGraphs` does."""
-        self._pages = pages
-        self._drawn = drawn
-        self._scratch = pages.layers[0].keys.shape[0] - 1
-        self._room = room
-        self._hidden: torch.Tensor | None = None  # [largest, H], every graph writes here
-        self._buckets: list[tuple[StepShape, Graph]] = []
-        for shape in reversed(shapes):
-            if room is None:
-                packed = torch.zeros(shape.words, dtype=torch.int32, device=drawn.device)
-                self._step(first, shape, packed)
-                continue
-            self._fill(room, shape, (), self._spans((), shape).within(shape) or [])
-            steps = (partial(self._step, each, shape, room.packed) for each in (model, first))
-            self._buckets.append((shape, room.capture(*steps)))
-        self._buckets.reverse()
+class StepGraphs(CapturedSteps):
+    """Graphs of steps with prompt rows, to the normed rows."""
 
     def run(self, rows: Sequence[Row]) -> torch.Tensor | None:
         """Replay a step: the normed rows whose logits are wanted [R, H]; None if no bucket fits.
@@ -72,19 +43,9 @@ class StepGraphs:
         for shape, graph in self._buckets:
             parts = spans.within(shape) if total <= shape.rows <= most else None
             if parts is not None:
-                assert self._room is not None and self._hidden is not None
-                self._fill(self._room, shape, rows, parts)
-                graph.replay()
-                return self._hidden[self._wanted(rows, spans)]
+                hidden = self._replay(shape, graph, rows, parts)
+                return hidden[self._wanted(rows, spans)]
         return None
-
-    def _spans(self, rows: Sequence[Row], shape: StepShape) -> StepSpans:
-        return StepSpans.of(rows, shape.batches[0].width, self._scratch)
-
-    def _fill(
-        self, room: GraphRoom, shape: StepShape, rows: Sequence[Row], parts: list[StepSpans]
-    ) -> None:
-        room.fill(shape.words, lambda host: pack_step(rows, shape, parts, host, self._scratch))
 
     def _wanted(self, rows: Sequence[Row], spans: StepSpans) -> torch.Tensor:
         """Rows whose logits are wanted, int64 on the device."""
@@ -96,13 +57,8 @@ class StepGraphs:
             wanted = wanted.pin_memory().to(self._drawn.device, non_blocking=True)
         return wanted
 
-    def _step(self, model: Decoder, shape: StepShape, packed: torch.Tensor) -> None:
-        """What a graph holds: the model over the packed rows, to the normed rows."""
-        ids, batches = packed_batches(shape, packed, self._scratch)
-        x_MH = model.hidden(ops.resolve_drawn(ids, self._drawn), self._pages, *batches)
-        if self._hidden is None:
-            self._hidden = torch.empty_like(x_MH)
-        self._hidden[: len(ids)].copy_(x_MH)
+    def _result(self, model: Decoder, x_MH: torch.Tensor) -> torch.Tensor:
+        return x_MH
 
 
 def step_shapes(most_rows: int, seats: int, width: int, aside: bool) -> list[StepShape]:

@@ -1,0 +1,80 @@
+"""What graphs of decode steps and of steps with prompt rows do alike: capture, fill, replay."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from tpdet.cache.kv import KeyValuePages
+from tpdet.kernels import ops
+from tpdet.models.decoder import Decoder
+from tpdet.plan import Row
+from tpdet.runner.graph_room import Graph, GraphRoom
+from tpdet.runner.packed_step import StepShape, StepSpans, pack_step, packed_batches
+
+
+class CapturedSteps(ABC):
+    """Graphs of one model over one KV cache, whose last page is the scratch page."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        first: Decoder,
+        pages: KeyValuePages,
+        drawn: torch.Tensor,
+        shapes: Sequence[StepShape],
+        room: GraphRoom | None,
+    ) -> None:
+        """Capture every shape; alike on every rank, for the graphs hold the collectives.
+
+        Without a `room` each is launched once and there are no graphs: what they need compiled.
+
+        first: launches what the model does, before it is captured; drawn: ids int64 of the step
+        before, which negative token ids name; shapes: ascending.
+        """
+        self._pages = pages
+        self._drawn = drawn
+        self._scratch = pages.layers[0].keys.shape[0] - 1
+        self._room = room
+        self._kept: torch.Tensor | None = None  # [largest, ...], every graph writes here
+        self._buckets: list[tuple[StepShape, Graph]] = []
+        for shape in reversed(shapes):
+            if room is None:
+                packed = torch.zeros(shape.words, dtype=torch.int32, device=drawn.device)
+                self._step(first, shape, packed)
+                continue
+            self._fill(room, shape, (), self._spans((), shape).within(shape) or [])
+            steps = (partial(self._step, each, shape, room.packed) for each in (model, first))
+            self._buckets.append((shape, room.capture(*steps)))
+        self._buckets.reverse()
+
+    @abstractmethod
+    def _result(self, model: Decoder, x_MH: torch.Tensor) -> torch.Tensor:
+        """What a graph keeps of the normed rows [M, H]: [M, ...]."""
+
+    def _replay(
+        self, shape: StepShape, graph: Graph, rows: Sequence[Row], parts: list[StepSpans]
+    ) -> torch.Tensor:
+        """Run a step; what all graphs keep, of which the step's rows come first."""
+        assert self._room is not None and self._kept is not None
+        self._fill(self._room, shape, rows, parts)
+        graph.replay()
+        return self._kept
+
+    def _spans(self, rows: Sequence[Row], shape: StepShape) -> StepSpans:
+        return StepSpans.of(rows, shape.batches[0].width, self._scratch)
+
+    def _fill(
+        self, room: GraphRoom, shape: StepShape, rows: Sequence[Row], parts: list[StepSpans]
+    ) -> None:
+        room.fill(shape.words, lambda host: pack_step(rows, shape, parts, host, self._scratch))
+
+    def _step(self, model: Decoder, shape: StepShape, packed: torch.Tensor) -> None:
+        """What a graph holds: the model over the packed rows, to what is kept of them."""
+        ids, batches = packed_batches(shape, packed, self._scratch)
+        x_MH = model.hidden(ops.resolve_drawn(ids, self._drawn), self._pages, *batches)
+        result = self._result(model, x_MH)
+        if self._kept is None:
+            self._kept = torch.empty_like(result)
+        self._kept[: len(ids)].copy_(result)
