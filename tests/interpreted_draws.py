@@ -21,14 +21,7 @@ from tests.interpreted_noise import (
 from tpdet.kernels.cpu import sampling as cpu_sampling
 from tpdet.kernels.cpu.gumbel import gumbel_noise as cpu_noise
 from tpdet.kernels.cpu.log_softmax import fixed_point_mass
-from tpdet.kernels.cuda import (
-    filter_digits,
-    filter_rows,
-    filter_top,
-    filter_window,
-    row_draws,
-    sampling,
-)
+from tpdet.kernels.cuda import filter_rows, row_draws, sampling
 from tpdet.kernels.draw import Draw
 from tpdet.kernels.shard import Shard
 
@@ -191,14 +184,14 @@ def bounds_are_the_old_ones_by_each_way():
             for ways in WAYS_TO_BOUNDS:
                 by = bounds_by(ways, given, groups)
                 left_over[ways] = left_over.get(ways, 0) + (by == 2**62)
-                all_but_rows = ways == ("bound_top", "bound_window")
+                all_but_rows = ways == ("list", "window")
                 assert by != 2**62 or not all_but_rows or kind not in QUICK, (kind, way)
                 assert by in (int(old), 2**62), (kind, way, ways, by, int(old))
     tried = 9 * len(KINDS)
-    assert 0 < left_over[("bound_top",)] < tried, left_over  # each way has rows to answer for
-    assert left_over[("bound_window",)] < tried / 4, left_over
-    assert left_over[("bound_rows",)] == 0, left_over
-    assert left_over[("bound_top", "bound_window")] < tried / 6, left_over
+    assert 0 < left_over[("list",)] < tried, left_over  # each way has rows to answer for
+    assert left_over[("window",)] < tried / 4, left_over
+    assert left_over[("rows",)] == 0, left_over
+    assert left_over[("list", "window")] < tried / 6, left_over
 
 
 def long_runs_of_ties_need_no_search():
@@ -211,12 +204,12 @@ def long_runs_of_ties_need_no_search():
         keys = torch.sort(x[0], descending=True, stable=True)
         upto = torch.cumsum(masses[keys.indices], 0) / masses.sum()
         last = int((upto < share).sum())
-        found = int(bound_of(x, {"top_p": share}, ("bound_top", "bound_window")))
+        found = int(bound_of(x, {"top_p": share}, ("list", "window")))
         assert 4194303 - (found & 4194303) == int(keys.indices[last]), (share, found)
         ended.add(float(x[0, keys.indices[last]]))
     assert len(ended) == 3, ended
     for k in (9000, 15_000, 29_000):
-        found = int(bound_of(x, {"top_k": k}, ("bound_top", "bound_window")))
+        found = int(bound_of(x, {"top_k": k}, ("list", "window")))
         assert 4194303 - (found & 4194303) == int(keys.indices[k - 1]), k
 
 
@@ -228,7 +221,7 @@ def a_few_heavy_ids_do_not_mislead_the_window():
     masses = fixed_point_mass(x[0], x[0].amax())
     keys = torch.sort(x[0], descending=True, stable=True)
     last = int((torch.cumsum(masses[keys.indices], 0) < 0.95 * masses.sum()).sum())
-    found = int(bound_of(x, {"top_p": 0.95}, ("bound_top", "bound_window")))
+    found = int(bound_of(x, {"top_p": 0.95}, ("list", "window")))
     assert last > 6144 and 4194303 - (found & 4194303) == int(keys.indices[last])
 
 
@@ -243,8 +236,8 @@ def values_in_one_bucket_are_found_by_digits():
         ({"top_k": 9000}, 9000),
         ({"top_k": 9000, "top_p": 0.5}, None),
     ):
-        assert int(bound_of(x, way, ("bound_top", "bound_window"))) == 2**62, way
-        found = int(bound_of(x, way, ("bound_rows",)))
+        assert int(bound_of(x, way, ("list", "window"))) == 2**62, way
+        found = int(bound_of(x, way, ("rows",)))
         masses = fixed_point_mass(x[0], x[0].amax())[keys.indices][: way.get("top_k")]
         if k is None:
             k = int((torch.cumsum(masses, 0) < way["top_p"] * masses.sum()).sum()) + 1
@@ -261,29 +254,13 @@ def bound_of(x, way, names):
 
 
 QUICK = ("random", "tied", "zeros")  # none of their rows may need the slow way
-WAYS_TO_BOUNDS = ("bound_top",), ("bound_window",), ("bound_rows",), ("bound_top", "bound_window")
+WAYS_TO_BOUNDS = ("list",), ("window",), ("rows",), ("list", "window")
 
 
 def bounds_by(names, given, groups, vocabulary=V):
-    """The bound of one row by the kernels that are named; 2^62 where they found none."""
-    homes = {"bound_top": filter_top, "bound_window": filter_window, "bound_rows": filter_digits}
-    kept = {}
-    for name, module in homes.items():
-        if name not in names:
-            kept[name] = module, getattr(module, name)
-            setattr(module, name, Nothing())
-    try:
-        return int(filter_rows.find_bounds(*given, groups, vocabulary, False)[0, 0])
-    finally:
-        for name, (module, kernel) in kept.items():
-            setattr(module, name, kernel)
-
-
-class Nothing:
-    """A kernel that is not launched."""
-
-    def __getitem__(self, grid):
-        return lambda *arguments, **options: None
+    """The bound of one row in the ways that are named; 2^62 where they found none."""
+    found = filter_rows.find_bounds(*given, groups, vocabulary, False, names)
+    return int(found[0, 0])
 
 
 def near_ties_of_rough_scores_are_settled_by_exact_ones():

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from tests.interpreted_draws import CASES
 from tests.test_triton_gemm import compile_for_hopper
-from tpdet.kernels.cuda import filter_digits, filter_top, filter_window, gumbel_scores, row_scan
+from tpdet.kernels.cuda import filter_rest, filter_top, filter_window, gumbel_scores, row_scan
 
 ROOT = Path(__file__).resolve().parent.parent
 ROW = {"logits": "*fp32", "copies": "*fp32", "table": "*i64", "peaks": "*i64"}
@@ -21,7 +21,8 @@ SHAPE = {"rows": "i32", "width": "i32", "stride": "i32", "peak_parts": "i32"}
 TOP = {"slots": "*i64", "lists": "*i64", "state": "*i64", "bounds": "*i64"}
 LISTS = TOP | {"tops": "*i64", "counts": "*i32", "parts_of": "*i32"}
 SIZES = {"FIELDS": 12, "PARTS": 128}
-WINDOW = {"TOPS": 8, "STATE": 16, "BUCKETS": 256, "ROOM": 6144, "CAPACITY": 8192}
+WINDOW = {"TOPS": 8, "STATE": 16, "BUCKETS": 256, "ROOM": 6144, "CAPACITY": 8192,
+          "WINDOW": True}
 KERNELS = {
     "peaks": (
         row_scan.scan_peaks, ROW | {"groups": "*i64", "rows": "i32", "width": "i32",
@@ -72,24 +73,16 @@ KERNELS = {
     ),
     "count": (
         filter_window.count_buckets, ROW | SHAPE | LISTS,
-        SIZES | {"WHOLE": False, "TOPS": 8, "BLOCK": 8192, "BUCKETS": 256}, 16,
-    ),
-    "choose": (
-        filter_window.choose_window, ROW | SHAPE | LISTS | {"vocabulary": "i32"},
-        SIZES | WINDOW, 8,
+        SIZES | WINDOW | {"WHOLE": False, "BLOCK": 8192}, 16,
     ),
     "collect": (
         filter_window.collect_window, ROW | SHAPE | LISTS,
         SIZES | WINDOW | {"WHOLE": False, "BLOCK": 4096}, 8,
     ),
-    "bound": (
-        filter_window.bound_window, ROW | SHAPE | LISTS | {"parts": "i32"},
-        SIZES | WINDOW | {"WHOLE": False, "BLOCK": 4096, "ROW_PARTS": 64}, 16,
-    ),
-    "whole rows": (
-        filter_digits.bound_rows,
-        ROW | SHAPE | {"slots": "*i64", "bounds": "*i64", "digits": "*i64"},
-        SIZES | {"WHOLE": True, "BLOCK": 4096, "DIGITS": 2048}, 16,
+    "rest": (
+        filter_rest.bound_rest, ROW | SHAPE | LISTS | {"parts": "i32", "digits": "*i64"},
+        SIZES | WINDOW | {"WHOLE": False, "BLOCK": 4096, "ROW_PARTS": 64, "DIGITS": 2048,
+                          "ROWS": True}, 16,
     ),
 }  # fmt: skip
 FUSED = ("scores", "top")  # the fp64 logarithm is a sequence of fma's that asks for them
@@ -103,7 +96,7 @@ def test_a_kernel_compiles_without_float_atomics_fusion_or_spills(name):
     ptx, log = compile_for_hopper(kernel, types, constants, warps, 3)
     atomics = re.findall(r"(?<![a-z])(?:atom|red)\.[a-z0-9.:_]+", ptx)
     assert all(re.search(r"\.[us](32|64)$", atomic) for atomic in atomics), atomics
-    assert not atomics or name in ("count", "collect", "list", "whole rows"), atomics
+    assert not atomics or name in ("count", "collect", "list", "rest"), atomics
     assert name in FUSED or not re.search(r"fma\.rn\.f(32|64)", ptx)
     spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", log)]
     assert spilled and max(spilled) == 0, log

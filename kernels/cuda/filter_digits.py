@@ -10,7 +10,7 @@ top-k's bound up are searched again. Sums are of integers, added by atomics: no 
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.filter_row import row_of_slot, threshold_of
+from tpdet.kernels.cuda.filter_row import threshold_of
 from tpdet.kernels.cuda.gumbel_scores import scaled
 from tpdet.kernels.cuda.log_softmax import fixed_point
 from tpdet.kernels.cuda.order_select import order_of
@@ -100,28 +100,20 @@ def search_row(
     return last_of_value(start, width, temperature, floor, key, missing, BLOCK)
 
 
-@triton.jit(do_not_specialize=["rows", "peak_parts"])
-def bound_rows(
-    logits, copies, table, peaks, slots, bounds, digits, rows, width, stride, peak_parts,
-    FIELDS: tl.constexpr, PARTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit
+def bound_by_digits(
+    start, width, temperature, top, top_k, numerator, digits, BLOCK: tl.constexpr,
     DIGITS: tl.constexpr,
 ):  # fmt: skip
-    """bounds[slot] of the rows that `bound_window` left (2^62), over all ids; program (slot,)."""
-    slot = tl.program_id(0)
-    if tl.load(bounds + slot * 2) == 4611686018427387904:
-        start, temperature, top, top_k, numerator = row_of_slot(
-            logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS, PARTS,
-            WHOLE,
-        )  # fmt: skip
-        mine = digits + slot.to(tl.int64) * DIGITS
-        bound = tl.full((), -9007199254740992, tl.int64)
-        if top_k < width:
-            bound = search_row(
-                start, width, temperature, top, bound, top_k, mine, False, BLOCK, DIGITS
-            )
-        if numerator < 1073741824:
-            found = search_row(
-                start, width, temperature, top, bound, numerator, mine, True, BLOCK, DIGITS
-            )
-            bound = tl.maximum(bound, found)
-        tl.store(bounds + slot * 2, bound)
+    """A row's smallest kept order, over all its ids; digits: int64 [DIGITS], room for sums."""
+    bound = tl.full((), -9007199254740992, tl.int64)
+    if top_k < width:
+        bound = search_row(
+            start, width, temperature, top, bound, top_k, digits, False, BLOCK, DIGITS
+        )
+    if numerator < 1073741824:
+        found = search_row(
+            start, width, temperature, top, bound, numerator, digits, True, BLOCK, DIGITS
+        )
+        bound = tl.maximum(bound, found)
+    return bound

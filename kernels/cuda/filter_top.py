@@ -77,6 +77,7 @@ def choose_floor(
     tl.store(out + 4, lowest.to(tl.int32, bitcast=True).to(tl.int64))
     tl.store(out + 5, top.to(tl.int32, bitcast=True).to(tl.int64))
     tl.store(out + 6, tl.full((), -1, tl.int64))
+    tl.store(out + 7, tl.zeros((), tl.int64))
     tl.store(bounds + slot * 2, tl.full((), 4611686018427387904, tl.int64))
     tl.store(bounds + slot * 2 + 1, tl.full((), 4611686018427387904, tl.int64))
     at = tl.arange(0, COUNTS)

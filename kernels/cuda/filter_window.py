@@ -4,7 +4,8 @@
               the ids, without those that `filter_top` listed: they may be few and most of the
               mass, but theirs is known
     choose    a window of positions that holds the bound: for top-k from the counts; for top-p
-              about where the counts times the bucket's weight put it (a guess, checked below)
+              about where the counts times the bucket's weight put it (a guess, checked below); the
+              last program that counts a row does
     collect   the window's orders, in any order, and the exact mass above it. Where the place alone
               holds too many ids, they should be of one value: a run. Of its run and those of the
               nearest values it tells the ids (also by parts of the row) and least and largest key
@@ -12,7 +13,7 @@
 
 The spread is the row's own (`filter_top`), so flat rows have fine buckets. A guess proves wrong
 when the mass above already reaches the threshold, or does not with the window; such rows are left
-to `bound_rows`. Integers all the way: which of the ways was taken cannot be seen.
+to `filter_digits`. Integers all the way: which of the ways was taken cannot be seen.
 
 Fields of a state int64 [F, 16]: bits of the first position and of the one after the last (-1: left
 over), of top-k ids above the window,
@@ -32,10 +33,9 @@ from tpdet.kernels.cuda.filter_buckets import (
     window_about,
 )
 from tpdet.kernels.cuda.filter_row import row_of_slot, threshold_of
-from tpdet.kernels.cuda.filter_runs import enough_of_runs, order_in_run
 from tpdet.kernels.cuda.gumbel_scores import scaled
 from tpdet.kernels.cuda.log_softmax import fixed_point
-from tpdet.kernels.cuda.order_search import heaviest_bound, least_order
+from tpdet.kernels.cuda.order_search import least_order
 from tpdet.kernels.cuda.order_select import order_of
 from tpdet.kernels.cuda.row_scan import value_of
 
@@ -54,39 +54,6 @@ def counted(start, at, width, temperature, top, unit, cut, BUCKETS: tl.constexpr
     x = scaled(tl.load(start + at, mask=at < width, other=-float("inf")), temperature)
     bucket = bucket_at(position_of(x, top, unit, BUCKETS), BUCKETS)
     return tl.histogram(tl.where(x < cut, bucket, BUCKETS - 1), BUCKETS)
-
-
-@triton.jit(do_not_specialize=["rows", "peak_parts"])
-def count_buckets(
-    logits, copies, table, peaks, slots, tops, bounds, counts, rows, width, stride, peak_parts,
-    FIELDS: tl.constexpr, TOPS: tl.constexpr, PARTS: tl.constexpr, WHOLE: tl.constexpr,
-    BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
-):  # fmt: skip
-    """counts[slot, bucket] int32, cleared before, of rows left over; program (slot, part).
-
-    Of rows without top-k, which need no exact counts, a quarter of the ids count four times: those
-    that `filter_top` has listed not at all.
-    """
-    slot = tl.program_id(0)
-    if tl.load(bounds + slot * 2) == 4611686018427387904:
-        start, temperature, top, top_k, _ = row_of_slot(
-            logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS, PARTS,
-            WHOLE,
-        )  # fmt: skip
-        unit = unit_of(tl.load(tops + slot * TOPS + 3))
-        cut = tl.full((), float("inf"), tl.float32)
-        if tl.load(tops + slot * TOPS + 6) >= 0:
-            cut = value_of(tl.load(tops + slot * TOPS))
-        first, bucket = tl.program_id(1) * BLOCK, tl.arange(0, BUCKETS)
-        if top_k < width:
-            every = first + tl.arange(0, BLOCK)
-            found = counted(start, every, width, temperature, top, unit, cut, BUCKETS)
-        else:
-            # Ids near each other are alike, so that each run of 128 is asked: for a sector of it.
-            lane = tl.arange(0, BLOCK // 4)
-            some = first + lane // 32 * 128 + lane % 32
-            found = counted(start, some, width, temperature, top, unit, cut, BUCKETS) * 4
-        tl.atomic_add(counts + slot.to(tl.int64) * BUCKETS + bucket, found, mask=found > 0)
 
 
 @triton.jit
@@ -121,43 +88,80 @@ def window_of_mass(
 
 @triton.jit
 def choose_window(
-    table, slots, tops, bounds, counts, state, vocabulary, FIELDS: tl.constexpr,
-    TOPS: tl.constexpr, STATE: tl.constexpr, BUCKETS: tl.constexpr, ROOM: tl.constexpr,
+    top_k, numerator, tops, counts, state, vocabulary, BUCKETS: tl.constexpr, ROOM: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """The window of each row left over, nothing collected yet; program (slot,)."""
+    """The window of a row left over into its `state`, nothing collected yet.
+
+    tops: the row's state of `filter_top`; counts: its buckets, which other programs added to.
+    """
+    bucket = tl.arange(0, BUCKETS)
+    count = tl.load(counts + bucket, cache_modifier=".cg")  # atomics pass by the L1 cache
+    above = tl.zeros((), tl.int32)
+    if top_k < vocabulary:
+        place = tl.sum((tl.cumsum(count, axis=0) < top_k).to(tl.int32), axis=0)
+        first = place
+        if held_between(count, bucket, 0, place) <= CAPACITY:
+            first = tl.zeros((), tl.int32)
+        above = held_between(count, bucket, 0, first - 1)
+        runs = held_between(count, bucket, first, place) > CAPACITY
+        middle = tl.where(runs, place, -1)
+        lost = (place > BUCKETS - 2) | ((numerator < 1073741824) & (first > 0))
+        low, high = first.to(tl.float32), tl.where(lost, -1, place + 1).to(tl.float32)
+    else:
+        low, high, middle = window_of_mass(tops, count, bucket, numerator, BUCKETS, ROOM, CAPACITY)
+    tl.store(state, low.to(tl.int32, bitcast=True).to(tl.int64))
+    tl.store(state + 1, high.to(tl.int32, bitcast=True).to(tl.int64))
+    tl.store(state + 2, above.to(tl.int64))
+    tl.store(state + 3, tl.zeros((), tl.int64))
+    tl.store(state + 4, tl.zeros((), tl.int64))
+    tl.store(state + 5, middle.to(tl.int64))
+    for run in tl.static_range(3):
+        tl.store(state + 6 + 3 * run, tl.zeros((), tl.int64))
+        tl.store(state + 7 + 3 * run, tl.full((), 4611686018427387904, tl.int64))
+        tl.store(state + 8 + 3 * run, tl.full((), -4611686018427387904, tl.int64))
+
+
+@triton.jit(do_not_specialize=["rows", "peak_parts"])
+def count_buckets(
+    logits, copies, table, peaks, slots, tops, bounds, counts, state, rows, width, stride,
+    peak_parts, FIELDS: tl.constexpr, TOPS: tl.constexpr, STATE: tl.constexpr,
+    PARTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
+    ROOM: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """Counts and chooses the window of each row left over; program (slot, part).
+
+    counts[slot, bucket] int32, and the arrivals in the row's `tops`, are cleared before; a row's
+    last program chooses. Of rows without top-k, which need no exact counts, a quarter of the ids
+    count four times: those that `filter_top` has listed not at all.
+    """
     slot = tl.program_id(0)
     if tl.load(bounds + slot * 2) == 4611686018427387904:
-        fields = table + tl.load(slots + slot) * FIELDS
-        top_k, numerator = tl.load(fields + 6), tl.load(fields + 7)
-        bucket = tl.arange(0, BUCKETS)
-        count = tl.load(counts + slot.to(tl.int64) * BUCKETS + bucket)
-        above = tl.zeros((), tl.int32)
-        if top_k < vocabulary:
-            place = tl.sum((tl.cumsum(count, axis=0) < top_k).to(tl.int32), axis=0)
-            first = place
-            if held_between(count, bucket, 0, place) <= CAPACITY:
-                first = tl.zeros((), tl.int32)
-            above = held_between(count, bucket, 0, first - 1)
-            runs = held_between(count, bucket, first, place) > CAPACITY
-            middle = tl.where(runs, place, -1)
-            lost = (place > BUCKETS - 2) | ((numerator < 1073741824) & (first > 0))
-            low, high = first.to(tl.float32), tl.where(lost, -1, place + 1).to(tl.float32)
+        start, temperature, top, top_k, numerator = row_of_slot(
+            logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS, PARTS,
+            WHOLE,
+        )  # fmt: skip
+        held = tops + slot * TOPS
+        unit = unit_of(tl.load(held + 3))
+        cut = tl.full((), float("inf"), tl.float32)
+        if tl.load(held + 6) >= 0:
+            cut = value_of(tl.load(held))
+        first, bucket = tl.program_id(1) * BLOCK, tl.arange(0, BUCKETS)
+        if top_k < width:
+            every = first + tl.arange(0, BLOCK)
+            found = counted(start, every, width, temperature, top, unit, cut, BUCKETS)
         else:
-            low, high, middle = window_of_mass(
-                tops + slot * TOPS, count, bucket, numerator, BUCKETS, ROOM, CAPACITY
+            # Ids near each other are alike, so that each run of 128 is asked: for a sector of it.
+            lane = tl.arange(0, BLOCK // 4)
+            some = first + lane // 32 * 128 + lane % 32
+            found = counted(start, some, width, temperature, top, unit, cut, BUCKETS) * 4
+        mine = counts + slot.to(tl.int64) * BUCKETS
+        tl.atomic_add(mine + bucket, found, mask=found > 0, sem="relaxed")
+        tl.debug_barrier()  # all of this program's counts come before its arrival
+        if tl.atomic_add(held + 7, 1, sem="acq_rel") == tl.num_programs(1) - 1:
+            choose_window(
+                top_k, numerator, held, mine, state + slot * STATE, width, BUCKETS, ROOM, CAPACITY
             )
-        out = state + slot * STATE
-        tl.store(out, low.to(tl.int32, bitcast=True).to(tl.int64))
-        tl.store(out + 1, high.to(tl.int32, bitcast=True).to(tl.int64))
-        tl.store(out + 2, above.to(tl.int64))
-        tl.store(out + 3, tl.zeros((), tl.int64))
-        tl.store(out + 4, tl.zeros((), tl.int64))
-        tl.store(out + 5, middle.to(tl.int64))
-        for run in tl.static_range(3):
-            tl.store(out + 6 + 3 * run, tl.zeros((), tl.int64))
-            tl.store(out + 7 + 3 * run, tl.full((), 4611686018427387904, tl.int64))
-            tl.store(out + 8 + 3 * run, tl.full((), -4611686018427387904, tl.int64))
 
 
 @triton.jit(do_not_specialize=["rows", "peak_parts"])
@@ -210,62 +214,3 @@ def collect_window(
             mass = tl.sum(tl.where(position < low, fixed_point(x, top), 0), axis=0)
             if mass > 0:
                 tl.atomic_add(out + 4, mass)
-
-
-@triton.jit
-def bound_of_window(orders, listed, top, vocabulary, top_k, numerator, above, mass_above, total):
-    """The smallest kept order, from a window's list; 2^62 where the window was wrong."""
-    bound = tl.full((), -9007199254740992, tl.int64)
-    if top_k < vocabulary:
-        bound = heaviest_bound(orders, listed.to(tl.int64), top_k - above)
-    if numerator < 1073741824:
-        weights = tl.where(listed & (orders >= bound), fixed_point(value_of(orders), top), 0)
-        inside = tl.sum(weights, axis=0)
-        if top_k < vocabulary:
-            total = inside
-        missing = threshold_of(numerator, total) - mass_above
-        if (missing <= 0) | (inside < missing):
-            bound = tl.full((), 4611686018427387904, tl.int64)
-        else:
-            bound = tl.maximum(bound, heaviest_bound(orders, weights, missing))
-    return bound
-
-
-@triton.jit(do_not_specialize=["rows", "peak_parts"])
-def bound_window(
-    logits, copies, table, peaks, slots, tops, bounds, lists, parts_of, state, rows, width,
-    stride, peak_parts, parts, FIELDS: tl.constexpr, TOPS: tl.constexpr, STATE: tl.constexpr,
-    PARTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
-    ROW_PARTS: tl.constexpr,
-):  # fmt: skip
-    """bounds[slot] from the window; still 2^62 where it was wrong; program (slot,)."""
-    slot = tl.program_id(0)
-    if tl.load(bounds + slot * 2) == 4611686018427387904:
-        held = state + slot * STATE
-        high = tl.load(held + 1).to(tl.int32).to(tl.float32, bitcast=True)
-        above, count = tl.load(held + 2), tl.load(held + 3)
-        mass_above, middle = tl.load(held + 4), tl.load(held + 5)
-        total = tl.load(tops + slot * TOPS + 2)
-        start, temperature, top, top_k, numerator = row_of_slot(
-            logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS, PARTS,
-            WHOLE,
-        )  # fmt: skip
-        bound = tl.full((), 4611686018427387904, tl.int64)
-        if high >= 0.0:
-            if middle >= 0:
-                run, kept, key = enough_of_runs(
-                    held + 6, top, width, top_k, numerator, above, mass_above, total
-                )
-                if kept > 0:
-                    bound = order_in_run(
-                        start, width, temperature, key, parts_of + (slot * 3 + run) * parts, parts,
-                        kept, BLOCK, ROW_PARTS,
-                    )  # fmt: skip
-            elif count <= CAPACITY:
-                at = tl.arange(0, CAPACITY)
-                listed = at < count
-                orders = tl.load(lists + slot.to(tl.int64) * CAPACITY + at, mask=listed, other=0)
-                bound = bound_of_window(
-                    orders, listed, top, width, top_k, numerator, above, mass_above, total
-                )
-        tl.store(bounds + slot * 2, bound)

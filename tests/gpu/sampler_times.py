@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from tests.draw_reference import reference
-from tests.gpu.sampler import ALONE, draw_shard, draws, rows, without
+from tests.gpu.sampler import draw_shard, draws, only, rows
 from tests.gpu.times import interleaved_medians
 from tpdet.kernels.cuda import row_draws
 from tpdet.kernels.draw import Draw
@@ -28,21 +28,21 @@ DATA = ("random", "peaked", "heavy", "flat", "tied", "zeros")
 
 
 def left_over(x, way):
-    """How many rows of x the list leaves to the window, and the window to `bound_rows`."""
+    """How many rows of x the list leaves to the window, and the window to whole rows."""
     height, vocabulary = x.shape
     how, found, kept = [Draw(seed=i, position=1, **way) for i in range(height)], [], {}
     find = row_draws.find_bounds
 
-    def watch(*arguments):
-        found.append(find(*arguments))
+    def watch(*arguments, **named):
+        found.append(find(*arguments, **named))
         return found[-1]
 
     row_draws.find_bounds = watch
     try:
-        for names in (ALONE[1:], ALONE[2:]):
-            with without(*names):
+        for ways in (("list",), ("list", "window")):
+            with only(ways):
                 row_draws.draw_rows(x, how, Shard(0, vocabulary))
-            kept[names] = int((found[-1][:, 0] == 2**62).sum())
+            kept[ways] = int((found[-1][:, 0] == 2**62).sum())
     finally:
         row_draws.find_bounds = find
     return "{} and {}".format(*kept.values())
