@@ -81,8 +81,8 @@ KERNELS = {
     ),
     "rest": (
         filter_rest.bound_rest, ROW | SHAPE | LISTS | {"parts": "i32", "digits": "*i64"},
-        SIZES | WINDOW | {"WHOLE": False, "BLOCK": 4096, "ROW_PARTS": 64, "DIGITS": 2048,
-                          "ROWS": True}, 16,
+        SIZES | WINDOW | {"WHOLE": False, "BLOCK": 4096, "ROW_PARTS": 64,
+                          "ROW_BLOCK": 2048, "DIGITS": 2048, "ROWS": True}, 16,
     ),
 }  # fmt: skip
 FUSED = ("scores", "top")  # the fp64 logarithm is a sequence of fma's that asks for them

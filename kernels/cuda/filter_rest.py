@@ -71,9 +71,10 @@ def bound_rest(
     logits, copies, table, peaks, slots, tops, bounds, lists, parts_of, state, digits, rows, width,
     stride, peak_parts, parts, FIELDS: tl.constexpr, TOPS: tl.constexpr, STATE: tl.constexpr,
     PARTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
-    ROW_PARTS: tl.constexpr, DIGITS: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr,
+    ROW_PARTS: tl.constexpr, ROW_BLOCK: tl.constexpr, DIGITS: tl.constexpr, WINDOW: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """bounds[slot] of the rows left over (2^62); program (slot,).
+    """bounds[slot] of the rows left over (2^62); program (slot,). BLOCK is `collect_window`'s.
 
     WINDOW and ROWS: whether the window, and whole rows where it was wrong, may answer.
     """
@@ -99,6 +100,6 @@ def bound_rest(
             )  # fmt: skip
             mine = digits + slot.to(tl.int64) * DIGITS
             bound = bound_by_digits(
-                start, width, temperature, top, top_k, numerator, mine, BLOCK, DIGITS
+                start, width, temperature, top, top_k, numerator, mine, ROW_BLOCK, DIGITS
             )
             tl.store(bounds + slot * 2, bound)

@@ -24,6 +24,7 @@ _COLLECT_BLOCK = 4096
 _COMPARED = 128
 _FEW = 512
 _COUNT_BLOCK = 8192
+_ROW_BLOCK = 2048  # with twice as many the kernel for the rows left over would spill registers
 
 
 def find_bounds(
@@ -99,6 +100,6 @@ def _bound_rest(
     )  # fmt: skip
     filter_rest.bound_rest[filtered,](
         *given, tops, bounds, lists, parts_of, state, digits, *rest, parts, *sizes,
-        _COLLECT_BLOCK, capacity, triton.next_power_of_2(parts), filter_digits.DIGITS,
-        "window" in ways, "rows" in ways, num_warps=16, enable_fp_fusion=False,
+        _COLLECT_BLOCK, capacity, triton.next_power_of_2(parts), _ROW_BLOCK,
+        filter_digits.DIGITS, "window" in ways, "rows" in ways, num_warps=16, enable_fp_fusion=False,
     )  # fmt: skip
