@@ -179,7 +179,7 @@ def bounds_are_the_old_ones_by_each_way():
             parameters = sampling._parameters(how, V, x.amax(-1))
             sampling.find_bounds[1,](x + 0.0, x.amax(-1), parameters, old, V, 8, 2048)
             table = torch.tensor(row_draws._row_table(how, [], [0], V))
-            peaks, groups = row_draws._peaks(x, x, table, 1, V, Shard(0, V), grouped=True)
+            peaks, groups = peaks_of(x, table)
             given = x, x, table, peaks, torch.zeros(1, dtype=torch.int64)
             for ways in WAYS_TO_BOUNDS:
                 by = bounds_by(ways, given, groups)
@@ -247,10 +247,15 @@ def values_in_one_bucket_are_found_by_digits():
 def bound_of(x, way, names):
     vocabulary = x.shape[1]
     table = torch.tensor(row_draws._row_table([Draw(1.0, 1, 1, **way)], [], [0], vocabulary))
-    shard = Shard(0, vocabulary)
-    peaks, groups = row_draws._peaks(x, x, table, 1, vocabulary, shard, grouped=True)
+    peaks, groups = peaks_of(x, table)
     given = x, x, table, peaks, torch.zeros(1, dtype=torch.int64)
     return bounds_by(names, given, groups, vocabulary)
+
+
+def peaks_of(x, table):
+    arrivals, vocabulary = torch.empty(1, dtype=torch.int32), x.shape[1]
+    shard = Shard(0, vocabulary)
+    return row_draws._peaks(x, x, table, arrivals, 1, vocabulary, shard, True)
 
 
 QUICK = ("random", "tied", "zeros")  # none of their rows may need the slow way

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from tests.interpreted_draws import CASES
 from tests.test_triton_gemm import compile_for_hopper
-from tpdet.kernels.cuda import filter_rest, filter_top, filter_window, gumbel_scores, row_scan
+from tpdet.kernels.cuda import filter_rest, filter_top, filter_window, row_answers, row_scan
 
 ROOT = Path(__file__).resolve().parent.parent
 ROW = {"logits": "*fp32", "copies": "*fp32", "table": "*i64", "peaks": "*i64"}
@@ -23,35 +23,35 @@ LISTS = TOP | {"tops": "*i64", "counts": "*i32", "parts_of": "*i32"}
 SIZES = {"FIELDS": 12, "PARTS": 128}
 WINDOW = {"TOPS": 8, "STATE": 16, "BUCKETS": 256, "ROOM": 6144, "CAPACITY": 8192,
           "WINDOW": True}
+ANSWERS = {
+    "bounds": "*i64", "parts_of": "*i64", "arrivals": "*i32", "gathered": "*i64",
+    "tokens": "*i64", "fits": "*i1", "maxima": "*fp32", "distances": "*fp64", "shares": "*fp64",
+    "first_id": "i32",
+}  # fmt: skip
 KERNELS = {
     "peaks": (
-        row_scan.scan_peaks, ROW | {"groups": "*i64", "rows": "i32", "width": "i32",
-                                    "first_id": "i32", "stride": "i32"},
+        row_scan.scan_peaks, ROW | SHAPE | ANSWERS | {"groups": "*i64"},
         {"FIELDS": 12, "SPAN": 4096, "BLOCK": 2048, "PER_PART": 64}, 4,
     ),
     "masses": (
-        row_scan.weigh_rows,
-        SHAPE | {"logits": "*fp32", "table": "*i64", "peaks": "*i64", "scores": "*i64",
-                 "masses": "*i64", "first_id": "i32", "score_parts": "i32"},
-        SIZES | {"SPAN": 4096, "BLOCK": 2048}, 4,
+        row_answers.weigh_rows, ROW | SHAPE | ANSWERS,
+        SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "DRAWN": False,
+                 "WHOLE": False}, 4,
+    ),
+    "draws": (
+        row_answers.weigh_rows, ROW | SHAPE | ANSWERS,
+        SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "DRAWN": True,
+                 "WHOLE": True}, 4,
     ),
     "answers": (
-        row_scan.answer_rows,
-        {"table": "*i64", "peaks": "*i64", "scores": "*i64", "masses": "*i64", "tokens": "*i64",
-         "fits": "*i1", "maxima": "*fp32", "distances": "*fp64", "shares": "*fp64", "rows": "i32",
-         "peak_parts": "i32", "score_parts": "i32", "mass_parts": "i32"},
-        SIZES, 1,
+        row_answers.answer_rows, ROW | SHAPE | ANSWERS | {"ranks": "i32"},
+        {"FIELDS": 12, "RANKS": 8}, 1,
     ),
     "packed": (
-        row_scan.pack_rows,
+        row_answers.pack_rows,
         {"tokens": "*i64", "fits": "*i1", "distances": "*fp64", "log_masses": "*fp64",
          "logprobs": "*fp32", "packed": "*fp64", "rows": "i32"},
         {"BLOCK": 128}, 4,
-    ),
-    "scores": (
-        gumbel_scores.score_rows,
-        ROW | SHAPE | {"bounds": "*i64", "scores": "*i64", "first_id": "i32"},
-        SIZES | {"SPAN": 4096, "BLOCK": 1024}, 4,
     ),
     "groups": (
         row_scan.scan_groups, ROW | SHAPE | {"groups": "*i64"},
@@ -85,7 +85,7 @@ KERNELS = {
                           "ROW_BLOCK": 2048, "DIGITS": 2048, "ROWS": True}, 16,
     ),
 }  # fmt: skip
-FUSED = ("scores", "top")  # the fp64 logarithm is a sequence of fma's that asks for them
+FUSED = ("draws", "top")  # the fp64 logarithm is a sequence of fma's that asks for them
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
@@ -96,7 +96,7 @@ def test_a_kernel_compiles_without_float_atomics_fusion_or_spills(name):
     ptx, log = compile_for_hopper(kernel, types, constants, warps, 3)
     atomics = re.findall(r"(?<![a-z])(?:atom|red)\.[a-z0-9.:_]+", ptx)
     assert all(re.search(r"\.[us](32|64)$", atomic) for atomic in atomics), atomics
-    assert not atomics or name in ("count", "collect", "list", "rest"), atomics
+    assert not atomics or name in ("count", "collect", "list", "rest", "masses", "draws"), atomics
     assert name in FUSED or not re.search(r"fma\.rn\.f(32|64)", ptx)
     spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", log)]
     assert spilled and max(spilled) == 0, log

@@ -72,32 +72,6 @@ def kept_values(start, at, width, first_id, temperature, bound, last_id, least):
     return x, ids, kept
 
 
-@triton.jit(do_not_specialize=["rows", "first_id", "peak_parts"])
-def score_rows(
-    logits, copies, table, peaks, bounds, scores, rows, width, first_id, stride, peak_parts,
-    FIELDS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """scores[part, row]: the largest order of a kept id's score; program (row, part).
-
-    bounds: int64 [F, 2] of `find_bounds`. A draw that stands there is taken over.
-    """
-    row, part = tl.program_id(0), tl.program_id(1)
-    fields = table + row * FIELDS
-    if tl.load(fields + 5) == 1:
-        slot = tl.load(fields + 10)
-        bound = tl.load(bounds + slot * 2, mask=slot >= 0, other=-9007199254740992)
-        result = tl.load(bounds + slot * 2 + 1, mask=slot >= 0, other=4611686018427387904)
-        if result == 4611686018427387904:
-            start = source(logits, copies, row, tl.load(fields + 9), stride, width)
-            temperature = tl.load(fields + 4).to(tl.int32).to(tl.float32, bitcast=True)
-            peak = value_of(largest(peaks + 1, row, rows, peak_parts, 2, PARTS))
-            result = best_score(
-                start, part, width, first_id, fields, temperature, scaled(peak, temperature),
-                bound, SPAN, BLOCK,
-            )  # fmt: skip
-        tl.store(scores + part * rows + row, result)
-
-
 @triton.jit
 def best_score(
     start, part, width, first_id, fields, temperature, top, bound, SPAN: tl.constexpr,
@@ -139,4 +113,30 @@ def best_score(
                 )
                 found = tl.maximum(found, exact_order(x, ids, kept, position, choice, key0, key1))
         result = tl.max(found, axis=0)
+    return result
+
+
+@triton.jit
+def draw_of_part(
+    logits, copies, table, peaks, bounds, row, part, rows, width, first_id, stride, peak_parts,
+    FIELDS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The largest order of a kept id's score in a part of a random row; -2^62 of other rows.
+
+    bounds: int64 [F, 2] of `find_bounds`. A draw that stands there is taken over.
+    """
+    fields = table + row * FIELDS
+    result = tl.full((), -4611686018427387904, tl.int64)
+    if tl.load(fields + 5) == 1:
+        slot = tl.load(fields + 10)
+        bound = tl.load(bounds + slot * 2, mask=slot >= 0, other=-9007199254740992)
+        result = tl.load(bounds + slot * 2 + 1, mask=slot >= 0, other=4611686018427387904)
+        if result == 4611686018427387904:
+            start = source(logits, copies, row, tl.load(fields + 9), stride, width)
+            temperature = tl.load(fields + 4).to(tl.int32).to(tl.float32, bitcast=True)
+            peak = value_of(largest(peaks + 1, row, rows, peak_parts, 2, PARTS))
+            result = best_score(
+                start, part, width, first_id, fields, temperature, scaled(peak, temperature),
+                bound, SPAN, BLOCK,
+            )  # fmt: skip
     return result

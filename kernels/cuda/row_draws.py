@@ -1,9 +1,9 @@
 """Tokens and log-probabilities of a step's rows, on the GPU, without waiting for it.
 
     table (one copy from the host)  ->  copies of rows with bias or penalties  ->  `scan_peaks`
-      ->  bounds of filtered rows  ->  `score_rows`  ->  `weigh_rows`  ->  `answer_rows`
+      ->  bounds of filtered rows  ->  `weigh_rows`  ->  torch.log  ->  `pack_rows`
 
-Greedy rows take five launches, random rows one more, top-k and top-p eight more, however many rows.
+Greedy and random rows take four launches, top-k and top-p six more, however many rows.
 Over a sharded vocabulary the peaks, scores and masses of all ranks are gathered, a few integers a
 row; rows with top-k or top-p are gathered whole, and every rank finds their bounds.
 """
@@ -19,18 +19,11 @@ import triton
 
 from tpdet.kernels.cpu.filters import TOP_P_BITS, top_p_numerator
 from tpdet.kernels.cuda.filter_rows import find_bounds
-from tpdet.kernels.cuda.gumbel_scores import score_rows
 from tpdet.kernels.cuda.log_softmax import MAX_VOCABULARY
 from tpdet.kernels.cuda.order_select import id_of, top_orders
 from tpdet.kernels.cuda.penalties import penalise, to_device
-from tpdet.kernels.cuda.row_scan import (
-    FIELDS,
-    answer_rows,
-    pack_rows,
-    scan_groups,
-    scan_peaks,
-    weigh_rows,
-)
+from tpdet.kernels.cuda.row_answers import answer_rows, pack_rows, weigh_rows
+from tpdet.kernels.cuda.row_scan import FIELDS, scan_groups, scan_peaks
 from tpdet.kernels.draw import Draw
 from tpdet.kernels.row_draws import RowDraws
 from tpdet.kernels.shard import Shard
@@ -62,28 +55,21 @@ def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowD
         copies = logits[at, :width] + 0.0
         penalise(copies, [draws[row] for row in changed], shard.first_id)
     whole = shard.gather is None
+    arrivals = torch.empty(len(draws), dtype=torch.int32, device=logits.device)
     peaks, groups = _peaks(
-        logits, copies, table, len(draws), width, shard, grouped=bool(filtered) and whole
+        logits, copies, table, arrivals, len(draws), width, shard, bool(filtered) and whole
     )
-    scores = peaks
-    if any(how.temperature != 0.0 for how in draws):
-        bounds = peaks
-        if filtered:
-            if not whole:
-                mine = _filtered_rows(logits, copies, slots, changed, filtered, shard)
-                groups = _groups(mine)
-            bounds = find_bounds(
-                logits if whole else mine,
-                copies,
-                table,
-                peaks,
-                slots,
-                groups,
-                vocabulary,
-                not whole,
-            )
-        scores = _scores(logits, copies, table, peaks, bounds, width, shard)
-    return _answers(logits, table, peaks, scores, width, shard)
+    bounds = None
+    if filtered:
+        mine = logits
+        if not whole:
+            mine = _filtered_rows(logits, copies, slots, changed, filtered, shard)
+            groups = _groups(mine)
+        bounds = find_bounds(
+            mine, copies, table, peaks, slots, groups, vocabulary, not whole
+        )
+    drawn = any(how.temperature != 0.0 for how in draws)
+    return _answers(logits, copies, table, arrivals, peaks, bounds, width, shard, drawn)
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> RowDraws:
@@ -96,8 +82,9 @@ def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> R
         for number in (0, 0, 0, 0, 0, _GIVEN, 0, 0, 0, -1, token, 0)
     ]  # fmt: skip
     table = to_device(numbers, torch.int64, logits.device)
-    peaks, _ = _peaks(logits, logits, table, len(tokens), width, shard)
-    return _answers(logits, table, peaks, peaks, width, shard)
+    arrivals = torch.empty(len(tokens), dtype=torch.int32, device=logits.device)
+    peaks, _ = _peaks(logits, logits, table, arrivals, len(tokens), width, shard, False)
+    return _answers(logits, logits, table, arrivals, peaks, None, width, shard, False)
 
 
 def top_of_rows(
@@ -202,20 +189,21 @@ def _group_count(width: int, span: int) -> int:
 
 
 def _peaks(
-    logits: torch.Tensor, copies: torch.Tensor, table: torch.Tensor, rows: int, width: int,
-    shard: Shard, grouped: bool = False,
+    logits: torch.Tensor, copies: torch.Tensor, table: torch.Tensor, arrivals: torch.Tensor,
+    rows: int, width: int, shard: Shard, grouped: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Largest orders of the logits and of what is drawn from, and those of groups of the latter.
 
-    int64 [parts or ranks, R, 2], and where `grouped` of this rank's columns [R, groups].
+    int64 [parts or ranks, R, 2], and where `grouped` of this rank's columns [R, groups]. `arrivals`
+    int32 [R] are cleared.
     """
     grid, span, block = _grid(rows, width)
     each = _group_count(width, span) if grouped else 0
     peaks = torch.empty(grid[1], rows, 2, dtype=torch.int64, device=logits.device)
     groups = torch.empty(rows, grid[1] * each, dtype=torch.int64, device=logits.device)
     scan_peaks[grid](
-        logits, copies, table, peaks, groups if grouped else peaks, rows, width, shard.first_id,
-        logits.stride(0), FIELDS, span, block, each, num_warps=4, enable_fp_fusion=False,
+        logits, copies, table, peaks, groups if grouped else peaks, arrivals, rows, width,
+        shard.first_id, logits.stride(0), FIELDS, span, block, each, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return (peaks if shard.gather is None else shard.gather(peaks.amax(0))), groups
 
@@ -247,46 +235,34 @@ def _filtered_rows(
     return shard.whole(mine)
 
 
-def _scores(
-    logits: torch.Tensor, copies: torch.Tensor, table: torch.Tensor, peaks: torch.Tensor,
-    bounds: torch.Tensor, width: int, shard: Shard,
-) -> torch.Tensor:  # fmt: skip
-    """Largest orders of random rows' scores int64 [parts or ranks, R]; greedy rows': anything."""
-    parts, rows = peaks.shape[:2]
-    grid, span, block = _grid(rows, width)
-    scores = torch.empty(grid[1], rows, dtype=torch.int64, device=logits.device)
-    score_rows[grid](
-        logits, copies, table, peaks, bounds, scores, rows, width, shard.first_id,
-        logits.stride(0), parts, FIELDS, span, min(block, 1024), triton.next_power_of_2(parts),
-        num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
-    return scores if shard.gather is None else shard.gather(scores.amax(0))
-
-
 def _answers(
-    logits: torch.Tensor, table: torch.Tensor, peaks: torch.Tensor, scores: torch.Tensor,
-    width: int, shard: Shard,
+    logits: torch.Tensor, copies: torch.Tensor, table: torch.Tensor, arrivals: torch.Tensor,
+    peaks: torch.Tensor, bounds: torch.Tensor | None, width: int, shard: Shard, drawn: bool,
 ) -> RowDraws:  # fmt: skip
-    rows, device = peaks.shape[1], logits.device
+    """`drawn`: whether any row is random; `bounds` int64 [F, 2] of filtered rows."""
+    peak_parts, rows = peaks.shape[:2]
+    device, whole = logits.device, shard.gather is None
     grid, span, block = _grid(rows, width)
-    masses = torch.empty(grid[1], rows, 2, dtype=torch.int64, device=device)
-    parts = triton.next_power_of_2(max(len(peaks), len(scores)))
-    weigh_rows[grid](
-        logits, table, peaks, scores, masses, rows, width, shard.first_id, logits.stride(0),
-        len(peaks), len(scores), FIELDS, span, block, parts, num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
-    if shard.gather is not None:
-        masses = shard.gather(masses.sum(0))
+    parts_of = torch.empty(grid[1], rows, 2, dtype=torch.int64, device=device)
+    gathered = torch.empty(rows, 3, dtype=torch.int64, device=device)
     tokens, fit, maximum, distances, shares, logprobs = (
         torch.empty(rows, dtype=kind, device=device)
         for kind in (torch.int64, torch.bool, torch.float32, torch.float64, torch.float64,
                      torch.float32)
     )  # fmt: skip
-    parts = triton.next_power_of_2(max(len(peaks), len(scores), len(masses)))
-    answer_rows[rows,](
-        table, peaks, scores, masses, tokens, fit, maximum, distances, shares, rows, len(peaks),
-        len(scores), len(masses), FIELDS, parts, num_warps=1, enable_fp_fusion=False,
+    answers = tokens, fit, maximum, distances, shares
+    peak_width = triton.next_power_of_2(peak_parts)
+    weigh_rows[grid](
+        logits, copies, table, peaks, peaks if bounds is None else bounds, parts_of, arrivals,
+        gathered, *answers, rows, width, shard.first_id, logits.stride(0), peak_parts, FIELDS,
+        span, block, min(block, 1024), peak_width, triton.next_power_of_2(grid[1]), drawn, whole,
+        num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
+    if shard.gather is not None:
+        answer_rows[rows,](
+            table, peaks, shard.gather(gathered), *answers, rows, peak_parts, FIELDS, peak_width,
+            num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
     log_masses = torch.log(shares)
     packed = torch.empty(rows, 3, dtype=torch.float64, device=device)
     pack_rows[triton.cdiv(rows, 128),](

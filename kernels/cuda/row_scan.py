@@ -1,19 +1,17 @@
-"""Passes over rows of logits that every sampled row takes: the largest, the mass, the answer.
+"""The first pass over rows of logits that every sampled row takes: the largest.
 
 `scan_peaks` finds each row's largest order (`order_select`), with NaN above +inf, so one maximum of
 integers tells the maximum, its lowest id and whether the row is fit; beside it, the largest of the
-row's copy where bias or penalties made one. `weigh_rows` adds the integer mass (`log_softmax`) and
-picks the chosen logit's bits. `answer_rows` makes the token and its log-probability.
+row's copy where bias or penalties made one.
 
 A program takes a part of a row; parts, and ranks that hold parts of the vocabulary, are combined by
-integer maxima and sums, which no order changes. Intermediates are [parts, R, 2] int64, and a
-gather of ranks' results has the same form. Ids are the whole vocabulary's.
+integer maxima, which no order changes. Peaks are [parts, R, 2] int64, and a gather of ranks' has
+the same form. Ids are the whole vocabulary's.
 """
 
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.log_softmax import fixed_point
 from tpdet.kernels.cuda.order_select import order_of
 
 FIELDS = 12
@@ -97,14 +95,17 @@ def store_groups(groups, lanes, part, PER_PART: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "first_id"])
 def scan_peaks(
-    logits, copies, table, peaks, groups, rows, width, first_id, stride,
+    logits, copies, table, peaks, groups, arrivals, rows, width, first_id, stride,
     FIELDS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, PER_PART: tl.constexpr,
 ):  # fmt: skip
     """peaks[part, row]: the largest orders of the logits and of what is drawn from.
 
     groups[row, part]: with PER_PART, the largest orders of that many groups of what is drawn from.
+    arrivals[row]: cleared for `weigh_rows`.
     """
     row, part = tl.program_id(0), tl.program_id(1)
+    if part == 0:
+        tl.store(arrivals + row, 0)
     copy = tl.load(table + row * FIELDS + 9)
     lanes = lane_peaks(logits + row.to(tl.int64) * stride, part, width, first_id, SPAN, BLOCK)
     best = tl.max(lanes, axis=0)
@@ -129,82 +130,3 @@ def scan_groups(
     lanes = lane_peaks(logits + row.to(tl.int64) * stride, part, width, 0, SPAN, BLOCK)
     mine = groups + row.to(tl.int64) * (tl.num_programs(1) * PER_PART)
     store_groups(mine, lanes, part, PER_PART)
-
-
-@triton.jit(do_not_specialize=["rows", "first_id", "peak_parts", "score_parts"])
-def weigh_rows(
-    logits, table, peaks, scores, masses, rows, width, first_id, stride, peak_parts, score_parts,
-    FIELDS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """masses[part, row]: the mass of SPAN columns; the chosen logit's bits if it is one of them."""
-    row, part = tl.program_id(0), tl.program_id(1)
-    maximum = value_of(largest(peaks, row, rows, peak_parts, 2, PARTS))
-    token = chosen_token(table, peaks, scores, row, rows, peak_parts, score_parts, FIELDS, PARTS)
-    start = logits + row.to(tl.int64) * stride
-    total = tl.zeros((BLOCK,), tl.int64)
-    for first in range(0, SPAN, BLOCK):
-        at = part * SPAN + first + tl.arange(0, BLOCK)
-        x = tl.load(start + at, mask=at < width, other=-float("inf"))
-        total += fixed_point(x, maximum)
-    out = masses + (part * rows + row) * 2
-    tl.store(out, tl.sum(total, axis=0))
-    at = tl.maximum(token, 0) - first_id
-    mine = (at >= part * SPAN) & (at < part * SPAN + SPAN) & (at < width)
-    chosen = tl.load(start + tl.where(mine, at, 0), mask=mine, other=0.0)
-    chosen = tl.where(chosen == 0.0, 0.0, chosen)
-    tl.store(out + 1, chosen.to(tl.int32, bitcast=True).to(tl.int64))
-
-
-@triton.jit
-def chosen_token(
-    table, peaks, scores, row, rows, peak_parts, score_parts, FIELDS: tl.constexpr,
-    PARTS: tl.constexpr,
-):  # fmt: skip
-    """A row's token: given (kind 2), of the best score (1), or of the largest drawn from (0)."""
-    kind = tl.load(table + row * FIELDS + 5)
-    token = tl.load(table + row * FIELDS + 10)
-    if kind == 1:
-        token = token_of(largest(scores, row, rows, score_parts, 1, PARTS))
-    if kind == 0:
-        token = token_of(largest(peaks + 1, row, rows, peak_parts, 2, PARTS))
-    return token
-
-
-@triton.jit(do_not_specialize=["rows", "peak_parts", "score_parts", "mass_parts"])
-def answer_rows(
-    table, peaks, scores, masses, tokens, fits, maxima, distances, shares,
-    rows, peak_parts, score_parts, mass_parts, FIELDS: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """Token, fitness, maximum, the chosen logit's distance from it, mass * 2^-40; program (row,).
-
-    The logarithm is torch's: without fused multiply-adds the same formula rounds otherwise.
-    """
-    row = tl.program_id(0)
-    peak = largest(peaks, row, rows, peak_parts, 2, PARTS)
-    fit = is_fit(peak)
-    token = chosen_token(table, peaks, scores, row, rows, peak_parts, score_parts, FIELDS, PARTS)
-    maximum = tl.where(fit, value_of(peak), 0.0)
-    at = tl.arange(0, PARTS)
-    parts = masses + (at * rows + row) * 2
-    mass = tl.sum(tl.load(parts, mask=at < mass_parts, other=0), axis=0)
-    bits = tl.sum(tl.load(parts + 1, mask=at < mass_parts, other=0), axis=0)
-    chosen = bits.to(tl.int32).to(tl.float32, bitcast=True)
-    tl.store(tokens + row, tl.where(fit, token, 0))
-    tl.store(fits + row, fit)
-    tl.store(maxima + row, maximum)
-    tl.store(distances + row, chosen.to(tl.float64) - maximum.to(tl.float64))
-    tl.store(shares + row, tl.where(fit, mass, 1).to(tl.float64) * 9.094947017729282e-13)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def pack_rows(tokens, fits, distances, log_masses, logprobs, packed, rows, BLOCK: tl.constexpr):
-    """Log-probabilities, and the answers as they go to the host; BLOCK rows a program."""
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    here = row < rows
-    distance = tl.load(distances + row, mask=here, other=0.0)
-    logprob = (distance - tl.load(log_masses + row, mask=here, other=0.0)).to(tl.float32)
-    fit, token = tl.load(fits + row, mask=here), tl.load(tokens + row, mask=here)
-    tl.store(logprobs + row, logprob, mask=here)
-    tl.store(packed + row * 3, fit.to(tl.float64), mask=here)
-    tl.store(packed + row * 3 + 1, token.to(tl.float64), mask=here)
-    tl.store(packed + row * 3 + 2, logprob.to(tl.float64), mask=here)
