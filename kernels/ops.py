@@ -17,7 +17,7 @@ from tpdet.kernels.draw import Draw
 from tpdet.kernels.order import Expression, FinalExpression
 from tpdet.kernels.paged_batch import PagedBatch
 from tpdet.kernels.partial_sums import PartialSums
-from tpdet.kernels.row_draws import RowDraws
+from tpdet.kernels.row_draws import Packed, RowDraws, RowWeights
 from tpdet.kernels.shard import Shard
 
 
@@ -127,6 +127,16 @@ def log_probabilities(
 def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:
     """logits [R, W] fp32 of a shard, R draws -> tokens and log-probabilities, without waiting."""
     return cast(RowDraws, _on(logits, "row_draws").draw_rows(logits, draws, shard))
+
+
+def weigh_draws(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowWeights:
+    """`draw_rows` before its last step, for ranks that show each other theirs in between."""
+    return cast(RowWeights, _on(logits, "row_draws").weigh_draws(logits, draws, shard))
+
+
+def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor) -> Packed:
+    """That last step: fp64 [ranks, >= 4 * share], places int64 [R] among all ranks' shares."""
+    return cast(Packed, _on(answers, "row_draws").pack_answers(answers, share, places))
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> RowDraws:

@@ -19,3 +19,24 @@ class RowDraws:
     maximum: torch.Tensor
     log_masses: torch.Tensor
     packed: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RowWeights:
+    """Answers of R rows, one step before `RowDraws`: ranks may show each other theirs.
+
+    `answers` fp64 [4, R]: fit, token, the chosen logit's distance from the maximum, log mass.
+    `maximum` as of RowDraws.
+    """
+
+    answers: torch.Tensor
+    maximum: torch.Tensor
+
+    @property
+    def log_masses(self) -> torch.Tensor:
+        """fp64 [R]."""
+        return self.answers[3]
+
+
+Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Tokens, log-probabilities, fit and packed, as of RowDraws."""

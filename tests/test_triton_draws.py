@@ -21,12 +21,10 @@ SHAPE = {"rows": "i32", "width": "i32", "stride": "i32", "peak_parts": "i32"}
 TOP = {"slots": "*i64", "lists": "*i64", "state": "*i64", "bounds": "*i64"}
 LISTS = TOP | {"tops": "*i64", "counts": "*i32", "parts_of": "*i32"}
 SIZES = {"FIELDS": 12, "PARTS": 128}
-WINDOW = {"TOPS": 8, "STATE": 16, "BUCKETS": 256, "ROOM": 6144, "CAPACITY": 8192,
-          "WINDOW": True}
+WINDOW = {"TOPS": 8, "STATE": 16, "BUCKETS": 256, "ROOM": 6144, "CAPACITY": 8192, "WINDOW": True}
 ANSWERS = {
     "bounds": "*i64", "parts_of": "*i64", "arrivals": "*i32", "gathered": "*i64",
-    "tokens": "*i64", "fits": "*i1", "maxima": "*fp32", "distances": "*fp64", "shares": "*fp64",
-    "first_id": "i32",
+    "answers": "*fp64", "maxima": "*fp32", "first_id": "i32",
 }  # fmt: skip
 KERNELS = {
     "peaks": (
@@ -49,9 +47,9 @@ KERNELS = {
     ),
     "packed": (
         row_answers.pack_rows,
-        {"tokens": "*i64", "fits": "*i1", "distances": "*fp64", "log_masses": "*fp64",
-         "logprobs": "*fp32", "packed": "*fp64", "rows": "i32"},
-        {"BLOCK": 128}, 4,
+        ANSWERS | {"places": "*i64", "tokens": "*i64", "fits": "*i1", "logprobs": "*fp32",
+                   "packed": "*fp64", "rows": "i32", "share": "i32", "length": "i32"},
+        {"BLOCK": 128, "PLACED": True}, 4,
     ),
     "groups": (
         row_scan.scan_groups, ROW | SHAPE | {"groups": "*i64"},
@@ -69,7 +67,7 @@ KERNELS = {
     ),
     "top": (
         filter_top.bound_top, ROW | SHAPE | TOP,
-        SIZES | {"WHOLE": False, "STATE": 8, "COMPARED": 128, "FEW": 512, "CAPACITY": 4096}, 8,
+        SIZES | {"STATE": 8, "COMPARED": 128, "FEW": 512, "CAPACITY": 4096}, 8,
     ),
     "count": (
         filter_window.count_buckets, ROW | SHAPE | LISTS,

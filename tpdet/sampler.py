@@ -16,7 +16,7 @@ import torch
 from tpdet.comm.row_exchange import RowExchange, first_rows, row_places, share_of
 from tpdet.kernels import ops
 from tpdet.kernels.draw import Draw
-from tpdet.kernels.row_draws import RowDraws
+from tpdet.kernels.row_draws import RowDraws, RowWeights
 from tpdet.kernels.shard import Shard
 from tpdet.request import Candidate
 from tpdet.sampling_row import SampledToken, SamplingRow
@@ -85,20 +85,23 @@ def draw_shared(
     first, share = first_rows(len(draws), ranks)[rank], share_of(len(draws), ranks)
     mine = exchange.whole_rows(logits)[:, :vocab_size]
     shard = Shard(0, vocab_size)
-    found = ops.draw_rows(mine, draws[first : first + share], shard)
-    answers, most = found.packed, max(counts)
+    found = ops.weigh_draws(mine, draws[first : first + share], shard)
+    answers, most = found.answers.view(-1), max(counts)
     if most:
         # Of every row: the ranks' answers must have one shape.
         pairs = _likeliest(mine, found, list(range(share)), most, shard)
-        answers = torch.cat([answers, pairs.view(share, -1)], 1)
-    everyone = exchange.all_gather(answers).flatten(0, 1)
+        answers = torch.cat([answers, pairs.view(-1)])
+    everyone = exchange.all_gather(answers)
     rows = [row for row, count in enumerate(counts) if count > 0]
     places = row_places(len(draws), ranks)
     at = _to_device([*places, *(places[row] for row in rows)], logits.device)
-    packed = everyone[at[: len(draws)], :3]
-    pieces = [packed.reshape(-1), everyone[at[len(draws) :], 3:].reshape(-1)]
+    tokens, _, _, packed = ops.pack_answers(everyone, share, at[: len(draws)])
+    pieces = [packed.view(-1)]
+    if rows:
+        tops = everyone[:, 4 * share :].reshape(ranks * share, -1)
+        pieces.append(tops[at[len(draws) :]].view(-1))
     host, copied = _to_host(torch.cat(pieces) if rows else pieces[0])
-    return Drawn(packed[:, 1].to(torch.int64), packed, tuple(counts), host, copied)
+    return Drawn(tokens, packed, tuple(counts), host, copied)
 
 
 def draw_columns(
@@ -196,7 +199,7 @@ def _drawn(logits: torch.Tensor, found: RowDraws, counts: list[int], shard: Shar
 
 
 def _likeliest(
-    logits: torch.Tensor, found: RowDraws, rows: list[int], count: int, shard: Shard
+    logits: torch.Tensor, found: RowDraws | RowWeights, rows: list[int], count: int, shard: Shard
 ) -> torch.Tensor:
     """The likeliest `count` ids of some rows and their log-probabilities: fp64 [rows, count, 2]."""
     ids, values = ops.top_of_rows(logits, rows, count, shard)

@@ -4,16 +4,21 @@ from collections.abc import Sequence
 
 import torch
 
-from tpdet.kernels.cpu.log_softmax import log_mass, log_probabilities
+from tpdet.kernels.cpu.log_softmax import log_mass
 from tpdet.kernels.cpu.order_select import top_ids
 from tpdet.kernels.cpu.sampling import choose_tokens
 from tpdet.kernels.draw import Draw
-from tpdet.kernels.row_draws import RowDraws
+from tpdet.kernels.row_draws import Packed, RowDraws, RowWeights
 from tpdet.kernels.shard import Shard
 
 
 def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:
     """One token a row: fp32 [R, W] and R draws."""
+    return _packed(weigh_draws(logits, draws, shard))
+
+
+def weigh_draws(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowWeights:
+    """`draw_rows` before the last subtraction."""
     logits, maximum, fit = _prepare(shard.whole(logits))
     tokens = torch.argmax(logits, dim=-1)  # the first of equal maxima
     wanted = {
@@ -28,7 +33,26 @@ def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowD
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> RowDraws:
     """Log-probabilities of given tokens: fp32 [T, W] and T ids."""
     logits, maximum, fit = _prepare(shard.whole(logits))
-    return _answers(logits, maximum, fit, torch.tensor(tokens, dtype=torch.int64))
+    return _packed(_answers(logits, maximum, fit, torch.tensor(tokens, dtype=torch.int64)))
+
+
+def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor | None = None) -> Packed:
+    """Rows of `RowWeights.answers`: fp64 [ranks, >= 4 * share], each rank's at its beginning.
+
+    places int64 [R]: where the rows stand among all ranks' shares; None: one rank's, in order.
+    """
+    rows = answers[:, : 4 * share].view(len(answers), 4, share).transpose(1, 2).reshape(-1, 4)
+    if places is not None:
+        rows = rows[places]
+    logprobs = (rows[:, 2] - rows[:, 3]).to(torch.float32)
+    packed = torch.stack([rows[:, 0], rows[:, 1], logprobs.double()], -1)
+    return rows[:, 1].to(torch.int64), logprobs, rows[:, 0] != 0.0, packed
+
+
+def _packed(found: RowWeights) -> RowDraws:
+    rows = len(found.maximum)
+    tokens, logprobs, fit, packed = pack_answers(found.answers.view(1, -1), rows)
+    return RowDraws(tokens, logprobs, fit, found.maximum, found.log_masses, packed)
 
 
 def top_of_rows(
@@ -52,10 +76,10 @@ def _prepare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 def _answers(
     logits: torch.Tensor, maximum: torch.Tensor, fit: torch.Tensor, tokens: torch.Tensor
-) -> RowDraws:
+) -> RowWeights:
     log_masses = log_mass(logits, maximum)
     # -1 (none left): any column will do, the row fails.
     chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
-    logprobs = log_probabilities(chosen, maximum, log_masses)
-    packed = torch.stack([fit.double(), tokens.double(), logprobs.double()], -1)
-    return RowDraws(tokens, logprobs, fit, maximum, log_masses, packed)
+    distances = chosen.double() - maximum.double()
+    answers = torch.stack([fit.double(), tokens.double(), distances, log_masses])
+    return RowWeights(answers, maximum)

@@ -40,7 +40,7 @@ def find_bounds(
 ) -> torch.Tensor:
     """Smallest kept orders and draws int64 [F, 2] of the rows `slots` [F] of the table.
 
-    A draw is the order of the best score, or 2^62 if `score_rows` has to find it. `logits` are all
+    A draw is the order of the best score, or 2^62 if `weigh_rows` has to find it. `logits` are all
     rows' [R, >= V] (a row's copy, where it has one, in `copies` [P, V]), or with `whole` the
     filtered rows' themselves [F, V]; `peaks` [parts, R, 2] and `groups` [R or F, G] are of
     `scan_peaks`. Kernels only. `ways` may be fewer (tests): a row that none answers for keeps 2^62.
@@ -69,8 +69,8 @@ def find_bounds(
     )  # fmt: skip
     if "list" in ways:
         filter_top.bound_top[filtered,](
-            *given, lists, state, bounds, *rest, *sizes, _COMPARED, _FEW, filter_top.CAPACITY,
-            num_warps=8, enable_fp_fusion=False,
+            table, slots, lists, state, bounds, vocabulary, FIELDS, filter_top.STATE, _COMPARED,
+            _FEW, filter_top.CAPACITY, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
     _bound_rest(given, rest, state, counts, bounds, whole, ways)
     return bounds
@@ -101,5 +101,6 @@ def _bound_rest(
     filter_rest.bound_rest[filtered,](
         *given, tops, bounds, lists, parts_of, state, digits, *rest, parts, *sizes,
         _COLLECT_BLOCK, capacity, triton.next_power_of_2(parts), _ROW_BLOCK,
-        filter_digits.DIGITS, "window" in ways, "rows" in ways, num_warps=16, enable_fp_fusion=False,
+        filter_digits.DIGITS, "window" in ways, "rows" in ways,
+        num_warps=16, enable_fp_fusion=False,
     )  # fmt: skip

@@ -198,22 +198,20 @@ def compare_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.conste
     return bound, draw_of_list(orders, kept, fields), inside
 
 
-@triton.jit(do_not_specialize=["rows", "peak_parts"])
+@triton.jit
 def bound_top(
-    logits, copies, table, peaks, slots, lists, state, bounds, rows, width, stride,
-    peak_parts, FIELDS: tl.constexpr, STATE: tl.constexpr, PARTS: tl.constexpr,
-    WHOLE: tl.constexpr, COMPARED: tl.constexpr, FEW: tl.constexpr, CAPACITY: tl.constexpr,
+    table, slots, lists, state, bounds, width, FIELDS: tl.constexpr, STATE: tl.constexpr,
+    COMPARED: tl.constexpr, FEW: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """bounds[slot]: the bound, and the best score's order, from the list; program (slot,).
 
     A row that is left over keeps its 2^62 in both.
     """
     slot = tl.program_id(0)
-    _, _, top, top_k, _ = row_of_slot(
-        logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS, PARTS, WHOLE
-    )
-    fields = table + tl.load(slots + slot) * FIELDS
-    count, total = tl.load(state + slot * STATE + 1), tl.load(state + slot * STATE + 2)
+    fields, held = table + tl.load(slots + slot) * FIELDS, state + slot * STATE
+    count, total = tl.load(held + 1), tl.load(held + 2)
+    top = tl.load(held + 5).to(tl.int32).to(tl.float32, bitcast=True)
+    top_k = tl.load(fields + 6)
     mine = lists + slot.to(tl.int64) * CAPACITY
     enough = (top_k >= width) | (count >= top_k)
     if enough & (count <= CAPACITY):
@@ -227,4 +225,4 @@ def bound_top(
             tl.store(bounds + slot * 2, bound)
             tl.store(bounds + slot * 2 + 1, best)
         elif top_k >= width:
-            tl.store(state + slot * STATE + 6, inside)
+            tl.store(held + 6, inside)

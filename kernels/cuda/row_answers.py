@@ -29,19 +29,21 @@ def chosen_token(table, peaks, score, row, rows, peak_parts, FIELDS: tl.constexp
 
 
 @triton.jit
-def store_answer(tokens, fits, maxima, distances, shares, row, peak, token, mass, bits):
-    """Token, fitness, maximum, the chosen logit's distance from it, mass * 2^-40.
+def store_answer(answers, maxima, row, rows, peak, token, mass, bits):
+    """Maximum; fitness, token, the chosen logit's distance from the maximum, mass * 2^-40.
 
-    The logarithm is torch's: without fused multiply-adds the same formula rounds otherwise.
+    answers: fp64 [4, rows]. The logarithm of the mass is torch's: without fused multiply-adds the
+    same formula rounds otherwise.
     """
     fit = is_fit(peak)
     maximum = tl.where(fit, value_of(peak), 0.0)
     chosen = bits.to(tl.int32).to(tl.float32, bitcast=True)
-    tl.store(tokens + row, tl.where(fit, token, 0))
-    tl.store(fits + row, fit)
     tl.store(maxima + row, maximum)
-    tl.store(distances + row, chosen.to(tl.float64) - maximum.to(tl.float64))
-    tl.store(shares + row, tl.where(fit, mass, 1).to(tl.float64) * 9.094947017729282e-13)
+    tl.store(answers + row, fit.to(tl.float64))
+    tl.store(answers + rows + row, tl.where(fit, token, 0).to(tl.float64))
+    tl.store(answers + 2 * rows + row, chosen.to(tl.float64) - maximum.to(tl.float64))
+    share = tl.where(fit, mass, 1).to(tl.float64) * 9.094947017729282e-13
+    tl.store(answers + 3 * rows + row, share)
 
 
 @triton.jit
@@ -57,10 +59,10 @@ def combined(parts_of, row, rows, OWN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "first_id", "peak_parts"])
 def weigh_rows(
-    logits, copies, table, peaks, bounds, parts_of, arrivals, gathered, tokens, fits, maxima,
-    distances, shares, rows, width, first_id, stride, peak_parts, FIELDS: tl.constexpr,
-    SPAN: tl.constexpr, BLOCK: tl.constexpr, SCORED: tl.constexpr, PARTS: tl.constexpr,
-    OWN: tl.constexpr, DRAWN: tl.constexpr, WHOLE: tl.constexpr,
+    logits, copies, table, peaks, bounds, parts_of, arrivals, gathered, answers, maxima,
+    rows, width, first_id, stride, peak_parts, FIELDS: tl.constexpr, SPAN: tl.constexpr,
+    BLOCK: tl.constexpr, SCORED: tl.constexpr, PARTS: tl.constexpr, OWN: tl.constexpr,
+    DRAWN: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """The answers of whole rows, or gathered[row]: mass, best score, its logit's bits (of a shard).
 
@@ -94,7 +96,7 @@ def weigh_rows(
         chosen = tl.where(chosen == 0.0, 0.0, chosen)
         bits = chosen.to(tl.int32, bitcast=True).to(tl.int64)
         if WHOLE:
-            store_answer(tokens, fits, maxima, distances, shares, row, peak, token, mass, bits)
+            store_answer(answers, maxima, row, rows, peak, token, mass, bits)
         else:
             tl.store(gathered + row * 3, mass)
             tl.store(gathered + row * 3 + 1, score)
@@ -103,8 +105,8 @@ def weigh_rows(
 
 @triton.jit(do_not_specialize=["rows", "ranks"])
 def answer_rows(
-    table, peaks, gathered, tokens, fits, maxima, distances, shares, rows, ranks,
-    FIELDS: tl.constexpr, RANKS: tl.constexpr,
+    table, peaks, gathered, answers, maxima, rows, ranks, FIELDS: tl.constexpr,
+    RANKS: tl.constexpr,
 ):  # fmt: skip
     """The answers of rows whose columns ranks share; program (row,).
 
@@ -121,18 +123,31 @@ def answer_rows(
     bits = tl.sum(tl.where(score == best, bits, 0), axis=0)
     token = chosen_token(table, peaks, best, row, rows, ranks, FIELDS, RANKS)
     peak = largest(peaks, row, rows, ranks, 2, RANKS)
-    store_answer(tokens, fits, maxima, distances, shares, row, peak, token, mass, bits)
+    store_answer(answers, maxima, row, rows, peak, token, mass, bits)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def pack_rows(tokens, fits, distances, log_masses, logprobs, packed, rows, BLOCK: tl.constexpr):
-    """Log-probabilities, and the answers as they go to the host; BLOCK rows a program."""
+@triton.jit(do_not_specialize=["rows", "share", "length"])
+def pack_rows(
+    answers, places, tokens, fits, logprobs, packed, rows, share, length, PLACED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Log-probabilities, and the answers as they go to the host; BLOCK rows a program.
+
+    answers: fp64 [ranks, length], each rank's beginning with its [4, share]. places[row]: where the
+    row stands among all shares, one after the other; without PLACED there is one share, in order.
+    """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = row < rows
-    distance = tl.load(distances + row, mask=here, other=0.0)
-    logprob = (distance - tl.load(log_masses + row, mask=here, other=0.0)).to(tl.float32)
-    fit, token = tl.load(fits + row, mask=here), tl.load(tokens + row, mask=here)
+    at = row.to(tl.int64)
+    if PLACED:
+        at = tl.load(places + row, mask=here, other=0)
+    mine = answers + at // share * length + at % share
+    fit, token = tl.load(mine, mask=here), tl.load(mine + share, mask=here)
+    distance = tl.load(mine + 2 * share, mask=here, other=0.0)
+    logprob = (distance - tl.load(mine + 3 * share, mask=here, other=0.0)).to(tl.float32)
+    tl.store(tokens + row, token.to(tl.int64), mask=here)
+    tl.store(fits + row, fit != 0.0, mask=here)
     tl.store(logprobs + row, logprob, mask=here)
-    tl.store(packed + row * 3, fit.to(tl.float64), mask=here)
-    tl.store(packed + row * 3 + 1, token.to(tl.float64), mask=here)
+    tl.store(packed + row * 3, fit, mask=here)
+    tl.store(packed + row * 3 + 1, token, mask=here)
     tl.store(packed + row * 3 + 2, logprob.to(tl.float64), mask=here)

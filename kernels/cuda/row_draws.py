@@ -22,19 +22,25 @@ from tpdet.kernels.cuda.filter_rows import find_bounds
 from tpdet.kernels.cuda.log_softmax import MAX_VOCABULARY
 from tpdet.kernels.cuda.order_select import id_of, top_orders
 from tpdet.kernels.cuda.penalties import penalise, to_device
-from tpdet.kernels.cuda.row_answers import answer_rows, pack_rows, weigh_rows
+from tpdet.kernels.cuda.row_passes import grid_of, pack_answers, weighed_answers
 from tpdet.kernels.cuda.row_scan import FIELDS, scan_groups, scan_peaks
 from tpdet.kernels.draw import Draw
-from tpdet.kernels.row_draws import RowDraws
+from tpdet.kernels.row_draws import RowDraws, RowWeights
 from tpdet.kernels.shard import Shard
 
+__all__ = ["draw_rows", "pack_answers", "score_tokens", "top_of_rows", "weigh_draws"]
+
 _GREEDY, _RANDOM, _GIVEN = 0, 1, 2
-_BLOCK = 2048
 _GROUPS = 4096
 
 
 def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:
     """One token a row: fp32 [R, W] and R draws, R > 0. Raises ValueError when V is over 2^22."""
+    return _packed(weigh_draws(logits, draws, shard))
+
+
+def weigh_draws(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowWeights:
+    """`draw_rows` before the last subtraction. Raises as it does."""
     logits = _fit(logits, shard)
     vocabulary, width = shard.vocab_size, shard.width(logits.shape[1])
     if _all_likeliest(draws):
@@ -65,11 +71,9 @@ def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowD
         if not whole:
             mine = _filtered_rows(logits, copies, slots, changed, filtered, shard)
             groups = _groups(mine)
-        bounds = find_bounds(
-            mine, copies, table, peaks, slots, groups, vocabulary, not whole
-        )
+        bounds = find_bounds(mine, copies, table, peaks, slots, groups, vocabulary, not whole)
     drawn = any(how.temperature != 0.0 for how in draws)
-    return _answers(logits, copies, table, arrivals, peaks, bounds, width, shard, drawn)
+    return weighed_answers(logits, copies, table, arrivals, peaks, bounds, width, shard, drawn)
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> RowDraws:
@@ -84,7 +88,14 @@ def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> R
     table = to_device(numbers, torch.int64, logits.device)
     arrivals = torch.empty(len(tokens), dtype=torch.int32, device=logits.device)
     peaks, _ = _peaks(logits, logits, table, arrivals, len(tokens), width, shard, False)
-    return _answers(logits, logits, table, arrivals, peaks, None, width, shard, False)
+    found = weighed_answers(logits, logits, table, arrivals, peaks, None, width, shard, False)
+    return _packed(found)
+
+
+def _packed(found: RowWeights) -> RowDraws:
+    rows = len(found.maximum)
+    tokens, logprobs, fit, packed = pack_answers(found.answers.view(1, -1), rows)
+    return RowDraws(tokens, logprobs, fit, found.maximum, found.log_masses, packed)
 
 
 def top_of_rows(
@@ -169,20 +180,6 @@ def _bits(value: float) -> int:
     return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
-def _span(rows: int, width: int) -> int:
-    """Columns a program takes: the whole GPU for one row, longer runs for many."""
-    for span in (8192, 4096, 2048):
-        if rows * width >= span * 1024:
-            return span
-    return 1024
-
-
-def _grid(rows: int, width: int) -> tuple[tuple[int, int], int, int]:
-    """Grid, span and block; at least one part, which may be all padding."""
-    span = max(_span(rows, width), triton.next_power_of_2(triton.cdiv(width, 1024)))
-    return (rows, max(1, triton.cdiv(width, span))), span, min(span, _BLOCK)
-
-
 def _group_count(width: int, span: int) -> int:
     """Groups a part of `span` columns has: of 64 columns, of more where a row would have 4,096."""
     return span // max(64, triton.next_power_of_2(triton.cdiv(width, _GROUPS)))
@@ -197,13 +194,14 @@ def _peaks(
     int64 [parts or ranks, R, 2], and where `grouped` of this rank's columns [R, groups]. `arrivals`
     int32 [R] are cleared.
     """
-    grid, span, block = _grid(rows, width)
+    grid, span, block = grid_of(rows, width)
     each = _group_count(width, span) if grouped else 0
     peaks = torch.empty(grid[1], rows, 2, dtype=torch.int64, device=logits.device)
     groups = torch.empty(rows, grid[1] * each, dtype=torch.int64, device=logits.device)
     scan_peaks[grid](
         logits, copies, table, peaks, groups if grouped else peaks, arrivals, rows, width,
-        shard.first_id, logits.stride(0), FIELDS, span, block, each, num_warps=4, enable_fp_fusion=False,
+        shard.first_id, logits.stride(0), FIELDS, span, block, each,
+        num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return (peaks if shard.gather is None else shard.gather(peaks.amax(0))), groups
 
@@ -211,7 +209,7 @@ def _peaks(
 def _groups(whole_rows: torch.Tensor) -> torch.Tensor:
     """Largest orders of groups of whole rows fp32 [F, V]: int64 [F, groups]."""
     rows, width = whole_rows.shape
-    grid, span, block = _grid(rows, width)
+    grid, span, block = grid_of(rows, width)
     each = _group_count(width, span)
     groups = torch.empty(rows, grid[1] * each, dtype=torch.int64, device=whole_rows.device)
     scan_groups[grid](
@@ -233,40 +231,3 @@ def _filtered_rows(
                               logits.device).view(-1, 2).unbind(1)  # fmt: skip
         mine[into, : copies.shape[1]] = copies[out]
     return shard.whole(mine)
-
-
-def _answers(
-    logits: torch.Tensor, copies: torch.Tensor, table: torch.Tensor, arrivals: torch.Tensor,
-    peaks: torch.Tensor, bounds: torch.Tensor | None, width: int, shard: Shard, drawn: bool,
-) -> RowDraws:  # fmt: skip
-    """`drawn`: whether any row is random; `bounds` int64 [F, 2] of filtered rows."""
-    peak_parts, rows = peaks.shape[:2]
-    device, whole = logits.device, shard.gather is None
-    grid, span, block = _grid(rows, width)
-    parts_of = torch.empty(grid[1], rows, 2, dtype=torch.int64, device=device)
-    gathered = torch.empty(rows, 3, dtype=torch.int64, device=device)
-    tokens, fit, maximum, distances, shares, logprobs = (
-        torch.empty(rows, dtype=kind, device=device)
-        for kind in (torch.int64, torch.bool, torch.float32, torch.float64, torch.float64,
-                     torch.float32)
-    )  # fmt: skip
-    answers = tokens, fit, maximum, distances, shares
-    peak_width = triton.next_power_of_2(peak_parts)
-    weigh_rows[grid](
-        logits, copies, table, peaks, peaks if bounds is None else bounds, parts_of, arrivals,
-        gathered, *answers, rows, width, shard.first_id, logits.stride(0), peak_parts, FIELDS,
-        span, block, min(block, 1024), peak_width, triton.next_power_of_2(grid[1]), drawn, whole,
-        num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
-    if shard.gather is not None:
-        answer_rows[rows,](
-            table, peaks, shard.gather(gathered), *answers, rows, peak_parts, FIELDS, peak_width,
-            num_warps=1, enable_fp_fusion=False,
-        )  # fmt: skip
-    log_masses = torch.log(shares)
-    packed = torch.empty(rows, 3, dtype=torch.float64, device=device)
-    pack_rows[triton.cdiv(rows, 128),](
-        tokens, fit, distances, log_masses, logprobs, packed, rows, 128,
-        num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
-    return RowDraws(tokens, logprobs, fit, maximum, log_masses, packed)

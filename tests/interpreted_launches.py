@@ -1,0 +1,89 @@
+"""How many kernels a step's draws take, in order: counted in Triton's interpreter."""
+
+from importlib import import_module
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import GridExecutor
+
+from tpdet import sampler
+from tpdet.kernels import ops
+from tpdet.kernels.cuda import row_draws
+from tpdet.kernels.draw import Draw
+from tpdet.kernels.shard import Shard
+
+
+class Counted(TorchDispatchMode):
+    """Names of what launches a kernel: Triton's, and torch's operations that are none of `FREE`."""
+
+    FREE = {"empty", "view", "_unsafe_view", "select", "slice", "expand", "detach", "alias",
+            "lift_fresh", "t", "transpose", "unsqueeze"}  # fmt: skip
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if name not in self.FREE and not self.inside:
+            self.names.append(name)
+        return function(*args, **(kwargs or {}))
+
+    def __enter__(self):
+        self.run, self.inside = GridExecutor.__call__, False
+        GridExecutor.__call__ = lambda grid, *args, **named: self.launch(grid, args, named)
+        return super().__enter__()
+
+    def __exit__(self, *told):
+        GridExecutor.__call__ = self.run
+        return super().__exit__(*told)
+
+    def launch(self, grid, args, named):
+        self.names.append(grid.fn.__name__)
+        self.inside = True
+        self.run(grid, *args, **named)
+        self.inside = False
+
+
+class Alone:
+    """An exchange of rows among ranks that all hold what this one does."""
+
+    def whole_rows(self, x):
+        return x[: len(x) // 4].repeat(1, 4)
+
+    def all_gather(self, x):
+        return x.expand(4, *x.shape)
+
+
+FILTERED = (
+    "choose_floor",
+    "list_top",
+    "bound_top",
+    "count_buckets",
+    "collect_window",
+    "bound_rest",
+)
+
+
+def a_step_by_shares_launches_no_more_than_this():
+    """In order; the exchange of rows and the gather of answers are two more."""
+    x = torch.randn(8, 1024, generator=torch.Generator().manual_seed(7)) * 3
+    on = ops._on
+    ops._on = lambda _, name: import_module(f"tpdet.kernels.cuda.{name}")
+    to_device, sampler._to_device = sampler._to_device, lambda numbers, _: torch.tensor(numbers)
+    try:
+        for way, filters in (
+            ({"temperature": 0.8, "top_k": 50, "top_p": 0.9}, FILTERED),
+            ({"temperature": 1.0, "min_p": 0.1}, ()),
+            ({"temperature": 0.0}, ()),
+        ):
+            how = [Draw(seed=i, position=1, **way) for i in range(8)]
+            with Counted() as seen:
+                drawn = sampler.draw_shared(x, how, [0] * 8, Alone(), 0, 4, 4096)
+            assert seen.names == ["repeat", "scan_peaks", *filters, "weigh_rows", "log_",
+                                  "pack_rows"], seen.names  # fmt: skip
+            expected = row_draws.draw_rows(x[:2].repeat(1, 4), how[:2], Shard(0, 4096))
+            assert torch.equal(drawn.packed, expected.packed.repeat(4, 1)), way
+            assert torch.equal(drawn.tokens, expected.tokens.repeat(4)), way
+    finally:
+        ops._on, sampler._to_device = on, to_device
