@@ -265,8 +265,8 @@ WAYS_TO_BOUNDS = ("list",), ("window",), ("rows",), ("list", "window")
 
 def bounds_by(names, given, groups, vocabulary=V):
     """The bound of one row in the ways that are named; 2^62 where they found none."""
-    found = filter_rows.find_bounds(*given, groups, vocabulary, False, names)
-    return int(found[0, 0])
+    bounds, _ = filter_rows.find_bounds(*given, groups, vocabulary, False, names)
+    return int(bounds[0, 0])
 
 
 def near_ties_of_rough_scores_are_settled_by_exact_ones():

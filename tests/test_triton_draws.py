@@ -21,9 +21,9 @@ SHAPE = {"rows": "i32", "width": "i32", "stride": "i32", "peak_parts": "i32"}
 TOP = {"slots": "*i64", "lists": "*i64", "state": "*i64", "bounds": "*i64"}
 LISTS = TOP | {"tops": "*i64", "counts": "*i32", "parts_of": "*i32"}
 SIZES = {"FIELDS": 12, "PARTS": 128}
-WINDOW = {"TOPS": 8, "STATE": 16, "BUCKETS": 256, "ROOM": 6144, "CAPACITY": 8192, "WINDOW": True}
+WINDOW = {"TOPS": 10, "STATE": 16, "BUCKETS": 256, "ROOM": 6144, "CAPACITY": 8192, "WINDOW": True}
 ANSWERS = {
-    "bounds": "*i64", "parts_of": "*i64", "arrivals": "*i32", "gathered": "*i64",
+    "bounds": "*i64", "tops": "*i64", "parts_of": "*i64", "arrivals": "*i32", "gathered": "*i64",
     "answers": "*fp64", "maxima": "*fp32", "first_id": "i32",
 }  # fmt: skip
 KERNELS = {
@@ -34,12 +34,12 @@ KERNELS = {
     "masses": (
         row_answers.weigh_rows, ROW | SHAPE | ANSWERS,
         SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "DRAWN": False,
-                 "WHOLE": False}, 4,
+                 "WHOLE": False, "LISTED": False, "TOPS": 10}, 4,
     ),
     "draws": (
         row_answers.weigh_rows, ROW | SHAPE | ANSWERS,
         SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "DRAWN": True,
-                 "WHOLE": True}, 4,
+                 "WHOLE": True, "LISTED": True, "TOPS": 10}, 4,
     ),
     "answers": (
         row_answers.answer_rows, ROW | SHAPE | ANSWERS | {"ranks": "i32"},
@@ -58,16 +58,16 @@ KERNELS = {
     "floor": (
         filter_top.choose_floor,
         ROW | SHAPE | TOP | {"groups": "*i64", "counts": "*i32", "used": "i32"},
-        SIZES | {"WHOLE": False, "STATE": 8, "GROUPS": 4096, "ENOUGH": 1024, "CAPACITY": 4096,
+        SIZES | {"WHOLE": False, "STATE": 10, "GROUPS": 4096, "ENOUGH": 1024, "CAPACITY": 4096,
                  "COUNTS": 256}, 8,
     ),
     "list": (
         filter_top.list_top, ROW | SHAPE | TOP,
-        SIZES | {"WHOLE": False, "STATE": 8, "BLOCK": 2048, "CAPACITY": 4096}, 4,
+        SIZES | {"WHOLE": False, "STATE": 10, "BLOCK": 2048, "CAPACITY": 4096}, 4,
     ),
     "top": (
         filter_top.bound_top, ROW | SHAPE | TOP,
-        SIZES | {"STATE": 8, "COMPARED": 128, "FEW": 512, "CAPACITY": 4096}, 8,
+        SIZES | {"STATE": 10, "COMPARED": 128, "FEW": 512, "CAPACITY": 4096}, 8,
     ),
     "count": (
         filter_window.count_buckets, ROW | SHAPE | LISTS,

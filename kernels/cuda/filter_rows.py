@@ -37,13 +37,14 @@ def find_bounds(
     vocabulary: int,
     whole: bool,
     ways: tuple[str, ...] = WAYS,
-) -> torch.Tensor:
-    """Smallest kept orders and draws int64 [F, 2] of the rows `slots` [F] of the table.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Smallest kept orders and draws int64 [F, 2] of the rows `slots` [F] of the table, and states.
 
     A draw is the order of the best score, or 2^62 if `weigh_rows` has to find it. `logits` are all
     rows' [R, >= V] (a row's copy, where it has one, in `copies` [P, V]), or with `whole` the
     filtered rows' themselves [F, V]; `peaks` [parts, R, 2] and `groups` [R or F, G] are of
-    `scan_peaks`. Kernels only. `ways` may be fewer (tests): a row that none answers for keeps 2^62.
+    `scan_peaks`; states are of `filter_top`. Kernels only. `ways` may be
+    fewer (tests): a row that none answers for keeps 2^62.
     """
     filtered, device = len(slots), logits.device
     peak_parts, rows = peaks.shape[:2]
@@ -73,7 +74,7 @@ def find_bounds(
             _FEW, filter_top.CAPACITY, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
     _bound_rest(given, rest, state, counts, bounds, whole, ways)
-    return bounds
+    return bounds, state
 
 
 def _bound_rest(

@@ -10,10 +10,12 @@ whether they are. A row whose list is too long (ties) or too light is left over 
 to `filter_window`. Scaling by the temperature keeps the order of values, but may make some equal:
 the floor is a scaled value and takes all ids of it, so it cuts no ties.
 
-Fields of a state int64 [F, 8]: floor, ids listed, mass of the row, bits of the spread (the distance
-of the largest scaled value from the groups' largest, on the average; each held at 64), bits of a
-logit below which none scales to the floor, bits of the largest scaled value, mass of the list where
-it is whole and too light for top-p alone (-1: not known).
+Fields of a state int64 [F, 10]: floor, ids listed, mass of the row, bits of the spread (the
+distance of the largest scaled value from the groups' largest, on the average; each held at 64),
+bits of a logit below which none scales to the floor, bits of the largest scaled value, mass of the
+list where it is whole and too light for top-p alone (-1: not known), programs that have counted the
+row, bits of the logits' own largest, their mass (of a row without a copy, which is read here
+anyway).
 """
 
 import triton
@@ -24,12 +26,12 @@ from tpdet.kernels.cuda.gumbel_scores import exact_order, scaled
 from tpdet.kernels.cuda.log_softmax import fixed_point
 from tpdet.kernels.cuda.order_search import heaviest_bound, least_order, rough_floor
 from tpdet.kernels.cuda.order_select import order_of
-from tpdet.kernels.cuda.row_scan import id_of_order, source, value_of
+from tpdet.kernels.cuda.row_scan import id_of_order, largest, source, value_of
 
 CAPACITY = 4096
 ENOUGH = 1024
 """Ids listed where top-p alone filters: more cost time in every row, fewer leave more rows over."""
-STATE = 8
+STATE = 10
 
 
 @triton.jit(do_not_specialize=["rows", "peak_parts"])
@@ -44,6 +46,7 @@ def choose_floor(
     groups: int64 [R, used] of all rows, or with WHOLE of the filtered ones [F, used].
     """
     slot = tl.program_id(0)
+    peak = largest(peaks, tl.load(slots + slot), rows, peak_parts, 2, PARTS)
     _, temperature, top, top_k, _ = row_of_slot(
         logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS, PARTS, WHOLE
     )
@@ -51,11 +54,11 @@ def choose_floor(
     if not WHOLE:
         place = tl.load(slots + slot).to(tl.int32)
     at = tl.arange(0, GROUPS)
-    largest = tl.load(groups + place.to(tl.int64) * used + at, mask=at < used,
-                      other=-4611686018427387904)  # fmt: skip
-    there = (largest > -4611686018427387904).to(tl.int64)
+    group = tl.load(groups + place.to(tl.int64) * used + at, mask=at < used,
+                    other=-4611686018427387904)  # fmt: skip
+    there = (group > -4611686018427387904).to(tl.int64)
     found = tl.sum(there, axis=0)
-    values = tl.where(there > 0, value_of(largest), -float("inf"))
+    values = tl.where(there > 0, value_of(group), -float("inf"))
     reaching = tl.sum((values > -float("inf")).to(tl.int32), axis=0)
     wanted = tl.where(top_k < width, top_k, ENOUGH)
     floor = tl.full((), -9007199254740992, tl.int64)
@@ -78,6 +81,8 @@ def choose_floor(
     tl.store(out + 5, top.to(tl.int32, bitcast=True).to(tl.int64))
     tl.store(out + 6, tl.full((), -1, tl.int64))
     tl.store(out + 7, tl.zeros((), tl.int64))
+    tl.store(out + 8, value_of(peak).to(tl.int32, bitcast=True).to(tl.int64))
+    tl.store(out + 9, tl.zeros((), tl.int64))
     tl.store(bounds + slot * 2, tl.full((), 4611686018427387904, tl.int64))
     tl.store(bounds + slot * 2 + 1, tl.full((), 4611686018427387904, tl.int64))
     at = tl.arange(0, COUNTS)
@@ -89,20 +94,24 @@ def list_top(
     logits, copies, table, slots, lists, state, width, stride, FIELDS: tl.constexpr,
     STATE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """Lists the orders from the floor up, adds the row's mass; program (slot, part).
+    """Lists the orders from the floor up, adds the row's masses; program (slot, part).
 
     The atomics are integers: the list is used as a set.
     """
     slot = tl.program_id(0)
     row = tl.load(slots + slot)
     fields, out = table + row * FIELDS, state + slot * STATE
-    start = logits + slot.to(tl.int64) * stride
+    start, copy = logits + slot.to(tl.int64) * stride, tl.load(fields + 9)
     if not WHOLE:
-        start = source(logits, copies, row, tl.load(fields + 9), stride, width)
+        start = source(logits, copies, row, copy, stride, width)
     weighed = (tl.load(fields + 7) < 1073741824) & (tl.load(fields + 6) >= width)
     lowest = tl.load(out + 4).to(tl.int32).to(tl.float32, bitcast=True)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     raw = tl.load(start + at, mask=at < width, other=-float("inf"))
+    if not WHOLE:
+        if copy < 0:
+            maximum = tl.load(out + 8).to(tl.int32).to(tl.float32, bitcast=True)
+            tl.atomic_add(out + 9, tl.sum(fixed_point(raw, maximum), axis=0), sem="relaxed")
     near = tl.max((raw >= lowest).to(tl.int32), axis=0) > 0
     if weighed | near:
         x = scaled(raw, tl.load(fields + 4).to(tl.int32).to(tl.float32, bitcast=True))

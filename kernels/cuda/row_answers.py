@@ -59,26 +59,36 @@ def combined(parts_of, row, rows, OWN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "first_id", "peak_parts"])
 def weigh_rows(
-    logits, copies, table, peaks, bounds, parts_of, arrivals, gathered, answers, maxima,
+    logits, copies, table, peaks, bounds, tops, parts_of, arrivals, gathered, answers, maxima,
     rows, width, first_id, stride, peak_parts, FIELDS: tl.constexpr, SPAN: tl.constexpr,
     BLOCK: tl.constexpr, SCORED: tl.constexpr, PARTS: tl.constexpr, OWN: tl.constexpr,
-    DRAWN: tl.constexpr, WHOLE: tl.constexpr,
+    DRAWN: tl.constexpr, WHOLE: tl.constexpr, LISTED: tl.constexpr, TOPS: tl.constexpr,
 ):  # fmt: skip
     """The answers of whole rows, or gathered[row]: mass, best score, its logit's bits (of a shard).
 
     Program (row, part) takes SPAN columns into parts_of[part, row]: mass, and with DRAWN the best
-    score (SCORED columns at a time). arrivals[row] int32 is 0 before. bounds: of `find_bounds`.
+    score (SCORED columns at a time). arrivals[row] int32 is 0 before. bounds and tops: of
+    `find_bounds`; with LISTED, that has the masses of filtered rows without a copy.
     """
     row, part = tl.program_id(0), tl.program_id(1)
     peak = largest(peaks, row, rows, peak_parts, 2, PARTS)
     start = logits + row.to(tl.int64) * stride
-    total = tl.zeros((BLOCK,), tl.int64)
-    for first in range(0, SPAN, BLOCK):
-        at = part * SPAN + first + tl.arange(0, BLOCK)
-        x = tl.load(start + at, mask=at < width, other=-float("inf"))
-        total += fixed_point(x, value_of(peak))
+    fields, mass = table + row * FIELDS, tl.zeros((), tl.int64)
+    unknown = part >= 0
+    if LISTED:
+        slot = tl.load(fields + 10)
+        if (tl.load(fields + 5) == 1) & (slot >= 0) & (tl.load(fields + 9) < 0):
+            unknown = part < 0
+            mass = tl.load(tops + slot * TOPS + 9, mask=part == 0, other=0)
+    if unknown:
+        total = tl.zeros((BLOCK,), tl.int64)
+        for first in range(0, SPAN, BLOCK):
+            at = part * SPAN + first + tl.arange(0, BLOCK)
+            x = tl.load(start + at, mask=at < width, other=-float("inf"))
+            total += fixed_point(x, value_of(peak))
+        mass = tl.sum(total, axis=0)
     out = parts_of + (part * rows + row) * 2
-    tl.store(out, tl.sum(total, axis=0))
+    tl.store(out, mass)
     score = tl.full((), -4611686018427387904, tl.int64)
     if DRAWN:
         score = draw_of_part(

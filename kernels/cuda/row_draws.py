@@ -65,15 +65,15 @@ def weigh_draws(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> Ro
     peaks, groups = _peaks(
         logits, copies, table, arrivals, len(draws), width, shard, bool(filtered) and whole
     )
-    bounds = None
+    found = None
     if filtered:
         mine = logits
         if not whole:
             mine = _filtered_rows(logits, copies, slots, changed, filtered, shard)
             groups = _groups(mine)
-        bounds = find_bounds(mine, copies, table, peaks, slots, groups, vocabulary, not whole)
+        found = find_bounds(mine, copies, table, peaks, slots, groups, vocabulary, not whole)
     drawn = any(how.temperature != 0.0 for how in draws)
-    return weighed_answers(logits, copies, table, arrivals, peaks, bounds, width, shard, drawn)
+    return weighed_answers(logits, copies, table, arrivals, peaks, found, width, shard, drawn)
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> RowDraws:

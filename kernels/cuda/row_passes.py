@@ -3,6 +3,7 @@
 import torch
 import triton
 
+from tpdet.kernels.cuda.filter_top import STATE
 from tpdet.kernels.cuda.row_answers import answer_rows, pack_rows, weigh_rows
 from tpdet.kernels.cuda.row_scan import FIELDS
 from tpdet.kernels.row_draws import Packed, RowWeights
@@ -13,12 +14,13 @@ _BLOCK = 2048
 
 def weighed_answers(
     logits: torch.Tensor, copies: torch.Tensor, table: torch.Tensor, arrivals: torch.Tensor,
-    peaks: torch.Tensor, bounds: torch.Tensor | None, width: int, shard: Shard, drawn: bool,
+    peaks: torch.Tensor, found: tuple[torch.Tensor, torch.Tensor] | None, width: int, shard: Shard,
+    drawn: bool,
 ) -> RowWeights:  # fmt: skip
     """Mass, draw and answer of R rows; `arrivals` int32 [R] are zero before.
 
-    `drawn`: whether any row is random; `peaks` int64 [parts or ranks, R, 2]; `bounds` int64 [F, 2]
-    of filtered rows.
+    `drawn`: whether any row is random; `peaks` int64 [parts or ranks, R, 2]; `found` of
+    `find_bounds`, None without filtered rows.
     """
     peak_parts, rows = peaks.shape[:2]
     device, whole = logits.device, shard.gather is None
@@ -28,11 +30,13 @@ def weighed_answers(
     answers = torch.empty(4, rows, dtype=torch.float64, device=device)
     maximum = torch.empty(rows, dtype=torch.float32, device=device)
     peak_width = triton.next_power_of_2(peak_parts)
+    bounds, tops = found or (peaks, peaks)
+    listed = found is not None and whole
     weigh_rows[grid](
-        logits, copies, table, peaks, peaks if bounds is None else bounds, parts_of, arrivals,
-        gathered, answers, maximum, rows, width, shard.first_id, logits.stride(0), peak_parts,
+        logits, copies, table, peaks, bounds, tops, parts_of, arrivals, gathered,
+        answers, maximum, rows, width, shard.first_id, logits.stride(0), peak_parts,
         FIELDS, span, block, min(block, 1024), peak_width, triton.next_power_of_2(grid[1]), drawn,
-        whole, num_warps=4, enable_fp_fusion=False,
+        whole, listed, STATE, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     if shard.gather is not None:
         answer_rows[rows,](

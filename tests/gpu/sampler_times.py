@@ -42,7 +42,7 @@ def left_over(x, way):
         for ways in (("list",), ("list", "window")):
             with only(ways):
                 row_draws.draw_rows(x, how, Shard(0, vocabulary))
-            kept[ways] = int((found[-1][:, 0] == 2**62).sum())
+            kept[ways] = int((found[-1][0][:, 0] == 2**62).sum())
     finally:
         row_draws.find_bounds = find
     return "{} and {}".format(*kept.values())
