@@ -13,7 +13,10 @@ import numpy as np
 import torch
 
 from tests.draw_reference import answers, over_shards, prepare, reference, same_answers, tops
-from tests.interpreted_launches import a_step_by_shares_launches_no_more_than_this
+from tests.interpreted_launches import (
+    a_step_by_shares_launches_no_more_than_this,
+    memory_that_nobody_wrote_is_never_read,
+)
 from tests.interpreted_noise import (
     masses_are_rounded_conversions,
     philox_words_are_the_cpus,
@@ -282,6 +285,7 @@ def near_ties_of_rough_scores_are_settled_by_exact_ones():
 
 CASES = (
     a_step_by_shares_launches_no_more_than_this,
+    memory_that_nobody_wrote_is_never_read,
     answers_every_way_as_the_row_by_row_kernels_do,
     greedy_and_plain_draws_are_the_cpus,
     a_row_alone_is_as_in_a_crowd,

@@ -1,5 +1,6 @@
 """How many kernels a step's draws take, in order: counted in Triton's interpreter."""
 
+from functools import partial
 from importlib import import_module
 
 import torch
@@ -8,16 +9,16 @@ from triton.runtime.interpreter import GridExecutor
 
 from tpdet import sampler
 from tpdet.kernels import ops
-from tpdet.kernels.cuda import row_draws
+from tpdet.kernels.cuda import filter_rows, row_draws
 from tpdet.kernels.draw import Draw
 from tpdet.kernels.shard import Shard
+
+FREE = {"empty", "view", "_unsafe_view", "select", "slice", "expand", "detach", "alias",
+        "lift_fresh", "t", "transpose", "unsqueeze"}  # fmt: skip
 
 
 class Counted(TorchDispatchMode):
     """Names of what launches a kernel: Triton's, and torch's operations that are none of `FREE`."""
-
-    FREE = {"empty", "view", "_unsafe_view", "select", "slice", "expand", "detach", "alias",
-            "lift_fresh", "t", "transpose", "unsqueeze"}  # fmt: skip
 
     def __init__(self):
         super().__init__()
@@ -25,7 +26,7 @@ class Counted(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
-        if name not in self.FREE and not self.inside:
+        if name not in FREE and not self.inside:
             self.names.append(name)
         return function(*args, **(kwargs or {}))
 
@@ -87,3 +88,24 @@ def a_step_by_shares_launches_no_more_than_this():
             assert torch.equal(drawn.tokens, expected.tokens.repeat(4)), way
     finally:
         ops._on, sampler._to_device = on, to_device
+
+
+def memory_that_nobody_wrote_is_never_read():
+    """What counts arrivals or is added to is cleared by a kernel before: here it begins full."""
+    x = torch.randn(4, 3000, generator=torch.Generator().manual_seed(8)) * 3
+    x[1] = torch.round(x[1])
+    how = [
+        Draw(seed=i, position=1, temperature=i * 0.4, top_k=50 * (i < 2) - 1, top_p=0.9)
+        for i in range(4)
+    ]
+    expected = row_draws.draw_rows(x, how, Shard(0, 3000)).packed
+    torch.use_deterministic_algorithms(True)  # empty tensors begin with the largest integer
+    try:
+        assert torch.empty(1, dtype=torch.int32) == 2**31 - 1
+        for ways in (filter_rows.WAYS, ("window",)):
+            row_draws.find_bounds = partial(filter_rows.find_bounds, ways=ways)
+            found = row_draws.draw_rows(x, how, Shard(0, 3000)).packed
+            assert torch.equal(found, expected), ways
+    finally:
+        row_draws.find_bounds = filter_rows.find_bounds
+        torch.use_deterministic_algorithms(False)
