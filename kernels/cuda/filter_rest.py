@@ -93,7 +93,8 @@ def bound_rest(
             tl.store(bounds + slot * 2, bound)
         tl.debug_barrier()  # read again, as the row is: nothing of it is held meanwhile
     if ROWS:
-        if tl.load(bounds + slot * 2) == 4611686018427387904:
+        bound = tl.load(bounds + slot * 2)
+        if bound == 4611686018427387904:
             start, temperature, top, top_k, numerator = row_of_slot(
                 logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS,
                 PARTS, WHOLE,

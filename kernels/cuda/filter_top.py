@@ -109,8 +109,8 @@ def list_top(
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     raw = tl.load(start + at, mask=at < width, other=-float("inf"))
     if not WHOLE:
+        maximum = tl.load(out + 8).to(tl.int32).to(tl.float32, bitcast=True)
         if copy < 0:
-            maximum = tl.load(out + 8).to(tl.int32).to(tl.float32, bitcast=True)
             tl.atomic_add(out + 9, tl.sum(fixed_point(raw, maximum), axis=0), sem="relaxed")
     near = tl.max((raw >= lowest).to(tl.int32), axis=0) > 0
     if weighed | near:
