@@ -288,7 +288,7 @@ def test_a_fault_of_ours_is_a_500_without_the_text(tokenizer, monkeypatch):
     assert isinstance(reply, Broken) and "KeyError" in reply.trace
     assert "client wrote" not in reply.trace
     with pytest.raises(ApiError) as error:
-        large_bodies._outcome(reply)
+        reply.outcome()
     assert error.value.status == 500 and error.value.code == "internal_error"
 
     def greedy(*_):
