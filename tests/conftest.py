@@ -1,10 +1,12 @@
-"""Shared fixtures: tiny checkpoints, made once a test run; which tests may run side by side."""
+"""Shared fixtures: tiny checkpoints and a tokenizer made once; which tests may run side by side."""
 
 from pathlib import Path
 
 import pytest
 
 from tpdet.make_model import make_model
+from tpdet.tokenizer import Tokenizer
+from tpdet.train_tokenizer import train_tokenizer
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 HERE = Path(__file__).parent
@@ -48,3 +50,25 @@ def tiny_model(tmp_path_factory):
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory):
+    """A trained tokenizer of 1,500 tokens; to be read only."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(folder, 1500)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def our_tokenizer(tokenizer_folder):
+    """The trained tokenizer, as the server loads it."""
+    return Tokenizer.load(tokenizer_folder)
+
+
+@pytest.fixture(scope="session")
+def their_tokenizer(tokenizer_folder):
+    """The trained tokenizer, as transformers loads it."""
+    from transformers import PreTrainedTokenizerFast  # seconds that few tests need
+
+    return PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)

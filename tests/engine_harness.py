@@ -66,6 +66,12 @@ def ask(name: str, prompt, tenant="", salt="", **params) -> Request:
     )  # fmt: skip
 
 
+def small_config(model, **settings) -> EngineConfig:
+    """Of an engine of four sequences; every setting may be overridden."""
+    given = {"kv_pages": 24, "max_num_seqs": 4, "max_num_batched_tokens": 200} | settings
+    return EngineConfig.from_values(model=str(model), **{"max_model_len": 1024} | given)
+
+
 def leave_out_freely(engine):
     """Steps ahead leave out who depends on results, however few others there are (a `change`)."""
     engine.scheduler.roster.others_per_absent = 0

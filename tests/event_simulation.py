@@ -8,11 +8,8 @@ import heapq
 import random
 from dataclasses import dataclass, field
 
-from tests.scheduler_simulation import (
-    Simulation,
-    make_prompt,
-    make_scheduler,
-)
+from tests.scheduler_answers import make_prompt
+from tests.scheduler_simulation import Simulation, make_scheduler
 from tpdet.cache.versions import version_id
 from tpdet.errors import OverloadedError
 from tpdet.plan import StepPlan

@@ -12,7 +12,7 @@ import torch
 
 from tests.bits import assert_same_bits, same_bits
 from tests.case_runner import print_failures
-from tests.interpreted_peer import EPS, FakeMemory, draw
+from tests.interpreted_peer_host import EPS, FakeMemory, draw
 from tpdet.comm.peer_columns import PeerColumns
 from tpdet.kernels import order
 from tpdet.kernels.cuda import norm, peer_columns

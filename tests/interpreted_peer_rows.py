@@ -11,7 +11,7 @@ import torch
 
 from tests.bits import assert_same_bits
 from tests.case_runner import print_failures
-from tests.interpreted_peer import FakeMemory, draw
+from tests.interpreted_peer_host import FakeMemory, draw
 from tpdet.comm.peer_exchange import PeerExchange
 from tpdet.comm.row_exchange import first_rows, share_of
 from tpdet.kernels import order

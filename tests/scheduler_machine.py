@@ -15,8 +15,9 @@ import blake3
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
+from tests.scheduler_answers import answer_alone, make_prompt
 from tests.scheduler_model import ModelOfPages
-from tests.scheduler_simulation import Simulation, answer_alone, make_prompt, make_scheduler
+from tests.scheduler_simulation import Simulation, make_scheduler
 from tests.small_pages import small_pages
 from tpdet.cache.versions import version_id
 from tpdet.errors import OverloadedError, RequestError

@@ -1,148 +1,15 @@
-"""A rank without torch: a paged store of token ids, and a model that is a hash of what it reads.
+"""A scheduler on ranks without torch, whose model is a hash of what it reads.
 
 The next token depends on every token id read back through the row's page table, on the seed, the
-choice and the position; so a wrong page, a stale page or a lost token changes the answer. Beside
-each id stands a hash of all tokens up to it, as K/V depend on them; a reader checks it. A position
-may be broken: what is written there is NAN, and whoever reads it fails.
+choice and the position; so a wrong page, a stale page or a lost token changes the answer.
 """
 
-from dataclasses import dataclass, field
-
-import blake3
-import numpy as np
-
-from tpdet.cache.versions import SHARED, VersionTable, version_id
-from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.plan import ALLOCATE, EVICT, SHARE, Row, StepPlan, decode_plan, encode_plan
-from tpdet.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
-from tpdet.sampling_row import SampledToken
+from tests.scheduler_answers import Answer, answer_alone, draw, score, scores_alone
+from tests.scheduler_rank import NAN, FakeRank
+from tpdet.cache.versions import SHARED, version_id
+from tpdet.plan import SHARE, StepPlan, decode_plan, encode_plan
+from tpdet.request import PromptOutput, Request, RequestFailed, TokenOutput
 from tpdet.scheduler import Scheduler
-
-VOCABULARY = 50
-EOS = 7
-POISON = -999
-NAN = -998
-POWERS = np.cumprod(np.full(1 << 14, 1099511628211, dtype=np.uint64))
-
-
-def make_request(name: str, prompt_length: int = 5, start: int = 0, **params) -> Request:
-    """A request whose prompt is a function of its name, with a seed."""
-    ids = tuple(
-        10 + (len(name) * 31 + ord(name[-1]) + i * i + start) % 40 for i in range(prompt_length)
-    )
-    return make_prompt(name, ids, **params)
-
-
-def make_prompt(name: str, ids, tenant: str = "", salt: str = "", **params) -> Request:
-    """A request of these prompt ids, with a seed."""
-    return Request(
-        request_id=name,
-        prompt_token_ids=tuple(ids),
-        params=SamplingParams(**({"seed": 1} | params)),
-        eos_token_ids=(EOS,),
-        cache_salt=salt,
-        tenant_salt=tenant,
-    )
-
-
-def draw(token_ids, seed: int, choice: int, forbidden=()) -> SampledToken:
-    """The token after `token_ids`: a hash, stepped on past the forbidden ids."""
-    body = np.asarray(token_ids, dtype="<i4").tobytes() + f"|{seed}|{choice}".encode()
-    value = int.from_bytes(blake3.blake3(body).digest(length=8), "little")
-    token = value % VOCABULARY
-    while token in forbidden:
-        token = (token + 1) % VOCABULARY
-    return SampledToken(token, -(value % 1000) / 8)
-
-
-def score(token_ids, target: int) -> SampledToken:
-    """A score of `target` after `token_ids`."""
-    return SampledToken(target, draw(token_ids, 0, 0).logprob)
-
-
-@dataclass
-class Answer:
-    """What a reader of one choice (or, under choice -1, of the request) has heard."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish: str | None = None
-
-
-def answer_alone(request: Request, choice: int) -> Answer:
-    """The answer by definition: no scheduler, no pages."""
-    params, ids, answer = request.params, list(request.prompt_token_ids), Answer()
-    ending = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
-    if params.max_tokens == 0:
-        return Answer([-1], [0.0], "length")
-    while answer.finish is None:
-        forbidden = ending if len(answer.tokens) < params.min_tokens else ()
-        token = draw(ids, params.seed, choice, forbidden)
-        ids.append(token.token_id)
-        answer.tokens.append(token.token_id)
-        answer.logprobs.append(token.logprob)
-        if token.token_id in ending:
-            answer.finish = "stop"
-        elif len(answer.tokens) == params.max_tokens:
-            answer.finish = "length"
-    return answer
-
-
-def scores_alone(request: Request) -> tuple[float | None, ...]:
-    ids = request.prompt_token_ids
-    return (None, *(score(ids[:i], ids[i]).logprob for i in range(1, len(ids))))
-
-
-class FakeRank:
-    """Applies plans as a rank must, and keeps K/V as token ids in pages."""
-
-    def __init__(self, num_pages: int) -> None:
-        self.table = VersionTable(num_pages)
-        self.store = np.full((num_pages, PAGE_TOKENS), POISON, dtype="<i4")
-        self.before = np.zeros((num_pages, PAGE_TOKENS), dtype=np.uint64)
-
-    def receive(
-        self, plan: StepPlan, drawn: list[int], broken: frozenset[tuple[int, int]] = frozenset()
-    ) -> None:
-        """Apply the events, compare digests, check the readers, write the step's K/V.
-
-        drawn: the tokens of the step before, which negative ids stand for. broken: positions
-        of owners where NAN is written.
-        """
-        self.table.apply(plan.events)
-        assert self.table.digest() == plan.table_digest
-        self.table.check_readers(plan.rows)
-        for event in plan.events:
-            if event.kind in (ALLOCATE, EVICT):
-                self.store[event.page] = POISON
-        for row in plan.rows:
-            ids = [
-                NAN if (row.version_id, row.start + offset) in broken
-                else token if token >= 0 else drawn[-1 - token]
-                for offset, token in enumerate(row.token_ids)
-            ]  # fmt: skip
-            places = np.arange(row.start, row.start + len(ids))
-            pages, slots = np.asarray(row.pages)[places // PAGE_TOKENS], places % PAGE_TOKENS
-            earlier = np.uint64(0)
-            if row.start:
-                page, slot = divmod(row.start - 1, PAGE_TOKENS)
-                earlier = self.before[row.pages[page], slot]
-            self.store[pages, slots] = ids
-            self.before[pages, slots] = earlier + prefix_hashes(np.asarray(ids), row.start)
-
-    def read(self, row: Row, length: int) -> np.ndarray:
-        """The first `length` token ids, read through the row's pages."""
-        pages = list(row.pages)
-        ids = self.store[pages].reshape(-1)[:length]
-        assert not (ids == POISON).any()
-        before = self.before[pages].reshape(-1)[:length]
-        assert (before == prefix_hashes(ids, 0)).all(), "K/V of another prefix"
-        return ids
-
-
-def prefix_hashes(ids: np.ndarray, start: int) -> np.ndarray:
-    """A hash of ids[:i + 1] at i; those of a whole are the sums of its parts'."""
-    return (ids.astype(np.uint64) * POWERS[start : start + len(ids)]).cumsum()
 
 
 class Simulation:

@@ -13,14 +13,11 @@ from tpdet.detokenizer import IncrementalDetokenizer
 from tpdet.errors import CheckpointError
 from tpdet.token_bytes import DecoderRules
 from tpdet.tokenizer import Tokenizer
-from tpdet.train_tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")
-def byte_level(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(path, 1500)
-    return Tokenizer.load(path), tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+def byte_level(our_tokenizer, tokenizer_folder):
+    return our_tokenizer, tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ from tpdet.server.settings import ServerConfig, load_settings
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = ["--model", "/no/such/model", "--port", "8001", "--served-model-name", "a b'c"]
 SECRET = ["--run-secret-file", "/no/such/secret"]
+ENDS = {"scontrol": "printf 'n1\\nn2\\n'"}
+"""How the fakes of `run_script` end; all others with exit code 7."""
 NODES = ["torchrun", "--nodes", "2", "--ranks-per-node", "8", *SECRET]
 
 
@@ -38,8 +40,8 @@ def run_script(text, folder, arguments=()):
     bin_folder.mkdir(exist_ok=True)
     for name in ("srun", "scontrol", "python3"):
         fake = bin_folder / name
-        lines = ["#!/bin/bash", f'printf "%s\\n" {name} "$@" >>{folder}/called-{name}']
-        fake.write_text("\n".join([*lines, "[ $0 = scontrol ] || exit 7", ""]))
+        lines = ["#!/bin/bash", f'printf "%s\\0" {name} "$@" >>{folder}/called-{name}']
+        fake.write_text("\n".join([*lines, ENDS.get(name, "exit 7"), ""]))
         fake.chmod(0o755)
     (folder / "script").write_text(text)
     environment = {
@@ -52,8 +54,12 @@ def run_script(text, folder, arguments=()):
         ["bash", str(folder / "script"), *arguments], env=environment, capture_output=True,
         text=True, timeout=20, cwd=folder,
     )  # fmt: skip
-    called = folder / ("called-srun" if "srun --" in text else "called-python3")
-    return done, called.read_text().splitlines()
+    return done, was_called(folder, "srun" if "srun --" in text else "python3")
+
+
+def was_called(folder, name):
+    """The arguments that a fake of `run_script` was given."""
+    return (folder / f"called-{name}").read_text().split("\0")[:-1]
 
 
 @pytest.mark.parametrize("name", sorted(slurm.TEMPLATES))
@@ -89,6 +95,23 @@ def test_a_rank_lost_gives_the_decided_code(tmp_path, name, drained):
     for decided, code in ends:
         (run / "exit.json").write_text(decided)
         assert run_script(slurm.template_text(name), tmp_path)[0].returncode == code
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_torchruns_agents_meet_once_by_their_nodes_numbers(tmp_path, node):
+    """With the c10d rendezvous an agent that is cut off would outlive its ranks."""
+    _, called = run_script(slurm.template_text("torchrun"), tmp_path, FLAGS)
+    assert called[called.index("bash") + 1] == "-c"  # what each task of srun runs
+    found = subprocess.run(
+        called[called.index("bash") :], capture_output=True, text=True,
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "SLURM_NODEID": str(node)},
+    )  # fmt: skip
+    assert found.returncode == 7, found.stderr
+    agent = was_called(tmp_path, "python3")
+    assert agent[:3] == ["python3", "-m", "torch.distributed.run"] and agent[-len(FLAGS) :] == FLAGS
+    place = {"--nnodes=2", f"--node-rank={node}", "--master-addr=n1", "--master-port=16396"}
+    assert place <= set(agent[: agent.index("tpdet.serve")])
+    assert {word for word in agent if "rdzv" in word} == {"--rdzv-id=12"}
 
 
 def test_slurm_prints_the_template_filled_in(capsys, tmp_path):

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.scheduler_simulation import NAN, Simulation, make_prompt, make_scheduler
+from tests.scheduler_answers import make_prompt
+from tests.scheduler_rank import NAN
+from tests.scheduler_simulation import Simulation, make_scheduler
 from tests.test_scheduler_simulation import run_load
 from tpdet.cache import prefix
 from tpdet.cache.prefix import PrefixIndex

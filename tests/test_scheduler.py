@@ -3,10 +3,7 @@
 import subprocess
 import sys
 
-from tests.scheduler_simulation import (
-    draw,
-    make_request,
-)
+from tests.scheduler_answers import draw, make_request
 from tests.simulated_requests import keys, simulation
 from tpdet.cache.versions import version_id
 from tpdet.plan import EVICT

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.scheduler_simulation import answer_alone, make_request
+from tests.scheduler_answers import answer_alone, make_request
 from tests.simulated_requests import keys, simulation
 
 

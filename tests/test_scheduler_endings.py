@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.scheduler_simulation import EOS, make_request
+from tests.scheduler_answers import EOS, make_request
 from tests.simulated_requests import keys, simulation
 from tpdet.plan import EVICT, NAN
 from tpdet.request import TokenOutput

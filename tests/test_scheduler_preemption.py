@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.scheduler_simulation import make_request
+from tests.scheduler_answers import make_request
 from tests.simulated_requests import keys, simulation
 from tpdet.cache.versions import version_id
 from tpdet.plan import ALLOCATE, EVICT

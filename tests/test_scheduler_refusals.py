@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.scheduler_simulation import make_request, make_scheduler
+from tests.scheduler_answers import make_request
+from tests.scheduler_simulation import make_scheduler
 from tests.simulated_requests import simulation
 from tpdet.errors import IntegrityError, OverloadedError, RequestError
 from tpdet.plan import NAN

@@ -1,6 +1,6 @@
 """Prompt scores: which rows give them, and that each is told once."""
 
-from tests.scheduler_simulation import make_request
+from tests.scheduler_answers import make_request
 from tests.simulated_requests import simulation
 
 

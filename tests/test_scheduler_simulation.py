@@ -6,13 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.scheduler_simulation import (
-    FakeRank,
-    Simulation,
-    answer_alone,
-    make_request,
-    make_scheduler,
-)
+from tests.scheduler_answers import answer_alone, make_request
+from tests.scheduler_rank import FakeRank
+from tests.scheduler_simulation import Simulation, make_scheduler
 from tpdet.cache.versions import SHARED
 from tpdet.errors import IntegrityError, OverloadedError
 from tpdet.kernels.order import PAGE_TOKENS

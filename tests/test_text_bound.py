@@ -11,18 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
-from tests.test_tokenizer import sentencepiece_like
+from tests.made_tokenizers import sentencepiece_like
 from tpdet.errors import RequestError
 from tpdet.text_bound import _NFC_SHRINKS, bytes_per_token
 from tpdet.tokenizer import Tokenizer
-from tpdet.train_tokenizer import train_tokenizer
-
-
-@pytest.fixture(scope="module")
-def byte_level(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("t")
-    train_tokenizer(folder, 1500)
-    return folder
 
 
 def described(backend: tokenizers.Tokenizer) -> dict:
@@ -48,9 +40,9 @@ pieces = st.sampled_from(
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(pieces | st.text(max_size=3), max_size=8).map("".join), st.integers(1, 9))
-def test_no_text_has_fewer_tokens(byte_level, text, times):
+def test_no_text_has_fewer_tokens(tokenizer_folder, text, times):
     text *= times
-    backends = [tokenizers.Tokenizer.from_file(str(byte_level / "tokenizer.json"))]
+    backends = [tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))]
     for backend in [*backends, sentencepiece_like(), llama_like()]:
         most = bytes_per_token(described(backend))
         count = len(backend.encode(text, add_special_tokens=False).ids)
@@ -83,8 +75,8 @@ def changed(description: dict, **parts) -> dict:
     return copy.deepcopy(description) | parts
 
 
-def test_what_may_drop_or_join_text_has_no_bound(byte_level):
-    backend = tokenizers.Tokenizer.from_file(str(byte_level / "tokenizer.json"))
+def test_what_may_drop_or_join_text_has_no_bound(tokenizer_folder):
+    backend = tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     known = described(backend)
     assert bytes_per_token(known) == 4 * max(
         *(len(token) for token in known["model"]["vocab"]),
@@ -113,17 +105,17 @@ def test_what_may_drop_or_join_text_has_no_bound(byte_level):
     assert bytes_per_token(changed(known, model={"type": "WordPiece", "vocab": {}})) is None
 
 
-def test_what_a_dropping_tokenizer_does_is_why(byte_level):
+def test_what_a_dropping_tokenizer_does_is_why(tokenizer_folder):
     """Negative control: blanks that are removed are no tokens."""
-    backend = tokenizers.Tokenizer.from_file(str(byte_level / "tokenizer.json"))
+    backend = tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel()]
     )
     assert len(backend.encode(" " * 10_000, add_special_tokens=False).ids) == 0
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_split(byte_level):
-    tokenizer = Tokenizer.load(byte_level)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_split(tokenizer_folder):
+    tokenizer = Tokenizer.load(tokenizer_folder)
     long = "word " * 4000
     count = len(tokenizer.encode(long))
     assert tokenizer.encode(long, most=count) == tokenizer.encode(long)

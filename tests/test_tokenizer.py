@@ -4,47 +4,28 @@ import json
 
 import pytest
 import tokenizers
-import transformers
 
 from tests.made_tokenizers import CONTROL, TEXTS, sentencepiece_like
 from tpdet.errors import CheckpointError, NotFoundError, RequestError
 from tpdet.tokenizer import Tokenizer
-from tpdet.train_tokenizer import train_tokenizer
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(path, 1500)
-    return path
-
-
-@pytest.fixture(scope="module")
-def ours(directory):
-    return Tokenizer.load(directory)
-
-
-@pytest.fixture(scope="module")
-def theirs(directory):
-    return transformers.PreTrainedTokenizerFast.from_pretrained(directory)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("add_special_tokens", [True, False])
-def test_ids_are_those_of_transformers(ours, theirs, text, add_special_tokens):
-    ids = ours.encode(text, add_special_tokens)
-    assert ids == theirs.encode(text, add_special_tokens=add_special_tokens)
-    assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids)
-    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+def test_ids_are_those_of_transformers(our_tokenizer, their_tokenizer, text, add_special_tokens):
+    ids = our_tokenizer.encode(text, add_special_tokens)
+    assert ids == their_tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    assert our_tokenizer.decode(ids, skip_special_tokens=False) == their_tokenizer.decode(ids)
+    assert our_tokenizer.decode(ids) == their_tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def test_special_token_text_is_special_in_prompts_and_text_in_plain_text(ours):
-    special = {ours.encode(token, False)[0] for token in CONTROL}
-    assert special & {*ours.encode("x<|im_end|>", False)}
-    assert not special & {*ours.encode_plain("x<|im_end|><|endoftext|>")}
-    assert ours.decode(ours.encode_plain("x<|im_end|>")) == "x<|im_end|>"
-    assert ours.encode_plain("Hello") == ours.encode("Hello", False)
-    assert ours.encode_plain("Hello", True) == ours.encode("Hello", True)
+def test_special_token_text_is_special_in_prompts_and_text_in_plain_text(our_tokenizer):
+    special = {our_tokenizer.encode(token, False)[0] for token in CONTROL}
+    assert special & {*our_tokenizer.encode("x<|im_end|>", False)}
+    assert not special & {*our_tokenizer.encode_plain("x<|im_end|><|endoftext|>")}
+    assert our_tokenizer.decode(our_tokenizer.encode_plain("x<|im_end|>")) == "x<|im_end|>"
+    assert our_tokenizer.encode_plain("Hello") == our_tokenizer.encode("Hello", False)
+    assert our_tokenizer.encode_plain("Hello", True) == our_tokenizer.encode("Hello", True)
 
 
 def test_special_tokens_inside_the_vocabulary_are_told_apart():
@@ -70,16 +51,16 @@ def test_special_tokens_outside_the_vocabulary_keep_their_ids():
 
 
 @pytest.mark.parametrize("encode", ["encode", "encode_plain"])
-def test_a_lone_surrogate_is_refused(ours, encode):
+def test_a_lone_surrogate_is_refused(our_tokenizer, encode):
     with pytest.raises(RequestError, match=r"U\+DC80.*character 1"):
-        getattr(ours, encode)("a\udc80")
+        getattr(our_tokenizer, encode)("a\udc80")
 
 
-def test_the_information_names_no_path(ours, directory):
-    info = ours.info()
+def test_the_information_names_no_path(our_tokenizer, tokenizer_folder):
+    info = our_tokenizer.info()
     assert (info["bos_token"], info["eos_token"]) == ("<|endoftext|>", "<|im_end|>")
     assert info["add_bos_token"] is True and info["vocab_size"] == 1500
-    assert str(directory) not in json.dumps(info)
+    assert str(tokenizer_folder) not in json.dumps(info)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +75,8 @@ def test_the_information_names_no_path(ours, directory):
         ('{"a": 1e999}', "not finite"),
     ],
 )
-def test_files_that_contradict_each_other_are_refused(directory, tmp_path, config, message):
-    (tmp_path / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
+def test_files_that_contradict_each_other_are_refused(tokenizer_folder, tmp_path, config, message):
+    (tmp_path / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes())
     text = config if isinstance(config, str) else json.dumps(config)
     (tmp_path / "tokenizer_config.json").write_text(text)
     with pytest.raises(CheckpointError, match=message):
@@ -120,10 +101,10 @@ def test_a_missing_or_damaged_tokenizer_is_refused(tmp_path):
     ],
 )
 def test_what_the_library_would_fail_on_later_is_refused_at_load(
-    directory, tmp_path, place, value, message
+    tokenizer_folder, tmp_path, place, value, message
 ):
     """The second ends the process inside the library, the others fail at the first request."""
-    description = json.loads((directory / "tokenizer.json").read_text())
+    description = json.loads((tokenizer_folder / "tokenizer.json").read_text())
     inner = description
     for key in place[:-1]:
         inner = inner[key]
@@ -133,10 +114,10 @@ def test_what_the_library_would_fail_on_later_is_refused_at_load(
         Tokenizer.load(tmp_path)
 
 
-def test_truncation_and_padding_of_the_file_are_not_applied(directory, tmp_path):
-    backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+def test_truncation_and_padding_of_the_file_are_not_applied(tokenizer_folder, tmp_path):
+    backend = tokenizers.Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     backend.enable_truncation(2)
     backend.enable_padding(length=64)
     backend.save(str(tmp_path / "tokenizer.json"))
     text = "a longer text than that, by far"
-    assert Tokenizer.load(tmp_path).encode(text) == Tokenizer.load(directory).encode(text)
+    assert Tokenizer.load(tmp_path).encode(text) == Tokenizer.load(tokenizer_folder).encode(text)

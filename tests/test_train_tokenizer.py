@@ -12,13 +12,6 @@ from tpdet.tokenizer import Tokenizer
 from tpdet.train_tokenizer import train_tokenizer
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer(path, 1500)
-    return path
-
-
 @pytest.mark.parametrize("size", [1024, 1031, 8192])
 def test_a_trained_vocabulary_has_exactly_the_size_asked_for(tmp_path, size):
     ids = train_tokenizer(str(tmp_path / "new"), size)
@@ -38,7 +31,7 @@ def test_a_vocabulary_too_small_or_beyond_the_text_is_refused(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_another_process_trains_the_same_bytes(directory, tmp_path):
+def test_another_process_trains_the_same_bytes(tokenizer_folder, tmp_path):
     code = (
         "import sys; from tpdet.train_tokenizer import train_tokenizer as t; t(sys.argv[1], 1500)"
     )
@@ -47,4 +40,4 @@ def test_another_process_trains_the_same_bytes(directory, tmp_path):
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"]
     for name in names:
-        assert (tmp_path / name).read_bytes() == (directory / name).read_bytes()
+        assert (tmp_path / name).read_bytes() == (tokenizer_folder / name).read_bytes()

@@ -1,10 +1,11 @@
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from tests.server.cluster import FLAGS, LONG, ask, wait_ready
-from tests.server.harness import Server
+from tests.server.harness import Server, eventually
 from tpdet.launch.supervise import stop
 
 
@@ -13,6 +14,38 @@ def server(tmp_path_factory):
     found = Server(tmp_path_factory.mktemp("s"))
     yield found
     assert found.stop() == 0, found.log.read_text()
+
+
+@pytest.fixture
+def unharmed(server):
+    """After every refusal the same processes answer with the same bits."""
+    before = server.canary()
+    yield
+    assert server.canary() == before
+    assert server.process.poll() is None and server.child.is_running()
+
+
+@pytest.fixture
+def start_server(tmp_path):
+    """Starts servers that may end in any way; nothing of them may be left."""
+    started: list[Server] = []
+
+    def make(*flags: str, **settings) -> Server:
+        found = Server(tmp_path / str(len(started)), *flags, **settings)
+        started.append(found)
+        return found
+
+    (tmp_path / "0").mkdir()
+    (tmp_path / "1").mkdir()
+    yield make
+    for found in started:
+        children = (
+            psutil.Process(found.process.pid).children() if found.process.poll() is None else []
+        )
+        found.process.kill()
+        found.process.wait()
+        for child in [*children, *([found.child] if hasattr(found, "child") else [])]:
+            eventually(lambda child=child: not child.is_running() or child.status() == "zombie")
 
 
 @pytest.fixture(scope="session")

@@ -127,6 +127,17 @@ class Server:
             self.process.wait()
 
 
+def refused(found, status: int, param: str | None = None) -> dict:
+    """The error that an answer holds, in the one form of errors."""
+    assert found.status_code == status, found.text
+    assert found.headers["x-request-id"] and len(found.content) <= 4096
+    error = found.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    if param is not None:
+        assert error["param"] == param, error
+    return error
+
+
 def read_all(connection: socket.socket) -> bytes:
     found = b""
     while chunk := connection.recv(65536):

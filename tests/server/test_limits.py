@@ -24,9 +24,9 @@ ELSEWHERE = {
     "schema_cpu_seconds": "tests/test_grammar.py",
     "schemas_waiting": "test_more_schemas_than_may_wait_are_refused_at_once",
     "large_body_bytes": "tests/server/test_large_bodies.py",
-    "large_bodies_waiting": "tests/server/test_large_bodies.py",
+    "large_bodies_waiting": "tests/server/test_body_worker.py",
     "large_body_cpu_seconds": "tests/server/test_large_bodies.py",
-    "large_body_memory_bytes": "tests/server/test_large_bodies.py",
+    "large_body_memory_bytes": "tests/server/test_body_worker.py",
     "slow_reader_timeout_seconds": "tests/server/test_life_cycle.py",
     "retry_after_seconds": "test_more_schemas_than_may_wait_are_refused_at_once",
 }

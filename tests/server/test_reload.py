@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.server.harness import MODEL, Server, eventually
-from tests.server.test_life_cycle import in_background, running
+from tests.server.streams import in_background, running
 from tpdet import cli
 from tpdet.launch import reload_request
 from tpdet.request import Request, SamplingParams

@@ -12,8 +12,16 @@ from tests.server.slurm_job import Job
 from tests.slurm_cluster import slurm_cluster, slurm_environment
 from tpdet.launch.mpirun import AGENT_VARIABLE
 
+TEMPLATES = ("srun", "torchrun", "mpirun", "container", "one-node")
 WARNED = {"mpirun": ("--batch",)}
 """Which process of a job the time limit's warning goes to: its steps, or its script."""
+_SLOW = [(template, "warning") for template in TEMPLATES]
+_SLOW += [(template, "scancel") for template in ("torchrun", "container", "one-node")]
+DRAINS = [
+    *((template, 1, "scancel") for template in ("srun", "mpirun")),
+    *(pytest.param(template, 2, end, marks=pytest.mark.slow) for template, end in _SLOW),
+]
+"""Template, ranks a node, and what ends the job: scancel, or what the time limit sends."""
 
 
 @pytest.fixture(scope="module")
@@ -79,45 +87,30 @@ PATH={Path(sys.executable).parent}:$PATH exec "${{arguments[@]}}"
     return {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
 
 
-@pytest.mark.parametrize("template", ["srun", "mpirun"])
-def test_two_nodes_serve_the_bits_of_one_rank_and_scancel_drains(start, answers_alone, template):
-    job = start(template)
-    assert job.ready["tp"] == 2 and [set(ranks) for ranks in job.ranks()] == [{0}, {1}]
+@pytest.mark.parametrize(("template", "ranks_per_node", "end"), DRAINS)
+def test_a_job_serves_the_bits_of_one_rank_and_drains(
+    start, answers_alone, template, ranks_per_node, end
+):
+    nodes = 1 if template == "one-node" else 2
+    job = start(template, nodes=nodes, ranks_per_node=ranks_per_node)
+    ranks = range(nodes * ranks_per_node)
+    assert job.ready["tp"] == len(ranks)
+    assert [sorted(found) for found in job.ranks()] == [
+        [*ranks[:ranks_per_node]], [*ranks[ranks_per_node:]]
+    ]  # fmt: skip
     assert {rank["host"] for rank in job.ready["ranks"]} == {"n1"}
     assert ask(job.url) == answers_alone[0]
     asking = Asking(job.url)
-    job.run("scancel", job.number)
+    signal_only = ("--signal=TERM", *WARNED.get(template, ())) if end == "warning" else ()
+    job.run("scancel", *signal_only, job.number)
     assert asking.result() == answers_alone[1], job.log.read_text()
-    job.wait()
+    code = job.wait()
+    assert code == "0:0" or end == "scancel", job.log.read_text()
     assert set(job.decided()) == {0}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("template", ["srun", "torchrun", "mpirun", "container", "one-node"])
-def test_every_template_drains_at_the_time_limits_warning(start, answers_alone, template):
-    nodes = 1 if template == "one-node" else 2
-    job = start(template, nodes=nodes, ranks_per_node=2)
-    assert job.ready["tp"] == 2 * nodes and ask(job.url) == answers_alone[0]
-    asking = Asking(job.url)
-    job.run("scancel", "--signal=TERM", *WARNED.get(template, ()), job.number)
-    assert asking.result() == answers_alone[1], job.log.read_text()
-    assert job.wait() == "0:0", job.log.read_text()
-    assert set(job.decided()) == {0}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("template", ["torchrun", "container", "one-node"])
-def test_every_other_template_drains_at_scancel(start, answers_alone, template):
-    job = start(template, nodes=1 if template == "one-node" else 2, ranks_per_node=2)
-    asking = Asking(job.url)
-    job.run("scancel", job.number)
-    assert asking.result() == answers_alone[1], job.log.read_text()
-    job.wait()
-    assert set(job.decided()) == {0}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("template", ["srun", "torchrun", "mpirun", "container", "one-node"])
+@pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_one_killed_rank_ends_the_job_with_75(start, template, rank):
     nodes = 1 if template == "one-node" else 2

@@ -5,18 +5,22 @@ WorkerStart; then each Job is followed by a frame with the body as the client se
 by one frame with a Reply.
 """
 
+import logging
 import struct
+from typing import Never
 
 import msgspec
 
 from tpdet.server.body_work import Route
 from tpdet.server.limits import BODY_CPU_SECONDS, BODY_MEMORY_BYTES
 from tpdet.server.prepare import Call
-from tpdet.server.problems import ApiError, bad_request
+from tpdet.server.problems import ApiError, bad_request, internal_error
 from tpdet.server.protocol import Start
 from tpdet.tokenizer import TokenizerFiles
 
 LENGTH = struct.Struct(">Q")
+
+_log = logging.getLogger("tpdet.server")
 
 
 class WorkerStart(msgspec.Struct, frozen=True):
@@ -41,11 +45,19 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
 
     call: Call
 
+    def outcome(self) -> Call:
+        """What the HTTP process goes on with."""
+        return self.call
+
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
     """The answer itself, as JSON."""
 
     content: bytes
+
+    def outcome(self) -> bytes:
+        """What the HTTP process sends."""
+        return self.content
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -63,9 +75,9 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
         """The frame of an error."""
         return cls(error.status, error.message, error.kind, error.param, error.code, error.headers)
 
-    def error(self) -> ApiError:
-        """The error of a frame."""
-        return ApiError(
+    def outcome(self) -> Never:
+        """Raises the error of the frame."""
+        raise ApiError(
             self.status,
             self.message,
             kind=self.kind,
@@ -79,6 +91,11 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
     """A fault of ours: where it was raised, for the log."""
 
     trace: str
+
+    def outcome(self) -> Never:
+        """Logs the place; raises the error that a client may see."""
+        _log.error("a large request failed: %s", self.trace)
+        raise internal_error()
 
 
 def too_costly() -> ApiError:

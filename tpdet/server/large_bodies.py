@@ -12,18 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tpdet.server.body_job import (
-    LENGTH,
-    Answered,
-    Broken,
-    Job,
-    Prepared,
-    Refused,
-    Reply,
-    WorkerStart,
-    frame,
-    too_costly,
-)
+from tpdet.server.body_job import LENGTH, Job, Reply, WorkerStart, frame, too_costly
 from tpdet.server.gate import ClientGone
 from tpdet.server.limits import BODY_CPU_SECONDS, MAX_WAITING_LARGE_BODIES
 from tpdet.server.prepare import Call
@@ -114,7 +103,7 @@ class LargeBodies:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise ClientGone
-            return _outcome(msgspec.msgpack.decode(task.result(), type=Reply))
+            return msgspec.msgpack.decode(task.result(), type=Reply).outcome()
         except TimeoutError:
             raise too_costly() from None
         finally:
@@ -129,15 +118,3 @@ class LargeBodies:
                     return await worker.do(job, body)
             finally:
                 self._idle.append(worker)
-
-
-def _outcome(reply: Reply) -> Call | bytes:
-    if isinstance(reply, Prepared):
-        return reply.call
-    if isinstance(reply, Answered):
-        return reply.content
-    if isinstance(reply, Refused):
-        raise reply.error()
-    assert isinstance(reply, Broken)
-    _log.error("a large request failed: %s", reply.trace)
-    raise internal_error()
