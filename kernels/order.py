@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 NUMERICS_VERSION = 2
 
@@ -21,7 +21,7 @@ MASS_BITS = 40  # fixed point of softmax mass and sums of squares
 TOP_P_BITS = 30
 DEFAULT_LEAVES = 8
 FOLD_ORDERS = ("sequential", "pairs", "tree")
-DEFAULT_FOLD_ORDER = "pairs"
+DEFAULT_FOLD_ORDER: Final = "tree"  # a rank sends one partial at every size
 ROW_LAYERS = ("fold", "gather")
 
 # SHA-256 of the vectors in kernels/golden.py; a change of either is a new contract.

@@ -92,7 +92,8 @@ def test_latency_times_every_batch_at_every_context(tiny_model):
 def test_rows_name_their_row_layers(tiny_model):
     settings = {"model": str(tiny_model()), "device": "cpu", "kv_pages": 8}
     for told, mode in (
-        ({"fold_order": "tree"}, "tree"),
+        ({"fold_order": "pairs"}, "pairs"),
+        ({}, order.DEFAULT_FOLD_ORDER),
         ({"row_layers": "gather"}, "gather"),
         ({"row_layers": "gather", "transport": "gather"}, "gather, gather"),
     ):

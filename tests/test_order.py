@@ -60,6 +60,15 @@ def test_partials_on_the_wire_are_those_of_the_documentation():
         assert len(order.fold_plan(name, 8, 2).roots[0]) == 1
 
 
+def test_by_default_a_rank_sends_one_partial_at_every_size():
+    """What the default is chosen for; it is the only such order."""
+    one = [
+        name for name in order.FOLD_ORDERS
+        if all(order.fold_plan(name, 8, ranks).slots == 1 for ranks in (1, 2, 4, 8))
+    ]  # fmt: skip
+    assert one == [order.DEFAULT_FOLD_ORDER] == ["tree"]
+
+
 def test_pairs_is_a_chain_of_pairs():
     expression = order.describe(order.fold_tree("pairs", 8))
     assert expression == "((((l0+l1)+(l2+l3))+(l4+l5))+(l6+l7))"

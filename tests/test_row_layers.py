@@ -28,6 +28,7 @@ from tpdet.runner import Runner
 from tpdet.verify.run import parse_row_layers
 
 PAIRS_FLOAT32 = "7e1c7cc5c3296fef041a25f04de19bd74d76c77de63c78cc279b37aefaf7dff2"
+TREE_FLOAT32 = "02702b51fd8dbeebc49512a5d47e2d41f3ef221def240db8ea45a8cb87266922"
 
 
 def probes():
@@ -88,11 +89,21 @@ def test_fold_order_and_leaves_do_not_reach_its_bits(tiny_model, alone):
     assert found.fingerprint.split("-")[1] == wanted.fingerprint.split("-")[1]
 
 
+def test_unasked_the_contract_is_that_of_the_default_order():
+    """Nothing but the default decides it: the id of `tree`, not that of `pairs`."""
+    config = EngineConfig.from_values(model="x")
+    found = order.Contract("cpu", "float32", 8, config.fold_order, row_layers=config.row_layers)
+    assert config.fold_order == order.DEFAULT_FOLD_ORDER
+    assert found.identifier == TREE_FLOAT32 != PAIRS_FLOAT32
+
+
 def test_the_contract_names_what_reaches_a_bit():
     base = {"device": "cpu", "dtype": "float32", "leaves": 8, "fold_order": "pairs"}
     assert order.Contract(**base).identifier == PAIRS_FLOAT32, "ids of folded contracts stay"
+    other_order = order.Contract(**base | {"fold_order": "tree"})
+    assert other_order.identifier == TREE_FLOAT32, "ids of folded contracts stay"
     gathered = order.Contract(**base, row_layers="gather").identifier
-    assert gathered != PAIRS_FLOAT32
+    assert gathered not in (PAIRS_FLOAT32, TREE_FLOAT32)
     for same in ({"leaves": 4}, {"fold_order": "tree"}):
         assert order.Contract(**base | same, row_layers="gather").identifier == gathered
     for other in ({"dtype": "bfloat16"}, {"device": "cuda"}):

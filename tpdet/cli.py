@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tpdet import __version__
 from tpdet.errors import TpdetError
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 
 OWN_RANKS = "serve"  # this command's flags are parsed by the server itself
 CLUSTER = "launch"  # so are this command's, but for the launcher's own
@@ -86,7 +87,7 @@ def _add_generate(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--seed", type=int, default=None)
     command.add_argument("-n", type=int, default=1, help="choices of each prompt")
     command.add_argument("--dtype", default="auto")
-    command.add_argument("--fold-order", default="pairs")
+    command.add_argument("--fold-order", default=DEFAULT_FOLD_ORDER)
     command.add_argument("--row-layers", default="fold", choices=["fold", "gather"])
     command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     command.add_argument("--json", action="store_true", help="one JSON object a prompt")

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tpdet.errors import UsageError
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 
 APPROXIMATE = "approximate"
 """What the arithmetic of a stock engine is called, wherever it is named."""
@@ -37,7 +38,8 @@ class EngineConfig(BaseModel):
         "mpi: the MPI whose mpirun started the ranks",
     )
     fold_order: Literal["sequential", "pairs", "tree"] = Field(
-        "pairs", description="order in which leaf sums are added; part of the contract id"
+        DEFAULT_FOLD_ORDER,
+        description="order in which leaf sums are added; part of the contract id",
     )
     row_layers: Literal["fold", "gather"] = Field(
         "fold",

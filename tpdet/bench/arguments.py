@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+
 BENCHMARKS = (
     "latency", "throughput", "serve", "gemm", "attention", "sampler", "allreduce", "plot",
 )  # fmt: skip
@@ -59,7 +61,7 @@ def _engine(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", help="Hugging Face directory or hub name")
     command.add_argument("--tp", default="1", help="tensor-parallel sizes")
     command.add_argument("--budget", type=int, default=2048, help="tokens in a step, at most")
-    command.add_argument("--fold-order", default="pairs")
+    command.add_argument("--fold-order", default=DEFAULT_FOLD_ORDER)
     command.add_argument("--row-layers", default="fold", choices=["fold", "gather"])
     command.add_argument("--transport", default="auto", choices=["auto", "gather", "peer"])
     command.add_argument(
@@ -125,7 +127,7 @@ def _kernel(
 def _gemm(group: argparse._SubParsersAction) -> None:
     command = _kernel(group, "gemm", "matrix products beside torch's linear", "1,2,4")
     command.add_argument("--model-shape", default=_SHAPES, help="names of well-known models")
-    command.add_argument("--fold-order", default="pairs")
+    command.add_argument("--fold-order", default=DEFAULT_FOLD_ORDER)
     command.add_argument("--rows", default="1,8,16,32,64,128,256,512,1024,4096")
 
 
@@ -146,7 +148,7 @@ def _sampler(group: argparse._SubParsersAction) -> None:
 def _allreduce(group: argparse._SubParsersAction) -> None:
     command = _kernel(group, "allreduce", "the exchange between ranks beside NCCL's", "2")
     command.add_argument("--hidden", type=int, default=4096)
-    command.add_argument("--fold-order", default="pairs")
+    command.add_argument("--fold-order", default=DEFAULT_FOLD_ORDER)
     command.add_argument("--kilobytes", default="8,32,128,512,2048,8192,32768,131072",
                          help="of the bf16 output")  # fmt: skip
 

@@ -17,7 +17,7 @@ from tpdet.bench.shapes import shards
 from tpdet.bench.timing import times_us
 from tpdet.errors import UsageError
 from tpdet.kernels import ops
-from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS
 from tpdet.kernels.paged_batch import PagedSequence, make_batch
 from tpdet.layers.partition import Partition
 from tpdet.verify.run import parse_sizes
@@ -33,7 +33,7 @@ def attention_command(options: argparse.Namespace) -> int:
     decode, prefill = parse_pairs(options.decode), parse_pairs(options.prefill)
     seen = set()
     names = options.model_shape.split(",")
-    for name, partition in shards(names, parse_sizes(options.tp), "pairs"):
+    for name, partition in shards(names, parse_sizes(options.tp), DEFAULT_FOLD_ORDER):
         heads = partition.query_heads, len(partition.key_heads), partition.config.head_dim
         if heads in seen:
             continue  # another model's shard is the same

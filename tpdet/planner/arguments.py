@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from tpdet.kernels.order import FOLD_ORDERS
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
 
 
 def add_plan(commands: argparse._SubParsersAction) -> None:
@@ -22,7 +22,8 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--batch", type=int, help="sequences a world decodes (default 64)")
     command.add_argument("--budget", type=int, help="tokens in a step (default 8192)")
     command.add_argument("--leaves", type=int, help="as of tpdet serve (default 8)")
-    command.add_argument("--fold-order", choices=FOLD_ORDERS, help="default pairs")
+    command.add_argument("--fold-order", choices=FOLD_ORDERS,
+                         help=f"default {DEFAULT_FOLD_ORDER}")  # fmt: skip
     command.add_argument("--gpu-memory-utilization", type=float, help="default 0.9")
     command.add_argument("--max-step-ms", type=float,
                          help="what a reader may wait for a token (default 50)")  # fmt: skip

@@ -6,6 +6,7 @@ import msgspec
 
 from tpdet.bench.floor import RATES, Rates, decode_work
 from tpdet.errors import UsageError
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.model_config import ModelConfig
 from tpdet.planner.constants import load_constants
 from tpdet.planner.hardware import Hardware, Network, hardware_of
@@ -39,7 +40,7 @@ class Wish:
     gpus: int | None = None
     tp: int | None = None
     leaves: int | None = None
-    fold_order: str = "pairs"
+    fold_order: str = DEFAULT_FOLD_ORDER
     budget: int = 8192
     utilization: float = 0.9
     most_ms: float = 50.0

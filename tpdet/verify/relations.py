@@ -1,6 +1,7 @@
 """The relations that `tpdet verify` can show, by the names that its `--relations` takes."""
 
 from tpdet.errors import UsageError
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 
 STEPS = {
     "alone": "every probe by itself: the reference, always run",
@@ -28,7 +29,6 @@ GROUPS = {
     "processes": ("alone", *PROCESSES),
 }
 _GPUS_ONLY = ("cache", "eager", "gather")
-_DEFAULT_ORDER = "pairs"
 
 
 def parse_relations(text: str) -> tuple[str, ...]:
@@ -50,7 +50,8 @@ def relations_help() -> str:
     each = "; ".join(f"{name}: {what}" for name, what in (STEPS | PROCESSES).items())
     return (
         "all, steps (the first six), processes (the last four), or a list of names. "
-        f"{each}. The last four run for one fold order: pairs, if it is among those asked for"
+        f"{each}. The last four run for one fold order: {DEFAULT_FOLD_ORDER}, if it is among "
+        "those asked for"
     )
 
 
@@ -62,4 +63,4 @@ def that_apply(relations: tuple[str, ...], device: str, control: bool) -> tuple[
 
 def order_of_processes(modes: tuple[str, ...]) -> str:
     """The mode (fold order, or "gather") that the relations of other processes run for."""
-    return _DEFAULT_ORDER if _DEFAULT_ORDER in modes else modes[0]
+    return DEFAULT_FOLD_ORDER if DEFAULT_FOLD_ORDER in modes else modes[0]
