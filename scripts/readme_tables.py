@@ -3,8 +3,8 @@
     python scripts/readme_tables.py [--check]
 
 Each table is made of one run and names its command and machine; a figure that a newer run of the
-same file measured again is left out. Files of many rows are summarised by case. The page of the
-arithmetic gets the fold orders end to end.
+same file measured again is left out. Files of many rows are summarised by case. The README begins
+with the default fold order by size, the page of the arithmetic gets the orders end to end.
 """
 
 import json
@@ -17,10 +17,13 @@ sys.path.insert(0, str(ROOT))  # for a checkout that is not installed
 
 from tpdet.bench.fold_table import fold_table  # noqa: E402
 from tpdet.bench.results import newest_rows  # noqa: E402
+from tpdet.bench.size_table import size_table  # noqa: E402
 
 SUMMARISED = ("gemm", "attention", "allreduce", "sampler")
 NOT_SHOWN = ("kernels.h200.json", "bits.h200.json")  # many rows: the README links to them
 FOLDS = "latency.h200.json"
+SIZES = ("latency.h200.json", "throughput.h200.json")
+MODEL = "qwen3-8b"  # of the table of sizes
 
 
 def stamp(run: dict) -> str:
@@ -133,8 +136,11 @@ def replaced(path: Path, name: str, content: str) -> bool:
 
 def main() -> int:
     """Rewrite the tables; with --check only say whether they are true."""
-    folds = "\n".join(fold_table(ROOT / "docs" / "results" / FOLDS))
+    results = ROOT / "docs" / "results"
+    folds = "\n".join(fold_table(results / FOLDS))
+    sizes = "\n".join(size_table([results / name for name in SIZES], MODEL))
     pages = [
+        replaced(ROOT / "README.md", "sizes", sizes),
         replaced(ROOT / "README.md", "results", render()),
         replaced(ROOT / "docs" / "numerics.md", "folds", folds),
     ]

@@ -35,6 +35,7 @@ def test_growth_is_drawn_where_there_are_several_contexts(tmp_path):
             decode(1, 9.0, context=4096, mode="tree")]  # fmt: skip
     (growth,) = by_context([({}, rows)])["qwen3-8b"]
     assert (growth.batch, growth.steps) == (1, ((128, 4.0), (2048, 5.0)))
+    assert growth.mode == "pairs", "the default was timed at one context only"
     results = tmp_path / "results"
     results.mkdir()
     run = [{"gpu": "NVIDIA H200", "rows": rows}]
@@ -49,13 +50,14 @@ def test_the_cost_of_determinism_is_of_cases_measured_both_ways(tmp_path):
     prefill = {"case": "prefill", "model": "qwen3-8b", "tp": 2, "batch": 2, "context": 64,
                "unit": "tokens/s", "mode": "pairs", "value": 50.0}  # fmt: skip
     rows = [
-        decode(1, 4.4), decode(1, 4.0, **fast), decode(1, 9.0, mode="tree"), decode(16, 5.0),
+        decode(1, 4.4, mode="tree"), decode(1, 4.0, **fast), decode(1, 9.0), decode(16, 5.0),
         decode(64, 3.0, mode="approximate, gather"), decode(64, 6.0),
         prefill, prefill | fast | {"value": 40.0}, decode(2, 1.0, model="other"),
     ]  # fmt: skip
     found = costs([({}, rows[:3]), ({}, rows[3:])])
     assert list(found) == ["qwen3-8b"]
     one, two = found["qwen3-8b"]
+    assert (one.tp, one.mode) == (1, "tree") and (two.tp, two.mode) == (2, "pairs")
     assert (one.tp, one.cases) == (1, (("decode, batch 1, context 128", pytest.approx(1.1)),))
     assert (two.tp, two.cases) == (2, (("prefill, 2 prompts of 64", pytest.approx(0.8)),))
     results = tmp_path / "results"
@@ -64,6 +66,18 @@ def test_the_cost_of_determinism_is_of_cases_measured_both_ways(tmp_path):
     assert main(["bench", "plot", "--results", str(results), "--output", str(tmp_path)]) == 0
     assert (tmp_path / "cost-qwen3-8b.h200.svg").exists()
     assert not (tmp_path / "cost-other.h200.svg").exists()
+
+
+def test_the_cost_is_of_one_commit_not_of_two_machines():
+    """The newest commit that timed both; a newer strict figure alone replaces nothing."""
+    both = [decode(1, 5.0), decode(1, 4.0, mode="approximate")]
+    found = [
+        ({"commit": "a"}, [decode(1, 9.0), *both[1:]]), ({"commit": "b"}, both[:1]),
+        ({"commit": "b"}, both[1:]), ({"commit": "c"}, [decode(1, 1.0, mode="tree")]),
+    ]  # fmt: skip
+    ((cost,),) = costs(found).values()
+    assert (cost.mode, cost.cases) == ("pairs", (("decode, batch 1, context 128", 1.25),))
+    assert costs(found[2:]) == {}
 
 
 def test_approximate_rows_are_in_neither_growth_nor_roofline():

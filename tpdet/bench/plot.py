@@ -2,13 +2,13 @@
 
 import argparse
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from tpdet.bench.floor import gpu_rates
 from tpdet.bench.plot_data import Cost, Curve, Growth, Point, by_context, costs, curves, points
-from tpdet.bench.results import Row, Run, newest_rows
+from tpdet.bench.results import Row, Run, all_rows, newest_rows
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.verify.report import short_name
 
@@ -33,7 +33,7 @@ def plot_command(options: argparse.Namespace) -> int:
         save_figure(_draw_latency(gpu, model, mine), options.output / f"latency-{model}.{suffix}")
     for model, growth in by_context(found).items():
         save_figure(_draw_growth(gpu, model, growth), options.output / f"context-{model}.{suffix}")
-    for model, both in costs(found).items():
+    for model, both in costs(results_of(options.results, suffix, all_rows)).items():
         save_figure(_draw_cost(gpu, model, both), options.output / f"cost-{model}.{suffix}")
     measured = points(found)
     if measured:
@@ -47,8 +47,10 @@ def require_matplotlib() -> None:
         raise UsageError("a plot needs matplotlib: pip install 'tpdet[plot]'")
 
 
-def results_of(folder: Path, gpu: str | None) -> list[tuple[Run, list[Row]]]:
-    """Newest rows of the files of one GPU: the named one, else that with most rows.
+def results_of(
+    folder: Path, gpu: str | None, read: Callable[[Path], list[tuple[Run, list[Row]]]] = newest_rows
+) -> list[tuple[Run, list[Row]]]:
+    """Rows that `read` finds in the files of one GPU: the named one, else that with most rows.
 
     Raises NotFoundError when there is no such folder, UsageError for a file that is no results.
     """
@@ -57,7 +59,7 @@ def results_of(folder: Path, gpu: str | None) -> list[tuple[Run, list[Row]]]:
     by_gpu: dict[str, list[tuple[Run, list[Row]]]] = {}
     for path in sorted(folder.glob("*.json")):
         try:
-            found = newest_rows(path)
+            found = read(path)
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} is no results file: {error}") from error
         for run, rows in found:
@@ -128,7 +130,7 @@ def _draw_growth(gpu: str, model: str, found: list[Growth]) -> Any:
             [context for context, _ in growth.steps], [ms for _, ms in growth.steps],
             marker=_MARKERS[batches.index(growth.batch) % len(_MARKERS)],
             color=_COLOURS[sizes.index(growth.tp) % len(_COLOURS)],
-            label=f"TP {growth.tp}, batch {growth.batch}",
+            label=f"TP {growth.tp}, batch {growth.batch}, {growth.mode}",
         )  # fmt: skip
     axes.legend(fontsize=7)
     return figure
@@ -149,7 +151,7 @@ def _draw_cost(gpu: str, model: str, found: list[Cost]) -> Any:
         bars = axes.bar(
             [names.index(name) - 0.4 + (index + 0.5) * width for name, _ in cost.cases],
             [ratio - 1 for _, ratio in cost.cases],
-            width, color=_COLOURS[index % len(_COLOURS)], label=f"TP {cost.tp}",
+            width, color=_COLOURS[index % len(_COLOURS)], label=f"TP {cost.tp}, {cost.mode}",
         )  # fmt: skip
         axes.bar_label(bars, [f"{100 * (ratio - 1):+.0f} %" for _, ratio in cost.cases], fontsize=7)
     axes.axhline(0.0, color="black", linewidth=0.8)

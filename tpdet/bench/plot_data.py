@@ -33,21 +33,23 @@ class Curve:
 
 @dataclass(frozen=True)
 class Growth:
-    """Decode steps of one size and batch: (context, milliseconds), by context."""
+    """Decode steps of one size, batch and mode: (context, milliseconds), by context."""
 
     tp: int
     batch: int
     steps: tuple[tuple[int, float], ...]
+    mode: str
 
 
 @dataclass(frozen=True)
 class Cost:
     """What determinism costs in the same engine: time by case, over that of approximate arithmetic.
 
-    cases: (name of the case, ratio), a ratio of 1 being no cost.
+    mode: the strict one; cases: (name of the case, ratio), a ratio of 1 being no cost.
     """
 
     tp: int
+    mode: str
     cases: tuple[tuple[str, float], ...]
 
 
@@ -96,7 +98,7 @@ def by_context(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Growth]
     for model, modes in steps.items():
         for mode in sorted(modes, key=lambda mode: mode != DEFAULT_FOLD_ORDER):
             growth = [
-                Growth(tp, batch, tuple(sorted(mine.items())))
+                Growth(tp, batch, tuple(sorted(mine.items())), mode)
                 for (tp, batch), mine in sorted(modes[mode].items())
                 if len(mine) > 1
             ]
@@ -106,34 +108,35 @@ def by_context(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Growth]
 
 
 def costs(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Cost]]:
-    """By model and size, of cases measured both ways with one transport.
+    """By model, size and strict mode, of cases that one commit measured both ways, one transport.
 
-    Of strict modes the default fold order counts, else the first that was measured.
+    `found` holds every run, not the newest rows alone: what counts is the newest commit that has
+    both, for figures of two machines are no comparison. Of its strict modes the default fold order
+    counts, else the first that was measured.
     """
-    times: dict[str, dict[tuple[int, str, str], dict[str, float]]] = {}
-    for _, rows in found:
+    times: dict[tuple[str, int, str, str], dict[str | None, dict[str, float]]] = {}
+    for run, rows in found:
         for row in rows:
             seconds = _case_seconds(row)
             if seconds is None:
                 continue
-            name = _case_name(row)
             order, _, transport = row.get("mode", "").partition(", ")
-            mine = times.setdefault(row["model"], {})
-            mine.setdefault((row["tp"], transport, name), {})[order] = seconds
-    made: dict[str, list[Cost]] = {}
-    for model, cases in times.items():
-        by_size: dict[int, dict[str, float]] = {}
-        for (tp, _, name), orders in cases.items():
+            key = row["model"], row["tp"], transport, _case_name(row)
+            times.setdefault(key, {}).setdefault(run.get("commit"), {})[order] = seconds
+    by_size: dict[tuple[str, int, str], dict[str, float]] = {}
+    for (model, tp, _, name), commits in times.items():
+        for orders in reversed(commits.values()):
             strict = [order for order in orders if order != APPROXIMATE]
-            if APPROXIMATE in orders and strict:
-                order = DEFAULT_FOLD_ORDER if DEFAULT_FOLD_ORDER in strict else strict[0]
-                ratio = orders[order] / orders[APPROXIMATE]
-                by_size.setdefault(tp, {}).setdefault(name, ratio)
-        if by_size:
-            made[model] = [
-                Cost(tp, tuple(sorted(by_size[tp].items(), key=lambda case: _by_numbers(case[0]))))
-                for tp in sorted(by_size)
-            ]
+            if APPROXIMATE not in orders or not strict:
+                continue
+            order = DEFAULT_FOLD_ORDER if DEFAULT_FOLD_ORDER in strict else strict[0]
+            ratio = orders[order] / orders[APPROXIMATE]
+            by_size.setdefault((model, tp, order), {}).setdefault(name, ratio)
+            break
+    made: dict[str, list[Cost]] = {}
+    for (model, tp, order), cases in sorted(by_size.items()):
+        named = sorted(cases.items(), key=lambda case: _by_numbers(case[0]))
+        made.setdefault(model, []).append(Cost(tp, order, tuple(named)))
     return made
 
 

@@ -7,7 +7,8 @@ from typing import Any
 Run = dict[str, Any]
 Row = dict[str, Any]
 
-_KEY = ("case", "model", "dtype", "mode", "tp", "batch", "context", "peer")
+CASE = ("case", "model", "dtype", "mode", "tp", "batch", "context", "peer")
+"""The fields that say what a row measured; rows alike in them replace each other."""
 
 
 def newest_rows(path: Path) -> list[tuple[Run, list[Row]]]:
@@ -15,9 +16,14 @@ def newest_rows(path: Path) -> list[tuple[Run, list[Row]]]:
     seen: set[tuple[Any, ...]] = set()
     found: list[tuple[Run, list[Row]]] = []
     for run in reversed(json.loads(path.read_text(encoding="utf-8"))):
-        keys = [tuple(row.get(name) for name in _KEY) for row in run["rows"]]
+        keys = [tuple(row.get(name) for name in CASE) for row in run["rows"]]
         rows = [row for row, key in zip(run["rows"], keys, strict=True) if key not in seen]
         seen.update(keys)
         if rows:
             found.append((run, rows))
     return found[::-1]
+
+
+def all_rows(path: Path) -> list[tuple[Run, list[Row]]]:
+    """Runs of a file, oldest first, each with all its rows."""
+    return [(run, run["rows"]) for run in json.loads(path.read_text(encoding="utf-8"))]

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpdet.bench.default_order import in_default_order, other_orders
 from tpdet.bench.load import lengths
 from tpdet.bench.results import newest_rows
 from tpdet.errors import UsageError
-from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.planner.constants import Constants, load_constants
 from tpdet.planner.figures import StepFigure, step_figures
 from tpdet.planner.step import decode_parts, prefill_parts, step_seconds
@@ -17,10 +17,11 @@ from tpdet.planner.step_fit import figure_world, predicted_seconds
 
 @dataclass(frozen=True)
 class Comparison:
-    """A case with its value as measured and as predicted, in `unit`."""
+    """A case with its value as measured, in fold order `order`, and as predicted, in `unit`."""
 
     case: str
     tp: int
+    order: str
     unit: str
     measured: float
     predicted: float
@@ -43,7 +44,7 @@ def compare_steps(constants: Constants, found: Sequence[StepFigure]) -> list[Com
         else:
             case, unit = f"prefill, {figure.batch} prompts of {figure.context:,}", "tokens/s"
             pair = figure.value, figure.budget / seconds
-        made.append(Comparison(case, figure.tp, unit, *pair, figure.commit))
+        made.append(Comparison(case, figure.tp, figure.fold_order, unit, *pair, figure.commit))
     return made
 
 
@@ -53,50 +54,39 @@ def compare_mixed(constants: Constants, results: Path) -> list[Comparison]:
     Nothing is fitted to these. Prompts are read in whole steps, then all decode together.
     """
     made = []
-    for run, rows in newest_rows(results / f"throughput.{constants.gpu}.json"):
-        for row in rows:
-            if row["case"] != "mixed" or row.get("mode") != DEFAULT_FOLD_ORDER:
-                continue
-            prompts = lengths(row["batch"], 64, row["context"], 0)
-            mean = sum(prompts) // len(prompts)
-            figure = StepFigure(
-                "decode",
-                row["model"],
-                row["tp"],
-                row["batch"],
-                mean,
-                0.0,
-                8192,
-                run["commit"],
-                None,
-            )
-            world = figure_world(constants, figure)
-            reading = step_seconds(prefill_parts(world, mean)) * sum(prompts) / world.budget
-            step = step_seconds(decode_parts(world, row["batch"], mean + 64))
-            made.append(
-                Comparison(
-                    f"mixed, {row['batch']} requests",
-                    row["tp"],
-                    "s",
-                    row["value"],
-                    reading + 127 * step,
-                    run["commit"],
-                )
-            )
+    for run, row in in_default_order(newest_rows(results / f"throughput.{constants.gpu}.json")):
+        if row["case"] != "mixed":
+            continue
+        prompts = lengths(row["batch"], 64, row["context"], 0)
+        mean = sum(prompts) // len(prompts)
+        figure = StepFigure(
+            "decode", row["model"], row["tp"], row["batch"], mean, 0.0, 8192, run["commit"], None,
+            row["mode"],
+        )  # fmt: skip
+        world = figure_world(constants, figure)
+        reading = step_seconds(prefill_parts(world, mean)) * sum(prompts) / world.budget
+        step = step_seconds(decode_parts(world, row["batch"], mean + 64))
+        case, seconds = f"mixed, {row['batch']} requests", reading + 127 * step
+        made.append(
+            Comparison(case, row["tp"], row["mode"], "s", row["value"], seconds, run["commit"])
+        )
     return sorted(made, key=lambda comparison: comparison.tp)
 
 
 def comparison_table(constants: Constants, results: Path) -> list[str]:
-    """Lines of Markdown."""
+    """Lines of Markdown, with a note of cases that were measured in another order only."""
     found = compare_steps(constants, step_figures(results, constants.gpu))
-    lines = ["| case | TP | measured | predicted | error | commit |", "|---|---|---|---|---|---|"]
-    for row in [*found, *compare_mixed(constants, results)]:
+    found += compare_mixed(constants, results)
+    lines = ["| case | TP | order | measured | predicted | error | commit |"]
+    lines.append("|" + "---|" * 7)
+    for row in found:
         digits = 0 if row.unit == "tokens/s" else 2
         lines.append(
-            f"| {row.case} | {row.tp} | {row.measured:,.{digits}f} {row.unit} | "
+            f"| {row.case} | {row.tp} | {row.order} | {row.measured:,.{digits}f} {row.unit} | "
             f"{row.predicted:,.{digits}f} | {100 * row.error:+.1f} % | {row.commit} |"
         )
-    return lines
+    note = other_orders((row.tp, row.order) for row in found)
+    return [*lines, "", note] if note else lines
 
 
 def main(page: Path = Path("docs/scaling.md"), results: Path = Path("docs/results")) -> int:

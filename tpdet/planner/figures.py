@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tpdet.bench.default_order import in_default_order
 from tpdet.bench.results import newest_rows
 from tpdet.config import APPROXIMATE
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
@@ -27,8 +28,8 @@ _PREFILL_ATTENTION = re.compile(r"attention prefill, (\d+) x (\d+) tokens, head 
 class StepFigure:
     """Decode (seconds of a step) or prefill (tokens a second) of a model, as measured.
 
-    budget: rows of a step, at most; aside: multiprocessors of an exchange under products then,
-    None for today's.
+    budget: rows of a step, at most; fold_order: that it was measured in; aside: multiprocessors of
+    an exchange under products then, None for today's.
     """
 
     case: str
@@ -40,24 +41,24 @@ class StepFigure:
     budget: int
     commit: str
     aside: int | None
+    fold_order: str = DEFAULT_FOLD_ORDER
 
 
 def step_figures(results: Path, gpu: str) -> list[StepFigure]:
-    """Of the default fold order, sorted by case, size and batch."""
+    """Of the default fold order, of another where that was not timed; by case, size and batch."""
     found = []
-    for run, rows in newest_rows(results / f"latency.{gpu}.json"):
+    for run, row in in_default_order(newest_rows(results / f"latency.{gpu}.json")):
+        if row["case"] not in ("decode", "prefill"):
+            continue
         budget = re.search(r"--budget (\d+)", run["command"])
-        for row in rows:
-            if row["case"] not in ("decode", "prefill") or row.get("mode") != DEFAULT_FOLD_ORDER:
-                continue
-            scale = 1e-3 if row["unit"] == "ms" else 1.0
-            found.append(
-                StepFigure(
-                    row["case"], row["model"], row["tp"], row["batch"], row["context"],
-                    scale * row["value"], int(budget.group(1)) if budget else 2048, run["commit"],
-                    OLD_ASIDE if run["commit"] in OLD_COMMITS else None,
-                )
-            )  # fmt: skip
+        scale = 1e-3 if row["unit"] == "ms" else 1.0
+        found.append(
+            StepFigure(
+                row["case"], row["model"], row["tp"], row["batch"], row["context"],
+                scale * row["value"], int(budget.group(1)) if budget else 2048, run["commit"],
+                OLD_ASIDE if run["commit"] in OLD_COMMITS else None, row["mode"],
+            )
+        )  # fmt: skip
     return sorted(found, key=lambda f: (f.case, f.model, f.tp, f.batch, f.context))
 
 

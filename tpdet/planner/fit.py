@@ -42,6 +42,7 @@ from tpdet.planner.kernel_time import (
 from tpdet.planner.step_fit import fit_steps
 
 _HIDDEN = 4096  # of the exchanges that were timed
+_TIMED_ORDER = "pairs"  # theirs too (tests/gpu/peer_times.py), whatever the default is
 _HEADS, _KEY_HEADS, _HEAD_DIM = 32, 8, 128  # of the attention that was timed
 _SHORT_ROWS = 64  # NCCL's alpha comes from exchanges of up to so many rows
 _NEVER = 1e30  # a rate so high that its term is nothing
@@ -161,7 +162,7 @@ def _fit_exchanges(results: Path, gpu: str, errors: dict[str, FitError]) -> dict
         terms, us = [], []
         for row in rows:
             ranks, batch = row["tp"], row["batch"]
-            slots = fold_plan("pairs", DEFAULT_LEAVES, ranks).slots
+            slots = fold_plan(_TIMED_ORDER, DEFAULT_LEAVES, ranks).slots
             one, two = sent_bytes(ranks, slots, batch * _HIDDEN)
             if way and row["mode"].startswith(way):
                 terms.append((1.0, ranks - 1.0, one if way == "one-shot" else two))

@@ -29,7 +29,7 @@ def figure_world(constants: Constants, figure: StepFigure) -> World:
     """The world in which a figure was measured."""
     return make_world(
         named_config(figure.model), figure.tp, constants, hardware_of(constants.gpu), Network(),
-        budget=figure.budget, aside=figure.aside,
+        budget=figure.budget, fold_order=figure.fold_order, aside=figure.aside,
     )  # fmt: skip
 
 
