@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.conftest import FAMILIES
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.verify.compare import compare
 from tpdet.verify.spec import Machine, Trace, WorldReport
 
@@ -32,7 +33,7 @@ def test_a_family_is_equal_at_every_size_and_circumstance(tiny_model, tmp_path, 
     dtype = "bfloat16" if family in ("llama", "qwen3") else "float32"
     done = verify(
         tiny_model(family), "--tp", ",".join(map(str, sizes)), "--dtype", dtype,
-        "--fold-order", "pairs", "--output", output, *short,
+        "--fold-order", DEFAULT_FOLD_ORDER, "--output", output, *short,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all equal" in done.stdout
@@ -56,8 +57,8 @@ def test_every_fold_order_is_equal_and_a_contract_of_its_own(tiny_model, tmp_pat
     digests = {row["mode"]: row["digest"] for row in run["rows"]}
     assert len(set(digests.values())) == 3
     other = [row for row in run["rows"] if row["relation"] == "fresh process"]
-    assert [(row["tp"], row["mode"]) for row in other] == [(1, "pairs"), (4, "pairs")]
-    assert {row["digest"] for row in other} == {digests["pairs"]}
+    assert [(row["tp"], row["mode"]) for row in other] == [(1, DEFAULT_FOLD_ORDER), (4, DEFAULT_FOLD_ORDER)]
+    assert {row["digest"] for row in other} == {digests[DEFAULT_FOLD_ORDER]}
     graphs_and_caches = {"without graphs", "empty kernel cache"}  # of GPUs
     assert not graphs_and_caches & {row["relation"] for row in run["rows"]}
 
