@@ -5,7 +5,8 @@
 For the shapes of Qwen3-8B at TP 1 and 8,192 rows: cuBLAS, what the shape table chooses, and, as a
 control, cuBLAS on zeros, whose bits hardly change. Each runs half a second before a quarter is
 measured, in turn, three times over. Figures are medians: microseconds a product, TFLOP/s, MHz of
-the multiprocessors, watts of the board (NVML by torch, which needs nvidia-ml-py). Row products of
+the multiprocessors, watts of the board (NVML by torch, which needs nvidia-ml-py; an average over
+about a second, so a way is seen with what ran before it). Row products of
 the table have fp32 sums as their output, where cuBLAS rounds to half the bytes.
 """
 
