@@ -2,8 +2,9 @@
 `gluon_leaf_gemm`.
 
 Triton's interpreter knows no Gluon. Here the kernel's own source runs as Python: a partition of
-warps is a thread, barriers block, a fetch lands late, and a matrix product reads its operands only
-when it is waited for, so that a place freed or read too early gives other bits or never ends.
+warps is a thread, barriers block, a fetch lands late, and a matrix product or a store reads its
+operands only when it is waited for, so that a place freed, filled or read too early gives other
+bits or never ends.
 Registers, layouts and what happens between the warps of one partition are not emulated.
 """
 
@@ -148,10 +149,23 @@ class Machine:
         self.landing.append(thread)
         thread.start()
 
+    def send(self, descriptor, at, place):
+        self.local.__dict__.setdefault("leaving", []).append((descriptor, at, place))
+
+    def store_wait(self, outstanding):
+        leaving = self.local.__dict__.setdefault("leaving", [])
+        while len(leaving) > outstanding:
+            descriptor, (first, left), place = leaving.pop(0)
+            height, width = place.shape
+            onto = descriptor.tensor[first : first + height, left : left + width]
+            onto.copy_(place.tensor[: onto.shape[0], : onto.shape[1]])
+
     def warp_specialize(self, partitions, warps, registers):
         def run(function, arguments):
             try:
                 function(*arguments)
+                if getattr(self.local, "leaving", None):
+                    raise AssertionError("a tile has left that nobody waited for")
             except BaseException as error:
                 self.failures.append(error)
 
@@ -227,6 +241,8 @@ def run_program(kernel, shared_arithmetic, program, arguments, programs=1, other
             wait=lambda barrier, parity: barrier.wait(parity),
         ),
         "copy_tile": machine.fetch,
+        "send_tile": machine.send,
+        "tma": SimpleNamespace(store_wait=machine.store_wait),
         "fence_async_shared": lambda: None,
         "warpgroup_mma": machine.warpgroup_mma,
         "warpgroup_mma_wait": machine.warpgroup_mma_wait,

@@ -28,20 +28,31 @@ def draw(*shape, seed=0):
     return (x * (2.0 * x).exp()).half()
 
 
-def fold(x, w, form, stages, programs):
-    """Every program of the kernel in turn: x [M, L * K], w [L, N, K] -> roots [R, M, N] fp32."""
+def described(values):
+    return SimpleNamespace(tensor=values, layout=None, dtype=values.dtype)
+
+
+def launch(x, w, y, bias, form, columns, stages, programs, sent):
+    """Every program of the kernel in turn: x [M, L * K], w [L, N, K] -> y [R, M, N], filled."""
     leaves, n, k = w.shape
-    y = torch.full((form.roots, x.shape[0], n), torch.nan)
-    describe = lambda values: SimpleNamespace(tensor=values, layout=None, dtype=values.dtype)
+    y.fill_(torch.nan)
     arguments = {
-        "x_tiles": describe(x), "w_tiles": describe(w.view(leaves * n, k)), "y": Pointer(y),
-        "m": x.shape[0], "n": n, "roots": form.roots, "steps": k // DEPTH, "BK": DEPTH,
-        "GROUPS": form.groups, "PARTS": form.parts, "PAIR": form.pair,
-        "EVEN": n % 128 == 0, "STAGES": stages,
+        "x_tiles": described(x), "w_tiles": described(w.view(leaves * n, k)),
+        "y_tiles": described(y.view(-1, n)), "y": Pointer(y),
+        "bias": Pointer(x if bias is None else bias),
+        "m": x.shape[0], "n": n, "roots": form.roots, "steps": k // DEPTH, "COLUMNS": columns,
+        "BK": DEPTH, "GROUPS": form.groups, "PARTS": form.parts, "PAIR": form.pair,
+        "EVEN": n % columns == 0, "SENT": sent, "HAS_BIAS": bias is not None, "STAGES": stages,
     }  # fmt: skip
     for program in range(programs):
         run_program(KERNEL, gemm_pointer, program, arguments, programs)
     return y
+
+
+def fold(x, w, form, stages, programs, sent=True):
+    """Leaves folded: roots [R, M, N] fp32."""
+    y = torch.empty(form.roots, x.shape[0], w.shape[1])
+    return launch(x, w, y, None, form, 128, stages, programs, sent)
 
 
 def leaf_sums(x, w):
@@ -70,8 +81,28 @@ def case_every_form_has_the_bits_of_leaves_folded_apart():
             x, w = draw(m, leaves * width), draw(leaves, n, width, seed=1)
             sums = leaf_sums(x, w)
             wanted = [order.evaluate(root, lambda i, s=sums: s[i], torch.add) for root in roots]
-            got = fold(x, w, form, 2 + index % 3, 1 + index % 3)
-            assert_same_bits(got, torch.stack(wanted), f"{form}, {m} rows, {n} columns")
+            for sent in (False, True)[: 2 if form.roots == 1 or m % 64 == 0 else 1]:
+                got = fold(x, w, form, 2 + index % 3, 1 + index % 3, sent)
+                assert_same_bits(got, torch.stack(wanted), f"{form}, {m} rows, {n} columns, {sent}")
+
+
+def case_a_column_product_is_one_chain_with_its_bias_rounded_once():
+    for m, n, programs in ((1, 264, 2), (150, 512, 3), (130, 256, 1)):
+        x, w, bias = draw(m, 80), draw(1, n, 80, seed=1), draw(n, seed=2)
+        zeros = torch.zeros(m, n)
+        for shift in (None, bias):
+            wanted = grouped_product(x, w[0].T, zeros)
+            wanted = wanted if shift is None else wanted + shift.float()
+            y = torch.empty(1, m, n, dtype=torch.float16)
+            got = launch(x, w, y, shift, RootForm(1, 1, 1, 1), 256, 3, programs, True)
+            assert_same_bits(got[0], wanted.half(), f"{m} rows, {n} columns, bias {shift is None}")
+
+
+def case_tiles_of_several_roots_stay_apart_when_rows_are_sixty_fours():
+    x, w = draw(192, 4 * 32), draw(4, 144, 32, seed=1)
+    sums = leaf_sums(x, w)
+    wanted = torch.stack([sums[0] + sums[1], sums[2] + sums[3]])
+    assert_same_bits(fold(x, w, RootForm(2, 1, 1, 2), 2, 2), wanted, "two roots of 192 rows")
 
 
 def case_the_order_shows_and_a_cancelled_sum_is_plus_zero():

@@ -15,7 +15,7 @@ from tests.driverless import compile_for_hopper
 from tpdet.kernels.cuda import recording as module
 from tpdet.kernels.cuda.compile_pool import compile_all, counting_compilations
 from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.gluon_leaf_gemm import run_gluon_fold
+from tpdet.kernels.cuda.gluon_gemm_launch import run_gluon_fold
 from tpdet.kernels.cuda.recording import recording
 from tpdet.kernels.cuda.root_form import RootForm
 

@@ -13,7 +13,8 @@ pytest.importorskip("triton")
 
 from tests.test_triton_gemm import check, compile_for_hopper, descriptor_types, tile
 from tpdet.kernels.cuda import gemm_descriptor, gemm_pointer, gemm_swapped
-from tpdet.kernels.cuda.gemm_candidates import SHARED_MEMORY, column_candidates
+from tpdet.kernels.cuda.gemm_candidates import column_candidates
+from tpdet.kernels.cuda.root_form import SHARED_MEMORY
 from tpdet.kernels.cuda.shape_table import BUCKETS, format_tile
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,7 +65,8 @@ def test_narrow_tiles_compile_without_spills():
 @pytest.mark.parametrize("out", ["bf16", "fp32"])
 def test_every_candidate_compiles_without_spills_or_serialised_instructions(out):
     for variant in candidates(out == "fp32", BUCKETS if out == "bf16" else BUCKETS[:13]):
-        compile_candidate(variant, out)
+        if not variant.trades:  # test_triton_gluon_gemm compiles those
+            compile_candidate(variant, out)
 
 
 def test_a_serialised_tile_is_noticed():
@@ -102,4 +104,4 @@ def test_the_interpreted_kernels_keep_their_bits():
 def test_names_of_tiles_are_unique():
     names = [format_tile(variant) for variant in candidates(False)]
     assert len(set(names)) == len(names)
-    assert all(re.fullmatch(r"[\dxwsthcmap ]+", name) for name in names)
+    assert all(re.fullmatch(r"\d+x\d+x\d+ w\d+ s\d+( \w+)*", name) for name in names)

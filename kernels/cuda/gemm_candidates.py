@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tpdet.kernels.cuda.gemm_variants import Variant
+from tpdet.kernels.cuda.root_form import SHARED_MEMORY, TRADES_DEPTH
 
-SHARED_MEMORY = 227 * 1024  # bytes a program may take on compute capability 9.0
 _NARROW = 3072  # columns up to which one tile of 64 a program leaves processors idle
 _WIDE = 12288
 _SPARE = 2048  # bytes for barriers
@@ -72,6 +72,7 @@ _DESCRIPTOR_128 = (
     (128, 128, 64, 8, 6), (128, 128, 128, 8, 3), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4),
 )  # fmt: skip
 _DESCRIPTOR_SWAP_128 = ((128, 64, 128, 4, 4), (128, 128, 64, 8, 5), (128, 128, 128, 8, 3))
+_TRADES_MANY = ((128, 256, 64, 4, 3), (128, 128, 64, 4, 5), (128, 128, 64, 4, 6))
 _DESCRIPTOR_MANY = (
     (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 4),
     (128, 128, 64, 8, 4), (128, 128, 128, 8, 3), (128, 64, 64, 4, 6), (64, 128, 64, 4, 6),
@@ -86,6 +87,8 @@ def column_candidates(
     Without repeats, each with a depth that divides k, none over the shared memory.
     """
     raw = [*_pointer(m, n), *(_descriptor(m, n) if descriptors else ())]
+    if descriptors and not wide_out and m >= 512 and n % 8 == 0 and k % TRADES_DEPTH == 0:
+        raw += [replace(t, trades=True) for t in _tiles(_TRADES_MANY, descriptor=True)]
     found = (_pieces(tile.at(k), wide_out) for tile in raw)
     return tuple(dict.fromkeys(tile for tile in found if _bytes(tile, wide_out) <= SHARED_MEMORY))
 

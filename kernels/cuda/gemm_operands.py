@@ -6,6 +6,7 @@ from tpdet.kernels.cuda.gemm_descriptor import run_descriptor
 from tpdet.kernels.cuda.gemm_pointer import run_pointer
 from tpdet.kernels.cuda.gemm_swapped import run_swapped
 from tpdet.kernels.cuda.gemm_variants import K_GROUP, Variant
+from tpdet.kernels.cuda.gluon_gemm_launch import run_gluon_column
 from tpdet.kernels.cuda.multiprocessors import multiprocessors
 
 _DESCRIPTOR_CAPABILITY = (9, 0)
@@ -24,7 +25,9 @@ def run_chain(
     if y.numel() == 0:
         return
     check_depth(variant, w)
-    if variant.descriptor and variant.swap:
+    if variant.trades:
+        run_gluon_column(x, w, bias, y, variant, sms)
+    elif variant.descriptor and variant.swap:
         run_swapped(x, w, bias, y, variant, sms)
     elif variant.descriptor:
         run_descriptor(x, w, bias, y, variant, sms)

@@ -18,7 +18,8 @@ class Variant:
 
     descriptor: loads and stores by the tensor memory accelerator (compute capability 9.0), a
     persistent loop over tiles with `ctas` programs a multiprocessor; else pointer loads, one tile
-    a program. halves: the store goes through shared memory in so many pieces.
+    a program. halves: the store goes through shared memory in so many pieces. trades: by warps of
+    several trades (`gluon_leaf_gemm`, Hopper alone).
     """
 
     rows: int
@@ -30,6 +31,7 @@ class Variant:
     descriptor: bool = False
     halves: int = 1
     ctas: int = 1
+    trades: bool = False
 
     def at(self, k: int) -> "Variant":
         """The same with the largest depth that divides `k`: a tile never crosses the end of K."""

@@ -1,6 +1,7 @@
-"""Leaves folded inside a program whose warps have trades: one fetches, two groups of four compute.
+"""Products by programs whose warps have trades: one fetches, two groups of four compute.
 
     y[r] = ((g_0 + g_1) + g_2) + ...,  g = p_0 or p_0 + p_1,  p = l_i or l_i + l_(i+1)
+    column:  y[m, n] = round(l_0 + bias[n])
 
 A tile has 128 rows, 64 for each group of warps, and 128 columns. The fetching warp keeps a ring of
 stages full across leaves and tiles, so that no leaf's start waits for loads, and while one group
@@ -9,14 +10,15 @@ ascending K; sums start from -0.0, the identity of addition.
 
 A leaf's accumulator is 64 registers a thread: the leaf under way, the leaf it pairs with and the
 chain's total stay in registers. Where the order has a fourth level (`tree`) the finished half rests
-in y, where every thread reads back what it wrote itself. With 256 columns some of these would have
-to rest in memory: on an H200 that took 1.1 to 3 times as long, for every order and shape.
+in the place that the tile is stored from. With 256 columns some of these would have to rest in
+memory: on an H200 that took 1.1 to 3 times as long, for every order and shape. A column product has
+one leaf and one accumulator, so its tile has 256.
 
-Hopper only.
+A finished tile goes to shared memory, from where the tensor memory accelerator stores it while the
+next one is computed. Where the ring leaves no room for it, or tiles of several roots would reach
+into each other, threads store what they hold. Hopper only.
 """
 
-import torch
-import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -27,23 +29,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tpdet.kernels.cuda.gemm_pointer import tile_origin
-from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.root_form import RootForm, fold_fits
 
 copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # Triton 3.6
+send_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 ROWS = gl.constexpr(64)  # of a group of four warps: the height of their instructions
-COLUMNS = gl.constexpr(128)
-DEPTH = 64  # of a step: a row of the ring is then one swizzled line of 128 bytes
 PRODUCER_REGISTERS = gl.constexpr(24)
 CONSUMER_REGISTERS = gl.constexpr(240)
 
 
 @gluon.jit
 def _fetch(x_tiles, w_tiles, x_ring, w_ring, full, free, m, n, roots, steps,
-           BK: gl.constexpr, LEAVES: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+           COLUMNS: gl.constexpr, BK: gl.constexpr, LEAVES: gl.constexpr,
+           STAGES: gl.constexpr):  # fmt: skip
     """The fetching warp: all steps of all leaves of all tiles of this program."""
     blocks = gl.cdiv(m, 2 * ROWS) * gl.cdiv(n, COLUMNS)
     at = 0
@@ -72,7 +71,8 @@ def _release(free):
 
 
 @gluon.jit
-def _chain(x_ring, w_ring, full, free, half, at, steps, STAGES: gl.constexpr):
+def _chain(x_ring, w_ring, full, free, half, at, steps,
+           COLUMNS: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """One leaf of this group's rows [ROWS, COLUMNS], from step number `at` of the ring on."""
     BY_LANE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     total = gl.zeros((ROWS, COLUMNS), gl.float32, layout=BY_LANE)
@@ -90,7 +90,7 @@ def _chain(x_ring, w_ring, full, free, half, at, steps, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _minus_zeros():
+def _minus_zeros(COLUMNS: gl.constexpr):
     """-0.0 everywhere [ROWS, COLUMNS]: x + -0.0 is x for every x, -0.0 too."""
     BY_LANE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     bits = gl.full((ROWS, COLUMNS), -2147483648, gl.int32, layout=BY_LANE)
@@ -98,12 +98,9 @@ def _minus_zeros():
 
 
 @gluon.jit
-def _put(y, root, row, column, value, m, n, more, MORE: gl.constexpr,
-         EVEN: gl.constexpr):  # fmt: skip
-    """y[root, row:, column:] = value [ROWS, COLUMNS], or += where `more`; clipped at M and N.
-
-    MORE: `more` may be true at all. EVEN: no column is past N.
-    """
+def _put(y, root, row, column, value, m, n, EVEN: gl.constexpr):
+    """y[root, row:, column:] = value [ROWS, COLUMNS], clipped at M and N. EVEN: none is past N."""
+    COLUMNS: gl.constexpr = value.shape[1]
     BY_LANE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, BY_LANE))
     columns = column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, BY_LANE))
@@ -111,35 +108,69 @@ def _put(y, root, row, column, value, m, n, more, MORE: gl.constexpr,
     if not EVEN:
         here = here & (columns < n)[None, :]
     to = y + ((root * m + rows).to(gl.int64) * n)[:, None] + columns[None, :]
-    if MORE:  # noqa: SIM102 (known when compiled)
-        if more:
-            value = gl.load(to, mask=here, other=0.0) + value
-    gl.store(to, value, mask=here)
+    gl.store(to, value.to(y.dtype.element_ty), mask=here)
 
 
 @gluon.jit
-def _fold_tile(x_ring, w_ring, full, free, y, half, at, steps, root, row, column, m, n,
-               GROUPS: gl.constexpr, PARTS: gl.constexpr, PAIR: gl.constexpr,
-               EVEN: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    """A group's rows of one tile of one root, from step number `at` of the ring on."""
-    TURNS: gl.constexpr = 1 if PARTS == 1 else GROUPS
-    CHAINED: gl.constexpr = GROUPS if PARTS == 1 else PARTS
-    for turn in range(TURNS):
-        total = _minus_zeros()
+def _fill(place, value):
+    """A tile rests in its place, once what was there has been sent and read by everyone."""
+    tma.store_wait(0)
+    tl.debug_barrier()
+    place.store(value.to(place.dtype))
+
+
+@gluon.jit
+def _shifted(value, bias, column, n):
+    """value [ROWS, COLUMNS] + bias from `column` on, in fp32."""
+    COLUMNS: gl.constexpr = value.shape[1]
+    BY_LANE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    columns = column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, BY_LANE))
+    return value + gl.load(bias + columns, mask=columns < n, other=0.0).to(gl.float32)[None, :]
+
+
+@gluon.jit
+def _fold_group(x_ring, w_ring, full, free, half, at, steps, COLUMNS: gl.constexpr,
+                CHAINED: gl.constexpr, PAIR: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """A chain of CHAINED parts of PAIR leaves each, from step number `at` of the ring on."""
+    if CHAINED * PAIR == 1:
+        total = _chain(x_ring, w_ring, full, free, half, at, steps, COLUMNS, STAGES)
+    else:
+        total = _minus_zeros(COLUMNS)
         for _ in range(CHAINED):
-            term = _chain(x_ring, w_ring, full, free, half, at, steps, STAGES)
+            term = _chain(x_ring, w_ring, full, free, half, at, steps, COLUMNS, STAGES)
             at += steps
             if PAIR == 2:
-                term += _chain(x_ring, w_ring, full, free, half, at, steps, STAGES)
+                term += _chain(x_ring, w_ring, full, free, half, at, steps, COLUMNS, STAGES)
                 at += steps
             total += term
-        _put(y, root, row, column, total, m, n, turn > 0, TURNS > 1, EVEN)
+    return total
 
 
 @gluon.jit
-def _consume(x_ring, w_ring, full, free, y, half, m, n, roots, steps,
-             GROUPS: gl.constexpr, PARTS: gl.constexpr, PAIR: gl.constexpr,
-             EVEN: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+def _fold_tile(x_ring, w_ring, full, free, place, half, at, steps,
+               COLUMNS: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr,
+               PAIR: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """A group's rows of one tile of one root. Of the fourth level, halves rest in `place`."""
+    BY_LANE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    TURNS: gl.constexpr = 1 if PARTS == 1 else GROUPS
+    CHAINED: gl.constexpr = GROUPS if PARTS == 1 else PARTS
+    total = _fold_group(x_ring, w_ring, full, free, half, at, steps,
+                        COLUMNS, CHAINED, PAIR, STAGES)  # fmt: skip
+    if TURNS > 1:
+        for turn in range(1, TURNS):
+            _fill(place, total)
+            begin = at + turn * CHAINED * PAIR * steps
+            later = _fold_group(x_ring, w_ring, full, free, half, begin, steps,
+                                COLUMNS, CHAINED, PAIR, STAGES)  # fmt: skip
+            total = place.load(BY_LANE) + later
+    return total
+
+
+@gluon.jit
+def _consume(x_ring, w_ring, full, free, place, y_tiles, y, bias, half, m, n, roots, steps,
+             COLUMNS: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, PAIR: gl.constexpr,
+             EVEN: gl.constexpr, SENT: gl.constexpr, HAS_BIAS: gl.constexpr,
+             STAGES: gl.constexpr):  # fmt: skip
     """A group of four warps: its 64 rows of all tiles of this program."""
     blocks = gl.cdiv(m, 2 * ROWS) * gl.cdiv(n, COLUMNS)
     at = 0
@@ -147,26 +178,43 @@ def _consume(x_ring, w_ring, full, free, y, half, m, n, roots, steps,
         row, column = tile_origin(tile % blocks, m, n, 2 * ROWS, COLUMNS)
         row += half * ROWS
         root = tile // blocks
-        _fold_tile(x_ring, w_ring, full, free, y, half, at, steps, root, row, column,
-                   m, n, GROUPS, PARTS, PAIR, EVEN, STAGES)  # fmt: skip
+        total = _fold_tile(x_ring, w_ring, full, free, place, half, at, steps,
+                           COLUMNS, GROUPS, PARTS, PAIR, STAGES)  # fmt: skip
         at += GROUPS * PARTS * PAIR * steps
+        if HAS_BIAS:
+            total = _shifted(total, bias, column, n)
+        if SENT:
+            _fill(place, total)
+            fence_async_shared()
+            tl.debug_barrier()
+            if row < m:
+                send_tile(y_tiles, [root * m + row, column], place)
+        else:
+            _put(y, root, row, column, total, m, n, EVEN)
+    if SENT:
+        tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["m", "roots", "steps"])
 def fold_by_trades(
-    x_tiles, w_tiles, y, m, n, roots, steps,
-    BK: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, PAIR: gl.constexpr,
-    EVEN: gl.constexpr, STAGES: gl.constexpr,
+    x_tiles, w_tiles, y_tiles, y, bias, m, n, roots, steps,
+    COLUMNS: gl.constexpr, BK: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr,
+    PAIR: gl.constexpr, EVEN: gl.constexpr, SENT: gl.constexpr, HAS_BIAS: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Tiles [128, 128] of all roots of y [roots, m, n] fp32, a leaf `steps` = k / BK steps.
+    """Tiles [128, COLUMNS] of all roots of y [roots, m, n], a leaf `steps` = k / BK steps.
 
-    x_tiles: x [m, L * k] in blocks [64, BK]; w_tiles: the weight [L * n, k] in blocks [128, BK];
-    L = roots * GROUPS * PARTS * PAIR. num_warps=4.
+    x_tiles: x [m, L * k] in blocks [64, BK]; w_tiles: the weight [L * n, k] in blocks [COLUMNS,
+    BK]; L = roots * GROUPS * PARTS * PAIR. SENT: tiles leave by y_tiles, y [roots * m, n] in blocks
+    [64, COLUMNS], and m is a multiple of 64 if there are several roots. num_warps=4.
     """
     LEAVES: gl.constexpr = GROUPS * PARTS * PAIR
+    RESTS: gl.constexpr = PARTS == 2 and GROUPS > 1
     RING: gl.constexpr = x_tiles.layout
     x_ring = gl.allocate_shared_memory(x_tiles.dtype, [2 * STAGES, ROWS, BK], RING)
     w_ring = gl.allocate_shared_memory(x_tiles.dtype, [STAGES, COLUMNS, BK], RING)
+    HELD: gl.constexpr = ROWS if SENT or RESTS else 8  # else a place that nobody uses
+    places = gl.allocate_shared_memory(y_tiles.dtype, [2, HELD, COLUMNS], y_tiles.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for place in gl.static_range(STAGES):
@@ -175,39 +223,13 @@ def fold_by_trades(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (x_ring, w_ring, full, free, y, 0, m, n, roots, steps,
-                        GROUPS, PARTS, PAIR, EVEN, STAGES)),
-            (_consume, (x_ring, w_ring, full, free, y, 1, m, n, roots, steps,
-                        GROUPS, PARTS, PAIR, EVEN, STAGES)),
+            (_consume, (x_ring, w_ring, full, free, places.index(0), y_tiles, y, bias, 0, m, n,
+                        roots, steps, COLUMNS, GROUPS, PARTS, PAIR, EVEN, SENT, HAS_BIAS, STAGES)),
+            (_consume, (x_ring, w_ring, full, free, places.index(1), y_tiles, y, bias, 1, m, n,
+                        roots, steps, COLUMNS, GROUPS, PARTS, PAIR, EVEN, SENT, HAS_BIAS, STAGES)),
             (_fetch, (x_tiles, w_tiles, x_ring, w_ring, full, free, m, n, roots, steps,
-                      BK, LEAVES, STAGES)),
+                      COLUMNS, BK, LEAVES, STAGES)),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-    )  # fmt: skip
-
-
-def run_gluon_fold(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, form: RootForm, variant: Variant, sms: int
-) -> None:
-    """x [M, L * K], w [L, N, K], both of 2 bytes -> y [at least form.roots, M, N] fp32, filled.
-
-    Of the variant, the tile (128 x 128 by 64) and the stages count. sms: programs at most. Raises
-    ValueError where it does not fit (leaves of one step, for one).
-    """
-    leaves, n, k = w.shape
-    if not fold_fits(form, k, variant, "gluon") or variant.depth != DEPTH:
-        raise ValueError(f"leaves of {k} by {variant} do not fit 'gluon': fold them otherwise")
-    if sms < 1 or x.element_size() != 2:
-        raise ValueError(f"'gluon' takes 2-byte values by descriptors: {x.dtype}, {sms} programs")
-    m = x.shape[0]
-    layout = gl.NVMMASharedLayout(2 * DEPTH, 16, 2)
-    x_tiles = TensorDescriptor.from_tensor(x, [ROWS.value, DEPTH], layout)
-    w_tiles = TensorDescriptor.from_tensor(w.view(leaves * n, k), [COLUMNS.value, DEPTH], layout)
-    blocks = form.roots * triton.cdiv(m, variant.rows) * triton.cdiv(n, variant.columns)
-    fold_by_trades[(min(sms, blocks),)](
-        x_tiles, w_tiles, y, m, n, form.roots, k // DEPTH,
-        BK=DEPTH, GROUPS=form.groups, PARTS=form.parts, PAIR=form.pair,
-        EVEN=n % variant.columns == 0, STAGES=variant.stages,
-        num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip

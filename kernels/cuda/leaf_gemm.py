@@ -18,7 +18,7 @@ from tpdet.kernels.cuda.gemm_operands import (
     run_chain,
 )
 from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.gluon_leaf_gemm import run_gluon_fold
+from tpdet.kernels.cuda.gluon_gemm_launch import run_gluon_fold
 from tpdet.kernels.cuda.leaf_variants import LeafChoice, cut_roots, leaf_choice, leaf_variant
 from tpdet.kernels.cuda.root_form import RootForm, root_form
 from tpdet.kernels.cuda.shape_table import admitted_leaf_choice

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 from tpdet.kernels.cuda.gemm_variants import Variant, chain_variant
-from tpdet.kernels.cuda.root_form import FOLDS, fold_fits, root_form
+from tpdet.kernels.cuda.root_form import FOLDS, SHARED_MEMORY, fold_fits, root_form
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import operands
 
-SHARED_MEMORY = 227 * 1024  # bytes a program may take on compute capability 9.0
 _BARRIERS = 2048
 _LARGEST = 128 * 256  # a tile that fills the registers with two leaves
 _FEW = 16  # rows up to which a product is one read of the weight
@@ -32,7 +31,7 @@ _PLAIN_64 = ((64, 128, 64, 4, 6), (64, 256, 64, 4, 4), (64, 64, 128, 4, 5))
 _PLAIN_128 = ((128, 128, 64, 8, 4), (128, 256, 64, 8, 3))
 _POINTER_SWAP_16 = ((16, 64, 128, 4, 4), (16, 64, 128, 4, 5), (16, 64, 256, 4, 4))
 _POINTER_SWAP_32 = ((32, 64, 128, 4, 4),)
-_GLUON = Variant(128, 128, 64, 4, 6, descriptor=True)
+_GLUON = tuple(Variant(128, 128, 64, 4, stages, descriptor=True) for stages in (5, 6))
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,9 @@ def leaf_candidates(
                 fits = cut == 1 or fold_fits(form, k, tile, kernel)
                 if fits and _bytes(tile) <= SHARED_MEMORY:
                     yield LeafChoice(cut, kernel, tile)
-        if cut > 1 and m > 128 and fold_fits(form, k, _GLUON, "gluon"):
-            yield LeafChoice(cut, "gluon", _GLUON)
+        for tile in _GLUON if cut > 1 and m > 128 else ():
+            if fold_fits(form, k, tile, "gluon"):
+                yield LeafChoice(cut, "gluon", tile)
 
 
 def _kernels(tile: Variant, cut: int) -> tuple[str, ...]:

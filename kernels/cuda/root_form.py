@@ -14,10 +14,13 @@ from functools import cache
 from tpdet.kernels.cuda.gemm_variants import Variant
 from tpdet.kernels.order import Expression
 
+SHARED_MEMORY = 227 * 1024  # bytes a program may take on compute capability 9.0
+TRADES_DEPTH = 64  # of a step: a row of the ring is then one swizzled line of 128 bytes
 MIN_FOLD_STEPS = 2  # steps of K in a leaf that is folded inside a program
 FOLDS = ("flat", "nested")
 """Kernels of `gemm_fold`: one loop over all leaves' steps, or a loop a leaf."""
 
+_BARRIERS = 1024
 _PARTS = ((1, 1), (2, 1), (2, 2))  # (pair, parts) of the orders
 
 
@@ -70,5 +73,23 @@ def fold_fits(form: RootForm, k: int, variant: Variant, kernel: str) -> bool:
     if form.leaves == 1 or k % variant.depth or k // variant.depth < MIN_FOLD_STEPS:
         return False
     if kernel == "gluon":
-        return variant.rows == variant.columns == 128 and not variant.swap
+        rests = form.parts == 2 and form.groups > 1  # a half rests in the place of its tile
+        room = places_bytes(variant, 4) if rests else ring_bytes(variant)
+        return variant.columns == 128 and trades_fit(k, variant) and room <= SHARED_MEMORY
     return kernel == "flat" or (kernel == "nested" and not variant.swap)
+
+
+def trades_fit(k: int, variant: Variant) -> bool:
+    """Whether warps of several trades take this tile, for leaves of width k."""
+    steps_fit = variant.depth == TRADES_DEPTH and k % variant.depth == 0
+    return variant.rows == 128 and variant.columns in (128, 256) and not variant.swap and steps_fit
+
+
+def ring_bytes(variant: Variant) -> int:
+    """Shared memory of their ring of stages and its barriers."""
+    return (variant.rows + variant.columns) * variant.depth * 2 * variant.stages + _BARRIERS
+
+
+def places_bytes(variant: Variant, size: int) -> int:
+    """The same with places for a finished tile of values of `size` bytes."""
+    return ring_bytes(variant) + variant.rows * variant.columns * size

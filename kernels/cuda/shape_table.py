@@ -38,7 +38,7 @@ KINDS = ("column", "head", "row")
 
 _PAD_FROM = 256  # below so many rows a copy costs more than the library gains
 _PAD_SHARE = 8  # at most this part of a bucket may be pad rows
-_TILE = re.compile(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)((?: swap| tma| h\d+| c\d+)*)")
+_TILE = re.compile(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)((?: swap| tma| trades| h\d+| c\d+)*)")
 
 
 @dataclass(frozen=True, order=True)
@@ -167,7 +167,8 @@ def library_rows(m: int, bucket: int) -> int | None:
 
 def format_tile(tile: Variant) -> str:
     """Such as "64x128x64 w4 s5 tma h2 c2": rows, columns, depth, warps, stages, the rest."""
-    flags = [name for name, on in (("swap", tile.swap), ("tma", tile.descriptor)) if on]
+    named = (("swap", tile.swap), ("tma", tile.descriptor), ("trades", tile.trades))
+    flags = [name for name, on in named if on]
     flags += [f"h{tile.halves}"] * (tile.halves > 1) + [f"c{tile.ctas}"] * (tile.ctas > 1)
     size = f"{tile.rows}x{tile.columns}x{tile.depth}"
     return " ".join([size, f"w{tile.warps}", f"s{tile.stages}", *flags])
@@ -183,7 +184,7 @@ def parse_tile(text: str) -> Variant:
     numbers = {flag[0]: int(flag[1:]) for flag in flags if flag[1:].isdecimal()}
     tile = Variant(
         rows, columns, depth, warps, stages, "swap" in flags, "tma" in flags,
-        numbers.get("h", 1), numbers.get("c", 1),
+        numbers.get("h", 1), numbers.get("c", 1), "trades" in flags,
     )  # fmt: skip
     if format_tile(tile) != text:
         raise ValueError(f"{text!r} is not in canonical form: {format_tile(tile)!r}")

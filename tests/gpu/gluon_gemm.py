@@ -1,4 +1,4 @@
-"""Leaves folded by warps of several trades: bits, then times beside another kernel and cuBLAS.
+"""Products by warps of several trades: bits, then times beside another kernel and cuBLAS.
 
     python -m tests.gpu.gluon_gemm            all, under 60 seconds
     python -m tests.gpu.gluon_gemm bits
@@ -21,17 +21,22 @@ from tests.gpu.checks import attempt, draw, failures, same
 from tests.gpu.times import interleaved_medians
 from tpdet.kernels import order
 from tpdet.kernels.cuda import leaf_gemm
+from tpdet.kernels.cuda.gemm_operands import run_chain
 from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.gluon_leaf_gemm import run_gluon_fold
+from tpdet.kernels.cuda.gluon_gemm_launch import run_gluon_fold
 from tpdet.kernels.cuda.leaf_variants import cut_roots, leaf_choice
-from tpdet.kernels.cuda.root_form import root_form
+from tpdet.kernels.cuda.root_form import fold_fits, root_form
 from tpdet.kernels.partial_sums import relative_roots
 
 LEAVES = 8
 KINDS = ("normal", "heavy", "cancelling", "tiny")
 BIT_ROWS = (1, 37, 128, 500, 1000, 4097)
 TILE = Variant(128, 128, 64, 4, 6, descriptor=True)
-STAGES = (6, 7, 5)
+STAGES = (5, 6, 7)
+COLUMN_TILES = [
+    Variant(128, columns, 64, 4, stages, descriptor=True, trades=True)
+    for columns, stages in ((256, 3), (128, 5), (128, 6))
+]
 PLAIN = Variant(64, 64, 64, 4, 3)
 ROWS = (512, 1024, 2048, 4096, 8192)
 SHAPES = {"o": (4096, 512), "down": (4096, 1536)}  # name: N, K of a leaf
@@ -56,10 +61,33 @@ def forms(leaves, roots):
             yield cut, form, parts[0]
 
 
+def fitting(form):
+    """Stages that leave room for what the form keeps."""
+    return [n for n in STAGES if fold_fits(form, 512, replace(TILE, stages=n), "gluon")]
+
+
 def fold(x, w, form, stages):
     y = torch.full((form.roots, x.shape[0], w.shape[1]), torch.nan, device=x.device)
     run_gluon_fold(x, w, y, form, replace(TILE, stages=stages), processors())
     return y
+
+
+def columns_have_the_bits_of_another_tile(kind):
+    """Column products with and without bias, both tiles, against a pointer tile."""
+    count = 0
+    for n, k in ((6144, 4096), (1000, 192), (264, 64)):
+        w, bias = draw(1, n, k, kind=kind, seed=1), draw(n, seed=2)
+        for m in BIT_ROWS:
+            x = draw(m, k, kind=kind)
+            for shift in (None, bias):
+                wanted = torch.full((1, m, n), torch.nan, device=x.device, dtype=x.dtype)
+                run_chain(x, w, shift, wanted, PLAIN, processors())
+                for tile in COLUMN_TILES:
+                    y = torch.full_like(wanted, torch.nan)
+                    run_chain(x, w, shift, y, tile, processors())
+                    same(y, wanted, f"{n} x {k}, M={m} {tile} bias {shift is not None}")
+                    count += 1
+    return f"{count} cases"
 
 
 def has_the_bits_of_leaves_folded_apart(kind, n, k):
@@ -79,7 +107,7 @@ def has_the_bits_of_leaves_folded_apart(kind, n, k):
             x, w = x8[:, : share * k].contiguous(), w8[:share]
             wanted = [order.evaluate(unit, lambda i, p=apart: p[i], torch.add) for unit in units]
             wanted = torch.stack(wanted)
-            for stages in STAGES:
+            for stages in fitting(form):
                 for again in range(1 + 3 * (m == 1000)):
                     same(fold(x, w, form, stages), wanted, f"M={m} {form} s{stages} {again}")
                 count += 1
@@ -91,7 +119,7 @@ def runs_do_not_race(n, k, m):
     x, w = draw(m, LEAVES * k, kind="heavy"), draw(LEAVES, n, k, kind="heavy", seed=1)
     for name in order.FOLD_ORDERS:
         form = root_form(0, LEAVES, rank_roots(name, 1, 0))
-        for stages in STAGES:
+        for stages in fitting(form):
             first = fold(x, w, form, stages)
             for again in range(20):
                 fold(draw(m, LEAVES * k, seed=again), w, form, stages)
@@ -99,6 +127,8 @@ def runs_do_not_race(n, k, m):
 
 
 def check_bits():
+    for kind in KINDS:
+        attempt(f"columns {kind}", columns_have_the_bits_of_another_tile, kind)
     for kind in KINDS:
         for n in (4096, 1024):
             for k in (128, 512, 1536):
@@ -124,7 +154,7 @@ def times_of(name, n, k, ranks, rank, m, order_name, deadline):
     runs.append(lambda w: leaf_gemm.leaf_sums(x, w[0], roots, choice))
     for cut, form, _ in forms(leaves, roots):
         y = torch.empty(form.roots, m, n, device="cuda")
-        for stages in STAGES if cut == 2 or form.roots == len(roots) else ():
+        for stages in fitting(form) if cut == 2 or form.roots == len(roots) else ():
             tile = replace(TILE, stages=stages)
             labels.append(f"gluon cut {cut} s{stages}")
             runs.append(
