@@ -1,5 +1,6 @@
 """What a step's sampling leaves on the device."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -40,3 +41,9 @@ class RowWeights:
 
 Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Tokens, log-probabilities, fit and packed, as of RowDraws."""
+
+
+def packed_draws(found: RowWeights, pack: Callable[[torch.Tensor, int], Packed]) -> RowDraws:
+    """The last step for rows of one rank, in order; `pack`: the device's `pack_answers`."""
+    tokens, logprobs, fit, packed = pack(found.answers.view(1, -1), len(found.maximum))
+    return RowDraws(tokens, logprobs, fit, found.maximum, found.log_masses, packed)

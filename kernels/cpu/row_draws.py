@@ -8,13 +8,13 @@ from tpdet.kernels.cpu.log_softmax import log_mass
 from tpdet.kernels.cpu.order_select import top_ids
 from tpdet.kernels.cpu.sampling import choose_tokens
 from tpdet.kernels.draw import Draw
-from tpdet.kernels.row_draws import Packed, RowDraws, RowWeights
+from tpdet.kernels.row_draws import Packed, RowDraws, RowWeights, packed_draws
 from tpdet.kernels.shard import Shard
 
 
 def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:
     """One token a row: fp32 [R, W] and R draws."""
-    return _packed(weigh_draws(logits, draws, shard))
+    return packed_draws(weigh_draws(logits, draws, shard), pack_answers)
 
 
 def weigh_draws(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowWeights:
@@ -33,7 +33,9 @@ def weigh_draws(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> Ro
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> RowDraws:
     """Log-probabilities of given tokens: fp32 [T, W] and T ids."""
     logits, maximum, fit = _prepare(shard.whole(logits))
-    return _packed(_answers(logits, maximum, fit, torch.tensor(tokens, dtype=torch.int64)))
+    return packed_draws(
+        _answers(logits, maximum, fit, torch.tensor(tokens, dtype=torch.int64)), pack_answers
+    )
 
 
 def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor | None = None) -> Packed:
@@ -47,12 +49,6 @@ def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor | None 
     logprobs = (rows[:, 2] - rows[:, 3]).to(torch.float32)
     packed = torch.stack([rows[:, 0], rows[:, 1], logprobs.double()], -1)
     return rows[:, 1].to(torch.int64), logprobs, rows[:, 0] != 0.0, packed
-
-
-def _packed(found: RowWeights) -> RowDraws:
-    rows = len(found.maximum)
-    tokens, logprobs, fit, packed = pack_answers(found.answers.view(1, -1), rows)
-    return RowDraws(tokens, logprobs, fit, found.maximum, found.log_masses, packed)
 
 
 def top_of_rows(

@@ -25,7 +25,7 @@ from tpdet.kernels.cuda.penalties import penalise, to_device
 from tpdet.kernels.cuda.row_passes import grid_of, pack_answers, weighed_answers
 from tpdet.kernels.cuda.row_scan import FIELDS, scan_groups, scan_peaks
 from tpdet.kernels.draw import Draw
-from tpdet.kernels.row_draws import RowDraws, RowWeights
+from tpdet.kernels.row_draws import RowDraws, RowWeights, packed_draws
 from tpdet.kernels.shard import Shard
 
 __all__ = ["draw_rows", "pack_answers", "score_tokens", "top_of_rows", "weigh_draws"]
@@ -36,7 +36,7 @@ _GROUPS = 4096
 
 def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:
     """One token a row: fp32 [R, W] and R draws, R > 0. Raises ValueError when V is over 2^22."""
-    return _packed(weigh_draws(logits, draws, shard))
+    return packed_draws(weigh_draws(logits, draws, shard), pack_answers)
 
 
 def weigh_draws(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowWeights:
@@ -89,13 +89,7 @@ def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> R
     arrivals = torch.empty(len(tokens), dtype=torch.int32, device=logits.device)
     peaks, _ = _peaks(logits, logits, table, arrivals, len(tokens), width, shard, False)
     found = weighed_answers(logits, logits, table, arrivals, peaks, None, width, shard, False)
-    return _packed(found)
-
-
-def _packed(found: RowWeights) -> RowDraws:
-    rows = len(found.maximum)
-    tokens, logprobs, fit, packed = pack_answers(found.answers.view(1, -1), rows)
-    return RowDraws(tokens, logprobs, fit, found.maximum, found.log_masses, packed)
+    return packed_draws(found, pack_answers)
 
 
 def top_of_rows(

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tpdet.bench.default_order import in_default_order, other_orders
 from tpdet.bench.results import Row, Run, newest_rows
@@ -39,7 +38,7 @@ def size_table(paths: Sequence[Path], model: str) -> list[str]:
     return [*lines, "", note] if note else lines
 
 
-def _cell(row: dict[str, Any]) -> Cell:
+def _cell(row: Row) -> Cell:
     return row["case"], row["batch"], row["context"], row["unit"]
 
 
