@@ -21,6 +21,7 @@ from msgspec import to_builtins
 
 from tpdet.bench.gpu import gpu_only, this_gpu
 from tpdet.bench.record import BenchRow, print_rows
+from tpdet.bench.timing import capture
 from tpdet.kernels import order
 from tpdet.kernels.cuda import gemm, leaf_gemm
 from tpdet.kernels.cuda.admission import check
@@ -29,6 +30,7 @@ from tpdet.kernels.partial_sums import relative_roots
 from tpdet.verify.report import append_run
 
 ROWS, LEAVES, WARM, MEASURED, TURNS = 8192, 8, 0.5, 0.25, 3
+CALLS = 3  # of a graph
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)}
 ROW_PRODUCTS = ("o", "down")
 PEAK = 989e12  # data-sheet bf16 FLOP/s
@@ -70,16 +72,6 @@ def product_of(name):
     return Product("column", n, k)
 
 
-def graph_of(run):
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(3):
-            run()
-    return graph
-
-
 def sustain(graph, watch):
     """Microseconds, MHz and watts of a product, after a while of them."""
     begin = time.perf_counter()
@@ -96,7 +88,7 @@ def sustain(graph, watch):
             torch.cuda.synchronize()
     last.record()
     torch.cuda.synchronize()
-    return first.elapsed_time(last) * 1e3 / replays / 3, *watch.since(moment)
+    return first.elapsed_time(last) * 1e3 / replays / CALLS, *watch.since(moment)
 
 
 def runs_of(name, n, k):
@@ -119,7 +111,8 @@ def runs_of(name, n, k):
 
 def rows_of(name, watch):
     n, k = SHAPES[name]
-    graphs = {way: graph_of(run) for way, run in runs_of(name, n, k).items()}
+    runs = runs_of(name, n, k)
+    graphs = {way: capture(lambda _, run=run: run(), range(CALLS)) for way, run in runs.items()}
     taken = {way: [] for way in graphs}
     for _ in range(TURNS):
         for way, graph in graphs.items():
