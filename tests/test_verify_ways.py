@@ -131,16 +131,28 @@ def test_a_host_pretends_to_be_several_nodes_under_every_launcher():
     assert environ["MASTER_PORT"] == str(before.port) and after.launcher == "torchrun"
 
 
+def gpus_of_pretended(ranks, nodes, visible):
+    """CUDA_VISIBLE_DEVICES of every rank of a host of `ranks` ranks, and NCCL's names of hosts."""
+    places = [open_mpi(rank, ranks) | {"CUDA_VISIBLE_DEVICES": visible} for rank in range(ranks)]
+    for environ in places:
+        pretend_nodes(nodes, environ)
+    hosts = [environ["NCCL_HOSTID"][-2:] for environ in places]
+    return [environ["CUDA_VISIBLE_DEVICES"] for environ in places], hosts
+
+
 def test_pretended_nodes_share_the_gpus():
-    seen = []
-    for rank in range(4):
-        environ = open_mpi(rank, 4) | {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
-        pretend_nodes(2, environ)
-        seen.append((environ["CUDA_VISIBLE_DEVICES"], environ["NCCL_HOSTID"][-2:]))
-    assert seen == [("4,5", "-0"), ("4,5", "-0"), ("6,7", "-1"), ("6,7", "-1")]
-    environ = open_mpi(3, 4) | {"CUDA_VISIBLE_DEVICES": "2"}
-    pretend_nodes(2, environ)
-    assert environ["CUDA_VISIBLE_DEVICES"] == "2"  # one GPU for all
+    gpus, hosts = gpus_of_pretended(4, 2, "4,5,6,7")
+    assert gpus == ["4,5", "4,5", "6,7", "6,7"] and hosts == ["-0", "-0", "-1", "-1"]
+    assert gpus_of_pretended(2, 2, "4,5,6,7")[0] == ["4,5", "6,7"]
+
+
+def test_pretended_nodes_sit_on_the_same_gpus_where_there_are_too_few():
+    """Ranks of one node still have GPUs of their own, and so peer memory."""
+    assert gpus_of_pretended(4, 2, "4,5")[0] == ["4,5"] * 4
+    assert gpus_of_pretended(4, 2, "4,5,6")[0] == ["4,5"] * 4
+    assert gpus_of_pretended(4, 4, "4,5")[0] == ["4", "5", "4", "5"]
+    assert gpus_of_pretended(8, 2, "4,5")[0] == ["4,5"] * 8  # ranks of a node share them too
+    assert gpus_of_pretended(4, 2, "2")[0] == ["2"] * 4
 
 
 @pytest.mark.parametrize(("environ", "nodes"), [(open_mpi(0, 4), 3), (slurm(0, 4, 2), 1)])

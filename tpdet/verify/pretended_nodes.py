@@ -1,7 +1,8 @@
 """Nodes that one host pretends to have: its ranks, neighbours together, each as on a node alone.
 
 Ranks are told so in torchrun's names, which count before those of other launchers. GPUs are shared
-out, and NCCL goes from node to node as between hosts.
+out: where there are too few for all ranks, but enough for those of a node, nodes sit on the same
+ones, and each still has its peer memory. NCCL goes from node to node as between hosts.
 """
 
 import os
@@ -35,7 +36,7 @@ def pretend_nodes(nodes: int, environ: MutableMapping[str, str] | None = None) -
     )  # fmt: skip
     if place.address:
         environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))
-    gpus, shares = environ.get(VISIBLE, "").split(","), place.local_size // ranks
-    if len(gpus) >= shares:
-        each = len(gpus) // shares
-        environ[VISIBLE] = ",".join(gpus[node * each : (node + 1) * each])
+    if gpus := [name for name in environ.get(VISIBLE, "").split(",") if name]:
+        each = max(len(gpus) * ranks // place.local_size, min(ranks, len(gpus)))
+        first = node * each % (len(gpus) - len(gpus) % each)
+        environ[VISIBLE] = ",".join(gpus[first : first + each])
