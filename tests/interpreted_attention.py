@@ -12,6 +12,7 @@ import traceback
 
 import torch
 
+from tests import emulated_merge
 from tests.bits import assert_same_bits, same_bits
 from tests.interpreted_gemm import draw, patch_interpreter
 from tpdet.kernels.cpu import attention as cpu_attention
@@ -151,6 +152,7 @@ def case_stored_rows_have_the_bits_of_the_cpu():
 
 def main() -> None:
     patch_interpreter()
+    emulated_merge.install()
     failures = {}
     for name, case in sorted(globals().items()):
         if name.startswith("case_"):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import torch
 
+from tests import emulated_merge
 from tests.bits import assert_same_bits, same_bits
 from tests.emulated_warps import Pointer, run_program
 from tests.interpreted_attention import LONG, PAGES, attend, pages_of, sequence_of
@@ -83,6 +84,7 @@ def case_groups_have_the_bits_of_the_first_form():
 
 def main() -> None:
     patch_interpreter()
+    emulated_merge.install()
     failures = {}
     try:
         case_groups_have_the_bits_of_the_first_form()

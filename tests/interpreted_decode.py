@@ -10,6 +10,7 @@ import traceback
 
 import torch
 
+from tests import emulated_merge
 from tests.bits import assert_same_bits, same_bits
 from tests.decode_reference import attend_reference
 from tests.interpreted_attention import PAGES, pages_of, sequence_of
@@ -168,6 +169,7 @@ def case_one_launch_rotates_and_stores_the_bits_of_three():
 
 def main() -> None:
     patch_interpreter()
+    emulated_merge.install()
     failures = {}
     for name, case in sorted(globals().items()):
         if name.startswith("case_"):

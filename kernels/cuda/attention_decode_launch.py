@@ -6,11 +6,12 @@ import torch
 import triton
 
 from tpdet.kernels.cuda.attention_decode import attend_splits
-from tpdet.kernels.cuda.attention_merge import merge_splits
+from tpdet.kernels.cuda.attention_merge_splits import merge_splits
 from tpdet.kernels.cuda.attention_split import score_scale
 from tpdet.kernels.cuda.attention_variants import Variant
 from tpdet.kernels.paged_batch import PagedBatch
 
+_LEAST_CHUNK, _CHUNK_VALUES = 32, 1 << 14  # splits, and fp32 values, that a merge loads together
 _MERGE_UNROLL = 16
 _MERGE_VALUES = 48  # fp32 values of states that a thread of a fused merge loads ahead
 _LEAST_ARRIVALS = 1 << 14
@@ -51,12 +52,17 @@ def launch_decode(
     )  # fmt: skip
     if variant.fused:
         return
+    average = batch.splits.shape[0] // max(1, batch.short.shape[0])
     merge_splits[(batch.short.shape[0] * batch.short_rows * q.shape[1],)](
         out, largest, mass, total, batch.short, batch.rows,
         window or 0, row_count, batch.short_rows,
-        **shape, UNROLL=_MERGE_UNROLL,
-        num_warps=max(1, shape["LANES"] // 128), enable_fp_fusion=False,
+        **shape, CHUNK=merge_chunk(average, shape["LANES"]), num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def merge_chunk(splits: int, lanes: int) -> int:
+    """How many splits are loaded together where a sequence has about so many."""
+    return max(_LEAST_CHUNK, min(triton.next_power_of_2(splits), _CHUNK_VALUES // lanes))
 
 
 def decode_constants(variant: Variant, row_count: int, lanes: int) -> dict[str, int]:

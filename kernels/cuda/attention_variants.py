@@ -10,7 +10,7 @@ GROUPS_HEAD = 128
 GROUPS_TYPES = (torch.bfloat16, torch.float16)
 _DESCRIPTORS_SINCE = 9  # major compute capabilities
 _HOPPER = 9
-_FUSED_SPLITS = 32  # above so many splits a sequence on average the merge is spread wider
+_FUSED_SPLITS = 16  # above so many splits a sequence on average the merge is spread wider
 _FEW_SPLITS = 32  # of a step: most multiprocessors idle, and only loads ahead hide the wait
 
 
