@@ -3,10 +3,10 @@
     carrier = open_mpi(rank, size, timeout=60.0)     # once the launcher's ranks run, collective
     carrier.all_gather(gathered, sent, timeout=60.0) # flat uint8 tensors
 
-A CUDA-aware MPI takes GPU memory too, if every rank's says so (`takes`). MPI knows nothing of CUDA
-streams: the current one comes to its end before MPI is given anything, so that what it sends has
-been written and what it writes to is read no more, by the kernels of whoever had that memory
-before. What it received is read once the request is complete, as are later kernels launched.
+A CUDA-aware MPI takes GPU memory too, if every rank's does (`takes`). MPI knows nothing of CUDA
+streams, so the current one is waited for before MPI is given anything: what is sent has then been
+written, and kernels of whoever had the memory before, which is received into, read it no more.
+Nothing reads what was received before the request is complete: until then no call here returns.
 
 MPI is started and ended here, not by mpi4py's import and exit: after a lost rank MPI_Finalize would
 wait for it, so a process ends MPI only if every carrier was left in health. Without that, mpirun
