@@ -27,10 +27,11 @@ class DistributedWorld(GroupWorld):
     """The ranks of one job of torchrun, srun or mpirun.
 
     `device` is "cpu" or "cuda". `staged` sends CUDA tensors through host memory and gloo, for ranks
-    that share a GPU, which NCCL refuses; `mpi` sends them through host memory and MPI. `timeout`
-    bounds each operation, `start_timeout` the arrival of all ranks; both in seconds. Raises
-    UsageError without a launcher's environment and for an MPI that does not know the ranks,
-    PeerLostError if a rank does not arrive, naming it and, where the launcher tells, its node.
+    that share a GPU, which NCCL refuses; `mpi` sends tensors by MPI, those of GPUs through host
+    memory unless it is CUDA-aware. `timeout` bounds each operation, `start_timeout` the arrival of
+    all ranks; both in seconds. Raises UsageError without a launcher's environment and for an MPI
+    that does not know the ranks, PeerLostError if a rank does not arrive, naming it and, where the
+    launcher tells, its node.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class DistributedWorld(GroupWorld):
         with self._peers_needed("start of the process group"):
             self._group = self._join(store, start_timeout)
         if mpi:
-            self._carrier = open_mpi(self.rank, self.size)
+            self._carrier = open_mpi(self.rank, self.size, start_timeout, device == "cuda")
         self.set_timeout(timeout)
 
     def _prepare_backends(self, environment: RankEnvironment) -> None:

@@ -1,8 +1,8 @@
 """A world on one process group of torch.distributed, and the parts it is cut into.
 
 Byte messages always travel through gloo and host memory (`frames`), tensors through the backend of
-their device, as bytes. No object collective and no pickle is used, and a reduction by the
-approximate mode alone (`library_sum`).
+their device or through MPI, as bytes. No object collective and no pickle is used, and a reduction
+by the approximate mode alone (`library_sum`).
 """
 
 import re
@@ -76,16 +76,16 @@ class GroupWorld:
         return self._device == "cuda"
 
     @property
-    def by_mpi(self) -> bool:
-        """Whether MPI carries the tensors."""
-        return self._carrier is not None
+    def by_mpi(self) -> str:
+        """Which MPI carries the tensors, as `MpiCarrier.name`; "" where none does."""
+        return "" if self._carrier is None else self._carrier.name
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[size, *x.shape]: every rank's bytes in rank order. Raises PeerLostError."""
         if self._alone:
             return self._alone.all_gather(x)
-        sent = self._carried(x)
-        gathered = self._host_or_device((self.size, *x.shape), x)
+        kind = self._travels_on(x)
+        sent, gathered = _on(kind, x), _room(kind, (self.size, *x.shape), x)
         if x.numel() == 0:
             return gathered.to(x.device)
         with self._peers_needed(f"all_gather of {tuple(x.shape)} {x.dtype}"):
@@ -99,8 +99,8 @@ class GroupWorld:
         """[size, ...]: the blocks that all ranks had for this one. Raises PeerLostError."""
         if self._alone:
             return self._alone.all_to_all(x)
-        sent = self._carried(x)
-        received = self._host_or_device(x.shape, x)
+        kind = self._travels_on(x)
+        sent, received = _on(kind, x), _room(kind, x.shape, x)
         if x.numel() == 0:
             return received.to(x.device)
         with self._peers_needed(f"all_to_all of {tuple(x.shape)} {x.dtype}"):
@@ -114,22 +114,17 @@ class GroupWorld:
         """The backend's all-reduce, in x's dtype. Raises PeerLostError."""
         if self._alone:
             return x
-        total = self._carried(x)
+        total = _on(self._device, x)  # the group's, whoever carries other tensors
         if x.numel():
             with self._peers_needed(f"all-reduce of {tuple(x.shape)} {x.dtype}"):
                 library_sum(total, self._group)
         return total.to(x.device)
 
-    def _carried(self, x: Tensor) -> Tensor:
-        """x, contiguous, where the backend can take it."""
-        if x.device.type == self._device:
-            return x.contiguous()
-        return self._host_or_device(x.shape, x).copy_(x)
-
-    def _host_or_device(self, shape: Sequence[int], x: Tensor) -> Tensor:
-        """Room for a tensor like x where the backend can take it; pinned for a GPU's."""
-        staged = x.is_cuda and self._device == "cpu"
-        return torch.empty(tuple(shape), dtype=x.dtype, device=self._device, pin_memory=staged)
+    def _travels_on(self, x: Tensor) -> str:
+        """The kind of device that x is carried from: its own if that can be, else the group's."""
+        if self._carrier is not None and self._carrier.takes(x.device.type):
+            return x.device.type
+        return self._device
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         """Rank 0's bytes; one collective up to 4,076 of them, else two. Raises PeerLostError."""
@@ -264,6 +259,18 @@ class GroupWorld:
             )
             whole._leave_if_safe()
             raise PeerLostError(whole._broken) from error
+
+
+def _on(kind: str, x: Tensor) -> Tensor:
+    """x, contiguous, on a "cpu" or "cuda"."""
+    return x.contiguous() if x.device.type == kind else _room(kind, x.shape, x).copy_(x)
+
+
+def _room(kind: str, shape: Sequence[int], x: Tensor) -> Tensor:
+    """Room for a tensor like x on a "cpu" or "cuda"; pinned for a GPU's."""
+    staged = x.is_cuda and kind == "cpu"
+    device = x.device if x.device.type == kind else kind
+    return torch.empty(tuple(shape), dtype=x.dtype, device=device, pin_memory=staged)
 
 
 def _as_bytes(x: Tensor) -> Tensor:

@@ -1,7 +1,12 @@
 """Tensors carried by MPI: buffers in host memory go as bytes, nothing is added or pickled.
 
-    carrier = open_mpi(rank, size)                   # once the launcher's ranks run, collective
+    carrier = open_mpi(rank, size, timeout=60.0)     # once the launcher's ranks run, collective
     carrier.all_gather(gathered, sent, timeout=60.0) # flat uint8 tensors
+
+A CUDA-aware MPI takes GPU memory too, if every rank's does (`takes`). MPI knows nothing of CUDA
+streams, so the current one is waited for before MPI is given anything: what is sent has then been
+written, and kernels of whoever had the memory before, which is received into, read it no more.
+Nothing reads what was received before the request is complete: until then no call here returns.
 
 MPI is started and ended here, not by mpi4py's import and exit: after a lost rank MPI_Finalize would
 wait for it, so a process ends MPI only if every carrier was left in health. Without that, mpirun
@@ -9,17 +14,25 @@ ends what still runs. Requests are tested, not waited for, because MPI has no ti
 """
 
 import atexit
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from tpdet.comm.cuda_aware import is_cuda_aware
 from tpdet.errors import PeerLostError, UsageError
+
+_log = logging.getLogger("tpdet.comm")
 
 _SPINS = 200
 """Tests of a request before the process sleeps between them."""
 _NAP_SECONDS = 50e-6
+
+_BYTE = "B"
+"""mpi4py's name of the datatype of uint8."""
 
 _open: list["MpiCarrier"] = []
 """Carriers that were not left yet."""
@@ -28,26 +41,61 @@ _abandoned: list[Any] = []
 
 
 class MpiCarrier:
-    """One communicator. Its operations raise PeerLostError after their timeout, in seconds."""
+    """One communicator. Its operations raise PeerLostError after their timeout, in seconds.
 
-    def __init__(self, communicator: Any) -> None:
+    Both tensors of an operation are on one device, of a kind that it `takes`.
+    """
+
+    def __init__(self, communicator: Any, cuda: bool | None = None) -> None:
+        """cuda: whether the MPI of every rank takes GPU memory; None where ranks have no GPU."""
         self._communicator = communicator
+        self._cuda = cuda
+
+    @property
+    def name(self) -> str:
+        """For logs: "mpi", and of ranks with GPUs "mpi, CUDA-aware" or "mpi, staged"."""
+        return "mpi" if self._cuda is None else f"mpi, {'CUDA-aware' if self._cuda else 'staged'}"
+
+    def takes(self, kind: str) -> bool:
+        """Whether tensors of "cpu" or "cuda" can be given as they are; the same on every rank."""
+        return kind == "cpu" or (kind == "cuda" and bool(self._cuda))
 
     def all_gather(self, gathered: Tensor, sent: Tensor, timeout: float) -> None:
         """uint8 [n] of every rank -> uint8 [ranks * n]. Raises RuntimeError for MPI's errors."""
-        buffers = sent.numpy(), gathered.numpy()
+        buffers = _buffers(sent, gathered)
         self._finish(self._communicator.Iallgather(*buffers), buffers, timeout)
 
     def all_to_all(self, received: Tensor, sent: Tensor, timeout: float) -> None:
         """uint8 [ranks * n], block r for rank r -> block s from rank s. Raises RuntimeError."""
-        buffers = sent.numpy(), received.numpy()
+        buffers = _buffers(sent, received)
         self._finish(self._communicator.Ialltoall(*buffers), buffers, timeout)
 
     def part(self, groups: Sequence[Sequence[int]]) -> "MpiCarrier":
         """Of the group that holds this rank, in the group's order. Collective."""
         rank = self._communicator.Get_rank()
         color = next(index for index, group in enumerate(groups) if rank in group)
-        return MpiCarrier(self._communicator.Split(color, groups[color].index(rank)))
+        communicator = self._communicator.Split(color, groups[color].index(rank))
+        return MpiCarrier(communicator, self._cuda)
+
+    def agree_on_cuda(self, mine: bool, timeout: float) -> None:
+        """Take GPU memory from now on if every rank's MPI does; rank 0 logs which it is.
+
+        Collective. Raises PeerLostError.
+        """
+        everyone = torch.zeros(self._communicator.Get_size(), dtype=torch.uint8)
+        self.all_gather(everyone, torch.tensor([mine], dtype=torch.uint8), timeout)
+        self._cuda = bool(everyone.all())
+        if self._communicator.Get_rank() > 0:
+            return
+        if self._cuda:
+            _log.info("tensors travel by %s", self.name)
+        else:
+            _log.warning(
+                "tensors travel by %s: ranks %s have an MPI that is not CUDA-aware, so all go "
+                "through host memory (docs/cluster.md says which MPI is)",
+                self.name,
+                ", ".join(str(rank) for rank, said in enumerate(everyone.tolist()) if not said),
+            )
 
     def leave(self) -> None:
         """The last call, of all ranks of a healthy world: MPI may end with the process."""
@@ -66,12 +114,16 @@ class MpiCarrier:
                 raise PeerLostError("MPI has no answer of all ranks")
 
 
-def open_mpi(rank: int, size: int) -> MpiCarrier:
+def open_mpi(rank: int, size: int, timeout: float, cuda: bool = False) -> MpiCarrier:
     """All ranks of one mpirun, or of srun with an MPI. Collective.
 
-    Raises UsageError without mpi4py or an MPI library, and if MPI counts the ranks otherwise.
+    cuda: the ranks have GPUs, and this one's is the current device. Raises UsageError without
+    mpi4py or an MPI library, and if MPI counts the ranks otherwise, PeerLostError after `timeout`.
     """
-    world = _started().COMM_WORLD
+    if cuda:
+        torch.cuda.synchronize()  # makes the CUDA context, for which some MPIs look as they start
+    mpi = _started()
+    world = mpi.COMM_WORLD
     if (world.Get_rank(), world.Get_size()) != (rank, size):
         raise UsageError(
             f"transport mpi: MPI says rank {world.Get_rank()} of {world.Get_size()}, the launcher "
@@ -80,7 +132,17 @@ def open_mpi(rank: int, size: int) -> MpiCarrier:
         )
     carrier = MpiCarrier(world.Dup())
     _open.append(carrier)
+    if cuda:
+        carrier.agree_on_cuda(is_cuda_aware(mpi), timeout)
     return carrier
+
+
+def _buffers(sent: Tensor, received: Tensor) -> tuple[Any, Any]:
+    """Both as mpi4py takes them; GPU memory once the current stream has come to its end."""
+    if not sent.is_cuda:
+        return sent.numpy(), received.numpy()
+    torch.cuda.current_stream(sent.device).synchronize()
+    return [sent, _BYTE], [received, _BYTE]
 
 
 def _started() -> Any:

@@ -34,6 +34,15 @@ def counted(seen: dict[str, int]) -> None:
         setattr(MpiCarrier, name, counting(name, getattr(MpiCarrier, name)))
 
 
+def agreed(world) -> list[str]:
+    """What a carrier is called where every rank's MPI takes GPU memory, and where rank 0's not."""
+    carrier, names = world._carrier.part([range(world.size)]), []
+    for mine in (True, world.rank != 0):
+        carrier.agree_on_cuda(mine, 60.0)
+        names.append(carrier.name)
+    return names
+
+
 def main() -> None:
     folder, seen = Path(sys.argv[1]), {}
     counted(seen)
@@ -41,7 +50,8 @@ def main() -> None:
     world = open_world("cpu", 60.0, transport="mpi")
     cases = {case.__name__: outcome_of(world, case) for case in CASES}
     nodes = outcome_of(world, lambda world: folds_as_one_level(world, 2, 8))
-    report = {"cases": cases, "nodes": nodes, "carried": seen}
+    report = {"cases": cases, "nodes": nodes, "carried": dict(seen)}
+    report |= {"by": world.by_mpi, "agreed": agreed(world)}
     (folder / f"{world.rank}.json").write_text(json.dumps(report))
     world.barrier()
     if len(sys.argv) == 2:

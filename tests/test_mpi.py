@@ -36,6 +36,8 @@ def test_a_world_carried_by_mpi_passes_every_case_and_leaves(tmp_path, ranks):
     for report in reports(ranks, tmp_path):
         assert report["cases"] == {case.__name__: "passed" for case in CASES}
         assert report["nodes"] == "passed"
+        assert report["by"] == "mpi"  # ranks without GPUs need no MPI that takes their memory
+        assert report["agreed"] == ["mpi, CUDA-aware", "mpi, staged"]
         assert report["carried"]["all_gather"] > 99 and report["carried"]["all_to_all"] > 39
 
 
@@ -68,7 +70,7 @@ def test_a_rank_that_mpi_waits_for_is_lost_after_the_timeout(tmp_path):
 
 def test_ranks_that_mpi_does_not_know_are_refused():
     """A rank of torchrun is alone in MPI's eyes. In a process of its own: MPI starts there."""
-    code = "from tpdet.comm.mpi_carrier import open_mpi; open_mpi(1, 2)"
+    code = "from tpdet.comm.mpi_carrier import open_mpi; open_mpi(1, 2, 5.0)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | ENVIRONMENT, capture_output=True, text=True
     )
@@ -78,4 +80,4 @@ def test_ranks_that_mpi_does_not_know_are_refused():
 def test_a_missing_mpi4py_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(UsageError, match=r"pip install 'tpdet\[mpi\]'"):
-        open_mpi(0, 2)
+        open_mpi(0, 2, 5.0)

@@ -165,7 +165,7 @@ def test_hosts_that_cannot_be_cut_so_are_refused(environ, nodes):
 
 
 WAY = Way("mpi", "mpi", 2)
-SEEN = {"launcher": "Open MPI", "nodes": 2, "by_mpi": True, "node_folds": 9}
+SEEN = {"launcher": "Open MPI", "nodes": 2, "by_mpi": "mpi", "node_folds": 9}
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ SEEN = {"launcher": "Open MPI", "nodes": 2, "by_mpi": True, "node_folds": 9}
         ({"launcher": "torchrun"}, "its ranks were started by torchrun"),
         ({"launcher": ""}, "its ranks were started by nobody"),
         ({"nodes": 1}, "its ranks lie on 1 nodes"),
-        ({"by_mpi": False}, "tensors were not carried by MPI"),
+        ({"by_mpi": ""}, "tensors were not carried by MPI"),
         ({"node_folds": 0}, "0 sums were folded in two levels"),
     ],
 )

@@ -79,6 +79,11 @@ def run_worlds(
     for part, report in zip(parts, reports, strict=True):
         if difference := otherwise(part, spec, report):
             raise TpdetError(f"TP {part.tp}, {part.way}: {difference}")
+        if report.seen is not None and report.seen.by_mpi:
+            said = (
+                f"TP {part.tp}, {part.name}, {part.way}: tensors travelled by {report.seen.by_mpi}"
+            )
+            console.print(said, style="dim", highlight=False)
     return reports
 
 
@@ -91,7 +96,7 @@ def otherwise(part: Part, spec: VerifySpec, report: WorldReport) -> str | None:
         return f"its ranks were started by {seen.launcher or 'nobody'}"
     if seen.nodes != way.nodes:
         return f"its ranks lie on {seen.nodes} nodes"
-    if seen.by_mpi != (way.transport == "mpi" and part.tp > 1):
+    if bool(seen.by_mpi) != (way.transport == "mpi" and part.tp > 1):
         return f"tensors were {'' if seen.by_mpi else 'not '}carried by MPI"
     several = 1 < way.nodes < part.tp and "fold" in spec.row_layers
     if bool(seen.node_folds) != several:

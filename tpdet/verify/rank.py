@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
             seen=Seen(
                 launcher=launcher,
                 nodes=world.size // world.local_size,
-                by_mpi=isinstance(world, GroupWorld) and world.by_mpi,
+                by_mpi=world.by_mpi if isinstance(world, GroupWorld) else "",
                 node_folds=node_folds(),
             ),
             vocab_size=vocab_size,

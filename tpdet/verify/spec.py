@@ -70,12 +70,12 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """How rank 0 found itself started: who by, on how many nodes, what carries tensors.
 
-    `node_folds`: folds in two levels.
+    `by_mpi`: which MPI, such as "mpi, staged", or "". `node_folds`: folds in two levels.
     """
 
     launcher: str
     nodes: int
-    by_mpi: bool
+    by_mpi: str
     node_folds: int
 
 

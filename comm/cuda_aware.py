@@ -1,0 +1,45 @@
+"""Whether an MPI library takes GPU memory, asked of it through ctypes: mpi4py wraps none of this.
+
+Open MPI and MPICH have a function MPIX_Query_cuda_support. Open MPI 4's tells how it was built
+(ompi/mpiext/cuda); whether that is switched on, and the CUDA driver was found, is its control
+variable `opal_cuda_support`, read by MPI's tool interface (MPI 4.1, section 15.3).
+"""
+
+import ctypes
+from typing import Any
+
+_SWITCH = b"opal_cuda_support"
+_MPI_SUCCESS = 0
+_THREAD_SINGLE = 0  # the lowest level: MPI_T is called here alone, on one thread
+
+
+def is_cuda_aware(mpi: Any) -> bool:
+    """Whether the library behind mpi4py's module `mpi`, initialised, says it takes GPU memory.
+
+    A library without these functions takes none. Symbols are looked for in mpi4py's module and in
+    the libraries that it is linked to, so in the one MPI that it uses.
+    """
+    try:
+        library = ctypes.CDLL(mpi.__file__)
+        return library.MPIX_Query_cuda_support() == 1 and _switched_on(library)
+    except (OSError, AttributeError):
+        return False
+
+
+def _switched_on(library: ctypes.CDLL) -> bool:
+    """What the control variable says; True for a library that has none."""
+    provided, index, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    handle, value = ctypes.c_void_p(), (ctypes.c_ubyte * 8)()  # a bool or an int, by version
+    if library.MPI_T_init_thread(_THREAD_SINGLE, ctypes.byref(provided)) != _MPI_SUCCESS:
+        return True
+    try:
+        if library.MPI_T_cvar_get_index(_SWITCH, ctypes.byref(index)) != _MPI_SUCCESS:
+            return True
+        allocate = library.MPI_T_cvar_handle_alloc
+        if allocate(index, None, ctypes.byref(handle), ctypes.byref(count)) != _MPI_SUCCESS:
+            return True
+        read = library.MPI_T_cvar_read(handle, ctypes.byref(value)) == _MPI_SUCCESS
+        library.MPI_T_cvar_handle_free(ctypes.byref(handle))
+        return any(value) if read else True
+    finally:
+        library.MPI_T_finalize()
