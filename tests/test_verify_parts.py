@@ -1,6 +1,7 @@
 """What a verification consists of: relations by name, worlds and their GPUs, the log of logits."""
 
 import hashlib
+import os
 import threading
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from tpdet.verify import parts
 from tpdet.verify.cases import circumstances
 from tpdet.verify.compare import Relation
 from tpdet.verify.logits_log import LogitsLog
+from tpdet.verify.machine import count_gpus
 from tpdet.verify.parts import Part, parts_of
 from tpdet.verify.placement import Place, gpu_names, run_placed
 from tpdet.verify.rank_files import position_header
@@ -183,3 +185,16 @@ def test_a_control_must_differ_at_every_size():
 
     found = [relation(1, True), relation(2, False), relation(4, True), relation(2, True)]
     assert sizes_without_difference(found) == [4]
+
+
+def test_ranks_that_share_a_gpu_count_it_once(monkeypatch):
+    seen = [b"host GPU-1", b"host GPU-2", b"host GPU-1", b"other GPU-1"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-1")
+    )
+    asked = []
+    world = SimpleNamespace(gather_bytes=lambda said: asked.append(said) or seen)
+    assert count_gpus(world) == 3
+    assert asked == [f"{os.uname().nodename} GPU-1".encode()]

@@ -1,8 +1,11 @@
 """Which machine a world ran on, for results files and their names."""
 
+import os
+
 import torch
 
 from tpdet.comm.device import driver_version, ranks_per_gpu, resolve_device
+from tpdet.comm.world import World
 from tpdet.verify.spec import Machine
 
 
@@ -15,3 +18,12 @@ def machine(device: str, ranks: int) -> Machine:
         gpus=-(-ranks // ranks_per_gpu()),
         driver=driver_version(),
     )
+
+
+def count_gpus(world: World) -> int:
+    """The GPUs that all ranks have together, however many share one; 0 on the CPU. Collective."""
+    here = ""
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        here = f"{os.uname().nodename} {device.uuid}"
+    return len({gpu for gpu in world.gather_bytes(here.encode()) if gpu})

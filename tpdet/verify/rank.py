@@ -31,7 +31,7 @@ from tpdet.verify.cases import (
 )
 from tpdet.verify.control import switch_in_stock_arithmetic
 from tpdet.verify.logits_log import LogitsLog
-from tpdet.verify.machine import machine
+from tpdet.verify.machine import count_gpus, machine
 from tpdet.verify.node_folds import count_node_folds
 from tpdet.verify.pretended_nodes import pretend_nodes
 from tpdet.verify.relations import CACHE, EAGER, FRESH, GATHER, order_of_processes
@@ -61,6 +61,9 @@ def main(arguments: list[str]) -> int:
             vocab_size = runner.model_config.vocab_size
             traces += _run_all(spec, load, config, runner, world, folder)
             runner.close()
+    where = machine(spec.device, world.size)
+    if where.gpus:
+        where = msgspec.structs.replace(where, gpus=count_gpus(world))
     if world.rank == 0:
         report = WorldReport(
             tp=world.size,
@@ -74,7 +77,7 @@ def main(arguments: list[str]) -> int:
             vocab_size=vocab_size,
             fingerprints=fingerprints,
             traces=tuple(traces),
-            machine=machine(spec.device, world.size),
+            machine=where,
         )
         (folder / "report.json").write_bytes(msgspec.json.encode(report))
     world.barrier()
