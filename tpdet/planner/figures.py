@@ -21,6 +21,7 @@ OLD_ASIDE = 16
 """Multiprocessors of an exchange under products, in commits of OLD_COMMITS."""
 OLD_COMMITS = ("b513469",)
 
+_MODEL = "qwen3-8b"  # of the attention that was timed
 _PREFILL_ATTENTION = re.compile(r"attention prefill, (\d+) x (\d+) tokens, head 128")
 
 
@@ -90,9 +91,11 @@ def product_figures(table: Path) -> list[ProductFigure]:
 def decode_attention_figures(results: Path, gpu: str) -> list[tuple[int, int, float]]:
     """(batch, context, us) of 32 query and 8 key heads of 128: the newest of each."""
     found: dict[tuple[int, int], float] = {}
-    for row in _kernel_rows(results / f"kernels.{gpu}.json"):
-        if row["case"] == "attention decode" and row.get("mode") != APPROXIMATE:
-            found[row["batch"], row["context"]] = row["value"]
+    for name in ("kernels", "attention"):
+        for row in _kernel_rows(results / f"{name}.{gpu}.json"):
+            whole = row.get("tp", 1) == 1 and row.get("model", _MODEL) == _MODEL
+            if row["case"] == "attention decode" and whole and row.get("mode") != APPROXIMATE:
+                found[row["batch"], row["context"]] = row["value"]
     return [(batch, context, us) for (batch, context), us in found.items()]
 
 
