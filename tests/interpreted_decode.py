@@ -10,13 +10,13 @@ import traceback
 
 import torch
 
-from tests import emulated_merge
+from tests import decode_reference, emulated_merge
 from tests.bits import assert_same_bits, same_bits
 from tests.decode_reference import attend_reference
 from tests.interpreted_attention import PAGES, pages_of, sequence_of
 from tests.interpreted_gemm import draw, patch_interpreter
 from tpdet.kernels.cpu import rotate_and_store as cpu_rotation
-from tpdet.kernels.cuda import attention, embedding, rotary
+from tpdet.kernels.cuda import attention, attention_decode_launch, embedding, rotary
 from tpdet.kernels.cuda.attention_decode_launch import arrival_counters
 from tpdet.kernels.cuda.attention_variants import Variant
 from tpdet.kernels.cuda.rotate_and_store import FEW_ROWS, MANY_ROWS, Share, rotate_and_store_as
@@ -136,6 +136,47 @@ def case_the_order_of_splits_reaches_a_bit():
         outs.append(decode(q[-1:], pages, batch, VARIANTS[3]))
     if same_bits(*outs):
         raise AssertionError("the order of splits reached no bit: this test shows nothing")
+
+
+def merge_by(kernel, states, batch, window, **options):
+    """What a merge makes of states (largest, mass, total) [splits, key heads, rows (, lanes)]."""
+    _, key_heads, rows, lanes = states[2].shape
+    out = torch.full((2, key_heads * rows // 2, lanes), torch.nan)
+    kernel[(2 * out.shape[1],)](
+        out, *(x.reshape(-1) for x in states), batch.short, batch.rows, window or 0, rows,
+        batch.short_rows, KEY_HEADS=key_heads, GROUP=rows // 2, HEAD=lanes, LANES=lanes,
+        WINDOW=window is not None, enable_fp_fusion=False, **options,
+    )  # fmt: skip
+    return out
+
+
+def case_a_merge_of_several_chunks_has_the_bits_of_one_chain():
+    """Of two tokens the second alone sees the last of 70 splits: the first's state is NaN there."""
+    sequence = PagedSequence(0, 2, 69 * 256 - 1, tuple(range(70)))
+    batch = make_batch((sequence,))
+    largest = draw(70, 2, 4, seed=1) * 3 + torch.linspace(-6, 6, 70)[:, None, None]
+    largest[::7] = largest[3::7][:10]  # some are equal, and others far below
+    largest[5] -= 1000
+    states = [largest, draw(70, 2, 4, seed=2).abs(), draw(70, 2, 4, 16, seed=3)]
+    for x in states:
+        x[69, :, :2] = torch.nan
+    for window in (None, 5000, 300):
+        wanted = merge_by(decode_reference.merge_splits, states, batch, window, UNROLL=4)
+        for chunk in (32, 64, 128):
+            got = merge_by(
+                attention_decode_launch.merge_splits,
+                states,
+                batch,
+                window,
+                CHUNK=chunk,
+                num_warps=4,
+            )
+            assert_same_bits(got, wanted, f"chunks of {chunk}, window {window}")
+    turned = [torch.cat([x[:69].flip(0), x[69:]]) for x in states]
+    got = merge_by(attention_decode_launch.merge_splits, turned, batch, None, CHUNK=32, num_warps=4)
+    wanted = merge_by(decode_reference.merge_splits, states, batch, None, UNROLL=4)
+    if same_bits(got, wanted):
+        raise AssertionError("the order of states reached no bit: this test shows nothing")
 
 
 def case_one_launch_rotates_and_stores_the_bits_of_three():

@@ -30,7 +30,10 @@ NARROW = [Variant(16, w, s, fused=True) for w, s in ((2, 3), (4, 1))]
 VARIANTS = [*WIDE, *NARROW]
 PREFILL = Variant(64, 4, 2)
 _WORKERS = 10
-TIMED = [(1, 128), (16, 128), (64, 128), (256, 128), (1, 8192), (16, 8192), (64, 2048), (1, 32768)]
+TIMED = [
+    (1, 128), (16, 128), (64, 128), (256, 128), (1, 8192), (16, 8192), (64, 2048), (1, 32768),
+    (1, 131072),
+]  # fmt: skip
 SHARES = [Share(1, 1), Share(2, 1), Share(4, 1), Share(8, 2), Share(16, 4)]
 
 
