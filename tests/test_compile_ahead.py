@@ -226,6 +226,15 @@ def test_a_start_compiles_ahead_on_a_gpu_and_names_what_it_did_not_foresee(
     assert unforeseen == "1 kernels were not foreseen and compiled in turn: add_number"
     assert line.startswith("engine up in ") and line.endswith("1 kernels known ahead")
     assert list(times.seconds) == ["checks", "compiling ahead", "warm-up"] and world.timeout == 5.0
+    caplog.clear()
+    for number, close in ((81, False), (82, True), (83, False)):
+        with pytest.raises(AttributeError):
+            add(number)
+        if close:
+            ahead.close()
+    assert caplog.messages == [
+        "add_number was compiled while serving: a step waited for it, no bit changes"
+    ]
 
 
 def test_a_start_on_the_cpu_compiles_nothing(compiled):

@@ -13,7 +13,7 @@ from triton.runtime.jit import JITFunction
 
 from tests.driverless import compile_for_hopper
 from tpdet.kernels.cuda import recording as module
-from tpdet.kernels.cuda.compile_pool import compile_all, counting_compilations
+from tpdet.kernels.cuda.compile_pool import compile_all, watching_compilations
 from tpdet.kernels.cuda.gemm_variants import Variant
 from tpdet.kernels.cuda.gluon_gemm_launch import run_gluon_fold
 from tpdet.kernels.cuda.recording import recording
@@ -59,7 +59,7 @@ def test_each_kind_of_arguments_is_asked_for_once():
 
 def test_what_was_asked_for_is_compiled_once_and_found_afterwards():
     names = []
-    with counting_compilations(names):
+    with watching_compilations(names.append):
         with recording() as asked:
             ask(1, 2)
         assert not names
@@ -92,7 +92,7 @@ def test_other_threads_compile_and_launch_as_ever():
             errors.append(error)
 
     names = []
-    with recording() as asked, counting_compilations(names):
+    with recording() as asked, watching_compilations(names.append):
         thread = threading.Thread(target=launch)
         thread.start()
         thread.join()

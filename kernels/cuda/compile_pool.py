@@ -4,7 +4,7 @@ Results go to Triton's cache on disk, file by file with an atomic rename, so pro
 the same kernel at once, and to this process's table of kernels.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -36,15 +36,15 @@ def _compile(each: Specialization) -> str:
 
 
 @contextmanager
-def counting_compilations(names: list[str]) -> Iterator[None]:
-    """Add to `names` each kernel compiled anew meanwhile, on any thread, not those found on disk.
+def watching_compilations(tell: Callable[[str], object]) -> Iterator[None]:
+    """Tell the name of each kernel compiled anew meanwhile, on any thread, not those found on disk.
 
-    Counts nothing where another listener to Triton's compiler is there already.
+    Tells nothing where another listener to Triton's compiler is there already.
     """
 
     def listen(*, src: Any, cache_hit: bool, **_: Any) -> None:
         if not cache_hit:
-            names.append(str(src.name))
+            tell(str(src.name))
 
     before = knobs.compilation.listener
     if before is None:

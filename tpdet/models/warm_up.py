@@ -19,11 +19,12 @@ from tpdet.sampler import sample
 from tpdet.sampling_row import SamplingRow
 
 _CONTEXT = PAGE_TOKENS + 40  # decoded rows read two pages: a merge of splits is among the kernels
-_WAYS = (
-    SamplingParams(temperature=0.0, logprobs=5),
-    SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1),
-    SamplingParams(temperature=1.0, frequency_penalty=0.1, logit_bias={0: 1.0}),
-)
+_LIKELIEST = SamplingParams(temperature=0.0, logprobs=5)
+_PLAIN = SamplingParams(temperature=1.0, frequency_penalty=0.1, logit_bias={0: 1.0})
+_FILTERED = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
+_ALL = _LIKELIEST, _FILTERED, _PLAIN
+_ALONE = (_LIKELIEST,), (_PLAIN,), (_FILTERED,)
+"""Rows of one kind alone: their kernels leave out what none of them needs."""
 
 
 def pages_needed(max_tokens: int, context: int) -> int:
@@ -41,6 +42,7 @@ def warm_up(
     logit_rows: int,
 ) -> None:
     """Prefill and decode at every power of two up to the limits, one row more, and the limits."""
+    drawn: set[int] = set()
     for rows in sizes(max_tokens):
         firsts = range(0, rows, context)
         counts = [min(context, rows - first) for first in firsts]
@@ -48,11 +50,11 @@ def warm_up(
             PagedSequence(first, count, 0, tuple(range(-(-count // PAGE_TOKENS))))
             for first, count in zip(firsts, counts, strict=True)
         )
-        _step(model, pages, device, sequences, logit_rows)
+        _step(model, pages, device, sequences, logit_rows, drawn)
     start = min(_CONTEXT, context) - 1
     for rows in sizes(min(max_seqs, max_tokens)):
         sequences = tuple(PagedSequence(i, 1, start, (0, 1)) for i in range(rows))
-        _step(model, pages, device, sequences, logit_rows)
+        _step(model, pages, device, sequences, logit_rows, drawn)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -73,20 +75,36 @@ def _step(
     device: torch.device,
     sequences: tuple[PagedSequence, ...],
     logit_rows: int,
+    drawn: set[int],
 ) -> None:
+    """drawn: numbers of rows that were drawn in every way, to which this step's is added."""
     rows = sum(sequence.count for sequence in sequences)
     ids = torch.arange(rows, device=device) % 7
     batches = micro_batches(sequences, device, model.exchanges_aside)
     hidden_MH = model.hidden(ids, pages, *batches)
     logits = model.whole_logits(model.local_logits(hidden_MH[-logit_rows:]))
-    sample(logits, [_sampling_row(i) for i in range(len(logits))])
+    draw_in_one_step(logits)
+    if len(logits) not in drawn:
+        draw_every_kind_alone(logits)
+        drawn.add(len(logits))
 
 
-def _sampling_row(index: int) -> SamplingRow:
+def draw_every_kind_alone(logits: torch.Tensor) -> None:
+    """Sample rows fp32 [R, V], R > 0, of each kind in turn, and forget what came."""
+    for kind in _ALONE:
+        draw_in_one_step(logits, kind)
+
+
+def draw_in_one_step(logits: torch.Tensor, kinds: tuple[SamplingParams, ...] = _ALL) -> None:
+    """Sample rows fp32 [R, V], R > 0, of these kinds in turn, and forget what came."""
+    sample(logits, [_sampling_row(i, kinds[i % len(kinds)]) for i in range(len(logits))])
+
+
+def _sampling_row(index: int, params: SamplingParams) -> SamplingRow:
     return SamplingRow(
         key=(index, 0),
         request_id="warm-up",
-        params=_WAYS[index % len(_WAYS)],
+        params=params,
         seed=1,
         choice=0,
         prompt_length=2,

@@ -66,7 +66,7 @@ class CompilingAhead:
         """
         if not self._enabled:
             return
-        from tpdet.kernels.cuda.compile_pool import counting_compilations
+        from tpdet.kernels.cuda.compile_pool import watching_compilations
 
         self._watching.close()
         self._times.mark(phase)
@@ -75,10 +75,13 @@ class CompilingAhead:
         self._times.kernels += compile_ahead(work, self._world)
         self._world.set_timeout(before)
         self._times.mark("compiling ahead")
-        self._watching.enter_context(counting_compilations(self._late))
+        self._watching.enter_context(watching_compilations(self._late.append))
 
     def finish(self) -> None:
-        """The start is over: rank 0 says how long it took, each what it did not foresee."""
+        """The start is over: rank 0 says how long it took, each what it did not foresee.
+
+        From now until `close` each rank warns of a kernel that is compiled while it serves.
+        """
         self._watching.close()
         if self._late:
             _log.warning(
@@ -86,6 +89,18 @@ class CompilingAhead:
                 len(self._late), ", ".join(sorted(self._late)),
             )  # fmt: skip
         self._times.announce(self._world.rank)
+        if self._enabled:
+            from tpdet.kernels.cuda.compile_pool import watching_compilations
+
+            self._watching.enter_context(watching_compilations(_warn_of_a_late_one))
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._watching.close()
+
+
+def _warn_of_a_late_one(kernel: str) -> None:
+    _log.warning("%s was compiled while serving: a step waited for it, no bit changes", kernel)
 
 
 def compile_ahead(work: Callable[[], object], world: World) -> int:

@@ -188,8 +188,8 @@ class Runner:
 
     def close(self) -> None:
         """Let go of graphs and pages. Before the world closes: NCCL waits for its last graph."""
-        self._graphs = None
-        self._pages = None
+        self._ahead.close()
+        self._graphs = self._pages = None
         self.num_pages = 0
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -8,7 +8,6 @@ of a step that has one.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 
@@ -27,12 +26,12 @@ Blocks = Iterable[tuple[int, torch.Tensor]]
 """(first row, this rank's columns of logits from it on)"""
 TakeShared = Callable[[int, torch.Tensor, "SharedRows"], torch.Tensor]
 
-_WAYS: tuple[dict[str, Any], ...] = (
-    {"temperature": 1.0},
-    {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
-)
-
+_LIKELIEST = Draw(temperature=0.0, seed=0, position=0)
 _PLAIN = Draw(temperature=1.0, seed=0, position=0, min_p=0.01)
+_FILTERED = Draw(temperature=0.8, seed=0, position=0, top_k=20, top_p=0.9, min_p=0.01)
+_BY_COLUMNS = (_LIKELIEST,), (_PLAIN,)
+_BY_SHARES = *_BY_COLUMNS, (_FILTERED,), (_LIKELIEST, _FILTERED, _PLAIN)
+"""What rows of a step, or of a rank's share of it, may be: kernels leave out what none needs."""
 
 
 class SharedRows:
@@ -101,11 +100,13 @@ class RowSharing:
         exchange, world, shard = self._given
         rows = 1
         while rows:
-            draws = [Draw(seed=0, position=0, **_WAYS[i % len(_WAYS)]) for i in range(rows)]
             logits = torch.zeros(rows, self._columns, device=device)
             counts, size = [5] * rows, shard.vocab_size
-            draw_shared(logits, draws, counts, exchange, world.rank, world.size, size)
-            draw_columns(logits, [_PLAIN] * rows, counts, shard)
+            for kinds in _BY_SHARES:
+                draws = [kinds[i % len(kinds)] for i in range(rows)]
+                draw_shared(logits, draws, counts, exchange, world.rank, world.size, size)
+            for (kind,) in _BY_COLUMNS:
+                draw_columns(logits, [kind] * rows, counts, shard)
             rows = min(2 * rows, self._most) if rows < self._most else 0
 
 
