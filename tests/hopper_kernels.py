@@ -42,11 +42,15 @@ def hopper_kernel(kernel, signature, constants, attributes, options):
 
 
 def check_waits_first(ptx):
-    """One wait, in the entry's first block and before anything touches memory; no early trigger."""
+    """One wait, of every program and before anything touches memory; no early trigger.
+
+    Where warps take different parts, the first four wait before they start the others.
+    """
     code = re.sub(r"//.*", "", ptx[ptx.index(".entry") :])
     assert code.count(WAIT) == 1, f"{code.count(WAIT)} waits"
     assert TRIGGER not in code, "its successor is let in early"
     before = code[code.index("{") : code.index(WAIT)]
     touched = _TOUCHES.search(before)
     assert touched is None, f"{touched.group()} before the wait"
-    return before
+    branches = re.findall(r"(?<![\w.])(?:bra|brx)\b", before)
+    assert not branches or "setmaxnreg" in code, "a branch before the wait"

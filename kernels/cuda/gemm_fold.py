@@ -140,15 +140,16 @@ def run_fold(
     options = {
         "BM": variant.rows, "BN": variant.columns, "BK": variant.depth, "HALVES": variant.halves,
         "num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": False,
-        **dependent_launch(x.device),
     }  # fmt: skip
     if kernel == "flat":
         flat_fold[grid](
             *operands, m, n, form.roots, k // variant.depth,
             LEAVES=form.leaves, PARTS=form.parts, PAIR=form.pair, SWAP=variant.swap, **options,
+            **dependent_launch(x.device),
         )  # fmt: skip
     else:
         nested_fold[grid](
             *operands, m, n, form.roots, k,
             GROUPS=form.groups, PARTS=form.parts, PAIR=form.pair, **options,
+            **dependent_launch(x.device),
         )  # fmt: skip
