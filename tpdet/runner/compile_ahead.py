@@ -66,8 +66,6 @@ class CompilingAhead:
         """
         if not self._enabled:
             return
-        from tpdet.kernels.cuda.compile_pool import watching_compilations
-
         self._watching.close()
         self._times.mark(phase)
         before = self._world.timeout
@@ -75,7 +73,7 @@ class CompilingAhead:
         self._times.kernels += compile_ahead(work, self._world)
         self._world.set_timeout(before)
         self._times.mark("compiling ahead")
-        self._watching.enter_context(watching_compilations(self._late.append))
+        self._watch(self._late.append)
 
     def finish(self) -> None:
         """The start is over: rank 0 says how long it took, each what it did not foresee.
@@ -90,9 +88,12 @@ class CompilingAhead:
             )  # fmt: skip
         self._times.announce(self._world.rank)
         if self._enabled:
-            from tpdet.kernels.cuda.compile_pool import watching_compilations
+            self._watch(_warn_of_a_late_one)
 
-            self._watching.enter_context(watching_compilations(_warn_of_a_late_one))
+    def _watch(self, tell: Callable[[str], object]) -> None:
+        from tpdet.kernels.cuda.compile_pool import watching_compilations
+
+        self._watching.enter_context(watching_compilations(tell))
 
     def close(self) -> None:
         """Watch no more."""
