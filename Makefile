@@ -36,7 +36,7 @@ test-long:
 # On a machine with a GPU: bits, accuracy and times of the kernels, then of the whole engine. Every
 # suite runs, also after one that failed. RESULTS=docs/results appends the rows of the bits there.
 GPU_SUITES := gemm attention engine
-GPU_KERNELS := gemm_columns attention_prefill attention_decode sampler
+GPU_KERNELS := dependent gemm_columns attention_prefill attention_decode sampler
 RESULTS ?=
 
 test-gpu: setup

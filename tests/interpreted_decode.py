@@ -160,20 +160,14 @@ def case_a_merge_of_several_chunks_has_the_bits_of_one_chain():
     states = [largest, draw(70, 2, 4, seed=2).abs(), draw(70, 2, 4, 16, seed=3)]
     for x in states:
         x[69, :, :2] = torch.nan
+    merge, plain = attention_decode_launch.merge_splits, {"num_warps": 4, "DEPENDENT": False}
     for window in (None, 5000, 300):
         wanted = merge_by(decode_reference.merge_splits, states, batch, window, UNROLL=4)
         for chunk in (32, 64, 128):
-            got = merge_by(
-                attention_decode_launch.merge_splits,
-                states,
-                batch,
-                window,
-                CHUNK=chunk,
-                num_warps=4,
-            )
+            got = merge_by(merge, states, batch, window, CHUNK=chunk, **plain)
             assert_same_bits(got, wanted, f"chunks of {chunk}, window {window}")
     turned = [torch.cat([x[:69].flip(0), x[69:]]) for x in states]
-    got = merge_by(attention_decode_launch.merge_splits, turned, batch, None, CHUNK=32, num_warps=4)
+    got = merge_by(merge, turned, batch, None, CHUNK=32, **plain)
     wanted = merge_by(decode_reference.merge_splits, states, batch, None, UNROLL=4)
     if same_bits(got, wanted):
         raise AssertionError("the order of states reached no bit: this test shows nothing")

@@ -43,6 +43,7 @@ def launch(x, w, y, bias, form, columns, stages, programs, sent):
         "m": x.shape[0], "n": n, "roots": form.roots, "steps": k // DEPTH, "COLUMNS": columns,
         "BK": DEPTH, "GROUPS": form.groups, "PARTS": form.parts, "PAIR": form.pair,
         "EVEN": n % columns == 0, "SENT": sent, "HAS_BIAS": bias is not None, "STAGES": stages,
+        "DEPENDENT": False,
     }  # fmt: skip
     for program in range(programs):
         run_program(KERNEL, gemm_pointer, program, arguments, programs)

@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 import torch
 import triton
 
+from tests.hopper_kernels import hopper_kernel
 from tests.test_triton_attention import fuses_exponents_alone
 from tests.test_triton_gemm import assemble
 from tpdet.kernels.cuda import norm
@@ -36,21 +37,10 @@ STRIDES = ("q_stride", "k_stride", "v_stride")
 
 def compiled(kernel, types, constants, warps, stages):
     """PTX, log of ptxas -v and shared bytes for compute capability 9.0; row strides of 16."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    from triton.experimental.gluon._runtime import GluonASTSource
-
-    names = kernel.arg_names
-    types = {name: kind for name, kind in types.items() if name in names}
+    types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
     aligned = [n for n, kind in types.items() if kind.startswith("*") or n in STRIDES]
-    source = (GluonASTSource if kernel.is_gluon() else ASTSource)(
-        fn=kernel,
-        signature={name: types.get(name, "constexpr") for name in names},
-        constexprs=constants,
-        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
-    )
-    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
-    done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    options = {"num_warps": warps, "num_stages": stages}
+    done = hopper_kernel(kernel, types, constants, aligned, options)
     return done.asm["ptx"], assemble(done.asm["ptx"]), done.metadata.shared
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 
 import triton
 
+from tests.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda import activation, fold, gemm_descriptor, gemm_pointer, norm
 from tpdet.kernels.cuda.gemm_variants import every_variant
 
@@ -25,19 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def compile_for_hopper(kernel, types, constants, warps, stages):
     """PTX and the log of ptxas -v for compute capability 9.0."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    names = kernel.arg_names
     aligned = [n for n, t in types.items() if t.startswith("*") or n in ("n", "k", "stride_x")]
-    source = ASTSource(
-        fn=kernel,
-        signature={name: types.get(name, "constexpr") for name in names},
-        constexprs=constants,
-        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
-    )
-    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False}
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    options = {"num_warps": warps, "num_stages": stages}
+    ptx = hopper_kernel(kernel, types, constants, aligned, options).asm["ptx"]
     return ptx, assemble(ptx)
 
 

@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.hopper_kernels import hopper_kernel
 from tests.test_triton_gemm import ROOT, assemble, check
 from tpdet.kernels.cuda.gemm_variants import Variant
 from tpdet.kernels.cuda.gluon_gemm_launch import run_gluon_column, run_gluon_fold
@@ -28,9 +29,6 @@ WIDE = Variant(128, 256, 64, 4, 3, descriptor=True, trades=True)
 
 def compiled(form, even=True, stages=5, sent=True):
     """PTX, the log of ptxas -v and bytes of shared memory for compute capability 9.0."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.experimental.gluon._runtime import GluonASTSource
     from triton.experimental.gluon.language import NVMMASharedLayout
 
     columns, out = (256, "bf16") if form in COLUMNS else (128, "fp32")
@@ -42,19 +40,12 @@ def compiled(form, even=True, stages=5, sent=True):
         "y": f"*{out}", "bias": "*bf16",
     } | dict.fromkeys(("m", "n", "roots", "steps"), "i32")  # fmt: skip
     groups, parts, pair, _ = FORMS[form]
-    names = fold_by_trades.arg_names
-    source = GluonASTSource(
-        fn=fold_by_trades,
-        signature={name: types.get(name, "constexpr") for name in names},
-        constexprs={
-            "COLUMNS": columns, "BK": 64, "GROUPS": groups, "PARTS": parts, "PAIR": pair,
-            "EVEN": even, "SENT": sent, "HAS_BIAS": form == "shifted",
-            "STAGES": 3 if columns == 256 else stages,
-        },
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in ("y", "bias", "n")},
-    )  # fmt: skip
-    options = {"num_warps": 4, "enable_fp_fusion": False}
-    done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    constants = {
+        "COLUMNS": columns, "BK": 64, "GROUPS": groups, "PARTS": parts, "PAIR": pair,
+        "EVEN": even, "SENT": sent, "HAS_BIAS": form == "shifted",
+        "STAGES": 3 if columns == 256 else stages,
+    }  # fmt: skip
+    done = hopper_kernel(fold_by_trades, types, constants, ("y", "bias", "n"), {"num_warps": 4})
     return done.asm["ptx"], assemble(done.asm["ptx"]), done.metadata.shared
 
 

@@ -17,7 +17,8 @@ pytest.importorskip("triton")
 
 import triton
 
-from tests.test_triton_gemm import compile_for_hopper
+from tests.hopper_kernels import hopper_kernel
+from tests.test_triton_gemm import assemble, compile_for_hopper
 from tpdet.kernels import order
 from tpdet.kernels.cuda import peer_direct, peer_fold, peer_gather, peer_spread, peer_two_shot
 from tpdet.kernels.cuda.norm import eps_bits
@@ -44,21 +45,9 @@ def constants(name, ranks, rank, n):
 
 def aligned_compile(kernel, types, values, warps, strides=("plane", "stride")):
     """`compile_for_hopper` aligns pointers and a list of its own: name the strides as it does."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from tests.test_triton_gemm import assemble
-
-    names = kernel.arg_names
     aligned = [name for name, kind in types.items() if kind.startswith("*") or name in strides]
-    source = ASTSource(
-        fn=kernel,
-        signature={name: types.get(name, "constexpr") for name in names},
-        constexprs=values,
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
-    )
-    options = {"num_warps": warps, "num_stages": 3, "enable_fp_fusion": False}
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    options = {"num_warps": warps, "num_stages": 3}
+    ptx = hopper_kernel(kernel, types, values, aligned, options).asm["ptx"]
     return ptx, assemble(ptx)
 
 

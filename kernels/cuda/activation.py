@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
+
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _BLOCK = 1024
 
@@ -15,8 +17,9 @@ def silu(gate):
 
 
 @triton.jit
-def silu_multiply_rows(gate_up, y, width, stride, BLOCK: tl.constexpr):
+def silu_multiply_rows(gate_up, y, width, stride, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """One block of one row."""
+    await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = at < width
@@ -34,5 +37,6 @@ def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
         silu_multiply_rows[(m, triton.cdiv(width, _BLOCK))](
             gate_up, y, width, gate_up.stride(0),
             BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=False,
+            **dependent_launch(y.device),
         )  # fmt: skip
     return y

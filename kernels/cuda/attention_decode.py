@@ -21,6 +21,7 @@ from tpdet.kernels.cuda.attention_split import (
     row_mass,
     sees,
 )
+from tpdet.kernels.cuda.dependent import await_earlier
 
 
 @triton.jit
@@ -108,6 +109,7 @@ def attend_splits(
     FUSED: tl.constexpr,
     MERGED: tl.constexpr,
     UNROLL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Grid: splits [N, 2] x row parts x key heads; workspaces [N, Hkv, row_count (, D)] fp32.
 
@@ -115,6 +117,7 @@ def attend_splits(
     `arrivals` [B * row parts * Hkv] int32 is zero before and after; a sequence's splits are listed
     one after another from split 0; MERGED rows of a part may hold tokens.
     """
+    await_earlier(DEPENDENT)
     head = tl.program_id(0) % KEY_HEADS
     work = tl.program_id(0) // KEY_HEADS
     part = work % row_parts

@@ -9,6 +9,7 @@ from tpdet.kernels.cuda.attention_decode import attend_splits
 from tpdet.kernels.cuda.attention_merge_splits import merge_splits
 from tpdet.kernels.cuda.attention_split import score_scale
 from tpdet.kernels.cuda.attention_variants import Variant
+from tpdet.kernels.cuda.dependent import dependent_launch
 from tpdet.kernels.paged_batch import PagedBatch
 
 _LEAST_CHUNK, _CHUNK_VALUES = 32, 1 << 14  # splits, and fp32 values, that a merge loads together
@@ -49,6 +50,7 @@ def launch_decode(
         score_scale(q.shape[2]),
         **shape, **decode_constants(variant, row_count, shape["LANES"]),
         num_warps=variant.warps, num_stages=variant.stages, enable_fp_fusion=False,
+        **dependent_launch(q.device),
     )  # fmt: skip
     if variant.fused:
         return
@@ -57,6 +59,7 @@ def launch_decode(
         out, largest, mass, total, batch.short, batch.rows,
         window or 0, row_count, batch.short_rows,
         **shape, CHUNK=merge_chunk(average, shape["LANES"]), num_warps=4, enable_fp_fusion=False,
+        **dependent_launch(q.device),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tpdet.kernels.cuda.attention_split import PAGE, UNSEEN, merge_factors
+from tpdet.kernels.cuda.dependent import await_earlier
 
 _SHARED = gl.shared_memory_descriptor
 as_lines = getattr(_SHARED, "reinterpret", None) or _SHARED._reinterpret  # Triton 3.6
@@ -56,11 +57,13 @@ def merge_splits(
     LANES: gl.constexpr,
     WINDOW: gl.constexpr,
     CHUNK: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):
     """Grid: short [S, 2] x tokens x query heads: one row's splits in ascending order. num_warps=4.
 
     CHUNK splits, at least 8, are loaded together.
     """
+    await_earlier(DEPENDENT)
     QUADS: gl.constexpr = LANES // 4 if LANES < 128 else 32
     ACROSS: gl.constexpr = gl.BlockedLayout([1, 4], [32 // QUADS, QUADS], [4, 1], [1, 0])
     BY_SPLIT: gl.constexpr = gl.SliceLayout(1, ACROSS)

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.kernels.paged_batch import PagedBatch
 
@@ -16,7 +17,8 @@ def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _resolve(ids, drawn, out, rows, BLOCK: tl.constexpr):
+def _resolve(ids, drawn, out, rows, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    await_earlier(DEPENDENT)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids + at, mask=at < rows, other=0)
     named = tl.load(drawn + (-1 - token), mask=(at < rows) & (token < 0), other=0)
@@ -28,7 +30,9 @@ def resolve_drawn(ids: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(ids)
     if ids.numel():
         grid = (triton.cdiv(ids.numel(), _IDS),)
-        _resolve[grid](ids, drawn, out, ids.numel(), BLOCK=_IDS, num_warps=1)
+        _resolve[grid](
+            ids, drawn, out, ids.numel(), BLOCK=_IDS, num_warps=1, **dependent_launch(ids.device)
+        )
     return out
 
 
@@ -45,8 +49,10 @@ def _store_rows(
     HEAD: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Grid: slots [M] x blocks of a row's Hkv * D values."""
+    await_earlier(DEPENDENT)
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -96,4 +102,5 @@ def store_kv(
         BLOCK=block,
         num_warps=4,
         enable_fp_fusion=False,
+        **dependent_launch(k.device),
     )

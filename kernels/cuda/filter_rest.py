@@ -6,6 +6,7 @@ One launch for both: where `filter_top` has left no row over, which is usual, it
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier
 from tpdet.kernels.cuda.filter_digits import bound_by_digits
 from tpdet.kernels.cuda.filter_row import row_of_slot, threshold_of
 from tpdet.kernels.cuda.filter_runs import enough_of_runs, order_in_run
@@ -72,12 +73,13 @@ def bound_rest(
     stride, peak_parts, parts, FIELDS: tl.constexpr, TOPS: tl.constexpr, STATE: tl.constexpr,
     PARTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
     ROW_PARTS: tl.constexpr, ROW_BLOCK: tl.constexpr, DIGITS: tl.constexpr, WINDOW: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """bounds[slot] of the rows left over (2^62); program (slot,). BLOCK is `collect_window`'s.
 
     WINDOW and ROWS: whether the window, and whole rows where it was wrong, may answer.
     """
+    await_earlier(DEPENDENT)
     slot = tl.program_id(0)
     if WINDOW:
         if tl.load(bounds + slot * 2) == 4611686018427387904:

@@ -14,6 +14,7 @@ from tpdet.kernels.cuda import (
     filter_top,
     filter_window,
 )
+from tpdet.kernels.cuda.dependent import dependent_launch
 from tpdet.kernels.cuda.row_scan import FIELDS
 
 WAYS = ("list", "window", "rows")
@@ -62,16 +63,19 @@ def find_bounds(
         *given, groups, state, counts, bounds, used, *rest, *sizes,
         triton.next_power_of_2(used), enough, filter_top.CAPACITY, buckets,
         num_warps=8, enable_fp_fusion=False,
+        **dependent_launch(device),
     )  # fmt: skip
     filter_top.list_top[filtered, triton.cdiv(vocabulary, _LIST_BLOCK)](
         logits, copies, table, slots, lists, state, vocabulary, logits.stride(0), FIELDS,
         filter_top.STATE, whole, _LIST_BLOCK, filter_top.CAPACITY,
         num_warps=4, enable_fp_fusion=False,
+        **dependent_launch(device),
     )  # fmt: skip
     if "list" in ways:
         filter_top.bound_top[filtered,](
             table, slots, lists, state, bounds, vocabulary, FIELDS, filter_top.STATE, _COMPARED,
             _FEW, filter_top.CAPACITY, num_warps=8, enable_fp_fusion=False,
+            **dependent_launch(device),
         )  # fmt: skip
     _bound_rest(given, rest, state, counts, bounds, whole, ways)
     return bounds, state
@@ -94,14 +98,17 @@ def _bound_rest(
     filter_window.count_buckets[filtered, triton.cdiv(vocabulary, _COUNT_BLOCK)](
         *given, tops, bounds, counts, state, *rest, *sizes, _COUNT_BLOCK, buckets,
         filter_window.ROOM, capacity, num_warps=16, enable_fp_fusion=False,
+        **dependent_launch(device),
     )  # fmt: skip
     filter_window.collect_window[filtered, parts](
         *given, tops, bounds, lists, parts_of, state, *rest, *sizes, _COLLECT_BLOCK, buckets,
         capacity, num_warps=8, enable_fp_fusion=False,
+        **dependent_launch(device),
     )  # fmt: skip
     filter_rest.bound_rest[filtered,](
         *given, tops, bounds, lists, parts_of, state, digits, *rest, parts, *sizes,
         _COLLECT_BLOCK, capacity, triton.next_power_of_2(parts), _ROW_BLOCK,
         filter_digits.DIGITS, "window" in ways, "rows" in ways,
         num_warps=16, enable_fp_fusion=False,
+        **dependent_launch(device),
     )  # fmt: skip

@@ -21,6 +21,7 @@ anyway).
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier
 from tpdet.kernels.cuda.filter_row import row_of_slot, threshold_of
 from tpdet.kernels.cuda.gumbel_scores import exact_order, scaled
 from tpdet.kernels.cuda.log_softmax import fixed_point
@@ -39,12 +40,13 @@ def choose_floor(
     logits, copies, table, peaks, slots, groups, state, counts, bounds, used, rows, width, stride,
     peak_parts, FIELDS: tl.constexpr, STATE: tl.constexpr, PARTS: tl.constexpr,
     WHOLE: tl.constexpr, GROUPS: tl.constexpr, ENOUGH: tl.constexpr, CAPACITY: tl.constexpr,
-    COUNTS: tl.constexpr,
+    COUNTS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The floor and the spread of each filtered row; clears what is counted later; (slot,).
 
     groups: int64 [R, used] of all rows, or with WHOLE of the filtered ones [F, used].
     """
+    await_earlier(DEPENDENT)
     slot = tl.program_id(0)
     peak = largest(peaks, tl.load(slots + slot), rows, peak_parts, 2, PARTS)
     _, temperature, top, top_k, _ = row_of_slot(
@@ -93,11 +95,13 @@ def choose_floor(
 def list_top(
     logits, copies, table, slots, lists, state, width, stride, FIELDS: tl.constexpr,
     STATE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Lists the orders from the floor up, adds the row's masses; program (slot, part).
 
     The atomics are integers: the list is used as a set.
     """
+    await_earlier(DEPENDENT)
     slot = tl.program_id(0)
     row = tl.load(slots + slot)
     fields, out = table + row * FIELDS, state + slot * STATE
@@ -210,12 +214,13 @@ def compare_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.conste
 @triton.jit
 def bound_top(
     table, slots, lists, state, bounds, width, FIELDS: tl.constexpr, STATE: tl.constexpr,
-    COMPARED: tl.constexpr, FEW: tl.constexpr, CAPACITY: tl.constexpr,
+    COMPARED: tl.constexpr, FEW: tl.constexpr, CAPACITY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """bounds[slot]: the bound, and the best score's order, from the list; program (slot,).
 
     A row that is left over keeps its 2^62 in both.
     """
+    await_earlier(DEPENDENT)
     slot = tl.program_id(0)
     fields, held = table + tl.load(slots + slot) * FIELDS, state + slot * STATE
     count, total = tl.load(held + 1), tl.load(held + 2)

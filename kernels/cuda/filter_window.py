@@ -24,6 +24,7 @@ three runs each: ids, least key, largest key.
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier
 from tpdet.kernels.cuda.filter_buckets import (
     bucket_at,
     held_between,
@@ -127,7 +128,7 @@ def count_buckets(
     logits, copies, table, peaks, slots, tops, bounds, counts, state, rows, width, stride,
     peak_parts, FIELDS: tl.constexpr, TOPS: tl.constexpr, STATE: tl.constexpr,
     PARTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
-    ROOM: tl.constexpr, CAPACITY: tl.constexpr,
+    ROOM: tl.constexpr, CAPACITY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Counts and chooses the window of each row left over; program (slot, part).
 
@@ -135,6 +136,7 @@ def count_buckets(
     last program chooses. Of rows without top-k, which need no exact counts, a quarter of the ids
     count four times: those that `filter_top` has listed not at all.
     """
+    await_earlier(DEPENDENT)
     slot = tl.program_id(0)
     if tl.load(bounds + slot * 2) == 4611686018427387904:
         start, temperature, top, top_k, numerator = row_of_slot(
@@ -169,12 +171,13 @@ def collect_window(
     logits, copies, table, peaks, slots, tops, bounds, lists, parts_of, state, rows, width,
     stride, peak_parts, FIELDS: tl.constexpr, TOPS: tl.constexpr, STATE: tl.constexpr,
     PARTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
-    CAPACITY: tl.constexpr,
+    CAPACITY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Lists the window's orders, or tells of its runs; adds the mass above; program (slot, part).
 
     parts_of[slot, run, part]: ids of each run in BLOCK. The atomics are integers: no order matters.
     """
+    await_earlier(DEPENDENT)
     slot, part = tl.program_id(0), tl.program_id(1)
     if tl.load(bounds + slot * 2) == 4611686018427387904:
         out = state + slot * STATE

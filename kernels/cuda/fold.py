@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
 from tpdet.kernels.order import Expression, FinalExpression, Slot
 
 _STORE = 16  # slot + 1 is counted in this digit of a program byte
@@ -51,8 +52,10 @@ def folded_operands(
 def fold_program(
     operands, y, elements,
     COUNT: tl.constexpr, WHERE: tl.constexpr, PROGRAM: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Byte i of WHERE: index of operand i in `operands` [.., elements]; of PROGRAM: its step."""
+    await_earlier(DEPENDENT)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = at < elements
     s0 = tl.zeros((BLOCK,), tl.float32)
@@ -146,6 +149,7 @@ def _launch(operands: torch.Tensor, y: torch.Tensor, where: list[int], steps: li
         operands.contiguous(), y, elements,
         COUNT=len(where), WHERE=_packed(where), PROGRAM=_packed(steps), BLOCK=_ELEMENTS,
         num_warps=4, enable_fp_fusion=False,
+        **dependent_launch(y.device),
     )  # fmt: skip
 
 

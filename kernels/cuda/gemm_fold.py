@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.gemm_descriptor import describe_operands, store_tile
 from tpdet.kernels.cuda.gemm_pointer import tile_origin
 from tpdet.kernels.cuda.gemm_variants import Variant
@@ -39,12 +40,13 @@ def leaf_chain(x, w, row, column, leaf, n, k, BM: tl.constexpr, BN: tl.constexpr
 def flat_fold(
     x, w, y, m, n, roots, steps,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALVES: tl.constexpr, SWAP: tl.constexpr,
-    LEAVES: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr,
+    LEAVES: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Tiles [BM, BN] of all roots, LEAVES leaves each, a leaf `steps` = k / BK steps of one loop.
 
     SWAP: the weight's rows stand on the M side of the matrix instruction.
     """
+    await_earlier(DEPENDENT)
     ROWS: tl.constexpr = BN if SWAP else BM
     COLUMNS: tl.constexpr = BM if SWAP else BN
     blocks = tl.cdiv(m, BM) * tl.cdiv(n, BN)
@@ -87,9 +89,10 @@ def flat_fold(
 def nested_fold(
     x, w, y, m, n, roots, k,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALVES: tl.constexpr,
-    GROUPS: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr,
+    GROUPS: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The same with a loop a leaf: less is alive at once, but every leaf's first loads wait."""
+    await_earlier(DEPENDENT)
     blocks = tl.cdiv(m, BM) * tl.cdiv(n, BN)
     for tile in tl.range(tl.program_id(0), blocks * roots, tl.num_programs(0)):
         root = tile // blocks
@@ -142,9 +145,11 @@ def run_fold(
         flat_fold[grid](
             *operands, m, n, form.roots, k // variant.depth,
             LEAVES=form.leaves, PARTS=form.parts, PAIR=form.pair, SWAP=variant.swap, **options,
+            **dependent_launch(x.device),
         )  # fmt: skip
     else:
         nested_fold[grid](
             *operands, m, n, form.roots, k,
             GROUPS=form.groups, PARTS=form.parts, PAIR=form.pair, **options,
+            **dependent_launch(x.device),
         )  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.gemm_variants import Variant
 
 _TILE_GROUP = tl.constexpr(8)  # row blocks that share a weight tile in L2
@@ -30,9 +31,10 @@ def tile_origin(pid, m, n, BM: tl.constexpr, BN: tl.constexpr):
 def pointer_chain(
     x, w, bias, y, m, n, k, stride_x,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    SWAP: tl.constexpr, EVEN_N: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SWAP: tl.constexpr, EVEN_N: tl.constexpr, HAS_BIAS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One [BM, BN] tile of one leaf (program axis 1)."""
+    await_earlier(DEPENDENT)
     first_row, first_column = tile_origin(tl.program_id(0), m, n, BM, BN)
     leaf = tl.program_id(1).to(tl.int64)
     rows = first_row + tl.arange(0, BM)
@@ -72,4 +74,5 @@ def run_pointer(
         BM=variant.rows, BN=variant.columns, BK=variant.depth,
         SWAP=variant.swap, EVEN_N=n % variant.columns == 0, HAS_BIAS=bias is not None,
         num_warps=variant.warps, num_stages=variant.stages, enable_fp_fusion=False,
+        **dependent_launch(x.device),
     )  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.gemm_descriptor import describe_operands, store_tile
 from tpdet.kernels.cuda.gemm_pointer import tile_origin
 from tpdet.kernels.cuda.gemm_variants import Variant
@@ -20,9 +21,10 @@ from tpdet.kernels.cuda.gemm_variants import Variant
 def swapped_chain(
     x, w, bias, y, m, n, k, leaves,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    HALVES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HALVES: tl.constexpr, HAS_BIAS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Tiles [BM, BN] of all leaves, a program taking every num_programs-th."""
+    await_earlier(DEPENDENT)
     blocks = tl.cdiv(m, BM) * tl.cdiv(n, BN)
     for tile in tl.range(tl.program_id(0), blocks * leaves, tl.num_programs(0), flatten=True):
         leaf = tile // blocks
@@ -59,4 +61,5 @@ def run_swapped(
         BM=variant.rows, BN=variant.columns, BK=variant.depth,
         HALVES=variant.halves, HAS_BIAS=bias is not None,
         num_warps=variant.warps, num_stages=variant.stages, enable_fp_fusion=False,
+        **dependent_launch(x.device),
     )  # fmt: skip

@@ -5,6 +5,7 @@ import triton
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tpdet.kernels.cuda.dependent import dependent_launch
 from tpdet.kernels.cuda.gemm_variants import Variant
 from tpdet.kernels.cuda.gluon_leaf_gemm import ROWS, fold_by_trades
 from tpdet.kernels.cuda.root_form import (
@@ -80,4 +81,5 @@ def _launch(
         COLUMNS=columns, BK=depth, GROUPS=form.groups, PARTS=form.parts, PAIR=form.pair,
         EVEN=n % columns == 0, SENT=sent, HAS_BIAS=bias is not None,
         STAGES=variant.stages, num_warps=4, enable_fp_fusion=False,
+        **dependent_launch(x.device),
     )  # fmt: skip

@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from tpdet.kernels.cuda.dependent import await_earlier
 from tpdet.kernels.cuda.gemm_pointer import tile_origin
 
 copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # Triton 3.6
@@ -200,7 +201,7 @@ def fold_by_trades(
     x_tiles, w_tiles, y_tiles, y, bias, m, n, roots, steps,
     COLUMNS: gl.constexpr, BK: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr,
     PAIR: gl.constexpr, EVEN: gl.constexpr, SENT: gl.constexpr, HAS_BIAS: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Tiles [128, COLUMNS] of all roots of y [roots, m, n], a leaf `steps` = k / BK steps.
 
@@ -208,6 +209,7 @@ def fold_by_trades(
     BK]; L = roots * GROUPS * PARTS * PAIR. SENT: tiles leave by y_tiles, y [roots * m, n] in blocks
     [64, COLUMNS], and m is a multiple of 64 if there are several roots. num_warps=4.
     """
+    await_earlier(DEPENDENT)
     LEAVES: gl.constexpr = GROUPS * PARTS * PAIR
     RESTS: gl.constexpr = PARTS == 2 and GROUPS > 1
     RING: gl.constexpr = x_tiles.layout

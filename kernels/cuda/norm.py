@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.fold import folded_operands, root_program
 from tpdet.kernels.order import MASS_BITS
 from tpdet.kernels.partial_sums import PartialSums
@@ -56,9 +57,10 @@ def norm_rows(
     x, weight, y, sums, bias, residual, m, stride,
     N: tl.constexpr, EPS_BITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     COUNT: tl.constexpr, WHERE: tl.constexpr, PROGRAM: tl.constexpr,
-    HAS_BIAS: tl.constexpr, NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr, NORM: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """COUNT > 0: h of the fold of `sums`, `bias`, `residual` goes to x first. NORM: y of x."""
+    await_earlier(DEPENDENT)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     present = columns < N
@@ -186,4 +188,5 @@ def _launch(
         COUNT=count, WHERE=where, PROGRAM=program,
         HAS_BIAS=bias is not None, NORM=y is not None,
         num_warps=warps, enable_fp_fusion=False,
+        **dependent_launch(x.device),
     )  # fmt: skip

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.norm import eps_bits
 from tpdet.kernels.cuda.peer_fold import Peers, finish_row, one_shot_warps
 from tpdet.kernels.cuda.peer_words import ARMED, advance, awaited_words, words_of
@@ -39,9 +40,10 @@ def gather_columns(
     x, gathered, table, counter, control, m,
     RANK: tl.constexpr, RANKS: tl.constexpr, PART: tl.constexpr,
     START: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
-    PUSH: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr,
+    PUSH: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """x [m, PART] -> gathered [m, RANKS * PART], int32; two buffers of ROOM words from START."""
+    await_earlier(DEPENDENT)
     number = tl.load(counter)
     begin = START + (number % 2) * ROOM
     blocks: tl.constexpr = (PART + BLOCK - 1) // BLOCK
@@ -74,9 +76,10 @@ def gather_and_norm(
     RANK: tl.constexpr, RANKS: tl.constexpr, N: tl.constexpr,
     BLOCK: tl.constexpr, PART_BLOCK: tl.constexpr, EPS_BITS: tl.constexpr,
     START: tl.constexpr, ROOM: tl.constexpr,
-    PUSH: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr,
+    PUSH: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """x [m, N / RANKS] in words of h's width -> h, y [m, N]; START, ROOM count such words."""
+    await_earlier(DEPENDENT)
     number = tl.load(counter)
     begin = START + (number % 2) * ROOM
     WORD: tl.constexpr = x.dtype.element_ty
@@ -134,6 +137,7 @@ def run_gather_columns(
         RANK=peers.rank, RANKS=peers.ranks, PART=part, START=place[0] // 4, ROOM=place[1] // 4,
         BLOCK=block, PUSH="push" in phases, TAKE="take" in phases, LIVE=peers.live,
         num_warps=4, enable_fp_fusion=False,
+        **dependent_launch(x.device),
     )  # fmt: skip
 
 
@@ -168,6 +172,7 @@ def run_gather_and_norm(
         START=place[0] // size, ROOM=place[1] // size,
         PUSH="push" in phases, TAKE="take" in phases, LIVE=peers.live,
         num_warps=peers.warps or warps, enable_fp_fusion=False,
+        **dependent_launch(x.device),
     )  # fmt: skip
 
 

@@ -11,6 +11,8 @@ roots of d + 2, which this rank sends after everything that it launched before, 
 among them. A step begins after all readers of the one before, so it may begin with either y: that a
 captured graph always uses the y it was captured with does no harm, whatever ran before its replay.
 The value of a flag is the exchange's number in `counter`, which advances on the device.
+
+Launched plainly, not as a dependent: it is for steps of a thousand rows, where that gains nothing.
 """
 
 import torch

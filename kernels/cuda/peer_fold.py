@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.norm import eps_bits, reciprocal_root
 from tpdet.kernels.cuda.peer_program import finishing, sending
 from tpdet.kernels.cuda.peer_words import advance, awaited_sum, push_roots, words_of
@@ -77,9 +78,10 @@ def one_shot(
     START: tl.constexpr, ROWS: tl.constexpr,
     SENT: tl.constexpr, SENT_WHERE: tl.constexpr, SENT_STEPS: tl.constexpr,
     COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr,
-    PUSH: tl.constexpr, FOLD: tl.constexpr, LIVE: tl.constexpr,
+    PUSH: tl.constexpr, FOLD: tl.constexpr, LIVE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Slots [2, RANKS, SLOTS, ROWS, N] of 4 bytes begin at word START of the shared memory."""
+    await_earlier(DEPENDENT)
     number = tl.load(counter)
     plane = plane.to(tl.int64)
     columns = tl.arange(0, BLOCK)[None, :]
@@ -135,6 +137,7 @@ def run_one_shot(
         **known_of(sums, plan, peers, n, eps), START=start, ROWS=rows,
         PUSH="push" in phases, FOLD="fold" in phases, LIVE=peers.live,
         num_warps=peers.warps or one_shot_warps(n), enable_fp_fusion=False,
+        **dependent_launch(h.device),
     )  # fmt: skip
 
 

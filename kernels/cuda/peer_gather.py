@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.peer_fold import Peers
 from tpdet.kernels.cuda.peer_words import advance, next_poll, words_of
 
@@ -24,8 +25,10 @@ def gather_words(
     x, gathered, table, counter, control, words,
     RANK: tl.constexpr, RANKS: tl.constexpr, START: tl.constexpr, ROOM: tl.constexpr,
     BLOCK: tl.constexpr, PUSH: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """x [words] -> gathered [RANKS, words], int32; slots [2, RANKS, ROOM] int64 begin at START."""
+    await_earlier(DEPENDENT)
     number = tl.load(counter)
     tag = number % 2147483647 + 1  # never 0, which new memory holds
     begin = START + (number % 2) * (RANKS * ROOM)
@@ -60,9 +63,11 @@ def gather_words(
 
 @triton.jit
 def rows_of_peers(
-    ids, table, y, RANKS: tl.constexpr, SHARE: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr
-):
+    ids, table, y, RANKS: tl.constexpr, SHARE: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """y[i] = row ids[i] of [RANKS * SHARE, N], 4-byte words; `table` addresses SHARE rows each."""
+    await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     # An id beyond the table (garbage of a step that lost a peer) must not become a wild address.
     wanted = tl.minimum(tl.maximum(tl.load(ids + row), 0), RANKS * SHARE - 1)
@@ -90,6 +95,7 @@ def run_gather(
         RANK=peers.rank, RANKS=peers.ranks, START=start, ROOM=room, BLOCK=_BLOCK,
         PUSH="push" in phases, TAKE="take" in phases, LIVE=peers.live,
         num_warps=4, enable_fp_fusion=False,
+        **dependent_launch(x.device),
     )  # fmt: skip
 
 
@@ -109,5 +115,6 @@ def embed_from_peers(ids: torch.Tensor, part: torch.Tensor, table: torch.Tensor)
             ids, table, y.view(torch.int32),
             RANKS=len(table), SHARE=part.shape[0], N=n, BLOCK=min(2048, triton.next_power_of_2(n)),
             num_warps=4, enable_fp_fusion=False,
+            **dependent_launch(ids.device),
         )  # fmt: skip
     return y

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.peer_columns import disarmed
 from tpdet.kernels.cuda.peer_fold import Peers
 from tpdet.kernels.cuda.peer_words import advance, awaited_words, words_of
@@ -26,9 +27,10 @@ def take_rows(
     x, mine, table, counter, control, m, share,
     RANK: tl.constexpr, RANKS: tl.constexpr, PART: tl.constexpr,
     START: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
-    PUSH: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr,
+    PUSH: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """x [m, PART] -> mine [share, RANKS * PART], int32; two buffers of ROOM words from START."""
+    await_earlier(DEPENDENT)
     number = tl.load(counter)
     begin = START + (number % 2) * ROOM
     blocks: tl.constexpr = (PART + BLOCK - 1) // BLOCK
@@ -84,4 +86,5 @@ def run_take_rows(
         RANK=peers.rank, RANKS=peers.ranks, PART=part, START=place[0] // 4, ROOM=place[1] // 4,
         BLOCK=block, PUSH="push" in phases, TAKE="take" in phases, LIVE=peers.live,
         num_warps=_WARPS, enable_fp_fusion=False,
+        **dependent_launch(x.device),
     )  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.peer_fold import PHASES, Peers, finish_row, known_of, one_shot_warps
 from tpdet.kernels.cuda.peer_two_shot import push_finished, share_that_fits
 from tpdet.kernels.cuda.peer_words import (
@@ -33,8 +34,10 @@ def two_shot_spread(
     SENT: tl.constexpr, SENT_WHERE: tl.constexpr, SENT_STEPS: tl.constexpr,
     COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr,
     PUSH: tl.constexpr, FOLD: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Arguments as of `two_shot`."""
+    await_earlier(DEPENDENT)
     number = tl.load(counter)
     plane = plane.to(tl.int64)
     share = tl.cdiv(m, RANKS)
@@ -99,4 +102,5 @@ def run_two_shot_spread(
         START=start, ROWS=share_rows, Y_START=y_start, Y_ROWS=rows,
         PUSH="push" in phases, FOLD="fold" in phases, TAKE="take" in phases, LIVE=peers.live,
         num_warps=peers.warps or one_shot_warps(n), enable_fp_fusion=False,
+        **dependent_launch(h.device),
     )  # fmt: skip

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.peer_fold import PHASES, Peers, finish_row, known_of
 from tpdet.kernels.cuda.peer_words import (
     ARMED,
@@ -90,12 +91,14 @@ def two_shot(
     COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr,
     GROUP: tl.constexpr, TILE: tl.constexpr,
     PUSH: tl.constexpr, FOLD: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """As `one_shot`, ROWS of a share; y's words [2, Y_ROWS, N] begin at Y_START, in their size.
 
     A program takes TILE rows of a share at once, and awaits the finished ones of GROUP peers
     together; both are powers of two.
     """
+    await_earlier(DEPENDENT)
     number = tl.load(counter)
     plane = plane.to(tl.int64)
     WORD: tl.constexpr = y_words.dtype.element_ty
@@ -173,6 +176,7 @@ def run_two_shot(
         GROUP=max(1, min(peers.ranks, _TAKEN // tile // triton.next_power_of_2(n))), TILE=tile,
         PUSH="push" in phases, FOLD="fold" in phases, TAKE="take" in phases, LIVE=peers.live,
         num_warps=peers.warps or two_shot_warps(n), enable_fp_fusion=False,
+        **dependent_launch(h.device),
     )  # fmt: skip
 
 

@@ -18,7 +18,9 @@ memory, so that a replayed graph with fixed arguments takes them in turn too):
 
 Hence A's words of e + 2 meet an armed buffer, and B cannot take words of e + 2 for those of e.
 What is pushed is read and armed in the same exchange, however many rows it has: nothing is left
-behind for one with other rows.
+behind for one with other rows. Dependent launches (`dependent`) change none of this: a kernel's
+first statement waits until all earlier ones of its stream have ended and their stores are in
+memory, and waits for no peer; its successor comes when its last program has ended.
 """
 
 import triton

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.norm import eps_bits, reciprocal_root
 
 _HEADS = 8  # heads of a program, at most
@@ -51,8 +52,10 @@ def _rotate(
     NORM: tl.constexpr,
     EPS_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Grid: M rows x blocks of heads. x [M, heads, D] with row stride x_stride, out contiguous."""
+    await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     lane = tl.arange(0, LANES)
@@ -102,5 +105,6 @@ def rotate_heads(
         BLOCK=block,
         num_warps=4,
         enable_fp_fusion=False,
+        **dependent_launch(x.device),
     )
     return out

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.norm import eps_bits
 from tpdet.kernels.cuda.rotary import rotated_halves
 from tpdet.kernels.order import PAGE_TOKENS
@@ -59,11 +60,13 @@ def rotate_and_store_heads(
     EPS_BITS: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Grid: rows x parts (of queries, then of keys, then of values), BLOCK heads each.
 
     q, k, v [M, heads, D] with row strides; out [M, Hq, D] contiguous; pages [P, Hkv, 256, D].
     """
+    await_earlier(DEPENDENT)
     QUERY_PARTS: tl.constexpr = (QUERY_HEADS + BLOCK - 1) // BLOCK
     KEY_PARTS: tl.constexpr = (KEY_HEADS + BLOCK - 1) // BLOCK
     HEAD: tl.constexpr = 2 * HALF
@@ -157,6 +160,7 @@ def rotate_and_store_as(
         LANES=triton.next_power_of_2(head // 2), NORM=norms[0] is not None,
         EPS_BITS=eps_bits(eps), PAGE=PAGE_TOKENS, BLOCK=block,
         num_warps=share.warps, enable_fp_fusion=False,
+        **dependent_launch(q.device),
     )  # fmt: skip
     return out
 

@@ -10,6 +10,7 @@ whole rows it makes the answer; of a shard's it leaves three numbers to be gathe
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier
 from tpdet.kernels.cuda.gumbel_scores import draw_of_part
 from tpdet.kernels.cuda.log_softmax import fixed_point
 from tpdet.kernels.cuda.row_scan import is_fit, largest, token_of, value_of
@@ -63,6 +64,7 @@ def weigh_rows(
     rows, width, first_id, stride, peak_parts, FIELDS: tl.constexpr, SPAN: tl.constexpr,
     BLOCK: tl.constexpr, SCORED: tl.constexpr, PARTS: tl.constexpr, OWN: tl.constexpr,
     DRAWN: tl.constexpr, WHOLE: tl.constexpr, LISTED: tl.constexpr, TOPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The answers of whole rows, or gathered[row]: mass, best score, its logit's bits (of a shard).
 
@@ -70,6 +72,7 @@ def weigh_rows(
     score (SCORED columns at a time). arrivals[row] int32 is 0 before. bounds and tops: of
     `find_bounds`; with LISTED, that has the masses of filtered rows without a copy.
     """
+    await_earlier(DEPENDENT)
     row, part = tl.program_id(0), tl.program_id(1)
     peak = largest(peaks, row, rows, peak_parts, 2, PARTS)
     start = logits + row.to(tl.int64) * stride
@@ -116,13 +119,14 @@ def weigh_rows(
 @triton.jit(do_not_specialize=["rows", "ranks"])
 def answer_rows(
     table, peaks, gathered, answers, maxima, rows, ranks, FIELDS: tl.constexpr,
-    RANKS: tl.constexpr,
+    RANKS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The answers of rows whose columns ranks share; program (row,).
 
     peaks int64 [ranks, rows, 2] and gathered [ranks, rows, 3]. A random row's bits are those of the
     rank with the best score; the others chose an id of their own.
     """
+    await_earlier(DEPENDENT)
     row = tl.program_id(0)
     at = tl.arange(0, RANKS)
     place = gathered + (at * rows + row) * 3
@@ -139,13 +143,14 @@ def answer_rows(
 @triton.jit(do_not_specialize=["rows", "share", "length"])
 def pack_rows(
     answers, places, tokens, fits, logprobs, packed, rows, share, length, PLACED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Log-probabilities, and the answers as they go to the host; BLOCK rows a program.
 
     answers: fp64 [ranks, length], each rank's beginning with its [4, share]. places[row]: where the
     row stands among all shares, one after the other; without PLACED there is one share, in order.
     """
+    await_earlier(DEPENDENT)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = row < rows
     at = row.to(tl.int64)

@@ -18,6 +18,7 @@ import torch
 import triton
 
 from tpdet.kernels.cpu.filters import TOP_P_BITS, top_p_numerator
+from tpdet.kernels.cuda.dependent import dependent_launch
 from tpdet.kernels.cuda.filter_rows import find_bounds
 from tpdet.kernels.cuda.log_softmax import MAX_VOCABULARY
 from tpdet.kernels.cuda.order_select import id_of, top_orders
@@ -196,6 +197,7 @@ def _peaks(
         logits, copies, table, peaks, groups if grouped else peaks, arrivals, rows, width,
         shard.first_id, logits.stride(0), FIELDS, span, block, each,
         num_warps=4, enable_fp_fusion=False,
+        **dependent_launch(logits.device),
     )  # fmt: skip
     return (peaks if shard.gather is None else shard.gather(peaks.amax(0))), groups
 
@@ -209,6 +211,7 @@ def _groups(whole_rows: torch.Tensor) -> torch.Tensor:
     scan_groups[grid](
         whole_rows, groups, width, whole_rows.stride(0), span, block, each,
         num_warps=4, enable_fp_fusion=False,
+        **dependent_launch(whole_rows.device),
     )  # fmt: skip
     return groups
 

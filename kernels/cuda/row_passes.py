@@ -3,6 +3,7 @@
 import torch
 import triton
 
+from tpdet.kernels.cuda.dependent import dependent_launch
 from tpdet.kernels.cuda.filter_top import STATE
 from tpdet.kernels.cuda.row_answers import answer_rows, pack_rows, weigh_rows
 from tpdet.kernels.cuda.row_scan import FIELDS
@@ -37,11 +38,13 @@ def weighed_answers(
         answers, maximum, rows, width, shard.first_id, logits.stride(0), peak_parts,
         FIELDS, span, block, min(block, 1024), peak_width, triton.next_power_of_2(grid[1]), drawn,
         whole, listed, STATE, num_warps=4, enable_fp_fusion=False,
+        **dependent_launch(device),
     )  # fmt: skip
     if shard.gather is not None:
         answer_rows[rows,](
             table, peaks, shard.gather(gathered), answers, maximum, rows, peak_parts, FIELDS,
             peak_width, num_warps=1, enable_fp_fusion=False,
+            **dependent_launch(device),
         )  # fmt: skip
     answers[3].log_()
     return RowWeights(answers, maximum)
@@ -61,6 +64,7 @@ def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor | None 
     pack_rows[triton.cdiv(rows, 128),](
         answers, tokens if places is None else places, tokens, fit, logprobs, packed, rows, share,
         answers.stride(0), places is not None, 128, num_warps=4, enable_fp_fusion=False,
+        **dependent_launch(answers.device),
     )  # fmt: skip
     return tokens, logprobs, fit, packed
 

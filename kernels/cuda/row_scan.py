@@ -12,6 +12,7 @@ the same form. Ids are the whole vocabulary's.
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.dependent import await_earlier
 from tpdet.kernels.cuda.order_select import order_of
 
 FIELDS = 12
@@ -97,12 +98,14 @@ def store_groups(groups, lanes, part, PER_PART: tl.constexpr):
 def scan_peaks(
     logits, copies, table, peaks, groups, arrivals, rows, width, first_id, stride,
     FIELDS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, PER_PART: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """peaks[part, row]: the largest orders of the logits and of what is drawn from.
 
     groups[row, part]: with PER_PART, the largest orders of that many groups of what is drawn from.
     arrivals[row]: cleared for `weigh_rows`.
     """
+    await_earlier(DEPENDENT)
     row, part = tl.program_id(0), tl.program_id(1)
     if part == 0:
         tl.store(arrivals + row, 0)
@@ -123,9 +126,10 @@ def scan_peaks(
 @triton.jit
 def scan_groups(
     logits, groups, width, stride, SPAN: tl.constexpr, BLOCK: tl.constexpr,
-    PER_PART: tl.constexpr,
+    PER_PART: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """groups[row, part] of whole rows."""
+    await_earlier(DEPENDENT)
     row, part = tl.program_id(0), tl.program_id(1)
     lanes = lane_peaks(logits + row.to(tl.int64) * stride, part, width, 0, SPAN, BLOCK)
     mine = groups + row.to(tl.int64) * (tl.num_programs(1) * PER_PART)
