@@ -19,14 +19,15 @@ $(MODEL): | setup
 serve: setup $(MODEL)
 	bash scripts/demo.sh $(BIN)
 
-# Two runs: tests that bear company in WORKERS processes, one thread each; then, one by one, those
-# with servers and time limits. The second runs also after a first that failed.
+# Two runs: tests that bear company in WORKERS processes, one thread each, a file's in one of them for
+# its fixtures; then, one by one, those with servers and time limits. The second runs also after a
+# first that failed.
 WORKERS ?= 2
 SPEED := not slow
 
 test: setup
 	failed=; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
 	  --no-loadscope-reorder -m "($(SPEED)) and not alone" || failed=1; \
 	$(BIN)/python -m pytest -q -m "($(SPEED)) and alone" && test -z "$$failed"
 

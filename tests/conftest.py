@@ -14,24 +14,18 @@ ALONE = (
     *("server", "attack"),  # servers that are held to their times
     *("test_accuracy_lm_eval.py", "test_launch.py", "test_comm.py", "test_nodes.py", "test_mpi.py"),
 )  # the last four: ranks in processes that must see a lost peer within a second or so
-APART = ("test_verify.py",)  # long tests that share nothing: each may run anywhere
 LONGEST_FIRST = (
-    "test_triton_draws.py", "test_verify.py", "test_triton_peer.py", "test_triton_attention.py",
-    "test_triton_decode.py", "test_scheduler_machine.py", "test_triton_leaves.py",
+    "test_verify.py", "test_triton_peer.py", "test_triton_draws.py", "test_engine.py",
+    "test_triton_leaves.py", "test_triton_decode.py", "test_triton_attention.py",
+    "test_scheduler_machine.py", "test_supervise.py",
 )  # fmt: skip
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Keep a file's tests in one worker of pytest-xdist, for its fixtures; begin the long ones.
-
-    Servers are marked `alone`: `make test` runs them by themselves, after the others.
-    """
+    """Begin the long files. Servers are marked `alone`: `make test` runs them after the others."""
     for item in items:
         if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).parts[0] in ALONE:
             item.add_marker("alone")
-        if item.path.name not in APART:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
     order = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 

@@ -2,7 +2,8 @@
 
     TRITON_INTERPRET=1 python -m tests.interpreted_draws [few] [case]
 
-prints one JSON line, a traceback for each case that failed; `few`: on two kinds of data only.
+prints one JSON line, a traceback for each case that failed; `few`: on one kind of data, and on few
+rows, where a case takes many.
 """
 
 import json
