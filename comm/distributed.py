@@ -21,6 +21,7 @@ LOOPBACK = "lo"
 START_TIMEOUT = 300.0
 """Seconds within which all ranks have to arrive, unless told otherwise."""
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # set by an agent that hosts the ranks' store
+_hosted: dict[tuple[str, int], dist.Store] = {}  # what keeps the stores that this process hosts
 
 
 class DistributedWorld(GroupWorld):
@@ -133,8 +134,10 @@ def open_store(
 ) -> tuple[dist.Store, bool]:
     """The store where ranks meet, and whether this process hosts it.
 
-    An agent of torchrun hosts it, or else rank 0. Ranks that came first try for `limit` seconds.
-    Raises PeerLostError naming the host that was not there, ResourceError for a port in use.
+    An agent of torchrun hosts it, or else rank 0, until its process ends: a rank that is first to
+    open a second world would else come to the store of the first one, just before that goes. Ranks
+    that came first try for `limit` seconds. Raises PeerLostError naming the host that was not
+    there, ResourceError for a port in use.
     """
     address = environment.address or os.environ.get("MASTER_ADDR", "")
     port = environment.port or int(os.environ.get("MASTER_PORT", "0"))
@@ -158,6 +161,8 @@ def open_store(
             "look at its log, check that its node is up and that this one reaches the port "
             "(docs/cluster.md), or raise --start-timeout"
         ) from error
+    if hosts:
+        _hosted.setdefault((address, port), store)
     return store, hosts
 
 

@@ -6,13 +6,14 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.bits import assert_same_bits
 from tests.comm_cases import CASES, special_values
-from tpdet.comm.distributed import DistributedWorld, refuse_multicast
+from tpdet.comm.distributed import DistributedWorld, open_store, refuse_multicast
 from tpdet.comm.frames import GATHER_FRAME, pack_frame, unpack_frame
 from tpdet.comm.threads import run_threads
 from tpdet.comm.world import MAX_MESSAGE_BYTES, SoloWorld
@@ -100,6 +101,21 @@ def test_a_stopped_gloo_rank_is_seen_after_the_timeout(gloo):
 
 def test_a_broken_gloo_world_stays_broken(gloo):
     assert gloo[0]["stopped"]["again"] == gloo[0]["stopped"]["message"]
+
+
+def test_the_store_of_a_first_world_is_that_of_the_next():
+    """Were it gone with its world, a quick rank would come to it just before, and lose it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    host = RankEnvironment(0, 2, 0, 2, launched=True, address="127.0.0.1", port=port)
+    store, hosts = open_store(host, (), 5.0)
+    store.set("from", "the first")
+    del store
+    quick, _ = open_store(replace(host, rank=1, local_rank=1), (), 5.0)
+    again, _ = open_store(host, (), 5.0)
+    again.set("from", "the next")
+    assert hosts and quick.get("from") == b"the next"
 
 
 def test_an_exception_in_one_thread_ends_the_others_with_peer_lost():
