@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import torch
 
 from tests.bits import assert_same_bits
 from tests.comm_cases import CASES, special_values
+from tests.ports import free_port
 from tpdet.comm.distributed import DistributedWorld, open_store, refuse_multicast
 from tpdet.comm.frames import GATHER_FRAME, pack_frame, unpack_frame
 from tpdet.comm.threads import run_threads
@@ -27,14 +27,11 @@ RANKS = 4
 def gloo(tmp_path_factory) -> list[dict | None]:
     """What each rank of one gloo world of 4 processes reported; None for the two that died."""
     folder = tmp_path_factory.mktemp("gloo")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     shared = {
         "WORLD_SIZE": str(RANKS),
         "LOCAL_WORLD_SIZE": str(RANKS),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1",
     }
     files = [folder / f"{rank}.json" for rank in range(RANKS)]
@@ -105,9 +102,7 @@ def test_a_broken_gloo_world_stays_broken(gloo):
 
 def test_the_store_of_a_first_world_is_that_of_the_next():
     """Were it gone with its world, a quick rank would come to it just before, and lose it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     host = RankEnvironment(0, 2, 0, 2, launched=True, address="127.0.0.1", port=port)
     store, hosts = open_store(host, (), 5.0)
     store.set("from", "the first")

@@ -17,6 +17,7 @@ import pytest
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+from tests.ports import free_port
 from tests.server.harness import eventually
 from tpdet.comm.roll_call import LastWord, RollCall, rank_list
 from tpdet.errors import IntegrityError, PeerLostError
@@ -27,11 +28,6 @@ from tpdet.server.bridge import _last_message
 CASES = ("healthy", "secret", "package", "checkpoint", "damaged", "diverges", "silent", "absent")
 SHARED_OUT = "model.layers.0.mlp.up_proj.weight"
 NAMES = ("left", "right")
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def reports(folder, model, ranks, cases, drop=()):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -12,6 +11,7 @@ import torch
 
 from tests.bits import assert_same_bits
 from tests.node_cases import folds_as_one_level, leaves_of, mine
+from tests.ports import free_port
 from tpdet.comm.fold import GatherExchange
 from tpdet.comm.node_exchange import NodeExchange
 from tpdet.comm.nodes import open_nodes, split_nodes
@@ -225,13 +225,10 @@ def test_a_part_breaks_and_waits_with_the_whole():
 
 def start_gloo(folder, nodes: int, ranks: int, leaves: int) -> list[dict]:
     """What the ranks of `nodes` pretended nodes report, who read the launcher's environment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     size = nodes * ranks
     shared = {
         "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
         "GROUP_WORLD_SIZE": str(nodes),
     }  # fmt: skip
     files = [folder / f"{rank}.json" for rank in range(size)]

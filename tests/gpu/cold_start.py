@@ -11,13 +11,14 @@ in admission, warm-up, graphs or the poison check, or finds fewer kernels cold t
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_port
 
 LIMIT = 300.0  # seconds of one start
 AHEAD, IN_TURN = "ahead", "in turn"
@@ -89,11 +90,8 @@ def start_rank(report: Path, model: str, way: str) -> None:
 
 def start(ranks: int, model: str, way: str, cache: Path, folder: Path) -> list[dict]:
     """Start once; every rank's row. Raises RuntimeError if a rank fails."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     shared = os.environ | {
-        "TRITON_CACHE_DIR": str(cache), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "TRITON_CACHE_DIR": str(cache), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
     }  # fmt: skip
     reports = [folder / f"{rank}.json" for rank in range(ranks)]

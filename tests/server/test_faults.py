@@ -8,7 +8,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import openai
 import psutil
 import pytest
 
+from tests.ports import free_port
 from tests.server.harness import eventually
 from tests.server.served import STEP_TIMEOUT, Served, streams
 from tpdet.errors import UsageError
@@ -250,10 +250,12 @@ def test_a_full_disk_ends_a_drained_server_with_0(tiny_model, tmp_path):
 
 def two_hosts(model, folder, *flags):
     """Two ranks, each its host's only one as far as it knows: two run directories, one world."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     common = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    common |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     return [
         subprocess.Popen(
             [
