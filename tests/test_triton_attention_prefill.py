@@ -93,22 +93,18 @@ def test_the_table_takes_groups_where_they_exist():
         assert variant.descriptors == (capability >= 9 and dtype != torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("variant", "head"),
-    [
-        (GROUPS, 96),
-        (replace(GROUPS, rows=64), 128),
-        (replace(GROUPS, warps=8), 128),
-        (replace(GROUPS, stages=2), 128),
-    ],
-)
-def test_groups_without_a_kernel_are_refused(variant, head):
-    q, pages = (
-        torch.zeros(*shape, dtype=torch.float16) for shape in ((20, 2, head), (1, 2, 256, head))
-    )
+@pytest.mark.parametrize("other", [{"rows": 64}, {"warps": 8}, {"stages": 2}])
+def test_groups_of_another_form_cannot_be_made(other):
+    with pytest.raises(ValueError, match="they have 128 rows, 4 warps, 3 places or more"):
+        replace(GROUPS, **other)
+
+
+@pytest.mark.parametrize(("dtype", "head"), [(torch.float16, 96), (torch.float32, 128)])
+def test_groups_without_a_kernel_are_refused(dtype, head):
+    q, pages = (torch.zeros(*shape, dtype=dtype) for shape in ((20, 2, head), (1, 2, 256, head)))
     batch = make_batch((PagedSequence(0, 20, 0, (0,)),), short_tokens=0)
-    with pytest.raises(ValueError, match=f"heads of {head}: they have 128 rows, 4 warps, 3 places"):
-        attend(q, pages, pages, batch, None, variant, Variant(16, 4, 1))
+    with pytest.raises(ValueError, match=f"{dtype} heads of {head}: they have heads of 128"):
+        attend(q, pages, pages, batch, None, GROUPS, Variant(16, 4, 1))
 
 
 def test_groups_have_the_bits_of_the_first_form():

@@ -13,9 +13,6 @@ from tpdet.kernels.cuda.multiprocessors import multiprocessors
 from tpdet.kernels.order import TILE_TOKENS
 from tpdet.kernels.paged_batch import BLOCK_TOKENS, PagedBatch
 
-_GROUPS_ROWS, _GROUPS_WARPS = 128, 4
-_GROUPS_PLACES = 3  # a tile is asked for while two others are in use
-
 
 def launch_prefill(
     q: torch.Tensor,
@@ -29,7 +26,7 @@ def launch_prefill(
 ) -> None:
     """Attention of the batch's blocks into out [M, Hq, D]; `shape`: what kernels compile for.
 
-    Raises ValueError for groups of warps of a head, type, rows or warps that they do not have.
+    Raises ValueError for groups of warps of a head or type that they do not have.
     """
     if not batch.blocks.shape[0]:
         return
@@ -41,7 +38,7 @@ def launch_prefill(
         q.stride(0), batch.tables.shape[1], window or 0, score_scale(q.shape[2]),
     )  # fmt: skip
     if variant.groups:
-        _check_groups(q, variant)
+        _check_groups(q)
         layout = NVMMASharedLayout(128, 16, 2)
         block = [TILE_TOKENS, shape["HEAD"]]
         laid_out = [LaidOutDescriptor.from_tensor(pages, block, layout) for pages in flat]
@@ -65,13 +62,9 @@ def launch_prefill(
     )  # fmt: skip
 
 
-def _check_groups(q: torch.Tensor, variant: Variant) -> None:
-    fixed = (variant.rows, variant.warps) == (_GROUPS_ROWS, _GROUPS_WARPS)
-    fixed = fixed and variant.stages >= _GROUPS_PLACES
-    if q.shape[2] != GROUPS_HEAD or q.dtype not in GROUPS_TYPES or not fixed:
+def _check_groups(q: torch.Tensor) -> None:
+    if q.shape[2] != GROUPS_HEAD or q.dtype not in GROUPS_TYPES:
         raise ValueError(
-            f"groups of {variant.rows} rows, {variant.warps} warps, {variant.stages} places, "
-            f"{q.dtype} heads of {q.shape[2]}: they have {_GROUPS_ROWS} rows, "
-            f"{_GROUPS_WARPS} warps, {_GROUPS_PLACES} places or more, heads of {GROUPS_HEAD}, "
-            f"one of {GROUPS_TYPES}"
+            f"groups of warps for {q.dtype} heads of {q.shape[2]}: they have heads of "
+            f"{GROUPS_HEAD}, one of {GROUPS_TYPES}"
         )

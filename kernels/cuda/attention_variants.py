@@ -8,6 +8,8 @@ import triton
 
 GROUPS_HEAD = 128
 GROUPS_TYPES = (torch.bfloat16, torch.float16)
+_GROUPS_ROWS, _GROUPS_WARPS = 128, 4
+_GROUPS_PLACES = 3  # a tile is asked for while two others are in use
 _DESCRIPTORS_SINCE = 9  # major compute capabilities
 _HOPPER = 9
 _FUSED_SPLITS = 16  # above so many splits a sequence on average the merge is spread wider
@@ -22,6 +24,8 @@ class Variant:
     (Hopper and later); `groups`, the 128 rows of `attention_prefill_warps` (Hopper).
     Of splits alone: `fused`, the last of a sequence to finish merges them, without a launch of its
     own; `swapped`, keys and lanes stand on the side of 64 of Hopper's wide matrix instructions.
+
+    Raises ValueError for groups of other rows, warps or places (stages) than they have.
     """
 
     rows: int
@@ -31,6 +35,14 @@ class Variant:
     groups: bool = False
     fused: bool = False
     swapped: bool = False
+
+    def __post_init__(self) -> None:
+        fixed = (self.rows, self.warps) == (_GROUPS_ROWS, _GROUPS_WARPS)
+        if self.groups and (not fixed or self.stages < _GROUPS_PLACES):
+            raise ValueError(
+                f"groups of {self.rows} rows, {self.warps} warps, {self.stages} places: they have "
+                f"{_GROUPS_ROWS} rows, {_GROUPS_WARPS} warps, {_GROUPS_PLACES} places or more"
+            )
 
 
 @cache
