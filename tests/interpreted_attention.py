@@ -6,14 +6,13 @@ prints one JSON line, a traceback for each case that failed. fp16 and fp32: bf16
 interpreter, whose `dot` is patched to add groups of 16 in turn.
 """
 
-import json
 import random
-import traceback
 
 import torch
 
 from tests import emulated_merge
 from tests.bits import assert_same_bits, same_bits
+from tests.case_runner import cases_of, run_cases
 from tests.interpreted_gemm import draw, patch_interpreter
 from tpdet.kernels.cpu import attention as cpu_attention
 from tpdet.kernels.cpu import embedding as cpu_embedding
@@ -153,14 +152,7 @@ def case_stored_rows_have_the_bits_of_the_cpu():
 def main() -> None:
     patch_interpreter()
     emulated_merge.install()
-    failures = {}
-    for name, case in sorted(globals().items()):
-        if name.startswith("case_"):
-            try:
-                case()
-            except Exception:
-                failures[name] = traceback.format_exc()
-    print(json.dumps(failures))
+    run_cases(cases_of(globals()))
 
 
 if __name__ == "__main__":

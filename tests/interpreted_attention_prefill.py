@@ -6,14 +6,13 @@ prints one JSON line, a traceback for each case that failed. The groups run in
 `tests/emulated_warps.py`, beside `attention_prefill` in Triton's interpreter; fp16.
 """
 
-import json
-import traceback
 from types import SimpleNamespace
 
 import torch
 
 from tests import emulated_merge
 from tests.bits import assert_same_bits, same_bits
+from tests.case_runner import cases_of, run_cases
 from tests.emulated_warps import Pointer, run_program
 from tests.interpreted_attention import LONG, PAGES, attend, pages_of, sequence_of
 from tests.interpreted_gemm import patch_interpreter
@@ -85,12 +84,7 @@ def case_groups_have_the_bits_of_the_first_form():
 def main() -> None:
     patch_interpreter()
     emulated_merge.install()
-    failures = {}
-    try:
-        case_groups_have_the_bits_of_the_first_form()
-    except Exception:
-        failures["groups"] = traceback.format_exc()
-    print(json.dumps(failures))
+    run_cases(cases_of(globals()))
 
 
 if __name__ == "__main__":

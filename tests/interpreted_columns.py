@@ -5,12 +5,10 @@
 prints one JSON line, a traceback for each case that failed; see `tests/interpreted_gemm.py`.
 """
 
-import json
-import traceback
-
 import torch
 
 from tests.bits import assert_same_bits, same_bits
+from tests.case_runner import cases_of, run_cases
 from tests.interpreted_gemm import chain, draw, patch_interpreter
 from tpdet.kernels.cuda import gemm_swapped
 from tpdet.kernels.cuda.gemm_variants import Variant
@@ -57,14 +55,7 @@ def case_the_reference_shows_an_order():
 
 def main():
     patch_interpreter()
-    failures = {}
-    for name, case in list(globals().items()):
-        if name.startswith("case_"):
-            try:
-                case()
-            except Exception:
-                failures[name] = traceback.format_exc()[-1500:]
-    print(json.dumps(failures))
+    run_cases(cases_of(globals()))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,11 @@
 prints one JSON line, a traceback for each case that failed.
 """
 
-import json
-import traceback
-
 import torch
 
 from tests import decode_reference, emulated_merge
 from tests.bits import assert_same_bits, same_bits
+from tests.case_runner import cases_of, run_cases
 from tests.decode_reference import attend_reference
 from tests.interpreted_attention import PAGES, pages_of, sequence_of
 from tests.interpreted_gemm import draw, patch_interpreter
@@ -205,14 +203,7 @@ def case_one_launch_rotates_and_stores_the_bits_of_three():
 def main() -> None:
     patch_interpreter()
     emulated_merge.install()
-    failures = {}
-    for name, case in sorted(globals().items()):
-        if name.startswith("case_"):
-            try:
-                case()
-            except Exception:
-                failures[name] = traceback.format_exc()
-    print(json.dumps(failures))
+    run_cases(cases_of(globals()))
 
 
 if __name__ == "__main__":

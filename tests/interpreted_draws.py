@@ -6,13 +6,12 @@ prints one JSON line, a traceback for each case that failed; `few`: on one kind 
 rows, where a case takes many.
 """
 
-import json
 import sys
-import traceback
 
 import numpy as np
 import torch
 
+from tests.case_runner import run_cases
 from tests.draw_reference import answers, over_shards, prepare, reference, same_answers, tops
 from tests.interpreted_bounds import (
     a_few_heavy_ids_do_not_mislead_the_window,
@@ -163,17 +162,8 @@ CASES = (
 
 def main():
     np.seterr(all="ignore")
-    results = {}
     named = [word for word in sys.argv[1:] if word != "few"]
-    for case in CASES:
-        if named and named[0] not in case.__name__:
-            continue
-        try:
-            case()
-            results[case.__name__] = "passed"
-        except Exception:
-            results[case.__name__] = traceback.format_exc()
-    print(json.dumps(results))
+    run_cases(case for case in CASES if not named or named[0] in case.__name__)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ so it is patched to add groups of 16 in turn, fp64 inside a group, rounded once 
 wrong in the interpreter: fp16 and fp32 here.
 """
 
-import json
-import traceback
-
 import torch
 
 from tests.bits import assert_same_bits, same_bits
+from tests.case_runner import cases_of, run_cases
 from tpdet.kernels import order
 from tpdet.kernels.cpu import fold as cpu_fold
 from tpdet.kernels.cpu import norm as cpu_norm
@@ -205,14 +203,7 @@ def case_silu_gives_a_slice_the_bits_of_the_whole():
 
 def main():
     patch_interpreter()
-    failures = {}
-    for name, case in list(globals().items()):
-        if name.startswith("case_"):
-            try:
-                case()
-            except Exception:
-                failures[name] = traceback.format_exc()[-1500:]
-    print(json.dumps(failures))
+    run_cases(cases_of(globals()))
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@ prints one JSON line, a traceback for each case that failed (`tests/emulated_war
 emulation shows and what it does not).
 """
 
-import json
-import traceback
 from types import SimpleNamespace
 
 import torch
 
 from tests.bits import assert_same_bits, same_bits
+from tests.case_runner import cases_of, run_cases
 from tests.emulated_warps import Pointer, grouped_product, run_program
 from tpdet.kernels import order
 from tpdet.kernels.cuda import gemm_pointer, gluon_leaf_gemm
@@ -120,14 +119,7 @@ def case_the_order_shows_and_a_cancelled_sum_is_plus_zero():
 
 
 def main():
-    failures = {}
-    for name, case in list(globals().items()):
-        if name.startswith("case_"):
-            try:
-                case()
-            except Exception:
-                failures[name] = traceback.format_exc()[-1500:]
-    print(json.dumps(failures))
+    run_cases(cases_of(globals()))
 
 
 if __name__ == "__main__":

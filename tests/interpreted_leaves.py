@@ -6,12 +6,10 @@ prints one JSON line, a traceback for each case that failed (`tests/interpreted_
 interpreter's `dot` is replaced, and why there is no bf16 here).
 """
 
-import json
-import traceback
-
 import torch
 
 from tests.bits import assert_same_bits, same_bits
+from tests.case_runner import cases_of, run_cases
 from tests.interpreted_gemm import chain, draw, patch_interpreter
 from tpdet.kernels import order
 from tpdet.kernels.cpu import norm as cpu_norm
@@ -165,14 +163,7 @@ def case_fold_and_norm_is_one_kernel_with_the_bits_of_the_cpu():
 def main():
     patch_interpreter()
     leaf_gemm.descriptor_sms = lambda *_: 3
-    failures = {}
-    for name, case in list(globals().items()):
-        if name.startswith("case_"):
-            try:
-                case()
-            except Exception:
-                failures[name] = traceback.format_exc()[-1500:]
-    print(json.dumps(failures))
+    run_cases(cases_of(globals()))
 
 
 if __name__ == "__main__":

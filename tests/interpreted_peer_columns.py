@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from tests.bits import assert_same_bits, same_bits
-from tests.case_runner import print_failures
+from tests.case_runner import run_cases
 from tests.interpreted_peer_host import EPS, FakeMemory, draw
 from tpdet.comm.peer_columns import PeerColumns
 from tpdet.kernels import order
@@ -179,4 +179,4 @@ CASES = (
 )
 
 if __name__ == "__main__":
-    print_failures(CASES)
+    run_cases(CASES)

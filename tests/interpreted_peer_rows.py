@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from tests.bits import assert_same_bits
-from tests.case_runner import print_failures
+from tests.case_runner import run_cases
 from tests.interpreted_peer_host import FakeMemory, draw
 from tpdet.comm.peer_exchange import PeerExchange
 from tpdet.comm.row_exchange import first_rows, share_of
@@ -107,4 +107,4 @@ CASES = (
 )
 
 if __name__ == "__main__":
-    print_failures(CASES)
+    run_cases(CASES)

@@ -6,11 +6,9 @@ prints one JSON line, a traceback for each case that failed. The interpreter's e
 are numpy's, so tokens are compared, not the bits of a mass.
 """
 
-import json
-import traceback
-
 import torch
 
+from tests.case_runner import run_cases
 from tpdet.kernels.cpu import log_softmax as cpu_mass
 from tpdet.kernels.cpu import order_select as cpu_select
 from tpdet.kernels.cpu import sampling as cpu_sampling
@@ -114,14 +112,7 @@ CASES = (
 
 
 def main():
-    results = {}
-    for case in CASES:
-        try:
-            case()
-            results[case.__name__] = "passed"
-        except Exception:
-            results[case.__name__] = traceback.format_exc()
-    print(json.dumps(results))
+    run_cases(CASES)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,7 @@ Interpreting and compiling need separate processes; the interpreted cases stand 
 `tests/interpreted_attention.py`.
 """
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,12 +12,12 @@ pytest.importorskip("triton")
 
 import torch
 
+from tests.case_runner import assert_cases_pass
 from tests.test_triton_gemm import compile_for_hopper
 from tpdet.kernels.cuda import embedding, norm, rotary
 from tpdet.kernels.cuda.attention_prefill import attend_blocks
 from tpdet.kernels.cuda.attention_variants import Variant, prefill_variant
 
-ROOT = Path(__file__).resolve().parent.parent
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 # Bytes a thread: dots of fp32 hold a whole depth in registers, and run where speed is no aim.
 SPILL_ALLOWANCE = {"fp32": 4096, "bf16": 160, "fp16": 160}
@@ -100,10 +95,4 @@ def test_the_copies_compile_without_fusion():
 
 
 def test_the_interpreted_kernels_keep_their_bits():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.interpreted_attention"],
-        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    failures = json.loads(done.stdout.splitlines()[-1])
-    assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())
+    assert_cases_pass("tests.interpreted_attention")

@@ -4,13 +4,8 @@ Interpreting and compiling need separate processes; the cases that run stand in
 `tests/interpreted_attention_prefill.py`.
 """
 
-import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +13,7 @@ pytest.importorskip("triton")
 
 import torch
 
+from tests.case_runner import assert_cases_pass
 from tests.test_triton_attention import NAMES, check
 from tests.test_triton_gemm import assemble
 from tpdet.kernels.cuda.attention import attend
@@ -25,7 +21,6 @@ from tpdet.kernels.cuda.attention_prefill_warps import attend_groups
 from tpdet.kernels.cuda.attention_variants import Variant, prefill_variant
 from tpdet.kernels.paged_batch import PagedSequence, make_batch
 
-ROOT = Path(__file__).resolve().parent.parent
 GROUPS = Variant(128, 4, 5, True, groups=True)
 SPILLED = 360  # bytes, of which the loop over whole splits reads three words
 
@@ -108,10 +103,4 @@ def test_groups_without_a_kernel_are_refused(dtype, head):
 
 
 def test_groups_have_the_bits_of_the_first_form():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.interpreted_attention_prefill"],
-        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    failures = json.loads(done.stdout.splitlines()[-1])
-    assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())
+    assert_cases_pass("tests.interpreted_attention_prefill")

@@ -1,23 +1,17 @@
 """Column candidates without a GPU: compiled for Hopper here, interpreted in a subprocess."""
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
+from tests.case_runner import assert_cases_pass
 from tests.test_triton_gemm import check, compile_for_hopper, descriptor_types, tile
 from tpdet.kernels.cuda import gemm_descriptor, gemm_pointer, gemm_swapped
 from tpdet.kernels.cuda.gemm_candidates import column_candidates
 from tpdet.kernels.cuda.root_form import SHARED_MEMORY
 from tpdet.kernels.cuda.shape_table import BUCKETS, format_tile
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def candidates(wide_out, counts=BUCKETS):
@@ -92,13 +86,7 @@ def test_candidates_fit_the_machine(wide_out):
 
 
 def test_the_interpreted_kernels_keep_their_bits():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.interpreted_columns"],
-        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    failures = json.loads(done.stdout.splitlines()[-1])
-    assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())
+    assert_cases_pass("tests.interpreted_columns")
 
 
 def test_names_of_tiles_are_unique():

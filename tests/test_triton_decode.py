@@ -3,12 +3,7 @@
 The interpreted cases stand in `tests/interpreted_decode.py`.
 """
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +12,7 @@ pytest.importorskip("triton")
 import torch
 import triton
 
+from tests.case_runner import assert_cases_pass
 from tests.hopper_kernels import hopper_kernel
 from tests.test_triton_attention import fuses_exponents_alone
 from tests.test_triton_gemm import assemble
@@ -27,7 +23,6 @@ from tpdet.kernels.cuda.attention_merge_splits import merge_splits
 from tpdet.kernels.cuda.attention_variants import Variant, decode_variant
 from tpdet.kernels.cuda.rotate_and_store import FEW_ROWS, MANY_ROWS, rotate_and_store_heads
 
-ROOT = Path(__file__).resolve().parent.parent
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 # Bytes a thread: dots of fp32 hold a whole depth in registers, and run where speed is no aim.
 # Heads of 256 with a window spill 16 bytes under Triton 3.9 and none under 3.6.
@@ -150,10 +145,4 @@ def test_variants_depend_on_shapes_that_a_captured_graph_fixes():
 
 
 def test_the_interpreted_kernels_keep_their_bits():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.interpreted_decode"],
-        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    failures = json.loads(done.stdout.splitlines()[-1])
-    assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())
+    assert_cases_pass("tests.interpreted_decode")

@@ -1,21 +1,16 @@
 """The kernels that draw many rows, without a GPU: compiled for Hopper, interpreted elsewhere."""
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
+from tests.case_runner import PASSED, results_of
 from tests.interpreted_draws import CASES
 from tests.test_triton_gemm import compile_for_hopper
 from tpdet.kernels.cuda import filter_rest, filter_top, filter_window, row_answers, row_scan
 
-ROOT = Path(__file__).resolve().parent.parent
 ROW = {"logits": "*fp32", "copies": "*fp32", "table": "*i64", "peaks": "*i64"}
 SHAPE = {"rows": "i32", "width": "i32", "stride": "i32", "peak_parts": "i32"}
 TOP = {"slots": "*i64", "lists": "*i64", "state": "*i64", "bounds": "*i64"}
@@ -100,26 +95,17 @@ def test_a_kernel_compiles_without_float_atomics_fusion_or_spills(name):
     assert spilled and max(spilled) == 0, log
 
 
-def run_interpreted(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.interpreted_draws", *arguments],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
 def interpreted():
-    return run_interpreted("few")
+    return results_of("tests.interpreted_draws", "few")
 
 
 @pytest.mark.slow
 def test_in_the_interpreter_every_kind_of_data_keeps_its_bits():
-    results = run_interpreted()
-    assert set(results.values()) == {"passed"}, results
+    results = results_of("tests.interpreted_draws")
+    assert set(results.values()) == {PASSED}, results
 
 
 @pytest.mark.parametrize("case", [case.__name__ for case in CASES])
 def test_in_the_interpreter_it(interpreted, case):
-    assert interpreted[case] == "passed", interpreted[case]
+    assert interpreted[case] == PASSED, interpreted[case]

@@ -4,11 +4,8 @@ Interpreting and compiling need separate processes; the interpreted cases stand 
 `tests/interpreted_gemm.py`.
 """
 
-import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,11 +14,10 @@ pytest.importorskip("triton")
 
 import triton
 
+from tests.case_runner import assert_cases_pass
 from tests.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda import activation, fold, gemm_descriptor, gemm_pointer, norm
 from tpdet.kernels.cuda.gemm_variants import every_variant
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def compile_for_hopper(kernel, types, constants, warps, stages):
@@ -114,10 +110,4 @@ def test_elementwise_kernels_compile_without_fusion():
 
 
 def test_the_interpreted_kernels_keep_their_bits():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.interpreted_gemm"],
-        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    failures = json.loads(done.stdout.splitlines()[-1])
-    assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())
+    assert_cases_pass("tests.interpreted_gemm")

@@ -1,9 +1,6 @@
 """Products by warps of several trades: compiled for Hopper, emulated in a subprocess."""
 
-import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -11,8 +8,9 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.case_runner import assert_cases_pass
 from tests.hopper_kernels import hopper_kernel
-from tests.test_triton_gemm import ROOT, assemble, check
+from tests.test_triton_gemm import assemble, check
 from tpdet.kernels.cuda.gemm_variants import Variant
 from tpdet.kernels.cuda.gluon_gemm_launch import run_gluon_column, run_gluon_fold
 from tpdet.kernels.cuda.gluon_leaf_gemm import fold_by_trades
@@ -121,10 +119,4 @@ def test_a_column_product_that_does_not_fit_is_refused(leaves, n, k, variant, ou
 
 
 def test_the_emulated_kernel_keeps_its_bits():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.interpreted_gluon_gemm"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    failures = json.loads(done.stdout.splitlines()[-1])
-    assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())
+    assert_cases_pass("tests.interpreted_gluon_gemm")

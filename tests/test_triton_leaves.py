@@ -3,11 +3,8 @@
 The interpreted cases stand in `tests/interpreted_leaves.py`.
 """
 
-import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,8 @@ pytest.importorskip("triton")
 
 import triton
 
-from tests.test_triton_gemm import ROOT, check, compile_for_hopper, descriptor_types, tile
+from tests.case_runner import assert_cases_pass
+from tests.test_triton_gemm import check, compile_for_hopper, descriptor_types, tile
 from tpdet.kernels import order
 from tpdet.kernels.cuda import fold, gemm_fold, norm
 from tpdet.kernels.cuda.gemm_variants import Variant
@@ -211,10 +209,4 @@ def test_without_descriptors_or_in_fp32_every_leaf_is_apart():
 
 
 def test_the_interpreted_kernels_keep_their_bits():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.interpreted_leaves"],
-        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    failures = json.loads(done.stdout.splitlines()[-1])
-    assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())
+    assert_cases_pass("tests.interpreted_leaves")

@@ -4,12 +4,7 @@ Interpreting and compiling need separate processes; the interpreted cases stand 
 `tests/interpreted_peer.py`.
 """
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +12,7 @@ pytest.importorskip("triton")
 
 import triton
 
+from tests.case_runner import assert_cases_pass
 from tests.hopper_kernels import hopper_kernel
 from tests.test_triton_gemm import assemble, compile_for_hopper
 from tpdet.kernels import order
@@ -25,7 +21,6 @@ from tpdet.kernels.cuda.norm import eps_bits
 from tpdet.kernels.cuda.peer_program import finishing, sending
 from tpdet.kernels.partial_sums import relative_roots
 
-ROOT = Path(__file__).resolve().parent.parent
 PLACES = ("table", "counter", "control")
 SPILL_ALLOWANCE = 256  # bytes a thread, rows of 8,192 values
 
@@ -113,10 +108,4 @@ def test_words_are_gathered_and_rows_read_by_address():
 
 
 def test_the_interpreted_exchanges_keep_their_bits():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.interpreted_peer"],
-        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    failures = json.loads(done.stdout.splitlines()[-1])
-    assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())
+    assert_cases_pass("tests.interpreted_peer")

@@ -1,11 +1,6 @@
 """Gathering columns without peers: compiled for Hopper here, interpreted in a subprocess."""
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,11 +8,10 @@ pytest.importorskip("triton")
 
 import triton
 
+from tests.case_runner import assert_cases_pass
 from tests.test_triton_peer import PLACES, aligned_compile, check
 from tpdet.kernels.cuda import peer_columns, peer_fold, peer_rows
 from tpdet.kernels.cuda.norm import eps_bits
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.parametrize(("ranks", "width"), [(2, 12288), (4, 4096)])
@@ -59,10 +53,4 @@ def test_exchanged_rows_travel_in_wide_words(ranks, columns):
 
 @pytest.mark.parametrize("what", ["columns", "rows"])
 def test_the_interpreted_exchanges_keep_their_bits(what):
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.interpreted_peer_{what}"],
-        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    failures = json.loads(done.stdout.splitlines()[-1])
-    assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())
+    assert_cases_pass(f"tests.interpreted_peer_{what}")

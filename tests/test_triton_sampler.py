@@ -1,21 +1,16 @@
 """The GPU's sampler without a GPU: compiled for Hopper here, interpreted in a subprocess."""
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
+from tests.case_runner import PASSED, results_of
 from tests.interpreted_sampler import CASES
 from tests.test_triton_gemm import compile_for_hopper
 from tpdet.kernels.cuda import log_softmax, order_select, sampling
 
-ROOT = Path(__file__).resolve().parent.parent
 KERNELS = {
     "mass": (
         log_softmax.add_masses,
@@ -57,14 +52,9 @@ def test_a_kernel_compiles_without_atomics_fusion_or_spills(name):
 
 @pytest.fixture(scope="module")
 def interpreted():
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.interpreted_sampler"],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return results_of("tests.interpreted_sampler")
 
 
 @pytest.mark.parametrize("case", [case.__name__ for case in CASES])
 def test_in_the_interpreter_it(interpreted, case):
-    assert interpreted[case] == "passed", interpreted[case]
+    assert interpreted[case] == PASSED, interpreted[case]
