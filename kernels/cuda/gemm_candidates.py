@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.root_form import SHARED_MEMORY, TRADES_DEPTH
+from tpdet.kernels.cuda.root_form import (
+    SHARED_MEMORY,
+    TRADES_DEPTH,
+    descriptor_bytes,
+    stage_bytes,
+)
 
 _NARROW = 3072  # columns up to which one tile of 64 a program leaves processors idle
 _WIDE = 12288
-_SPARE = 2048  # bytes for barriers
 
 # rows, columns, depth, warps, stages
 _POINTER_SWAP_16 = (
@@ -154,7 +158,4 @@ def _pieces(tile: Variant, wide_out: bool) -> Variant:
 
 
 def _bytes(tile: Variant, wide_out: bool) -> int:
-    """Shared memory of the stages, and of the tile that a descriptor stores."""
-    stages = (tile.rows + tile.columns) * tile.depth * 2 * tile.stages
-    out = tile.rows * tile.columns * (4 if wide_out else 2) // tile.halves
-    return stages + (out + _SPARE if tile.descriptor else 0)
+    return descriptor_bytes(tile, 4 if wide_out else 2) if tile.descriptor else stage_bytes(tile)

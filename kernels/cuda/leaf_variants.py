@@ -12,11 +12,16 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 from tpdet.kernels.cuda.gemm_variants import Variant, chain_variant
-from tpdet.kernels.cuda.root_form import FOLDS, SHARED_MEMORY, fold_fits, root_form
+from tpdet.kernels.cuda.root_form import (
+    FOLDS,
+    SHARED_MEMORY,
+    descriptor_bytes,
+    fold_fits,
+    root_form,
+)
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import operands
 
-_BARRIERS = 2048
 _LARGEST = 128 * 256  # a tile that fills the registers with two leaves
 _FEW = 16  # rows up to which a product is one read of the weight
 
@@ -112,7 +117,7 @@ def leaf_candidates(
         for tile in tiles:
             for kernel in ("chain",) if cut == 1 else _kernels(tile, cut):
                 fits = cut == 1 or fold_fits(form, k, tile, kernel)
-                if fits and _bytes(tile) <= SHARED_MEMORY:
+                if fits and descriptor_bytes(tile, 4) <= SHARED_MEMORY:
                     yield LeafChoice(cut, kernel, tile)
         for tile in _GLUON if cut > 1 and m > 128 else ():
             if fold_fits(form, k, tile, "gluon"):
@@ -174,9 +179,3 @@ def _pointer_tiles(m: int) -> Iterator[Variant]:
 def _halved(tile: Variant) -> Variant:
     """The largest tiles' fp32 output does not fit beside the stages: store it in two pieces."""
     return replace(tile, halves=2) if tile.rows * tile.columns >= _LARGEST else tile
-
-
-def _bytes(tile: Variant) -> int:
-    """Shared memory of the stages and of the tile that a descriptor stores."""
-    stages = (tile.rows + tile.columns) * tile.depth * 2 * tile.stages
-    return stages + tile.rows * tile.columns * 4 // tile.halves + _BARRIERS
