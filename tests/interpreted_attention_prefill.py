@@ -21,6 +21,7 @@ from tpdet.kernels.cuda import (
     attention_prefill_warps,
     attention_split,
     attention_whole_split,
+    warp_ring,
 )
 from tpdet.kernels.cuda.attention_variants import GROUPS_HEAD, Variant
 from tpdet.kernels.order import TILE_TOKENS
@@ -59,7 +60,7 @@ def groups(q, pages, first, window, stages):
         "BLOCK": BLOCK_TOKENS, "STAGES": stages,
         "items": batch.blocks.shape[0] * BLOCK_TOKENS * group // 128,
     }  # fmt: skip
-    others = (attention_whole_split, attention_items)
+    others = (attention_whole_split, attention_items, warp_ring)
     for program in range(PROGRAMS):
         run_program(GROUPS, attention_split, program, arguments, PROGRAMS, others)
     return out

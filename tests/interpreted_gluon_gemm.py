@@ -14,7 +14,7 @@ from tests.bits import assert_same_bits, same_bits
 from tests.case_runner import cases_of, run_cases
 from tests.emulated_warps import Pointer, grouped_product, run_program
 from tpdet.kernels import order
-from tpdet.kernels.cuda import gemm_pointer, gluon_leaf_gemm
+from tpdet.kernels.cuda import gemm_pointer, gluon_leaf_gemm, warp_ring
 from tpdet.kernels.cuda.root_form import RootForm, root_form
 from tpdet.kernels.partial_sums import relative_roots
 
@@ -45,7 +45,7 @@ def launch(x, w, y, bias, form, columns, stages, programs, sent):
         "DEPENDENT": False,
     }  # fmt: skip
     for program in range(programs):
-        run_program(KERNEL, gemm_pointer, program, arguments, programs)
+        run_program(KERNEL, gemm_pointer, program, arguments, programs, (warp_ring,))
     return y
 
 

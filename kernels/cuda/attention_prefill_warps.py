@@ -16,7 +16,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma_wait,
 )
 
@@ -37,13 +36,12 @@ from tpdet.kernels.cuda.attention_whole_split import (
     MASSES,
     add,
     ask,
-    release,
     shrink_sums,
     weigh,
     whole_split,
 )
+from tpdet.kernels.cuda.warp_ring import copy_tile, release
 
-copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # Triton 3.6
 PRODUCER_REGISTERS = gl.constexpr(40)
 CONSUMER_REGISTERS = gl.constexpr(232)
 

@@ -5,7 +5,6 @@ rings of STAGES places, each free again once both groups have released it. Tiles
 the first one that the program fetches.
 """
 
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -15,16 +14,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tpdet.kernels.cuda.attention_split import TILE, TILES, UNSEEN
+from tpdet.kernels.cuda.warp_ring import release
 
 GROUP_ROWS = gl.constexpr(64)  # of a group of four warps: the height of their instructions
 MASSES = gl.constexpr(8)  # the narrowest product there is
-
-
-@gluon.jit
-def release(free):
-    """Every warp of the group is done with a place of a ring: only then does one thread say so."""
-    tl.debug_barrier()
-    mbarrier.arrive(free, count=1)
 
 
 @gluon.jit

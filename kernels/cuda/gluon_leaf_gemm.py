@@ -32,9 +32,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tpdet.kernels.cuda.dependent import await_earlier
 from tpdet.kernels.cuda.gemm_pointer import tile_origin
+from tpdet.kernels.cuda.warp_ring import copy_tile, release
 
-copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # Triton 3.6
-send_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+send_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global  # Triton 3.6
 ROWS = gl.constexpr(64)  # of a group of four warps: the height of their instructions
 PRODUCER_REGISTERS = gl.constexpr(24)
 CONSUMER_REGISTERS = gl.constexpr(240)
@@ -65,13 +65,6 @@ def _fetch(x_tiles, w_tiles, x_ring, w_ring, full, free, m, n, roots, steps,
 
 
 @gluon.jit
-def _release(free):
-    """Every warp of the group is done with a place of the ring: only then one thread says so."""
-    tl.debug_barrier()
-    mbarrier.arrive(free, count=1)
-
-
-@gluon.jit
 def _chain(x_ring, w_ring, full, free, half, at, steps,
            COLUMNS: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
     """One leaf of this group's rows [ROWS, COLUMNS], from step number `at` of the ring on."""
@@ -84,9 +77,9 @@ def _chain(x_ring, w_ring, full, free, half, at, steps,
                               total, is_async=True)  # fmt: skip
         total = warpgroup_mma_wait(1, deps=(total,))
         if step > at:
-            _release(free.index((step - 1) % STAGES))
+            release(free.index((step - 1) % STAGES))
     total = warpgroup_mma_wait(0, deps=(total,))
-    _release(free.index((at + steps - 1) % STAGES))
+    release(free.index((at + steps - 1) % STAGES))
     return total
 
 
