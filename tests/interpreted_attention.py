@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=1 python -m tests.interpreted_attention
 
-prints one JSON line, a traceback for each case that failed. fp16 and fp32: bf16 is wrong in the
+prints one JSON line with the result of each case. fp16 and fp32: bf16 is wrong in the
 interpreter, whose `dot` is patched to add groups of 16 in turn.
 """
 

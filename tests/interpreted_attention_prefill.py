@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=1 python -m tests.interpreted_attention_prefill
 
-prints one JSON line, a traceback for each case that failed. The groups run in
+prints one JSON line with the result of each case. The groups run in
 `tests/emulated_warps.py`, beside `attention_prefill` in Triton's interpreter; fp16.
 """
 

@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=1 python -m tests.interpreted_columns
 
-prints one JSON line, a traceback for each case that failed; see `tests/interpreted_gemm.py`.
+prints one JSON line with the result of each case; see `tests/interpreted_gemm.py`.
 """
 
 import torch

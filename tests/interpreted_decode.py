@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=1 python -m tests.interpreted_decode
 
-prints one JSON line, a traceback for each case that failed.
+prints one JSON line with the result of each case.
 """
 
 import torch

@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=1 python -m tests.interpreted_draws [few] [case]
 
-prints one JSON line, a traceback for each case that failed; `few`: on one kind of data, and on few
+prints one JSON line with the result of each case; `few`: on one kind of data, and on few
 rows, where a case takes many.
 """
 

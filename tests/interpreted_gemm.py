@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=1 python -m tests.interpreted_gemm
 
-prints one JSON line, a traceback for each case that failed. The interpreter's `dot` shows no order,
+prints one JSON line with the result of each case. The interpreter's `dot` shows no order,
 so it is patched to add groups of 16 in turn, fp64 inside a group, rounded once a group. bf16 is
 wrong in the interpreter: fp16 and fp32 here.
 """

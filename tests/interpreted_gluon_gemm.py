@@ -2,7 +2,7 @@
 
     python -m tests.interpreted_gluon_gemm
 
-prints one JSON line, a traceback for each case that failed (`tests/emulated_warps.py` has what the
+prints one JSON line with the result of each case (`tests/emulated_warps.py` has what the
 emulation shows and what it does not).
 """
 

@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=1 python -m tests.interpreted_leaves
 
-prints one JSON line, a traceback for each case that failed (`tests/interpreted_gemm.py` has why the
+prints one JSON line with the result of each case (`tests/interpreted_gemm.py` has why the
 interpreter's `dot` is replaced, and why there is no bf16 here).
 """
 

@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=1 python -m tests.interpreted_peer
 
-prints one JSON line, a traceback for each case that failed. The ranks take turns, phase by phase,
+prints one JSON line with the result of each case. The ranks take turns, phase by phase,
 so nothing has to wait; a kernel looks once for what must have come.
 """
 

@@ -2,7 +2,7 @@
 
     TRITON_INTERPRET=1 python -m tests.interpreted_sampler
 
-prints one JSON line, a traceback for each case that failed. The interpreter's exp2 and logarithms
+prints one JSON line with the result of each case. The interpreter's exp2 and logarithms
 are numpy's, so tokens are compared, not the bits of a mass.
 """
 

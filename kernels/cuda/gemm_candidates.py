@@ -9,12 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.root_form import (
-    SHARED_MEMORY,
-    TRADES_DEPTH,
-    descriptor_bytes,
-    stage_bytes,
-)
+from tpdet.kernels.cuda.root_form import SHARED_MEMORY, TRADES_DEPTH
 
 _NARROW = 3072  # columns up to which one tile of 64 a program leaves processors idle
 _WIDE = 12288
@@ -94,7 +89,8 @@ def column_candidates(
     if descriptors and not wide_out and m >= 512 and n % 8 == 0 and k % TRADES_DEPTH == 0:
         raw += [replace(t, trades=True) for t in _tiles(_TRADES_MANY, descriptor=True)]
     found = (_pieces(tile.at(k), wide_out) for tile in raw)
-    return tuple(dict.fromkeys(tile for tile in found if _bytes(tile, wide_out) <= SHARED_MEMORY))
+    size = 4 if wide_out else 2
+    return tuple(dict.fromkeys(t for t in found if t.shared_bytes(size) <= SHARED_MEMORY))
 
 
 def _pointer(m: int, n: int) -> Iterator[Variant]:
@@ -155,7 +151,3 @@ def _pieces(tile: Variant, wide_out: bool) -> Variant:
     """A wide fp32 tile does not fit beside the stages: store it in two pieces."""
     large = tile.descriptor and wide_out and tile.rows * tile.columns >= 128 * 256
     return replace(tile, halves=2) if large else tile
-
-
-def _bytes(tile: Variant, wide_out: bool) -> int:
-    return descriptor_bytes(tile, 4 if wide_out else 2) if tile.descriptor else stage_bytes(tile)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 K_GROUP = 16
 _GROUPS_OF_K = (512, 256, 128, 64, 32, 16)
+_SPARE = 2048  # bytes of shared memory for barriers, where a tile goes by descriptors
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,17 @@ class Variant:
         """The same with the largest depth that divides `k`: a tile never crosses the end of K."""
         depth = next(d for d in _GROUPS_OF_K if d <= self.depth and k % d == 0)
         return self if depth == self.depth else replace(self, depth=depth)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of the stages of operands of two bytes."""
+        return (self.rows + self.columns) * self.depth * 2 * self.stages
+
+    def shared_bytes(self, size: int) -> int:
+        """Shared memory in all: a descriptor stores a tile of values of `size` bytes from there."""
+        if not self.descriptor:
+            return self.stage_bytes
+        return self.stage_bytes + self.rows * self.columns * size // self.halves + _SPARE
 
 
 # fp32: fma chains, no tensor core.

@@ -21,7 +21,6 @@ FOLDS = ("flat", "nested")
 """Kernels of `gemm_fold`: one loop over all leaves' steps, or a loop a leaf."""
 
 _BARRIERS = 1024
-_SPARE = 2048  # bytes that the compiler takes beside stages and tile
 _PARTS = ((1, 1), (2, 1), (2, 2))  # (pair, parts) of the orders
 
 
@@ -86,20 +85,9 @@ def trades_fit(k: int, variant: Variant) -> bool:
     return variant.rows == 128 and variant.columns in (128, 256) and not variant.swap and steps_fit
 
 
-def stage_bytes(variant: Variant) -> int:
-    """Shared memory of the stages of operands of two bytes."""
-    return (variant.rows + variant.columns) * variant.depth * 2 * variant.stages
-
-
-def descriptor_bytes(variant: Variant, size: int) -> int:
-    """Shared memory of the stages and of what a descriptor stores: values of `size` bytes."""
-    stored = variant.rows * variant.columns * size // variant.halves
-    return stage_bytes(variant) + stored + _SPARE
-
-
 def ring_bytes(variant: Variant) -> int:
     """Shared memory that warps of several trades take for their stages and barriers."""
-    return stage_bytes(variant) + _BARRIERS
+    return variant.stage_bytes + _BARRIERS
 
 
 def places_bytes(variant: Variant, size: int) -> int:
