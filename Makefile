@@ -36,8 +36,8 @@ test-long:
 
 # On a machine with a GPU: bits, accuracy and times of the kernels, then of the whole engine. Every
 # suite runs, also after one that failed. RESULTS=docs/results appends the rows of the bits there.
-GPU_SUITES := gemm attention engine
-GPU_KERNELS := dependent gemm_columns attention_prefill attention_decode sampler
+GPU_SUITES := gemm attention sampler engine
+GPU_KERNELS := dependent gemm_columns attention_prefill attention_decode
 RESULTS ?=
 
 test-gpu: setup

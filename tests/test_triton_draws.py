@@ -58,11 +58,12 @@ KERNELS = {
     ),
     "list": (
         filter_top.list_top, ROW | SHAPE | TOP,
-        SIZES | {"WHOLE": False, "STATE": 10, "BLOCK": 2048, "CAPACITY": 4096}, 4,
+        SIZES | {"WHOLE": False, "STATE": 10, "BLOCK": 1024, "CAPACITY": 4096}, 4,
     ),
     "top": (
-        filter_top.bound_top, ROW | SHAPE | TOP,
-        SIZES | {"STATE": 10, "COMPARED": 128, "FEW": 512, "CAPACITY": 4096}, 8,
+        filter_top.bound_top, ROW | SHAPE | TOP | {"groups": "*i64", "used": "i32"},
+        SIZES | {"WHOLE": False, "STATE": 10, "GROUPS": 4096, "COMPARED": 128, "FEW": 512,
+                 "CAPACITY": 4096}, 16,
     ),
     "count": (
         filter_window.count_buckets, ROW | SHAPE | LISTS,

@@ -20,7 +20,7 @@ from tpdet.kernels.cuda.row_scan import FIELDS
 WAYS = ("list", "window", "rows")
 """How a bound is found: each way answers for rows that those before it left over."""
 
-_LIST_BLOCK = 2048
+_LIST_BLOCK = 1024
 _COLLECT_BLOCK = 4096
 _COMPARED = 128
 _FEW = 512
@@ -73,8 +73,9 @@ def find_bounds(
     )  # fmt: skip
     if "list" in ways:
         filter_top.bound_top[filtered,](
-            table, slots, lists, state, bounds, vocabulary, FIELDS, filter_top.STATE, _COMPARED,
-            _FEW, filter_top.CAPACITY, num_warps=8, enable_fp_fusion=False,
+            table, slots, lists, groups, state, bounds, used, vocabulary, FIELDS, filter_top.STATE,
+            whole, _COMPARED, _FEW, filter_top.CAPACITY, triton.next_power_of_2(used),
+            num_warps=16, enable_fp_fusion=False,
             **dependent_launch(device),
         )  # fmt: skip
     _bound_rest(given, rest, state, counts, bounds, whole, ways)

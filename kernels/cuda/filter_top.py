@@ -10,12 +10,12 @@ whether they are. A row whose list is too long (ties) or too light is left over 
 to `filter_window`. Scaling by the temperature keeps the order of values, but may make some equal:
 the floor is a scaled value and takes all ids of it, so it cuts no ties.
 
-Fields of a state int64 [F, 10]: floor, ids listed, mass of the row, bits of the spread (the
-distance of the largest scaled value from the groups' largest, on the average; each held at 64),
-bits of a logit below which none scales to the floor, bits of the largest scaled value, mass of the
-list where it is whole and too light for top-p alone (-1: not known), programs that have counted the
-row, bits of the logits' own largest, their mass (of a row without a copy, which is read here
-anyway).
+Fields of a state int64 [F, 10]: floor, ids listed, mass of the row, bits of the spread of a row
+left over (the distance of the largest scaled value from the groups' largest, on the average; each
+held at 64), bits of a logit below which none scales to the floor, bits of the largest scaled value,
+mass of the list where it is whole and too light for top-p alone (-1: not known), programs that have
+counted the row, bits of the logits' own largest, their mass (of a row without a copy, which is read
+here anyway).
 """
 
 import triton
@@ -42,7 +42,7 @@ def choose_floor(
     WHOLE: tl.constexpr, GROUPS: tl.constexpr, ENOUGH: tl.constexpr, CAPACITY: tl.constexpr,
     COUNTS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The floor and the spread of each filtered row; clears what is counted later; (slot,).
+    """The floor of each filtered row; clears what is counted later; (slot,).
 
     groups: int64 [R, used] of all rows, or with WHOLE of the filtered ones [F, used].
     """
@@ -58,9 +58,7 @@ def choose_floor(
     at = tl.arange(0, GROUPS)
     group = tl.load(groups + place.to(tl.int64) * used + at, mask=at < used,
                     other=-4611686018427387904)  # fmt: skip
-    there = (group > -4611686018427387904).to(tl.int64)
-    found = tl.sum(there, axis=0)
-    values = tl.where(there > 0, value_of(group), -float("inf"))
+    values = tl.where(group > -4611686018427387904, value_of(group), -float("inf"))
     reaching = tl.sum((values > -float("inf")).to(tl.int32), axis=0)
     wanted = tl.where(top_k < width, top_k, ENOUGH)
     floor = tl.full((), -9007199254740992, tl.int64)
@@ -71,14 +69,11 @@ def choose_floor(
         below = least - tl.abs(least) * 9.5367431640625e-07
         # Scaling is monotone: if this one falls below the floor, so do all that are less.
         lowest = tl.where(scaled(below, temperature) < scaled(least, temperature), below, lowest)
-    below = tl.minimum(tl.maximum(top - scaled(values, temperature), 0.0), 64.0)
-    total = tl.sum(tl.where(there > 0, (below * 16777216.0).to(tl.int64), 0), axis=0)
-    spread = (total // tl.maximum(found, 1)).to(tl.float32) * 5.9604644775390625e-08
     out = state + slot * STATE
     tl.store(out, floor)
     tl.store(out + 1, tl.zeros((), tl.int64))
     tl.store(out + 2, tl.zeros((), tl.int64))
-    tl.store(out + 3, spread.to(tl.int32, bitcast=True).to(tl.int64))
+    tl.store(out + 3, tl.zeros((), tl.int64))
     tl.store(out + 4, lowest.to(tl.int32, bitcast=True).to(tl.int64))
     tl.store(out + 5, top.to(tl.int32, bitcast=True).to(tl.int64))
     tl.store(out + 6, tl.full((), -1, tl.int64))
@@ -188,11 +183,12 @@ def compare_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.conste
     listed = at < count
     orders = tl.load(lists + at, mask=listed, other=-4611686018427387904)
     inside = tl.full((), -1, tl.int64)
-    upward = orders[None, :] >= orders[:, None]  # [of, what is at or above it]
+    # [what is at or above it, of]: sums over the first are a thread's own, the others are votes.
+    upward = orders[:, None] >= orders[None, :]
     bound = tl.full((), -9007199254740992, tl.int64)
     kept = listed
     if top_k < vocabulary:
-        kept = listed & (tl.sum(upward.to(tl.int32), axis=1) <= top_k)
+        kept = listed & (tl.sum(upward.to(tl.int32), axis=0) <= top_k)
         bound = tl.min(tl.where(kept, orders, 4611686018427387904), axis=0)
     if numerator < 1073741824:
         weights = tl.where(kept, fixed_point(value_of(orders), top), 0)
@@ -203,7 +199,7 @@ def compare_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.conste
         if (threshold <= 0) | (inside < threshold):
             bound = tl.full((), 4611686018427387904, tl.int64)
         else:
-            reached = tl.sum(tl.where(upward, weights[None, :], 0), axis=1) >= threshold
+            reached = tl.sum(tl.where(upward, weights[:, None], 0), axis=0) >= threshold
             heaviest = tl.where(kept & reached, orders, -4611686018427387904)
             bound = tl.maximum(bound, tl.max(heaviest, axis=0))
     least = top + tl.load(fields + 8).to(tl.int32).to(tl.float32, bitcast=True)
@@ -212,21 +208,37 @@ def compare_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.conste
 
 
 @triton.jit
+def spread_of(groups, used, top, temperature, GROUPS: tl.constexpr):
+    """How far a row's largest scaled value lies from its groups' largest, on the average: bits."""
+    at = tl.arange(0, GROUPS)
+    group = tl.load(groups + at, mask=at < used, other=-4611686018427387904)
+    there = group > -4611686018427387904
+    below = tl.minimum(tl.maximum(top - scaled(value_of(group), temperature), 0.0), 64.0)
+    total = tl.sum(tl.where(there, (below * 16777216.0).to(tl.int64), 0), axis=0)
+    spread = total // tl.maximum(tl.sum(there.to(tl.int64), axis=0), 1)
+    return (spread.to(tl.float32) * 5.9604644775390625e-08).to(tl.int32, bitcast=True).to(tl.int64)
+
+
+@triton.jit
 def bound_top(
-    table, slots, lists, state, bounds, width, FIELDS: tl.constexpr, STATE: tl.constexpr,
-    COMPARED: tl.constexpr, FEW: tl.constexpr, CAPACITY: tl.constexpr, DEPENDENT: tl.constexpr,
+    table, slots, lists, groups, state, bounds, used, width, FIELDS: tl.constexpr,
+    STATE: tl.constexpr, WHOLE: tl.constexpr, COMPARED: tl.constexpr, FEW: tl.constexpr,
+    CAPACITY: tl.constexpr, GROUPS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """bounds[slot]: the bound, and the best score's order, from the list; program (slot,).
 
-    A row that is left over keeps its 2^62 in both.
+    A row that is left over keeps its 2^62 in both, and is told its spread. groups: of
+    `choose_floor`.
     """
     await_earlier(DEPENDENT)
     slot = tl.program_id(0)
-    fields, held = table + tl.load(slots + slot) * FIELDS, state + slot * STATE
+    row = tl.load(slots + slot)
+    fields, held = table + row * FIELDS, state + slot * STATE
     count, total = tl.load(held + 1), tl.load(held + 2)
     top = tl.load(held + 5).to(tl.int32).to(tl.float32, bitcast=True)
     top_k = tl.load(fields + 6)
     mine = lists + slot.to(tl.int64) * CAPACITY
+    bound = tl.full((), 4611686018427387904, tl.int64)
     enough = (top_k >= width) | (count >= top_k)
     if enough & (count <= CAPACITY):
         if count <= COMPARED:
@@ -240,3 +252,9 @@ def bound_top(
             tl.store(bounds + slot * 2 + 1, best)
         elif top_k >= width:
             tl.store(held + 6, inside)
+    if bound == 4611686018427387904:
+        place = slot.to(tl.int64)
+        if not WHOLE:
+            place = row
+        temperature = tl.load(fields + 4).to(tl.int32).to(tl.float32, bitcast=True)
+        tl.store(held + 3, spread_of(groups + place * used, used, top, temperature, GROUPS))

@@ -70,50 +70,58 @@ def weigh_rows(
 
     Program (row, part) takes SPAN columns into parts_of[part, row]: mass, and with DRAWN the best
     score (SCORED columns at a time). arrivals[row] int32 is 0 before. bounds and tops: of
-    `find_bounds`; with LISTED, that has the masses of filtered rows without a copy.
+    `find_bounds`; with LISTED, that has the masses of filtered rows without a copy, and where the
+    draw of one stands there too, part 0 answers alone.
     """
     await_earlier(DEPENDENT)
     row, part = tl.program_id(0), tl.program_id(1)
-    peak = largest(peaks, row, rows, peak_parts, 2, PARTS)
-    start = logits + row.to(tl.int64) * stride
     fields, mass = table + row * FIELDS, tl.zeros((), tl.int64)
-    unknown = part >= 0
+    unknown, answered = part >= 0, part < 0
     if LISTED:
         slot = tl.load(fields + 10)
         if (tl.load(fields + 5) == 1) & (slot >= 0) & (tl.load(fields + 9) < 0):
             unknown = part < 0
             mass = tl.load(tops + slot * TOPS + 9, mask=part == 0, other=0)
-    if unknown:
-        total = tl.zeros((BLOCK,), tl.int64)
-        for first in range(0, SPAN, BLOCK):
-            at = part * SPAN + first + tl.arange(0, BLOCK)
-            x = tl.load(start + at, mask=at < width, other=-float("inf"))
-            total += fixed_point(x, value_of(peak))
-        mass = tl.sum(total, axis=0)
-    out = parts_of + (part * rows + row) * 2
-    tl.store(out, mass)
-    score = tl.full((), -4611686018427387904, tl.int64)
-    if DRAWN:
-        score = draw_of_part(
-            logits, copies, table, peaks, bounds, row, part, rows, width, first_id, stride,
-            peak_parts, FIELDS, SPAN, SCORED, PARTS,
-        )  # fmt: skip
-    tl.store(out + 1, score)
-    tl.debug_barrier()  # all of this program's stores come before its arrival
-    if tl.atomic_add(arrivals + row, 1, sem="acq_rel") == tl.num_programs(1) - 1:
-        mass, score = combined(parts_of, row, rows, OWN)
-        token = chosen_token(table, peaks, score, row, rows, peak_parts, FIELDS, PARTS)
-        at = tl.maximum(token, 0) - first_id
-        mine = (at >= 0) & (at < width)
-        chosen = tl.load(start + tl.where(mine, at, 0), mask=mine, other=0.0)
-        chosen = tl.where(chosen == 0.0, 0.0, chosen)
-        bits = chosen.to(tl.int32, bitcast=True).to(tl.int64)
-        if WHOLE:
-            store_answer(answers, maxima, row, rows, peak, token, mass, bits)
-        else:
-            tl.store(gathered + row * 3, mass)
-            tl.store(gathered + row * 3 + 1, score)
-            tl.store(gathered + row * 3 + 2, bits)
+            answered = tl.load(bounds + slot * 2 + 1) != 4611686018427387904
+    if (part == 0) | (not answered):
+        peak = largest(peaks, row, rows, peak_parts, 2, PARTS)
+        start = logits + row.to(tl.int64) * stride
+        if unknown:
+            total = tl.zeros((BLOCK,), tl.int64)
+            for first in range(0, SPAN, BLOCK):
+                at = part * SPAN + first + tl.arange(0, BLOCK)
+                x = tl.load(start + at, mask=at < width, other=-float("inf"))
+                total += fixed_point(x, value_of(peak))
+            mass = tl.sum(total, axis=0)
+        score = tl.full((), -4611686018427387904, tl.int64)
+        if DRAWN:
+            score = draw_of_part(
+                logits, copies, table, peaks, bounds, row, part, rows, width, first_id, stride,
+                peak_parts, FIELDS, SPAN, SCORED, PARTS,
+            )  # fmt: skip
+        last = part == 0
+        if not answered:
+            out = parts_of + (part * rows + row) * 2
+            tl.store(out, mass)
+            tl.store(out + 1, score)
+            tl.debug_barrier()  # all of this program's stores come before its arrival
+            arrived = tl.atomic_add(arrivals + row, 1, sem="acq_rel")
+            last = arrived == tl.num_programs(1) - 1
+            if last:
+                mass, score = combined(parts_of, row, rows, OWN)
+        if last:
+            token = chosen_token(table, peaks, score, row, rows, peak_parts, FIELDS, PARTS)
+            at = tl.maximum(token, 0) - first_id
+            mine = (at >= 0) & (at < width)
+            chosen = tl.load(start + tl.where(mine, at, 0), mask=mine, other=0.0)
+            chosen = tl.where(chosen == 0.0, 0.0, chosen)
+            bits = chosen.to(tl.int32, bitcast=True).to(tl.int64)
+            if WHOLE:
+                store_answer(answers, maxima, row, rows, peak, token, mass, bits)
+            else:
+                tl.store(gathered + row * 3, mass)
+                tl.store(gathered + row * 3 + 1, score)
+                tl.store(gathered + row * 3 + 2, bits)
 
 
 @triton.jit(do_not_specialize=["rows", "ranks"])

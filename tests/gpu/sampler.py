@@ -1,6 +1,6 @@
 """The sampler's kernels on a GPU: bits against the row-by-row way, then times.
 
-python -m tests.gpu.sampler [bits|times]; times are in `sampler_times.py`
+python -m tests.gpu.sampler [bits|times] [--output FILE.json]; times are in `sampler_times.py`
 """
 
 import sys
@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 
 from tests.draw_reference import answers, over_shards, prepare, reference, same_answers, tops
-from tests.gpu.checks import attempt, failures, same
+from tests.gpu.checks import attempt, same
+from tests.gpu.suite import Check, run_suite
 from tests.interpreted_noise import masses_are_rounded_conversions
 from tpdet.kernels.cuda import gumbel_scores, row_draws
 from tpdet.kernels.draw import Draw
@@ -160,24 +161,26 @@ def check_no_wait():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def main():
-    asked = sys.argv[1:] or ["bits", "times"]
-    if "bits" in asked:
-        attempt("rough noise", check_rough_noise)
-        attempt("masses", masses_are_rounded_conversions, "cuda", 1 << 24)
-        for kind in KINDS:
-            attempt(f"bits, {kind}", check_bits, kind)
-            if kind != "poisoned":
-                attempt(f"every way to a bound, {kind}", check_ways, kind)
-        attempt("shards", check_shards)
-        attempt("no wait", check_no_wait)
-    if "times" in asked:
-        from tests.gpu.sampler_times import times
+def checks():
+    """Every kind of data against the row-by-row way, and by every way to a bound."""
+    found = [
+        Check("rough noise", check_rough_noise),
+        Check("masses", masses_are_rounded_conversions, ("cuda", 1 << 24)),
+        Check("shards", check_shards),
+        Check("no wait", check_no_wait),
+    ]
+    for kind in KINDS:
+        found.append(Check(f"bits, {kind}", check_bits, (kind,)))
+        if kind != "poisoned":
+            found.append(Check(f"every way to a bound, {kind}", check_ways, (kind,)))
+    return found
 
-        attempt("times", times)
-    print("failures:", failures or "none")
-    sys.exit(bool(failures))
+
+def all_times():
+    from tests.gpu.sampler_times import times
+
+    attempt("times", times)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_suite("sampler", checks, {"times": all_times}, sys.argv[1:]))
