@@ -3,8 +3,7 @@
 Rank t gets the rows from min(t * share, m - share) on, share = ceil(m / ranks) of them: each rank
 waits for words of every other, as two buffers in turn need (`peer_words`). A rank pushes columns of
 a row to where they lie in the whole row, in the slots of the one peer that gets it, and takes the
-others' columns of its own rows. Half of the programs push, and wait for nobody; the others take, so
-that rows are copied out of slots while later ones come. All are on the GPU at once.
+others' columns of its own rows. Every program pushes all it has before it waits.
 
 A word that has all bits set, a NaN, becomes another NaN.
 """
@@ -21,32 +20,23 @@ from tpdet.kernels.cuda.peer_words import advance, awaited_words, words_of
 PHASES = ("push", "take")
 _TILE = 8192  # words that a program awaits at a time
 _WARPS = 8
-REGISTERS = 128
-"""Of a thread, at most: a multiprocessor holds a program that pushes and one that takes."""
 
 
-@triton.jit(do_not_specialize=["m", "share", "pushers"])
+@triton.jit(do_not_specialize=["m", "share"])
 def take_rows(
-    x, mine, table, counter, control, m, share, pushers,
+    x, mine, table, counter, control, m, share,
     RANK: tl.constexpr, RANKS: tl.constexpr, PART: tl.constexpr,
     START: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
     PUSH: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """x [m, PART] -> mine [share, RANKS * PART], int32; two buffers of ROOM words from START.
-
-    The first `pushers` programs push, the others take.
-    """
+    """x [m, PART] -> mine [share, RANKS * PART], int32; two buffers of ROOM words from START."""
     await_earlier(DEPENDENT)
     number = tl.load(counter)
     begin = START + (number % 2) * ROOM
     blocks: tl.constexpr = (PART + BLOCK - 1) // BLOCK
     columns = tl.arange(0, BLOCK)[None, :]
-    program = tl.program_id(0)
-    if TAKE:
-        advance(counter)
     if PUSH:
-        tiles = tl.where(program < pushers, share * blocks * RANKS, 0)
-        for tile in range(program, tiles, pushers):
+        for tile in range(tl.program_id(0), share * blocks * RANKS, tl.num_programs(0)):
             # Peers in turn: all links are busy at once.
             target = (RANK + 1 + tile % RANKS) % RANKS
             row = tile // RANKS // blocks
@@ -60,11 +50,10 @@ def take_rows(
                 slots = words_of(table, target, tl.int32)
                 tl.store(slots + (begin + place), disarmed(word), mask=at < PART)
     if TAKE:
+        advance(counter)
         slots = words_of(table, RANK, tl.int32)
         sources = tl.arange(0, RANKS)[:, None]
-        takers = tl.num_programs(0) - pushers
-        tiles = tl.where(program < pushers, 0, share * blocks)
-        for tile in range(tl.maximum(program - pushers, 0), tiles, takers):
+        for tile in range(tl.program_id(0), share * blocks, tl.num_programs(0)):
             at = (tile % blocks) * BLOCK + columns
             wanted = (sources != RANK) & (at < PART)
             place = (tile // blocks * RANKS + sources) * PART + at
@@ -90,14 +79,12 @@ def run_take_rows(
         raise ValueError(f"{size} bytes of whole rows: a buffer has {place[1]}, take fewer rows")
     m, part = x.shape
     block = min(triton.next_power_of_2(part), _TILE // peers.ranks)
-    tiles, most = len(mine) * triton.cdiv(part, block), peers.programs
-    pushers = min(tiles * peers.ranks, most) if "push" in phases else 0
-    takers = min(tiles, most) if "take" in phases else 0
-    take_rows[(pushers + takers,)](
+    tiles = len(mine) * triton.cdiv(part, block) * peers.ranks
+    take_rows[(min(tiles, peers.programs),)](
         x.view(torch.int32), mine.view(torch.int32), peers.table, peers.counter, peers.control,
-        m, len(mine), pushers,
+        m, len(mine),
         RANK=peers.rank, RANKS=peers.ranks, PART=part, START=place[0] // 4, ROOM=place[1] // 4,
         BLOCK=block, PUSH="push" in phases, TAKE="take" in phases, LIVE=peers.live,
-        num_warps=_WARPS, maxnreg=REGISTERS, enable_fp_fusion=False,
+        num_warps=_WARPS, enable_fp_fusion=False,
         **dependent_launch(x.device),
     )  # fmt: skip
