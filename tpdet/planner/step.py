@@ -161,12 +161,13 @@ def _prefill_exchanges(world: World, halves: int, computed: float) -> tuple[floa
 
 
 def _layer_products(world: World, rows: int) -> float:
-    """A rank's four products of one layer."""
-    return sum(
+    """A rank's four products of one layer, in a step."""
+    alone = sum(
         _product(world, name, n, k, rows)
         for name, n, k in products(world.partition)
         if name != "head"
     )
+    return max(alone - world.constants.layer.saved, 0.0)
 
 
 def _head(world: World, rows: int) -> float:

@@ -3,7 +3,8 @@
 In this order, each beside what is known by then:
 
 1. layer: what is left of decode steps and of prefill on one rank when all timed kernels are taken
-   away, as seconds a layer and bytes that its small kernels move;
+   away, as seconds a layer and bytes that its small kernels move; or as seconds that are saved, for
+   launches in a step are dependent, and those of the kernels that were timed alone are not;
 2. aside: prefill on several ranks, bytes a second that a program of an exchange sends;
 3. host: a decode step that takes a quarter longer than its kernels and exchanges can is taken for
    one that waits for rank 0's host, which plans the next step meanwhile; seconds a row.
@@ -72,7 +73,7 @@ def _waits(constants: Constants, figure: StepFigure) -> bool:
 
 
 def _fit_layer(constants: Constants, found: Sequence[StepFigure]) -> LayerCost:
-    from scipy.optimize import nnls
+    from scipy.optimize import lsq_linear
 
     terms, left = [], []
     for figure in found:
@@ -89,8 +90,10 @@ def _fit_layer(constants: Constants, found: Sequence[StepFigure]) -> LayerCost:
         moved = layer_bytes(rows, *widths) / 1e12  # numbers of one size, for the solver
         terms.append([config.num_layers / measured, config.num_layers * moved / measured])
         left.append(1 - predicted_seconds(constants, figure) / measured)
-    seconds, each = nnls(np.array(terms), np.array(left))[0]
-    return LayerCost(float(seconds), 1e12 / max(float(each), 1e-6))
+    bounds = [-np.inf, 0.0], [np.inf, np.inf]
+    seconds, each = lsq_linear(np.array(terms), np.array(left), bounds).x
+    rate = 1e12 / max(float(each), 1e-6)
+    return LayerCost(max(float(seconds), 0.0), rate, saved=max(-float(seconds), 0.0))
 
 
 def _fit_aside(constants: Constants, found: Sequence[StepFigure]) -> AsideCost:
