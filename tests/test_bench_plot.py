@@ -20,12 +20,14 @@ def decode(batch, ms, tp=1, mode="pairs", context=128, model="qwen3-8b"):
 
 def test_curves_are_by_size_and_mode_at_the_shortest_context():
     rows = [decode(16, 5.0), decode(1, 4.0), decode(1, 3.0, mode="approximate"),
-            decode(1, 9.0, context=2048), decode(1, 2.0, tp=2)]  # fmt: skip
+            decode(1, 9.0, context=2048), decode(1, 2.0, tp=2), decode(1, 2.5, tp=2, mode="gather"),
+            decode(1, 1.0, tp=4), decode(1, 1.5, tp=4, mode="tree")]  # fmt: skip
     found = curves([({}, rows)])
     assert [(curve.tp, curve.mode, curve.steps) for curve in found] == [
         (1, "approximate", ((1, 3.0),)),
         (1, "pairs", ((1, 4.0), (16, 5.0))),
         (2, "pairs", ((1, 2.0),)),
+        (4, "tree", ((1, 1.5),)),
     ]
 
 
@@ -88,7 +90,8 @@ def test_approximate_rows_are_in_neither_growth_nor_roofline():
 def test_points_stand_under_the_roof():
     gemm = {"case": "gemm o", "unit": "us", "value": 10.0, "flops": 1e9, "bytes": 1e7}
     own = decode(1, 4.0, model="somebodys")
-    found = points([({}, [gemm, own, decode(1, 4.0, tp=2)])])
+    others = [decode(1, 4.0, tp=2, mode=mode) for mode in ("pairs", "gather", "approximate")]
+    found = points([({}, [gemm, own, *others])])
     assert [point.group for point in found] == ["gemm", "decode of the model, TP 2"]
     assert (found[0].intensity, found[0].speed) == (100.0, pytest.approx(1e14))
     assert found[1].intensity == pytest.approx(1.0, rel=0.02)

@@ -9,6 +9,7 @@ from typing import Any
 from tpdet.bench.floor import gpu_rates
 from tpdet.bench.plot_data import Cost, Curve, Growth, Point, by_context, costs, curves, points
 from tpdet.bench.results import Row, Run, all_rows, newest_rows
+from tpdet.config import APPROXIMATE
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.verify.report import short_name
 
@@ -98,7 +99,7 @@ def _draw_latency(gpu: str, model: str, found: list[Curve]) -> Any:
         "milliseconds a step (what each reader waits for a token)", "tokens a second, all readers",
     )  # fmt: skip
     sizes = sorted({curve.tp for curve in found})
-    modes = list(dict.fromkeys(curve.mode for curve in found))
+    modes = sorted({curve.mode for curve in found}, key=lambda mode: (mode == APPROXIMATE, mode))
     for curve in found:
         colour = _COLOURS[sizes.index(curve.tp) % len(_COLOURS)]
         style = ("-", "--", ":", "-.")[modes.index(curve.mode) % 4]

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tpdet.bench.default_order import in_default_order
 from tpdet.bench.floor import Work, decode_work, prefill_work
 from tpdet.bench.results import Row, Run
 from tpdet.bench.shapes import named_config
@@ -13,6 +14,7 @@ from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.model_config import ModelConfig
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_STEPS = ("decode", "prefill")
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,13 @@ class Point:
 
 
 def curves(found: Iterable[tuple[Run, list[Row]]]) -> list[Curve]:
-    """Of all decode rows; of several contexts only the shortest one's."""
+    """Of decode rows in the default fold order, or another where that was not timed, and of
+    approximate ones; of several contexts only the shortest one's."""
     steps: dict[tuple[str, int, str, int], dict[int, float]] = {}
-    for _, rows in found:
-        for row in rows:
-            if row["case"] == "decode" and row["unit"] == "ms":
-                key = row["model"], row["tp"], row.get("mode", ""), row["context"]
-                steps.setdefault(key, {})[row["batch"]] = row["value"]
+    for row in _served_rows(found):
+        if row["case"] == "decode" and row["unit"] == "ms":
+            key = row["model"], row["tp"], row["mode"], row["context"]
+            steps.setdefault(key, {})[row["batch"]] = row["value"]
     shortest = {
         model: min(context for other, _, _, context in steps if other == model)
         for model, _, _, _ in steps
@@ -146,16 +148,25 @@ def _by_numbers(name: str) -> list[tuple[int, str]]:
 
 
 def points(found: Iterable[tuple[Run, list[Row]]]) -> list[Point]:
-    """Of rows that say their work, and of decode and prefill of well-known models."""
+    """Of rows that say their work, and of decode and prefill of well-known models, in the default
+    fold order or another where that was not timed."""
     configs: dict[str, ModelConfig | None] = {}
     measured = []
-    for _, rows in found:
-        for row in rows:
-            work = None if _approximate(row) else _work(row, configs)
-            if work is None or not work.flops or not work.bytes:
-                continue
-            measured.append(Point(_group(row), work.flops / work.bytes, work.flops / _seconds(row)))
+    runs = list(found)
+    kernels = [row for _, rows in runs for row in rows if row["case"] not in _STEPS]
+    for row in kernels + _served_rows(runs):
+        work = None if _approximate(row) else _work(row, configs)
+        if work is None or not work.flops or not work.bytes:
+            continue
+        measured.append(Point(_group(row), work.flops / work.bytes, work.flops / _seconds(row)))
     return measured
+
+
+def _served_rows(found: Iterable[tuple[Run, list[Row]]]) -> list[Row]:
+    """Of the engine's steps: a strict row a case, and the approximate ones."""
+    steps = [(run, [row for row in rows if row["case"] in _STEPS]) for run, rows in found]
+    approximate = [row for _, rows in steps for row in rows if row.get("mode") == APPROXIMATE]
+    return approximate + [row for _, row in in_default_order(steps)]
 
 
 def _approximate(row: Row) -> bool:
@@ -182,7 +193,7 @@ def _work(row: Row, configs: dict[str, ModelConfig | None]) -> Work | None:
     """What a row's case does on one GPU, if that is known."""
     if row.get("flops") and row.get("bytes") and row["unit"] in _SECONDS:
         return Work(row["flops"], row["bytes"])
-    if row["case"] not in ("decode", "prefill"):
+    if row["case"] not in _STEPS:
         return None
     name = row["model"]
     if name not in configs:
@@ -205,7 +216,7 @@ def _seconds(row: Row) -> float:
 
 
 def _group(row: Row) -> str:
-    if row["case"] in ("decode", "prefill"):
+    if row["case"] in _STEPS:
         return f"{row['case']} of the model, TP {row['tp']}"
     kind = str(row["case"]).split()[0]
     return "attention, " + str(row["case"]).split()[1] if kind == "attention" else kind
