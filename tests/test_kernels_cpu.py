@@ -214,11 +214,11 @@ def test_a_blas_that_leaves_its_class_is_refused(monkeypatch):
     real = torch.mm
 
     def split_k(x, w):
-        if w.shape[1] >= 256:
+        if x.shape[0] < 64:
             return real(x, w)
-        half = x.shape[1] // 2
-        return real(x[:, :half], w[:half]) + real(x[:, half:], w[half:])
+        cut = 137  # no block of K of any BLAS, which may split it itself
+        return real(x[:, :cut], w[:cut]) + real(x[:, cut:], w[cut:])
 
     monkeypatch.setattr(torch, "mm", split_k)
-    with pytest.raises(RuntimeError, match="other bits for 16 rows and 16 columns"):
+    with pytest.raises(RuntimeError, match="other bits for 64 rows and columns from 0 on"):
         check_bit_classes([512], 64)

@@ -2,11 +2,13 @@
 
     y[m, n] = sum over k of x[m, k] * w[n, k]        (fp32 products and sums)
 
-Every call to the BLAS has 64 or 16 rows (the last ones zero where M is not a multiple of 16) and a
-block of columns; operands are contiguous with a leading dimension fixed by the layer. So an
+Every call to the BLAS has 64 or 16 rows (the last ones zero where M is not a multiple of 16) and
+256 columns: the last block reaches back into the one before it, and of a weight with fewer rows the
+missing ones are zero. Operands are contiguous with a leading dimension fixed by the layer. So an
 element's order of addition is that of one 16-row call over its K, whatever M, the shard of N or the
-thread count. That 64 rows and 16 rows, and 16 to 256 columns, are one bit class is checked at start
-(`kernels/cpu/admission.py`).
+thread count. That 64 rows and 16 rows are one bit class, and that it does not matter where in a
+block a column stands, is checked at start (`kernels/cpu/admission.py`). Blocks of other widths
+would not do: from K = 896 on, MKL on an Ice Lake server gives blocks under 192 columns other bits.
 bf16 and fp16 weights are widened block by block: the products are exact, the sums fp32.
 """
 
@@ -17,7 +19,6 @@ from tpdet.kernels.cpu import threads
 ROWS = 16
 TALL_ROWS = 64  # as long as so many rows are left: the BLAS is 1.4 times faster on them
 COLUMNS = 256
-_COLUMN_GROUP = 16  # fewer than 12 columns are another bit class, so blocks are padded to 16
 _COSTLY = 1 << 22  # multiply-adds from which worker threads pay
 
 
@@ -47,11 +48,12 @@ def chain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     def block(index: int) -> None:
         first = index * COLUMNS
         last = min(first + COLUMNS, height)
-        columns = _padded_columns(weight[first:last]).t()
+        begin = max(last - COLUMNS, 0)
+        columns = _whole_block(weight[begin:last]).t()
         row = 0
         while row < x.shape[0]:
             end = row + (TALL_ROWS if x.shape[0] - row >= TALL_ROWS else ROWS)
-            y[row:end, first:last] = torch.mm(x[row:end], columns)[:, : last - first]
+            y[row:end, first:last] = torch.mm(x[row:end], columns)[:, first - begin : last - begin]
             row = end
 
     costly = x.shape[0] * height * width >= _COSTLY
@@ -59,10 +61,9 @@ def chain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def _padded_columns(block: torch.Tensor) -> torch.Tensor:
-    """A block of weight rows in fp32, zero rows added up to a multiple of 16."""
-    missing = -block.shape[0] % _COLUMN_GROUP
+def _whole_block(block: torch.Tensor) -> torch.Tensor:
+    """Weight rows in fp32, zero rows added up to a whole block."""
     wide = block.float()
-    if missing:
-        wide = torch.cat([wide, torch.zeros(missing, block.shape[1])])
+    if len(block) < COLUMNS:
+        wide = torch.cat([wide, torch.zeros(COLUMNS - len(block), block.shape[1])])
     return wide
