@@ -67,8 +67,11 @@ class Point:
 def curves(found: Iterable[tuple[Run, list[Row]]]) -> list[Curve]:
     """Of decode rows in the default fold order, or another where that was not timed, and of
     approximate ones; of several contexts only the shortest one's."""
+    runs = list(found)
+    strict = [row for _, row in in_default_order(runs)]
+    approximate = [row for _, rows in runs for row in rows if row.get("mode") == APPROXIMATE]
     steps: dict[tuple[str, int, str, int], dict[int, float]] = {}
-    for row in _served_rows(found):
+    for row in strict + approximate:
         if row["case"] == "decode" and row["unit"] == "ms":
             key = row["model"], row["tp"], row["mode"], row["context"]
             steps.setdefault(key, {})[row["batch"]] = row["value"]
@@ -153,20 +156,15 @@ def points(found: Iterable[tuple[Run, list[Row]]]) -> list[Point]:
     configs: dict[str, ModelConfig | None] = {}
     measured = []
     runs = list(found)
-    kernels = [row for _, rows in runs for row in rows if row["case"] not in _STEPS]
-    for row in kernels + _served_rows(runs):
-        work = None if _approximate(row) else _work(row, configs)
+    others = [row for _, rows in runs for row in rows if row["case"] not in _STEPS]
+    kernels = [row for row in others if not _approximate(row)]
+    steps = [row for _, row in in_default_order(runs) if row["case"] in _STEPS]
+    for row in kernels + steps:
+        work = _work(row, configs)
         if work is None or not work.flops or not work.bytes:
             continue
         measured.append(Point(_group(row), work.flops / work.bytes, work.flops / _seconds(row)))
     return measured
-
-
-def _served_rows(found: Iterable[tuple[Run, list[Row]]]) -> list[Row]:
-    """Of the engine's steps: a strict row a case, and the approximate ones."""
-    steps = [(run, [row for row in rows if row["case"] in _STEPS]) for run, rows in found]
-    approximate = [row for _, rows in steps for row in rows if row.get("mode") == APPROXIMATE]
-    return approximate + [row for _, row in in_default_order(steps)]
 
 
 def _approximate(row: Row) -> bool:
