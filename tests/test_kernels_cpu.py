@@ -210,6 +210,23 @@ def test_the_bit_classes_hold_on_this_machine():
     check_bit_classes([64, 176, 512, 4096], 64)
 
 
+@pytest.mark.parametrize("height", [40, 256, 300, 1000])
+def test_a_shard_has_its_bits_where_narrow_blocks_are_another_class(monkeypatch, height):
+    real, widths = torch.mm, set()
+
+    def narrow_is_other(x, w):
+        widths.add(w.shape[1])
+        return real(x, w) if w.shape[1] == 256 else real(x, w) * 1.5
+
+    x, weight = torch.randn(17, 64), torch.randn(1024, 64)
+    whole = ops.column_gemm(x, weight, None, torch.float32)
+    monkeypatch.setattr(torch, "mm", narrow_is_other)
+    for first in (0, 24):
+        part = ops.column_gemm(x, weight[first : first + height], None, torch.float32)
+        assert same_bits(part, whole[:, first : first + height])
+    assert widths == {256}
+
+
 def test_a_blas_that_leaves_its_class_is_refused(monkeypatch):
     real = torch.mm
 
