@@ -4,15 +4,39 @@ Names follow `vllm serve` where it has one. Unknown keys are an error; values ar
 before a model is opened.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.vllm_arguments import DTYPES, parse_size
 
 APPROXIMATE = "approximate"
 """What the arithmetic of a stock engine is called, wherever it is named."""
+
+
+def _long_dtype(value: object) -> object:
+    """The dtype that a short name stands for; anything else as it is."""
+    return DTYPES.get(value, value) if isinstance(value, str) else value
+
+
+def _whole_size(value: object) -> object:
+    """The number that a text such as 2k stands for; anything else as it is."""
+    suffixed = isinstance(value, str) and value.strip()[-1:].isalpha()
+    return parse_size(str(value)) if suffixed else value
+
+
+Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_long_dtype)]
+Size = Annotated[int, BeforeValidator(_whole_size)]
+"""A whole number; the texts 2k (2,000) and 2K (2,048) stand for one."""
 
 
 class EngineConfig(BaseModel):
@@ -28,8 +52,10 @@ class EngineConfig(BaseModel):
     load_format: Literal["auto", "safetensors", "dummy"] = Field(
         "auto", description="dummy draws seeded random weights"
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="dtype of weights and activations; auto takes the checkpoint's"
+    dtype: Dtype = Field(
+        "auto",
+        description="dtype of weights and activations; auto takes the checkpoint's; half, fp16, "
+        "bf16, float and fp32 are short names",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the model runs")
     transport: Literal["auto", "gather", "peer", "mpi"] = Field(
@@ -49,10 +75,10 @@ class EngineConfig(BaseModel):
     leaves: int | None = Field(
         None, ge=1, le=64, description="largest number of leaves (a power of two); 8 by default"
     )
-    max_model_len: int | None = Field(
+    max_model_len: Size | None = Field(
         None, ge=1, description="context length; the model's if unset"
     )
-    max_num_seqs: int = Field(256, ge=1, le=4096, description="sequences in one step, at most")
+    max_num_seqs: Size = Field(256, ge=1, le=4096, description="sequences in one step, at most")
     # 256: as many rows as a CUDA graph holds, and as the output head computes at once.
     fixed_batch: int | None = Field(
         None,
@@ -60,7 +86,7 @@ class EngineConfig(BaseModel):
         le=256,
         description="rows of every decode step, padded, and sequences at a time, at most",
     )
-    max_num_batched_tokens: int = Field(
+    max_num_batched_tokens: Size = Field(
         2048, ge=1, le=1 << 20, description="tokens in one step, at most"
     )
     gpu_memory_utilization: float = Field(
@@ -76,7 +102,7 @@ class EngineConfig(BaseModel):
         "share of the rows, else each over its part of the vocabulary; auto: over peer memory "
         "only; off: rank 0 draws them",
     )
-    kv_pages: int | None = Field(
+    kv_pages: Size | None = Field(
         None, ge=1, le=1 << 24, description="256-token pages of KV cache; from free memory if unset"
     )
     enable_prefix_caching: bool = Field(True, description="share KV pages of equal prefixes")
@@ -98,7 +124,7 @@ class EngineConfig(BaseModel):
     start_timeout: float = Field(
         300.0, gt=0.0, le=86400.0, description="seconds within which all ranks must have arrived"
     )
-    max_queue: int = Field(1024, ge=1, description="waiting requests, at most")
+    max_queue: Size = Field(1024, ge=1, description="waiting requests, at most")
 
     @model_validator(mode="after")
     def _refuse_what_does_not_fit(self) -> "EngineConfig":

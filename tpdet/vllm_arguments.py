@@ -1,0 +1,147 @@
+"""What vLLM's users write by habit: short names of dtypes, sizes such as 2k, arguments for what is
+always on here or never happens. Shared by the command line, the environment, files and `LLM`.
+"""
+
+import re
+from dataclasses import dataclass
+
+from tpdet.errors import UsageError
+
+DTYPES = {
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+    "fp32": "float32",
+}
+"""Short names of dtypes."""
+
+_SUFFIXES = {
+    "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+    "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
+}  # fmt: skip
+
+
+def parse_size(text: str) -> int:
+    """A whole number, or one with a suffix as vLLM has them: k, m, g, t are powers of 1000, of
+    which there may be fractions (1.5k); K, M, G, T are powers of 1024. Raises ValueError.
+    """
+    found = re.fullmatch(r"([0-9]+)(\.[0-9]+)?([kmgtKMGT])", text.strip(), re.ASCII)
+    if found is None:
+        if re.fullmatch(r"[+-]?[0-9]+", text.strip(), re.ASCII):
+            return int(text)
+        raise ValueError(f"{text!r} is not a whole number, nor one with a suffix such as 2k or 8K")
+    whole, fraction, suffix = found.groups()
+    if fraction is None:
+        return int(whole) * _SUFFIXES[suffix]
+    if suffix.isupper():
+        raise ValueError(f"{text!r} has a fraction of a power of 1024: use {text.strip().lower()}")
+    value, rest = divmod(int(whole + fraction[1:]) * _SUFFIXES[suffix], 10 ** len(fraction[1:]))
+    if rest:
+        raise ValueError(f"{text!r} is not a whole number")
+    return value
+
+
+@dataclass(frozen=True)
+class Habit:
+    """An argument of vLLM that this engine does not have. `why` is the sentence for the log, or
+    the reason and remedy of a refusal.
+
+    values: the texts that ask for what is done here anyway, in lower case; None: any value;
+    empty: none, it is always refused. A switch that is given counts as "true", one that is turned
+    off as "false".
+    """
+
+    why: str
+    values: frozenset[str] | None
+    switch: bool = False
+
+
+def _always(why: str) -> Habit:
+    return Habit(why, frozenset({"true"}), switch=True)
+
+
+def _never(why: str) -> Habit:
+    return Habit(why, frozenset({"false"}), switch=True)
+
+
+def _either(why: str) -> Habit:
+    return Habit(why, None, switch=True)
+
+
+def _only(why: str, *values: str) -> Habit:
+    return Habit(why, frozenset(values))
+
+
+def _any(why: str) -> Habit:
+    return Habit(why, None)
+
+
+HABITS = {
+    "enable-chunked-prefill": _always("long prompts are always read in pieces"),
+    "trust-remote-code": _either("no code of a model is ever run"),
+    "disable-log-requests": _always("what requests hold is never logged"),
+    "enable-log-requests": _never("what requests hold is never logged"),
+    "swap-space": _any("no KV cache is swapped out: preempted requests are computed again"),
+    "generation-config": _only(
+        "sampling defaults of generation_config.json are not read, its ids that end text are",
+        "vllm",
+    ),
+    "async-scheduling": _always("steps are always planned ahead"),
+    "use-v2-block-manager": _always("there is one page manager"),
+    "max-seq-len-to-capture": _any("CUDA graphs hold sequences of any length"),
+    "preemption-mode": _only("preempted requests are computed again", "recompute"),
+    "scheduling-policy": _only("requests are taken in the order they came", "fcfs"),
+    "tokenizer-mode": _only("there is one way of reading a tokenizer", "auto"),
+    "config-format": _only("models are Hugging Face directories", "auto", "hf"),
+    "kv-cache-dtype": _only("the KV cache has the model's dtype", "auto"),
+    "block-size": _only("a page of KV cache holds 256 tokens", "256"),
+    "max-logprobs": _only("a request may ask for 20 alternatives a token", "20"),
+    "cpu-offload-gb": _only("weights stay on the device", "0", "0.0"),
+    "task": _only("models generate text", "auto", "generate"),
+    "runner": _only("models generate text", "auto", "generate"),
+    "response-role": _only("answers have the role assistant", "assistant"),
+    "distributed-executor-backend": _only(
+        "ranks are processes; the launcher starts those of several hosts", "mp"
+    ),
+    "pipeline-parallel-size": _only("models are split by --tp only", "1"),
+    "data-parallel-size": _only(
+        "one server is one replica: start several behind a load balancer", "1"
+    ),
+    "enable-expert-parallel": _never("models with experts are not supported"),
+    "enable-lora": _never("adapters are not supported"),
+    "enable-auto-tool-choice": _never("tools are not supported"),
+    "tool-call-parser": _only("tools are not supported"),
+    "reasoning-parser": _only("reasoning is not told apart from the answer"),
+    "quantization": _only("weights are float32, bfloat16 or float16"),
+    "speculative-config": _only("tokens are not guessed ahead"),
+    "hf-token": _only("a token here would be seen by everybody (ps): set HF_TOKEN instead"),
+    "download-dir": _only("set HF_HOME instead"),
+    "ssl-keyfile": _only("there is no TLS: put a proxy in front"),
+    "ssl-certfile": _only("there is no TLS: put a proxy in front"),
+    "disable-custom-all-reduce": _never("use --transport gather"),
+    "api-key": _only(
+        "a key here would be seen by everybody (ps): give its file (mode 0600) with "
+        "--api-key-file, or set TPDET_API_KEY"
+    ),
+}
+"""By vLLM's flag without its dashes."""
+
+
+def accept_habit(name: str, value: object, spelled: str | None = None) -> str | None:
+    """The sentence for the log if `name` (a flag or keyword of vLLM) asks for what is done anyway.
+
+    The value None asks for nothing. Returns None if vLLM's argument is not known here. `spelled` is the name as the user wrote it. Raises
+    UsageError if the value cannot be honoured; the message never holds it, since it may be secret.
+    """
+    flag = name.removeprefix("--").replace("_", "-").lower()
+    habit = HABITS.get(flag)
+    if habit is None:
+        return None
+    spelled = spelled or name
+    if value is None or habit.values is None or str(value).lower() in habit.values:
+        return f"{spelled} changes nothing: {habit.why}"
+    if habit.values <= {"true", "false"}:
+        raise UsageError(f"{spelled} cannot be honoured: {habit.why}")
+    use = " or ".join(sorted(habit.values, key=lambda v: (len(v), v)))
+    raise UsageError(f"{spelled} takes only {use}: {habit.why}")
