@@ -13,6 +13,9 @@ import torch
 from tpdet.kernels.rotary_spec import RotarySpec, attention_scaling, inverse_frequencies
 
 MAX_POSITION = 1 << 22
+TABLE_VERSION = "rotary-table-1"
+"""Names the function from frequencies and positions to tables; a change of its bits is a new one.
+"""
 
 _TWO_OVER_PI = 6.36619772367581382433e-01
 _PI_HALVES = (1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624879595063154e-21)

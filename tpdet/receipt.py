@@ -7,15 +7,20 @@ size, the load, the host or the transport.
 import dataclasses
 import hashlib
 import json
+import struct
 
 import blake3
 import torch
 
 from tpdet.comm.agreement import blas_version
+from tpdet.kernels.rotary import TABLE_VERSION
+from tpdet.kernels.rotary_spec import RotarySpec, attention_scaling, inverse_frequencies
 from tpdet.model_config import ModelConfig
 
 _SHOWN = 12
-_TABLE_POSITIONS = 4096
+_COMPARED_ROWS = 4096
+_CONTEXT = "max_position"
+"""The one field of a configuration that fixes no bit: it only says how long a text may be."""
 
 
 def architecture(device: str) -> str:
@@ -28,14 +33,31 @@ def architecture(device: str) -> str:
     return f"cpu-{level}-{hashlib.sha256(libraries.encode()).hexdigest()[:8]}"
 
 
-def model_digest(config: ModelConfig, weights: str, rotary: tuple[torch.Tensor, ...]) -> str:
-    """BLAKE3 (hex) over the weights' digest, every field of the configuration and rotary tables."""
-    fields = json.dumps(dataclasses.asdict(config), sort_keys=True, separators=(",", ":"))
-    digest = blake3.blake3(f"{weights}\n{fields}\n".encode())
-    for table in rotary:
-        rows = table[:_TABLE_POSITIONS].contiguous().cpu()
+def model_digest(config: ModelConfig, weights: str) -> str:
+    """BLAKE3 (hex) over the weights' digest, the configuration and what rotary tables come from.
+
+    A table's entry is a function of its position, the inverse frequencies and the factor; how long
+    a context is served, or the checkpoint states, changes no entry and is left out.
+    """
+    values = {k: v for k, v in dataclasses.asdict(config).items() if k != _CONTEXT}
+    fields = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    digest = blake3.blake3(f"{weights}\n{fields}\n{TABLE_VERSION}\n".encode())
+    return digest.update(_rotary_numbers(config.rotary)).hexdigest()
+
+
+def table_digest(tables: tuple[torch.Tensor, ...]) -> str:
+    """BLAKE3 (hex) over the tables' first 4,096 rows, for ranks to compare: equally long ones."""
+    digest = blake3.blake3()
+    for table in tables:
+        rows = table[:_COMPARED_ROWS].contiguous().cpu()
         digest.update(rows.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _rotary_numbers(spec: RotarySpec) -> bytes:
+    """The inverse frequencies and the factor, as little-endian fp32: the bits that are used."""
+    numbers = (*inverse_frequencies(spec), attention_scaling(spec))
+    return struct.pack(f"<{len(numbers)}f", *numbers)
 
 
 def system_fingerprint(contract: str, model: str, device: str) -> str:

@@ -27,7 +27,7 @@ from tpdet.errors import (
 from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.models.decoder import Decoder
-from tpdet.receipt import model_digest
+from tpdet.receipt import model_digest, table_digest
 from tpdet.weights.resolve import resolve_model
 from tpdet.weights.sample import sample_checkpoint
 from tpdet.weights.source import Digests, WeightRead, WeightSource, merge_digests, open_weights
@@ -61,8 +61,9 @@ class Loader:
         if self._world.size > 1:
             agree(self._world, sample_checkpoint(directory, source.files))
         decoder = Decoder(source, partition, positions)
-        found = self._digest(decoder, merge_digests(self._world, self._finish(source)))
-        agree(self._world, {"model digest": found})
+        found = self._digest(merge_digests(self._world, self._finish(source)))
+        tables = table_digest((decoder.cos, decoder.sin))
+        agree(self._world, {"model digest": found, "rotary tables": tables})
         self._reads = tuple(source.reads)
         self._tokenizer = tokenizer_digests(directory)
         return decoder, found
@@ -93,7 +94,7 @@ class Loader:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._world.barrier()
-        return self._digest(decoder, weights)
+        return self._digest(weights)
 
     def _check_together(self, name: str, tick: Tick) -> tuple[Path, Digests, str]:
         """Directory, this rank's digests and all ranks' merged one. Raises ReloadError on all."""
@@ -169,8 +170,8 @@ class Loader:
     def _finish(self, source: WeightSource) -> Digests:
         return source.finish(_TIED if self._model.tie_word_embeddings else None)
 
-    def _digest(self, decoder: Decoder, weights: str) -> str:
-        return model_digest(self._model, weights, (decoder.cos, decoder.sin))
+    def _digest(self, weights: str) -> str:
+        return model_digest(self._model, weights)
 
 
 def tokenizer_digests(directory: Path) -> dict[str, str]:
