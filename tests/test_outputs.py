@@ -173,7 +173,7 @@ def request(**parameters) -> Request:
 
 def test_a_request_without_tokens_to_make_ends_with_its_prompt_scores():
     assembler = RequestAssembler(request(max_tokens=0, prompt_logprobs=1), None)
-    prompt = PromptOutput("r", (None, -1.5), ((), (Candidate(2, -1.5),)))
+    prompt = PromptOutput("r", (None, -1.5), ((), (Candidate(2, -1.5),)), (0, 1))
     assert assembler.push(prompt) is None
     assert not assembler.finished
     delta = assembler.push(TokenOutput("r", 0, -1, 0.0, (), "length"))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.bits import assert_same_bits
+from tpdet.kernels import token_ranks as kernel
 from tpdet.kernels.cpu import threads
 from tpdet.request import SamplingParams
 from tpdet.sampler import NumericalFailure, prompt_logprobs, sample
@@ -127,6 +128,32 @@ def test_prompt_scores_have_the_same_bits_whole_or_in_pieces():
         assert scored.token_id == ids[index]
         assert abs(scored.logprob - float(exact[index, ids[index]])) < 3e-6
     assert prompt_logprobs(logits[:0], [], 4) == []
+
+
+def test_a_rank_counts_the_ids_before_it_in_the_order_of_the_likeliest():
+    logits = logits_of(40, 1_000)
+    logits[:, 900:] = -torch.inf
+    logits[3, :5] = torch.tensor([-0.0, 0.0, -0.0, 0.0, -0.0])
+    order = torch.sort(logits + 0.0, dim=-1, descending=True, stable=True).indices.tolist()
+    ids = [index * 37 % 1_000 for index in range(40)]
+    for index, scored in enumerate(prompt_logprobs(logits, ids, 20)):
+        assert order[index][scored.rank - 1] == ids[index]
+        assert [c.token_id for c in scored.top] == order[index][:20]
+    for parameters in PARAMETERS:
+        for index, answer in enumerate(sample(logits, [row(i, **parameters) for i in range(40)])):
+            asked = "logprobs" in parameters
+            assert not asked or order[index][answer.rank - 1] == answer.token_id
+            assert asked or answer.rank == 0
+    hot = [row(i, temperature=2.0, logprobs=1) for i in range(40)]
+    assert max(answer.rank for answer in sample(logits, hot)) > 20, "none was outside the likeliest"
+
+
+def test_ranks_are_the_same_over_any_blocks(monkeypatch):
+    logits = logits_of(20, 1_000)
+    ids = [index * 37 % 1_000 for index in range(20)]
+    whole = prompt_logprobs(logits, ids, 0)
+    monkeypatch.setattr(kernel, "_BLOCK_ELEMENTS", 3_500)
+    assert prompt_logprobs(logits, ids, 0) == whole
 
 
 def test_minus_infinity_is_a_logprob_and_no_failure():

@@ -181,7 +181,7 @@ def test_draws_together_have_the_bits_of_whole_rows(ranks, rows):
              top_k=p.top_k, top_p=p.top_p, min_p=p.min_p)
         for one in inputs for p in [one.params]
     ]  # fmt: skip
-    counts = [one.params.logprobs or 0 for one in inputs]
+    counts = [one.params.logprobs for one in inputs]
 
     def one_rank(world):
         mine = padded[:, world.rank * width : (world.rank + 1) * width].contiguous()

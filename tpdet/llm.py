@@ -234,9 +234,9 @@ def _output(text: str | None, answer: RequestAnswer, seed: int, engine: Engine) 
     if answer.prompt is not None and answer.request.params.prompt_logprobs is not None:
         ids = answer.request.prompt_token_ids
         prompt_logprobs = [
-            None if logprob is None else _position(SampledToken(token, logprob, top))
-            for token, logprob, top in zip(
-                ids, answer.prompt.logprobs, answer.prompt.top, strict=True
+            None if logprob is None else _position(SampledToken(token, logprob, top, rank))
+            for token, logprob, top, rank in zip(
+                ids, answer.prompt.logprobs, answer.prompt.top, answer.prompt.ranks, strict=True
             )
         ]
     return RequestOutput(

@@ -202,4 +202,4 @@ def shortest_float32(value: float) -> float:
 def _tokens(output: TokenOutput) -> tuple[SampledToken, ...]:
     if output.token_id < 0:  # max_tokens 0: nothing was sampled
         return ()
-    return (SampledToken(output.token_id, output.logprob, output.top),)
+    return (SampledToken(output.token_id, output.logprob, output.top, output.rank),)

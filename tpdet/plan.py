@@ -50,7 +50,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class RowDraw(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a row's token is drawn, where ranks share the rows of a step: as `SamplingParams` say.
 
-    Place and choice are the plan row's. `logprobs`: how many of the likeliest are told beside it.
+    Place and choice are the plan row's. `logprobs`: how many of the likeliest are told beside it
+    and its rank; None for neither.
     """
 
     seed: int
@@ -58,7 +59,7 @@ class RowDraw(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top_k: int
     top_p: float
     min_p: float
-    logprobs: int
+    logprobs: int | None
 
     @property
     def filtered(self) -> bool:

@@ -147,7 +147,8 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     told with a choice's first output alone, counts the prompt tokens whose K/V were read from the
     prefix cache; nothing else may depend on it. `dead_end`: the schema allows no token after this
     one, though the text is not complete (`finish_reason` is "length"). `approximate`: the step's
-    arithmetic was not the contract's, so no bit of the answer is promised.
+    arithmetic was not the contract's, so no bit of the answer is promised. `rank` is the token's
+    among all ids by their logits (1: the likeliest; ties by lowest id), 0 if nobody asked.
     """
 
     request_id: str
@@ -160,18 +161,20 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cached_tokens: int = 0
     dead_end: bool = False
     approximate: bool = False
+    rank: int = 0
 
 
 class PromptOutput(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities of a request's prompt tokens, sent once, before its first token.
 
     `logprobs[i]` is token i's log-probability given those before it (None for the first), `top[i]`
-    the likeliest at that position.
+    the likeliest at that position, `ranks[i]` token i's place among all ids (0 for the first).
     """
 
     request_id: str
     logprobs: tuple[float | None, ...]
     top: tuple[tuple[Candidate, ...], ...]
+    ranks: tuple[int, ...]
 
 
 class RequestFailed(msgspec.Struct, frozen=True, array_like=True):

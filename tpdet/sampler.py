@@ -18,10 +18,14 @@ from tpdet.kernels import ops
 from tpdet.kernels.draw import Draw
 from tpdet.kernels.row_draws import RowDraws, RowWeights
 from tpdet.kernels.shard import Shard
+from tpdet.kernels.token_ranks import token_ranks
 from tpdet.request import Candidate
 from tpdet.sampling_row import SampledToken, SamplingRow
 
 _LIKELIEST = Draw(temperature=0.0, seed=0, position=0)
+_COUNTED = -1  # in `Drawn.ranks`: the rank is counted on the device
+Counts = Sequence[int | None]
+"""How many of the likeliest a row is told beside its token; None: nor the token's rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,11 @@ class Drawn:
     tokens: torch.Tensor
     packed: torch.Tensor
     """fp64 [R, 3] on the device: fit, token, logprob."""
-    counts: tuple[int, ...]
+    counts: tuple[int | None, ...]
+    ranks: tuple[int, ...]
+    """The tokens' ranks where they are known beforehand, else 0 (not asked for) or _COUNTED."""
     answers: torch.Tensor
-    """fp64 on the host, whole once `copied`: [R, 3], then [rows with counts, most, 2]."""
+    """fp64 on the host, whole once `copied`: [R, 3], [rows with counts, most, 2], then ranks."""
     copied: torch.cuda.Event | None
 
     @property
@@ -62,65 +68,74 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingRow], shard: Shard | None 
     """
     _check(logits, len(rows))
     shard = shard or Shard(0, logits.shape[1])
-    found = ops.draw_rows(logits, [_draw(row) for row in rows], shard)
-    return _drawn(logits, found, [row.params.logprobs or 0 for row in rows], shard)
+    draws, counts = [_draw(row) for row in rows], [row.params.logprobs for row in rows]
+    return _drawn(logits, ops.draw_rows(logits, draws, shard), counts, _ranks(draws, counts), shard)
 
 
 def draw_likeliest(logits: torch.Tensor, shard: Shard) -> Drawn:
     """`draw` of each row's likeliest token, with nothing else told: fp32 [R, W], R > 0."""
     found = ops.draw_rows(logits, [_LIKELIEST] * len(logits), shard)
-    return _drawn(logits, found, [0] * len(logits), shard)
+    return _drawn(logits, found, [None] * len(logits), (1,) * len(logits), shard)
 
 
 def draw_shared(
-    logits: torch.Tensor, draws: Sequence[Draw], counts: Sequence[int], exchange: RowExchange,
+    logits: torch.Tensor, draws: Sequence[Draw], counts: Counts, exchange: RowExchange,
     rank: int, ranks: int, vocab_size: int,
 ) -> Drawn:  # fmt: skip
     """`draw` by shares of whole rows: fp32 [R, W] of every rank, R > 0, and R draws of no lists.
 
     Each rank draws for its own rows over the whole vocabulary, then all gather the answers, with
-    the likeliest `counts[row]` beside each. Called on every rank; equal on all.
+    the likeliest `counts[row]` and its rank beside each. Called on every rank; equal on all.
     """
     _check(logits, len(draws))
     first, share = first_rows(len(draws), ranks)[rank], share_of(len(draws), ranks)
     mine = exchange.whole_rows(logits)[:, :vocab_size]
     shard = Shard(0, vocab_size)
     found = ops.weigh_draws(mine, draws[first : first + share], shard)
-    answers, most = found.answers.view(-1), max(counts)
+    known, answers, most = _ranks(draws, counts), [found.answers.view(-1)], _most(counts)
+    # Of every row: the ranks' answers must have one shape.
     if most:
-        # Of every row: the ranks' answers must have one shape.
-        pairs = _likeliest(mine, found, list(range(share)), most, shard)
-        answers = torch.cat([answers, pairs.view(-1)])
-    everyone = exchange.all_gather(answers)
-    rows = [row for row, count in enumerate(counts) if count > 0]
+        answers.append(_likeliest(mine, found, list(range(share)), most, shard).view(-1))
+    if _COUNTED in known:
+        answers.append(token_ranks(mine, found.answers[1].long(), shard).double())
+    everyone = exchange.all_gather(torch.cat(answers) if len(answers) > 1 else answers[0])
+    rows, counted = _with_counts(counts), _counted(known)
     places = row_places(len(draws), ranks)
-    at = _to_device([*places, *(places[row] for row in rows)], logits.device)
+    order = [*range(len(draws)), *rows, *counted]
+    at = _to_device([places[row] for row in order], logits.device)
     tokens, _, _, packed = ops.pack_answers(everyone, share, at[: len(draws)])
-    pieces = [packed.view(-1)]
+    pieces, end = [packed.view(-1)], (4 + 2 * most) * share
     if rows:
-        tops = everyone[:, 4 * share :].reshape(ranks * share, -1)
-        pieces.append(tops[at[len(draws) :]].view(-1))
-    host, copied = _to_host(torch.cat(pieces) if rows else pieces[0])
-    return Drawn(tokens, packed, tuple(counts), host, copied)
+        tops = everyone[:, 4 * share : end].reshape(ranks * share, -1)
+        pieces.append(tops[at[len(draws) : len(draws) + len(rows)]].view(-1))
+    if counted:
+        pieces.append(everyone[:, end:].reshape(-1)[at[len(draws) + len(rows) :]])
+    host, copied = _to_host(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
+    return Drawn(tokens, packed, tuple(counts), known, host, copied)
 
 
 def draw_columns(
-    logits: torch.Tensor, draws: Sequence[Draw], counts: Sequence[int], shard: Shard
+    logits: torch.Tensor, draws: Sequence[Draw], counts: Counts, shard: Shard
 ) -> Drawn:
     """`draw` of R given draws over a rank's part of the vocabulary: fp32 [R, W], R > 0.
 
-    With the likeliest `counts[row]` beside each. Called on every rank; equal on all.
+    With the likeliest `counts[row]` beside each, and its rank. Called on every rank; equal on all.
     """
     _check(logits, len(draws))
-    return _drawn(logits, ops.draw_rows(logits, draws, shard), list(counts), shard)
+    found = ops.draw_rows(logits, draws, shard)
+    return _drawn(logits, found, counts, _ranks(draws, counts), shard)
 
 
 def finish(drawn: Drawn) -> list[SampledToken | NumericalFailure]:
     """Wait for a draw: its R results, in order."""
     if drawn.copied is not None:
         drawn.copied.synchronize()
-    count = len(drawn.counts)
-    tops = _tops(drawn.answers[3 * count :], drawn.counts)
+    count, counted = len(drawn.counts), _counted(drawn.ranks)
+    last = len(drawn.answers) - len(counted)
+    tops = _tops(drawn.answers[3 * count : last], drawn.counts)
+    ranks = list(drawn.ranks)
+    for row, rank in zip(counted, drawn.answers[last:].tolist(), strict=True):
+        ranks[row] = int(rank)
     results: list[SampledToken | NumericalFailure] = []
     for row, (healthy, token, logprob) in enumerate(
         drawn.answers[: 3 * count].view(count, 3).tolist()
@@ -130,7 +145,7 @@ def finish(drawn: Drawn) -> list[SampledToken | NumericalFailure]:
         elif token < 0:
             results.append(NumericalFailure("bias and forbidden ids leave no token to choose"))
         else:
-            results.append(SampledToken(int(token), logprob, tops.get(row, ())))
+            results.append(SampledToken(int(token), logprob, tops.get(row, ()), ranks[row]))
     return results
 
 
@@ -145,7 +160,7 @@ def sample(
 def prompt_logprobs(
     logits: torch.Tensor, next_ids: Sequence[int], count: int, shard: Shard | None = None
 ) -> list[SampledToken | NumericalFailure]:
-    """Score given tokens: fp32 [T, W] and the T ids that followed -> T results.
+    """Score given tokens: fp32 [T, W] and the T ids that followed -> T results, with ranks.
 
     `count` candidates a position. Raises ValueError when logits are not fp32 [T, W].
     """
@@ -154,7 +169,8 @@ def prompt_logprobs(
         return []
     shard = shard or Shard(0, logits.shape[1])
     found = ops.score_tokens(logits, next_ids, shard)
-    return finish(_drawn(logits, found, [count] * len(next_ids), shard))
+    scored = len(next_ids)
+    return finish(_drawn(logits, found, [count] * scored, (_COUNTED,) * scored, shard))
 
 
 def _check(logits: torch.Tensor, rows: int) -> None:
@@ -188,14 +204,43 @@ def _draw(row: SamplingRow) -> Draw:
     )
 
 
-def _drawn(logits: torch.Tensor, found: RowDraws, counts: list[int], shard: Shard) -> Drawn:
+def _drawn(
+    logits: torch.Tensor, found: RowDraws, counts: Counts, ranks: tuple[int, ...], shard: Shard
+) -> Drawn:
     """The answers with the likeliest `counts[row]` beside each, copied to the host in one go."""
     pieces = [found.packed.view(-1)]
-    rows = [row for row, count in enumerate(counts) if count > 0]
+    rows, counted = _with_counts(counts), _counted(ranks)
     if rows:
-        pieces.append(_likeliest(logits, found, rows, max(counts), shard).view(-1))
-    answers, copied = _to_host(torch.cat(pieces) if rows else pieces[0])
-    return Drawn(found.tokens, found.packed, tuple(counts), answers, copied)
+        pieces.append(_likeliest(logits, found, rows, _most(counts), shard).view(-1))
+    if counted:
+        mine, tokens = logits, found.tokens
+        if len(counted) < len(logits):
+            at = _to_device(counted, logits.device)
+            mine, tokens = logits[at], tokens[at]
+        pieces.append(token_ranks(mine, tokens, shard).double())
+    answers, copied = _to_host(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
+    return Drawn(found.tokens, found.packed, tuple(counts), ranks, answers, copied)
+
+
+def _ranks(draws: Sequence[Draw], counts: Counts) -> tuple[int, ...]:
+    """What `Drawn.ranks` says of draws: the likeliest token's is 1 without counting."""
+    return tuple(
+        1 if how.temperature == 0.0 and not how.changes_logits else 0 if count is None else _COUNTED
+        for how, count in zip(draws, counts, strict=True)
+    )
+
+
+def _counted(ranks: Sequence[int]) -> list[int]:
+    return [row for row, rank in enumerate(ranks) if rank == _COUNTED]
+
+
+def _with_counts(counts: Counts) -> list[int]:
+    """The rows that are told any of the likeliest."""
+    return [row for row, count in enumerate(counts) if count]
+
+
+def _most(counts: Counts) -> int:
+    return max(count or 0 for count in counts)
 
 
 def _likeliest(
@@ -227,9 +272,11 @@ def _to_host(answers: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | No
     return host, copied
 
 
-def _tops(answers: torch.Tensor, counts: tuple[int, ...]) -> dict[int, tuple[Candidate, ...]]:
+def _tops(
+    answers: torch.Tensor, counts: tuple[int | None, ...]
+) -> dict[int, tuple[Candidate, ...]]:
     """The `counts[row]` likeliest of each row that wants any, ties by lowest id."""
-    rows = [row for row, count in enumerate(counts) if count > 0]
+    rows = _with_counts(counts)
     if not rows:
         return {}
     pairs = answers.view(len(rows), -1, 2).tolist()

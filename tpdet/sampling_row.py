@@ -65,8 +65,13 @@ class ScoringRow:
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A token, drawn or scored, with its fp32 log-probability and the likeliest, best first."""
+    """A token, drawn or scored, with its fp32 log-probability and the likeliest, best first.
+
+    `rank`: 1 for the likeliest id; of equal logits the lowest id comes first. 0 where nobody asked
+    for log-probabilities.
+    """
 
     token_id: int
     logprob: float
     top: tuple[Candidate, ...] = ()
+    rank: int = 0

@@ -18,6 +18,7 @@ from tests.interpreted_noise import masses_are_rounded_conversions
 from tpdet.kernels.cuda import gumbel_scores, row_draws
 from tpdet.kernels.draw import Draw
 from tpdet.kernels.shard import Shard
+from tpdet.kernels.token_ranks import token_ranks
 
 VOCABULARIES = (151_936, 151_937, 32_003, 777)
 KINDS = ("random", "peaked", "heavy", "flat", "tied", "zeros", "holes", "poisoned")
@@ -103,6 +104,29 @@ def check_shards():
                 assert torch.equal(found.packed, expected), (vocabulary, ranks)
 
 
+def check_ranks(kind):
+    """Ranks are places in the row sorted, also over shards, and nothing waits for them."""
+    for vocabulary in VOCABULARIES:
+        x = rows(kind, 24, vocabulary)
+        ids = torch.arange(24, device="cuda") * 701 % vocabulary
+        order = torch.sort(x + 0.0, dim=-1, descending=True, stable=True).indices
+        expected = (order == ids[:, None]).int().argmax(-1) + 1
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = token_ranks(x, ids, Shard(0, vocabulary))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(found, expected), vocabulary
+        for ranks in (2, 8):
+            width = -(-vocabulary // (16 * ranks)) * 16 + 16
+            for found in over_shards(x, ranks, width, partial(rank_shard, ids)):
+                assert torch.equal(found, expected), (vocabulary, ranks)
+
+
+def rank_shard(ids, piece, shard):
+    return token_ranks(piece, ids, shard)
+
+
 def draw_shard(how, piece, shard):
     return row_draws.draw_rows(piece, how, shard)
 
@@ -173,6 +197,7 @@ def checks():
         found.append(Check(f"bits, {kind}", check_bits, (kind,)))
         if kind != "poisoned":
             found.append(Check(f"every way to a bound, {kind}", check_ways, (kind,)))
+            found.append(Check(f"ranks, {kind}", check_ranks, (kind,)))
     return found
 
 

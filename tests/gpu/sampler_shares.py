@@ -57,7 +57,9 @@ def check_bits(world, sums, peer):
             for counts in ([0] * count, [i % 3 * 2 for i in range(count)]):
                 expected = row_draws.draw_rows(whole, how, Shard(0, VOCABULARY))
                 alone = sampler.finish(
-                    sampler._drawn(whole, expected, counts, Shard(0, VOCABULARY))
+                    sampler._drawn(
+                        whole, expected, counts, sampler._ranks(how, counts), Shard(0, VOCABULARY)
+                    )
                 )
                 shard = Shard(world.rank * mine.shape[1], VOCABULARY, sums.all_gather)
                 by_columns = partial(sampler.draw_columns, mine, how, counts, shard)

@@ -203,11 +203,12 @@ def token_output(request: Request, choice: int, position: int, model) -> TokenOu
         reason, stop = "stop", token
     elif position + 1 >= params.max_tokens:
         reason = "length"
-    return TokenOutput(request.request_id, choice, token, logprob, top, reason, stop)
+    return TokenOutput(request.request_id, choice, token, logprob, top, reason, stop, rank=7)
 
 
 def prompt_output(request: Request, vocab_size: int) -> PromptOutput:
     ids, count = request.prompt_token_ids, request.params.prompt_logprobs or 0
     logprobs = [None, *(single(-0.25 * (i + 1)) for i in range(len(ids) - 1))]
     top = [(), *(ranked((ids, i), vocab_size, count) for i in range(len(ids) - 1))]
-    return PromptOutput(request.request_id, tuple(logprobs), tuple(top))
+    ranks = (0, *range(30, 29 + len(ids)))
+    return PromptOutput(request.request_id, tuple(logprobs), tuple(top), ranks)

@@ -199,6 +199,9 @@ def test_token_names_and_prompt_logprobs_by_id(server):
     assert found["logprobs"]["tokens"][0].startswith("token_id:")
     assert found["prompt_logprobs"][0] is None
     assert found["prompt_logprobs"][1]["101"]["logprob"] == -0.25
+    # The engine of these tests ranks the second token 30th, the third 31st.
+    ranks = [[one["rank"] for one in entry.values()] for entry in found["prompt_logprobs"][1:]]
+    assert ranks[0] == [1, 30] and ranks[1] == [1, 31]
 
 
 def test_truncation_keeps_the_last_tokens(server):

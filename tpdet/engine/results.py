@@ -68,7 +68,7 @@ class StepResults:
             draws.append(
                 RowDraw(
                     wanted.sampling.seed, how.temperature, how.top_k, how.top_p, how.min_p,
-                    how.logprobs or 0,
+                    how.logprobs,
                 )
             )  # fmt: skip
         return () if self._tap is not None else tuple(draws)

@@ -20,7 +20,7 @@ from tpdet.sampling_row import SamplingRow
 
 _CONTEXT = PAGE_TOKENS + 40  # decoded rows read two pages: a merge of splits is among the kernels
 _LIKELIEST = SamplingParams(temperature=0.0, logprobs=5)
-_PLAIN = SamplingParams(temperature=1.0, frequency_penalty=0.1, logit_bias={0: 1.0})
+_PLAIN = SamplingParams(temperature=1.0, frequency_penalty=0.1, logit_bias={0: 1.0}, logprobs=0)
 _FILTERED = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
 _ALL = _LIKELIEST, _FILTERED, _PLAIN
 _ALONE = (_LIKELIEST,), (_PLAIN,), (_FILTERED,)

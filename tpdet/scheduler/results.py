@@ -96,7 +96,7 @@ def take_results(
     told.append(
         TokenOutput(
             request.request_id, choice, token.token_id, token.logprob, token.top,
-            reason, stop, cached, dead_end, approximate,
+            reason, stop, cached, dead_end, approximate, token.rank,
         )
     )  # fmt: skip
     return told

@@ -226,6 +226,7 @@ class Sequence:
             self.request.request_id,
             (None, *(score.logprob for score in scores)),
             ((), *(score.top for score in scores)),
+            (0, *(score.rank for score in scores)),
         )
 
 

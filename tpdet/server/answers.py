@@ -77,24 +77,18 @@ class LogprobWriter:
             if token is None:
                 found.append(None)
                 continue
-            ranked = list(enumerate(token.top[:count], start=1))
-            entry = {
-                str(c.token_id): {
-                    "logprob": shortest_float32(c.logprob),
-                    "rank": rank,
-                    "decoded_token": self.name(c.token_id),
-                }
-                for rank, c in ranked
-            }
-            entry.setdefault(
-                str(token.token_id),
+            ranked = {c.token_id: (rank, c.logprob) for rank, c in enumerate(token.top[:count], 1)}
+            ranked.setdefault(token.token_id, (token.rank, token.logprob))
+            found.append(
                 {
-                    "logprob": shortest_float32(token.logprob),
-                    "rank": None,
-                    "decoded_token": self.name(token.token_id),
-                },
+                    str(token_id): {
+                        "logprob": shortest_float32(logprob),
+                        "rank": rank,
+                        "decoded_token": self.name(token_id),
+                    }
+                    for token_id, (rank, logprob) in ranked.items()
+                }
             )
-            found.append(entry)
         return found
 
     def _limited(self, token: SampledToken) -> tuple[Candidate, ...]:
@@ -120,8 +114,10 @@ class LogprobWriter:
 def prompt_tokens(prompt: PromptOutput, ids: Sequence[int]) -> list[SampledToken | None]:
     """The prompt's tokens with their log-probabilities; None where there is none."""
     return [
-        None if logprob is None else SampledToken(token_id, logprob, top)
-        for token_id, logprob, top in zip(ids, prompt.logprobs, prompt.top, strict=True)
+        None if logprob is None else SampledToken(token_id, logprob, top, rank)
+        for token_id, logprob, top, rank in zip(
+            ids, prompt.logprobs, prompt.top, prompt.ranks, strict=True
+        )
     ]
 
 
