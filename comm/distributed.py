@@ -32,7 +32,7 @@ class DistributedWorld(GroupWorld):
     memory unless it is CUDA-aware. `timeout` bounds each operation, `start_timeout` the arrival of
     all ranks; both in seconds. Raises UsageError without a launcher's environment and for an MPI
     that does not know the ranks, PeerLostError if a rank does not arrive, naming it and, where the
-    launcher tells, its node.
+    launcher tells, its node, and UsageError on every rank if local ranks contradict each other.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class DistributedWorld(GroupWorld):
             opened = whole.add(f"tpdet/worlds/{self.rank}", 1)
             store = dist.PrefixStore(f"tpdet/world/{opened}", whole)
             self._roll = RollCall(store, self.rank, self.size, hosts)
-            self.node_names = self._roll.arrive(this_node(environment), expected, limit)
+            node, here = this_node(environment), (self.local_rank, self.local_size)
+            self.node_names = self._roll.arrive(node, expected, limit, here)
         except RuntimeError as error:
             raise PeerLostError(
                 f"rank {self.rank} of {self.size} lost the store where ranks meet, which "

@@ -8,6 +8,7 @@ across (of rank 5)     1         5            rank 1 of 2, which is the number o
 import logging
 from dataclasses import dataclass
 
+from tpdet.comm.roll_call import rank_list
 from tpdet.comm.world import World
 
 _log = logging.getLogger("tpdet.engine")
@@ -27,23 +28,26 @@ def open_nodes(world: World) -> Nodes | None:
 
     They bring nothing on one node and with one rank a node. They cannot be had if nodes differ in
     their number of ranks or do not hold neighbouring ones: rank 0 logs a warning then, for answers
-    are the same, but slower.
+    are the same, but slower. In which order a node numbers its local ranks does not matter.
     """
-    said = f"{world.local_rank} {world.local_size}".encode()
-    everyone = world.gather_bytes(said)
-    if any(place == b"0 1" for place in everyone) or world.local_size == world.size:
+    ranks_of: dict[str, list[int]] = {}
+    for rank, name in enumerate(world.node_names):
+        ranks_of.setdefault(name, []).append(rank)
+    counts = {len(ranks) for ranks in ranks_of.values()}
+    if len(ranks_of) == 1 or 1 in counts:
         return None
-    ranks = world.local_size
-    regular = [f"{rank % ranks} {ranks}".encode() for rank in range(world.size)]
-    if everyone != regular:
+    in_turn = [rank for ranks in ranks_of.values() for rank in ranks]
+    if len(counts) > 1 or in_turn != list(range(world.size)):
         if world.rank == 0:
             _log.warning(
-                "ranks do not lie node by node, as many on each: their sums are exchanged in one "
-                "level, which is slower; (local rank, ranks of the node) by rank: %s",
-                ", ".join(f"({place.decode().replace(' ', ', ')})" for place in everyone),
+                "nodes do not hold neighbouring ranks, as many on each (%s): sums are exchanged in "
+                "one level, which is slower, with the same bits; to fold inside a node first, lay "
+                "ranks out in blocks: srun --distribution=block, mpirun --map-by slot (Open MPI) "
+                "or -ppn N (MPICH)",
+                rank_list(range(world.size), dict(enumerate(world.node_names))),
             )
         return None
-    return split_nodes(world, world.size // ranks)
+    return split_nodes(world, len(ranks_of))
 
 
 def split_nodes(world: World, nodes: int) -> Nodes:

@@ -16,8 +16,8 @@ from typing import TypeVar
 import msgspec
 import torch.distributed as dist
 
-from tpdet.errors import PeerLostError
-from tpdet.launch.node_name import Node, node_names
+from tpdet.errors import PeerLostError, UsageError
+from tpdet.launch.node_name import Node, check_places, node_names
 
 ROLL_SECONDS = 1.0
 """How long a rank that lost a peer waits for the others' words, and for the store."""
@@ -49,8 +49,15 @@ class Heard(msgspec.Struct, frozen=True):
     store_answers: bool = True
 
 
+class Arrival(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank writes when it comes: its node and, if given, (local rank, local size) there."""
+
+    node: Node
+    local_place: tuple[int, int] | None
+
+
 _word_decoder = msgspec.json.Decoder(LastWord)
-_node_decoder = msgspec.json.Decoder(Node)
+_arrival_decoder = msgspec.json.Decoder(Arrival)
 
 
 class RollCall:
@@ -62,21 +69,50 @@ class RollCall:
     def __init__(self, store: dist.Store, rank: int, size: int, hosts_store: bool) -> None:
         self._store, self._rank, self._size, self._hosts = store, rank, size, hosts_store
 
-    def arrive(self, node: Node, expected: Sequence[str], limit: float) -> tuple[str, ...]:
+    def arrive(
+        self,
+        node: Node,
+        expected: Sequence[str],
+        limit: float,
+        local_place: tuple[int, int] | None = None,
+    ) -> tuple[str, ...]:
         """Wait until all ranks have come, at most `limit` seconds; the names of their nodes.
 
-        expected: those names as far as the launcher tells them, or (). Raises PeerLostError naming
-        the ranks that are missing, and who came from where.
+        expected: those names as far as the launcher tells them, or (). local_place: this rank's
+        local rank and local size, alike given or not by all. Raises PeerLostError naming the ranks
+        that are missing, and who came from where; UsageError for local places that contradict each
+        other.
         """
-        self._store.set(f"arrived/{self._rank}", msgspec.json.encode(node).decode())
-        deadline, came = time.monotonic() + limit, dict[int, Node]()
+        arrival = Arrival(node, local_place)
+        self._store.set(f"arrived/{self._rank}", msgspec.json.encode(arrival).decode())
+        deadline, came = time.monotonic() + limit, dict[int, Arrival]()
         while True:
-            came |= self._read("arrived", came, _node_decoder.decode)
+            came |= self._read("arrived", came, _arrival_decoder.decode)
             if len(came) == self._size:
-                return node_names([came[rank] for rank in range(self._size)])
+                break
             if time.monotonic() > deadline:
-                raise PeerLostError(self._missing(came, expected, limit))
+                nodes = {rank: arrival.node for rank, arrival in came.items()}
+                raise PeerLostError(self._missing(nodes, expected, limit))
             time.sleep(_POLL_SECONDS)
+        arrivals = [came[rank] for rank in range(self._size)]
+        names = node_names([arrival.node for arrival in arrivals])
+        places = [arrival.local_place for arrival in arrivals]
+        self._check(names, [place for place in places if place is not None])
+        return names
+
+    def _check(self, names: Sequence[str], places: Sequence[tuple[int, int]]) -> None:
+        """Raise UsageError for places that contradict each other, once all have seen them."""
+        try:
+            if len(places) == len(names):
+                check_places(names, places)
+        except UsageError:
+            self._store.set(f"refused/{self._rank}", "1")
+            deadline, seen = time.monotonic() + ROLL_SECONDS, dict[int, bytes]()
+            # The store ends with its host: the others would take that for a lost rank.
+            while self._hosts and len(seen) < self._size and time.monotonic() < deadline:
+                seen |= self._read("refused", seen, bytes)
+                time.sleep(_POLL_SECONDS)
+            raise
 
     def part(self, word: LastWord, seconds: float = ROLL_SECONDS) -> Heard:
         """Leave a last word; whoever lost a peer also waits, up to `seconds`, for the others'.

@@ -76,13 +76,13 @@ class ThreadWorld:
     """One thread's place in a world of threads; made by `run_threads`."""
 
     def __init__(
-        self, rank: int, size: int, timeout: float, meeting: _Meeting, local_size: int | None = None
+        self, rank: int, size: int, timeout: float, meeting: _Meeting, nodes: Sequence[int] = ()
     ) -> None:
+        """nodes: the node of each rank; () if all are on one."""
         self.rank = rank
         self.size = size
-        self.local_size = local_size or size
-        self.local_rank = rank % self.local_size
-        self.node_names = tuple(f"node{r // self.local_size}" for r in range(size))
+        self.node_names = tuple(f"node{node}" for node in nodes or (0,) * size)
+        self.local_rank, self.local_size = local_place(self, range(size))
         self.timeout = timeout
         self._meeting = meeting
         self._count = 0
@@ -204,22 +204,25 @@ def run_threads(
     function: Callable[[ThreadWorld], Result],
     timeout: float = 120.0,
     local_size: int | None = None,
+    nodes: Sequence[int] = (),
 ) -> list[Result]:
     """Run `function(world)` in `size` threads; their results in rank order.
 
-    local_size: pretend that so many neighbouring ranks, not all, share a host.
+    local_size: pretend that so many neighbouring ranks, not all, share a host. nodes: or say the
+    node of each rank.
 
     An exception in one thread ends the others' operations with PeerLostError naming it, and is
     raised here (the first one, with its rank as a note). `timeout`, in seconds, bounds every
     operation and, for a thread that never comes back, the whole run (PeerLostError).
     """
     meeting = _Meeting(size)
+    nodes = nodes or [rank // (local_size or size) for rank in range(size)]
     results: list[Any] = [None] * size
     failures: list[tuple[int, BaseException]] = []
 
     def run(rank: int) -> None:
         try:
-            results[rank] = function(ThreadWorld(rank, size, timeout, meeting, local_size))
+            results[rank] = function(ThreadWorld(rank, size, timeout, meeting, nodes))
         except BaseException as error:
             failures.append((rank, error))
             meeting.fail(f"rank {rank} ended with {type(error).__name__}: {error}")

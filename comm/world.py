@@ -50,7 +50,8 @@ class World(Protocol):
     """What an engine needs from its ranks; see the module's patterns of use.
 
     `rank` counts from 0 to `size - 1`, `local_rank` to `local_size - 1` among the ranks of this
-    host; `timeout` is in seconds. `node_names` says, by rank, what its node is called.
+    host; `timeout` is in seconds. `node_names` says, by rank, what its node is called: ranks with
+    one name are on one node, and launchers deal ranks out to nodes in any order.
     """
 
     rank: int
@@ -187,9 +188,9 @@ def group_of(rank: int, size: int, groups: Sequence[Sequence[int]]) -> Sequence[
 
 
 def local_place(world: World, group: Sequence[int]) -> tuple[int, int]:
-    """(local_rank, local_size) of `world`'s rank in a part; a host holds neighbouring ranks."""
-    host = world.rank // world.local_size
-    here = [member for member in group if member // world.local_size == host]
+    """(local_rank, local_size) of `world`'s rank in a part: its place among those of its node."""
+    names = world.node_names
+    here = [member for member in group if names[member] == names[world.rank]]
     return here.index(world.rank), len(here)
 
 

@@ -131,8 +131,8 @@ def _with_meeting_point(place: RankEnvironment, environ: Mapping[str, str]) -> R
     address = environ.get("MASTER_ADDR")
     if not address and place.one_host:
         address = LOOPBACK_ADDRESS
-    if not address and nodes:
-        address = first_host(nodes)
+    if not address and nodes and environ.get("SLURM_DISTRIBUTION") != "arbitrary":
+        address = first_host(nodes)  # dealt out in any other way, rank 0 is there
     job = _job_name(place, environ)
     if not address or (job is None and not environ.get("MASTER_PORT")):
         raise UsageError(

@@ -9,6 +9,10 @@ from tpdet.errors import UsageError
 class RankEnvironment:
     """A process's place: `rank` of `size`, and `local_rank` of `local_size` on its host.
 
+    Local ranks are numbered as the launcher likes: neither order follows from the other, and the
+    ranks of a host need not be neighbours. That every local rank is there once is seen where ranks
+    meet (`node_name.check_places`).
+
     `launched` is false for a process started by hand, which is a world of its own. `launcher` is
     the name of who started it. `session` names this start on this host, where the launcher has a
     name for it. Ranks meet at `address`, `port`; without an address, where torchrun's environment
@@ -26,16 +30,12 @@ class RankEnvironment:
     port: int = 0
 
     def __post_init__(self) -> None:
-        if not (
-            0 <= self.rank < self.size
-            and 0 <= self.local_rank < self.local_size <= self.size
-            and self.local_rank <= self.rank
-        ):
+        if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.local_size <= self.size):
             raise UsageError(
                 f"the environment of {self.launcher or 'the launcher'} contradicts itself: rank "
                 f"{self.rank} of {self.size}, local rank {self.local_rank} of {self.local_size}; "
-                "unset RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun, "
-                "srun or mpirun"
+                "unset what a shell or script set of it (torchrun's are RANK, WORLD_SIZE, "
+                "LOCAL_RANK and LOCAL_WORLD_SIZE), or start with torchrun, srun or mpirun"
             )
 
     @property

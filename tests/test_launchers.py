@@ -1,5 +1,7 @@
 """Launchers: who a rank is under torchrun, Slurm, Open MPI and MPICH, alone and nested."""
 
+from itertools import permutations
+
 import pytest
 
 from tpdet.errors import UsageError
@@ -63,6 +65,42 @@ def place_of(environ):
 )
 def test_each_launcher_is_read(name, environ):
     assert place_of(environ) == (name, 5, 8, 1, 4)
+
+
+@pytest.mark.parametrize("make", [torchrun, slurm, open_mpi, mpich])
+def test_local_ranks_are_any_permutation_on_one_host_and_on_several(make):
+    """Open MPI deals ranks out to sockets or nodes in turn, Slurm cyclically, rank files anyhow."""
+    for order in permutations(range(4)):
+        for rank, local in enumerate(order):
+            one = {"node": 0, "tasks": "4"} if make is slurm else {"local_size": 4}
+            assert place_of(make(rank, 4, local_rank=local, **one) | THERE)[1:] == (
+                rank, 4, local, 4
+            )  # fmt: skip
+            several = {} if make is slurm else {"local_size": 4}
+            found = read_environment(make(rank, 8, local_rank=local, **several) | THERE)
+            assert (found.rank, found.local_rank, found.local_size) == (rank, local, 4)
+
+
+@pytest.mark.parametrize("make", [torchrun, open_mpi, mpich])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"rank": 8}, {"local_rank": 4}, {"local_rank": 7}, {"size": 3, "rank": 1},
+        {"local_size": 9},
+    ],
+)  # fmt: skip
+def test_numbers_that_contradict_each_other_are_refused(make, numbers):
+    with pytest.raises(UsageError, match=r"contradicts itself: rank . of ., local rank . of "):
+        read_environment(make(**numbers) | THERE)
+
+
+def test_hosts_named_task_by_task_need_an_address():
+    """With --distribution=arbitrary rank 0 need not be on the first node of Slurm's list."""
+    anyhow = slurm() | {"SLURM_DISTRIBUTION": "arbitrary"}
+    with pytest.raises(UsageError, match="set MASTER_ADDR to the host of rank 0"):
+        read_environment(anyhow)
+    assert read_environment(anyhow | THERE).address == "h"
+    assert read_environment(slurm() | {"SLURM_DISTRIBUTION": "cyclic"}).address == "gpu07"
 
 
 def test_slurm_tells_where_to_meet_and_what_to_call_the_start():

@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
 
 import httpx
 import msgspec
@@ -20,9 +22,16 @@ from safetensors.torch import load_file, save_file
 from tests.ports import free_port
 from tests.server.harness import eventually
 from tpdet.comm.roll_call import LastWord, RollCall, rank_list
-from tpdet.errors import IntegrityError, PeerLostError
+from tpdet.errors import IntegrityError, PeerLostError, UsageError
 from tpdet.launch.environment import RankEnvironment, read_environment
-from tpdet.launch.node_name import NODE_VARIABLE, Node, expected_nodes, node_names, this_node
+from tpdet.launch.node_name import (
+    NODE_VARIABLE,
+    Node,
+    check_places,
+    expected_nodes,
+    node_names,
+    this_node,
+)
 from tpdet.server.bridge import _last_message
 
 CASES = ("healthy", "secret", "package", "checkpoint", "damaged", "diverges", "silent", "absent")
@@ -180,12 +189,66 @@ def test_a_node_is_called_as_its_launcher_calls_it():
     assert this_node(place(launcher="Slurm"), slurm) == Node("gpu07", 5)
     assert this_node(place(), slurm | {"GROUP_RANK": "1"}) == Node("gpu07", 1)
     assert this_node(place(launcher="Open MPI"), {}).name == socket.gethostname()
-    assert this_node(place(3), {NODE_VARIABLE: "a b/c\n"}) == Node("a_b_c_", 1)
+    found = this_node(place(3), {NODE_VARIABLE: "a b/c\n"})
+    assert (found.name, found.number) == ("a_b_c_", None)  # no launcher numbered it
 
 
-def test_nodes_that_share_a_name_are_told_apart_by_their_number():
+def test_nodes_that_share_a_name_are_told_apart_by_their_number_or_their_machine():
     nodes = [Node("localhost", 0), Node("localhost", 0), Node("localhost", 1), Node("c", 2)]
     assert node_names(nodes) == ("localhost#0", "localhost#0", "localhost#1", "c")
+    a, b, c = Node("localhost", None, "a"), Node("localhost", None, "b"), Node("c", None, "a")
+    assert node_names([a, b, c, a, b]) == (
+        "localhost#0", "localhost#1", "c", "localhost#0", "localhost#1"
+    )  # fmt: skip
+    assert node_names([a, c, a]) == ("localhost", "c", "localhost")
+
+
+def test_processes_of_one_machine_are_on_one_node_whatever_their_ranks(tmp_path):
+    here = this_node(place(0, "Open MPI", 4, 4), {})
+    assert here == this_node(place(3, "Open MPI", 4, 4), {}) and here.machine
+    if os.geteuid() == 0 and shutil.which("unshare"):
+        code = (
+            "from tpdet.launch.node_name import *; print(this_node(RankEnvironment(), {}).machine)"
+        )
+        apart = subprocess.run(
+            ["unshare", "--net", sys.executable, "-c", code], capture_output=True, text=True
+        )
+        assert apart.returncode != 0 or apart.stdout.strip() not in ("", here.machine)
+
+
+@pytest.mark.parametrize(
+    ("names", "places", "message"),
+    [
+        ("aabb", [(0, 2), (0, 2), (0, 2), (1, 2)], "node a, where 2 of 4 ranks are: rank 0 says"),
+        ("aabb", [(0, 2), (1, 2), (0, 1), (0, 1)], "node b, where 2 of 4 ranks are: rank 2 says"),
+        ("aaab", [(0, 2), (1, 2), (0, 2), (1, 2)], "node a, where 3 of 4 ranks are: rank 0 says"),
+        ("abcd", [(0, 1), (0, 1), (0, 1), (1, 2)], "node d, where 1 of 4 ranks are: rank 3 says"),
+    ],
+)
+def test_local_ranks_that_are_no_permutation_are_refused_by_rank_and_node(names, places, message):
+    with pytest.raises(UsageError, match=f"{message} local rank .*set TPDET_NODE on each"):
+        check_places(names, places)
+
+
+def test_any_permutation_of_local_ranks_on_any_ranks_is_taken():
+    for order in permutations(range(4)):
+        check_places("aaaa", [(local, 4) for local in order])
+        check_places([f"node {local // 2}" for local in order], [(local % 2, 2) for local in order])
+    check_places("abbab", [(1, 2), (2, 3), (0, 3), (0, 2), (1, 3)])
+
+
+def test_ranks_that_contradict_each_other_are_refused_by_all_who_met():
+    store = dist.HashStore()
+
+    def arrive(rank):
+        with pytest.raises(UsageError, match="rank 0 says local rank 1 of 2, rank 1 says local "):
+            RollCall(store, rank, 2, rank == 0).arrive(Node("n", 0), (), 5.0, (1, 2))
+        return rank
+
+    with ThreadPoolExecutor(2) as threads:
+        began = time.monotonic()
+        assert list(threads.map(arrive, range(2))) == [0, 1]
+        assert time.monotonic() - began < 0.9  # the host waited for the other, not for its time
 
 
 def test_slurm_tells_where_a_missing_rank_should_have_been():
@@ -197,6 +260,14 @@ def test_slurm_tells_where_a_missing_rank_should_have_been():
     found = expected_nodes(read_environment(environ), environ)
     assert found == ("n1", "n1", "n2", "n2", "n3")
     assert expected_nodes(place(), {}) == ()
+    in_turn = environ | {"SLURM_DISTRIBUTION": "cyclic:block"}
+    assert expected_nodes(read_environment(environ), in_turn) == ("n1", "n2", "n3", "n1", "n2")
+    planes = environ | {"SLURM_DISTRIBUTION": "plane", "SLURM_DIST_PLANESIZE": "2"}
+    assert expected_nodes(read_environment(environ), planes) == found
+    last = {"SLURM_PROCID": "2", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"}
+    assert expected_nodes(read_environment(environ | last), environ | last) == found
+    # This rank knows that it is elsewhere: Slurm deals in a way that is not known here.
+    assert expected_nodes(read_environment(environ | last), in_turn | last) == ()
     wrong = environ | {"SLURM_STEP_NODELIST": "n[1"}
     assert expected_nodes(read_environment(environ), wrong) == ()
     assert (

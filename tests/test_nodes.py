@@ -21,6 +21,7 @@ from tpdet.errors import PeerLostError, UsageError
 from tpdet.kernels import ops, order
 from tpdet.kernels.node_plan import node_plan
 from tpdet.kernels.partial_sums import gathered_sums
+from tpdet.launch.node_name import NODE_VARIABLE
 
 SHAPES = [(2, 1), (2, 2), (2, 4), (4, 2), (2, 8)]
 """Nodes, and ranks of each."""
@@ -188,15 +189,43 @@ def test_several_nodes_choose_two_levels_and_one_does_not():
         run_threads(4, chosen("peer"), local_size=2)
 
 
-def test_ranks_that_do_not_lie_node_by_node_take_one_level_and_say_so(caplog):
-    def opened(world):
-        world.local_rank, world.local_size = divmod(world.rank, 2)[0], 2  # dealt out in turn
-        return open_nodes(world)
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ((0, 1, 0, 1), "ranks 0, 2 on node node0 and ranks 1, 3 on node node1"),  # dealt in turn
+        ((0, 0, 0, 1, 1), "ranks 0, 1, 2 on node node0 and ranks 3, 4 on node node1"),
+        ((0, 0, 1, 1, 0, 0, 1, 1), "ranks 0, 1, 4, 5 on node node0 and ranks 2, 3, 6, 7 on node "),
+    ],
+)
+def test_ranks_that_do_not_lie_node_by_node_take_one_level_and_say_so(caplog, nodes, said):
+    assert run_threads(len(nodes), open_nodes, nodes=nodes) == [None] * len(nodes)
+    (record,) = caplog.records
+    assert said in record.getMessage() and "with the same bits" in record.getMessage()
+    assert "--distribution=block" in record.getMessage()
 
-    assert run_threads(4, opened) == [None] * 4
-    assert [record.getMessage()[-36:] for record in caplog.records] == [
-        "by rank: (0, 2), (0, 2), (1, 2), (1, 2)"[-36:]
-    ]
+
+def test_nodes_are_known_by_name_and_neither_by_order_nor_by_local_ranks(caplog):
+    """The second node may come first, and one node's ranks be dealt out to its sockets."""
+
+    def opened(world):
+        world.local_rank = (2, 0, 3, 1)[world.local_rank]  # nobody looks
+        found = open_nodes(world)
+        return found and (found.inside.rank, found.inside.size, found.across.rank)
+
+    blocks = [(rank % 4, 4, rank // 4) for rank in range(8)]
+    assert run_threads(8, opened, nodes=(1, 1, 1, 1, 0, 0, 0, 0)) == blocks
+    assert run_threads(4, opened) == [None] * 4 and not caplog.records  # one node
+    assert run_threads(3, opened, nodes=(0, 0, 1)) == [None] * 3 and not caplog.records
+
+
+def test_a_parts_local_ranks_are_those_of_its_ranks_on_one_node():
+    def places(world):
+        part = world.part([[0, 1, 2], [3, 4, 5]])
+        return part.local_rank, part.local_size
+
+    in_turn = [(0, 2), (0, 1), (1, 2), (0, 1), (0, 2), (1, 2)]
+    assert run_threads(6, places, nodes=(0, 1, 0, 1, 0, 0)) == in_turn
+    assert run_threads(6, places) == [(0, 3), (1, 3), (2, 3)] * 2
 
 
 def test_a_part_breaks_and_waits_with_the_whole():
@@ -223,9 +252,13 @@ def test_a_part_breaks_and_waits_with_the_whole():
         run_threads(4, function)
 
 
-def start_gloo(folder, nodes: int, ranks: int, leaves: int) -> list[dict]:
-    """What the ranks of `nodes` pretended nodes report, who read the launcher's environment."""
+def start_gloo(folder, nodes: int, ranks: int, leaves: int, places=None) -> list[dict]:
+    """What the ranks of `nodes` pretended nodes report, who read the launcher's environment.
+
+    places: the node and local rank of each rank; blocks, if not given.
+    """
     size = nodes * ranks
+    places = places or [divmod(rank, ranks) for rank in range(size)]
     shared = {
         "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
@@ -235,10 +268,13 @@ def start_gloo(folder, nodes: int, ranks: int, leaves: int) -> list[dict]:
     started = []
     try:
         for rank, file in enumerate(files):
-            node, local = divmod(rank, ranks)
+            node, local = places[rank]
             place = {"RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)}
             command = [sys.executable, "-m", "tests.node_rank", str(file), str(nodes), str(leaves)]
-            started.append(subprocess.Popen(command, env={**os.environ, **shared, **place}))
+            place[NODE_VARIABLE] = ("left", "right")[node] if nodes == 2 else f"node{node}"
+            with (folder / f"{rank}.log").open("wb") as log:
+                environment = {**os.environ, **shared, **place}
+                started.append(subprocess.Popen(command, env=environment, stderr=log))
         assert [process.wait(timeout=240) for process in started] == [0] * size
     finally:
         for process in started:
@@ -253,6 +289,30 @@ def test_two_nodes_of_two_on_gloo(tmp_path):
         operation = {2: "barrier among 2 ranks of a part", 3: None}.get(rank, "barrier")
         lost = f"rank {rank} of 4 lost a peer in {operation} after" if operation else ""
         assert report["lost"].startswith(lost) and bool(report["lost"]) == bool(lost)
+
+
+@pytest.mark.parametrize(
+    ("places", "exchange"),
+    [
+        ([(0, 1), (0, 0), (1, 1), (1, 0)], "NodeExchange"),  # nodes of neighbours, dealt out within
+        pytest.param([(0, 0), (1, 0), (0, 1), (1, 1)], "GatherExchange", marks=pytest.mark.slow),
+        pytest.param([(1, 1), (0, 1), (0, 0), (1, 0)], "GatherExchange", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_dealt_out_otherwise_have_the_same_bits_on_gloo(tmp_path, places, exchange):
+    for report in start_gloo(tmp_path, 2, 2, 8, places):
+        assert report["exchange"] == exchange and report["bits"] == "same"
+
+
+def test_two_ranks_with_one_local_rank_are_refused_by_all_where_they_meet(tmp_path):
+    with pytest.raises(AssertionError):
+        start_gloo(tmp_path, 2, 2, 8, [(0, 0), (0, 0), (1, 0), (1, 1)])
+    logs = [(tmp_path / f"{rank}.log").read_text() for rank in range(4)]
+    wanted = (
+        "UsageError: the launcher contradicts itself about node left, where 2 of 4 ranks are: rank "
+        "0 says local rank 0 of 2, rank 1 says local rank 0 of 2: a node's local ranks count from"
+    )
+    assert all(wanted in log for log in logs), logs
 
 
 @pytest.mark.slow

@@ -123,6 +123,8 @@ def test_a_host_pretends_to_be_several_nodes_under_every_launcher():
         local = 5 % (8 // nodes)
         environ = slurm(5, 8, 2) | {"MASTER_ADDR": "127.0.0.1"}
         assert pretended(environ, nodes) == (5, 8, local, 8 // nodes)
+    in_turn = open_mpi(1, 4) | {"OMPI_COMM_WORLD_LOCAL_RANK": "2"}  # dealt out to two sockets
+    assert pretended(in_turn, 2) == (1, 4, 1, 2) and in_turn["GROUP_RANK"] == "0"
     before = read_environment(open_mpi(3, 4))
     environ = open_mpi(3, 4)
     pretend_nodes(2, environ)

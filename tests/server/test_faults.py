@@ -262,7 +262,7 @@ def two_hosts(model, folder, *flags):
                 sys.executable, "-m", "tpdet.serve", "--model", str(model), "--port", "0",
                 "--run-dir", str(folder / str(rank)), "--kv-pages", "16", *flags,
             ],
-            env=os.environ | common | {"RANK": str(rank)},
+            env=os.environ | common | {"RANK": str(rank), "GROUP_RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -115,7 +115,7 @@ def compile_ahead(work: Callable[[], object], world: World) -> int:
     asked = Asked(_place(), tuple(recorded))
     everyone = [Asked.decode(data) for data in world.gather_bytes(asked.encode())]
     mine = share(everyone, world.rank)
-    threads = _threads()
+    threads = max(1, len(os.sched_getaffinity(0)) // world.local_size)
     failed = compile_all([recorded[digest] for digest in mine], threads)
     world.barrier()
     # What other ranks compiled lies on disk now; what does not is compiled here after all.
@@ -172,9 +172,3 @@ def _place() -> bytes:
     boot = Path("/proc/sys/kernel/random/boot_id")
     host = boot.read_text() if boot.is_file() else ""
     return hashlib.sha256(f"{platform.node()}\0{host}\0{knobs.cache.dir}".encode()).digest()
-
-
-def _threads() -> int:
-    """This rank's share of the processors; OMP_NUM_THREADS is about other work."""
-    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
-    return max(1, len(os.sched_getaffinity(0)) // ranks)

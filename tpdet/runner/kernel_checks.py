@@ -110,10 +110,9 @@ def _rehearse_checks(
         admission.rehearse(rank_products(partition), device, limits, dtype)
 
 
-def threads_per_rank() -> int:
-    """Worker threads: OMP_NUM_THREADS if set, else this rank's share of the processors."""
+def threads_per_rank(local_size: int) -> int:
+    """Worker threads of one of a host's `local_size` ranks: OMP_NUM_THREADS, else its share."""
     named = os.environ.get("OMP_NUM_THREADS", "")
     if named.isdecimal() and int(named) > 0:
         return int(named)
-    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
+    return max(1, len(os.sched_getaffinity(0)) // local_size)

@@ -77,7 +77,7 @@ class Runner:
         )
         self.choice = ArithmeticChoice(config, world, strict_contract(config, partition, kind))
         if kind == "cpu":
-            threads.configure(threads_per_rank())
+            threads.configure(threads_per_rank(world.local_size))
         check_kernels(self.model_config, partition, kind)
         settings = config.model_dump(exclude={*_LOCAL_FACTS}) | {"contract": self.contract}
         agree_to_start(world, settings, self.model_config, kind)

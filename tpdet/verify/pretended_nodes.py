@@ -22,17 +22,20 @@ def pretend_nodes(nodes: int, environ: MutableMapping[str, str] | None = None) -
     environ = os.environ if environ is None else environ
     place = read_environment(environ)
     ranks, left = divmod(place.size, nodes)
-    if left or place.local_size % ranks or (place.rank - place.local_rank) % ranks:
+    # Of one host's ranks neighbours are those by rank, however the launcher numbers local ranks.
+    local = place.rank if place.one_host else place.local_rank
+    if left or place.local_size % ranks or (place.rank - local) % ranks:
         raise UsageError(
             f"rank {place.rank} of {place.size}, local rank {place.local_rank} of "
             f"{place.local_size}: hosts like this one are not cut into {nodes} nodes"
         )
     if place.local_size == ranks:
         return
-    node, local_rank = divmod(place.local_rank, ranks)
+    node, local_rank = divmod(local, ranks)
     environ.update(
         RANK=str(place.rank), WORLD_SIZE=str(place.size), LOCAL_RANK=str(local_rank),
         LOCAL_WORLD_SIZE=str(ranks), NCCL_HOSTID=f"{os.uname().nodename}-{node}",
+        GROUP_RANK=str(place.rank // ranks),
     )  # fmt: skip
     if place.address:
         environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))

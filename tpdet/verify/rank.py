@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
             way=way,
             seen=Seen(
                 launcher=launcher,
-                nodes=world.size // world.local_size,
+                nodes=len(dict.fromkeys(world.node_names)),
                 by_mpi=world.by_mpi if isinstance(world, GroupWorld) else "",
                 node_folds=node_folds(),
             ),
