@@ -26,7 +26,7 @@ seed that was used and the ids that end the text."""
 SCHEMA = "json_schema"
 """In the canonical request only where one was given."""
 
-LEFT_OUT = ("logprobs", "prompt_logprobs")
+LEFT_OUT = ("logprobs", "prompt_logprobs", "detokenize")
 """Parameters that choose what is shown of an answer, never what it is."""
 
 

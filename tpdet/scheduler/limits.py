@@ -14,7 +14,7 @@ def check_fits(request: Request, num_pages: int, max_model_len: int) -> None:
     """
     if request.params.seed is None:
         raise IntegrityError(f"request {request.request_id} has no seed: resolve it before add")
-    length, max_tokens = len(request.prompt_token_ids), request.params.max_tokens
+    length, max_tokens = len(request.prompt_token_ids), request.max_tokens
     if not length:
         raise RequestError("the prompt is empty: give at least one token", "prompt")
     if length + max_tokens > max_model_len:

@@ -62,7 +62,7 @@ def take_results(
     if scores:
         sequence.prompt_scores.extend(scores.get(sequence.key, ()))
     request, choice = sequence.request, sequence.choice
-    if not row.draws and (request.params.max_tokens or end < len(sequence.tokens)):
+    if not row.draws and (request.max_tokens or end < len(sequence.tokens)):
         return []
     told: list[Output] = []
     # Nothing generated before means that the prompt was completed just now, for the first time.

@@ -58,7 +58,7 @@ class Sequence:
         params = self.request.params
         self.choice = self.key[1]
         self.prompt_length = len(self.request.prompt_token_ids)
-        self.full_length = self.prompt_length + (params.max_tokens or sys.maxsize)
+        self.full_length = self.prompt_length + (self.request.max_tokens or sys.maxsize)
         self.scores_prompt = self.choice == 0 and params.prompt_logprobs is not None
         self.reads_results = self.scores_prompt or params.reads_tokens
         self.penalises = params.penalises
@@ -140,7 +140,7 @@ class Sequence:
 
     def samples_at(self, end: int) -> bool:
         """Whether a row that ends before position `end` has a token to draw."""
-        return end == len(self.tokens) and self.request.params.max_tokens > 0
+        return end == len(self.tokens) and self.request.max_tokens > 0
 
     def first_logits(self, start: int, end: int) -> int:
         """First position of the row [start, end) whose logits are wanted; `end` if none is.

@@ -1,0 +1,96 @@
+"""Sampling parameters as users write them: what is accepted, what is refused and with which help."""
+
+import inspect
+
+import msgspec
+import numpy
+import pytest
+
+from tpdet import SamplingParams
+from tpdet.errors import RequestError
+
+
+def test_its_signature_names_every_parameter_with_its_default():
+    for shown in (inspect.signature(SamplingParams), inspect.signature(SamplingParams.__init__)):
+        named = {n: p.default for n, p in shown.parameters.items() if n != "self"}
+        assert tuple(named) == SamplingParams.__struct_fields__
+        assert (named["temperature"], named["max_tokens"], named["stop"]) == (1.0, 16, ())
+
+
+def test_what_editors_read_is_what_there_is():
+    """Editors read the source: the declaration there lists the same names and defaults."""
+    import ast
+
+    tree = ast.parse(inspect.getsource(SamplingParams))
+    (declared,) = [
+        n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "__init__"
+    ]
+    defaults = {
+        a.arg: ast.literal_eval(d)
+        for a, d in zip(declared.args.kwonlyargs, declared.args.kw_defaults, strict=True)
+    }
+    assert tuple(defaults) == SamplingParams.__struct_fields__
+    assert SamplingParams(**defaults) == SamplingParams()
+    text = inspect.getdoc(SamplingParams)
+    assert all(f"\n{name}: " in text for name in defaults)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"stop": "\n\n"}, {"stop": ("\n\n",)}),
+        ({"stop": ["a", "b"]}, {"stop": ("a", "b")}),
+        ({"stop": None, "stop_token_ids": None, "logit_bias": None}, {}),
+        ({"stop_token_ids": numpy.array([3, 4])}, {"stop_token_ids": (3, 4)}),
+        ({"max_tokens": numpy.int64(5)}, {"max_tokens": 5}),
+        ({"temperature": numpy.float32(0.5)}, {"temperature": 0.5}),
+        ({"temperature": 0, "top_p": 0}, {"temperature": 0}),
+        ({"bad_words": [], "allowed_token_ids": None, "best_of": 1, "length_penalty": 1.0}, {}),
+        ({"spaces_between_special_tokens": True, "logits_processors": None}, {}),
+    ],
+)  # fmt: skip
+def test_what_users_of_vllm_write_is_taken(given, kept):
+    assert SamplingParams(**given) == SamplingParams(**kept)
+
+
+def test_all_that_is_left_of_the_context_may_be_asked_for():
+    assert SamplingParams(max_tokens=None, min_tokens=40).max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_token": 3}, "no parameter 'max_token': did you mean 'max_tokens'"),
+        ({"surprise": 3}, "no parameter 'surprise': see help"),
+        ({"seed": -1}, r"seed -1 is out of range \[0, 9223372036854775807\]: leave it out"),
+        ({"logprobs": -1}, "logprobs -1 .*: the limit is 20"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs -1 .*: the limit is "),
+        ({"bad_words": ["x"]}, "bad_words .* is not supported: give logit_bias"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids .* is not supported: give json_schema"),
+        ({"use_beam_search": True}, "there is no beam search"),
+        ({"top_p": 0}, "top_p 0 keeps nothing"),
+        ({"ignore_eos": "yes"}, "ignore_eos must be True or False, not 'yes'"),
+        ({"stop": 5}, "stop must be text or a list of texts, not 5"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list of token ids, not 5"),
+        ({"logit_bias": [1]}, "logit_bias must be a dict"),
+        ({"json_schema": {}}, "must be JSON text, not dict: give json.dumps"),
+        ({"stop": "x", "detokenize": False}, "stop needs the text"),
+    ],
+)  # fmt: skip
+def test_the_rest_is_refused_by_name(given, message):
+    with pytest.raises(RequestError, match=message) as refused:
+        SamplingParams(**given)
+    assert refused.value.__cause__ is None
+    assert refused.value.param
+
+
+def test_values_have_names():
+    with pytest.raises(RequestError, match="keywords only, not 0.8"):
+        SamplingParams(0.8)
+
+
+def test_it_travels_as_before():
+    params = SamplingParams(stop="x", max_tokens=None, logit_bias={3: 1.0})
+    data = msgspec.msgpack.encode(params)
+    assert msgspec.msgpack.decode(data, type=SamplingParams) == params
+    assert msgspec.structs.replace(params, n=2).n == 2
