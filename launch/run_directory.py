@@ -7,6 +7,7 @@
     exit.json         {"exit", "code", "rank"}: the first rank that decides, and only that one
     reload.json, reload-done.json   `tpdet reload` and its answer (see reload_request.py)
     secret            the run secret of this host's ranks (run_secret.py), until the server ends
+    keys              digest of the API key that `tpdet serve` had in its environment, as long
     engine.sock       between rank 0 and the HTTP process, until the server ends
 
 Every file is complete when its name appears. Who owns the lock clears the files of an earlier
@@ -34,7 +35,7 @@ from tpdet.launch.run_secret import new_secret, read_secret_file
 SESSION_VARIABLE = "TPDET_SESSION"
 """Set by `tpdet serve`, which owns the lock for the ranks it starts."""
 
-CHANNEL_FILES = ("secret", "engine.sock")
+CHANNEL_FILES = ("secret", "keys", "engine.sock")
 JOIN_TIMEOUT = 30.0
 _POLL_SECONDS = 0.02
 
@@ -73,9 +74,10 @@ class RunDirectory:
         self._lock: int | None = None
 
     @classmethod
-    def own(cls, path: Path, session: str) -> "RunDirectory":
+    def own(cls, path: Path, session: str, secret: bytes | None = None) -> "RunDirectory":
         """Create it (mode 0700), take the lock until the process ends, clear an earlier server.
 
+        `secret` is the run's, a fresh one if none is given.
         Raises NotPermittedError for a directory of somebody else or one that others may write,
         ResourceError if a server runs in it, UsageError if the path is no directory.
         """
@@ -90,7 +92,7 @@ class RunDirectory:
         for record in sorted(ranks.iterdir()):
             record.unlink()
         run.clear_channels()
-        _write_text(run.path / "secret", new_secret().hex() + "\n")
+        _write_text(run.path / "secret", (secret or new_secret()).hex() + "\n")
         write_json(run.path / "session.json", {"session": session})
         return run
 
@@ -138,6 +140,11 @@ class RunDirectory:
     def secret(self) -> bytes:
         """The run secret that the owner made. Raises as `run_secret.read_secret_file`."""
         return read_secret_file(str(self.path / "secret"), flag="the run directory's secret")
+
+    def write_key_digest(self, digest: str) -> Path:
+        """Write a key file that holds the digest (SHA-256, hex) of one API key; its path."""
+        _write_text(self.path / "keys", f"sha256:{digest}\n")
+        return self.path / "keys"
 
     def clear_channels(self) -> None:
         """Remove what only a running server needs: the secret and the socket."""

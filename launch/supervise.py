@@ -46,16 +46,21 @@ def serve(
     program: Sequence[str] = SERVER_PROGRAM,
     step_timeout: float = 60.0,
     drain_timeout: float = 20.0,
+    secret: bytes | None = None,
+    key_digest: str | None = None,
 ) -> int:
-    """Run `program arguments` as `tp` ranks until it ends; the exit code of SERVER.md.
+    """Run `program arguments` as `tp` ranks until it ends; the exit code of docs/server.md.
 
     Takes over the process's stop signals; main thread only. `--run-dir` is added to the arguments
     unless they hold it. The code is exit.json's; without one, 75 if ranks had registered and
     70 if not (0 after a stop signal that came before). Raises ResourceError if a server runs in
-    `run_dir`, NotPermittedError or UsageError if it cannot be used.
+    `run_dir`, NotPermittedError or UsageError if it cannot be used. The ranks find the run secret
+    and, where there is one, the digest of the API key in the run directory.
     """
-    run = RunDirectory.own(run_dir, new_session())
+    run = RunDirectory.own(run_dir, new_session(), secret)
     try:
+        if key_digest is not None:
+            arguments = [*arguments, f"--api-key-file={run.write_key_digest(key_digest)}"]
         return _Supervisor(run, tp, step_timeout, drain_timeout).run(arguments, program)
     finally:
         run.release()

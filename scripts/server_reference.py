@@ -29,14 +29,18 @@ PAGE = ROOT / "docs" / "server.md"
 
 def flags_table() -> list[str]:
     """Every flag of a server, in the parser's order."""
-    lines = ["| flag | what it sets |", "|---|---|"]
-    for action in make_parser("tpdet serve")._actions:
-        if not action.option_strings or action.dest == "help":
+    lines = []
+    for group in make_parser("tpdet serve")._action_groups[2:]:
+        actions = [action for action in group._group_actions if action.help != argparse.SUPPRESS]
+        if not actions:
             continue
-        shown = " / ".join(f"`{name}`" for name in action.option_strings)
-        if action.choices:
-            shown += " " + " \\| ".join(str(choice) for choice in action.choices)
-        lines.append(f"| {shown} | {_cell((action.help or '').replace('%%', '%'))} |")
+        lines += ["", f"{group.title[:1].upper()}{group.title[1:]}:", ""] if lines else []
+        lines += ["| flag | what it sets |", "|---|---|"]
+        for action in actions:
+            shown = " / ".join(f"`{name}`" for name in action.option_strings)
+            if action.metavar:
+                shown += " " + _cell(action.metavar.strip("{}").replace(",", " | "))
+            lines.append(f"| {shown} | {_cell((action.help or '').replace('%%', '%'))} |")
     return lines
 
 

@@ -14,7 +14,6 @@ from tpdet.errors import UsageError
 from tpdet.launch import supervise
 from tpdet.server import limits
 from tpdet.server.settings import ServerConfig, load_settings
-from tpdet.server.supervised import split_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
@@ -66,8 +65,7 @@ def commands(unit, pod, container):
 
 
 def settings_of(arguments):
-    _, rest = split_ranks(arguments)
-    return load_settings(rest, "tpdet serve").server
+    return load_settings(arguments, "tpdet serve", {}).server
 
 
 def needed(settings):

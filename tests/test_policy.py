@@ -13,7 +13,7 @@ FLOORS = {
     "errors": 0, "kernels": 0, "launch": 0, "suggestions": 0, "vllm_arguments": 0,
     "parameter_checks": 0,
     "comm": 1, "config": 1, "vllm_parameters": 1, "sampling_params": 1, "request": 1, "plan": 1,
-    "sampling_row": 1,
+    "sampling_row": 1, "command_line": 1,
     "tokenizer": 1, "detokenizer": 1, "stop_strings": 1, "chat_template": 1,
     "model_config": 1, "make_model": 1, "json_file": 1, "train_tokenizer": 1,
     "token_bytes": 1, "token_guard": 1, "model_shapes": 1, "canonical_json": 1, "seal": 1,

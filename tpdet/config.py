@@ -4,7 +4,9 @@ Names follow `vllm serve` where it has one. Unknown keys are an error; values ar
 before a model is opened.
 """
 
-from typing import Annotated, Literal
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -17,6 +19,7 @@ from pydantic import (
 
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.suggestions import did_you_mean
 from tpdet.vllm_arguments import DTYPES, parse_size
 
 APPROXIMATE = "approximate"
@@ -37,12 +40,13 @@ def _whole_size(value: object) -> object:
 Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_long_dtype)]
 Size = Annotated[int, BeforeValidator(_whole_size)]
 """A whole number; the texts 2k (2,000) and 2K (2,048) stand for one."""
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class EngineConfig(BaseModel):
     """What fixes an engine. Raises UsageError (through `from_values`) naming field and value."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), strict=True)
 
     model: str = Field(description="Hugging Face directory, or a hub name when there is a network")
     revision: str | None = Field(None, description="hub revision")
@@ -129,11 +133,11 @@ class EngineConfig(BaseModel):
     @model_validator(mode="after")
     def _refuse_what_does_not_fit(self) -> "EngineConfig":
         if self.leaves is not None and self.leaves & (self.leaves - 1):
-            raise ValueError(f"leaves {self.leaves} is not a power of two")
+            raise ValueError(f"{{leaves}} {self.leaves} is not a power of two")
         if self.approximate and self.on_slowdown is not None:
-            raise ValueError("approximate and on_slowdown exclude each other: give one")
+            raise ValueError("{approximate} and {on_slowdown} exclude each other: give one")
         if self.may_be_approximate and self.row_layers != "fold":
-            raise ValueError("approximate answers need row_layers fold: leave row_layers out")
+            raise ValueError("approximate answers need {row_layers} fold: leave {row_layers} out")
         return self
 
     @model_validator(mode="after")
@@ -142,8 +146,8 @@ class EngineConfig(BaseModel):
             limit = getattr(self, name)
             if self.fixed_batch is not None and self.fixed_batch > limit:
                 raise ValueError(
-                    f"fixed_batch {self.fixed_batch} is over {name} {limit}: lower the one or "
-                    "raise the other"
+                    f"{{fixed_batch}} {self.fixed_batch} is over {{{name}}} {limit}: lower the one "
+                    "or raise the other"
                 )
         return self
 
@@ -160,17 +164,63 @@ class EngineConfig(BaseModel):
     @classmethod
     def from_values(cls, **values: object) -> "EngineConfig":
         """Build from keyword arguments; raises UsageError with the first field that is wrong."""
-        try:
-            return cls(**values)  # type: ignore[arg-type]
-        except ValidationError as error:
-            raise UsageError(first_problem(error)) from error
+        return validated(cls, values)
 
 
-def first_problem(error: ValidationError) -> str:
-    """One line for the first problem pydantic found: flag, what is wrong, and the value."""
+def validated(
+    model: type[Model], values: Mapping[str, object], spell: Callable[[str], str] = str
+) -> Model:
+    """A configuration of these values. Numbers are numbers here, not text, but for sizes' suffixes.
+
+    `spell` makes of a field's name what the user wrote, or would write. Raises UsageError with the
+    first problem: setting, value, remedy.
+    """
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise UsageError(first_problem(error, spell, model.model_fields)) from None
+
+
+def first_problem(
+    error: ValidationError, spell: Callable[[str], str] = str, known: Iterable[str] = ()
+) -> str:
+    """One line for the first problem pydantic found: setting, value and remedy.
+
+    A validator's own message names fields in braces, which `spell` fills in. `known` are the names
+    to suggest one of for an unknown one.
+    """
     problem = error.errors(include_url=False)[0]
-    message = problem["msg"].removeprefix("Value error, ")
-    field = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"unknown setting {field!r}: see --help for the settings there are"
-    return f"{field}: {message} (got {problem['input']!r})" if field else message
+    kind, value = problem["type"], problem["input"]
+    if not problem["loc"]:
+        message = problem["msg"].removeprefix("Value error, ")
+        return re.sub(r"\{(\w+)\}", lambda found: spell(found[1]), message)
+    field = str(problem["loc"][0])
+    if kind == "extra_forbidden":
+        return f"unknown setting {field!r}{did_you_mean(field, known)}"
+    if kind == "missing":
+        return f"{spell(field)} is missing"
+    return f"{spell(field)}: {_what_is_wrong(kind, value, problem)}"
+
+
+def _what_is_wrong(kind: str, value: object, problem: Any) -> str:
+    context = problem.get("ctx", {})
+    if kind in _TYPES:
+        quotes = ": write it without quotes" if _NUMBER.fullmatch(str(value)) else ""
+        return f"{value!r} is not {_TYPES[kind]}{quotes if isinstance(value, str) else ''}"
+    if kind == "literal_error":
+        choices = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+        known = [*choices.split(", "), *(DTYPES if "float32" in choices else ())]
+        return f"{value!r} is none of {choices}{did_you_mean(str(value), known)}"
+    for name, words in _BOUNDS.items():
+        if name in context:
+            return f"{value} is out of range: use {words.format(context[name])}"
+    return f"{problem['msg'].removeprefix('Value error, ')}"
+
+
+_NUMBER = re.compile(r"[+-]?[0-9.]+|true|false", re.IGNORECASE)
+_TYPES = {
+    "int_type": "a whole number", "int_parsing": "a whole number", "int_from_float":
+    "a whole number", "float_type": "a number", "float_parsing": "a number",
+    "bool_type": "true or false", "bool_parsing": "true or false", "string_type": "text",
+}  # fmt: skip
+_BOUNDS = {"ge": "{} or more", "le": "at most {}", "gt": "more than {}", "lt": "less than {}"}

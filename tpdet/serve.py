@@ -30,7 +30,8 @@ from tpdet.server.books import Books
 from tpdet.server.bridge import Bridge
 from tpdet.server.canary import Canary
 from tpdet.server.reload import Reload
-from tpdet.server.settings import Settings, load_settings
+from tpdet.server.setting_sources import forget_settings
+from tpdet.server.settings import SETTINGS, Settings, load_settings
 from tpdet.server.start import open_bridge, open_port, start_facts
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
         secret = given_secret(settings.server.run_secret_file)
         environment = read_environment()
         rank = environment.rank
+        settings.check_size(environment.size)
+        forget_settings(SETTINGS)
         pin_environment(environment)
         if environment.launched:
             die_with_parent()
@@ -105,6 +108,8 @@ def _lead(
     bridges: list[Bridge],
 ) -> None:
     """Rank 0: bring everything up, serve, and let everybody go."""
+    for note in settings.notes:
+        write_error(f"{note}\n")
     port = open_port(settings.server)
     bridge = open_bridge(settings, run, port, signals)
     bridges.append(bridge)

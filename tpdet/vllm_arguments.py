@@ -132,8 +132,8 @@ def accept_habit(name: str, value: object, spelled: str | None = None) -> str | 
     """The sentence for the log if `name` (a flag or keyword of vLLM) asks for what is done anyway.
 
     The value None asks for nothing. Returns None if the argument is not known here. `spelled` is
-    the name as the user wrote it. Raises
-    UsageError if the value cannot be honoured; the message never holds it, since it may be secret.
+    the name as the user wrote it. Raises UsageError if the value cannot be honoured; the message
+    never holds it, since it may be secret.
     """
     flag = name.removeprefix("--").replace("_", "-").lower()
     habit = HABITS.get(flag)

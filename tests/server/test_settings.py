@@ -1,16 +1,26 @@
 """Flags, TOML, keys: what a server is started with, and what is refused."""
 
+import argparse
 import hashlib
 import json
 import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 
+from tests.server.harness import ROOT, write_tokenizer
 from tpdet.errors import NotFoundError, NotPermittedError, UsageError
+from tpdet.server.flags import GROUPS
 from tpdet.server.keys import KeyRing, read_key_file
 from tpdet.server.protocol import socket_address
-from tpdet.server.settings import load_settings, make_parser
-from tpdet.server.supervised import split_ranks
+from tpdet.server.setting_sources import KEY_VARIABLES, OTHER_VARIABLES, forget_settings
+from tpdet.server.settings import SETTINGS, load_settings, make_parser
 
 # Frozen: operators' scripts and unit files hold these names.
 FLAGS = """
@@ -24,7 +34,7 @@ FLAGS = """
     --no-enforce-eager --no-skip-tokenizer-init --on-slowdown --port
     --print-limits --revision --row-layers --run-dir --run-secret-file --seed
     --served-model-name --share-draws --skip-tokenizer-init --start-timeout --step-timeout
-    --tokenizer --transport
+    --tensor-parallel-size --tokenizer --tp --transport
 """
 
 
@@ -34,7 +44,8 @@ def load(*arguments: str):
 
 def test_the_flags_are_the_ones_operators_know():
     parser = make_parser("test")
-    found = [o for a in parser._actions for o in a.option_strings if o.startswith("--")]
+    shown = [a for a in parser._actions if a.help != argparse.SUPPRESS]
+    found = [o for a in shown for o in a.option_strings if o.startswith("--")]
     assert sorted(found) == FLAGS.split()
 
 
@@ -56,12 +67,18 @@ def test_the_command_line_wins_over_the_file(tmp_path):
         (("a", "--nope"), "--nope"),
         (("a", "--max-queu", "3"), "--max-queu"),
         (("a", "b"), "b"),
-        (("a", "--max-queue", "0"), "max_queue"),
-        (("a", "--max-queue", "many"), "max_queue"),
-        (("a", "--fold-order", "random"), "random"),
-        (("a", "--drain-timeout", "-1"), "drain_timeout"),
-        (("a", "--host", "0.0.0.0"), "api_key_file"),
-        (("a", "--audit-dir", "x"), "audit_dir"),
+        (("a", "--max-queue", "0"), "--max-queue: 0 is out of range: use 1 or more"),
+        (("a", "--max-queue", "many"), "--max-queue: 'many' is not a whole number"),
+        (("a", "--port", "80x"), "--port: '80x' is not a whole number$"),
+        (("a", "--max-model-len", "1.5K"), r"--max-model-len: '1.5K' .* use 1\.5k"),
+        (("a", "--fold-order", "random"), "--fold-order: 'random' is none of sequential, pairs"),
+        (("a", "--dtype", "bfloat61"), "did you mean 'bfloat16'"),
+        (("a", "--drain-timeout", "-1"), "--drain-timeout"),
+        (("a", "--host", "0.0.0.0"), "--host 0.0.0.0 .* --api-key-file, or set TPDET_API_KEY"),
+        (("a", "--audit-dir", "x"), "--audit-dir"),
+        (("a", "--max-modle-len", "2k"), "did you mean --max-model-len[?] See test --help"),
+        (("a", "--fixed-batch", "9", "--max-num-seqs", "8"), "--fixed-batch 9 is over --max-num-"),
+        (("a", "--approximate", "--row-layers", "gather"), "need --row-layers fold"),
     ],
 )
 def test_a_wrong_flag_is_refused_by_name(arguments, word):
@@ -86,13 +103,240 @@ def test_print_limits_prints_json_and_ends(capsys):
     assert json.loads(capsys.readouterr().out)["body_bytes"] == 10 << 20
 
 
-def test_the_ranks_get_every_flag_but_the_number_of_ranks():
-    for flag in ("--tp", "-tp", "--tensor-parallel-size"):
-        assert split_ranks(["DIR", flag, "4", "--port", "0"]) == (4, ["DIR", "--port", "0"])
-    assert split_ranks(["--tp=2", "--model", "x"]) == (2, ["--model", "x"])
-    assert split_ranks(["DIR"]) == (None, ["DIR"])
-    with pytest.raises(UsageError):
-        split_ranks(["--tp", "0"])
+def test_a_flag_is_spelled_with_either_line_and_sizes_take_suffixes():
+    found = load("a", "--max_model_len=2k", "--max_num_batched_tokens", "8K", "-tp", "4",
+                 "--dtype", "bf16", "--no-enable_prefix_caching")  # fmt: skip
+    assert (found.engine.max_model_len, found.engine.max_num_batched_tokens) == (2000, 8192)
+    assert found.world.tp == 4 and found.engine.dtype == "bfloat16"
+    assert not found.engine.enable_prefix_caching
+
+
+def test_the_ranks_get_what_was_resolved_and_nothing_else(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('tp = 2\nmax-num-seqs = 4\ncompile_ahead = false\nmax_model_len = "2k"\n')
+    environ = {"TPDET_PORT": "0", "TPDET_DRAIN_TIMEOUT": "3", "TPDET_MAX_NUM_SEQS": "5"}
+    first = load_settings(["--config", str(file), "--api_key_file=-k", "--model=-m"], "t", environ)
+    assert first.world.tp == 2
+    again = load_settings(first.rank_arguments(), "tpdet.serve", {})
+    assert (again.engine, again.server) == (first.engine, first.server)
+    assert again.engine.max_num_seqs == 5 and again.engine.max_model_len == 2000
+    assert again.world.tp is None and not again.engine.compile_ahead
+
+
+def test_flag_wins_over_environment_over_file(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('model = "m"\nport = 1\nmax_queue = 1\nseed = 1\n')
+    environ = {
+        "TPDET_CONFIG": str(file), "TPDET_PORT": "2", "TPDET_MAX_QUEUE": "2k",
+        "TPDET_ENABLE_PREFIX_CACHING": "off", "TPDET_TP": "2", "TPDET_DTYPE": "half",
+        "TPDET_STEP_TIMEOUT": "2.5", "TPDET_HOST": "",
+    }  # fmt: skip
+    found = load_settings(["--port", "3"], "test", environ)
+    assert (found.server.port, found.engine.max_queue, found.engine.seed) == (3, 2000, 1)
+    assert not found.engine.enable_prefix_caching and found.world.tp == 2
+    assert found.engine.dtype == "float16" and found.engine.step_timeout == 2.5
+    assert found.server.host == "127.0.0.1" and not found.notes
+
+
+def test_every_setting_has_its_variable():
+    for name in SETTINGS:
+        if name not in ("nodes", "allow_faults"):
+            variable = f"TPDET_{name.upper()}"
+            try:
+                found = load_settings(["--model=m"], "test", {variable: "1"})
+            except UsageError as error:
+                assert variable in str(error) or "allow" in variable, error
+            else:
+                assert found.spelled.get(name) in (variable, "--model"), name
+
+
+@pytest.mark.parametrize(
+    ("environ", "word"),
+    [
+        ({"TPDET_PORT": "http"}, "TPDET_PORT: 'http' is not a whole number"),
+        ({"TPDET_MAX_NUM_SEQS": "0"}, "TPDET_MAX_NUM_SEQS: 0 is out of range"),
+        ({"TPDET_ENFORCE_EAGER": "maybe"}, "TPDET_ENFORCE_EAGER: 'maybe' is not true or false"),
+        ({"TPDET_ALLOW_FAULTS": "1"}, "TPDET_ALLOW_FAULTS does not count: give --allow-faults"),
+        ({"TPDET_HOST": "0.0.0.0"}, "TPDET_HOST 0.0.0.0 can be reached"),
+        ({"TPDET_API_KEY": "a", "VLLM_API_KEY": "b"}, "hold different keys"),
+        ({"TPDET_API_KEY": "a b"}, "TPDET_API_KEY is not printable"),
+        ({"TPDET_API_KEY": "a", "TPDET_API_KEY_FILE": "f"}, "TPDET_API_KEY_FILE are set"),
+    ],
+)
+def test_a_wrong_variable_is_refused_by_its_name(environ, word):
+    with pytest.raises(UsageError, match=word):
+        load_settings(["m"], "test", environ)
+
+
+def test_an_unknown_variable_is_noted_with_the_nearest_one():
+    environ = {"TPDET_PROT": "1", "TPDET_COLOUR": "red", "TPDET_SESSION": "s", "TPDET_TEST": "{}",
+               "OTHER": "1"}  # fmt: skip
+    assert load_settings(["m"], "test", environ).notes == (
+        "TPDET_COLOUR in the environment is no setting: unset it",
+        "TPDET_PROT in the environment is no setting: did you mean TPDET_PORT?",
+    )
+
+
+def test_what_kubernetes_sets_for_a_service_of_this_name_is_no_setting():
+    links = {
+        "TPDET_PORT": "tcp://10.0.0.1:8000", "TPDET_SERVICE_HOST": "10.0.0.1",
+        "TPDET_SERVICE_PORT": "8000", "TPDET_SERVICE_PORT_HTTP": "8000",
+        "TPDET_PORT_8000_TCP": "tcp://10.0.0.1:8000", "TPDET_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "TPDET_API_PORT": "tcp://10.0.0.1:8000", "TPDET_API_SERVICE_HOST": "10.0.0.1",
+    }  # fmt: skip
+    found = load_settings(["m"], "test", links)
+    assert found.server.port == 8000 and not found.notes
+
+
+def test_no_variable_of_ours_is_unknown():
+    """Every TPDET_ name in the sources and templates is a setting, or is known to be none."""
+    root = Path(__file__).resolve().parents[2]
+    places = [*(root / "tpdet").rglob("*.py"), *(root / "launch").rglob("*.*"),
+              *(root / "comm").rglob("*.py")]  # fmt: skip
+    found = {
+        name
+        for path in places
+        if path.is_file() and path.suffix in (".py", ".sbatch")
+        for name in re.findall(r"\bTPDET_[A-Z][A-Z_]*[A-Z]\b", path.read_text())
+    }
+    known = {f"TPDET_{name.upper()}" for name in SETTINGS} | OTHER_VARIABLES
+    examples = {"TPDET_SERVICE", "TPDET_PORT", "TPDET_TEST"}
+    assert found - known - examples == set() and OTHER_VARIABLES & found
+
+
+def test_an_api_key_in_the_environment_is_a_key_and_stays_out_of_sight(tmp_path):
+    digest = hashlib.sha256(b"sk-1").hexdigest()
+    for variable in KEY_VARIABLES:
+        found = load_settings(["m", "--host", "0.0.0.0"], "test", {variable: " sk-1 "})
+        assert found.api_key_digest == digest
+        assert "sk-1" not in repr(found) and digest not in repr(found)
+    file = tmp_path / "c.toml"
+    file.write_text('api_key_file = "f"\n')
+    over_file = load_settings(["m", "--config", str(file)], "test", {"TPDET_API_KEY": "sk-1"})
+    assert over_file.api_key_digest == digest and over_file.server.api_key_file is None
+    flag = load_settings(["m", "--api-key-file", "f"], "test", {"TPDET_API_KEY": "sk-1"})
+    assert flag.api_key_digest is None and flag.server.api_key_file == "f"
+
+
+def test_settings_and_keys_leave_the_environment_and_nothing_else():
+    environ = {"TPDET_PORT": "1", "TPDET_API_KEY": "a", "VLLM_API_KEY": "a", "TPDET_CONFIG": "c",
+               "TPDET_SESSION": "s", "TPDET_FAULTS": "f", "PATH": "p"}  # fmt: skip
+    forget_settings(SETTINGS, environ)
+    assert environ == {"TPDET_SESSION": "s", "TPDET_FAULTS": "f", "PATH": "p"}
+
+
+def test_arguments_of_vllm_for_what_is_always_so_are_noted(tmp_path):
+    found = load("a", "--trust-remote-code", "--enable_chunked_prefill", "--swap-space", "4",
+                 "--generation-config=vllm", "--disable-log-requests")  # fmt: skip
+    assert len(found.notes) == 5
+    assert "--trust-remote-code changes nothing: no code of a model is ever run" in found.notes
+    file = tmp_path / "c.toml"
+    file.write_text("enable-chunked-prefill = true\n")
+    (note,) = load("a", "--config", str(file)).notes
+    assert note.startswith(f"enable-chunked-prefill in {file} changes nothing")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--api-key", "sk-9"), "--api-key-file, or set TPDET_API_KEY"),
+        (("--no-enable-chunked-prefill",), "--no-enable-chunked-prefill cannot be honoured"),
+        (("--quantization", "awq"), "--quantization cannot be honoured"),
+        (("--pipeline-parallel-size", "2"), "--pipeline-parallel-size takes only 1"),
+        (("--apikey", "sk-9"), "unknown flag --apikey"),
+    ],
+)
+def test_arguments_of_vllm_that_cannot_be_honoured(arguments, word):
+    with pytest.raises(UsageError, match=word) as caught:
+        load("a", *arguments)
+    assert "sk-9" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('port = "8000"', "port in .*: '8000' is not a whole number: write it without quotes"),
+        ('enforce_eager = "true"', "write it without quotes"),
+        ("port = 8000.5", "not a whole number"),
+        ("max_modle_len = 5", "unknown key max_modle_len in .*: did you mean 'max_model_len'"),
+        ('api_key = "sk-9"', "--api-key-file"),
+        ("fold-order = 3", "fold-order in"),
+        ("max-queue = 0", "max-queue in .*: 0 is out of range"),
+    ],
+)
+def test_a_files_values_have_the_types_of_the_settings(tmp_path, text, word):
+    file = tmp_path / "c.toml"
+    file.write_text(text + "\n")
+    with pytest.raises(UsageError, match=word) as caught:
+        load("a", "--config", str(file))
+    assert "sk-9" not in str(caught.value)
+
+
+def test_a_number_of_ranks_has_to_be_the_launchers(tmp_path):
+    load("a", "--tp", "2").check_size(2)
+    with pytest.raises(UsageError, match="--tp 4, but the launcher started 2"):
+        load("a", "--tp", "4").check_size(2)
+    with pytest.raises(UsageError, match="TPDET_TP 4, but the launcher started 1 rank:"):
+        load_settings(["a"], "t", {"TPDET_TP": "4"}).check_size(1)
+    file = tmp_path / "c.toml"
+    file.write_text("tp = 4\n")
+    load("a", "--config", str(file)).check_size(2)  # the planner's
+
+
+def test_every_setting_stands_in_one_group_of_the_help_and_everyday_ones_come_first():
+    named = [name for names in GROUPS.values() for name in names]
+    assert len(set(named)) == len(named)
+    assert {*named} - {"config", "print_limits"} == {*SETTINGS} - {"nodes"}
+    text = make_parser("tpdet serve").format_help()
+    places = [text.index(f"\n  --{name}") for name in ("model", "host", "port", "max-model-len",
+              "api-key-file", "dtype", "device", "config", "revision", "kv-pages")]  # fmt: skip
+    assert places == sorted(places) and "\neveryday:\n" in text
+    assert "(default 8000)" in text and "{auto,cpu,cuda}" in text and "TPDET_MAX_MODEL_LEN" in text
+
+
+SUPERVISED = (
+    "import sys; from functools import partial; from tpdet.server import supervised; "
+    "supervised.serve = partial(supervised.serve, program=('-m', 'tests.server.fake_rank')); "
+    "sys.exit(supervised.serve_command(sys.argv[1:]))"
+)
+
+
+@pytest.mark.alone
+def test_secrets_of_the_environment_reach_the_server_and_no_childs_environment(tmp_path):
+    write_tokenizer(tmp_path / "model")
+    run, secret = tmp_path / "run", "ab" * 32
+    environ = os.environ | {
+        "TPDET_API_KEY": "sk-hidden", "TPDET_RUN_SECRET": secret, "TPDET_RUN_DIR": str(run),
+        "TPDET_SERVED_MODEL_NAME": "demo", "TPDET_PORT": "0",
+    }  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISED, str(tmp_path / "model"), "--swap-space", "4"],
+        cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not (run / "ready.json").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        url = json.loads((run / "ready.json").read_text())["url"]
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        key = {"Authorization": "Bearer sk-hidden"}
+        assert httpx.get(f"{url}/v1/models", headers=key).json()["data"][0]["id"] == "demo"
+        assert (run / "secret").read_text().strip() == secret
+        assert "sk-hidden" not in (run / "keys").read_text()
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 2
+        for child in children:
+            told = Path(f"/proc/{child.pid}/environ").read_bytes()
+            seen = told + Path(f"/proc/{child.pid}/cmdline").read_bytes()
+            assert b"sk-hidden" not in seen and secret.encode() not in seen
+            assert b"TPDET_PORT" not in told
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert "--swap-space changes nothing" in errors and errors.count("--swap-space") == 1
+    assert not (run / "keys").exists()
 
 
 def test_keys_are_read_from_a_private_file_only(tmp_path):
@@ -124,6 +368,15 @@ def test_what_cannot_be_a_key_file_is_refused(tmp_path):
     ):
         with pytest.raises(kind, match=word):
             read_key_file(str(path))
+
+
+def test_a_key_file_may_hold_a_keys_digest(tmp_path):
+    file = tmp_path / "keys"
+    digest = hashlib.sha256(b"sk-1").hexdigest()
+    file.write_text(f"sha256:{digest}\nsha256:{digest[:-1]}\n")
+    file.chmod(0o600)
+    short = hashlib.sha256(f"sha256:{digest[:-1]}".encode()).hexdigest()
+    assert read_key_file(str(file)) == (digest, short)
 
 
 def test_a_tenants_salt_is_its_keys_and_the_runs():

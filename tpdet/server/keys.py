@@ -5,6 +5,7 @@ A key also names a tenant: each has a salt of its own for what the engine shares
 
 import hashlib
 import hmac
+import re
 import secrets
 
 import blake3
@@ -13,10 +14,13 @@ from tpdet.errors import UsageError
 from tpdet.launch.private_file import read_private_file
 
 MAX_KEY_FILE_BYTES = 1 << 20
+_DIGEST = re.compile(rb"sha256:([0-9a-f]{64})")
 
 
 def read_key_file(path: str) -> tuple[str, ...]:
     """SHA-256 (hex) of each key in the file: one key a line, blank and `#` lines skipped.
+
+    A line `sha256:` with 64 hex digits holds a key's digest instead of the key.
 
     Raises NotFoundError, NotPermittedError if it is not ours or others may use it, UsageError if
     it is no file of at most 1 MiB, holds no key, or a key that cannot stand in a header.
@@ -31,7 +35,12 @@ def read_key_file(path: str) -> tuple[str, ...]:
             raise UsageError(
                 "--api-key-file holds a key that is not printable ASCII without blanks"
             )
-    return tuple(hashlib.sha256(key).hexdigest() for key in keys)
+    return tuple(_digest(key) for key in keys)
+
+
+def _digest(line: bytes) -> str:
+    found = _DIGEST.fullmatch(line)
+    return found[1].decode() if found else hashlib.sha256(line).hexdigest()
 
 
 class KeyRing:

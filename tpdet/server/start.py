@@ -45,7 +45,6 @@ def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: Stop
     channel_key = new_secret()
     engine_socket = EngineSocket(str(run.path), channel_key)
     engine_socket.watch(signals.fileno())
-    key_file = settings.server.api_key_file
     config = ProcessConfig(
         parent_pid=os.getpid(),
         socket=port.listener.fileno(),
@@ -59,7 +58,7 @@ def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: Stop
         max_queue=settings.engine.max_queue,
         step_timeout=settings.engine.step_timeout,
         created=int(time.time()),
-        key_digests=read_key_file(key_file) if key_file is not None else (),
+        key_digests=_key_digests(settings),
         log_access=not settings.server.disable_uvicorn_access_log,
         log_statistics=not settings.server.disable_log_stats,
         batch_swing_alarm=settings.batch_swing_alarm,
@@ -80,6 +79,14 @@ def start_facts(engine: "Engine", environment: RankEnvironment) -> Start:
         tp=environment.size,
         approximate_fingerprint=engine.runner.fingerprint(approximate=True),
     )
+
+
+def _key_digests(settings: Settings) -> tuple[str, ...]:
+    """Of the keys that are accepted; none where everything is open."""
+    if settings.api_key_digest is not None:
+        return (settings.api_key_digest,)
+    path = settings.server.api_key_file
+    return read_key_file(path) if path is not None else ()
 
 
 def _tokenizer_directory(settings: Settings) -> str | None:

@@ -1,71 +1,48 @@
 """`tpdet serve`: checks the flags, then starts `--tp` ranks under a supervisor.
 
-The flags are those of `python -m tpdet.serve`, which runs them, and `--tp`.
+The flags are those of `python -m tpdet.serve`. Settings are resolved here, once: the ranks get them
+as flags, the API key's digest and the run secret in the run directory, and nothing of either in
+their environment.
 """
 
-import argparse
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from tpdet.errors import UsageError
 from tpdet.launch.faults import read_faults
+from tpdet.launch.run_secret import given_secret
 from tpdet.launch.supervise import serve
-from tpdet.server.settings import load_settings, make_parser
-
-MAX_RANKS = 64
+from tpdet.server.setting_sources import forget_settings
+from tpdet.server.settings import SETTINGS, load_settings
 
 
 def serve_command(arguments: Sequence[str]) -> int:
-    """Run a server of `--tp` ranks until it ends; the exit code of SERVER.md.
+    """Run a server of `--tp` ranks until it ends; the exit code of docs/server.md.
 
     Raises UsageError and NotFoundError before anything is started.
     """
-    given, rest = split_ranks(arguments)
-    settings = load_settings(rest, "tpdet serve")
-    ranks = given or settings.world.tp or 1
+    settings = load_settings(arguments, "tpdet serve")
     if settings.world.nodes > 1:
         raise UsageError(
             f"the settings are for {settings.world.nodes} nodes, tpdet serve starts the ranks of "
             "one host: run torchrun -m tpdet.serve with the same settings on each node"
         )
     read_faults(settings.server.allow_faults)
+    secret = given_secret(settings.server.run_secret_file)
+    forget_settings(SETTINGS)
+    for note in settings.notes:
+        print(f"tpdet: {note}", file=sys.stderr, flush=True)
     return serve(
-        ranks,
-        rest,
+        settings.world.tp or 1,
+        settings.rank_arguments(),
         _run_directory(settings.server.run_dir),
         step_timeout=settings.engine.step_timeout,
         drain_timeout=settings.server.drain_timeout,
-    )
-
-
-def split_ranks(arguments: Sequence[str]) -> tuple[int | None, list[str]]:
-    """The tensor-parallel size, if one is given, and the arguments that are for the ranks."""
-    if any(argument in ("-h", "--help") for argument in arguments):
-        parser = make_parser("tpdet serve")
-        _add_ranks(parser)
-        parser.parse_args(["--help"])
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    _add_ranks(parser)
-    try:
-        options, rest = parser.parse_known_args(list(arguments))
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{error}: see tpdet serve --help") from error
-    if options.tp is not None and not 1 <= options.tp <= MAX_RANKS:
-        raise UsageError(f"--tp {options.tp} is out of range [1, {MAX_RANKS}]")
-    return options.tp, rest
-
-
-def _add_ranks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--tensor-parallel-size",
-        "-tp",
-        "--tp",
-        dest="tp",
-        type=int,
-        default=None,
-        help="ranks to start (default: tp of --config, else 1)",
+        secret=secret,
+        key_digest=settings.api_key_digest,
     )
 
 
