@@ -116,6 +116,11 @@ class RunDirectory:
         found = read_json(self.path / "session.json")
         return found is not None and found.get("session") == self.session
 
+    @property
+    def owned(self) -> bool:
+        """Whether this process holds the lock."""
+        return self._lock is not None
+
     def _take_lock(self) -> None:
         descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:

@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
         else:
             signals.watch(lambda number: _leave_if_peer_lost(run, rank))
             _follow(settings, environment, build)
+            if run.owned:  # a node without rank 0, or where that is not local rank 0
+                run.clear_channels()
         return 0
     except Exception as error:
         end_process(run, rank, error, partial(_last_words, bridges, error))

@@ -28,7 +28,7 @@ def wait_ready(folder: Path, pattern: str, alive, log: Path, seconds: float = 90
 
 
 def ask(url: str, question=QUESTION):
-    """The answer's choices and its fingerprint: what has to be equal bit by bit."""
+    """The answer's choices, fingerprint and replay digest: what has to be equal bit by bit."""
     request = urllib.request.Request(
         url + "/v1/completions", json.dumps(question).encode(), {"content-type": "application/json"}
     )
@@ -37,7 +37,7 @@ def ask(url: str, question=QUESTION):
         request, None, 60
     ) as got:
         found = json.load(got)
-    return found["choices"], found["system_fingerprint"]
+    return found["choices"], found["system_fingerprint"], found["tpdet"]["replay_digest"]
 
 
 def family(folder: Path) -> list[psutil.Process]:

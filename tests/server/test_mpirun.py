@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from tests.mpich_place import make_mpich_place
@@ -102,6 +103,35 @@ def test_plain_mpirun_at_four_ranks(cluster_model, answers_alone, tmp_path):
         everyone = family(run)
         process.kill()  # mpirun is gone: the ranks follow it
         assert all_gone(everyone)
+
+
+SOCKETS = {"HWLOC_SYNTHETIC": "package:2 core:2 pu:1"}
+"""What Open MPI takes this machine for: four slots, on two packages."""
+IN_TURN, IN_A_ROW = [0, 2, 1, 3], [0, 1, 2, 3]
+MAPPINGS = [
+    ("package", IN_TURN),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("socket", IN_TURN), ("slot", IN_A_ROW), ("node", IN_A_ROW), ("", IN_A_ROW),
+    )),
+]  # fmt: skip
+"""What --map-by is given ("": nothing, the default), and the local ranks that come of it."""
+
+
+@pytest.mark.parametrize(("mapping", "local_ranks"), MAPPINGS)
+def test_a_plain_mpirun_serves_the_same_bits_by_every_mapping(
+    cluster_model, answers_alone, tmp_path, mapping, local_ranks
+):
+    mapped = [MPIRUN, "-n", "4", *(("--map-by", mapping) if mapping else ())]
+    environment = ENVIRONMENT | SOCKETS
+    known = subprocess.run([*mapped, "true"], env=os.environ | environment, capture_output=True)
+    if mapping == "socket" and known.returncode != 0:
+        pytest.skip("this Open MPI does not know --map-by socket, the older name of package")
+    command = [*mapped, sys.executable, "-m", "tpdet.serve"]
+    with started(tmp_path, command, cluster_model, environment) as (process, run, ready):
+        ranks = [psutil.Process(rank["pid"]).environ() for rank in ready["ranks"]]
+        assert [int(rank["OMPI_COMM_WORLD_LOCAL_RANK"]) for rank in ranks] == local_ranks
+        assert ask(ready["url"]) == answers_alone[0]
+        assert stop(run) == 0 and process.wait(30) == 0, (tmp_path / "log").read_text()
 
 
 @pytest.mark.slow

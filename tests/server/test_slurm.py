@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.openmpi_place import MPIRUN
 from tests.server.cluster import Asking, ask
-from tests.server.slurm_job import Job
+from tests.server.slurm_job import Job, slurm_step
 from tests.slurm_cluster import slurm_cluster, slurm_environment
 from tpdet.launch.mpirun import AGENT_VARIABLE
 
@@ -107,6 +108,38 @@ def test_a_job_serves_the_bits_of_one_rank_and_drains(
     code = job.wait()
     assert code == "0:0" or end == "scancel", job.log.read_text()
     assert set(job.decided()) == {0}
+
+
+STEPS = [
+    ("cyclic", {}, [[0, 2], [1, 3]]),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("plane=2", {}, [[0, 1], [2, 3]]),
+        ("block", {}, [[0, 1], [2, 3]]),
+        ("arbitrary", {"MASTER_ADDR": "n2"}, [[1, 3], [0, 2]]),
+        ("mpirun", {}, [[0, 2], [1, 3]]),
+    )),
+]  # fmt: skip
+"""How srun (or mpirun --map-by node in a job) deals four ranks out to two nodes."""
+
+
+@pytest.mark.parametrize(("how", "more", "by_node"), STEPS)
+def test_ranks_dealt_out_to_nodes_in_any_way_serve_the_bits_of_one_rank(
+    slurm, root, cluster_model, answers_alone, tmp_path, how, more, by_node
+):
+    (tmp_path / "hosts").write_text("n2\nn1\nn2\nn1\n")
+    more = more | ({"SLURM_HOSTFILE": str(tmp_path / "hosts")} if how == "arbitrary" else {})
+    command = ["srun", "--nodes=2", "--ntasks=4", "--overcommit", "--kill-on-bad-exit=1"]
+    command += ["--cpu-bind=none", f"--distribution={how}"]
+    if how == "mpirun":
+        command = ["salloc", "--nodes=2", "--ntasks-per-node=2", MPIRUN or "mpirun", "-n", "4"]
+        command += ["--map-by", "node:OVERSUBSCRIBE", "--bind-to", "none"]
+    with slurm_step(slurm | more, root, tmp_path, cluster_model, command) as step:
+        assert [sorted(ranks) for ranks in step.ranks()] == by_node
+        assert ask(step.url) == answers_alone[0]
+        in_one_level = "nodes do not hold neighbouring ranks" in step.log.read_text()
+        assert in_one_level == (by_node[0] != [0, 1])
+        assert step.drain() == 0, step.log.read_text()
+        assert not [path for disk in step.disks for path in disk.glob("**/secret")]
 
 
 @pytest.mark.slow
