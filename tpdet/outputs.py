@@ -91,6 +91,11 @@ class ChoiceAssembler:
         """Why the choice ended, None while it runs."""
         return self._finish_reason
 
+    @property
+    def token_count(self) -> int:
+        """Tokens so far."""
+        return len(self._tokens)
+
     def push(self, output: TokenOutput) -> TextDelta:
         """Take the next committed token; after the end nothing more is taken."""
         if self._finish_reason is not None:
@@ -180,6 +185,15 @@ class RequestAssembler:
     def must_abort(self) -> bool:
         """Whether the answer is whole while the engine still runs choices of it."""
         return self.failure is None and self.finished and self._running > 0
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(choice.token_count for choice in self._choices)
+
+    def choice(self, index: int) -> ChoiceAnswer:
+        """One finished choice. Raises ValueError while it runs."""
+        return self._choices[index].answer(index)
 
     def answer(self) -> RequestAnswer:
         """The finished answer. Raises ValueError while a choice runs or if the request failed."""

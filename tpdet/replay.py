@@ -5,7 +5,7 @@ tensor-parallel size. Needs no torch.
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import blake3
 
@@ -29,18 +29,27 @@ SCHEMA = "json_schema"
 LEFT_OUT = ("logprobs", "prompt_logprobs", "detokenize")
 """Parameters that choose what is shown of an answer, never what it is."""
 
+_IDS = 4096  # of a prompt that are written together
+
 
 def canonical_request(requests: Sequence[Request]) -> bytes:
     """The canonical JSON of the prompts of one call and of the parameters they share."""
+    return b"".join(_canonical_pieces(requests))
+
+
+def _canonical_pieces(requests: Sequence[Request]) -> Iterator[bytes]:
+    """`canonical_request` in pieces: `prompts`, which may hold millions of ids, comes last."""
     first = requests[0]
     ends = () if first.params.ignore_eos else first.eos_token_ids
-    return canonical_json(
-        {
-            "eos_token_ids": sorted({*ends}),
-            "params": _canonical_params(first.params),
-            "prompts": [request.prompt_token_ids for request in requests],
-        }
-    )
+    rest = {"eos_token_ids": sorted({*ends}), "params": _canonical_params(first.params)}
+    yield canonical_json(rest)[:-1] + b',"prompts":['
+    for place, request in enumerate(requests):
+        yield b",[" if place else b"["
+        ids = request.prompt_token_ids
+        for begin in range(0, len(ids), _IDS):
+            yield (b"," if begin else b"") + canonical_json(ids[begin : begin + _IDS])[1:-1]
+        yield b"]"
+    yield b"]}"
 
 
 def replay_digest(
@@ -56,7 +65,24 @@ def replay_digest(
     tokens, in order; seed: the one that was used, also where a request left it open. `contract`
     and `model_digest` are 64 hex digits each.
     """
-    request = canonical_request(requests)
+    *_, digest = replay_digest_steps(requests, answers, seed, contract, model_digest)
+    assert digest is not None
+    return digest
+
+
+def replay_digest_steps(
+    requests: Sequence[Request],
+    answers: Iterable[Iterable[Sequence[SampledToken]]],
+    seed: int,
+    contract: str,
+    model_digest: str,
+) -> Iterator[str | None]:
+    """`replay_digest` in steps, each of a few milliseconds: None until the last, the digest."""
+    pieces: list[bytes] = []
+    for piece in _canonical_pieces(requests):
+        pieces.append(piece)
+        yield None
+    request = b"".join(pieces)
     digest = blake3.blake3(VERSION)
     digest.update(bytes.fromhex(contract) + bytes.fromhex(model_digest))
     digest.update(struct.pack("<QQ", seed, len(request)) + request)
@@ -66,7 +92,8 @@ def replay_digest(
             logprobs = [token.logprob for token in tokens]
             count = len(tokens)
             digest.update(struct.pack(f"<I{count}I{count}f", count, *ids, *logprobs))
-    return digest.hexdigest()
+            yield None
+    yield digest.hexdigest()
 
 
 def _canonical_params(params: SamplingParams) -> dict[str, object]:

@@ -102,6 +102,24 @@ def batch_prompts(limit: int) -> list[Attempt]:
     ]
 
 
+def logprobs_in_answer(limit: int) -> list[Attempt]:
+    """Prompts that are shown beside each of many choices; the context of 256 is filled."""
+    choices, length = 128, 256
+    most = [[5] * length] * (limit // (choices * length))
+    assert len(most) * choices * length == limit
+    more = {"n": choices, "max_tokens": 0, "return_token_ids": True}
+    return [
+        *values("return_token_ids", (True,), (), prompt=most, **more),
+        Attempt("one past", post(PATH, more | {"prompt": [*most, [5]]}), 400, "return_token_ids"),
+        Attempt(
+            "far past",
+            post(PATH, more | {"prompt": [[5] * length] * 64, "prompt_logprobs": 20}),
+            400,
+            "prompt_logprobs",
+        ),
+    ]
+
+
 def stop_strings(limit: int) -> list[Attempt]:
     """Stop strings by number."""
     return values("stop", (["#"] * limit,), (["#"] * (limit + 1), ["#"] * 100_000))
@@ -205,6 +223,7 @@ FIELD_LIMITS: dict[str, Callable[[Any], list[Attempt]]] = {
     "logprobs": integers("logprobs"),
     "top_logprobs": integers("top_logprobs", CHAT, logprobs=True),
     "prompt_logprobs": integers("prompt_logprobs"),
+    "logprobs_in_answer": logprobs_in_answer,
     "stop_strings": stop_strings,
     "stop_string_bytes": stop_string_bytes,
     "logit_bias_ids": logit_bias_ids,

@@ -11,14 +11,15 @@ from starlette.types import Receive, Scope, Send
 import tpdet
 from tpdet.config import APPROXIMATE
 from tpdet.server import limits
-from tpdet.server.answers import to_json
 from tpdet.server.body_job import Job
 from tpdet.server.body_work import Route, answer_of, needs_engine, prepare_call
 from tpdet.server.engine_client import EngineClient
 from tpdet.server.gate import ClientGone, Exchange, send_problem
 from tpdet.server.generation import GenerationResponse
+from tpdet.server.json_pieces import to_json
 from tpdet.server.large_bodies import LargeBodies
 from tpdet.server.openapi import describe
+from tpdet.server.pace import Pace
 from tpdet.server.prepare import Call, Preparer
 from tpdet.server.problems import ApiError, from_code, internal_error
 from tpdet.server.protocol import REFUSALS
@@ -169,7 +170,7 @@ def _add_models(app: FastAPI, services: Services) -> None:
 
 
 def _add_generation(app: FastAPI, services: Services) -> None:
-    trials = SchemaTrials()
+    trials, pace = SchemaTrials(), Pace()
 
     async def generate(request: Request, route: Route) -> Response:
         exchange: Exchange = request.scope["tpdet"]
@@ -185,6 +186,7 @@ def _add_generation(app: FastAPI, services: Services) -> None:
             services.tokenizer,
             services.preparer.facts,
             exchange.gone,
+            pace,
         )
 
     @app.post("/v1/completions")

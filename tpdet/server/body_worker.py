@@ -18,7 +18,6 @@ import msgspec
 
 from tpdet.launch.processes import die_with_parent
 from tpdet.launch.signals import STOP_SIGNALS
-from tpdet.server.answers import to_json
 from tpdet.server.body_job import (
     LENGTH,
     Answered,
@@ -33,6 +32,7 @@ from tpdet.server.body_job import (
 )
 from tpdet.server.body_work import answer_of, needs_engine, prepare_call
 from tpdet.server.json_body import parse_object
+from tpdet.server.json_pieces import to_json
 from tpdet.server.limits import BODY_CPU_SECONDS, BODY_MEMORY_BYTES
 from tpdet.server.prepare import Preparer
 from tpdet.server.problems import ApiError

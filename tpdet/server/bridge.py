@@ -27,6 +27,7 @@ from tpdet.request import PromptOutput, RequestFailed, TokenOutput, with_seed
 from tpdet.server import protocol
 from tpdet.server.http_child import HttpProcess
 from tpdet.server.limits import MAX_MESSAGE_BYTES
+from tpdet.server.prompt_scores import messages_of
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
@@ -137,10 +138,12 @@ class Bridge:
     ) -> None:
         """Send what a step committed."""
         found = tuple(outputs)
+        prompts = [output for output in found if isinstance(output, PromptOutput)]
+        for parts in messages_of(prompts):
+            self._socket.send(protocol.Prompts(parts))
         self._socket.send(
             protocol.Outputs(
                 step_seconds,
-                tuple(output for output in found if isinstance(output, PromptOutput)),
                 tuple(output for output in found if isinstance(output, TokenOutput)),
                 tuple(output for output in found if isinstance(output, RequestFailed)),
             )

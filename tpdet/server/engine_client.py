@@ -17,6 +17,7 @@ from tpdet.request import Request
 from tpdet.server import protocol
 from tpdet.server.limits import MAX_MESSAGE_BYTES
 from tpdet.server.metrics import Metrics
+from tpdet.server.pace import SLICE_SECONDS
 from tpdet.server.problems import from_code
 from tpdet.server.ticket import Output, Ticket
 
@@ -149,11 +150,14 @@ class EngineClient:
 
     async def receive(self) -> None:
         """Take messages for ever. A damaged one ends the connection as a dead engine does."""
+        yielded = time.monotonic()
         while True:
             data = await self._socket.recv()
             # A receive that finds a message does not yield by itself, and a fast engine always
             # has one: the readers and timers would never run.
-            await asyncio.sleep(0)
+            if time.monotonic() - yielded > SLICE_SECONDS:
+                await asyncio.sleep(0)
+                yielded = time.monotonic()
             try:
                 self._take(self._end.decode(data))
             except IntegrityError as error:
@@ -167,6 +171,9 @@ class EngineClient:
     def _take(self, message: protocol.ToHttp) -> None:
         self.heard = time.monotonic()
         match message:
+            case protocol.Prompts():
+                for part in message.parts:
+                    self._put(part)
             case protocol.Outputs():
                 self._deliver(message)
             case protocol.Status():
@@ -212,16 +219,18 @@ class EngineClient:
 
     def _deliver(self, message: protocol.Outputs) -> None:
         self.metrics.step(message.step_seconds)
-        outputs: tuple[Output, ...] = (*message.prompts, *message.tokens)
-        for output in outputs:
-            owner = self._owners.get(output.request_id)
-            if owner is not None:
-                owner.put(output)
+        for output in message.tokens:
+            self._put(output)
         for failed in message.failed:
             owner = self._owners.get(failed.request_id)
             if owner is not None:
                 problem = from_code(failed.code, failed.message)
                 owner.failed_request(failed.request_id, problem)
+
+    def _put(self, output: Output) -> None:
+        owner = self._owners.get(output.request_id)
+        if owner is not None:
+            owner.put(output)
 
     def _send(self, message: protocol.ToEngine) -> None:
         if self.dead is not None:

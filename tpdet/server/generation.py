@@ -2,20 +2,28 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Iterator
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tpdet.outputs import RequestAssembler, TextDelta
-from tpdet.replay import replay_digest
+from tpdet.replay import replay_digest_steps
 from tpdet.request import TokenOutput
-from tpdet.server.answers import ChoiceWriter, Json, envelope, to_json, usage
+from tpdet.sampling_row import SampledToken
+from tpdet.server.answers import ChoiceWriter, Json, envelope, usage
 from tpdet.server.engine_client import EngineClient, Ticket
 from tpdet.server.gate import ClientGone
+from tpdet.server.json_pieces import json_pieces, json_text
+from tpdet.server.pace import Pace
 from tpdet.server.prepare import Call
 from tpdet.server.problems import ApiError, internal_error
+from tpdet.server.prompt_scores import PromptPart, PromptScores
 from tpdet.server.protocol import Start
+from tpdet.server.ticket import Output
 from tpdet.tokenizer import Tokenizer
+
+_Taken = tuple[TokenOutput, TextDelta]
 
 _log = logging.getLogger("tpdet.server")
 
@@ -36,15 +44,22 @@ class GenerationResponse(Response):
         tokenizer: Tokenizer | None,
         facts: Start,
         gone: asyncio.Future[None],
+        pace: Pace,
     ) -> None:
         super().__init__()
         self._call, self._client, self._gone = call, client, gone
-        self._facts = facts
+        self._facts, self._pace = facts, pace
+        self._prompts: dict[str, PromptScores] = {}
+        self._begun: set[tuple[str, int]] = set()
+        self._held: _Taken | None = None
+        names: dict[int, str] = {}
         self._assemblers = {
             request.request_id: RequestAssembler(request, tokenizer) for request in call.requests
         }
         self._writers = {
-            (request.request_id, choice): ChoiceWriter(call, tokenizer, i * call.choices + choice)
+            (request.request_id, choice): ChoiceWriter(
+                call, tokenizer, i * call.choices + choice, names
+            )
             for i, request in enumerate(call.requests)
             for choice in range(call.choices)
         }
@@ -62,7 +77,7 @@ class GenerationResponse(Response):
                 if self._call.stream:
                     finished = await self._stream(ticket, seed, send)
                 else:
-                    await self._whole(ticket, seed, send)
+                    await self._whole(ticket, seed, scope, send)
                     finished = True
                 outcome = "completed" if finished else "failed"
         except ApiError:
@@ -71,16 +86,25 @@ class GenerationResponse(Response):
         finally:
             self._client.metrics.outcome(outcome)
 
-    async def _whole(self, ticket: Ticket, seed: int, send: Send) -> None:
+    async def _whole(self, ticket: Ticket, seed: int, scope: Scope, send: Send) -> None:
+        """Send the answer: in one part if it is small or the client speaks HTTP/1.0."""
         while not self._finished:
-            await self._take(ticket)
-        body = to_json(self._answer(seed))
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-        ]
+            async for _ in self._pace.slices(self._taken(ticket, await ticket.outputs())):
+                pass
+        receipt = await self._receipt(seed)
+        chunks = self._pace.chunks(json_pieces(self._answer(seed, receipt)))
+        if scope["http_version"] == "1.0":
+            chunks = _together(chunks)
+        first, second = await anext(chunks), await anext(chunks, None)
+        headers = [(b"content-type", b"application/json")]
+        if second is None:
+            headers.append((b"content-length", str(len(first)).encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        while second is not None:
+            self._check_reader()
+            await _send_part(send, first)
+            first, second = second, await anext(chunks, None)
+        await send({"type": "http.response.body", "body": first, "more_body": False})
 
     async def _stream(self, ticket: Ticket, seed: int, send: Send) -> bool:
         """Send the events; False if an error event was the last one."""
@@ -88,16 +112,10 @@ class GenerationResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
             while not self._finished:
-                deltas = await self._take(ticket)
-                chunk["system_fingerprint"] = self._fingerprint
-                pieces = [self._piece(output, delta) for output, delta in deltas]
-                chunks = [self._chunk(chunk, [piece]) for piece in pieces if piece]
-                if self._finished:
-                    if self._call.include_usage:
-                        chunks.append({**chunk, "choices": [], "usage": self._usage()})
-                    chunks[-1]["tpdet"] = self._receipt(seed)
-                if chunks:
-                    await _send_part(send, b"".join(map(_event, chunks)))
+                taken = self._taken(ticket, await ticket.outputs())
+                await self._send_all(self._events(chunk, taken), send)
+            chunk["tpdet"] = await self._receipt(seed)
+            await self._send_all(self._last_event(chunk), send)
             last = b"data: [DONE]\n\n"
         except ClientGone:
             raise
@@ -109,17 +127,70 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": last, "more_body": False})
         return last.startswith(b"data: [")
 
-    async def _take(self, ticket: Ticket) -> list[tuple[TokenOutput, TextDelta]]:
+    async def _send_all(self, pieces: Iterator[str], send: Send) -> None:
+        async for chunk in self._pace.chunks(pieces):
+            self._check_reader()
+            await _send_part(send, chunk)
+
+    def _check_reader(self) -> None:
+        if self._gone.done():
+            raise ClientGone
+
+    def _taken(self, ticket: Ticket, outputs: list[Output]) -> Iterator[_Taken | None]:
         """Feed what has come to the assemblers; stop in the engine what a stop string ended."""
-        found = []
-        for output in await ticket.outputs():
-            delta = self._assemblers[output.request_id].push(output)
-            if delta is None or not isinstance(output, TokenOutput):
+        for output in outputs:
+            if isinstance(output, PromptPart):
+                self._prompts.setdefault(output.request_id, PromptScores()).add(output)
+                yield None
                 continue
-            if delta.abort:
+            delta = self._assemblers[output.request_id].push(output)
+            if delta is not None and delta.abort:
                 ticket.stop(output.request_id, output.choice)
-            found.append((output, delta))
-        return found
+            yield None if delta is None else (output, delta)
+
+    def _events(self, chunk: Json, outputs: Iterator[_Taken | None]) -> Iterator[str]:
+        """The events that these outputs make, but for the last event of all, which is held."""
+        for taken in outputs:
+            if taken is None or not self._is_shown(*taken):
+                continue
+            if self._held is not None:
+                yield from self._event(chunk, self._held)
+            self._held = taken
+        if self._held is not None and not self._finished:
+            yield from self._event(chunk, self._held)
+            self._held = None
+
+    def _last_event(self, chunk: Json) -> Iterator[str]:
+        """The event with the receipt in `chunk`, which is the usage's where that is wanted."""
+        receipt = chunk["tpdet"]
+        if self._held is not None:
+            if self._call.include_usage:
+                chunk["tpdet"] = {"seed": receipt["seed"]}
+            yield from self._event(chunk, self._held)
+        if self._call.include_usage:
+            chunk |= {"tpdet": receipt, "choices": [], "usage": self._usage()}
+            yield f"data: {json_text(chunk)}\n\n"
+
+    def _is_shown(self, output: TokenOutput, delta: TextDelta) -> bool:
+        """Whether a token shows something yet."""
+        call, key = self._call, (output.request_id, output.choice)
+        first = key not in self._begun
+        self._begun.add(key)
+        tokens = delta.token_ids and (call.logprobs is not None or call.token_ids)
+        return bool(first or delta.text or delta.finish_reason or tokens)
+
+    def _event(self, chunk: Json, taken: _Taken) -> Iterator[str]:
+        """A choice's next piece; the first may repeat the prompt, and is written bit by bit."""
+        output, delta = taken
+        writer = self._writers[output.request_id, output.choice]
+        large = not writer.begun
+        piece = writer.piece(delta, self._prompts.get(output.request_id))
+        extra = {"usage": None} if self._call.include_usage else {}
+        chunk["system_fingerprint"] = self._fingerprint
+        content = {**chunk, "choices": [piece], **extra}
+        yield "data: "
+        yield from json_pieces(content) if large else (json_text(content),)
+        yield "\n\n"
 
     @property
     def _approximate(self) -> bool:
@@ -135,60 +206,43 @@ class GenerationResponse(Response):
     def _finished(self) -> bool:
         return all(assembler.finished for assembler in self._assemblers.values())
 
-    def _piece(self, output: TokenOutput, delta: TextDelta) -> Json | None:
-        """A choice's next piece; None when a token shows nothing yet."""
+    def _answer(self, seed: int, receipt: Json) -> Json:
         call = self._call
-        writer = self._writers[output.request_id, output.choice]
-        shown = (
-            delta.text
-            or delta.finish_reason
-            or (delta.token_ids and (call.logprobs is not None or call.token_ids))
-        )
-        if not shown and writer.begun:
-            return None
-        return writer.piece(delta, self._assemblers[output.request_id].prompt)
+        found = envelope(call, seed, self._fingerprint, stream=False) | {"tpdet": receipt}
+        if call.kind == "chat" and call.prompt_logprobs is not None:
+            request_id = call.requests[0].request_id
+            writer = self._writers[request_id, 0]
+            found["prompt_logprobs"] = writer.prompt_logprobs(self._prompts.get(request_id))
+        return {**found, "choices": self._choices(), "usage": self._usage()}
 
-    def _chunk(self, chunk: Json, choices: list[Json]) -> Json:
-        extra = {"usage": None} if self._call.include_usage else {}
-        return {**chunk, "choices": choices, **extra}
+    def _choices(self) -> Iterator[Json]:
+        for (request_id, choice), writer in self._writers.items():
+            answer = self._assemblers[request_id].choice(choice)
+            yield writer.whole(answer, self._prompts.get(request_id))
 
-    def _answer(self, seed: int) -> Json:
-        call, choices = self._call, []
-        found = envelope(call, seed, self._fingerprint, stream=False)
-        found["tpdet"] = self._receipt(seed)
-        for request_id, assembler in self._assemblers.items():
-            answer = assembler.answer()
-            for choice in answer.choices:
-                writer = self._writers[request_id, choice.index]
-                choices.append(writer.whole(choice, answer.prompt))
-            if call.kind == "chat" and call.prompt_logprobs is not None:
-                writer = self._writers[request_id, 0]
-                found["prompt_logprobs"] = writer.prompt_logprobs(answer.prompt)
-        return {**found, "choices": choices, "usage": self._usage()}
-
-    def _receipt(self, seed: int) -> Json:
+    async def _receipt(self, seed: int) -> Json:
         """What replays the answer, and the digest by which the replay is known to be the same.
 
         An answer that is approximate, even in part, says so and has no digest.
         """
         if self._approximate:
             return {"seed": seed, "replay_digest": None, "approximate": True}
-        answers = [assembler.answer() for assembler in self._assemblers.values()]
-        choices = [[choice.logprobs for choice in answer.choices] for answer in answers]
-        facts = self._facts
-        digest = replay_digest(
-            self._call.requests, choices, seed, facts.contract, facts.model_digest
+        facts, answers = self._facts, map(self._generated, self._assemblers.values())
+        steps = replay_digest_steps(
+            self._call.requests, answers, seed, facts.contract, facts.model_digest
         )
-        return {"seed": seed, "replay_digest": digest}
+        return {"seed": seed, "replay_digest": await self._pace.last(steps)}
+
+    def _generated(self, assembler: RequestAssembler) -> Iterator[tuple[SampledToken, ...]]:
+        return (assembler.choice(index).logprobs for index in range(self._call.choices))
 
     def _usage(self) -> Json:
-        answers = [assembler.answer() for assembler in self._assemblers.values()]
-        count = sum(len(choice.token_ids) for answer in answers for choice in answer.choices)
-        return usage(self._call, count)
+        found = self._assemblers.values()
+        return usage(self._call, sum(assembler.generated_tokens for assembler in found))
 
 
-def _event(content: Json) -> bytes:
-    return b"data: " + to_json(content) + b"\n\n"
+async def _together(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield b"".join([chunk async for chunk in chunks])
 
 
 async def _send_part(send: Send, data: bytes) -> None:

@@ -26,6 +26,10 @@ MAX_PIPELINED = 16
 MAX_WAITING_SCHEMAS = 32
 MAX_WAITING_LARGE_BODIES = 8
 MAX_MESSAGE_BYTES = 256 << 20
+# Of one request: tokens that its answer shows, times the alternatives beside each. 64 prompts of
+# 2,048 tokens with one alternative are an eighth of it.
+MAX_LOGPROBS_IN_ANSWER = 1 << 20
+MAX_PART_LOGPROBS = 64 << 10  # in one message of the engine
 
 HEADER_TIMEOUT = 10.0
 BODY_TIMEOUT = 30.0
@@ -56,6 +60,7 @@ def all_limits() -> dict[str, object]:
         "logprobs": [0, request.MAX_LOGPROBS],
         "top_logprobs": [0, request.MAX_LOGPROBS],
         "prompt_logprobs": [0, request.MAX_LOGPROBS],
+        "logprobs_in_answer": MAX_LOGPROBS_IN_ANSWER,
         "stop_strings": request.MAX_STOP_STRINGS,
         "stop_string_bytes": [1, request.MAX_STOP_BYTES],
         "logit_bias_ids": request.MAX_LOGIT_BIAS,

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from tpdet.errors import RequestError
 from tpdet.request import MAX_STOP_STRINGS, Request, SamplingParams, check_against_model
 from tpdet.server import limits
+from tpdet.server.answer_size import check_answer_size
 from tpdet.server.problems import ApiError, bad_request, from_request_error
 from tpdet.server.prompts import Prompt, PromptReader
 from tpdet.server.protocol import Start
@@ -145,6 +146,14 @@ class Preparer:
         except RequestError as error:
             raise from_request_error(error) from None
         echo = isinstance(body, CompletionBody) and bool(body.echo)
+        check_answer_size(
+            [len(prompt.token_ids) for prompt in prompts],
+            body,
+            repeats=(body.n or 1) if kind == "completion" else 1,
+            echo=echo,
+            logprobs=shown,
+            max_tokens=max_tokens,
+        )
         return Call(
             kind=kind,
             group_id=group_id,

@@ -6,16 +6,17 @@ and hands down on the HTTP process's standard input; it is not the run secret, s
 which faces clients knows nothing that the ranks would obey.
 
 Order of a life: Hello (HTTP is able to serve) -> Start (the engine is ready) -> Serving (the port
-accepts) -> Submit, Abort, Ping against Accepted, Refused, Outputs, Status -> Stop or Dead -> the
-HTTP process ends.
+accepts) -> Submit, Abort, Ping against Accepted, Refused, Prompts, Outputs, Status -> Stop or Dead
+-> the HTTP process ends.
 """
 
 import msgspec
 
 from tpdet.errors import IntegrityError, UsageError
-from tpdet.request import PromptOutput, Request, RequestFailed, TokenOutput
+from tpdet.request import Request, RequestFailed, TokenOutput
 from tpdet.seal import OVERHEAD_BYTES, Opener, Sealer, derive
 from tpdet.server.limits import MAX_MESSAGE_BYTES
+from tpdet.server.prompt_scores import PromptPart
 
 SOCKET_NAME = "engine.sock"
 # sockaddr_un holds 108 bytes with the terminating zero.
@@ -98,11 +99,16 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     param: str | None = None
 
 
+class Prompts(msgspec.Struct, frozen=True, tag="prompts"):
+    """Engine to HTTP: scores of prompts; those of a request precede its first token."""
+
+    parts: tuple[PromptPart, ...]
+
+
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """Engine to HTTP: what one step committed; a request's prompt output precedes its tokens."""
+    """Engine to HTTP: what else one step committed."""
 
     step_seconds: float
-    prompts: tuple[PromptOutput, ...]
     tokens: tuple[TokenOutput, ...]
     failed: tuple[RequestFailed, ...]
 
@@ -132,7 +138,7 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
 
 
 ToEngine = Hello | Serving | Submit | Abort | Ping
-ToHttp = Start | Accepted | Refused | Outputs | Status | Stop | Dead
+ToHttp = Start | Accepted | Refused | Prompts | Outputs | Status | Stop | Dead
 
 _encoder = msgspec.msgpack.Encoder()
 _from_http = msgspec.msgpack.Decoder(ToEngine)

@@ -8,11 +8,12 @@ from collections import deque
 from types import TracebackType
 from typing import Protocol
 
-from tpdet.request import PromptOutput, Request, TokenOutput
+from tpdet.request import Request, TokenOutput
 from tpdet.server.metrics import Clock
+from tpdet.server.prompt_scores import PromptPart
 from tpdet.server.protocol import Start
 
-Output = PromptOutput | TokenOutput
+Output = PromptPart | TokenOutput
 
 
 class Connection(Protocol):
