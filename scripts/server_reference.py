@@ -8,6 +8,7 @@ written: the exit code is 1 when a table is stale.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for a checkout that is not installed
 
 from tpdet import errors  # noqa: E402
+from tpdet.server import idle_fields  # noqa: E402
 from tpdet.server.limits import all_limits  # noqa: E402
 from tpdet.server.metrics import ENGINE_COUNTERS, ENGINE_GAUGES, Metrics  # noqa: E402
-from tpdet.server.parse import NOT_SUPPORTED  # noqa: E402
 from tpdet.server.protocol import Status  # noqa: E402
 from tpdet.server.schema import ChatBody, CompletionBody  # noqa: E402
 from tpdet.server.settings import make_parser  # noqa: E402
@@ -56,7 +57,10 @@ def limits_table() -> list[str]:
 def fields_table() -> list[str]:
     """Every field of a body that asks for text."""
     lines = ["| field | completions | chat | type and range |", "|---|---|---|---|"]
-    schemas = [model.model_json_schema()["properties"] for model in (CompletionBody, ChatBody)]
+    schemas = [
+        {name: model.model_json_schema()["properties"][name] for name in model.model_fields}
+        for model in (CompletionBody, ChatBody)
+    ]
     for name in dict.fromkeys([*schemas[0], *schemas[1]]):
         here = ["yes" if name in schema else "" for schema in schemas]
         kinds = dict.fromkeys(_kind(schema[name]) for schema in schemas if name in schema)
@@ -64,9 +68,19 @@ def fields_table() -> list[str]:
     return lines
 
 
-def refused_fields() -> list[str]:
-    """The known fields that are refused by name, with code `not_supported`."""
-    return [", ".join(f"`{name}`" for name in sorted(NOT_SUPPORTED))]
+def idle_table() -> list[str]:
+    """The known fields of which only values that ask for nothing are taken."""
+    lines = ["| field | taken | anything else is refused |", "|---|---|---|"]
+    groups = {
+        "": idle_fields.CHAT,
+        "stream_options.": idle_fields.STREAM_OPTIONS,
+        "messages.": idle_fields.MESSAGE,
+    }
+    for place, fields in groups.items():
+        for name, idle in sorted(fields.items()):
+            taken = ", ".join(f"`{json.dumps(value)}`" for value in idle.values)
+            lines.append(f"| `{place}{name}` | {taken} | {_cell(idle.reason)} |")
+    return lines
 
 
 def metrics_table() -> list[str]:
@@ -101,7 +115,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "flags": flags_table,
     "limits": limits_table,
     "fields": fields_table,
-    "refused fields": refused_fields,
+    "idle fields": idle_table,
     "metrics": metrics_table,
     "exit codes": exits_table,
 }

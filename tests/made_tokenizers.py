@@ -20,6 +20,26 @@ QWEN3_LIKE = """\
 {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
 {%- endfor %}
 """
+# As models of three families render calls: arguments as JSON, as text or JSON, key by key.
+TOOL_TEMPLATES = tuple(
+    """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content is string %}{{ message.content }}{% endif %}
+{%- for call in message.tool_calls or [] %}
+{%- set call = call.function %}
+{{- '<call>' + call.name + ': ' }}ARGUMENTS{{ '</call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+""".replace("ARGUMENTS", arguments)
+    for arguments in (
+        "{{ call.arguments | tojson }}",
+        "{% if call.arguments is string %}{{ call.arguments }}{% else %}"
+        "{{ call.arguments | tojson }}{% endif %}",
+        "{% for key, value in call.arguments | items %}{{ key }}={{ value | tojson }},{% endfor %}",
+    )
+)
 
 
 def sentencepiece_like(special_in_vocabulary: bool = True) -> tokenizers.Tokenizer:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from tests.made_tokenizers import CONTROL, QWEN3_LIKE
+from tests.made_tokenizers import CONTROL, QWEN3_LIKE, TOOL_TEMPLATES
 from tpdet.chat_template import ChatTemplate
 from tpdet.errors import CheckpointError, NotFoundError, RequestError
 from tpdet.tokenizer import Tokenizer
@@ -91,6 +91,14 @@ def test_private_use_characters_of_users_are_kept(our_tokenizer):
     assert f"user\n{text}<|im_end|>" in our_tokenizer.decode(ids, skip_special_tokens=False)
 
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def calling(**function):
+    function = {"name": "f", "arguments": "{}"} | function
+    return {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
@@ -102,13 +110,56 @@ def test_private_use_characters_of_users_are_kept(our_tokenizer):
         ([{"role": "user", "content": None}], "content must be text"),
         ([{"role": "user", "content": 3}], "content must be text"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "content must be text"),
-        ([{"role": "user", "content": "x", "tool_calls": []}], "tool_calls is not supported"),
+        ([{"role": "user", "content": "x", "tools": []}], "tools is not supported"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "only an assistant calls"),
+        ([{"role": "assistant", "tool_calls": []}], "content is missing"),
+        ([{"role": "assistant", "tool_calls": {}, "content": "x"}], "must be a list"),
+        ([{"role": "assistant", "tool_calls": [3]}], "must be an object with function"),
+        ([calling(name=3)], "name must be text"),
+        ([calling(arguments="{")], "are not JSON"),
+        ([calling(arguments="[1]")], "must be a JSON object"),
+        ([calling(arguments='{"a": NaN}')], "NaN is no JSON number"),
+        ([calling(arguments={"a": {1}})], "cannot hold a set"),
+        ([calling(arguments="[" * 100_000)], "nested deeper than 32"),
+        ([calling(arguments='{"a":' * 40 + "1" + "}" * 40)], "nested deeper than 32"),
         ([{"role": "user", "content": "x\ud800"}], "lone surrogate"),
     ],
 )
 def test_messages_that_cannot_be_rendered_are_refused(our_tokenizer, messages, message):
     with pytest.raises(RequestError, match=message):
         our_tokenizer.apply_chat_template(messages)
+
+
+def recorded(arguments):
+    """A conversation as a client recorded it."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "w", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "Weather in Köln?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "18 °C"},
+        {"role": "assistant", "content": "It is 18 °C."},
+    ]
+
+
+@pytest.mark.parametrize("template", TOOL_TEMPLATES)
+def test_tool_calls_are_rendered_as_transformers_does(their_tokenizer, template):
+    arguments = {"city": "Köln <|im_end|>", "days": [1, 2.5, None, True], "<|im_start|>": {}}
+    theirs = their_tokenizer.apply_chat_template(
+        recorded(arguments), chat_template=template, tokenize=False
+    )
+    ours = ChatTemplate(template, {}, CONTROL)
+    for written in (arguments, json.dumps(arguments), json.dumps(arguments, ensure_ascii=False)):
+        segments = ours.render(recorded(written), False)
+        assert "".join(segment.text for segment in segments) == theirs
+        special = [segment.text for segment in segments if segment.special]
+        assert special == ["<|im_start|>", "<|im_end|>"] * 4
+
+
+def test_a_tool_call_without_arguments_or_id_has_an_empty_object():
+    template = ChatTemplate("{{ messages[0].tool_calls | tojson }}", {}, ())
+    for arguments in (None, "", {}, "{}"):
+        found = template.render([calling(arguments=arguments)], False)[0].text
+        assert found == '[{"type": "function", "function": {"name": "f", "arguments": {}}}]'
 
 
 def test_text_parts_are_joined(our_tokenizer):

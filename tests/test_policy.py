@@ -17,7 +17,7 @@ FLOORS = {
     "tokenizer": 1, "detokenizer": 1, "stop_strings": 1, "chat_template": 1,
     "model_config": 1, "make_model": 1, "json_file": 1, "train_tokenizer": 1,
     "token_bytes": 1, "token_guard": 1, "model_shapes": 1, "canonical_json": 1, "seal": 1,
-    "text_bound": 1,
+    "text_bound": 1, "chat_messages": 1,
     "layers": 2, "cache": 2, "weights": 2, "sampler": 2, "receipt": 2, "replay": 2,
     "grammar": 2,
     "models": 3, "scheduler": 3,
@@ -83,7 +83,8 @@ def same_floor_allowed(mine: str, other: str) -> bool:
 NEIGHBOURS = {
     ("sampling_params", "vllm_parameters"), ("request", "sampling_params"), ("plan", "request"),
     ("sampling_row", "request"), ("detokenizer", "tokenizer"),
-    ("tokenizer", "chat_template"), ("bench", "verify"), ("tune", "verify"), ("tune", "bench"),
+    ("tokenizer", "chat_template"), ("chat_template", "chat_messages"), ("bench", "verify"),
+    ("tune", "verify"), ("tune", "bench"),
     ("planner", "bench"), ("planner", "verify"),
     ("make_model", "model_config"),
     ("layers", "cache"), ("layers", "weights"), ("serve", "server"), ("make_model", "tokenizer"),

@@ -25,10 +25,9 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from tpdet.chat_messages import Message, check_messages, each_text, texts_of
 from tpdet.errors import CheckpointError, RequestError
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-_TEXT_FIELDS = ("content", "name", "tool_call_id", "reasoning_content")
 _CLOCK = "strftime_now"
 _TWINS = range(0xF0000, 0xFFFFE)  # the private-use characters of plane 15
 # tojson escapes these two, which it would not do to their twins.
@@ -79,8 +78,9 @@ class ChatTemplate:
         """The conversation as text, its special tokens apart.
 
         A message has a role and content (text, or a list of text parts), and may have name,
-        tool_call_id and reasoning_content. Raises RequestError for anything else, for what the
-        template itself refuses, and where user text cannot be kept apart from special tokens.
+        tool_call_id, reasoning_content and tool_calls. Raises RequestError for anything else, for
+        what the template itself refuses, and where user text cannot be kept apart from special
+        tokens.
         """
         plain = check_messages(messages)
         expected = self._render(plain, add_generation_prompt)
@@ -88,12 +88,12 @@ class ChatTemplate:
         back = {ord(twin): character for character, twin in twins.items()}
         table = str.maketrans(twins)
         marked = self._render(
-            _each_text(plain, lambda text: text.translate(table)), add_generation_prompt
+            each_text(plain, lambda text: text.translate(table)), add_generation_prompt
         )
         written = self._special.findall(marked)
         if marked.translate(back) != expected:
             marked = self._render(
-                _each_text(
+                each_text(
                     plain, lambda text: self._special.sub(lambda m: m[0].translate(table), text)
                 ),
                 add_generation_prompt,
@@ -106,7 +106,7 @@ class ChatTemplate:
                 )
         return self._segments(marked, back)
 
-    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    def _render(self, messages: list[Message], add_generation_prompt: bool) -> str:
         try:
             return self._template.render(
                 messages=messages,
@@ -121,10 +121,9 @@ class ChatTemplate:
                 f"the chat template refuses these messages: {str(error)[:500]}", "messages"
             ) from error
 
-    def _twins(self, messages: list[dict[str, str]]) -> dict[str, str]:
+    def _twins(self, messages: list[Message]) -> dict[str, str]:
         """Each character of a special token -> a private-use character that occurs nowhere."""
-        texts = [message[field] for message in messages for field in _texts_of(message)]
-        taken = {*self.source}.union(*texts, *self._named.values())
+        taken = {*self.source}.union(*texts_of(messages), *self._named.values())
         free = (chr(code) for code in _TWINS if chr(code) not in taken)
         twins = dict(zip(self._characters, free, strict=False))
         if len(twins) < len(self._characters):
@@ -139,58 +138,6 @@ class ChatTemplate:
             end = match.end()
         segments.append(Segment(marked[end:].translate(back), False))
         return [segment for segment in segments if segment.text]
-
-
-def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Messages of plain strings. Raises RequestError naming the message and the field."""
-    if not messages:
-        raise RequestError("messages is empty: give at least one message", "messages")
-    return [_check_message(f"messages[{index}]", m) for index, m in enumerate(messages)]
-
-
-def _check_message(place: str, message: object) -> dict[str, str]:
-    if not isinstance(message, Mapping):
-        raise RequestError(f"{place} must be an object with role and content", "messages")
-    role = message.get("role")
-    if role not in ROLES:
-        raise RequestError(
-            f"{place}.role is {role!r}: use one of {', '.join(ROLES)}", f"{place}.role"
-        )
-    checked = {"role": role}
-    for field, value in message.items():
-        if field == "role" or (value is None and field != "content"):
-            continue
-        if field not in _TEXT_FIELDS:
-            raise RequestError(f"{place}.{field} is not supported", f"{place}.{field}")
-        text = _joined_parts(value) if field == "content" else value
-        if not isinstance(text, str):
-            raise RequestError(f"{place}.{field} must be text", f"{place}.{field}")
-        checked[field] = text
-    if "content" not in checked:
-        raise RequestError(f"{place}.content is missing", f"{place}.content")
-    return checked
-
-
-def _joined_parts(content: object) -> object:
-    """Text parts as one string; anything else as it is, for the caller to refuse."""
-    if not isinstance(content, list):
-        return content
-    texts = [
-        part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-        for part in content
-    ]
-    return "".join(texts) if all(isinstance(text, str) for text in texts) else None  # type: ignore[arg-type]
-
-
-def _texts_of(message: Mapping[str, str]) -> list[str]:
-    return [field for field in _TEXT_FIELDS if field in message]
-
-
-def _each_text(messages: list[dict[str, str]], change: Any) -> list[dict[str, str]]:
-    return [
-        message | {field: change(message[field]) for field in _texts_of(message)}
-        for message in messages
-    ]
 
 
 class _GenerationTag(Extension):

@@ -6,55 +6,36 @@ from pydantic import ValidationError
 
 from tpdet.request import MAX_LOGIT_BIAS
 from tpdet.server.problems import ApiError, bad_request
-from tpdet.server.schema import Body, ChatMessage, TextPart
-
-# Fields of OpenAI's API and of vLLM's that are known and not supported, so that the refusal can
-# say so; any other unknown field is refused as unknown.
-NOT_SUPPORTED = frozenset(
-    [
-        "add_generation_prompt",
-        "allowed_token_ids",
-        "annotations",
-        "audio",
-        "bad_words",
-        "best_of",
-        "chat_template",
-        "chat_template_kwargs",
-        "continue_final_message",
-        "documents",
-        "function_call",
-        "functions",
-        "guided_choice",
-        "guided_decoding_backend",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "length_penalty",
-        "logits_processors",
-        "metadata",
-        "mm_processor_kwargs",
-        "modalities",
-        "parallel_tool_calls",
-        "prediction",
-        "priority",
-        "prompt_embeds",
-        "reasoning_content",
-        "reasoning_effort",
-        "refusal",
-        "safety_identifier",
-        "service_tier",
-        "spaces_between_special_tokens",
-        "store",
-        "structured_outputs",
-        "suffix",
-        "tool_calls",
-        "tool_choice",
-        "tools",
-        "use_beam_search",
-        "verbosity",
-        "web_search_options",
-    ]
+from tpdet.server.schema import (
+    Body,
+    CalledFunction,
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    DetokenizeBody,
+    StreamOptions,
+    TextPart,
+    TokenizeBody,
+    ToolCall,
 )
+from tpdet.suggestions import did_you_mean
+
+_ROUTES: dict[str, type[Body]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+# What to do about a value out of range, where the range alone does not say it.
+_REMEDIES = {
+    "seed": "leave it out, and the server draws one",
+    "top_p": "to take the likeliest token set temperature to 0",
+    "logprobs": "the likeliest few stand for all ids of the vocabulary",
+    "top_logprobs": "the likeliest few stand for all ids of the vocabulary",
+    "prompt_logprobs": "the likeliest few stand for all ids of the vocabulary",
+}
+
+_OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than_equal")
 
 Parsed = TypeVar("Parsed", bound=Body)
 
@@ -69,31 +50,49 @@ def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
         )
     if isinstance(given.get("messages"), list):
         given["messages"] = [_known_message(message) for message in given["messages"]]
+    if isinstance(given.get("stream_options"), dict):
+        given["stream_options"] = _known(StreamOptions, given["stream_options"], "stream_options")
+    if _is_zero(given.get("temperature")) and _is_zero(given.get("top_p")):
+        del given["top_p"]  # nothing is drawn that it could filter
     try:
         return model.model_validate(given)
     except ValidationError as error:
         raise _first_problem(error) from None
 
 
-def _known(model: type[Body], body: dict[str, Any]) -> dict[str, Any]:
-    """The fields that are given, each of them known; pydantic would list every unknown one."""
+def _known(model: type[Body], body: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """The fields that ask for something, each of them known.
+
+    Pydantic would list every unknown one. `place`: of an object inside the body, for messages.
+    """
+    given = {}
     for name, value in body.items():
         if name in model.model_fields:
-            continue
-        if name not in NOT_SUPPORTED:
-            raise _unknown(name)
-        if value is not None:
-            raise bad_request(f"{name} is not supported: leave it out", name, "not_supported")
-    return {name: value for name, value in body.items() if value is not None}
+            if value is not None:
+                given[name] = value
+        elif name not in model.idle:
+            raise _unknown(model, name, place)
+        elif value is not None and not model.idle[name].accepts(value):
+            where = f"{place}.{name}" if place else name
+            shown = _shown(value)
+            raise bad_request(
+                f"{where}{' ' + shown if shown else ''} is not supported: "
+                f"{model.idle[name].reason}",
+                place or name,
+                "not_supported",
+            )
+    return given
 
 
 def _known_message(message: Any) -> Any:
     """A message with its known fields, its parts text; what has another shape is left alone."""
     if not isinstance(message, dict):
         return message
-    message = _known(ChatMessage, message)
+    message = _known(ChatMessage, message, "messages")
     if isinstance(message.get("content"), list):
         message["content"] = [_known_part(part) for part in message["content"]]
+    if isinstance(message.get("tool_calls"), list):
+        message["tool_calls"] = [_known_call(call) for call in message["tool_calls"]]
     return message
 
 
@@ -105,7 +104,20 @@ def _known_part(part: Any) -> Any:
         raise bad_request(
             f"content parts of type {kind[:40]!r} are not supported: send text", "messages"
         )
-    return _known(TextPart, part)
+    return _known(TextPart, part, "messages")
+
+
+def _known_call(call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    call = _known(ToolCall, call, "messages")
+    if isinstance(call.get("function"), dict):
+        call["function"] = _known(CalledFunction, call["function"], "messages")
+    return call
+
+
+def _is_zero(value: object) -> bool:
+    return type(value) in (int, float) and value == 0
 
 
 def _first_problem(error: ValidationError) -> ApiError:
@@ -113,12 +125,18 @@ def _first_problem(error: ValidationError) -> ApiError:
     place = [part for part in problem["loc"] if not _is_branch(part)]
     param = str(place[0]) if place else None
     if problem["type"] == "extra_forbidden":
-        return _unknown(".".join(str(part) for part in problem["loc"]))
+        return _extra(".".join(str(part) for part in problem["loc"]))
     if problem["type"] == "missing":
         return bad_request(f"{'.'.join(map(str, place))} is missing", param)
     where = ".".join(str(part) for part in place)
     shown = _shown(problem["input"])
-    return bad_request(f"{where}: {problem['msg']}" + (f", not {shown}" if shown else ""), param)
+    remedy = _REMEDIES.get(where) if problem["type"] in _OUT_OF_RANGE else None
+    return bad_request(
+        f"{where}: {problem['msg']}"
+        + (f", not {shown}" if shown else "")
+        + (f": {remedy}" if remedy else ""),
+        param,
+    )
 
 
 def _is_branch(part: int | str) -> bool:
@@ -135,5 +153,14 @@ def _shown(value: object) -> str:
     return repr(value)[:60] if isinstance(value, str) else ""
 
 
-def _unknown(name: str) -> ApiError:
-    return bad_request(f"unknown field {name!r}: leave it out", name, "unknown_field")
+def _unknown(model: type[Body], name: str, place: str) -> ApiError:
+    """A field that this body does not have: where it belongs, or the nearest that there is."""
+    others = [path for path, other in _ROUTES.items() if not place and name in other.model_fields]
+    if others and model in _ROUTES.values():
+        return _extra(name, f": it is a field of {others[0]}")
+    hint = did_you_mean(name, [*model.model_fields, *model.idle])
+    return _extra(f"{place}.{name}" if place else name, hint)
+
+
+def _extra(name: str, hint: str = "") -> ApiError:
+    return bad_request(f"unknown field {name!r}{hint or ': leave it out'}", name, "unknown_field")

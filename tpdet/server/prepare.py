@@ -15,7 +15,13 @@ from tpdet.server.answer_size import check_answer_size
 from tpdet.server.problems import ApiError, bad_request, from_request_error
 from tpdet.server.prompts import Prompt, PromptReader
 from tpdet.server.protocol import Start
-from tpdet.server.schema import ChatBody, CompletionBody, GenerationBody, ResponseFormat
+from tpdet.server.schema import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    ResponseFormat,
+    StreamOptions,
+)
 from tpdet.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -42,6 +48,7 @@ class Call:
     requests: tuple[Request, ...]
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     logprobs: int | None
     prompt_logprobs: int | None
     echo: bool
@@ -96,7 +103,7 @@ class Preparer:
     def chat(self, body: ChatBody, request_id: str) -> Call:
         """The request of `POST /v1/chat/completions`. Raises ApiError."""
         self.check_model(body.model)
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
         prompt = self.prompts.of_chat(body)
         max_tokens = _max_tokens(body)
@@ -134,8 +141,14 @@ class Preparer:
     ) -> Call:
         if body.prompt_logprobs is not None and body.stream:
             raise bad_request("prompt_logprobs cannot be streamed: set stream to false", "stream")
-        if body.stream_options is not None and not body.stream:
+        options = body.stream_options or StreamOptions()
+        if (options.include_usage or options.continuous_usage_stats) and not body.stream:
             raise bad_request("stream_options needs stream to be true", "stream_options")
+        if options.continuous_usage_stats and not options.include_usage:
+            raise bad_request(
+                "stream_options: continuous_usage_stats needs include_usage to be true",
+                "stream_options",
+            )
         _check_size("user", body.user, limits.MAX_USER_BYTES)
         _check_size("cache_salt", body.cache_salt, limits.MAX_CACHE_SALT_BYTES)
         try:
@@ -161,7 +174,8 @@ class Preparer:
             model=self.served_name,
             requests=requests,
             stream=bool(body.stream),
-            include_usage=bool(body.stream_options and body.stream_options.include_usage),
+            include_usage=bool(options.include_usage),
+            continuous_usage=bool(options.continuous_usage_stats),
             logprobs=shown,
             prompt_logprobs=body.prompt_logprobs,
             echo=echo,

@@ -57,7 +57,7 @@ class PromptReader:
         """The prompt of `POST /v1/chat/completions`."""
         ids = self.chat_tokens(
             body.messages,
-            True,
+            body.add_generation_prompt is not False,
             bool(body.add_special_tokens),
             self._most(body.truncate_prompt_tokens),
         )
@@ -88,17 +88,9 @@ class PromptReader:
     ) -> list[int]:
         """Token ids of a conversation, through the chat template. Raises ApiError."""
         tokenizer = self.need_tokenizer("messages")
-        plain: list[dict[str, Any]] = []
-        for message in messages:
-            content = message.content
-            text = content if isinstance(content, str) else "".join(p.text for p in content)
-            fields = {"role": message.role, "content": text}
-            fields |= {"name": message.name} if message.name is not None else {}
-            fields |= {"tool_call_id": message.tool_call_id} if message.tool_call_id else {}
-            plain.append(fields)
         try:
             return tokenizer.apply_chat_template(
-                plain,
+                [_plain(message) for message in messages],
                 add_generation_prompt=generation_prompt,
                 add_special_tokens=add_special_tokens,
                 most=most,
@@ -132,6 +124,15 @@ class PromptReader:
                 "prompt",
             )
         return ids
+
+
+def _plain(message: ChatMessage) -> dict[str, Any]:
+    """A message as the chat template takes it; it checks what only it can know."""
+    fields = message.model_dump(exclude_none=True, exclude={"type", "tool_calls"})
+    if message.tool_calls:
+        calls = (call.model_dump(exclude_none=True) for call in message.tool_calls)
+        fields["tool_calls"] = list(calls)
+    return fields
 
 
 def _not_a_prompt() -> Exception:

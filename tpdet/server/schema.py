@@ -4,12 +4,15 @@
 what spans fields is checked where a body becomes requests.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from tpdet import request as bounds
-from tpdet.server import limits
+from tpdet.server import idle_fields, limits
+from tpdet.server.idle_fields import Idle
 
 Integer = Annotated[int, Field(ge=0, le=2**31 - 1)]
 # Without fail_fast a list of a million wrong values makes a million error objects.
@@ -63,17 +66,32 @@ Prompt = Annotated[
 
 
 class Body(BaseModel):
-    """Strict: no coercion, no unknown fields, finite numbers."""
+    """Strict: no coercion, no unknown fields, finite numbers.
+
+    `idle`: known fields of which only values that ask for nothing are taken.
+    """
 
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
     )
+    idle: ClassVar[dict[str, Idle]] = {}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The published schema, with the idle fields."""
+        schema = handler.resolve_ref_schema(handler(core))
+        idle_fields.add_to_schema(schema, cls.idle)
+        return schema
 
 
 class StreamOptions(Body):
-    """What a stream carries beside the choices."""
+    """What a stream carries beside the choices; the statistics need `include_usage`."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    idle = idle_fields.STREAM_OPTIONS
 
 
 class JsonSchema(Body):
@@ -95,6 +113,7 @@ class ResponseFormat(Body):
 class GenerationBody(Body):
     """The fields completions and chat share."""
 
+    idle = idle_fields.GENERATION
     model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
     max_tokens: Integer | None = None
     max_completion_tokens: Integer | None = None
@@ -136,6 +155,11 @@ class GenerationBody(Body):
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
+    metadata: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    session_id: str | None = None
 
 
 class CompletionBody(GenerationBody):
@@ -153,13 +177,35 @@ class TextPart(Body):
     text: str
 
 
-class ChatMessage(Body):
-    """One message of a conversation; `type` is what lm-eval puts beside each message's content."""
+class CalledFunction(Body):
+    """The function that a tool call names; `arguments` is a JSON object, as text or as it is."""
 
+    name: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)]
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(Body):
+    """A tool call in the history; `index` is what the pieces of a stream have."""
+
+    id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+    index: int | None = None
+
+
+class ChatMessage(Body):
+    """One message of a conversation; `type` is what lm-eval puts beside each message's content.
+
+    `content` may be null where an assistant's message has tool calls.
+    """
+
+    idle = idle_fields.MESSAGE
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
     tool_call_id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    reasoning_content: str | None = None
     type: Literal["text"] | None = None
 
 
@@ -169,14 +215,17 @@ Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
 class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
+    idle = idle_fields.CHAT
     messages: Messages
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
+    add_generation_prompt: bool | None = None
 
 
 class TokenizeBody(Body):
     """`POST /tokenize`: a prompt or a conversation, one of the two."""
 
+    idle = idle_fields.CONVERSATION
     model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
     prompt: str | None = None
     messages: Messages | None = None

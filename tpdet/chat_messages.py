@@ -1,0 +1,185 @@
+"""Messages of a conversation as chat templates expect them: checked, and every text in them.
+
+As transformers documents it and vLLM does it, the arguments of a tool call reach the template as
+an object, also where the client wrote them as OpenAI does, in JSON text. The content of an
+assistant's message that only calls tools stays null.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tpdet.errors import RequestError
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_ARGUMENTS_DEPTH = 32
+_TEXT_FIELDS = ("content", "name", "tool_call_id", "reasoning_content")
+
+Message = dict[str, Any]
+"""`role`, some of _TEXT_FIELDS (text), and `tool_calls`: [{id, type, function: {name, arguments}}]
+with arguments an object. `content` is None at most where there are tool calls."""
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Messages for a template. Raises RequestError naming the message and the field."""
+    if not messages:
+        raise RequestError("messages is empty: give at least one message", "messages")
+    return [_check_message(f"messages[{index}]", m) for index, m in enumerate(messages)]
+
+
+def texts_of(messages: Sequence[Message]) -> Iterator[str]:
+    """Every text that the client wrote, those in the arguments of tool calls included."""
+    found: list[str] = []
+
+    def take(text: str) -> str:
+        found.append(text)
+        return text
+
+    each_text(messages, take)
+    return iter(found)
+
+
+def each_text(messages: Sequence[Message], change: Callable[[str], str]) -> list[Message]:
+    """The messages with every text that the client wrote changed; roles and types are not."""
+    return [_changed_message(message, change) for message in messages]
+
+
+def _check_message(place: str, message: object) -> Message:
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{place} must be an object with role and content", "messages")
+    role = message.get("role")
+    if role not in ROLES:
+        raise RequestError(
+            f"{place}.role is {role!r}: use one of {', '.join(ROLES)}", f"{place}.role"
+        )
+    checked: Message = {"role": role}
+    calls = message.get("tool_calls")
+    if calls:
+        if role != "assistant":
+            raise RequestError(
+                f"{place} has tool_calls, its role is {role}: only an assistant calls tools",
+                f"{place}.tool_calls",
+            )
+        checked["content"] = None
+    for field, value in message.items():
+        if field == "role" or (value is None and (field != "content" or calls)):
+            continue
+        if field == "tool_calls":
+            found = _check_calls(f"{place}.tool_calls", value)
+            checked |= {"tool_calls": found} if found else {}
+            continue
+        if field not in _TEXT_FIELDS:
+            raise RequestError(f"{place}.{field} is not supported", f"{place}.{field}")
+        text = _joined_parts(value) if field == "content" else value
+        if not isinstance(text, str):
+            raise RequestError(f"{place}.{field} must be text", f"{place}.{field}")
+        checked[field] = text
+    if "content" not in checked:
+        raise RequestError(f"{place}.content is missing", f"{place}.content")
+    return checked
+
+
+def _check_calls(place: str, calls: object) -> list[Message]:
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise RequestError(f"{place} must be a list", place)
+    return [_check_call(f"{place}[{index}]", call) for index, call in enumerate(calls)]
+
+
+def _check_call(place: str, call: object) -> Message:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise RequestError(f"{place} must be an object with function: {{name, arguments}}", place)
+    for field, value in (("name", function.get("name")), ("id", call.get("id", ""))):
+        if not isinstance(value, str):
+            raise RequestError(f"{place}: {field} must be text", place)
+    if call.get("type", "function") != "function":
+        raise RequestError(f"{place}: type is {call['type']!r}: use function", place)
+    arguments = _arguments(f"{place}.function.arguments", function.get("arguments"))
+    named = {"id": call["id"]} if "id" in call else {}
+    return {
+        **named,
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def _arguments(place: str, value: object) -> dict[str, Any]:
+    """The object that arguments are or hold as JSON text; without any, an empty one."""
+    try:
+        found = json.loads(value, parse_constant=_no_constant) if isinstance(value, str) else value
+    except ValueError as error:
+        if not value:
+            return {}
+        raise RequestError(f"{place} are not JSON: {error}", place) from None
+    except RecursionError:
+        raise _too_deep(place) from None
+    found = {} if found is None else found
+    if not isinstance(found, Mapping):
+        raise RequestError(f"{place} must be a JSON object, or one as text", place)
+    return dict(_check_json(place, found, 0))
+
+
+def _check_json(place: str, value: Any, depth: int) -> Any:
+    if depth > MAX_ARGUMENTS_DEPTH:
+        raise _too_deep(place)
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise RequestError(f"{place} must have texts as keys", place)
+        return {key: _check_json(place, inner, depth + 1) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_check_json(place, inner, depth + 1) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RequestError(f"{place} must hold finite numbers, not {value}", place)
+    if value is not None and not isinstance(value, str | bool | int | float):
+        raise RequestError(f"{place} cannot hold a {type(value).__name__}", place)
+    return value
+
+
+def _too_deep(place: str) -> RequestError:
+    return RequestError(f"{place} are nested deeper than {MAX_ARGUMENTS_DEPTH} levels", place)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _joined_parts(content: object) -> object:
+    """Text parts as one string; anything else as it is, for the caller to refuse."""
+    if not isinstance(content, list):
+        return content
+    texts = [
+        part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+        for part in content
+    ]
+    return "".join(texts) if all(isinstance(text, str) for text in texts) else None  # type: ignore[arg-type]
+
+
+def _changed_message(message: Message, change: Callable[[str], str]) -> Message:
+    changed = dict(message)
+    for field in _TEXT_FIELDS:
+        if isinstance(message.get(field), str):
+            changed[field] = change(message[field])
+    if "tool_calls" in message:
+        changed["tool_calls"] = [_changed_call(call, change) for call in message["tool_calls"]]
+    return changed
+
+
+def _changed_call(call: Message, change: Callable[[str], str]) -> Message:
+    function = call["function"]
+    changed = {
+        "name": change(function["name"]),
+        "arguments": _changed(function["arguments"], change),
+    }
+    named = {"id": change(call["id"])} if "id" in call else {}
+    return {**call, **named, "function": changed}
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_changed(inner, change) for inner in value]
+    if isinstance(value, dict):
+        return {change(key): _changed(inner, change) for key, inner in value.items()}
+    return value

@@ -1,0 +1,116 @@
+"""Known fields without an effect here: values of them that ask for nothing, why others are refused.
+
+Clients, and wrappers around them, send many fields by themselves. A value that asks for nothing
+(`store: false`, `tools: []`) is taken; any other one is refused, with what to do instead.
+"""
+
+from typing import Any, NamedTuple
+
+
+class Idle(NamedTuple):
+    """The values that ask for nothing (none: only null does), and why others are refused."""
+
+    values: tuple[object, ...]
+    reason: str
+
+    def accepts(self, value: object) -> bool:
+        """Whether a value asks for nothing; 1 and 1.0 are one number, 1 and true are not."""
+        return any(_kind(value) is _kind(one) and value == one for one in self.values)
+
+
+_NO_TOOLS = "no tools are called: describe them in a message"
+_NO_BEAMS = "there is no beam search: raise n"
+_TEXT_ONLY = "text is the only kind of content"
+_SCHEMA = "use response_format with a JSON schema"
+_BIAS = "use logit_bias"
+_TEMPLATE = "conversations are rendered by the server's chat template alone"
+_LEAVE = "leave it out"
+
+# What a conversation's rendering may be asked for, also without generating.
+CONVERSATION = {
+    "chat_template": Idle((), f"{_TEMPLATE}: start it with --chat-template"),
+    "chat_template_kwargs": Idle(({},), f"{_TEMPLATE}, without more variables: {_LEAVE}"),
+    "continue_final_message": Idle(
+        (False,), "send the text up to where it goes on as the prompt of /v1/completions"
+    ),
+    "documents": Idle(([],), "put their text into a message"),
+    "media_io_kwargs": Idle(({},), _TEXT_ONLY),
+    "mm_processor_kwargs": Idle(({},), _TEXT_ONLY),
+    "tools": Idle(([],), _NO_TOOLS),
+}
+GENERATION = CONVERSATION | {
+    "allowed_token_ids": Idle((), f"{_SCHEMA}, or logit_bias for up to 1,024 ids"),
+    "audio": Idle((), _TEXT_ONLY),
+    "bad_words": Idle(([],), "use logit_bias -100 for the ids that must not come"),
+    "best_of": Idle((1,), "choices are not chosen among: use n"),
+    "detokenize": Idle((True,), "answers hold text: return_token_ids gives the ids beside it"),
+    "ec_transfer_params": Idle(({},), _LEAVE),
+    "extra_body": Idle(
+        ({},), "it is an argument of the openai client: send its fields beside the others"
+    ),
+    "function_call": Idle(("none", "auto"), _NO_TOOLS),
+    "functions": Idle(([],), _NO_TOOLS),
+    "guided_choice": Idle((), f"{_SCHEMA} that has an enum"),
+    "guided_decoding_backend": Idle((), _SCHEMA),
+    "guided_grammar": Idle((), _SCHEMA),
+    "guided_json": Idle((), _SCHEMA),
+    "guided_regex": Idle((), f"{_SCHEMA} that has a pattern"),
+    "include_reasoning": Idle((True,), "reasoning is part of the answer's text"),
+    "kv_transfer_params": Idle(({},), _LEAVE),
+    "length_penalty": Idle((1.0,), _NO_BEAMS),
+    "logits_processors": Idle(([],), _BIAS),
+    "logprob_token_ids": Idle((), "use logprobs, up to 20 of the likeliest"),
+    "modalities": Idle((["text"],), _TEXT_ONLY),
+    "moderation": Idle((), "nothing is moderated: leave it out"),
+    "prediction": Idle((), "no text is foretold: leave it out"),
+    "priority": Idle((0,), "requests are served in the order of their arrival: leave it out"),
+    "prompt_cache_options": Idle(({}, {"mode": "implicit"}), "use cache_salt"),
+    "prompt_cache_retention": Idle(("in_memory",), "the prefix cache is in memory: leave it out"),
+    "prompt_embeds": Idle((), "send text or token ids as prompt"),
+    "reasoning_effort": Idle((), "how much a model thinks is its own matter: leave it out"),
+    "repetition_detection": Idle((), "use repetition_penalty or stop"),
+    "request_id": Idle((), "the server gives each answer an x-request-id of its own: leave it out"),
+    "return_mm_kwargs": Idle((True,), _TEXT_ONLY),
+    "return_prompt_text": Idle((False,), "use return_token_ids and /detokenize"),
+    "return_token_offsets": Idle((False,), "completions have text_offset with logprobs"),
+    "routed_experts_prompt_start": Idle((0,), _LEAVE),
+    "service_tier": Idle(("auto", "default"), "there is one tier: leave it out"),
+    "spaces_between_special_tokens": Idle((True,), "texts are as the tokenizer decodes them"),
+    "store": Idle((False,), "answers are not stored: leave it out"),
+    "stream_interval": Idle((1,), "each token is sent when it is there: leave it out"),
+    "structured_outputs": Idle((), _SCHEMA),
+    "suffix": Idle(("",), "text is not filled in before a suffix: leave it out"),
+    "thinking_token_budget": Idle((-1,), "use max_tokens"),
+    "tool_choice": Idle(("none", "auto"), _NO_TOOLS),
+    "truncation_side": Idle(("left",), "truncate_prompt_tokens keeps the last tokens"),
+    "use_beam_search": Idle((False,), _NO_BEAMS),
+    "verbosity": Idle(("medium",), "say in a message how long the answer should be"),
+    "vllm_xargs": Idle(({},), _LEAVE),
+    "watermarking": Idle((False,), "text is not marked: leave it out"),
+    "web_search_options": Idle((), "nothing is searched: leave it out"),
+}
+CHAT = GENERATION | {"echo": Idle((False,), "only completions repeat their prompt")}
+STREAM_OPTIONS = {
+    "include_obfuscation": Idle((False,), "events are not padded: leave it out"),
+}
+MESSAGE = {
+    "annotations": Idle(([],), _TEXT_ONLY),
+    "audio": Idle((), _TEXT_ONLY),
+    "function_call": Idle((), "write it as one of tool_calls"),
+    "refusal": Idle((), "put its text into content"),
+}
+
+
+def add_to_schema(schema: dict[str, Any], fields: dict[str, Idle]) -> None:
+    """Publish the values that ask for nothing as properties of a body's JSON schema."""
+    for name, idle in sorted(fields.items()):
+        if idle.values:
+            schema["properties"][name] = {
+                "enum": [*idle.values, None],
+                "description": f"Taken, without effect. Anything else is refused: {idle.reason}.",
+            }
+
+
+def _kind(value: object) -> type:
+    """A value's type; numbers are of one."""
+    return float if type(value) is int else type(value)
