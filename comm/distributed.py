@@ -4,6 +4,7 @@ Ranks and addresses come from the launcher's environment; for what travels how s
 """
 
 import os
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -14,18 +15,19 @@ from tpdet.comm.group_world import GroupWorld
 from tpdet.comm.mpi_carrier import open_mpi
 from tpdet.comm.roll_call import RollCall, rank_list
 from tpdet.errors import PeerLostError, ResourceError, UsageError
-from tpdet.launch.environment import RankEnvironment, read_environment
+from tpdet.launch.environment import LOOPBACK_ADDRESS, RankEnvironment, read_environment
 from tpdet.launch.node_name import expected_nodes, this_node
 
 LOOPBACK = "lo"
 START_TIMEOUT = 300.0
 """Seconds within which all ranks have to arrive, unless told otherwise."""
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # set by an agent that hosts the ranks' store
-_hosted: dict[tuple[str, int], dist.Store] = {}  # what keeps the stores that this process hosts
+_kept: dict[tuple[str, int], dist.Store] = {}
+"""The stores that this process hosts, or shares as a file: they last as long as it does."""
 
 
 class DistributedWorld(GroupWorld):
-    """The ranks of one job of torchrun, srun or mpirun.
+    """The ranks of one job: of a command of ours, torchrun, srun or mpirun.
 
     `device` is "cpu" or "cuda". `staged` sends CUDA tensors through host memory and gloo, for ranks
     that share a GPU, which NCCL refuses; `mpi` sends tensors by MPI, those of GPUs through host
@@ -68,7 +70,8 @@ class DistributedWorld(GroupWorld):
         """Settings that gloo and NCCL read from the environment when the group is made."""
         if environment.local_size == environment.size:
             # All ranks are on this host: nothing needs to listen on a real interface.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                os.environ.setdefault(name, LOOPBACK)
         if self._device == "cuda":
             refuse_multicast(os.environ.setdefault("NCCL_NVLS_ENABLE", "0"))
 
@@ -89,8 +92,8 @@ class DistributedWorld(GroupWorld):
             self.node_names = self._roll.arrive(node, expected, limit, here)
         except RuntimeError as error:
             raise PeerLostError(
-                f"rank {self.rank} of {self.size} lost the store where ranks meet, which "
-                f"{rank_list([0], dict(enumerate(expected)))} or its torchrun hosts: {error}"
+                f"rank {self.rank} of {self.size} lost the store where ranks meet, which is "
+                f"{environment.store or _host_of_store(expected)}: {error}"
             ) from error
         return store
 
@@ -135,22 +138,33 @@ def open_store(
 ) -> tuple[dist.Store, bool]:
     """The store where ranks meet, and whether this process hosts it.
 
-    An agent of torchrun hosts it, or else rank 0, until its process ends: a rank that is first to
-    open a second world would else come to the store of the first one, just before that goes. Ranks
-    that came first try for `limit` seconds. Raises PeerLostError naming the host that was not
-    there, ResourceError for a port in use.
+    A file where a command of ours started the ranks. Else an agent of torchrun hosts it, or rank 0,
+    until its process ends: a rank that is first to open a second world would else come to the store
+    of the first one, just before that goes. On one host rank 0 listens on the loopback address
+    only. Ranks that came first try for `limit` seconds. Raises PeerLostError naming the host that
+    was not there, ResourceError for a port in use.
     """
+    if environment.store:
+        if (environment.store, 0) not in _kept:
+            _kept[environment.store, 0] = dist.FileStore(environment.store, environment.size)
+        return _kept[environment.store, 0], False
     address = environment.address or os.environ.get("MASTER_ADDR", "")
     port = environment.port or int(os.environ.get("MASTER_PORT", "0"))
     by_agent = not environment.address and os.environ.get(_AGENT_STORE) == str(True)
+    if environment.one_host and not by_agent:
+        address = LOOPBACK_ADDRESS
     hosts = environment.rank == 0 and not by_agent
+    if hosts and (address, port) in _kept:
+        return _kept[address, port], True
     try:
+        listener = _loopback_listener(port) if hosts and environment.one_host else None
         # Whoever hosts it does not wait for the others here: the roll call does, and names them.
         store = dist.TCPStore(
             address, port, environment.size, hosts, timedelta(seconds=limit),
-            wait_for_workers=False, multi_tenant=not by_agent,
+            wait_for_workers=False, multi_tenant=not by_agent and listener is None,
+            master_listen_fd=listener,
         )  # fmt: skip
-    except dist.DistError as error:
+    except (dist.DistError, OSError) as error:
         if hosts:
             raise ResourceError(
                 f"rank 0 cannot listen at port {port}, where ranks meet ({error}): set MASTER_PORT "
@@ -163,8 +177,24 @@ def open_store(
             "(docs/cluster.md), or raise --start-timeout"
         ) from error
     if hosts:
-        _hosted.setdefault((address, port), store)
+        _kept[address, port] = store
     return store, hosts
+
+
+def _host_of_store(expected: Sequence[str]) -> str:
+    return f"that of {rank_list([0], dict(enumerate(expected)))} or its torchrun"
+
+
+def _loopback_listener(port: int) -> int:
+    """A socket bound to the loopback address, for a store to listen on: its own takes every one."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((LOOPBACK_ADDRESS, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener.detach()
 
 
 def refuse_multicast(value: str) -> None:

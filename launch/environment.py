@@ -6,7 +6,8 @@ same rank of the same size (srun's PMI, or a script that exports torchrun's name
 the inner one's agents. Anything else (`srun -n 8 torchrun --nproc-per-node 8`, which would start
 eight worlds) is refused, and the message names both.
 
-Names that count: torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
+Names that count: those of ranks that a command of ours started (TPDET_STORE, beside torchrun's
+first four); torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT; Open MPI's OMPI_COMM_WORLD_*; Hydra's (MPICH, Intel MPI) PMI_RANK, PMI_SIZE and
 MPI_LOCALRANKID; Slurm's only in a step of srun (SLURM_STEP_ID), since a batch script itself has
 SLURM_PROCID too.
@@ -31,6 +32,10 @@ OPEN_MPI_NAMES = tuple(
 )
 HYDRA_NAMES = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 SLURM_NAMES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
+STORE_VARIABLE = "TPDET_STORE"
+"""The file where the ranks of this host meet, which a command of ours started."""
+STORE_FILE = "store"
+"""Its name, in the folder of the start."""
 START_VARIABLE = "TPDET_START"
 """Names this start where the ranks of a host have no parent in common (a wrapper around each)."""
 FIRST_PORT, PORTS = 16384, 16384
@@ -52,13 +57,23 @@ def read_environment(environ: Mapping[str, str] | None = None) -> RankEnvironmen
         _check_nesting(inner, outer, environ)
     if name := environ.get(START_VARIABLE):
         inner = replace(inner, session=_file_name(name))
-    if inner.launcher == "torchrun" or inner.size == 1:
+    if inner.store or inner.launcher == "torchrun" or inner.size == 1:
         return inner
     return _with_meeting_point(inner, environ)
 
 
+def _read_own(environ: Mapping[str, str]) -> RankEnvironment | None:
+    store = environ.get(STORE_VARIABLE)
+    if not store:
+        return None
+    _require(environ, TORCHRUN_NAMES, "tpdet serve")
+    place = _place("tpdet", *_numbers(environ, TORCHRUN_NAMES, "tpdet serve"))
+    return replace(place, store=store)
+
+
 def _read_torchrun(environ: Mapping[str, str]) -> RankEnvironment | None:
-    if not any(environ.get(name) for name in TORCHRUN_NAMES):
+    # Beside a store of ours the names are ours, whoever started what started the ranks.
+    if environ.get(STORE_VARIABLE) or not any(environ.get(name) for name in TORCHRUN_NAMES):
         return None
     _require(environ, (*TORCHRUN_NAMES, *TORCHRUN_ADDRESS_NAMES), "torchrun")
     return _place("torchrun", *_numbers(environ, TORCHRUN_NAMES, "torchrun"))
@@ -93,7 +108,7 @@ def _read_slurm(environ: Mapping[str, str]) -> RankEnvironment | None:
     return replace(place, session=_file_name(session))
 
 
-_READERS = (_read_torchrun, _read_open_mpi, _read_hydra, _read_slurm)
+_READERS = (_read_own, _read_torchrun, _read_open_mpi, _read_hydra, _read_slurm)
 """Innermost first."""
 
 
@@ -103,9 +118,10 @@ def _check_nesting(
     """Raise UsageError unless `outer` tells the same place, or may have started `inner`."""
     if (inner.rank, inner.size) == (outer.rank, outer.size):
         return
-    if inner.launcher == "torchrun":
-        # One agent of torchrun is one task of the outer launcher.
-        agents = environ.get("GROUP_WORLD_SIZE") or str(inner.size // inner.local_size)
+    if inner.store or inner.launcher == "torchrun":
+        # One agent of torchrun, or one command of ours, is one task of the outer launcher.
+        told = None if inner.store else environ.get("GROUP_WORLD_SIZE")
+        agents = told or str(inner.size // inner.local_size)
         fits = agents == str(outer.size)
     else:
         # mpirun starts its daemons by srun, at most one a rank and none on its own host; two MPIs

@@ -17,7 +17,7 @@ from tpdet.errors import PeerLostError, ResourceError, TpdetError
 from tpdet.launch.node_name import this_node
 from tpdet.launch.processes import process_status, send_signal
 from tpdet.launch.rank_environment import RankEnvironment
-from tpdet.launch.run_directory import RankRecord, RunDirectory
+from tpdet.launch.run_directory import ExitDecision, RankRecord, RunDirectory, supervised
 
 _MESSAGE_CHARACTERS = 2000
 _WRITE_SECONDS = 1.0
@@ -87,29 +87,46 @@ def end_process(
     """End this rank, and with it the server on this host, because of `error`. From any thread.
 
     Writes exit.json unless a rank has decided before, runs `last_words` (what still can be told
-    to clients; its failure is ignored), prints the error as the last line of standard error, then
-    SIGKILLs all other local ranks (rank 0 after two seconds, within which it may tell clients) and
-    ends with the decided code. Without a run directory of its own (`run` is None) a rank ends
-    alone.
+    to clients; its failure is ignored), prints what ended the server as the last line of standard
+    error unless another does (the rank that decided, or the supervisor), then SIGKILLs all other
+    local ranks (rank 0 after two seconds, within which it may tell clients) and ends with the
+    decided code. Without a run directory of its own (`run` is None) a rank ends alone.
     """
     exit_code, code = exit_of(error)
-    if run is not None:
-        run.decide_exit(exit_code, code, rank)
-        decision = run.exit_decision() if run.current else None
-        if decision is not None:
-            exit_code = decision.exit
+    message = str(error)[:_MESSAGE_CHARACTERS] or type(error).__name__
+    decision, told = ExitDecision(exit_code, code, rank, message), supervised()
+    if (mine := run or told) is not None:
+        mine.decide_exit(exit_code, code, rank, message)
+        decision = (mine.exit_decision() if mine.current else None) or decision
     if last_words is not None:
         with suppress(Exception):
             last_words()
     if not isinstance(error, TpdetError):
         write_error("".join(traceback.format_exception(error)))
-    print_fatal(code, exit_code, rank=rank, message=str(error)[:_MESSAGE_CHARACTERS])
+    if told is None and decision.rank == rank:
+        print_fatal(decision.code, decision.exit, rank=rank, message=decision.message)
     if run is not None and run.current:
         if rank != 0:
             _let_rank_0_speak(run)
         kill_local_ranks(run, except_rank=rank)
         run.clear_channels()
-    os._exit(exit_code)
+    os._exit(decision.exit)
+
+
+def end_start(run: RunDirectory) -> NoReturn:
+    """End rank 0, and with it a server that takes no requests yet, at a stop signal: with 0.
+
+    A lost peer is no drain: then its code. From any thread, whatever the main one waits for.
+    """
+    try:
+        check_peers(run, 0)
+    except PeerLostError as error:
+        end_process(run, 0, error)
+    run.decide_exit(0, "drained", 0)
+    decision = run.exit_decision()
+    kill_local_ranks(run, except_rank=0)
+    run.clear_channels()
+    os._exit(decision.exit if decision is not None else 0)
 
 
 def _let_rank_0_speak(run: RunDirectory) -> None:
@@ -130,8 +147,12 @@ def exit_of(error: BaseException) -> tuple[int, str]:
 
 
 def print_fatal(code: str, exit_code: int, **details: object) -> None:
-    """Print the JSON line that ends standard error: event, code, exit, and `details`."""
+    """Print the line that ends standard error: the `details`' message for a person at a terminal,
+    else JSON of event, code, exit, and `details`.
+    """
     line = json.dumps({"event": "fatal", "code": code, "exit": exit_code, **details})
+    if os.isatty(2):
+        line = f"tpdet: {details.get('message') or code}"
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     write_error(line + "\n")

@@ -17,8 +17,9 @@ from pathlib import Path
 from tpdet.errors import DrainTimeoutError, NotFoundError, PeerLostError, UsageError
 from tpdet.launch.lifecycle import kill_local_ranks, print_fatal
 from tpdet.launch.processes import die_with_parent, living_process, send_signal
-from tpdet.launch.run_directory import RunDirectory, read_json
+from tpdet.launch.run_directory import RunDirectory
 from tpdet.launch.signals import STOP_SIGNALS, StopSignals
+from tpdet.launch.whole_file import read_json
 
 OPEN_MPI, MPICH = "openmpi", "mpich"
 PROGRAM = ("-m", "tpdet.serve")

@@ -11,12 +11,13 @@ from tpdet.launch.rank_environment import RankEnvironment
 
 ENVIRONMENT = (
     ("GLOO_SOCKET_IFNAME", "lo", "ranks of one host need to listen on no other interface"),
+    ("NCCL_SOCKET_IFNAME", "lo", "the same of NCCL, which meets there; GPUs talk over NVLink"),
     ("NCCL_NVLS_ENABLE", "0", "NVLink multicast adds inside the switch, in no fixed order"),
     ("PYTHONUNBUFFERED", "1", "the last line of standard error must not be lost with the process"),
 )
 """(name, value, reason): set for the ranks unless the caller has set them."""
 
-ONE_HOST = ("GLOO_SOCKET_IFNAME",)
+ONE_HOST = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Set only where all ranks are on one host."""
 ENFORCED = ("NCCL_NVLS_ENABLE",)
 """Any other value is refused: it would break the arithmetic's contract."""

@@ -15,8 +15,8 @@ class RankEnvironment:
 
     `launched` is false for a process started by hand, which is a world of its own. `launcher` is
     the name of who started it. `session` names this start on this host, where the launcher has a
-    name for it. Ranks meet at `address`, `port`; without an address, where torchrun's environment
-    says. Raises UsageError if the numbers contradict each other.
+    name for it. Ranks meet in the file `store`, or at `address`, `port`; without either, where
+    torchrun's environment says. Raises UsageError if the numbers contradict each other.
     """
 
     rank: int = 0
@@ -28,6 +28,7 @@ class RankEnvironment:
     session: str = ""
     address: str = ""
     port: int = 0
+    store: str = ""
 
     def __post_init__(self) -> None:
         if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.local_size <= self.size):

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from tpdet.errors import NotFoundError, PeerLostError, ResourceError
 from tpdet.launch.processes import living_process
-from tpdet.launch.run_directory import RunDirectory, read_json, write_json
+from tpdet.launch.run_directory import RunDirectory
+from tpdet.launch.whole_file import read_json, write_json
 
 REQUEST = "reload.json"
 ANSWER = "reload-done.json"

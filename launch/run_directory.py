@@ -3,21 +3,23 @@
     lock              held while the server runs, so two servers cannot share a directory
     session.json      which start of which server the other files belong to
     ranks/<rank>.json pid, start time, host and device of each rank
-    ready.json        written when the server takes requests
-    exit.json         {"exit", "code", "rank"}: the first rank that decides, and only that one
+    ready.json        written when the server takes requests, until it ends
+    exit.json         {"exit", "code", "rank", "message"}: the first that decides, and only that
     reload.json, reload-done.json   `tpdet reload` and its answer (see reload_request.py)
     secret            the run secret of this host's ranks (run_secret.py), until the server ends
     keys              digest of the API key that `tpdet serve` had in its environment, as long
     engine.sock       between rank 0 and the HTTP process, until the server ends
+    store             where the ranks of `tpdet serve` meet, until the server ends
 
 Every file is complete when its name appears. Who owns the lock clears the files of an earlier
 server; the others wait until they see their own session.
 """
 
+import errno
 import fcntl
-import json
 import os
 import secrets
+import shutil
 import socket
 import tempfile
 import time
@@ -27,17 +29,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tpdet.errors import NotPermittedError, PeerLostError, ResourceError, UsageError
-from tpdet.launch.environment import RankEnvironment
+from tpdet.errors import NotPermittedError, PeerLostError, ResourceError, TpdetError, UsageError
+from tpdet.launch.environment import STORE_FILE, STORE_VARIABLE, RankEnvironment
 from tpdet.launch.processes import process_status
 from tpdet.launch.run_secret import new_secret, read_secret_file
+from tpdet.launch.whole_file import read_json, write_json, write_text
 
 SESSION_VARIABLE = "TPDET_SESSION"
 """Set by `tpdet serve`, which owns the lock for the ranks it starts."""
 
-CHANNEL_FILES = ("secret", "keys", "engine.sock")
+CHANNEL_FILES = ("ready.json", "secret", "keys", "engine.sock", STORE_FILE)
+"""What only a running server has."""
 JOIN_TIMEOUT = 30.0
 _POLL_SECONDS = 0.02
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_CHARACTERS = 2000
+"""Of the message in exit.json, at most."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +66,15 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class ExitDecision:
-    """How the server ended: exit code, machine-readable name, and the rank that decided."""
+    """How the server ended: exit code, machine-readable name, the rank that decided, and why.
+
+    The rank is -1 where it was none of them.
+    """
 
     exit: int
     code: str
     rank: int
+    message: str = ""
 
 
 class RunDirectory:
@@ -72,6 +84,8 @@ class RunDirectory:
         self.path = path
         self.session = session
         self._lock: int | None = None
+        self.temporary = False
+        """Whether nobody named it, so that it goes with the server."""
 
     @classmethod
     def own(cls, path: Path, session: str, secret: bytes | None = None) -> "RunDirectory":
@@ -84,7 +98,7 @@ class RunDirectory:
         run = cls(path.absolute(), session)
         _make_private(run.path)
         run._take_lock()
-        stale = ("ready.json", "exit.json", "session.json", "reload.json", "reload-done.json")
+        stale = ("exit.json", "session.json", "reload.json", "reload-done.json")
         for name in stale:
             (run.path / name).unlink(missing_ok=True)
         ranks = run.path / "ranks"
@@ -92,7 +106,7 @@ class RunDirectory:
         for record in sorted(ranks.iterdir()):
             record.unlink()
         run.clear_channels()
-        _write_text(run.path / "secret", (secret or new_secret()).hex() + "\n")
+        write_text(run.path / "secret", (secret or new_secret()).hex() + "\n")
         write_json(run.path / "session.json", {"session": session})
         return run
 
@@ -148,14 +162,16 @@ class RunDirectory:
 
     def write_key_digest(self, digest: str) -> Path:
         """Write a key file that holds the digest (SHA-256, hex) of one API key; its path."""
-        _write_text(self.path / "keys", f"sha256:{digest}\n")
+        write_text(self.path / "keys", f"sha256:{digest}\n")
         return self.path / "keys"
 
     def clear_channels(self) -> None:
-        """Remove what only a running server needs: the secret and the socket."""
+        """Remove what only a running server has; all of a directory that nobody named."""
         for name in CHANNEL_FILES:
             with suppress(OSError):
                 (self.path / name).unlink(missing_ok=True)
+        if self.temporary:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def register(self, rank: int, device: str) -> RankRecord:
         """Write this process's rank record; from now on it is signalled and watched."""
@@ -180,7 +196,7 @@ class RunDirectory:
         """Write ready.json: the server takes requests."""
         write_json(self.path / "ready.json", content)
 
-    def decide_exit(self, exit: int, code: str, rank: int) -> bool:
+    def decide_exit(self, exit: int, code: str, rank: int, message: str = "") -> bool:
         """Write exit.json unless a rank has done so; True if this call decided.
 
         Nothing is written into a directory that has passed on to another session, nor on a full
@@ -188,7 +204,7 @@ class RunDirectory:
         """
         if not self.current:
             return False
-        content = {"exit": exit, "code": code, "rank": rank}
+        content = {"exit": exit, "code": code, "rank": rank, "message": message[:_CHARACTERS]}
         try:
             return write_json(self.path / "exit.json", content, only_first=True)
         except OSError:
@@ -199,7 +215,8 @@ class RunDirectory:
         content = read_json(self.path / "exit.json")
         if content is None:
             return None
-        return ExitDecision(content["exit"], content["code"], content["rank"])
+        message = content.get("message", "")
+        return ExitDecision(content["exit"], content["code"], content["rank"], message)
 
 
 def open_run_directory(path: Path, environment: RankEnvironment) -> RunDirectory:
@@ -211,6 +228,15 @@ def open_run_directory(path: Path, environment: RankEnvironment) -> RunDirectory
     if SESSION_VARIABLE in os.environ or environment.local_rank != 0:
         return RunDirectory.join(path, session)
     return RunDirectory.own(path, session)
+
+
+def supervised() -> RunDirectory | None:
+    """The run directory that `tpdet serve` owns, in a rank that it started; else None.
+
+    Known before the rank has joined it. Who owns it prints the last line.
+    """
+    session, store = os.environ.get(SESSION_VARIABLE), os.environ.get(STORE_VARIABLE)
+    return RunDirectory(Path(store).parent, session) if session and store else None
 
 
 def current_session(environment: RankEnvironment) -> str:
@@ -248,47 +274,14 @@ def _make_private(path: Path) -> None:
         status = path.stat()
     except (FileExistsError, NotADirectoryError) as error:
         raise UsageError(f"--run-dir {path} is not a directory: choose another") from error
-    except PermissionError as error:
-        raise NotPermittedError(f"--run-dir {path} cannot be made: choose another") from error
+    except OSError as error:
+        kind: type[TpdetError] = UsageError
+        if error.errno in _FORBIDDEN or error.errno in _NO_ROOM:
+            kind = NotPermittedError if error.errno in _FORBIDDEN else ResourceError
+        why = os.strerror(error.errno or 0)
+        raise kind(f"--run-dir {path} cannot be made ({why}): choose another") from error
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise NotPermittedError(
             f"--run-dir {path} belongs to user {status.st_uid} with mode {status.st_mode & 0o777:o}"
             ": it must be yours and writable by nobody else (chmod 700), or choose another"
         )
-
-
-def write_json(path: Path, content: Mapping[str, Any], only_first: bool = False) -> bool:
-    """Write canonical JSON so that `path` appears whole; False if `only_first` and it exists."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":")) + "\n"
-    return _write_text(path, text, only_first)
-
-
-def _write_text(path: Path, text: str, only_first: bool = False) -> bool:
-    """Write a file of mode 0600 so that it appears whole; False if `only_first` and it exists."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-    except OSError:  # a full disk: half a file would stay behind for ever
-        temporary.unlink(missing_ok=True)
-        raise
-    if not only_first:
-        temporary.replace(path)
-        return True
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink()
-    return True
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a file; None if there is no such file, or none that can be read."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None

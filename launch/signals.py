@@ -8,7 +8,8 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -66,6 +67,28 @@ class StopSignals:
         """Like `read`, after waiting up to `seconds` for a signal."""
         select.select([self._reader], [], [], seconds)
         return self.read()
+
+    @contextmanager
+    def acting(self, action: Callable[[], None]) -> Iterator[None]:
+        """Call `action` at a stop signal while inside, at once: from a thread, whatever this does.
+
+        One that comes later is left to be read.
+        """
+        done, end = socket.socketpair()
+
+        def run() -> None:
+            while done not in select.select([done, self._reader], [], [])[0]:
+                if self.read():
+                    action()
+
+        thread = threading.Thread(target=run, name="stop signals", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            end.close()
+            thread.join()
+            done.close()
 
     def watch(self, action: Callable[[int], None]) -> None:
         """Call `action(signal number)` for each stop signal, from a daemon thread, at once."""

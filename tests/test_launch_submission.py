@@ -9,7 +9,7 @@ import tpdet.launch
 from tests.server.cluster import FLAGS, all_gone, ask, family, wait_ready
 from tpdet.errors import NotFoundError
 from tpdet.launch import submission
-from tpdet.launch.supervise import stop
+from tpdet.launch.stop import stop
 
 submitit = pytest.importorskip("submitit", reason="pip install 'tpdet[slurm]'")
 

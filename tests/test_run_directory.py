@@ -59,11 +59,11 @@ def test_the_owner_clears_an_earlier_server(tmp_path):
 
 def test_only_the_first_decision_counts(tmp_path):
     run = RunDirectory.own(tmp_path, "session")
-    assert run.decide_exit(65, "bad_checkpoint", 3)
+    assert run.decide_exit(65, "bad_checkpoint", 3, "truncated")
     assert not run.decide_exit(75, "engine_dead", 0)
-    assert run.exit_decision() == ExitDecision(65, "bad_checkpoint", 3)
+    assert run.exit_decision() == ExitDecision(65, "bad_checkpoint", 3, "truncated")
     content = json.loads((tmp_path / "exit.json").read_text())
-    assert content == {"exit": 65, "code": "bad_checkpoint", "rank": 3}
+    assert content == {"exit": 65, "code": "bad_checkpoint", "rank": 3, "message": "truncated"}
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "exit.json",
         "lock",

@@ -19,7 +19,7 @@ from tpdet.errors import (
 from tpdet.launch.environment import TORCHRUN_ADDRESS_NAMES, TORCHRUN_NAMES
 from tpdet.launch.processes import living_process, process_status
 from tpdet.launch.run_directory import ExitDecision, RunDirectory
-from tpdet.launch.supervise import stop
+from tpdet.launch.stop import stop
 from tpdet.launch.torchrun import torchrun_command
 
 TOLD = (*TORCHRUN_NAMES, *TORCHRUN_ADDRESS_NAMES)
@@ -58,6 +58,7 @@ class Server:
         """(exit code, last line of standard error)"""
         self.seen = self.seen or self.run.records()
         _, errors = self.process.communicate(timeout=40)
+        self.errors = errors
         lines = errors.strip().splitlines()
         return self.process.returncode, lines[-1] if lines else ""
 
@@ -84,23 +85,27 @@ def test_every_stop_signal_drains_to_0(tmp_path, number):
         assert it.end()[0] == 0
         assert it.living() == []
         assert it.run.exit_decision() == ExitDecision(0, "drained", 0)
-        assert not (it.run.path / "torchrun").exists()
+        assert not (it.run.path / "store").exists()
 
 
 @pytest.mark.parametrize(
-    ("case", "code", "name", "rank"),
+    ("case", "code", "name", "rank", "message"),
     [
-        ("refuse", 65, "bad_checkpoint", 1),
-        ("crash", 70, "internal_error", 0),
-        ("silent", 75, "engine_dead", 1),
+        ("refuse", 65, "bad_checkpoint", 1, "model.safetensors is truncated"),
+        ("crash", 70, "internal_error", 0, "a mistake of ours"),
+        ("silent", 75, "engine_dead", 1, "rank 0 (pid"),
     ],
 )
-def test_the_deciding_ranks_code_is_passed_on(tmp_path, case, code, name, rank):
+def test_the_deciding_ranks_code_and_message_are_passed_on(
+    tmp_path, case, code, name, rank, message
+):
     with server(tmp_path, case=case) as it:
         exit_code, last_line = it.end()
         assert exit_code == code
-        expected = {"event": "fatal", "code": name, "exit": code, "rank": rank}
-        assert json.loads(last_line) == expected
+        found = json.loads(last_line)
+        assert found.pop("message").startswith(message)
+        assert found == {"event": "fatal", "code": name, "exit": code, "rank": rank}
+        assert it.errors.count('"fatal"') == 1 and "torch" not in it.errors
         assert it.living() == []
         assert (it.run.path / f"last words of {rank}").exists()
 
@@ -125,7 +130,7 @@ def test_a_rank_that_fails_before_it_registers_is_an_internal_error(tmp_path):
 
 def test_a_stop_signal_before_any_rank_registered_ends_everything_with_0(tmp_path):
     with server(tmp_path, ranks=2, case="slow start") as it:
-        wait_for(lambda: (it.run.path / "torchrun").exists())
+        wait_for(lambda: (it.run.path / "store").exists())
         it.process.send_signal(signal.SIGTERM)
         assert it.end()[0] == 0
 

@@ -74,10 +74,12 @@ def test_each_launcher_has_its_command(monkeypatch, tmp_path):
 
     tail = [sys.executable, "-m", "x", "A"]
     assert start(1, Way())[0] == tail
-    for tp, way in ((1, Way("torchrun")), (2, Way())):
-        command, environment = start(tp, way)
+    for tp in (1, 2):
+        command, environment = start(tp, Way("torchrun"))
         assert f"--nproc-per-node={tp}" in command and command[2] == "torch.distributed.run"
         assert environment["CUDA_VISIBLE_DEVICES"] == "1"
+    own = [sys.executable, "-m", "tpdet.launch.local_ranks", "2", "-m", "x", "A"]
+    assert start(2, Way())[0] == own  # no store that others can reach
     command, _ = start(4, Way("mpi", nodes=2))
     assert command[:3] == ["mpirun", "-n", "4"] and command[-4:] == tail
     for nodes, real in ((1, 1), (2, 2), (4, 2), (3, 1)):  # a cluster of two nodes

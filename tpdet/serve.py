@@ -32,7 +32,7 @@ from tpdet.server.canary import Canary
 from tpdet.server.reload import Reload
 from tpdet.server.setting_sources import forget_settings
 from tpdet.server.settings import SETTINGS, Settings, load_settings
-from tpdet.server.start import open_bridge, open_port, start_facts
+from tpdet.server.start import acting_at_start, open_bridge, open_port, start_facts
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
@@ -112,17 +112,18 @@ def _lead(
     """Rank 0: bring everything up, serve, and let everybody go."""
     for note in settings.notes:
         write_error(f"{note}\n")
-    port = open_port(settings.server)
-    bridge = open_bridge(settings, run, port, signals)
-    bridges.append(bridge)
-    engine = build(settings, environment)
-    if settings.engine.on_slowdown is not None:
-        engine.calibrate()
-    pulse = Pulse(engine, settings.engine.step_timeout / 4)
-    canary = Canary(engine, settings.server.canary_interval)
-    canary.learn()
-    pulse.note()
-    bridge.open(start_facts(engine, environment), port.listen, pulse.beat_if_due)
+    with acting_at_start(signals, run, environment):
+        port = open_port(settings.server)
+        bridge = open_bridge(settings, run, port, signals)
+        bridges.append(bridge)
+        engine = build(settings, environment)
+        if settings.engine.on_slowdown is not None:
+            engine.calibrate()
+        pulse = Pulse(engine, settings.engine.step_timeout / 4)
+        canary = Canary(engine, settings.server.canary_interval)
+        canary.learn()
+        pulse.note()
+        bridge.open(start_facts(engine, environment), port.listen, pulse.beat_if_due)
 
     def announce() -> None:
         bridge.announce(start_facts(engine, environment))
@@ -268,6 +269,7 @@ def _enter_run_directory(
     given = settings.server.run_dir
     path = Path(given) if given is not None else default_path(current_session(environment))
     run = open_run_directory(path, environment)
+    run.temporary = given is None
     signals.install()
     run.register(environment.rank, _device_name(settings.engine.device, environment))
     return run

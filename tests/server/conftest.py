@@ -6,7 +6,7 @@ import pytest
 
 from tests.server.cluster import FLAGS, LONG, ask, wait_ready
 from tests.server.harness import Server, eventually
-from tpdet.launch.supervise import stop
+from tpdet.launch.stop import stop
 
 
 @pytest.fixture(scope="module")

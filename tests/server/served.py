@@ -87,10 +87,7 @@ class Served:
         _, alive = psutil.wait_procs(self.everyone, timeout=5)
         assert not alive, [p.cmdline() for p in alive]
         eventually(lambda: shared_memory() <= self._shared_before)  # others may be running too
-        left = {path.name for path in self.run.iterdir()} & {*CHANNEL_FILES, "torchrun"}
-        if self.process.returncode < 0:
-            left -= {"torchrun"}  # a killed supervisor's log files: the next start's clear them
-        assert not left
+        assert not {path.name for path in self.run.iterdir()} & {*CHANNEL_FILES}
 
     def kill(self):
         """End everything, whatever state it is in."""

@@ -14,7 +14,7 @@ import pytest
 from tests.mpich_place import make_mpich_place
 from tests.openmpi_place import ENVIRONMENT, MPIRUN, needs_mpirun
 from tests.server.cluster import FLAGS, LONG, Asking, all_gone, ask, family, wait_ready
-from tpdet.launch.supervise import stop
+from tpdet.launch.stop import stop
 
 pytestmark = needs_mpirun
 

@@ -240,7 +240,7 @@ def _counters(found: msgspec.Struct) -> dict[str, float]:
 
 
 def _start_failure(exit_code: int) -> TpdetError:
-    """The HTTP process could not start: its exit code says why, its last line in detail."""
+    """The HTTP process could not start: its exit code says why, exit.json in its words."""
     kinds = (UsageError, CheckpointError, NotFoundError, ResourceError, NotPermittedError)
     for kind in kinds:
         if kind.exit_code == exit_code:

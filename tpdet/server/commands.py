@@ -36,10 +36,10 @@ def add_reload(commands: argparse._SubParsersAction) -> None:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from tpdet.launch.supervise import stop
+    from tpdet.launch.stop import stop
 
     _check_run_dir(options.run_dir)
-    return stop(options.run_dir, options.timeout)
+    return stop(options.run_dir, options.timeout, print)
 
 
 def _reload(options: argparse.Namespace) -> int:

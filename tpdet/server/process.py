@@ -22,7 +22,7 @@ import uvicorn
 import uvloop
 
 from tpdet.errors import TpdetError
-from tpdet.launch.lifecycle import print_fatal
+from tpdet.launch.lifecycle import write_error
 from tpdet.launch.processes import die_with_parent
 from tpdet.launch.run_directory import RunDirectory
 from tpdet.launch.signals import STOP_SIGNALS
@@ -68,7 +68,10 @@ def main() -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     log = open_log(config.log_access)
     threading.Thread(target=_follow_parent, name="parent", daemon=True).start()
-    files = _read_tokenizer(config)
+    try:
+        files = _read_tokenizer(config)
+    except TpdetError as error:
+        _refuse(config, error)
     code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(config, files))
     if code == LOST:
         _clear_channels(config)
@@ -79,10 +82,18 @@ def main() -> NoReturn:
 
 def _follow_parent() -> None:
     """A last resort beside the signal: end soon after rank 0 has, whatever the event loop does."""
-    while sys.stdin.buffer.read(4096):
+    while os.read(0, 4096):  # not by sys.stdin, whose lock would be held when the process ends
         pass
     time.sleep(LAST_RESORT_SECONDS)
     os._exit(LOST)
+
+
+def _refuse(config: ProcessConfig, error: TpdetError) -> NoReturn:
+    """End before it served: rank 0 ends with the code, and says what is written here."""
+    run = RunDirectory(Path(config.run_dir), config.session)
+    if not run.decide_exit(error.exit_code, error.code, 0, str(error)):
+        write_error(f"{error}\n")
+    os._exit(error.exit_code)
 
 
 def _clear_channels(config: ProcessConfig) -> None:
@@ -220,8 +231,4 @@ async def _first(*events: asyncio.Event) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except TpdetError as error:
-        print_fatal(error.code, error.exit_code, message=str(error))
-        sys.exit(error.exit_code)
+    main()

@@ -3,10 +3,12 @@
 import os
 import socket
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpdet.launch.environment import RankEnvironment
+from tpdet.launch.lifecycle import end_start
 from tpdet.launch.run_directory import RunDirectory
 from tpdet.launch.run_secret import new_secret
 from tpdet.launch.signals import StopSignals
@@ -32,6 +34,18 @@ class Port:
     def listen(self) -> None:
         """Open it. Raises ResourceError if another server was faster."""
         http_child.listen(self.listener)
+
+
+def acting_at_start(
+    signals: StopSignals, run: RunDirectory, environment: RankEnvironment
+) -> AbstractContextManager[None]:
+    """A stop signal ends rank 0's start at once while inside, even where it waits for a file.
+
+    Ranks of other hosts would take that for a loss: with those the start goes on, and drains.
+    """
+    if not environment.one_host:
+        return nullcontext()
+    return signals.acting(lambda: end_start(run))
 
 
 def open_port(config: ServerConfig) -> Port:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpdet.errors import NotFoundError
+from tpdet.launch.local_ranks import local_ranks_command
 from tpdet.launch.mpirun import mpirun_command, which_mpi
 from tpdet.launch.pinned import fill
 from tpdet.launch.srun import cluster_nodes, srun_command
@@ -17,7 +18,7 @@ from tpdet.verify.placement import VISIBLE
 from tpdet.verify.ways import Way
 
 SEEN = {
-    "self": ("", "torchrun"),
+    "self": ("", "tpdet"),
     "torchrun": ("torchrun",),
     "slurm": ("Slurm",),
     "mpi": ("Open MPI", "MPICH"),
@@ -56,6 +57,8 @@ class Launchers:
             return mpirun_command(tp, arguments, self.mpi, program=program), found
         if way.launcher == "self" and tp == 1:
             return [sys.executable, *program, *arguments], found
+        if way.launcher == "self":
+            return local_ranks_command(tp, program, arguments), found
         return torchrun_command(tp, program, arguments, logs), found
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from tpdet.errors import UsageError
 
 LAUNCHERS = {
-    "self": "torchrun, but one rank alone without it",
-    "torchrun": "torchrun's elastic agent, for one rank too",
+    "self": "tpdet itself, as tpdet serve does",
+    "torchrun": "torchrun's elastic agent",
     "slurm": "srun, on the cluster that it finds here",
     "mpi": "mpirun of Open MPI or MPICH",
 }

@@ -27,7 +27,7 @@ def run_world(
     way: Way | None = None,
     launchers: Launchers | None = None,
 ) -> None:
-    """Run `module` as `tp` ranks (no torchrun for one) and wait; its log goes to `folder`.
+    """Run `module` as `tp` ranks (alone for one) and wait; its log goes to `folder`.
 
     environment: set for the ranks besides what they inherit. way: who starts them, found among
     `launchers`.
