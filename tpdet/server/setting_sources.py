@@ -28,7 +28,7 @@ OTHER_VARIABLES = frozenset(
     {
         *SECRET_VARIABLES, "TPDET_CONFIG", "TPDET_FAULTS", "TPDET_IMAGE", "TPDET_NODE",
         "TPDET_PYTHON", "TPDET_RANKS_PER_NODE", "TPDET_SECRET_FOLDER", "TPDET_SESSION",
-        "TPDET_START", "TPDET_URL",
+        "TPDET_START", "TPDET_STORE", "TPDET_URL",
     }
 )  # fmt: skip
 """Variables that are no setting of a server: secrets, what launchers set, the clients' address."""

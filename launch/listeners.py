@@ -1,0 +1,56 @@
+"""Which sockets of the network a process listens on, read from /proc."""
+
+import ipaddress
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_TABLES = ("tcp", "tcp6", "udp", "udp6")
+_TCP_LISTEN, _UDP_UNCONNECTED = "0A", "07"
+
+
+@dataclass(frozen=True, order=True)
+class Listener:
+    """A socket that takes what comes to `address`, `port`; `protocol` is "tcp" or "udp"."""
+
+    protocol: str
+    address: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this host reaches it."""
+        found = ipaddress.ip_address(self.address)
+        mapped = getattr(found, "ipv4_mapped", None)
+        return (mapped or found).is_loopback
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether it takes what comes to any address."""
+        return ipaddress.ip_address(self.address).is_unspecified
+
+
+def listeners(pid: int) -> list[Listener]:
+    """The listening sockets that a process of this host holds, in order; [] if that is hidden."""
+    held = set()
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                held.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    found = set()
+    for table in _TABLES:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                wanted = _TCP_LISTEN if table.startswith("tcp") else _UDP_UNCONNECTED
+                if fields[3] == wanted and f"socket:[{fields[9]}]" in held:
+                    address, _, port = fields[1].rpartition(":")
+                    found.add(Listener(table[:3], _address(address), int(port, 16)))
+    return sorted(found)
+
+
+def _address(text: str) -> str:
+    """An address as /proc writes it: 32-bit words in the host's byte order, here little-endian."""
+    words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
+    return str(ipaddress.ip_address(b"".join(words)))
