@@ -4,6 +4,7 @@ import os
 import stat
 
 from tpdet.errors import NotFoundError, NotPermittedError, UsageError
+from tpdet.launch.regular_file import NotRegularError, open_regular
 
 
 def read_private_file(path: str, flag: str, content: str, max_bytes: int) -> bytes:
@@ -14,14 +15,14 @@ def read_private_file(path: str, flag: str, content: str, max_bytes: int) -> byt
     is no file or over `max_bytes`.
     """
     try:
-        # Opening a pipe would wait for its writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            _check(os.fstat(descriptor), flag, content)
+        with open_regular(path) as file:
+            _check(os.fstat(file.fileno()), flag, content)
             data = file.read(max_bytes + 1)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"{flag} {path} does not exist") from error
-    except (PermissionError, IsADirectoryError) as error:
+    except NotRegularError as error:
+        raise UsageError(f"{flag} {path}: {error.strerror}: name a file with {content}") from error
+    except OSError as error:
         raise NotPermittedError(f"{flag} {path} cannot be read: {error.strerror}") from error
     if len(data) > max_bytes:
         raise UsageError(f"{flag} is over {max_bytes} bytes: it should hold {content}")
@@ -30,8 +31,6 @@ def read_private_file(path: str, flag: str, content: str, max_bytes: int) -> byt
 
 def _check(status: os.stat_result, flag: str, content: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
-    if not stat.S_ISREG(status.st_mode):
-        raise UsageError(f"{flag} is not a file: name a file with {content}")
     if mode & 0o077:
         raise NotPermittedError(
             f"{flag} has mode {mode:04o}, open to others: chmod 600 it (or 400)"

@@ -129,6 +129,11 @@ def test_windows_are_those_transformers_applies(tmp_path):
         ({"torch_dtype": None}, "names none"),
         ({"dtype": "float32"}, "torch_dtype.*dtype says 'float32'"),
         ({"vocab_size": 10**30}, "vocab_size"),
+        ({"num_hidden_layers": 10**9}, r"num_hidden_layers is 1000000000: .* \[1, 4096\]"),
+        ({"vocab_size": 2**30}, r"vocab_size is .* \[1, 16777216\]"),
+        ({"hidden_size": 2**30, "head_dim": 64}, r"hidden_size is .* \[1, 1048576\]"),
+        ({"intermediate_size": 2**30}, r"intermediate_size is .* \[1, 1048576\]"),
+        ({"num_attention_heads": 2**30}, r"num_attention_heads is .* \[1, 16384\]"),
         ({"architectures": [{}]}, "architectures"),
         ({"rope_scaling": {"rope_type": ["yarn"], "factor": 2}}, "rope_type"),
         (

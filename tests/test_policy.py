@@ -17,7 +17,7 @@ FLOORS = {
     "tokenizer": 1, "detokenizer": 1, "stop_strings": 1, "chat_template": 1,
     "model_config": 1, "make_model": 1, "json_file": 1, "train_tokenizer": 1,
     "token_bytes": 1, "token_guard": 1, "model_shapes": 1, "canonical_json": 1, "seal": 1,
-    "text_bound": 1, "chat_messages": 1,
+    "text_bound": 1, "chat_messages": 1, "tokenizer_file": 1,
     "layers": 2, "cache": 2, "weights": 2, "sampler": 2, "receipt": 2, "replay": 2,
     "grammar": 2,
     "models": 3, "scheduler": 3,
@@ -91,7 +91,7 @@ NEIGHBOURS = {
     ("cache", "plan"), ("sampler", "request"), ("receipt", "weights"),
     ("model_config", "json_file"), ("tokenizer", "json_file"), ("tokenizer", "token_bytes"),
     ("text_bound", "token_bytes"), ("tokenizer", "text_bound"),
-    ("tokenizer", "token_guard"), ("token_guard", "chat_template"),
+    ("tokenizer", "token_guard"), ("tokenizer", "tokenizer_file"), ("token_guard", "chat_template"),
     ("detokenizer", "token_bytes"), ("make_model", "train_tokenizer"),
     ("model_shapes", "model_config"),
 }  # fmt: skip

@@ -2,20 +2,30 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 from tpdet.errors import CheckpointError, NotFoundError
+from tpdet.launch.regular_file import NotRegularError, open_regular
 
 MAX_JSON_BYTES = 1 << 20
 """Default cap on a file's size; a caller with larger files says so."""
 
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")  # half of the escape of a character past U+FFFF
+
 
 def read_text_file(path: Path, max_bytes: int) -> str:
-    """The file's text, UTF-8. Raises NotFoundError if absent, CheckpointError if over the cap."""
+    """The file's text, UTF-8; never waits for it.
+
+    Raises NotFoundError if it is absent, CheckpointError if it is no regular file, over the cap or
+    no UTF-8.
+    """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(max_bytes + 1)
+    except NotRegularError as error:
+        raise CheckpointError(f"{path}: {error.strerror}: put the file in its place") from None
     except (FileNotFoundError, NotADirectoryError):
         raise NotFoundError(
             f"{path} does not exist: give a complete Hugging Face directory"
@@ -36,7 +46,8 @@ def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, A
     """The object a JSON file holds.
 
     Raises NotFoundError if it is absent; CheckpointError for a syntax error, duplicate keys, NaN,
-    infinity or a number too large, anything but an object, and a file over `max_bytes`.
+    infinity or a number too large, a lone surrogate, anything but an object, and a file over
+    `max_bytes`.
     """
     return parse_json_object(read_text_file(path, max_bytes), str(path))
 
@@ -70,6 +81,19 @@ def parse_json_object(text: str, file: str) -> dict[str, Any]:
         raise CheckpointError(
             f"{file} is not valid JSON ({error}): it is damaged, download it again"
         ) from None
+    if _HALF_PAIR.search(text):
+        _refuse_lone_surrogates(value, file)
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} holds {type(value).__name__}, not an object: correct it")
     return value
+
+
+def _refuse_lone_surrogates(value: object, file: str) -> None:
+    """Half a surrogate pair is no Unicode text: no process could be told of it, nor any client."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise CheckpointError(
+            f"{file} holds a lone surrogate (U+{ord(error.object[error.start]):04X}): it is "
+            "damaged, download it again"
+        ) from None

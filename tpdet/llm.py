@@ -21,7 +21,7 @@ from tpdet.replay import replay_digest
 from tpdet.request import Request, SamplingParams, TokenOutput, check_against_model
 from tpdet.sampling_row import SampledToken
 from tpdet.tokenizer import Tokenizer
-from tpdet.weights.resolve import resolve_model
+from tpdet.weights.resolve import resolve_tokenizer
 
 Prompt = str | Sequence[int]
 
@@ -86,8 +86,8 @@ class LLM:
         self.engine = Engine(self.config, self._world, secret=secret)
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:
-            name = self.config.tokenizer or self.config.model
-            directory = resolve_model(name, self.config.revision)
+            names = self.config.tokenizer, self.config.model
+            directory = resolve_tokenizer(*names, self.config.revision)
             self.tokenizer = Tokenizer.load(directory, self.config.chat_template)
         self._calls = 0
 

@@ -19,6 +19,7 @@ from tpdet.json_file import parse_json_object, read_json_object, read_text_file
 from tpdet.text_bound import bytes_per_token
 from tpdet.token_bytes import DecoderRules, join_tokens, read_rules
 from tpdet.token_guard import Guard, checked, ids_of
+from tpdet.tokenizer_file import check_description
 
 _MAX_TOKENIZER_BYTES = 512 << 20
 _MAX_CONFIG_BYTES = 64 << 20  # it repeats every added token
@@ -51,7 +52,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._named = {name: text for name in _NAMED if (text := _text(config.get(name)))}
+        self._named = {name: text for name in _NAMED if (text := _named_text(config, name))}
         self._declare_special(config)
         decoder = backend.decoder
         self.decoder_rules: DecoderRules = read_rules(decoder and decoder.__getstate__())
@@ -79,9 +80,9 @@ class Tokenizer:
     @classmethod
     def from_files(cls, files: TokenizerFiles) -> "Tokenizer":
         """The tokenizer of files read before. Raises CheckpointError as `load`."""
-        _check_model(parse_json_object(files.text, files.source), Path(files.source))
+        check_description(parse_json_object(files.text, files.source), files.source)
         backend = _sound(lambda: tokenizers.Tokenizer.from_str(files.text), files.source)
-        return cls(backend, files.config, files.template)
+        return _sound(lambda: cls(backend, files.config, files.template), files.source)
 
     @property
     def bos_token_id(self) -> int | None:
@@ -181,11 +182,12 @@ class Tokenizer:
                     f"tokenizer_config.json: token {text!r} has id {key}, in tokenizer.json "
                     f"{found}: use files of one checkpoint"
                 )
-        for text in [*self._named.values(), *_more_special(config)]:
-            if self._backend.token_to_id(text) is not None:
-                self._backend.add_special_tokens(
-                    [tokenizers.AddedToken(text, special=True, normalized=False)]
-                )
+        texts = dict.fromkeys([*self._named.values(), *_more_special(config)])
+        known = [text for text in texts if self._backend.token_to_id(text) is not None]
+        # In one call: each one goes through all added tokens.
+        self._backend.add_special_tokens(
+            [tokenizers.AddedToken(text, special=True, normalized=False) for text in known]
+        )
 
     def _added_around(self) -> tuple[list[int], list[int]]:
         """Ids that `add_special_tokens` puts before and after a text."""
@@ -240,21 +242,15 @@ def _sound(make: Callable[[], _Made], file: str = "tokenizer.json") -> _Made:
         ) from error
 
 
-def _check_model(description: Mapping[str, Any], path: Path) -> None:
-    """Refuse what the library takes in and fails on later, some of it by ending the process."""
-    model = description.get("model")
-    if not isinstance(model, dict):
-        raise CheckpointError(f"{path} has no model: download it again")
-    if model.get("type", "BPE") == "BPE" and model.get("continuing_subword_prefix"):
-        raise CheckpointError(f"{path}: BPE with continuing_subword_prefix is not supported")
-    vocabulary = model.get("vocab")
-    if isinstance(vocabulary, dict):
-        texts: dict[Any, str] = {}
-        for text, id_ in vocabulary.items():
-            if type(id_) is int and texts.setdefault(id_, text) != text:
-                raise CheckpointError(
-                    f"{path}: {texts[id_]!r} and {text!r} both have id {id_}: download it again"
-                )
+def _named_text(config: Mapping[str, Any], name: str) -> str | None:
+    """The text of `bos_token` or the like; None where there is none."""
+    value = config.get(name)
+    text = value.get("content") if isinstance(value, dict) else value
+    if value is not None and not isinstance(text, str):
+        raise CheckpointError(
+            f"tokenizer_config.json: {name} is {str(value)[:40]!r}: it must be text"
+        )
+    return _text(value)
 
 
 def _text(token: object) -> str | None:
@@ -273,7 +269,11 @@ def _more_special(config: Mapping[str, Any]) -> list[str]:
     found = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
         value = config.get(key) or []
-        found += list(value.values()) if isinstance(value, dict) else list(value)
+        if not isinstance(value, dict | list):
+            raise CheckpointError(
+                f"tokenizer_config.json: {key} is a {type(value).__name__}: it must be a list"
+            )
+        found += list(value.values()) if isinstance(value, dict) else value
     return [text for token in found if (text := _text(token))]
 
 

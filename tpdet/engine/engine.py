@@ -37,7 +37,7 @@ from tpdet.runner import Follower, Runner, TakeLogits, Tick
 from tpdet.scheduler.scheduler import Scheduler
 from tpdet.scheduler.statistics import SchedulerStatistics
 from tpdet.tokenizer import Tokenizer
-from tpdet.weights.resolve import resolve_model
+from tpdet.weights.resolve import resolve_tokenizer
 
 EngineOutput = TokenOutput | PromptOutput | RequestFailed
 
@@ -134,9 +134,10 @@ class Engine:
             config = self.config
             if config.skip_tokenizer_init:
                 raise RequestError("response_format needs a tokenizer: none is loaded", FIELD)
-            directory = resolve_model(config.tokenizer or config.model, config.revision)
+            directory = resolve_tokenizer(config.tokenizer, config.model, config.revision)
             vocabulary = self.model_config.vocab_size
-            self._grammars = Grammars(Tokenizer.load(directory), vocabulary)
+            tokenizer = Tokenizer.load(directory, config.chat_template)
+            self._grammars = Grammars(tokenizer, vocabulary)
         return self._grammars
 
     def submit(self, request: Request) -> int:

@@ -37,13 +37,15 @@ class Fields:
             self.refuse(key, "it must be an object")
         return Fields(value, self._file, f"{self._within}{key}")
 
-    def integer(self, key: str, default: int | None = None, low: int = 1) -> int:
-        """An integer in [low, 2**31 - 1]; `default` where absent, refused if that is None."""
+    def integer(
+        self, key: str, default: int | None = None, low: int = 1, high: int = MAX_INTEGER
+    ) -> int:
+        """An integer in [low, high]; `default` where absent, refused if that is None."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             self.refuse(key, "it must be an integer")
-        if not low <= value <= MAX_INTEGER:
-            self.refuse(key, f"it must lie in [{low}, {MAX_INTEGER}]")
+        if not low <= value <= high:
+            self.refuse(key, f"it must lie in [{low}, {high}]")
         return value
 
     def number(self, key: str, default: float | None = None, above: float = 0.0) -> float:

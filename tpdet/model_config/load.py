@@ -18,6 +18,12 @@ from tpdet.model_config.model import DTYPES, FAMILIES, HEAD_SIZES, ModelConfig
 from tpdet.model_config.rope import parse_rotary
 from tpdet.model_config.windows import parse_windows
 
+# Far past every model, and small enough that nothing made from a number of a file fills a machine.
+MAX_LAYERS = 4096
+MAX_VOCABULARY = 1 << 24
+MAX_WIDTH = 1 << 20
+MAX_HEADS = 1 << 14
+
 _K_GROUP = 16  # products are added in groups of 16, so a reduced width is a multiple of it
 
 
@@ -36,8 +42,8 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
     config = Fields(values, str(path))
     architecture, family = _family(config)
     _check_keys(config, values, family)
-    layers = config.integer("num_hidden_layers")
-    vocab_size = config.integer("vocab_size")
+    layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
+    vocab_size = config.integer("vocab_size", high=MAX_VOCABULARY)
     heads, key_heads, head_dim = _heads(config, family)
     max_position = config.integer("max_position_embeddings")
     bos = config.integer("bos_token_id", low=0) if "bos_token_id" in config else None
@@ -97,7 +103,7 @@ def _equal(value: object, other: object) -> bool:
 
 def _heads(config: Fields, family: str) -> tuple[int, int, int]:
     """(query heads, key heads, head size)."""
-    heads = config.integer("num_attention_heads")
+    heads = config.integer("num_attention_heads", high=MAX_HEADS)
     key_heads = config.integer("num_key_value_heads", heads if family == "llama" else None)
     if key_heads > heads or heads % key_heads:
         config.refuse("num_key_value_heads", f"it must divide num_attention_heads {heads}")
@@ -117,7 +123,7 @@ def _heads(config: Fields, family: str) -> tuple[int, int, int]:
 
 
 def _reduced(config: Fields, key: str) -> int:
-    value = config.integer(key)
+    value = config.integer(key, high=MAX_WIDTH)
     if value % _K_GROUP:
         config.refuse(key, f"it must be a multiple of {_K_GROUP}")
     return value

@@ -24,12 +24,14 @@ from tpdet.errors import (
     TpdetError,
     UsageError,
 )
+from tpdet.kernels.rotary import MAX_POSITION
 from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.models.decoder import Decoder
 from tpdet.receipt import model_digest, table_digest
 from tpdet.weights.resolve import resolve_model
 from tpdet.weights.sample import sample_checkpoint
+from tpdet.weights.sizes import check_sizes
 from tpdet.weights.source import Digests, WeightRead, WeightSource, merge_digests, open_weights
 
 _TIED = ("lm_head.weight", "model.embed_tokens.weight")
@@ -183,13 +185,30 @@ def tokenizer_digests(directory: Path) -> dict[str, str]:
     }
 
 
+def read_model(config: EngineConfig) -> tuple[Path, ModelConfig, int]:
+    """Directory, configuration and context length of the model to serve; reads no weights yet.
+
+    Raises NotFoundError, CheckpointError (also where the files have other sizes than `config.json`
+    says) and UsageError.
+    """
+    directory = resolve_model(config.model, config.revision)
+    model = load_model_config(directory, config.dtype)
+    positions = context_length(config, model)
+    if config.load_format != "dummy":
+        check_sizes(directory, model)
+    return directory, model, positions
+
+
 def context_length(config: EngineConfig, model: ModelConfig) -> int:
-    """The context length to serve. Raises UsageError past the model's own."""
-    if config.max_model_len is None:
-        return model.max_position
-    if config.max_model_len > model.max_position:
+    """The context length to serve. Raises UsageError past the model's own, and past any table."""
+    length = model.max_position if config.max_model_len is None else config.max_model_len
+    if length > model.max_position:
         raise UsageError(
-            f"max_model_len {config.max_model_len} is over the model's context of "
-            f"{model.max_position}: lower it"
+            f"max_model_len {length} is over the model's context of {model.max_position}: lower it"
         )
-    return config.max_model_len
+    if length > MAX_POSITION:
+        raise UsageError(
+            f"a context of {length} is over the {MAX_POSITION} positions that rotary tables can "
+            "have: set a lower max_model_len"
+        )
+    return length

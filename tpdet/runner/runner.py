@@ -19,7 +19,6 @@ from tpdet.kernels.cpu import threads
 from tpdet.kernels.shard import Shard
 from tpdet.layers.partition import make_partition
 from tpdet.layers.row_layers import row_rule
-from tpdet.model_config import load_model_config
 from tpdet.models.halves import micro_batches
 from tpdet.models.warm_up import pages_needed
 from tpdet.plan import StepPlan
@@ -37,7 +36,7 @@ from tpdet.runner.kernel_checks import (
     product_limits,
     threads_per_rank,
 )
-from tpdet.runner.loading import Loader, Tick, context_length
+from tpdet.runner.loading import Loader, Tick, read_model
 from tpdet.runner.memory import agreed_pages
 from tpdet.runner.poison_check import poison_check
 from tpdet.runner.shared_rows import open_sharing
@@ -45,7 +44,6 @@ from tpdet.runner.start_times import StartTimes
 from tpdet.runner.step_rows import gather_rows
 from tpdet.runner.taking import TakeLogits
 from tpdet.runner.warming import warm_engine
-from tpdet.weights.resolve import resolve_model
 
 LOGIT_ROWS = 256  # rows of the output head computed at once, at most
 _SHARE_OF_TIMEOUT = 0.8
@@ -69,9 +67,7 @@ class Runner:
         self.device = current_device(kind)
         ahead = config.compile_ahead and kind == "cuda"
         self._ahead = CompilingAhead(world, self.times, LOAD_TIMEOUT, ahead)
-        directory = resolve_model(config.model, config.revision)
-        self.model_config = load_model_config(directory, config.dtype)
-        self.max_model_len = context_length(config, self.model_config)
+        directory, self.model_config, self.max_model_len = read_model(config)
         partition = make_partition(
             self.model_config, world, config.fold_order, config.leaves, config.row_layers
         )

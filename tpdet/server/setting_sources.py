@@ -17,6 +17,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from tpdet.errors import NotFoundError, UsageError
+from tpdet.launch.regular_file import NotRegularError, open_regular
 from tpdet.launch.run_secret import SECRET_VARIABLE
 from tpdet.suggestions import did_you_mean, nearest
 
@@ -35,6 +36,7 @@ OTHER_VARIABLES = frozenset(
 _KUBERNETES = re.compile(r"TPDET_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
 """What Kubernetes sets in every pod beside a service named tpdet; TPDET_PORT=tcp://... too."""
 _KEY = re.compile(r"[!-~]+")
+_MAX_TOML_BYTES = 1 << 20
 
 
 @dataclass
@@ -80,11 +82,13 @@ def read_variables(
 def read_toml(path: str) -> Source:
     """The file's keys, `-` as `_`. Raises NotFoundError, or UsageError for what is no TOML."""
     try:
-        with open(path, "rb") as file:
-            content = tomllib.load(file)
-    except FileNotFoundError as error:
+        with open_regular(path) as file:
+            content = tomllib.loads(file.read(_MAX_TOML_BYTES).decode())
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFoundError(f"--config {path} does not exist") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except NotRegularError as error:
+        raise UsageError(f"--config {path}: {error.strerror}: name a TOML file") from error
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"--config {path} cannot be read: {error}") from error
     found = Source()
     for key, value in content.items():

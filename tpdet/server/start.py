@@ -107,7 +107,7 @@ def _tokenizer_directory(settings: Settings) -> str | None:
     """Where the tokenizer is; downloaded here, in the one process that may take its time."""
     if settings.engine.skip_tokenizer_init:
         return None
-    from tpdet.weights.resolve import resolve_model
+    from tpdet.weights.resolve import resolve_tokenizer
 
-    name = settings.engine.tokenizer or settings.engine.model
-    return str(resolve_model(name, settings.engine.revision))
+    engine = settings.engine
+    return str(resolve_tokenizer(engine.tokenizer, engine.model, engine.revision))

@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from tpdet.errors import CheckpointError, NotFoundError
 from tpdet.json_file import parse_json_object, read_json_object
+from tpdet.launch.regular_file import NotRegularError, open_regular
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -33,12 +34,7 @@ class Checkpoint:
         self, name: str, shape: tuple[int, ...], dim: int, first: int, last: int
     ) -> torch.Tensor:
         """Elements [first, last) along `dim`, in the stored dtype. Raises CheckpointError."""
-        file, view = self._view(name)
-        found = tuple(view.get_shape())
-        if found != shape:
-            raise CheckpointError(
-                f"{file}: tensor {name} has shape {list(found)}, config.json asks for {list(shape)}"
-            )
+        file, view = self.check_shape(name, shape)
         if view.get_dtype() not in _DTYPES:
             raise CheckpointError(
                 f"{file}: tensor {name} has dtype {view.get_dtype()}: use {', '.join(_DTYPES)}"
@@ -51,6 +47,16 @@ class Checkpoint:
         if not torch.isfinite(part).all():
             raise CheckpointError(f"{file}: tensor {name} holds NaN or infinity")
         return part
+
+    def check_shape(self, name: str, shape: tuple[int, ...]) -> tuple[str, Any]:
+        """The file of a tensor and its view. Raises CheckpointError if it has another shape."""
+        file, view = self._view(name)
+        found = tuple(view.get_shape())
+        if found != shape:
+            raise CheckpointError(
+                f"{file}: tensor {name} has shape {list(found)}, config.json asks for {list(shape)}"
+            )
+        return file, view
 
     def check_equal(self, name: str, twin: str) -> None:
         """Refuse a tensor that is tied to `twin` but stored with other bits."""
@@ -130,6 +136,12 @@ def _open_sharded(directory: Path) -> Checkpoint:
 
 
 def _open(path: Path) -> Any:
+    try:
+        open_regular(path).close()  # the library would wait at a named pipe
+    except NotRegularError as error:
+        raise CheckpointError(f"{path}: {error.strerror}: put the file in its place") from None
+    except OSError as error:
+        raise NotFoundError(f"{path} cannot be read ({error.strerror}): check it") from error
     try:
         file = safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:

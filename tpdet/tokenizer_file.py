@@ -1,0 +1,92 @@
+"""What a `tokenizer.json` may hold: refused here is what the library or we would fail on later.
+
+The library takes in almost anything. Some of it ends the process while it loads (an id of four
+thousand million is an array of that length; nine steps that each write ten letters for one make a
+thousand million), and some only at a request.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tpdet.errors import CheckpointError
+
+MAX_TOKEN_ID = (1 << 24) - 1
+"""As large as a vocabulary of `config.json` may be."""
+
+MAX_GROWTH = 64
+"""How many times longer the replacements of a file may make a text; real ones make it 3 times."""
+
+_LISTS = {"normalizer": "normalizers", "decoder": "decoders"}
+
+
+def check_description(description: Mapping[str, Any], file: str) -> None:
+    """Raise CheckpointError naming `file` and what it holds that cannot be served."""
+    model = description.get("model")
+    if not isinstance(model, dict):
+        raise CheckpointError(f"{file} has no model: download it again")
+    if model.get("type", "BPE") == "BPE" and model.get("continuing_subword_prefix"):
+        raise CheckpointError(f"{file}: BPE with continuing_subword_prefix is not supported")
+    _check_ids(model.get("vocab"), file)
+    added = description.get("added_tokens")
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict):
+            _check_id(token.get("content"), token.get("id"), file)
+    for part, inner in _LISTS.items():
+        growth = _growth(description.get(part), inner)
+        if growth > MAX_GROWTH:
+            raise CheckpointError(
+                f"{file}: the {part}'s replacements make a text up to {growth} times longer, "
+                f"{MAX_GROWTH} times is the limit: download it again"
+            )
+
+
+def _check_ids(vocabulary: object, file: str) -> None:
+    """Ids that are in range, and of one token each."""
+    texts: dict[Any, str] = {}
+    for text, id_ in vocabulary.items() if isinstance(vocabulary, dict) else ():
+        _check_id(text, id_, file)
+        if texts.setdefault(id_, text) != text:
+            raise CheckpointError(
+                f"{file}: {texts[id_]!r} and {text!r} both have id {id_}: download it again"
+            )
+
+
+def _check_id(text: object, id_: object, file: str) -> None:
+    if type(id_) is not int or not 0 <= id_ <= MAX_TOKEN_ID:
+        raise CheckpointError(
+            f"{file}: token {_shown(text)} has id {_shown(id_)}: ids are integers in "
+            f"[0, {MAX_TOKEN_ID}], download it again"
+        )
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:40]
+
+
+def _growth(part: object, inner: str) -> int:
+    """How many times longer the steps of a part make a text at most, as far as they replace."""
+    growth = 1
+    for step in _steps(part, inner):
+        if step.get("type") == "Replace" and isinstance(content := step.get("content"), str):
+            pattern = step.get("pattern")
+            old = pattern.get("String") if isinstance(pattern, dict) else None
+            # A regular expression may match before every character, and at the end.
+            times = -(-len(content) // len(old)) if old else 1 + len(content)
+            growth *= max(1, times)
+        elif step.get("type") == "Prepend" and isinstance(step.get("prepend"), str):
+            growth *= 1 if len(step["prepend"]) <= 1 else len(step["prepend"])
+    return growth
+
+
+def _steps(part: object, inner: str) -> Iterable[dict[str, Any]]:
+    """The steps of a part, also those inside sequences; not recursive, however deep the file is."""
+    waiting = [part]
+    while waiting:
+        step = waiting.pop()
+        if not isinstance(step, dict):
+            continue
+        more = step.get(inner)
+        if isinstance(more, list):
+            waiting += more
+        else:
+            yield step
