@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from tpdet.errors import PeerLostError, ResourceError, TpdetError
+from tpdet.launch.log_lines import flush_log
 from tpdet.launch.node_name import this_node
 from tpdet.launch.processes import process_status, send_signal
 from tpdet.launch.rank_environment import RankEnvironment
@@ -101,6 +102,7 @@ def end_process(
     if last_words is not None:
         with suppress(Exception):
             last_words()
+    flush_log()
     if not isinstance(error, TpdetError):
         write_error("".join(traceback.format_exception(error)))
     if told is None and decision.rank == rank:

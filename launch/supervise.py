@@ -4,6 +4,7 @@ Signals go to the ranks, whose pids are in the run directory. Nothing stays behi
 with the supervisor, and it adopts and ends whatever is left. It prints the last line, for all.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -26,6 +27,8 @@ from tpdet.launch.run_directory import SESSION_VARIABLE, ExitDecision, RunDirect
 from tpdet.launch.signals import StopSignals
 
 SERVER_PROGRAM = ("-m", "tpdet.serve")
+
+_log = logging.getLogger("tpdet.launch")
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
@@ -88,6 +91,7 @@ class _Supervisor:
         inherited = {child.pid for child in children_of(os.getpid())}
         self._signals.install()
         adopt_orphans(True)
+        _log.info("starting %d ranks, run directory %s", self._tp, self._run.path)
         ranks = self._start(arguments, program)
         try:
             while ranks.running:

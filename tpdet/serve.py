@@ -4,6 +4,7 @@ Rank 0 talks to the HTTP process and decides; the others execute its plans. Ever
 before the port opens; every fatal error ends all streams with an error, then all local ranks.
 """
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,10 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpdet.errors import DrainTimeoutError, PeerLostError
+from tpdet.errors import PeerLostError
 from tpdet.launch.environment import RankEnvironment, read_environment
 from tpdet.launch.faults import read_faults
-from tpdet.launch.lifecycle import check_peers, end_process, write_error
+from tpdet.launch.lifecycle import check_peers, end_process
+from tpdet.launch.log_lines import open_log
 from tpdet.launch.pinned import pin_environment
 from tpdet.launch.processes import die_with_parent
 from tpdet.launch.run_directory import (
@@ -26,13 +28,21 @@ from tpdet.launch.run_directory import (
 )
 from tpdet.launch.run_secret import given_secret
 from tpdet.launch.signals import StopSignals
+from tpdet.launch.waiting import Waiting
 from tpdet.server.books import Books
 from tpdet.server.bridge import Bridge
 from tpdet.server.canary import Canary
+from tpdet.server.drain import Drain
 from tpdet.server.reload import Reload
 from tpdet.server.setting_sources import forget_settings
 from tpdet.server.settings import SETTINGS, Settings, load_settings
-from tpdet.server.start import acting_at_start, open_bridge, open_port, start_facts
+from tpdet.server.start import (
+    acting_at_start,
+    log_model,
+    open_bridge,
+    open_port,
+    start_facts,
+)
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
@@ -40,6 +50,8 @@ if TYPE_CHECKING:
 BuildEngine = Callable[[Settings, RankEnvironment], "Engine"]
 IDLE_POLL_SECONDS = 0.1
 _NVIDIA = Path("/dev/nvidiactl")
+
+_log = logging.getLogger("tpdet.server")
 
 
 def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = None) -> int:
@@ -54,6 +66,8 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
         rank = environment.rank
         settings.check_size(environment.size)
         forget_settings(SETTINGS)
+        # Other ranks do as rank 0 does: they speak when something is wrong.
+        open_log(f"rank {rank}", logging.WARNING if rank else logging.INFO)
         pin_environment(environment)
         if environment.launched:
             die_with_parent()
@@ -61,6 +75,7 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
         run = _enter_run_directory(settings, environment, signals)
         build = build or partial(build_engine, secret=secret or run.secret())
         if rank == 0:
+            _log.info("starting rank 0 of %d for %s", environment.size, settings.engine.model)
             _lead(settings, environment, run, signals, build, bridges)
             run.clear_channels()
         else:
@@ -111,8 +126,8 @@ def _lead(
 ) -> None:
     """Rank 0: bring everything up, serve, and let everybody go."""
     for note in settings.notes:
-        write_error(f"{note}\n")
-    with acting_at_start(signals, run, environment):
+        _log.warning("%s", note)
+    with Waiting(), acting_at_start(signals, run, environment):
         port = open_port(settings.server)
         bridge = open_bridge(settings, run, port, signals)
         bridges.append(bridge)
@@ -130,7 +145,8 @@ def _lead(
         run.write_ready(ready_content(port.url, run, engine, environment))
 
     run.write_ready(ready_content(port.url, run, engine, environment))
-    write_error(f"{settings.served_name} at {port.url}, run directory {run.path}\n")
+    log_model(settings.served_name, engine, environment)
+    _log.info("%s at %s, run directory %s", settings.served_name, port.url, run.path)
     drain = Drain(signals, run, settings.server.drain_timeout)
     books = Books(engine, settings.engine.step_timeout / 4)
     reload = Reload(run, engine, bridge, canary, announce)
@@ -141,12 +157,13 @@ def _lead(
     engine.stop_workers()
     bridge.stop()
     engine.close()
+    _log.info("drained and stopped")
 
 
 def serve(
     engine: "Engine",
     bridge: Bridge,
-    drain: "Drain",
+    drain: Drain,
     pulse: "Pulse",
     canary: Canary,
     books: Books,
@@ -154,7 +171,7 @@ def serve(
 ) -> None:
     """Rank 0's loop: take in, step, hand out; returns when a drain is complete."""
     while True:
-        drain.look()
+        drain.look(engine)
         reload.look()
         bridge.state = state(drain, canary, books, reload)
         if bridge.state != "reloading":
@@ -181,7 +198,7 @@ def serve(
         drain.force_if_overdue(engine)
 
 
-def state(drain: "Drain", canary: Canary, books: Books, reload: Reload) -> str:
+def state(drain: Drain, canary: Canary, books: Books, reload: Reload) -> str:
     """What clients are told of the server: "accepting", or why it takes no requests."""
     if drain.begun:
         return "draining"
@@ -214,37 +231,6 @@ class Pulse:
         if time.monotonic() - self._last >= self._interval:
             self._engine.heartbeat()
             self.note()
-
-
-class Drain:
-    """A stop signal begins it, once the peers are known to be well; past its time it is forced."""
-
-    def __init__(self, signals: StopSignals, run: RunDirectory, timeout: float) -> None:
-        self._signals, self._run, self._timeout = signals, run, timeout
-        self._deadline: float | None = None
-
-    @property
-    def begun(self) -> bool:
-        """Whether new requests are refused."""
-        return self._deadline is not None
-
-    def look(self) -> None:
-        """Read the stop signals. Raises PeerLostError if they stand for a lost peer."""
-        if not self._signals.read() and (self.begun or self._signals.requested is None):
-            return
-        check_peers(self._run, 0)
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self._timeout
-
-    def force_if_overdue(self, engine: "Engine") -> None:
-        """Raise DrainTimeoutError when requests still run past the drain's time."""
-        if self._deadline is not None and time.monotonic() > self._deadline and engine.has_work:
-            found = engine.statistics()
-            count = found.requests_running + found.requests_waiting
-            raise DrainTimeoutError(
-                f"{count} requests still ran {self._timeout:g} s after the stop signal: raise "
-                "--drain-timeout to let them finish"
-            )
 
 
 def ready_content(

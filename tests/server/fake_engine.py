@@ -47,11 +47,17 @@ class FakeEngine:
     drift_after = 0  # answers to the canary after which all log-probabilities are wrong; 0: none
 
     def __init__(self, vocab_size: int, eos: int, max_model_len: int, max_queue: int, seats: int):
-        self.model_config = SimpleNamespace(vocab_size=vocab_size, eos_token_ids=(eos,))
+        self.model_config = SimpleNamespace(
+            vocab_size=vocab_size, eos_token_ids=(eos,), dtype="float32"
+        )
         self.max_model_len, self.max_queue, self.seats = max_model_len, max_queue, seats
         self.system_fingerprint = "fp_fake"
         self.runner = SimpleNamespace(
-            contract="c0" * 32, model_digest="d1" * 32, fingerprint=lambda approximate: "fp_other"
+            contract="c0" * 32,
+            model_digest="d1" * 32,
+            fingerprint=lambda approximate: "fp_other",
+            num_pages=8,
+            device=SimpleNamespace(type="cpu"),
         )
         self.approximate, self.gauges = False, {"approximate": 0.0}
         self.close = lambda: None

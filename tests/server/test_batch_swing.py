@@ -62,13 +62,19 @@ def test_an_alarm_of_0_is_never_but_the_metric_goes_on():
     assert watched.metric("tpdet_batch_swing_alarms_total") == 0
 
 
-def test_the_flag_is_10_percent_and_a_fixed_batch_never_swings():
-    assert load_settings(["m"], "t").batch_swing_alarm == 0.1
+def test_there_is_no_alarm_unless_asked_for_and_a_fixed_batch_never_swings():
+    assert load_settings(["m"], "t").batch_swing_alarm == 0.0
     assert load_settings(["m", "--batch-swing-alarm", "0.5"], "t").batch_swing_alarm == 0.5
-    assert load_settings(["m", "--fixed-batch", "8"], "t").batch_swing_alarm == 0.0
+    fixed = ["m", "--fixed-batch", "8", "--batch-swing-alarm", "0.5"]
+    assert load_settings(fixed, "t").batch_swing_alarm == 0.0
 
 
-@pytest.mark.parametrize(("flags", "alarmed"), [((), True), (("--fixed-batch", "6"), False)])
+ASKED = ("--batch-swing-alarm", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "alarmed"), [(ASKED, True), ((), False), ((*ASKED, "--fixed-batch", "6"), False)]
+)
 def test_a_server_whose_load_doubles_logs_it_and_counts_it(tmp_path, flags, alarmed):
     server = Server(tmp_path, *flags, limits={"STATISTICS_SECONDS": 0.4})
     slow = {"cache_salt": "slow=0.02", "ignore_eos": True}

@@ -68,6 +68,7 @@ class CompilingAhead:
             return
         self._watching.close()
         self._times.mark(phase)
+        _log.info("compiling kernels")
         before = self._world.timeout
         self._world.set_timeout(max(before, self._patience))
         self._times.kernels += compile_ahead(work, self._world)

@@ -1,5 +1,6 @@
 """The CUDA graphs of an engine: of its decode steps, and of its steps with prompt rows."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from tpdet.plan import Row
 from tpdet.runner.decode_graphs import DecodeGraphs, decode_shapes
 from tpdet.runner.graph_room import GraphRoom
 from tpdet.runner.step_graphs import StepGraphs, step_shapes
+
+_log = logging.getLogger("tpdet.engine")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ def make_graphs(
         steps = step_shapes(most, config.seats, width, model.exchanges_aside)
     room, first = None, model
     if capture:
+        _log.info("capturing CUDA graphs: %d of decode steps, %d others", len(decode), len(steps))
         words = max(shape.words for shape in (*decode, *steps))
         room, first = GraphRoom(drawn.device, words), model.shallow()
     of = model, first, pages, drawn

@@ -5,6 +5,7 @@ they found; what one of them refuses, nobody loads, and the old weights serve on
 byte overwritten, and what is read now must have the digests of what was checked.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -41,6 +42,8 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 
 Tick = Callable[[], None]
+
+_log = logging.getLogger("tpdet.engine")
 _refusals = msgspec.msgpack.Decoder(tuple[int, str, str] | None)
 
 
@@ -59,6 +62,7 @@ class Loader:
 
         Raises as `WeightSource.read`, and DisagreementError.
         """
+        _log.info("loading weights of %s", self._config.model)
         source = self._open(directory, self._device)
         if self._world.size > 1:
             agree(self._world, sample_checkpoint(directory, source.files))

@@ -1,5 +1,6 @@
 """What an engine launches before it serves: each size of step, after its kernels were compiled."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -11,6 +12,8 @@ from tpdet.models.decoder import Decoder
 from tpdet.models.warm_up import warm_up
 from tpdet.runner.compile_ahead import CompilingAhead
 from tpdet.runner.graphs import captures_graphs, make_graphs
+
+_log = logging.getLogger("tpdet.engine")
 
 
 def warm_engine(
@@ -40,6 +43,7 @@ def warm_engine(
             draw()
 
     ahead.compile(rehearse, "warm-up")
+    _log.info("warming up")
     warm = partial(warm_up, model, pages, drawn.device, *limits)
     draw()
     if captures_graphs(config, drawn.device) and model.attends_in_fixed_shapes:

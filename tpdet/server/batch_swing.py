@@ -14,8 +14,9 @@ class BatchSwing:
     """Compares the mean batch size of each window with that of the one before.
 
     The batch size of a step is how many sequences it ran; a window in which no step ran says
-    nothing and is left out. `alarm` is the share of the former mean past which a window counts
-    and is logged; 0 for never.
+    nothing and is left out. The change is always a metric; `alarm` is the share of the former mean
+    past which a window counts as an alarm and is logged, 0 for never: where load comes and goes,
+    so does the batch size.
     """
 
     def __init__(self, metrics: Metrics, status: Callable[[], Status], alarm: float) -> None:

@@ -8,6 +8,7 @@ a handler finds the parsed body and a future that resolves when the client goes 
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tpdet.server import limits
 from tpdet.server.json_body import parse_object
 from tpdet.server.keys import KeyRing
-from tpdet.server.log import log_access
+from tpdet.server.log import CLIENT_GONE, log_access
 from tpdet.server.problems import ApiError, internal_error
 
 PUBLIC_PATHS = ("/health", "/ready", "/metrics", "/version")
@@ -36,7 +37,8 @@ class Exchange:
 
     `body` is the parsed object; of a large body (see limits) it is empty, `data` then being what
     another process parses. `gone` resolves when the client closes the connection;
-    `tenant_salt` stands for the client's key and is empty without keys.
+    `tenant_salt` stands for the client's key and is empty without keys. `tokens` is for the log:
+    how many the prompt has and how many were generated, once a handler knows.
     """
 
     request_id: str
@@ -44,6 +46,7 @@ class Exchange:
     body: dict[str, Any]
     data: bytes
     gone: asyncio.Future[None]
+    tokens: tuple[int, int] | None = None
 
 
 class Gate:
@@ -88,6 +91,7 @@ class Gate:
         finally:
             if gone is not None:
                 gone.cancel()
+            answer.log()
 
     def _check_head(self, scope: Scope) -> str:
         """The tenant's salt. Raises ApiError for key, path and method, in this order."""
@@ -123,22 +127,30 @@ class _Answer:
 
     def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
         self._scope, self._send = scope, send
-        self.request_id, self._started = request_id, False
+        self.request_id, self._status = request_id, 0
+        self._begun = time.monotonic()
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._started = True
-            log_access(self._scope, message["status"])
+            self._status = message["status"]
             headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
             message = {**message, "headers": headers}
         await self._send(message)
+
+    def log(self) -> None:
+        """The request's line in the log, once all is over."""
+        exchange = self._scope.get("tpdet")
+        tokens = None if exchange is None else exchange.tokens
+        milliseconds = 1000 * (time.monotonic() - self._begun)
+        status = self._status or CLIENT_GONE
+        log_access(self._scope, self.request_id, status, milliseconds, tokens)
 
     async def refuse(self, problem: ApiError, reader: "_BodyReader") -> None:
         """Send an error; if the body is still arriving, take it in for a second before the end.
 
         A client that is still sending when the connection closes gets a reset, not the answer.
         """
-        if self._started:
+        if self._status:
             return
         await send_problem(problem, self.send, finish=False, close=not reader.complete)
         await reader.discard(limits.DRAIN_BODY_TIMEOUT)

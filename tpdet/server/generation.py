@@ -52,6 +52,7 @@ class GenerationResponse(Response):
         self._prompts: dict[str, PromptScores] = {}
         self._begun: set[tuple[str, int]] = set()
         self._held: _Taken | None = None
+        self._tokens = 0
         names: dict[int, str] = {}
         self._assemblers = {
             request.request_id: RequestAssembler(request, tokenizer) for request in call.requests
@@ -75,19 +76,18 @@ class GenerationResponse(Response):
                 self._facts = ticket.facts or self._facts
                 self._client.metrics.prompt_tokens.count(usage(self._call, 0)["prompt_tokens"])
                 if self._call.stream:
-                    finished = await self._stream(ticket, seed, send)
+                    outcome = await self._stream(ticket, seed, send)
                 else:
-                    await self._whole(ticket, seed, scope, send)
-                    finished = True
-                outcome = "completed" if finished else "failed"
+                    outcome = await self._whole(ticket, seed, scope, send)
         except ApiError:
             outcome = "failed"
             raise
         finally:
             self._client.metrics.outcome(outcome)
+            scope["tpdet"].tokens = usage(self._call, 0)["prompt_tokens"], self._tokens
 
-    async def _whole(self, ticket: Ticket, seed: int, scope: Scope, send: Send) -> None:
-        """Send the answer: in one part if it is small or the client speaks HTTP/1.0."""
+    async def _whole(self, ticket: Ticket, seed: int, scope: Scope, send: Send) -> str:
+        """Send the answer, in one part if it is small or for HTTP/1.0; the outcome."""
         while not self._finished:
             async for _ in self._pace.slices(self._taken(ticket, await ticket.outputs())):
                 pass
@@ -101,13 +101,15 @@ class GenerationResponse(Response):
             headers.append((b"content-length", str(len(first)).encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         while second is not None:
-            self._check_reader()
+            if self._gone.done():
+                return "aborted"
             await _send_part(send, first)
             first, second = second, await anext(chunks, None)
         await send({"type": "http.response.body", "body": first, "more_body": False})
+        return "completed"
 
-    async def _stream(self, ticket: Ticket, seed: int, send: Send) -> bool:
-        """Send the events; False if an error event was the last one."""
+    async def _stream(self, ticket: Ticket, seed: int, send: Send) -> str:
+        """Send the events; the outcome: "failed" if an error event was the last one."""
         chunk = envelope(self._call, seed, self._fingerprint, stream=True)
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
@@ -118,14 +120,14 @@ class GenerationResponse(Response):
             await self._send_all(self._last_event(chunk), send)
             last = b"data: [DONE]\n\n"
         except ClientGone:
-            raise
+            return "aborted"  # the answer has begun: there is nothing to raise towards
         except ApiError as problem:
             last = b"data: " + problem.body() + b"\n\n"
         except Exception:
             _log.exception("stream %s failed", self._call.group_id)
             last = b"data: " + internal_error().body() + b"\n\n"
         await send({"type": "http.response.body", "body": last, "more_body": False})
-        return last.startswith(b"data: [")
+        return "completed" if last.startswith(b"data: [") else "failed"
 
     async def _send_all(self, pieces: Iterator[str], send: Send) -> None:
         async for chunk in self._pace.chunks(pieces):
@@ -144,6 +146,8 @@ class GenerationResponse(Response):
                 yield None
                 continue
             delta = self._assemblers[output.request_id].push(output)
+            if delta is not None:
+                self._tokens += len(delta.token_ids)
             if delta is not None and delta.abort:
                 ticket.stop(output.request_id, output.choice)
             yield None if delta is None else (output, delta)

@@ -59,6 +59,8 @@ class Reload:
         self._wanted = pending_reload(self._run)
         if self._wanted is not None:
             self._deadline = now + self._wanted.patience
+            model = self._wanted.model or self._engine.config.model
+            _log.info("reload of %s: new requests are refused until it is done", model)
 
     def refuse(self, why: str) -> None:
         """Answer a reload that cannot be: the server is ending, or is not to be trusted."""

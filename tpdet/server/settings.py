@@ -63,7 +63,7 @@ class ServerConfig(BaseModel):
     )
 
     batch_swing_alarm: float = Field(
-        0.1,
+        0.0,
         ge=0.0,
         le=100.0,
         description="share by which the mean batch size may change from one window of 10 s to the "

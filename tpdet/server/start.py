@@ -1,5 +1,6 @@
 """How rank 0 brings up the HTTP process: the port first, so that a taken one is refused early."""
 
+import logging
 import os
 import socket
 import time
@@ -7,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.launch.environment import RankEnvironment
 from tpdet.launch.lifecycle import end_start
 from tpdet.launch.run_directory import RunDirectory
@@ -22,6 +24,9 @@ from tpdet.server.settings import ServerConfig, Settings
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
+
+
+_log = logging.getLogger("tpdet.server")
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,24 @@ def _key_digests(settings: Settings) -> tuple[str, ...]:
         return (settings.api_key_digest,)
     path = settings.server.api_key_file
     return read_key_file(path) if path is not None else ()
+
+
+def log_model(name: str, engine: "Engine", environment: RankEnvironment) -> None:
+    """What is served: by which names an operator finds it in receipts, and how much fits."""
+    runner = engine.runner
+    _log.info(
+        "%s: dtype %s, tensor-parallel size %d, device %s, context %d, %d KV pages (%d tokens), "
+        "contract %s, fingerprint %s",
+        name,
+        engine.model_config.dtype,
+        environment.size,
+        runner.device.type,
+        engine.max_model_len,
+        runner.num_pages,
+        runner.num_pages * PAGE_TOKENS,
+        runner.contract,
+        engine.system_fingerprint,
+    )
 
 
 def _tokenizer_directory(settings: Settings) -> str | None:

@@ -50,8 +50,8 @@ class StatisticsLine:
         ]
         used, free = (status.counters.get(name, 0.0) for name in ("pages_used", "pages_free"))
         if used + free:
-            pieces.append(f"GPU KV cache usage: {100 * used / (used + free):.1f}%")
+            pieces.append(f"KV cache usage: {100 * used / (used + free):.1f}%")
         queried = status.counters.get("prefix_query_tokens", 0.0)
         hit = status.counters.get("prefix_hit_tokens", 0.0)
         pieces.append(f"Prefix cache hit rate: {100 * hit / queried if queried else 0.0:.1f}%")
-        return "Engine 000: " + ", ".join(pieces)
+        return ", ".join(pieces)

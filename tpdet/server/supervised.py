@@ -5,18 +5,21 @@ as flags, the API key's digest and the run secret in the run directory, and noth
 their environment.
 """
 
+import logging
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from tpdet.errors import UsageError
 from tpdet.launch.faults import read_faults
+from tpdet.launch.log_lines import open_log
 from tpdet.launch.run_secret import given_secret
 from tpdet.launch.supervise import serve
 from tpdet.server.setting_sources import forget_settings
 from tpdet.server.settings import SETTINGS, load_settings
+
+_log = logging.getLogger("tpdet.server")
 
 
 def serve_command(arguments: Sequence[str]) -> int:
@@ -33,8 +36,9 @@ def serve_command(arguments: Sequence[str]) -> int:
     read_faults(settings.server.allow_faults)
     secret = given_secret(settings.server.run_secret_file)
     forget_settings(SETTINGS)
+    open_log("serve")
     for note in settings.notes:
-        print(f"tpdet: {note}", file=sys.stderr, flush=True)
+        _log.warning("%s", note)
     return serve(
         settings.world.tp or 1,
         settings.rank_arguments(),

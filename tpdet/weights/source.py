@@ -6,13 +6,13 @@ from pathlib import Path
 import blake3
 import msgspec
 import torch
-from tqdm import tqdm
 
 from tpdet.comm.world import World, rank_on_node
 from tpdet.errors import CheckpointError, DisagreementError
 from tpdet.model_config import ModelConfig
 from tpdet.weights.checkpoint import Checkpoint, open_checkpoint
 from tpdet.weights.dummy import draw_piece
+from tpdet.weights.load_progress import LoadProgress
 from tpdet.weights.pieces import Pieces
 
 PieceKey = tuple[str, int]
@@ -52,9 +52,7 @@ class WeightSource:
         self._read: list[str] = []
         self.reads: list[WeightRead] = []
         total = len(checkpoint.names) if checkpoint is not None else None
-        self._bar = tqdm(
-            total=total, desc="weights", unit="tensor", disable=None if show_progress else True
-        )
+        self._progress = LoadProgress(total, show_progress)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -90,7 +88,7 @@ class WeightSource:
                     f"tensor {name} holds values too large for {self._dtype}: use another --dtype"
                 )
             parts.append(narrow.to(self._device))
-        self._bar.update()
+        self._progress.step()
         if self.tick is not None:
             self.tick()
         # A copy always: what was read may be a view of the file, which may change under us.
@@ -101,7 +99,7 @@ class WeightSource:
 
         tied: (name, twin): a checkpoint may hold `name` although it is tied, with `twin`'s bits.
         """
-        self._bar.close()
+        self._progress.close()
         if self._checkpoint is not None:
             if tied is not None and tied[0] in self._checkpoint.names:
                 self._checkpoint.check_equal(*tied)

@@ -1,0 +1,123 @@
+"""The one format of log lines, for every process of a server:
+
+    2026-11-22 14:50:29.123 INFO    [rank 0] listening at http://127.0.0.1:8000
+
+Time is the host's; who writes is `serve` (the supervisor), `rank N` or `http`. A line never holds
+up the process, nor shows the message of an exception, which may hold part of a prompt.
+"""
+
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from types import TracebackType
+
+MAX_LINES = 4096
+_LEVEL_WIDTH = len("WARNING")
+_FLUSH_SECONDS = 0.2
+
+
+class Log(logging.Handler):
+    """Writes to `descriptor` from a thread; when nobody reads, lines are dropped and counted."""
+
+    def __init__(self, descriptor: int, who: str, lines: int = MAX_LINES) -> None:
+        super().__init__()
+        self.setFormatter(LineFormatter(who))
+        self.dropped = 0
+        self._descriptor = descriptor
+        self._lines: queue.Queue[str] = queue.Queue(lines)
+        threading.Thread(target=self._write, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a line; drop it if there are too many."""
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self.dropped += 1
+
+    def flush(self) -> None:
+        """Wait a moment for what is queued; before a line that must come last."""
+        self.finish(_FLUSH_SECONDS)
+
+    def finish(self, seconds: float) -> None:
+        """Wait until what was queued is written, for at most `seconds`."""
+        deadline = time.monotonic() + seconds
+        while self._lines.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _write(self) -> None:
+        told = 0
+        while True:
+            text = self._lines.get() + "\n"
+            if self.dropped > told:
+                told, missed = self.dropped, self.dropped - told
+                lost = f"{missed} log lines were dropped, nobody read them"
+                text += self.format(_warning(lost)) + "\n"
+            try:
+                _write_all(self._descriptor, text.encode("utf-8", "backslashreplace"))
+            except OSError:
+                self.dropped += 1
+            self._lines.task_done()
+
+
+class LineFormatter(logging.Formatter):
+    """Time, level, who, text. Lines of other packages name the logger too."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__()
+        self._who = who
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The whole text of a record."""
+        seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        moment = f"{seconds}.{int(record.msecs):03d}"
+        text = record.getMessage()
+        if record.name.split(".")[0] != "tpdet":
+            text = f"{record.name}: {text}"
+        text = f"{moment} {record.levelname:<{_LEVEL_WIDTH}} [{self._who}] {text}"
+        if record.exc_info and record.exc_info[0] is not None:
+            text += "\n" + self.formatException(record.exc_info)
+        return text
+
+    def formatException(
+        self,
+        ei: tuple[type[BaseException], BaseException, TracebackType | None]
+        | tuple[None, None, None],
+    ) -> str:
+        """The places an exception came through, and its type."""
+        frames = traceback.extract_tb(ei[2])
+        places = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+        return "\n".join([*places, ei[0].__name__ if ei[0] is not None else ""])
+
+
+def open_log(who: str, level: int = logging.INFO) -> Log:
+    """Send this process's log to standard error: its own lines from `level`, others' warnings.
+
+    To be called once, before anything else logs.
+    """
+    log = Log(sys.stderr.fileno(), who)
+    root = logging.getLogger()
+    root.addHandler(log)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("tpdet").setLevel(level)
+    logging.captureWarnings(True)
+    return log
+
+
+def flush_log() -> None:
+    """Wait a moment for the log's queued lines, if this process has such a log."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, Log):
+            handler.flush()
+
+
+def _warning(text: str) -> logging.LogRecord:
+    return logging.LogRecord("tpdet", logging.WARNING, "", 0, text, (), None)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,50 @@
+"""The drain: from a stop signal on, running requests get their time and new ones are refused."""
+
+import logging
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from tpdet.errors import DrainTimeoutError
+from tpdet.launch.lifecycle import check_peers
+from tpdet.launch.run_directory import RunDirectory
+from tpdet.launch.signals import StopSignals
+
+if TYPE_CHECKING:
+    from tpdet.engine import Engine
+
+_log = logging.getLogger("tpdet.server")
+
+
+class Drain:
+    """A stop signal begins it, once the peers are known to be well; past its time it is forced."""
+
+    def __init__(self, signals: StopSignals, run: RunDirectory, timeout: float) -> None:
+        self._signals, self._run, self._timeout = signals, run, timeout
+        self._deadline: float | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether new requests are refused."""
+        return self._deadline is not None
+
+    def look(self, engine: "Engine") -> None:
+        """Read the stop signals. Raises PeerLostError if they stand for a lost peer."""
+        if not self._signals.read() and (self.begun or self._signals.requested is None):
+            return
+        check_peers(self._run, 0)
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._timeout
+            if engine.has_work:
+                name = signal.Signals(self._signals.requested or signal.SIGTERM).name
+                _log.info("draining after %s: running requests get %g s", name, self._timeout)
+
+    def force_if_overdue(self, engine: "Engine") -> None:
+        """Raise DrainTimeoutError when requests still run past the drain's time."""
+        if self._deadline is not None and time.monotonic() > self._deadline and engine.has_work:
+            found = engine.statistics()
+            count = found.requests_running + found.requests_waiting
+            raise DrainTimeoutError(
+                f"{count} requests still ran {self._timeout:g} s after the stop signal: raise "
+                "--drain-timeout to let them finish"
+            )
