@@ -222,7 +222,8 @@ def test_a_start_compiles_ahead_on_a_gpu_and_names_what_it_did_not_foresee(
             add(number)
     times.mark("warm-up")
     ahead.finish()
-    unforeseen, line = caplog.messages
+    said, unforeseen, line = caplog.messages
+    assert said == "compiling kernels"
     assert unforeseen == "1 kernels were not foreseen and compiled in turn: add_number"
     assert line.startswith("engine up in ") and line.endswith("1 kernels known ahead")
     assert list(times.seconds) == ["checks", "compiling ahead", "warm-up"] and world.timeout == 5.0
