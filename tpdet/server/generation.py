@@ -52,7 +52,6 @@ class GenerationResponse(Response):
         self._prompts: dict[str, PromptScores] = {}
         self._begun: set[tuple[str, int]] = set()
         self._held: _Taken | None = None
-        self._tokens = 0
         names: dict[int, str] = {}
         self._assemblers = {
             request.request_id: RequestAssembler(request, tokenizer) for request in call.requests
@@ -84,7 +83,8 @@ class GenerationResponse(Response):
             raise
         finally:
             self._client.metrics.outcome(outcome)
-            scope["tpdet"].tokens = usage(self._call, 0)["prompt_tokens"], self._tokens
+            counts = self._usage()
+            scope["tpdet"].tokens = counts["prompt_tokens"], counts["completion_tokens"]
 
     async def _whole(self, ticket: Ticket, seed: int, scope: Scope, send: Send) -> str:
         """Send the answer, in one part if it is small or for HTTP/1.0; the outcome."""
@@ -146,8 +146,6 @@ class GenerationResponse(Response):
                 yield None
                 continue
             delta = self._assemblers[output.request_id].push(output)
-            if delta is not None:
-                self._tokens += len(delta.token_ids)
             if delta is not None and delta.abort:
                 ticket.stop(output.request_id, output.choice)
             yield None if delta is None else (output, delta)
