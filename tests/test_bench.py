@@ -189,7 +189,8 @@ def test_files_of_many_rows_are_summarised(tmp_path, monkeypatch):
 
 
 def test_the_old_form_means_latency():
-    assert complete(["bench", "m", "--tp", "2"]) == ["bench", "latency", "m", "--tp", "2"]
+    assert complete(["bench", "o/m", "--tp", "2"]) == ["bench", "latency", "o/m", "--tp", "2"]
+    assert complete(["bench", "."]) == ["bench", "latency", "."]
     assert complete(["bench", "--tp", "2", "m"]) == ["bench", "latency", "--tp", "2", "m"]
     for same in (["bench"], ["bench", "--help"], ["env"], *(["bench", b] for b in BENCHMARKS)):
         assert complete(same) == same

@@ -1,12 +1,18 @@
 """The command line: its commands and flags are frozen, and each does what it says."""
 
+import argparse
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
-from tpdet.cli import main
+from tpdet.cli import _parser, main
+from tpdet.errors import UsageError
+from tpdet.generate import engine_config
+from tpdet.request import SamplingParams
+from tpdet.server.settings import make_parser
 
 
 def tpdet(*arguments, timeout=120):
@@ -17,7 +23,10 @@ def tpdet(*arguments, timeout=120):
 def test_the_commands_are_those_users_know():
     done = tpdet("--help")
     assert done.returncode == 0
-    for command in ("serve", "generate", "verify", "bench", "make-model", "env", "stop"):
+    for command in (
+        "serve", "generate", "verify", "bench", "make-model", "env", "stop", "chat", "complete",
+        "run-batch", "launch", "plan", "tune", "reload",
+    ):  # fmt: skip
         assert command in done.stdout
 
 
@@ -96,6 +105,103 @@ def test_mistakes_have_their_exit_codes_and_a_remedy(tmp_path, monkeypatch, caps
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["nothing"], ["verify", "--surprise"], []])
-def test_unknown_commands_and_flags_are_usage_errors(arguments):
-    assert tpdet(*arguments).returncode == 2
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "no command 'nothing': use one of serve, "),
+        (["serv", "m"], "did you mean 'serve'?"),
+        (["verify", "--surprise"], "unknown flag --surprise: see tpdet verify --help"),
+        (["verify", "--divice", "cpu"], "did you mean --device? See tpdet verify --help"),
+        (["verify", "--device", "gpu"], "--device: 'gpu' is none of auto, cpu, cuda"),
+        (["bench", "foo"], "no benchmark 'foo': use one of latency, "),
+        (["bench", "latncy", "m"], "did you mean 'latency'?"),
+        (["bench", "latency", "m", "--fold-order", "pear"], "none of sequential, pairs, tree"),
+        (["bench", "serve", "--requests", "many"], "--requests: 'many' is not a whole number"),
+        (["generate", "m"], "are required: --prompt: see tpdet generate --help"),
+        (["generate", "m", "--prompt", "x", "--max-model-len", "2x"], "--max-model-len: '2x'"),
+        (["generate", "m", "--prompt", "x", "--temperature", "nan"], "'nan' is not a number"),
+        (["make-model", "X", "--like", "lama"], "did you mean 'llama'?"),
+        (["make-model", "X", "--like", "llama", "--vocab", "10"], "--vocab 10: use at least 1024"),
+        (["stop"], "are required: RUN_DIR: see tpdet stop --help"),
+        (["launch", "slrum"], "'slurm'"),
+    ],
+)
+def test_unknown_names_get_the_nearest_and_mistakes_one_line(capsys, arguments, message):
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.startswith("tpdet: ") and err.count("\n") == 1
+
+
+def test_alone_it_shows_an_overview_with_an_example_of_each_command(capsys):
+    assert main([]) == 2
+    err = capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert text == err
+    for command in _parser()._subparsers._group_actions[0].choices:
+        assert f"\n  tpdet {command}" in text, command
+
+
+def leaves(parser):
+    """Every parser of a command, its subcommands' too."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from leaves(child)
+    yield parser
+
+
+def test_every_flag_has_a_help_and_a_word_for_its_value():
+    for parser in [*leaves(_parser()), make_parser("tpdet serve")]:
+        if parser.prog in ("tpdet serve", "tpdet launch") and len(parser._actions) == 1:
+            continue  # their flags are the server's
+        assert parser.description, parser.prog
+        text = parser.format_help()
+        for action in parser._actions:
+            if action.help == argparse.SUPPRESS or not action.option_strings:
+                continue
+            assert action.help, f"{parser.prog} {action.option_strings}"
+            assert " STR" not in text and " INT\n" not in text and "(default False)" not in text
+            usual = action.default
+            if type(usual) in (int, str) and usual != argparse.SUPPRESS:
+                assert "default" in parser.formatter_class("x")._get_help_string(action)
+
+
+def test_help_is_instant_and_needs_no_torch():
+    code = (
+        "import sys; from tpdet.cli import main\n"
+        "for a in (['--help'], ['serve', '--help'], ['generate', '--help'], ['chat', '--help'],"
+        " ['bench', 'serve', '--help'], ['plan', '--help'], ['tune', '--help']):\n"
+        "    try: main(a)\n"
+        "    except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_generate_has_the_defaults_of_the_api_and_says_so(capsys):
+    with pytest.raises(SystemExit):
+        main(["generate", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    usual = SamplingParams()
+    for name in ("max_tokens", "temperature", "top_p", "top_k", "min_p"):
+        flag, value = "--" + name.replace("_", "-"), getattr(usual, name)
+        assert re.search(rf"{flag} \S+ [^-]*-?[^-]*\(default {value}\)", text), flag
+    given = _parser().parse_args(["generate", "m", "--prompt", "x"])
+    for name in ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos"):
+        assert getattr(given, name) == getattr(usual, name), name
+
+
+def test_generate_takes_an_engines_settings_from_flags_environment_and_file(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text(
+        'model = "f"\nport = 8000\nhost = "0.0.0.0"\nmax_num_seqs = 4\ndtype = "half"\n'
+    )
+    arguments = ["generate", "--prompt", "x", "--config", str(file), "--max_model_len", "2k"]
+    environ = {"TPDET_MAX_NUM_SEQS": "5", "TPDET_KV_PAGES": "9", "TPDET_HOST": "0.0.0.0"}
+    found = engine_config(_parser().parse_args(arguments), environ)
+    assert (found.model, found.max_model_len, found.dtype) == ("f", 2000, "float16")
+    assert (found.max_num_seqs, found.kv_pages) == (5, 9)
+    with pytest.raises(UsageError, match="TPDET_KV_PAGES: 0 is out of range"):
+        engine_config(_parser().parse_args(arguments), {"TPDET_KV_PAGES": "0"})

@@ -25,6 +25,7 @@ FLOORS = {
     "engine": 5,
     "outputs": 5,
     "llm": 6, "server": 6, "serve": 6,
+    "client": 7, "generate": 7,
     "verify": 7, "bench": 7, "tune": 7, "planner": 7,
     "cli": 8,
 }  # fmt: skip
@@ -85,7 +86,7 @@ NEIGHBOURS = {
     ("sampling_row", "request"), ("detokenizer", "tokenizer"),
     ("tokenizer", "chat_template"), ("chat_template", "chat_messages"), ("bench", "verify"),
     ("tune", "verify"), ("tune", "bench"),
-    ("planner", "bench"), ("planner", "verify"),
+    ("bench", "client"), ("planner", "bench"), ("planner", "verify"),
     ("make_model", "model_config"),
     ("layers", "cache"), ("layers", "weights"), ("serve", "server"), ("make_model", "tokenizer"),
     ("cache", "plan"), ("sampler", "request"), ("receipt", "weights"),

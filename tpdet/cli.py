@@ -7,8 +7,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpdet import __version__
-from tpdet.errors import TpdetError
-from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.command_line import Parser, whole_number
+from tpdet.errors import TpdetError, UsageError
+from tpdet.model_shapes import SHAPES
+
+OVERVIEW = """\
+Tensor-parallel, bitwise-deterministic inference: the same request, the same bits.
+
+serve
+  tpdet serve MODEL --tp 2              a server of two ranks, with the OpenAI API
+  tpdet chat                            talk to it
+  tpdet complete "The for statement"    let it continue a text
+  tpdet run-batch -i IN -o OUT          answer a file of requests
+  tpdet stop RUN_DIR                    drain it
+  tpdet reload RUN_DIR --model DIR      let it load other weights
+  tpdet launch slurm --nodes 2 MODEL    start one on a cluster: slurm, torchrun, mpirun
+offline
+  tpdet generate MODEL --prompt "Hi"    answer prompts without a server
+  tpdet verify MODEL                    prove that no circumstance changes a bit
+  tpdet bench latency MODEL             time the engine, a server, the kernels
+  tpdet plan --model qwen3-8b           memory and speed on GPUs that need not be there
+  tpdet tune                            measure the GEMM variants of this GPU
+  tpdet make-model DIR --like qwen3     write a small random checkpoint
+  tpdet env                             print what may change bits here
+
+tpdet COMMAND --help says more of each."""
 
 OWN_RANKS = "serve"  # this command's flags are parsed by the server itself
 CLUSTER = "launch"  # so are this command's, but for the launcher's own
@@ -23,7 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments[:1] == [CLUSTER]:
             return _launch(arguments[1:])
         options = _parser().parse_args(_complete(arguments))
-        return options.run(options)
+        if not hasattr(options, "run"):
+            print(_parser().format_help(), end="", file=sys.stderr)
+            return UsageError.exit_code
+        code: int = options.run(options)
+        return code
     except TpdetError as error:
         print(f"tpdet: {error}", file=sys.stderr)
         return error.exit_code
@@ -31,30 +58,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tpdet",
-        description="Tensor-parallel, bitwise-deterministic inference.",
-        allow_abbrev=False,
-    )
+def _parser() -> Parser:
+    parser = Parser(prog="tpdet", usage="tpdet COMMAND ...", description=OVERVIEW)
     parser.add_argument("--version", action="version", version=f"tpdet {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    commands.add_parser("serve", help="start a server of N ranks (see tpdet serve --help)")
-    commands.add_parser("launch", help="start on a cluster (see tpdet launch --help)")
+    # Each command stands in the overview with an example; a list of them would repeat it.
+    commands = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS, prog="tpdet")
+    commands.add_parser(OWN_RANKS)
+    commands.add_parser(CLUSTER)
+    from tpdet.client.arguments import add_chat, add_complete, add_run_batch
+    from tpdet.generate import add_generate
     from tpdet.server.commands import add_reload, add_stop
 
     for add in (
-        _add_generate,
-        _add_verify,
-        _add_bench,
-        _add_tune,
-        _add_plan,
-        _add_make_model,
-        _add_env,
+        add_chat,
+        add_complete,
+        add_run_batch,
+        add_generate,
         add_stop,
         add_reload,
+        _add_verify,
+        _add_bench,
+        _add_plan,
+        _add_tune,
+        _add_make_model,
+        _add_env,
     ):
         add(commands)
+    for listed in commands._choices_actions:
+        command = commands.choices[listed.dest]
+        if command.description is None and listed.help:
+            command.description = f"{listed.help[:1].upper()}{listed.help[1:]}."
     return parser
 
 
@@ -76,54 +109,6 @@ def _launch(arguments: list[str]) -> int:
     return launch_command(arguments)
 
 
-def _add_generate(commands: argparse._SubParsersAction) -> None:
-    command = commands.add_parser("generate", help="answer prompts offline", allow_abbrev=False)
-    command.add_argument("model", help="Hugging Face directory or hub name")
-    command.add_argument("--prompt", action="append", required=True, help="may be given again")
-    command.add_argument("--max-tokens", type=int, default=64)
-    command.add_argument("--temperature", type=float, default=0.0)
-    command.add_argument("--top-p", type=float, default=1.0)
-    command.add_argument("--top-k", type=int, default=-1)
-    command.add_argument("--seed", type=int, default=None)
-    command.add_argument("-n", type=int, default=1, help="choices of each prompt")
-    command.add_argument("--dtype", default="auto")
-    command.add_argument("--fold-order", default=DEFAULT_FOLD_ORDER)
-    command.add_argument("--row-layers", default="fold", choices=["fold", "gather"])
-    command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    command.add_argument("--json", action="store_true", help="one JSON object a prompt")
-    command.set_defaults(run=_generate)
-
-
-def _generate(options: argparse.Namespace) -> int:
-    import msgspec
-
-    from tpdet.llm import LLM
-    from tpdet.request import SamplingParams
-
-    params = SamplingParams(
-        n=options.n,
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        seed=options.seed,
-    )
-    llm = LLM(
-        options.model,
-        dtype=options.dtype,
-        fold_order=options.fold_order,
-        row_layers=options.row_layers,
-        device=options.device,
-    )
-    for output in llm.generate(options.prompt, params):
-        if options.json:
-            print(msgspec.json.encode(output).decode())
-        else:
-            print("\n".join(choice.text for choice in output.outputs))
-    llm.close()
-    return 0
-
-
 def _add_verify(commands: argparse._SubParsersAction) -> None:
     from tpdet.verify.arguments import add_verify
 
@@ -137,29 +122,9 @@ def _add_bench(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_tune(commands: argparse._SubParsersAction) -> None:
-    command = commands.add_parser(
-        "tune", help="measure GEMM variants and write the shape table of this GPU",
-        allow_abbrev=False,
-    )  # fmt: skip
-    command.add_argument(
-        "--model-shape", default="qwen3-8b,llama-3-70b", help="names of well-known models"
-    )
-    command.add_argument("--tp", default="1,2,4", help="tensor-parallel sizes")
-    command.add_argument(
-        "--row-layers",
-        default="fold",
-        help="gather: only what it takes in addition; or both: fold,gather",
-    )
-    command.add_argument("--max-rows", type=int, default=8192, help="rows in a step, at most")
-    command.add_argument("--repeats", type=int, default=10, help="replays of each finalist")
-    command.add_argument("--output", type=Path, help="table to write; the package's own if none")
-    command.set_defaults(run=_tune)
+    from tpdet.tune.arguments import add_tune
 
-
-def _tune(options: argparse.Namespace) -> int:
-    from tpdet.tune.run import tune_command
-
-    return tune_command(options)
+    add_tune(commands)
 
 
 def _add_plan(commands: argparse._SubParsersAction) -> None:
@@ -170,24 +135,41 @@ def _add_plan(commands: argparse._SubParsersAction) -> None:
 
 def _add_make_model(commands: argparse._SubParsersAction) -> None:
     command = commands.add_parser(
-        "make-model", help="write a small random checkpoint", allow_abbrev=False
+        "make-model",
+        help="write a small checkpoint of random weights, with a tokenizer",
+        epilog="  tpdet make-model models/small --like qwen3 --layers 2",
     )
-    command.add_argument("directory", type=Path)
+    command.add_argument("directory", type=Path, help="a new or empty folder")
     kind = command.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--like", choices=["llama", "mistral", "qwen2", "qwen3"])
+    kind.add_argument("--like", choices=["llama", "mistral", "qwen2", "qwen3"], help="its family")
     kind.add_argument(
         "--like-config",
         metavar="NAME",
-        help="only the config.json of qwen3-8b or llama-3-8b, for --load-format dummy and token "
-        "ids; other options do not apply",
+        help=f"only the config.json of one of {', '.join(sorted(SHAPES))}, for --load-format dummy "
+        "and token ids; other options do not apply",
     )
-    for name, default in (
-        ("hidden", 512), ("layers", 4), ("heads", 8), ("kv-heads", None), ("head-dim", 64),
-        ("intermediate", None), ("vocab", 2048), ("context", 4096), ("seed", 0), ("shards", 1),
-    ):  # fmt: skip
-        command.add_argument(f"--{name}", type=int, default=default)
-    command.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
-    command.add_argument("--tie", action=argparse.BooleanOptionalAction, default=None)
+    for name, default, text in (
+        ("hidden", 512, "width of the residual stream"),
+        ("layers", 4, "decoder layers"),
+        ("heads", 8, "attention heads"),
+        ("kv-heads", None, "key heads, which divide the heads (default: half of them)"),
+        ("head-dim", 64, "width of a head: 32, 64, 96, 128 or 256"),
+        ("intermediate", None, "a multiple of 128 (default: near 3 times --hidden)"),
+        ("vocab", 2048, "tokens, at least 1024"),
+        ("context", 4096, "positions"),
+        ("seed", 0, "of the weights"),
+        ("shards", 1, "files that the weights are in"),
+    ):
+        command.add_argument(f"--{name}", type=whole_number, default=default, help=text)
+    command.add_argument(
+        "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of weights"
+    )
+    command.add_argument(
+        "--tie",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="output head and embedding are one (default: for qwen2)",
+    )
     command.set_defaults(run=_make_model)
 
 
@@ -204,13 +186,19 @@ def _make_model(options: argparse.Namespace) -> int:
         for name, value in vars(options).items()
         if name not in ("run", "directory", "like_config") and value is not None
     }
-    make_model(options.directory, **given)
+    try:
+        make_model(options.directory, **given)
+    except UsageError as error:
+        name, _, rest = str(error).partition(" ")
+        if name not in given:
+            raise
+        raise UsageError(f"--{name.replace('_', '-')} {rest}") from None
     print(options.directory)
     return 0
 
 
 def _add_env(commands: argparse._SubParsersAction) -> None:
-    command = commands.add_parser("env", help="print what may change bits on this machine")
+    command = commands.add_parser("env", description="Print what may change bits here, as JSON.")
     command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     command.set_defaults(run=_env)
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from tpdet.errors import UsageError
 from tpdet.suggestions import did_you_mean, nearest
-from tpdet.vllm_arguments import parse_size
+from tpdet.vllm_arguments import DTYPES, parse_size
 
 
 def whole_number(text: str) -> int:
@@ -31,6 +31,11 @@ def number(text: str) -> float:
     return value
 
 
+def dtype(text: str) -> str:
+    """An argument's type: a dtype, whose short names (half, bf16, ...) stand for the long ones."""
+    return DTYPES.get(text, text)
+
+
 _WORDS = {whole_number: "N", int: "N", number: "NUMBER", float: "NUMBER", Path: "PATH"}
 
 
@@ -45,8 +50,8 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        shown = action.default not in (None, False, argparse.SUPPRESS)
-        if shown and action.option_strings and "default" not in text:
+        hidden = any(action.default is value for value in (None, False, True, argparse.SUPPRESS))
+        if not hidden and action.option_strings and "default" not in text:
             text += f" (default {action.default})".replace("%", "%%")
         return text.strip()
 

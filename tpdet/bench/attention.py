@@ -42,7 +42,7 @@ def attention_command(options: argparse.Namespace) -> int:
             for count, length in cases:
                 rows.append(_case(kind, name, partition, count, length, options.repeats))
                 torch.cuda.empty_cache()
-    finish("attention", this_gpu(), rows, options.output)
+    finish("attention", this_gpu(), rows, options.output, as_json=options.json)
     return 0
 
 

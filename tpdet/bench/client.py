@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from tpdet.errors import UsageError
+from tpdet.errors import NotPermittedError, UsageError
 
 _CHUNK = 1 << 16
 _DATA = b"data:"
@@ -78,7 +78,9 @@ class _Response:
 
 
 async def get_json(address: Address, path: str, headers: Mapping[str, str]) -> Any:
-    """The JSON at a path. Raises UsageError when the server does not answer with it."""
+    """The JSON at a path. Raises UsageError when the server does not answer with it, and
+    NotPermittedError when it wants another key.
+    """
     try:
         reader, writer = await _connect(address)
         try:
@@ -88,12 +90,32 @@ async def get_json(address: Address, path: str, headers: Mapping[str, str]) -> A
                 response.parser.feed_data(data)
         finally:
             writer.close()
-        status = response.parser.get_status_code()
-        if status != 200:
-            raise UsageError(f"{path} answers with status {status}: {bytes(response.body[:200])!r}")
-        return json.loads(bytes(response.body))
+        status, content = response.parser.get_status_code(), bytes(response.body)
     except (OSError, ValueError, httptools.HttpParserError) as error:
         raise UsageError(f"no server answers at {address.host}:{address.port}: {error}") from error
+    if status == 200:
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            raise UsageError(f"{path} answers with what is no JSON: {said(content)}") from error
+    if status in (401, 403):
+        if "Authorization" in headers:
+            raise NotPermittedError(f"the server does not take this API key ({status})")
+        raise NotPermittedError(
+            f"the server wants an API key ({status}): give a file with it by --api-key-file, or "
+            "set TPDET_API_KEY"
+        )
+    raise UsageError(f"{path} answers with status {status}: {said(content)}")
+
+
+def said(content: bytes) -> str:
+    """What the body of an error says, in at most 200 characters."""
+    try:
+        found = json.loads(content)
+        error = found.get("error", found) if isinstance(found, dict) else found
+        return str(error.get("message", error) if isinstance(error, dict) else error)[:200]
+    except ValueError:
+        return content[:200].decode("utf-8", "replace")
 
 
 async def stream(
@@ -110,7 +132,8 @@ async def stream(
         finally:
             writer.close()
     except (OSError, ValueError, httptools.HttpParserError) as error:
-        answer.error = answer.error or f"{type(error).__name__}: {error}"
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        answer.error = answer.error or f"{kind}{error}"
     answer.ended = time.perf_counter()
     return answer
 
@@ -126,7 +149,7 @@ async def _read_events(reader: asyncio.StreamReader, answer: Answer) -> None:
         status = response.parser.get_status_code()
         if status != 200:
             if response.done:
-                raise ValueError(f"status {status}: {bytes(response.body[:200])!r}")
+                raise ValueError(f"status {status}: {said(bytes(response.body))}")
             continue
         for line in response.lines():
             if line.startswith(_DATA):

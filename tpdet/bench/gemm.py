@@ -42,7 +42,7 @@ def gemm_command(options: argparse.Namespace) -> int:
             for count in mine:
                 found.append(_case(name, partition, (product, n, k), count, options))
             torch.cuda.empty_cache()
-    finish("gemm", this_gpu(), found, options.output)
+    finish("gemm", this_gpu(), found, options.output, as_json=options.json)
     return 0
 
 

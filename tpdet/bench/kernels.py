@@ -1,4 +1,4 @@
-"""`python -m tpdet.bench.kernels`: the CPU matrix product beside `torch.mm`, interleaved.
+"""`tpdet bench kernels`: the CPU matrix product beside `torch.mm`, interleaved.
 
 Rows of a results file: the ratio is our time over torch.mm's (1.0 is equal, less is faster).
 """
@@ -7,17 +7,16 @@ import argparse
 import os
 import shlex
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 
+from tpdet.bench.record import print_line
 from tpdet.kernels import ops
 from tpdet.kernels.cpu import threads
-from tpdet.verify.report import append_run
+from tpdet.verify.report import append_record, run_record
 from tpdet.verify.spec import Machine
 
 _ROUNDS = 15
@@ -60,23 +59,17 @@ def _interleaved(
     return statistics.median(times[0]), statistics.median(times[1])
 
 
-def main() -> int:
+def kernels_command(options: argparse.Namespace) -> int:
     """Print the rows; append them to `--output` if one is named."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--size", type=int, default=4096)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
     rows = gemm_rows(options.size, (1, 16, 256))
     for row in rows:
         print(
             f"M={row['batch']:4d}  ours {row['value']:8.2f} ms  torch.mm {row['peer_value']:8.2f} "
             f"ms  ratio {row['ratio']:.2f}"
         )
+    command = shlex.join(["tpdet", "bench", "kernels", "--size", str(options.size)])
+    record = run_record("kernels", Machine(), command, rows)
     if options.output is not None:
-        command = shlex.join(["python", "-m", "tpdet.bench.kernels", *sys.argv[1:]])
-        append_run(options.output, "kernels", Machine(), command, rows)
+        append_record(options.output, "kernels", record)
+    print_line(record, options.json)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,7 @@
 """What a benchmark leaves: a table for people, a run in a results file, one JSON line on stdout.
 
-The last line of stdout is the run as the results file holds it (DESIGN, results files).
+The last line of stdout is the run as the results file holds it, where stdout is no terminal or
+`--json` asks for it.
 """
 
 import shlex
@@ -48,6 +49,7 @@ def finish(
     rows: Sequence[BenchRow],
     output: Path | None,
     file: str | None = None,
+    as_json: bool = False,
 ) -> dict[str, Any]:
     """Print the rows, append the run to `output` (a file, or a directory for `file`), print JSON.
 
@@ -58,30 +60,43 @@ def finish(
     print_rows(rows)
     if output is not None:
         append_record(output, file or bench, record)
-    print_line(record)
+    print_line(record, as_json)
     return record
 
 
-def print_line(record: dict[str, Any]) -> None:
-    """One line of JSON on stdout."""
+def print_line(record: dict[str, Any], as_json: bool = False) -> None:
+    """One line of JSON on stdout; on a terminal only if it is asked for."""
+    if sys.stdout.isatty() and not as_json:
+        return
     sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
     sys.stdout.flush()
 
 
 def print_rows(rows: Sequence[BenchRow]) -> None:
-    """A table; the floor stands before the value."""
+    """A table without empty columns; the floor stands before the value."""
     names = ("case", "model", "dtype", "mode", "tp", "batch", "context")
     used = [name for name in names if any(getattr(row, name) is not None for row in rows)]
     table = Table()
     for column in used:
         table.add_column(column)
-    for column in ("floor", "value", "peer", "ratio"):
+    figures = [
+        name
+        for name in ("floor", "value", "peer", "ratio")
+        if any(getattr(row, name) is not None for row in rows)
+    ]
+    for column in figures:
         table.add_column(column, justify="right")
     for row in rows:
-        cells = [_text(getattr(row, name)) for name in used]
         peer = "" if row.peer is None else f"{row.peer} {row.peer_value:,.2f}"
-        cells += ["" if row.floor is None else f"{row.floor:,.2f}", f"{row.value:,.2f} {row.unit}"]
-        table.add_row(*cells, peer, "" if row.ratio is None else f"{row.ratio:.2f}")
+        shown = {
+            "floor": "" if row.floor is None else f"{row.floor:,.2f}",
+            "value": f"{row.value:,.2f} {row.unit}",
+            "peer": peer,
+            "ratio": "" if row.ratio is None else f"{row.ratio:.2f}",
+        }
+        table.add_row(
+            *(_text(getattr(row, name)) for name in used), *(shown[name] for name in figures)
+        )
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)

@@ -42,7 +42,7 @@ def latency_command(options: argparse.Namespace) -> int:
     if rates is not None:
         _print_floors(cases, tps, config, rates)
     rows, largest = _run(tps, "tpdet.bench.rank", _engine_spec(options, latency=cases))
-    finish("latency", largest.machine, rows, options.output)
+    finish("latency", largest.machine, rows, options.output, as_json=options.json)
     return 0
 
 
@@ -63,7 +63,9 @@ def throughput_command(options: argparse.Namespace) -> int:
         for tp in tps:
             print(f"floor, TP {tp}: {work.over(tp).seconds(rates):.3f} s", flush=True)
     rows, largest = _run(tps, "tpdet.bench.rank", _engine_spec(options, mixed=case))
-    finish("throughput", largest.machine, rows, options.output, file="latency")
+    finish(
+        "throughput", largest.machine, rows, options.output, as_json=options.json, file="latency"
+    )
     return 0
 
 
@@ -88,7 +90,7 @@ def allreduce_command(options: argparse.Namespace) -> int:
             figures = " / ".join(f"{floor:.1f}" for floor in floors)
             print(f"floor, TP {tp}, {options.kilobytes} KB: {figures} us", flush=True)
     rows, largest = _run(tps, "tpdet.bench.exchange_rank", spec)
-    finish("allreduce", largest.machine, rows, options.output)
+    finish("allreduce", largest.machine, rows, options.output, as_json=options.json)
     return 0
 
 

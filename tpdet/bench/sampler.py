@@ -40,7 +40,7 @@ def sampler_command(options: argparse.Namespace) -> int:
             for count in parse_sizes(options.batch):
                 rows.append(_case(mode, ranks, count, options.vocabulary, options.repeats))
                 torch.cuda.empty_cache()
-    finish("sampler", this_gpu(), rows, options.output)
+    finish("sampler", this_gpu(), rows, options.output, as_json=options.json)
     return 0
 
 

@@ -21,8 +21,9 @@ import msgspec
 
 from tpdet.bench.client import Address, Answer, get_json, stream
 from tpdet.bench.load import lengths, prompt
-from tpdet.bench.record import BenchRow, print_line, print_rows
+from tpdet.bench.record import BenchRow, print_line
 from tpdet.bench.run import parse_range
+from tpdet.client.connection import client_key
 from tpdet.errors import TpdetError, UsageError
 from tpdet.verify.machine import machine
 from tpdet.verify.report import append_record, run_record
@@ -54,14 +55,15 @@ def _report(options: argparse.Namespace, model: str, found: dict[str, Any]) -> i
         case="serve", model=Path(model).name, mode=mode, tp=options.tp, batch=options.requests,
         value=found["output_throughput"], unit="tokens/s", metrics=found,
     )  # fmt: skip
-    print_rows([row])
+    print_figures(found)
     command = shlex.join(["tpdet", *sys.argv[1:]])
     record = run_record(
         "serve", machine("auto", options.tp or 1), command, [msgspec.to_builtins(row)]
     )
     if options.output is not None:
         append_record(options.output, "serve", record)
-    print_line(found | {"environment": {k: v for k, v in record.items() if k != "rows"}})
+    environment = {key: value for key, value in record.items() if key != "rows"}
+    print_line(found | {"environment": environment}, options.json)
     return 1 if found["failed"] else 0
 
 
@@ -144,13 +146,43 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
+def print_figures(found: dict[str, Any]) -> None:
+    """The figures as `vllm bench serve` words them, a line each."""
+    width = 50
+    lines = [
+        " Serving Benchmark Result ".center(width, "="),
+        *(_labelled(label, found[key]) for label, key in _TOTALS),
+    ]
+    for title, name in _TIMES:
+        lines.append(f" {title} ".center(width, "-"))
+        for kind, label in (("mean", "Mean"), ("median", "Median"), ("p99", "P99")):
+            lines.append(_labelled(f"{label} {name.upper()} (ms)", found[f"{kind}_{name}_ms"]))
+    lines += [_labelled("Failed requests", found["failed"])] if found["failed"] else []
+    lines += [f"  {error}" for error in found["errors"][:5]]
+    print("\n".join([*lines, "=" * width]), flush=True)
+
+
+_TOTALS = (
+    ("Successful requests", "completed"),
+    ("Benchmark duration (s)", "duration"),
+    ("Total input tokens", "total_input_tokens"),
+    ("Total generated tokens", "total_output_tokens"),
+    ("Request throughput (req/s)", "request_throughput"),
+    ("Output token throughput (tok/s)", "output_throughput"),
+    ("Total token throughput (tok/s)", "total_token_throughput"),
+)
+_TIMES = (
+    ("Time to First Token", "ttft"),
+    ("Time per Output Token (excl. 1st token)", "tpot"),
+    ("Inter-token Latency", "itl"),
+)
+
+
+def _labelled(label: str, value: float) -> str:
+    shown = f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{label}:".ljust(40) + shown
+
+
 def _headers(key_file: Path | None) -> dict[str, str]:
-    if key_file is None:
-        return {}
-    try:
-        lines = key_file.read_text(encoding="utf-8").split()
-    except OSError as error:
-        raise UsageError(f"--api-key-file: {error}") from error
-    if not lines:
-        raise UsageError(f"--api-key-file {key_file} holds no key")
-    return {"Authorization": f"Bearer {lines[0]}"}
+    key = client_key(key_file)
+    return {} if key is None else {"Authorization": f"Bearer {key}"}

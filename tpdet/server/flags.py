@@ -94,26 +94,28 @@ def _add(group: Any, name: str, fields: dict[str, FieldInfo]) -> None:
     elif name == "print_limits":
         group.add_argument("--print-limits", action="store_true", help="print every limit as JSON")
     elif name in fields:
-        _add_field(group, name, fields[name])
+        add_field(group, name, fields[name], argparse.SUPPRESS)
 
 
-def _add_field(group: Any, name: str, field: FieldInfo) -> None:
+def add_field(group: Any, name: str, field: FieldInfo, default: Any = None) -> None:
+    """Add the flag of one setting. `default` is what argparse makes of its absence."""
     flag = "--" + name.replace("_", "-")
     flags = ["--tensor-parallel-size", "-tp", "--tp"] if name == "tp" else [flag]
     kind = plain_type(field.annotation)
     text = field.description or ""
     if field.default is not None and not field.is_required() and "default" not in text:
-        default = {True: "on", False: "off"}.get(field.default, field.default)
-        shown = default if kind is bool else field.default
+        usual = field.default
+        shown = ("on" if usual else "off") if kind is bool else usual
         text += f" (default {shown:g})" if kind is float else f" (default {shown})"
     text = text.replace("%", "%%")
     if kind is bool:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+        action = argparse.BooleanOptionalAction
+        group.add_argument(flag, action=action, default=default, help=text)
         return
     word = _WORDS.get(name, _KINDS.get(kind, "TEXT"))
     if get_origin(kind) is Literal:
         word = "{" + ",".join(get_args(kind)) + "}"
-    group.add_argument(*flags, dest=name, metavar=word, help=text)
+    group.add_argument(*flags, dest=name, metavar=word, default=default, help=text)
 
 
 def _add_habits(parser: argparse.ArgumentParser, fields: dict[str, FieldInfo]) -> None:

@@ -16,8 +16,8 @@ def add_verify(commands: argparse._SubParsersAction) -> None:
     command.add_argument("model", nargs="*", help="checkpoints; a tiny one of each family if none")
     command.add_argument("--relations", default="all", help=relations_help())
     command.add_argument("--tp", default="1,2,4,8", help="tensor-parallel sizes")
-    command.add_argument("--dtype", default="float32,bfloat16")
-    command.add_argument("--fold-order", default="sequential,pairs,tree")
+    command.add_argument("--dtype", default="float32,bfloat16", help="dtypes, a list")
+    command.add_argument("--fold-order", default="sequential,pairs,tree", help="a list")
     command.add_argument("--leaves", type=int, help="of the fold, at most; 8 by default")
     command.add_argument("--launcher", default="self", help=launchers_help())
     command.add_argument(
@@ -36,9 +36,13 @@ def add_verify(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--budget", default="16,100", help="tokens in a step (chunked prefill)")
     command.add_argument("--prompt-lengths", default="5,300,37", help="of the probes, in tokens")
     command.add_argument("--tokens", type=int, default=12, help="tokens each probe generates")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
-    command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    command.add_argument("--seed", type=int, default=0, help="of the probes")
+    command.add_argument(
+        "--load-format", default="auto", choices=["auto", "dummy"], help="dummy: drawn weights"
+    )
+    command.add_argument(
+        "--device", default="auto", choices=["auto", "cpu", "cuda"], help="where the model runs"
+    )
     command.add_argument(
         "--worlds-per-gpu",
         type=int,

@@ -1,0 +1,1 @@
+"""Clients in the terminal: `tpdet chat`, `tpdet complete` and `tpdet run-batch`."""

@@ -1,0 +1,136 @@
+"""`tpdet run-batch`: a file of requests in OpenAI's batch format, answered by a running server.
+
+A line of the input is {"custom_id", "method": "POST", "url": "/v1/chat/completions" or
+"/v1/completions", "body"}, a line of the output {"id", "custom_id", "response": {"status_code",
+"request_id", "body"}, "error"}, in the order of the input.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import IO, Any
+
+from tpdet.client.commands import connect
+from tpdet.client.connection import BusyError, Connection
+from tpdet.errors import NotFoundError, NotPermittedError, RequestError, TpdetError, UsageError
+
+ROUTES = ("/v1/chat/completions", "/v1/completions")
+_KEYS = {"custom_id", "method", "url", "body"}
+_TRIES = 10
+
+
+def batch_command(options: argparse.Namespace) -> int:
+    """Answer the file; 1 when some request failed. Raises UsageError for a line that is none."""
+    if options.concurrency < 1:
+        raise UsageError(f"--concurrency {options.concurrency}: use 1 or more")
+    connection = connect(options)
+    model = options.model or connection.model()
+    begin, done, failed = time.monotonic(), 0, 0
+    with ExitStack() as stack:
+        lines = _open(stack, options.input_file, "r", sys.stdin)
+        requests = [_request(line, number, options.input_file) for number, line in _numbered(lines)]
+        output = _open(stack, options.output_file, "w", sys.stdout)
+        pool = stack.enter_context(ThreadPoolExecutor(options.concurrency))
+        for answer in _in_order(pool, options.concurrency, connection, model, requests):
+            output.write(json.dumps(answer, ensure_ascii=False) + "\n")
+            output.flush()
+            done += 1
+            failed += answer["error"] is not None
+            if sys.stderr.isatty():
+                print(f"\r{done} of {len(requests)}", end="", file=sys.stderr, flush=True)
+    seconds = time.monotonic() - begin
+    start = "\n" if sys.stderr.isatty() else ""
+    print(f"{start}{done} requests, {failed} failed, {seconds:.1f} s", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _in_order(
+    pool: ThreadPoolExecutor,
+    width: int,
+    connection: Connection,
+    model: str,
+    requests: list[dict[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """The answers, in the order of the requests, with a few ahead under way."""
+    running: deque[Future[dict[str, Any]]] = deque()
+    for index, request in enumerate(requests):
+        if len(running) >= 2 * width:
+            yield running.popleft().result()
+        running.append(pool.submit(_answer, connection, model, index, request))
+    while running:
+        yield running.popleft().result()
+
+
+def _answer(
+    connection: Connection, model: str, index: int, request: dict[str, Any]
+) -> dict[str, Any]:
+    """One line of the output. Raises NotFoundError and NotPermittedError: no other would do."""
+    found: dict[str, Any] = {"id": f"batch_req_{index}", "custom_id": request["custom_id"]}
+    try:
+        body = _ask(connection, request["url"], {"model": model, **request["body"]})
+    except (NotFoundError, NotPermittedError):
+        raise
+    except TpdetError as error:
+        status = 400 if isinstance(error, RequestError) else 500
+        said: dict[str, Any] = {"status_code": status, "request_id": None, "body": None}
+        return found | {"response": said, "error": {"code": error.code, "message": str(error)}}
+    said = {"status_code": 200, "request_id": body.get("id"), "body": body}
+    return found | {"response": said, "error": None}
+
+
+def _ask(connection: Connection, route: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The answer's JSON; a busy server is asked again when it says."""
+    tries = 1
+    while True:
+        try:
+            answer: dict[str, Any] = connection.post(route, body)
+            return answer
+        except BusyError as error:
+            if tries == _TRIES:
+                raise
+            tries += 1
+            time.sleep(error.seconds)
+
+
+def _request(line: str, number: int, name: str) -> dict[str, Any]:
+    """A line of the input, checked. Raises UsageError naming file and line."""
+    where = f"{name}, line {number}"
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{where} is no JSON: {error}") from None
+    if (
+        not isinstance(found, dict)
+        or not found.keys() <= _KEYS
+        or not _KEYS - {"method"} <= (found.keys())
+    ):
+        raise UsageError(f"{where} does not have the keys custom_id, method, url and body")
+    if found.get("method", "POST") != "POST" or found["url"] not in ROUTES:
+        raise UsageError(f"{where}: use method POST and url {' or '.join(ROUTES)}")
+    if not isinstance(found["custom_id"], str) or not isinstance(found["body"], dict):
+        raise UsageError(f"{where}: custom_id is text and body an object")
+    if found["body"].get("stream"):
+        raise UsageError(f"{where}: a batch has no streams: leave stream out")
+    return found
+
+
+def _numbered(lines: IO[str]) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield number, line
+
+
+def _open(stack: ExitStack, path: str, mode: str, standard: IO[str]) -> IO[str]:
+    if path == "-":
+        return standard
+    try:
+        return stack.enter_context(open(path, mode, encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{path} does not exist") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be used: {error.strerror}") from error

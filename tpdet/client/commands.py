@@ -1,0 +1,80 @@
+"""What `tpdet chat` and `tpdet complete` do with a running server."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tpdet.client.connection import Connection, client_key
+from tpdet.client.terminal import Message, converse, piped, prompt_lines, show, tell
+from tpdet.errors import TpdetError, UsageError
+
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed")
+
+
+def chat_command(options: argparse.Namespace) -> int:
+    """One message, or a conversation at the keyboard. Raises as `Connection` does."""
+    prompt = _prompt(options)
+    connection = connect(options)
+    model = options.model or connection.model()
+    fields = _sampling(options)
+
+    def ask(messages: list[Message]) -> Iterator[dict[str, Any]]:
+        return connection.stream(
+            "/v1/chat/completions", {"model": model, "messages": messages, **fields}
+        )
+
+    if prompt is None:
+        tell(f"{model} at {connection.url}; /help for help, Ctrl-D leaves")
+        return converse(ask, options.system)
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    return 130 if show(ask([*system, {"role": "user", "content": prompt}])).stopped else 0
+
+
+def complete_command(options: argparse.Namespace) -> int:
+    """The continuation of one prompt, or of each that is typed. Raises as `Connection` does."""
+    prompt = _prompt(options)
+    connection = connect(options)
+    model = options.model or connection.model()
+    fields = _sampling(options)
+
+    def ask(text: str) -> Iterator[dict[str, Any]]:
+        return connection.stream("/v1/completions", {"model": model, "prompt": text, **fields})
+
+    if prompt is not None:
+        return 130 if show(ask(prompt)).stopped else 0
+    tell(f"{model} at {connection.url}; each line is continued, Ctrl-D leaves")
+    for text in prompt_lines():
+        try:
+            show(ask(text))
+        except TpdetError as error:
+            tell(f"tpdet: {error}")
+    return 0
+
+
+def connect(options: argparse.Namespace) -> Connection:
+    """The server that the flags name."""
+    return Connection(options.url, client_key(options.api_key_file), options.timeout)
+
+
+def _prompt(options: argparse.Namespace) -> str | None:
+    """What was given on the command line or piped; None for a conversation at the keyboard."""
+    if options.prompt is not None and options.quick is not None:
+        raise UsageError("two prompts are given, one with --quick: give one")
+    prompt: str | None = options.prompt if options.prompt is not None else options.quick
+    if prompt is None:
+        prompt = piped()
+        if prompt is None and not sys.stdin.isatty():
+            raise UsageError("standard input is empty: give a prompt as an argument")
+    elif Path(prompt).is_dir() and (Path(prompt) / "config.json").is_file():
+        raise UsageError(
+            f"{prompt} is a model: start a server with tpdet serve {prompt}, then talk to it"
+        )
+    return prompt
+
+
+def _sampling(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields that were given; the others are the server's own defaults."""
+    given = {name: getattr(options, name) for name in _SAMPLING}
+    return {name: value for name, value in given.items() if value is not None}

@@ -1,0 +1,201 @@
+"""A running OpenAI-compatible server as these clients see it: JSON there and back, or a stream."""
+
+import http.client
+import json
+import os
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tpdet.errors import (
+    NotFoundError,
+    NotPermittedError,
+    PeerLostError,
+    RequestError,
+    ResourceError,
+    TpdetError,
+    UsageError,
+)
+from tpdet.launch.private_file import read_private_file
+from tpdet.server.setting_sources import read_key
+
+_MAX_KEY_FILE_BYTES = 1 << 20
+_BUSY = (429, 503)
+
+
+class BusyError(ResourceError):
+    """The server takes no request now; `seconds` is when to ask again."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class Connection:
+    """One server. Every request has a connection of its own; `timeout` seconds for each read.
+
+    Every method raises NotFoundError if no server answers, NotPermittedError if it wants another
+    key, BusyError if it takes none now, RequestError for what it refuses, PeerLostError if it is
+    lost in the middle, and TpdetError for any other failure of its own.
+    """
+
+    def __init__(self, url: str, key: str | None = None, timeout: float = 600.0) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            self._host, self._port = parts.hostname, parts.port
+        except ValueError as error:
+            raise UsageError(f"--url {url!r}: {error}") from error
+        if parts.scheme not in ("http", "https") or not self._host:
+            raise UsageError(f"--url {url!r}: use http://HOST:PORT")
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._secure = parts.scheme == "https"
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        self._key = key
+        self._timeout = timeout
+
+    def get(self, path: str) -> Any:
+        """The JSON at a path."""
+        with self._answer("GET", path, None) as answer:
+            return _json(_read(answer))
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON that answers a body."""
+        with self._answer("POST", path, body) as answer:
+            return _json(_read(answer))
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events that answer a body, until the last; closing the iterator stops the answer."""
+        with self._answer("POST", path, {**body, "stream": True}) as answer:
+            while line := _line(answer):
+                if not line.startswith(b"data:"):
+                    continue
+                data = line.removeprefix(b"data:").strip()
+                if data == b"[DONE]":
+                    return
+                event = _json(data)
+                if "error" in event:
+                    raise PeerLostError(f"the server ended the answer: {_message(event)}")
+                yield event
+        raise PeerLostError("the server was lost in the middle of the answer")
+
+    def model(self) -> str:
+        """The name of the first model that the server has."""
+        models = self.get("/v1/models").get("data") or []
+        if not models:
+            raise NotFoundError(f"the server at {self.url} has no model")
+        return str(models[0]["id"])
+
+    @contextmanager
+    def _answer(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The response to a request, with its status checked."""
+        headers = {"Accept": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        data = None
+        if body is not None:
+            data = json.dumps(body).encode()
+            headers["Content-Type"] = "application/json"
+        with closing(self._connect()) as connection:
+            try:
+                connection.request(method, self._prefix + path, data, headers)
+                answer = connection.getresponse()
+            except (BrokenPipeError, ConnectionResetError, http.client.HTTPException) as error:
+                raise PeerLostError(f"{self.url} does not answer in HTTP: {error!r}") from error
+            except OSError as error:
+                raise self._unreachable(error) from error
+            with answer:
+                if answer.status != 200:
+                    self._refuse(answer)
+                yield answer
+
+    def _connect(self) -> http.client.HTTPConnection:
+        host, port = str(self._host), self._port
+        if self._secure:
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(host, port, timeout=self._timeout, context=context)
+        return http.client.HTTPConnection(host, port, timeout=self._timeout)
+
+    def _unreachable(self, error: OSError) -> NotFoundError:
+        why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or error
+        if isinstance(error, socket.gaierror):
+            why = "there is no such host"
+        return NotFoundError(
+            f"no server answers at {self.url} ({why}): start one with tpdet serve MODEL, or name "
+            "another with --url"
+        )
+
+    def _refuse(self, answer: http.client.HTTPResponse) -> None:
+        """Raise the error that the status stands for."""
+        status, text = answer.status, _read(answer)
+        try:
+            message = _message(json.loads(text))
+        except ValueError:
+            message = text[:200].decode("utf-8", "replace") or answer.reason
+        if status in (401, 403):
+            raise NotPermittedError(
+                f"the server at {self.url} wants an API key ({status}): give a file with it by "
+                "--api-key-file, or set TPDET_API_KEY"
+                if self._key is None
+                else f"the server at {self.url} does not take this API key ({status})"
+            )
+        if status in _BUSY:
+            wait = answer.getheader("Retry-After") or ""
+            raise BusyError(
+                f"the server takes no request now ({status}): {message}",
+                float(wait) if wait.isdigit() else 1.0,
+            )
+        if 400 <= status < 500:
+            raise RequestError(f"the server refuses the request ({status}): {message}")
+        raise TpdetError(f"the server failed ({status}): {message}")
+
+
+def client_key(key_file: Path | None, environ: Mapping[str, str] | None = None) -> str | None:
+    """The API key to send: the first of the file, else TPDET_API_KEY or VLLM_API_KEY; or None.
+
+    Raises what `read_private_file` raises, and UsageError for a file without a key.
+    """
+    if key_file is None:
+        found = read_key(os.environ if environ is None else environ)
+        return None if found is None else found[0]
+    data = read_private_file(str(key_file), "--api-key-file", "one key a line", _MAX_KEY_FILE_BYTES)
+    for line in data.decode("ascii", "replace").split("\n"):
+        if line.strip() and not line.startswith("#"):
+            if line.strip().startswith("sha256:"):
+                raise UsageError(
+                    f"--api-key-file {key_file} begins with a key's digest: a client needs the key"
+                )
+            return line.strip()
+    raise UsageError(f"--api-key-file {key_file} holds no key: one key a line")
+
+
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    try:
+        return answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise PeerLostError("the server was lost in the middle of the answer") from error
+
+
+def _line(answer: http.client.HTTPResponse) -> bytes:
+    try:
+        return answer.readline()
+    except (OSError, http.client.HTTPException) as error:
+        raise PeerLostError("the server was lost in the middle of the answer") from error
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise TpdetError(f"the server's answer is no JSON: {data[:100]!r}") from error
+
+
+def _message(content: Any) -> str:
+    """What an error of the API says."""
+    error = content.get("error", content) if isinstance(content, dict) else content
+    return str(error.get("message", error) if isinstance(error, dict) else error)

@@ -1,0 +1,45 @@
+"""The flags of `tpdet tune`. Nothing heavy is imported before it runs."""
+
+import argparse
+from pathlib import Path
+
+from tpdet.command_line import whole_number
+from tpdet.model_shapes import SHAPES
+
+
+def add_tune(commands: argparse._SubParsersAction) -> None:
+    """Add `tune` to the commands of `tpdet`."""
+    command = commands.add_parser(
+        "tune",
+        description="Measure the GEMM variants of this GPU and write its shape table.",
+    )
+    command.add_argument(
+        "--model-shape",
+        default="qwen3-8b,llama-3-70b",
+        metavar="NAMES",
+        help=f"a list of {', '.join(sorted(SHAPES))}",
+    )
+    command.add_argument(
+        "--tp", default="1,2,4", metavar="SIZES", help="tensor-parallel sizes, a list of 1, 2, 4, 8"
+    )
+    command.add_argument(
+        "--row-layers",
+        default="fold",
+        help="fold, gather (only what it takes in addition), or both: fold,gather",
+    )
+    command.add_argument(
+        "--max-rows", type=whole_number, default=8192, help="rows in a step, at most"
+    )
+    command.add_argument(
+        "--repeats", type=whole_number, default=10, help="replays of each finalist"
+    )
+    command.add_argument(
+        "--output", type=Path, metavar="FILE", help="table to write (default: the package's own)"
+    )
+    command.set_defaults(run=_tune)
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from tpdet.tune.run import tune_command
+
+    return tune_command(options)
