@@ -199,7 +199,9 @@ def _make_model(options: argparse.Namespace) -> int:
 
 def _add_env(commands: argparse._SubParsersAction) -> None:
     command = commands.add_parser("env", description="Print what may change bits here, as JSON.")
-    command.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    command.add_argument(
+        "--device", default="auto", choices=["auto", "cpu", "cuda"], help="whose facts"
+    )
     command.set_defaults(run=_env)
 
 
