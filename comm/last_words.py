@@ -39,7 +39,15 @@ def telling_peers(world: World, during: Callable[[], str]) -> Iterator[None]:
         raise
 
 
-def _word_of(error: Exception) -> LastWord:
+def give_up(world: World, error: BaseException) -> None:
+    """Tell the others that this rank ends by `error`, outside of `telling_peers`; end the world.
+
+    They find it where they wait for this rank, at once on the CPU.
+    """
+    world.part_with(_word_of(error))
+
+
+def _word_of(error: BaseException) -> LastWord:
     kind = error if isinstance(error, TpdetError) else TpdetError()
     # What clients may not read, the logs of the other nodes may: they are the same operator's.
     return LastWord(True, kind.exit_code, kind.code, kind.public, str(error) or repr(error))

@@ -1,4 +1,4 @@
-"""Sampling parameters as users write them: what is accepted, what is refused and with which help."""
+"""Sampling parameters as users write them: what is taken, what is refused."""
 
 import inspect
 
@@ -85,7 +85,7 @@ def test_the_rest_is_refused_by_name(given, message):
 
 
 def test_values_have_names():
-    with pytest.raises(RequestError, match="keywords only, not 0.8"):
+    with pytest.raises(RequestError, match=r"keywords only, not 0\.8"):
         SamplingParams(0.8)
 
 

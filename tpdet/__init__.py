@@ -1,26 +1,26 @@
 """tpdet: tensor-parallel, bitwise-deterministic inference for large language models.
 
-Nothing heavy is imported here: `LLM` and `SamplingParams` load on first use, so the scheduler,
-the page tables and the command line start without torch.
+Nothing heavy is imported here: what users need loads on first use, so the scheduler, the page
+tables and the command line start without torch.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tpdet.llm import LLM
-    from tpdet.request import SamplingParams
+    from tpdet.llm import LLM, AsyncLLM, CompletionOutput, Logprob, RequestOutput
+    from tpdet.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM", "AsyncLLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams",
+    "__version__",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LLM":
-        from tpdet.llm import LLM
-
-        return LLM
     if name == "SamplingParams":
-        from tpdet.request import SamplingParams
-
-        return SamplingParams
+        return import_module("tpdet.sampling_params").SamplingParams
+    if name in __all__:
+        return getattr(import_module("tpdet.llm"), name)
     raise AttributeError(f"module 'tpdet' has no attribute {name!r}")

@@ -44,19 +44,22 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceAnswer:
-    """A finished choice; `token_ids` and `logprobs` have one length and include the stop token."""
+    """A choice; `token_ids` and `logprobs` have one length and include the stop token.
+
+    `finish_reason` is None for one that still runs.
+    """
 
     index: int
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[SampledToken, ...]
-    finish_reason: str
+    finish_reason: str | None
     stop_reason: str | int | None
 
 
 @dataclass(frozen=True, slots=True)
 class RequestAnswer:
-    """A finished request: its choices by index, and the prompt's scores if they were asked for.
+    """An answer: its choices by index, and the prompt's scores if they were asked for.
 
     `approximate`: a step that it took was not computed by the contract.
     """
@@ -128,6 +131,10 @@ class ChoiceAssembler:
         """The finished choice. Raises ValueError while it runs."""
         if self._finish_reason is None:
             raise ValueError(f"choice {index} has not ended: push its remaining tokens first")
+        return self.so_far(index)
+
+    def so_far(self, index: int) -> ChoiceAnswer:
+        """What the choice has come to."""
         return ChoiceAnswer(
             index=index,
             text="".join(self._pieces),
@@ -155,7 +162,8 @@ class RequestAssembler:
         self.approximate = False
         self._prompt: PromptOutput | None = None
         self._choices = [
-            ChoiceAssembler(tokenizer, request.params) for _ in range(request.params.n)
+            ChoiceAssembler(tokenizer if request.params.detokenize else None, request.params)
+            for _ in range(request.params.n)
         ]
         self._running = request.params.n  # choices that the engine has not ended
 
@@ -200,6 +208,11 @@ class RequestAssembler:
         if self.failure is not None:
             raise ValueError(f"request failed, there is no answer: {self.failure.message}")
         choices = tuple(choice.answer(index) for index, choice in enumerate(self._choices))
+        return RequestAnswer(self.request, self._prompt, choices, self.approximate)
+
+    def so_far(self) -> RequestAnswer:
+        """What has come of the answer."""
+        choices = tuple(choice.so_far(index) for index, choice in enumerate(self._choices))
         return RequestAnswer(self.request, self._prompt, choices, self.approximate)
 
 

@@ -5,6 +5,7 @@ transformers 5, `add_bos_token` of `tokenizer_config.json` is not read beside it
 padding and the clean-up of spaces are never applied.
 """
 
+import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tpdet.json_file import parse_json_object, read_json_object, read_text_file
 from tpdet.text_bound import bytes_per_token
 from tpdet.token_bytes import DecoderRules, join_tokens, read_rules
 from tpdet.token_guard import Guard, checked, ids_of
+from tpdet.tokenizer_config import more_special, named_text, text_of_token
 from tpdet.tokenizer_file import check_description
 
 _MAX_TOKENIZER_BYTES = 512 << 20
@@ -52,7 +54,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._named = {name: text for name in _NAMED if (text := _named_text(config, name))}
+        self._named = {name: text for name in _NAMED if (text := named_text(config, name))}
         self._declare_special(config)
         decoder = backend.decoder
         self.decoder_rules: DecoderRules = read_rules(decoder and decoder.__getstate__())
@@ -131,6 +133,12 @@ class Tokenizer:
         self._refuse_too_long((checked(s.text) for s in segments if not s.special), most)
         return self._encode_segments(segments, add_special_tokens)
 
+    def with_chat_template(self, source: str) -> "Tokenizer":
+        """The same with another template. Raises CheckpointError as `ChatTemplate`."""
+        other = copy.copy(self)
+        other.chat_template = ChatTemplate(source, self._named, list(self._special.values()))
+        return other
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids; ids without a token (a padded vocabulary) have none."""
         tokens = (self.token(id_, skip_special_tokens) for id_ in ids)
@@ -175,14 +183,14 @@ class Tokenizer:
                 )
         listed = config.get("added_tokens_decoder")
         for key, token in listed.items() if isinstance(listed, dict) else ():
-            text = _text(token)
+            text = text_of_token(token)
             found = None if text is None else self._backend.token_to_id(text)
             if found is not None and str(found) != key:
                 raise CheckpointError(
                     f"tokenizer_config.json: token {text!r} has id {key}, in tokenizer.json "
                     f"{found}: use files of one checkpoint"
                 )
-        texts = dict.fromkeys([*self._named.values(), *_more_special(config)])
+        texts = dict.fromkeys([*self._named.values(), *more_special(config)])
         known = [text for text in texts if self._backend.token_to_id(text) is not None]
         # In one call: each one goes through all added tokens.
         self._backend.add_special_tokens(
@@ -240,41 +248,6 @@ def _sound(make: Callable[[], _Made], file: str = "tokenizer.json") -> _Made:
             f"{file} cannot be read ({str(error)[:200]}): download it again, or install a newer "
             "tokenizers package"
         ) from error
-
-
-def _named_text(config: Mapping[str, Any], name: str) -> str | None:
-    """The text of `bos_token` or the like; None where there is none."""
-    value = config.get(name)
-    text = value.get("content") if isinstance(value, dict) else value
-    if value is not None and not isinstance(text, str):
-        raise CheckpointError(
-            f"tokenizer_config.json: {name} is {str(value)[:40]!r}: it must be text"
-        )
-    return _text(value)
-
-
-def _text(token: object) -> str | None:
-    """A token's text, from either way of writing it."""
-    value = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(value, str) or not value:
-        return None
-    try:
-        return checked(value)
-    except RequestError as error:
-        raise CheckpointError(f"tokenizer_config.json: token {value!r}: {error}") from None
-
-
-def _more_special(config: Mapping[str, Any]) -> list[str]:
-    """The special tokens without a name, in the order listed."""
-    found = []
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        value = config.get(key) or []
-        if not isinstance(value, dict | list):
-            raise CheckpointError(
-                f"tokenizer_config.json: {key} is a {type(value).__name__}: it must be a list"
-            )
-        found += list(value.values()) if isinstance(value, dict) else value
-    return [text for token in found if (text := _text(token))]
 
 
 def _optional_object(path: Path) -> dict[str, Any]:

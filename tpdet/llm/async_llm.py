@@ -1,0 +1,143 @@
+"""`AsyncLLM(...).generate(...)`: each answer as it comes, many at a time, in an event loop."""
+
+import asyncio
+import itertools
+import threading
+import weakref
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from tpdet.errors import RequestError, UsageError
+from tpdet.grammar import trial
+from tpdet.llm.engine_thread import EngineThread
+from tpdet.llm.model import OfflineModel, open_engine
+from tpdet.llm.prompts import Prompt, read_params
+from tpdet.llm.results import RequestOutput
+from tpdet.llm.stream import Stream
+from tpdet.request import SamplingParams
+
+if TYPE_CHECKING:
+    from tpdet.engine import Engine
+
+
+class AsyncLLM(OfflineModel):
+    """A model that answers many requests at a time; its settings are those of `LLM`.
+
+    The engine runs in a thread of its own. Requests may be made from any event loop. A request's
+    bits are those of `LLM.generate`, whatever else runs. With several ranks rank 0 makes requests,
+    the others await `follow()` until it closes:
+
+        async with AsyncLLM(model) as llm:
+            if llm.rank > 0:
+                await llm.follow()
+            else:
+                ...
+    """
+
+    def _start(self) -> "Engine":
+        config = self.config
+        self._thread = EngineThread(lambda: open_engine(config))
+        self._streams: dict[str, Stream] = {}
+        self._names = threading.Lock()  # of self._streams
+        self._numbers = itertools.count()
+        # At the process's end too, which must not come in the middle of a step.
+        self._finalizer = weakref.finalize(self, self._thread.stop_at_exit)
+        return self._thread.engine
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The answer so far, each time there is more of it; `finished` is True on the last.
+
+        prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.
+        sampling_params: None for vLLM's defaults: temperature 1, at most 16 tokens.
+        request_id: a name for `abort`, of one running request at a time; made up if None.
+
+        Past `max_queue` waiting requests it waits for its turn. A consumer that stops reading, or
+        is cancelled, drops the request and frees its pages. Raises RequestError for what cannot be
+        asked, NumericalError when the model gave NaN, UsageError when closed or not on rank 0, and
+        PeerLostError when the engine has ended.
+        """
+        stream = await self._open(prompt, sampling_params, request_id)
+        try:
+            while not stream.ended:
+                yield await stream.next()
+        finally:
+            stream.leave()
+            with self._names:
+                self._streams.pop(stream.name, None)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: its reader's last output has the finish reason "abort".
+
+        A request that has ended, or never was, is ignored.
+        """
+        with self._names:
+            stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.request_abort()
+
+    async def follow(self) -> None:
+        """On ranks above 0: return when rank 0 has closed. Raises what ended this rank's engine."""
+        if self.rank == 0:
+            raise UsageError("rank 0 makes the requests: only ranks above 0 follow")
+        await asyncio.to_thread(self._thread.join)
+        if self._thread.error is not None:
+            raise self._thread.error
+
+    @property
+    def closed(self) -> bool:
+        """Whether it answers no more."""
+        return not self._thread.alive
+
+    async def close(self) -> None:
+        """End open requests with an error and leave the world, all ranks together.
+
+        Again is harmless. A rank above 0 waits for rank 0 to close.
+        """
+        if self.rank == 0:
+            self._thread.stop()
+        await asyncio.to_thread(self._thread.join)
+        self._finalizer.detach()
+
+    async def __aenter__(self) -> "AsyncLLM":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _open(
+        self, given: Prompt, sampling_params: SamplingParams | None, request_id: str | None
+    ) -> Stream:
+        if self.rank > 0:
+            raise UsageError(f"rank {self.rank} follows rank 0: call `await llm.follow()` here")
+        if self.closed:
+            raise self._thread.refusal()
+        params = read_params(sampling_params, 1)[0]
+        number = next(self._numbers)
+        name = f"async-{number}" if request_id is None else request_id
+        if not isinstance(name, str):
+            raise RequestError(f"request_id must be text, not {name!r}", "request_id")
+        prompt = self._reader.prompt(given)
+        # The engine's name is another: an id may come again before the engine let go of it.
+        request = self._reader.request(prompt, params, f"async-{number}")
+        if params.json_schema is not None:
+            await asyncio.to_thread(trial.check, params.json_schema)
+        stream = Stream(name, prompt.text, request, self.tokenizer, self._writer, self._thread.drop)
+        with self._names:
+            if name in self._streams:
+                raise RequestError(
+                    f"request id {name!r} is in use: give each request its own", "request_id"
+                )
+            self._streams[name] = stream
+        self._thread.submit(stream)
+        return stream

@@ -1,0 +1,95 @@
+"""One call of `LLM` on rank 0: feeds the engine's queue, steps, and gathers the answers."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from tpdet.errors import OverloadedError, RequestError
+from tpdet.llm.interrupts import Interrupts
+from tpdet.llm.results import RequestOutput, ResultWriter, error_of
+from tpdet.outputs import RequestAssembler
+from tpdet.request import Request, TokenOutput
+from tpdet.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tpdet.engine import Engine
+
+
+class Progress(Protocol):
+    """A progress bar, as tqdm makes them."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> Any: ...
+
+    def update(self) -> Any:
+        """One more prompt is answered."""
+        ...
+
+
+class Call:
+    """The requests of a call and what has come of them.
+
+    `inside_engine` is true while the engine works: an error that is raised then may have left it
+    in the middle of a step.
+    """
+
+    def __init__(
+        self, engine: "Engine", tokenizer: Tokenizer | None, requests: Sequence[Request]
+    ) -> None:
+        self.inside_engine = False
+        self._engine, self._requests = engine, requests
+        self._assemblers = {r.request_id: RequestAssembler(r, tokenizer) for r in requests}
+        self._seeds: dict[str, int] = {}
+        self._finished = 0
+
+    def run(self, bar: Progress, interrupts: Interrupts) -> None:
+        """Until every request has ended. Raises KeyboardInterrupt between two steps."""
+        waiting = list(reversed(self._requests))
+        room = self._engine.config.max_queue
+        while waiting or self._engine.has_work:
+            interrupts.look()
+            while waiting and len(self._seeds) - self._finished < room:
+                self._submit(waiting.pop())
+            self.inside_engine = True
+            outputs = self._engine.step()
+            self.inside_engine = False
+            for output in outputs:
+                assembler = self._assemblers[output.request_id]
+                if assembler.finished:
+                    continue
+                delta = assembler.push(output)
+                if delta is not None and delta.abort and isinstance(output, TokenOutput):
+                    self._engine.abort(output.request_id, output.choice)
+                if assembler.finished:
+                    self._finished += 1
+                    bar.update()
+
+    def outputs(self, writer: ResultWriter, texts: Sequence[str | None]) -> list[RequestOutput]:
+        """The answers in the requests' order. Raises what the first that failed, failed of."""
+        for name, assembler in self._assemblers.items():
+            if assembler.failure is not None:
+                raise error_of(assembler.failure, name)
+        return [
+            writer.write(name, text, assembler.answer(), self._seeds[name])
+            for text, (name, assembler) in zip(texts, self._assemblers.items(), strict=True)
+        ]
+
+    def abandon(self) -> None:
+        """Drop what still runs."""
+        for request in self._requests:
+            self._engine.abort(request.request_id)
+
+    def _submit(self, request: Request) -> None:
+        self.inside_engine = True
+        try:
+            self._seeds[request.request_id] = self._engine.submit(request)
+        except (RequestError, OverloadedError):
+            self.inside_engine = False  # refused at the door
+            raise
+        self.inside_engine = False

@@ -1,0 +1,221 @@
+"""`LLM(...).generate(...)`: all answers of a call at once."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from tpdet.errors import RequestError, UsageError
+from tpdet.grammar import trial
+from tpdet.llm.call import Call, Progress
+from tpdet.llm.interrupts import Interrupts
+from tpdet.llm.model import OfflineModel, open_engine, use_device
+from tpdet.llm.prompts import Message, Prompt, ReadPrompt, read_params
+from tpdet.llm.ranks import Asked, Told, agree_on_call, give_up_world, share_answers
+from tpdet.llm.results import RequestOutput
+from tpdet.outputs import RequestAssembler
+from tpdet.request import SamplingParams
+
+if TYPE_CHECKING:
+    from tpdet.engine import Engine
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM(OfflineModel):
+    """A model that answers lists of prompts; its settings are those of `OfflineModel.__init__`.
+
+    Under torchrun every rank makes the same calls and gets the same results. One call runs at a
+    time: a second thread waits. `with LLM(...) as llm:` closes it at the end. A call that fails, or
+    is ended by Ctrl-C, leaves it as it was; if it cannot, it is closed and says so.
+    """
+
+    def _start(self) -> "Engine":
+        self._calls = 0
+        self._lock = threading.RLock()  # of one call, or of closing
+        self._busy = False
+        self._over: str | None = None  # why it answers no more
+        return open_engine(self.config)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        use_tqdm: bool | Callable[..., Progress] = True,
+    ) -> list[RequestOutput]:
+        """Answer every prompt; results come in the prompts' order.
+
+        prompts: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a list of those.
+        sampling_params: one for all prompts, or one each. None: vLLM's defaults, that is
+            temperature 1 and at most 16 tokens.
+        use_tqdm: a progress bar, on a terminal; or what is called in tqdm's place.
+
+        Everything is checked before anything runs. Raises RequestError naming the prompt or the
+        parameter, NumericalError when the model gave NaN for a prompt (the others' answers are not
+        returned), UsageError when closed, DisagreementError when ranks call with other prompts.
+        """
+        return self._answer(lambda: self._reader.prompts(prompts), sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        use_tqdm: bool | Callable[..., Progress] = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of a list of them; results come in their order.
+
+        messages: dictionaries with `role` and `content`, as in the chat API.
+        sampling_params: as for `generate`, with the same defaults (vLLM's): give `max_tokens`.
+        chat_template: Jinja text, in place of the model's own template.
+        add_generation_prompt: end the prompt with what begins an assistant's answer.
+
+        The other parameters are vLLM's; what they ask for is not supported. Raises as `generate`.
+        """
+        for name, value, remedy in (
+            ("continue_final_message", continue_final_message, "give the whole prompt to generate"),
+            ("tools", tools, "describe them in a message"),
+            ("chat_template_kwargs", chat_template_kwargs, "give a chat_template that needs none"),
+        ):
+            if value:
+                raise RequestError(f"{name} {value!r:.60} is not supported: {remedy}", name)
+        return self._answer(
+            lambda: self._reader.conversations(messages, chat_template, add_generation_prompt),
+            sampling_params,
+            use_tqdm,
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether it answers no more."""
+        return self._over is not None
+
+    def close(self) -> None:
+        """Leave the world, all ranks together; again is harmless. A call that runs is awaited."""
+        with self._lock:
+            if self._over is not None:
+                return
+            self._refuse_inside()
+            self._over = "this LLM is closed: make a new one"
+            use_device(self.engine)
+            self.engine.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and self.engine.world.size > 1:
+            self._end(error)  # the other ranks may be elsewhere: nobody waits for anybody
+        self.close()
+
+    def _answer(
+        self,
+        read: Callable[[], list[ReadPrompt]],
+        sampling_params: Params,
+        use_tqdm: bool | Callable[..., Progress],
+    ) -> list[RequestOutput]:
+        with self._one_call(), Interrupts() as interrupts:
+            try:
+                told = self._ask(read, sampling_params, use_tqdm, interrupts)
+            except BaseException as error:
+                self._end(error)
+                raise
+        if isinstance(told, BaseException):
+            raise told
+        return told
+
+    def _ask(
+        self,
+        read: Callable[[], list[ReadPrompt]],
+        sampling_params: Params,
+        use_tqdm: bool | Callable[..., Progress],
+        interrupts: Interrupts,
+    ) -> Told:
+        """The answers, or the error that ended the call and left the engine as it was.
+
+        Any other error is raised: then nobody knows where the engine or another rank is.
+        """
+        use_device(self.engine)
+        asked = agree_on_call(self.engine, lambda: self._requests(read(), sampling_params))
+        if isinstance(asked, BaseException):
+            return asked
+        self._calls += 1
+        if not asked.requests:
+            return []
+        if self.rank > 0:
+            self.engine.worker_loop()
+            return share_answers(self.engine, None)
+        told: Told
+        call = Call(self.engine, self.tokenizer, asked.requests)
+        try:
+            with _progress(use_tqdm, len(asked.requests)) as bar:
+                call.run(bar, interrupts)
+            told = call.outputs(self._writer, asked.texts)
+        except BaseException as error:
+            if call.inside_engine:
+                raise
+            told = error
+            call.abandon()
+        self.engine.stop_workers()
+        return share_answers(self.engine, told)
+
+    def _requests(self, prompts: list[ReadPrompt], sampling_params: Params) -> Asked:
+        """Checked requests of a call."""
+        requests = []
+        for index, (prompt, params) in enumerate(
+            zip(prompts, read_params(sampling_params, len(prompts)), strict=True)
+        ):
+            request = self._reader.request(prompt, params, f"llm-{self._calls}-{index}")
+            RequestAssembler(request, self.tokenizer)
+            if params.json_schema is not None:
+                trial.check(params.json_schema)
+                self.engine.grammars.constrain(params.json_schema)
+            requests.append(request)
+        return Asked(requests, [prompt.text for prompt in prompts])
+
+    @contextmanager
+    def _one_call(self) -> Iterator[None]:
+        with self._lock:
+            self._refuse_inside()
+            if self._over is not None:
+                raise UsageError(self._over)
+            self._busy = True
+            try:
+                yield
+            finally:
+                self._busy = False
+
+    def _refuse_inside(self) -> None:
+        if self._busy:
+            raise UsageError("this LLM is in a call of this very thread: wait until it returns")
+
+    def _end(self, error: BaseException) -> None:
+        """Answer no more, and let the other ranks know why."""
+        if self._over is None:
+            why = str(error).strip().splitlines() or [""]
+            self._over = (
+                f"this LLM is closed: it ended by {type(error).__name__}"
+                f"{': ' + why[0] if why[0] else ''}; make a new one"
+            )
+            with suppress(Exception):
+                give_up_world(self.engine, error)
+
+
+def _progress(use_tqdm: bool | Callable[..., Progress], total: int) -> Progress:
+    if callable(use_tqdm):
+        return use_tqdm(total=total, desc="prompts")
+    return tqdm(total=total, desc="prompts", disable=not (use_tqdm and sys.stderr.isatty()))

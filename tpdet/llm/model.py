@@ -1,0 +1,167 @@
+"""What LLM and AsyncLLM have in common: how they are made, their tokenizer, what they tell."""
+
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+from tpdet.config import EngineConfig
+from tpdet.errors import UsageError
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.launch.faults import refuse_faults
+from tpdet.launch.run_secret import given_secret
+from tpdet.llm.prompts import PromptReader
+from tpdet.llm.results import ResultWriter
+from tpdet.llm.settings import read_settings
+from tpdet.tokenizer import Tokenizer
+from tpdet.weights.resolve import resolve_tokenizer
+
+if TYPE_CHECKING:
+    from tpdet.engine import Engine
+
+
+class OfflineModel:
+    """A model in this process, or one rank's share of it."""
+
+    def __init__(
+        self,
+        model: str | PathLike[str],
+        *,
+        tensor_parallel_size: int | None = None,
+        tokenizer: str | None = None,
+        skip_tokenizer_init: bool = False,
+        revision: str | None = None,
+        chat_template: str | None = None,
+        load_format: Literal["auto", "safetensors", "dummy"] = "auto",
+        dtype: str = "auto",
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        seed: int = 0,
+        max_model_len: int | str | None = None,
+        max_num_seqs: int | str = 256,
+        max_num_batched_tokens: int | str = 2048,
+        max_queue: int | str = 1024,
+        gpu_memory_utilization: float = 0.9,
+        kv_pages: int | str | None = None,
+        enable_prefix_caching: bool = True,
+        enforce_eager: bool = False,
+        compile_ahead: bool = True,
+        share_draws: Literal["auto", "on", "off"] = "auto",
+        fixed_batch: int | None = None,
+        fold_order: Literal["sequential", "pairs", "tree"] = DEFAULT_FOLD_ORDER,
+        row_layers: Literal["fold", "gather"] = "fold",
+        leaves: int | None = None,
+        transport: Literal["auto", "gather", "peer", "mpi"] = "auto",
+        approximate: bool = False,
+        on_slowdown: None = None,
+        max_slowdown: float = 0.3,
+        step_timeout: float = 60.0,
+        start_timeout: float = 300.0,
+        **of_vllm: Any,
+    ) -> None:
+        """Load a model.
+
+        model: Hugging Face directory, or a hub name where there is a network.
+        tensor_parallel_size: how many ranks share the model: as many as torchrun started (`torchrun
+            --nproc-per-node N SCRIPT`). Any other number is refused; 1 needs no torchrun.
+        tokenizer: the tokenizer's directory; the model's if None. skip_tokenizer_init: ids only.
+        revision: of the hub. chat_template: file with a Jinja template. load_format: "dummy" draws
+            random weights.
+        dtype: "auto" is the checkpoint's; "float32", "bfloat16", "float16" or a short name.
+        device: "cpu", "cuda", or "auto" for a GPU if there is one.
+        seed: key of the stream that seeds are drawn from where a request gives none.
+        max_model_len: context, prompt and answer together; the model's if None.
+        max_num_seqs, max_num_batched_tokens: sequences and tokens of one step, at most.
+        max_queue: requests that wait in the engine, at most; more wait before it.
+        gpu_memory_utilization, kv_pages: share of the GPU's memory to use, or pages of 256 tokens.
+        enable_prefix_caching, enforce_eager, compile_ahead, share_draws, fixed_batch: how steps are
+            run; no bit depends on them.
+        fold_order, row_layers, leaves: the order of sums, which is part of the contract id.
+        transport: what carries sums between ranks.
+        approximate: stock arithmetic, which is not deterministic.
+        step_timeout, start_timeout: seconds after which a silent rank counts as lost.
+
+        Keywords of `vllm.LLM` that ask for what is so anyway (`trust_remote_code=False`) are
+        accepted. On the CPU torch's own threads are set to one: the engine runs its own.
+
+        Raises UsageError, NotFoundError, CheckpointError or ResourceError before anything is
+        answered.
+        """
+        given = {name: v for name, v in locals().items() if name not in ("self", "of_vllm")}
+        self.config: EngineConfig = read_settings(given, of_vllm)
+        refuse_faults()
+        self.tokenizer: Tokenizer | None = None
+        if not self.config.skip_tokenizer_init:
+            names = self.config.tokenizer, self.config.model
+            directory = resolve_tokenizer(*names, self.config.revision)
+            self.tokenizer = Tokenizer.load(directory, self.config.chat_template)
+        self.engine: Engine = self._start()
+        facts = self.engine.model_config
+        more = self.tokenizer.eos_token_ids if self.tokenizer is not None else ()
+        self._reader = PromptReader(
+            self.tokenizer,
+            facts.vocab_size,
+            self.engine.max_model_len,
+            tuple(sorted({*facts.eos_token_ids, *more})),
+        )
+        self._writer = ResultWriter(self.engine, self.tokenizer)
+
+    @property
+    def rank(self) -> int:
+        """Which of the ranks this process is, from 0."""
+        return self.engine.world.rank
+
+    @property
+    def system_fingerprint(self) -> str:
+        """Names contract, weights and architecture."""
+        return self.engine.system_fingerprint
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer: `encode(text)`, `decode(ids)`, `apply_chat_template(messages)` and more.
+
+        Raises UsageError if there is none (`skip_tokenizer_init`).
+        """
+        if self.tokenizer is None:
+            raise UsageError(
+                "there is no tokenizer: make the model without skip_tokenizer_init=True"
+            )
+        return self.tokenizer
+
+    @property
+    def closed(self) -> bool:
+        """Whether it answers no more."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        engine = self.engine
+        dtype = engine.model_config.dtype
+        return (
+            f"{type(self).__name__}({self.config.model!r}, "
+            f"tensor_parallel_size={engine.world.size}, "
+            f"dtype={dtype!r}, device={engine.runner.device.type!r}, "
+            f"max_model_len={engine.max_model_len})" + (" [closed]" if self.closed else "")
+        )
+
+    def _start(self) -> "Engine":
+        """The engine, to begin with."""
+        raise NotImplementedError
+
+
+def open_engine(config: EngineConfig) -> "Engine":
+    """The engine over the world of this process's launcher. torch is loaded here, not before."""
+    from tpdet.comm.device import open_world
+    from tpdet.engine import Engine
+
+    world = open_world(
+        config.device,
+        config.step_timeout,
+        transport=config.transport,
+        start_timeout=config.start_timeout,
+    )
+    return Engine(config, world, secret=given_secret())
+
+
+def use_device(engine: "Engine") -> None:
+    """Make the engine's GPU the current one of this thread: torch has one for each."""
+    device = engine.runner.device
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.set_device(device)

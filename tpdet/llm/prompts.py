@@ -1,0 +1,220 @@
+"""Prompts as users write them: text, ids, dictionaries, conversations, and lists of those."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, TypedDict
+
+from tpdet.errors import RequestError, UsageError
+from tpdet.request import Request, SamplingParams, check_against_model
+from tpdet.token_guard import checked
+from tpdet.tokenizer import Tokenizer
+
+MAX_SALT_BYTES = 256
+_EXAMPLES = 'text, a list of token ids, {"prompt": TEXT} or {"prompt_token_ids": IDS}'
+
+
+class PromptDictionary(TypedDict, total=False):
+    """A prompt with its parts by name, as vLLM has them; `prompt_token_ids` win over `prompt`."""
+
+    prompt: str
+    prompt_token_ids: Sequence[int]
+    cache_salt: str
+
+
+Prompt = str | Sequence[int] | PromptDictionary
+Message = Mapping[str, Any]
+"""{"role": ..., "content": ...}, as in the chat API."""
+
+
+@dataclass(frozen=True)
+class ReadPrompt:
+    """A prompt as the model reads it, and its text if it was text."""
+
+    token_ids: tuple[int, ...]
+    text: str | None = None
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class PromptReader:
+    """Makes requests. Its methods raise RequestError for what cannot be one.
+
+    `eos_token_ids` end a sequence, `vocab_size` and `max_model_len` bound it.
+    """
+
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    _templates: dict[str, Tokenizer] = field(default_factory=dict)
+
+    def prompts(self, given: object) -> list[ReadPrompt]:
+        """The prompts of one call: one prompt, or a list of them."""
+        given = _listed(given)
+        if isinstance(given, str | Mapping) or _are_ids(given):
+            return [self.prompt(given)]
+        if not isinstance(given, list | tuple):
+            raise RequestError(
+                f"prompts must be a list, not {type(given).__name__}: each is {_EXAMPLES}",
+                "prompts",
+            )
+        return [self.prompt(prompt, f"prompts[{index}]") for index, prompt in enumerate(given)]
+
+    def prompt(self, given: object, place: str = "the prompt") -> ReadPrompt:
+        """One prompt; `place` names it in messages."""
+        given = _listed(given)
+        if isinstance(given, Mapping):
+            return self._of_dictionary(given, place)
+        if isinstance(given, str):
+            return ReadPrompt(self._encode(given), given)
+        if not isinstance(given, list | tuple):
+            raise RequestError(f"{place} is {_shown(given)}: give {_EXAMPLES}", "prompts")
+        return ReadPrompt(_ids(given, place))
+
+    def conversations(
+        self, messages: object, template: str | None, generation_prompt: bool
+    ) -> list[ReadPrompt]:
+        """The prompts of one conversation or of a list of them; `template` is Jinja text."""
+        if not isinstance(messages, list | tuple):
+            raise RequestError(
+                f"messages is {_shown(messages)}: give a list of dictionaries with role and "
+                "content, or a list of such lists",
+                "messages",
+            )
+        single = any(isinstance(message, Mapping) for message in messages)
+        tokenizer = self._with_template(template)
+        return [
+            ReadPrompt(
+                tuple(
+                    tokenizer.apply_chat_template(
+                        conversation, generation_prompt, most=self.max_model_len
+                    )
+                )
+            )
+            for conversation in ([messages] if single else messages)
+        ]
+
+    def request(self, prompt: ReadPrompt, params: SamplingParams, request_id: str) -> Request:
+        """The checked request; `max_tokens` None becomes all that is left of the context."""
+        if params.max_tokens is None:
+            left = max(1, self.max_model_len - len(prompt.token_ids))
+            params = _with_max_tokens(params, left)
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            params=params,
+            eos_token_ids=self.eos_token_ids,
+            cache_salt=prompt.cache_salt,
+        )
+        check_against_model(request, self.vocab_size, self.max_model_len)
+        return request
+
+    def _of_dictionary(self, given: Mapping[Any, Any], place: str) -> ReadPrompt:
+        for name, value in given.items():
+            if name not in PromptDictionary.__annotations__ and value not in (None, {}, []):
+                raise RequestError(
+                    f"{place} has {name!r}, which is not supported: give {_EXAMPLES}", "prompts"
+                )
+        text, ids = given.get("prompt"), _listed(given.get("prompt_token_ids"))
+        if text is None and ids is None:
+            raise RequestError(
+                f'{place} has neither "prompt" nor "prompt_token_ids": give {_EXAMPLES}', "prompts"
+            )
+        if text is not None and not isinstance(text, str):
+            raise RequestError(f'{place}["prompt"] is {_shown(text)}: give text', "prompts")
+        if ids is not None and not isinstance(ids, list | tuple):
+            raise RequestError(
+                f'{place}["prompt_token_ids"] is {_shown(ids)}: give a list of ids', "prompts"
+            )
+        checked(text or "")
+        salt = given.get("cache_salt") or ""
+        if not isinstance(salt, str) or len(salt.encode("utf-8", "replace")) > MAX_SALT_BYTES:
+            raise RequestError(f"cache_salt must be text of {MAX_SALT_BYTES} bytes at most")
+        if ids is not None:
+            return ReadPrompt(_ids(ids, place), text, salt)
+        return ReadPrompt(self._encode(text or ""), text, salt)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        if self.tokenizer is None:
+            raise RequestError("a text prompt needs a tokenizer: pass token ids", "prompt")
+        return tuple(self.tokenizer.encode(text, most=self.max_model_len))
+
+    def _with_template(self, template: str | None) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError("chat needs a tokenizer: pass token ids to generate", "messages")
+        if template is None:
+            return self.tokenizer
+        if not isinstance(template, str):
+            raise RequestError(f"chat_template is {_shown(template)}: give Jinja text", "messages")
+        if template not in self._templates:
+            self._templates.clear()  # the last one is kept: a loop asks with the same
+            self._templates[template] = self.tokenizer.with_chat_template(template)
+        return self._templates[template]
+
+
+def read_params(given: object, count: int) -> list[SamplingParams]:
+    """The sampling parameters of each of `count` prompts. None: the defaults.
+
+    Raises UsageError for what are none, RequestError for another number of them.
+    """
+    given = SamplingParams() if given is None else given
+    if isinstance(given, SamplingParams):
+        return [given] * count
+    if isinstance(given, Mapping):
+        raise UsageError(
+            f"sampling_params is a dictionary: use SamplingParams(**{dict(given)!r:.200})"
+        )
+    if not isinstance(given, list | tuple) or not all(isinstance(p, SamplingParams) for p in given):
+        raise UsageError(
+            f"sampling_params is {_shown(given)}: give SamplingParams(...), or a list of them, one "
+            "for each prompt"
+        )
+    if len(given) != count:
+        raise RequestError(
+            f"{count} prompts but {len(given)} sampling_params: give one for all, or one each",
+            "sampling_params",
+        )
+    return list(given)
+
+
+def _with_max_tokens(params: SamplingParams, most: int) -> SamplingParams:
+    given = {name: getattr(params, name) for name in params.__struct_fields__}
+    return SamplingParams(**(given | {"max_tokens": most}))
+
+
+def _listed(value: Any) -> Any:
+    """An array or a tensor, and a range, as lists; anything else as it is."""
+    if isinstance(value, range):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") and hasattr(value, "ndim") else value
+
+
+def _are_ids(value: object) -> bool:
+    """Whether it is one prompt of ids rather than a list of prompts."""
+    return isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], Integral)
+
+
+def _ids(values: Sequence[Any], place: str) -> tuple[int, ...]:
+    """Plain integers. Raises RequestError naming the first that is none."""
+    if type(values) is list and all(type(value) is int for value in values):
+        return tuple(values)
+    found = []
+    for index, value in enumerate(values):
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            found.append(operator.index(value))
+        except TypeError:
+            raise RequestError(
+                f"{place}: token {index} is {_shown(value)}, not a token id: give {_EXAMPLES}",
+                "prompts",
+            ) from None
+    return tuple(found)
+
+
+def _shown(value: object) -> str:
+    """A value in a message: itself if it is short, else its type."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"

@@ -1,0 +1,178 @@
+"""What callers get, in the shape of vLLM's outputs: requests, choices, log-probabilities."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tpdet.errors import IntegrityError, NumericalError, RequestError, TpdetError
+from tpdet.outputs import ChoiceAnswer, RequestAnswer, logprob_bits
+from tpdet.replay import replay_digest
+from tpdet.request import PromptOutput, RequestFailed, SamplingParams
+from tpdet.sampling_row import SampledToken
+from tpdet.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tpdet.engine import Engine
+
+ABORTED = "abort"
+"""The finish reason of a choice that was dropped before its end."""
+
+
+class Logprob(msgspec.Struct, frozen=True, gc=False):
+    """A token's log-probability at its position; `float()` of it is `logprob`.
+
+    logprob: fp32, of the model's own distribution, before bias, penalties, temperature and filters.
+    rank: its place among all ids, 1 for the likeliest; of equal ones the lowest id comes first.
+    decoded_token: the token's text by itself; None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+    def __float__(self) -> float:
+        return self.logprob
+
+
+class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice of one prompt, whole or, from AsyncLLM, as far as it has come.
+
+    index: which of the `n` choices.
+    text, token_ids: what was generated; the ids include the one that ended it.
+    cumulative_logprob: the sum of the tokens' log-probabilities, rounded once.
+    logprobs: if asked for, one `{token_id: Logprob}` a position: the drawn token first, then the
+        likeliest, best first.
+    logprob_bits: the drawn tokens' fp32 log-probabilities as hex, always.
+    finish_reason: "stop", "length" or "abort"; None while it runs.
+    stop_reason: the text or the id of `stop` and `stop_token_ids` that ended it; "grammar" where
+        its schema allowed no further token.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float
+    logprobs: list[dict[int, Logprob]] | None
+    logprob_bits: tuple[str, ...]
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return self.finish_reason is not None
+
+
+class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one prompt, whole or, from AsyncLLM, as far as it has come.
+
+    request_id: given to AsyncLLM, or made up.
+    prompt: its text, if it was text; prompt_token_ids: what the model read.
+    prompt_logprobs: if asked for, one `{token_id: Logprob}` a token, None for the first.
+    outputs: its choices, in order.
+    finished: whether all have ended.
+    seed: given, or drawn by the engine: with it the request gives the same bits again.
+    system_fingerprint: names contract, weights and architecture.
+    replay_digest: docs/replay.md's, the one a server gives for the same request. None until it is
+        finished, for an aborted answer, and for an approximate one: those cannot be replayed.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    seed: int
+    system_fingerprint: str
+    replay_digest: str | None
+
+
+class ResultWriter:
+    """Writes answers of one engine as results; its methods may be called from any thread."""
+
+    def __init__(self, engine: "Engine", tokenizer: Tokenizer | None) -> None:
+        self._runner, self._tokenizer = engine.runner, tokenizer
+        self._texts: dict[int, str] = {}  # of tokens that were asked for
+
+    def write(
+        self, request_id: str, prompt: str | None, answer: RequestAnswer, seed: int
+    ) -> RequestOutput:
+        """The answer so far; `prompt` is the text it was asked with."""
+        request = answer.request
+        ended = all(choice.finish_reason is not None for choice in answer.choices)
+        aborted = any(choice.finish_reason == ABORTED for choice in answer.choices)
+        digest = None
+        if ended and not aborted and not answer.approximate:
+            tokens = [[choice.logprobs for choice in answer.choices]]
+            digest = replay_digest(
+                [request], tokens, seed, self._runner.contract, self._runner.model_digest
+            )
+        return RequestOutput(
+            request_id=request_id,
+            prompt=prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            prompt_logprobs=self._prompt(answer.prompt, request.prompt_token_ids, request.params),
+            outputs=tuple(self._choice(choice, request.params) for choice in answer.choices),
+            finished=ended,
+            seed=seed,
+            system_fingerprint=self._runner.fingerprint(answer.approximate),
+            replay_digest=digest,
+        )
+
+    def _choice(self, choice: ChoiceAnswer, params: SamplingParams) -> CompletionOutput:
+        tokens = choice.logprobs
+        return CompletionOutput(
+            index=choice.index,
+            text=choice.text,
+            token_ids=choice.token_ids,
+            cumulative_logprob=math.fsum(token.logprob for token in tokens),
+            logprobs=None
+            if params.logprobs is None
+            else [self._position(token, params) for token in tokens],
+            logprob_bits=tuple(logprob_bits(token.logprob) for token in tokens),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
+
+    def _prompt(
+        self, prompt: PromptOutput | None, ids: Sequence[int], params: SamplingParams
+    ) -> list[dict[int, Logprob] | None] | None:
+        if prompt is None or params.prompt_logprobs is None:
+            return None
+        scored = zip(ids, prompt.logprobs, prompt.top, prompt.ranks, strict=True)
+        return [
+            None
+            if logprob is None
+            else self._position(SampledToken(token, logprob, top, rank), params)
+            for token, logprob, top, rank in scored
+        ]
+
+    def _position(self, token: SampledToken, params: SamplingParams) -> dict[int, Logprob]:
+        """The token itself first, then the likeliest, best first."""
+        tokenizer = self._tokenizer if params.detokenize else None
+        chosen = token.token_id
+        found = {chosen: Logprob(token.logprob, token.rank or None, self._text(chosen, tokenizer))}
+        for rank, other in enumerate(token.top, 1):
+            if other.token_id != chosen:
+                text = self._text(other.token_id, tokenizer)
+                found[other.token_id] = Logprob(other.logprob, rank, text)
+        return found
+
+    def _text(self, token_id: int, tokenizer: Tokenizer | None) -> str | None:
+        if tokenizer is None:
+            return None
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = tokenizer.token_text(token_id)
+        return text
+
+
+def error_of(failure: RequestFailed, request_id: str) -> TpdetError:
+    """What the caller of a request that failed in the engine is told."""
+    message = f"prompt {request_id}: {failure.message}"
+    if failure.code == RequestError.code:
+        return RequestError(message)
+    kind = IntegrityError if failure.code == IntegrityError.code else NumericalError
+    return kind(message)

@@ -1,0 +1,59 @@
+"""Keyword arguments of `LLM` and `AsyncLLM` as the engine's configuration."""
+
+from collections.abc import Mapping
+from operator import index
+from os import PathLike, fspath
+from typing import Any
+
+from tpdet.config import EngineConfig
+from tpdet.errors import UsageError
+from tpdet.launch.environment import RankEnvironment, read_environment
+from tpdet.suggestions import did_you_mean
+from tpdet.vllm_arguments import accept_habit
+
+_LOGS_NOTHING = ("disable_log_stats",)
+
+
+def read_settings(given: Mapping[str, Any], of_vllm: Mapping[str, Any]) -> EngineConfig:
+    """The configuration of keyword arguments; `of_vllm` are those that are no fields of it.
+
+    Raises UsageError, once, for a name that nobody knows, for a value that cannot be used, and for
+    a tensor-parallel size that is not the number of ranks there are.
+    """
+    known = [*EngineConfig.model_fields, "tensor_parallel_size"]
+    for name, value in of_vllm.items():
+        if name not in _LOGS_NOTHING and accept_habit(name, value) is None:
+            hint = did_you_mean(name, known) or ": see help(LLM.__init__) for those there are"
+            raise UsageError(f"unknown setting {name!r}{hint}")
+    settings = dict(given)
+    _check_size(settings.pop("tensor_parallel_size", None), read_environment())
+    if isinstance(settings["model"], PathLike):
+        settings["model"] = fspath(settings["model"])
+    if type(settings["dtype"]).__module__ == "torch":
+        settings["dtype"] = str(settings["dtype"]).removeprefix("torch.")
+    if settings["on_slowdown"] is not None:
+        raise UsageError("on_slowdown is a server's setting: leave it out, or set approximate")
+    return EngineConfig.from_values(**settings)
+
+
+def _check_size(wanted: Any, environment: RankEnvironment) -> None:
+    """Raise UsageError unless as many ranks run as were asked for; None asks for any number."""
+    if wanted is None:
+        return
+    try:
+        size = index(wanted)
+    except TypeError:
+        size = 0
+    if size < 1 or isinstance(wanted, bool):
+        raise UsageError(f"tensor_parallel_size must be a number of ranks, not {wanted!r}")
+    if size == environment.size:
+        return
+    there = (
+        f"{environment.launcher} started {environment.size}"
+        if environment.launched
+        else "this process is the only one"
+    )
+    raise UsageError(
+        f"tensor_parallel_size {size} needs {size} ranks, and {there}: start the script with "
+        f"`torchrun --nproc-per-node {size} SCRIPT`"
+    )
