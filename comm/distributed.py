@@ -4,7 +4,6 @@ Ranks and addresses come from the launcher's environment; for what travels how s
 """
 
 import os
-import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from tpdet.comm.group_world import GroupWorld
 from tpdet.comm.mpi_carrier import open_mpi
 from tpdet.comm.roll_call import RollCall, rank_list
+from tpdet.comm.store_listener import store_listener
 from tpdet.errors import PeerLostError, ResourceError, UsageError
 from tpdet.launch.environment import LOOPBACK_ADDRESS, RankEnvironment, read_environment
 from tpdet.launch.node_name import expected_nodes, this_node
@@ -140,9 +140,9 @@ def open_store(
 
     A file where a command of ours started the ranks. Else an agent of torchrun hosts it, or rank 0,
     until its process ends: a rank that is first to open a second world would else come to the store
-    of the first one, just before that goes. On one host rank 0 listens on the loopback address
-    only. Ranks that came first try for `limit` seconds. Raises PeerLostError naming the host that
-    was not there, ResourceError for a port in use.
+    of the first one, just before that goes. Rank 0 listens on the meeting point's address only, the
+    loopback's on one host. Ranks that came first try for `limit` seconds. Raises PeerLostError
+    naming the host that was not there, ResourceError for a port in use.
     """
     if environment.store:
         if (environment.store, 0) not in _kept:
@@ -157,7 +157,7 @@ def open_store(
     if hosts and (address, port) in _kept:
         return _kept[address, port], True
     try:
-        listener = _loopback_listener(port) if hosts and environment.one_host else None
+        listener = store_listener(address, port) if hosts else None
         # Whoever hosts it does not wait for the others here: the roll call does, and names them.
         store = dist.TCPStore(
             address, port, environment.size, hosts, timedelta(seconds=limit),
@@ -167,8 +167,8 @@ def open_store(
     except (dist.DistError, OSError) as error:
         if hosts:
             raise ResourceError(
-                f"rank 0 cannot listen at port {port}, where ranks meet ({error}): set MASTER_PORT "
-                "to a free one, on every rank"
+                f"rank 0 cannot listen at {address}:{port}, where ranks meet ({error}): set "
+                "MASTER_PORT to a free one, on every rank"
             ) from error
         who = "torchrun's agent" if by_agent else rank_list([0], dict(enumerate(expected)))
         raise PeerLostError(
@@ -183,18 +183,6 @@ def open_store(
 
 def _host_of_store(expected: Sequence[str]) -> str:
     return f"that of {rank_list([0], dict(enumerate(expected)))} or its torchrun"
-
-
-def _loopback_listener(port: int) -> int:
-    """A socket bound to the loopback address, for a store to listen on: its own takes every one."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((LOOPBACK_ADDRESS, port))
-    except OSError:
-        listener.close()
-        raise
-    return listener.detach()
 
 
 def refuse_multicast(value: str) -> None:

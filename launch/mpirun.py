@@ -26,6 +26,10 @@ PROGRAM = ("-m", "tpdet.serve")
 DAEMON = ("-m", "tpdet.launch.shield", "prted")
 AGENT_VARIABLE = "PRTE_MCA_prte_launch_agent"
 """How Open MPI 5 starts its daemon on another node; the value is split at blanks."""
+_ROOT_VARIABLES = tuple(
+    (f"{prefix}_ALLOW_RUN_AS_ROOT", f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM")
+    for prefix in ("OMPI", "PRTE")
+)
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0
 """What ranks get past the drain timeout to end themselves."""
@@ -39,11 +43,13 @@ def mpirun_command(
     hosts: str | None = None,
     exports: Mapping[str, str] | None = None,
     program: Sequence[str] = PROGRAM,
+    as_root: bool = False,
 ) -> list[str]:
     """The command that runs the server, or another `program`, with `arguments` as `ranks` ranks.
 
-    hosts: "a:8,b:8", names and their ranks. exports: variables to set on every rank. Ranks of a
-    host follow each other; they are bound to no core, as their threads are shared out (pinned.py).
+    hosts: "a:8,b:8", names and their ranks. exports: variables to set on every rank. as_root: tell
+    Open MPI that root is meant. Ranks of a host follow each other; they are bound to no core, as
+    their threads are shared out (pinned.py).
     Raises UsageError for sizes that do not fit each other.
     """
     if ranks < 1 or (ranks_per_node is not None and not 1 <= ranks_per_node <= ranks):
@@ -51,6 +57,7 @@ def mpirun_command(
     exports = dict(exports or {})
     command = ["mpirun", "-n", str(ranks)]
     if mpi == OPEN_MPI:
+        command += ["--allow-run-as-root"] if as_root else []
         # Several ranks may share a core, on a CPU: Open MPI counts cores as its slots.
         command += ["--bind-to", "none", "--map-by"]
         command += [f"ppr:{ranks_per_node}:node:OVERSUBSCRIBE" if ranks_per_node else
@@ -65,6 +72,18 @@ def mpirun_command(
         for name, value in exports.items():
             command += ["-genv", name, value]
     return [*command, sys.executable, *program, *arguments]
+
+
+def refusal_of_root(mpi: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """Why this mpirun would not start for this user, in a sentence with the remedy; else None."""
+    environ = os.environ if environ is None else environ
+    allowed = any(all(environ.get(name) == "1" for name in names) for names in _ROOT_VARIABLES)
+    if mpi != OPEN_MPI or os.geteuid() != 0 or allowed:
+        return None
+    return (
+        "Open MPI's mpirun refuses to run as root: use another user, or, where root is meant (a "
+        f"container), tpdet launch mpirun --allow-run-as-root or {'=1 '.join(_ROOT_VARIABLES[0])}=1"
+    )
 
 
 def meeting_point(hosts: str | None) -> dict[str, str]:

@@ -3,8 +3,8 @@
 A node is called as TPDET_NODE says, else as Slurm's daemon on it is (SLURMD_NODENAME), else by its
 host name, which is what MPI calls a processor. Containers of several hosts may all be called
 "localhost": the launcher's number tells them apart (torchrun's GROUP_RANK, SLURM_NODEID), else the
-kernel that they run on and its network namespace. Where a rank's number would put it tells nothing:
-launchers deal ranks out to nodes in any order.
+kernel that they run on, its network namespace, and what Hydra calls the host. A rank's number tells
+nothing of its node: launchers deal ranks out to nodes in any order.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def this_node(place: RankEnvironment, environ: Mapping[str, str] | None = None) 
     number = environ.get(_NUMBER_VARIABLES.get(place.launcher, ""), "")
     if number.isascii() and number.isdigit():
         return Node(clean_name(name), int(number))
-    return Node(clean_name(name), None, _machine())
+    return Node(clean_name(name), None, _machine(environ))
 
 
 def clean_name(name: str) -> str:
@@ -137,11 +137,12 @@ def _dealt(counts: Sequence[int], size: int, together: int) -> tuple[int, ...]:
     return tuple(by_rank)
 
 
-def _machine() -> str:
-    """Equal for processes of one kernel and one network namespace, and hardly for others."""
+def _machine(environ: Mapping[str, str]) -> str:
+    """Equal for processes of one kernel, network namespace and host of Hydra's, and no others."""
     try:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         network = os.readlink("/proc/self/ns/net")
     except OSError:
-        return ""
-    return hashlib.sha256(f"{kernel} {network}".encode()).hexdigest()[:16]
+        kernel = network = ""
+    facts = f"{kernel} {network} {environ.get('PMI_HOSTNAME', '')}"
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]

@@ -58,13 +58,13 @@ class Step(_Disks):
         except BaseException:
             self.end()
             raise
-        self._everyone = [process for disk in self.disks for process in family(disk)]
+        self.everyone = [process for disk in self.disks for process in family(disk)]
 
     def drain(self) -> int:
         """Stop rank 0; the command's exit code, once everybody has gone."""
         os.kill({**self.ranks()[0], **self.ranks()[1]}[0], signal.SIGTERM)
         code = self._process.wait(60)
-        assert all_gone(self._everyone), self.log.read_text()
+        assert all_gone(self.everyone), self.log.read_text()
         return code
 
     def end(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.harness import eventually
 from tests.server.network_hosts import NetworkHosts, NoNamespacesError
-from tpdet.launch.torchrun import cluster_command
+from tpdet.launch.torchrun import C10D, STATIC, cluster_command
 
 PORT = 29400
 MARGIN = 4.0
@@ -84,7 +84,8 @@ class TwoHosts:
         for host in (0, 1):
             mine = [*flags, "--run-dir", str(self.runs[host])]
             node = None if one_command else host
-            command = cluster_command(2, 1, f"{network.addresses[0]}:{PORT}", mine, node)
+            how = C10D if one_command else STATIC
+            command = cluster_command(2, 1, f"{network.addresses[0]}:{PORT}", mine, node, how)
             command = network.command(host, command)
             with self.logs[host].open("wb") as log:
                 settings = {"env": os.environ | places, "stdout": log, "stderr": log}

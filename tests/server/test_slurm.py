@@ -11,6 +11,7 @@ from tests.openmpi_place import MPIRUN
 from tests.server.cluster import Asking, ask
 from tests.server.slurm_job import Job, slurm_step
 from tests.slurm_cluster import slurm_cluster, slurm_environment
+from tpdet.launch.listeners import listeners
 from tpdet.launch.mpirun import AGENT_VARIABLE
 
 TEMPLATES = ("srun", "torchrun", "mpirun", "container", "one-node")
@@ -111,11 +112,11 @@ def test_a_job_serves_the_bits_of_one_rank_and_drains(
 
 
 STEPS = [
-    ("cyclic", {}, [[0, 2], [1, 3]]),
+    ("cyclic", {"MASTER_ADDR": "127.0.0.1"}, [[0, 2], [1, 3]]),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
         ("plane=2", {}, [[0, 1], [2, 3]]),
         ("block", {}, [[0, 1], [2, 3]]),
-        ("arbitrary", {"MASTER_ADDR": "n2"}, [[1, 3], [0, 2]]),
+        ("arbitrary", {"MASTER_ADDR": "127.0.0.2"}, [[1, 3], [0, 2]]),
         ("mpirun", {}, [[0, 2], [1, 3]]),
     )),
 ]  # fmt: skip
@@ -136,6 +137,8 @@ def test_ranks_dealt_out_to_nodes_in_any_way_serve_the_bits_of_one_rank(
     with slurm_step(slurm | more, root, tmp_path, cluster_model, command) as step:
         assert [sorted(ranks) for ranks in step.ranks()] == by_node
         assert ask(step.url) == answers_alone[0]
+        opened = [each for process in step.everyone for each in listeners(process.pid)]
+        assert opened and ("MASTER_ADDR" in more) == all(each.loopback for each in opened), opened
         in_one_level = "nodes do not hold neighbouring ranks" in step.log.read_text()
         assert in_one_level == (by_node[0] != [0, 1])
         assert step.drain() == 0, step.log.read_text()

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpdet.errors import NotFoundError
+from tpdet.errors import NotFoundError, NotPermittedError
 from tpdet.launch.local_ranks import local_ranks_command
-from tpdet.launch.mpirun import mpirun_command, which_mpi
+from tpdet.launch.mpirun import mpirun_command, refusal_of_root, which_mpi
 from tpdet.launch.pinned import fill
 from tpdet.launch.srun import cluster_nodes, srun_command
 from tpdet.launch.torchrun import torchrun_command
@@ -63,9 +63,14 @@ class Launchers:
 
 
 def find_launchers(ways: Sequence[Way]) -> Launchers:
-    """Looks for what the ways need. Raises NotFoundError, with the remedy, before any work."""
+    """Looks for what the ways need.
+
+    Raises NotFoundError or NotPermittedError, with the remedy, before any work.
+    """
     names = {way.launcher for way in ways}
     mpi = which_mpi() if "mpi" in names else None
+    if mpi is not None and (refused := refusal_of_root(mpi)) is not None:
+        raise NotPermittedError(refused)
     carried = any(way.transport == "mpi" for way in ways)
     if carried and importlib.util.find_spec("mpi4py") is None:
         raise NotFoundError("transport mpi needs mpi4py: pip install 'tpdet[mpi]'")

@@ -1,0 +1,53 @@
+"""The socket on which rank 0 keeps the store where ranks meet: bound to one address of its host.
+
+A store of torch's own making listens on every address, and believes everybody who reaches it.
+"""
+
+import errno
+import ipaddress
+import logging
+import socket
+
+_log = logging.getLogger("tpdet.engine")
+
+
+def store_listener(address: str, port: int) -> int | None:
+    """The descriptor of a socket bound to `address`, a name or a number, and `port`.
+
+    None if that is no address of this host that others reach: a proxy's, or a name that means the
+    loopback interface here and another elsewhere (Debian's own host name is 127.0.1.1). The store
+    has to take every address then, which the log says. Raises OSError if the port is taken.
+    """
+    literal = _is_literal(address)
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        found = []
+    for family, kind, _, _, place in found:
+        if not literal and ipaddress.ip_address(place[0]).is_loopback:
+            continue
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(place)
+        except OSError as error:
+            listener.close()
+            if error.errno == errno.EADDRNOTAVAIL:
+                continue
+            raise
+        return listener.detach()
+    _log.warning(
+        "MASTER_ADDR %s is no address of rank 0's host that other hosts could reach, so the store "
+        "where ranks meet listens on every address, port %d: set MASTER_ADDR to the number of rank "
+        "0's host on the cluster's private interface, on every rank, or keep the port from others",
+        address, port,
+    )  # fmt: skip
+    return None
+
+
+def _is_literal(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
