@@ -255,7 +255,8 @@ def _enter_run_directory(
     given = settings.server.run_dir
     path = Path(given) if given is not None else default_path(current_session(environment))
     run = open_run_directory(path, environment)
-    run.temporary = given is None
+    # What Slurm or a wrapper named is looked into afterwards: a job's script reads exit.json there.
+    run.temporary = given is None and not environment.session
     signals.install()
     run.register(environment.rank, _device_name(settings.engine.device, environment))
     return run
