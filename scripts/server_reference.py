@@ -19,8 +19,9 @@ sys.path.insert(0, str(ROOT))  # for a checkout that is not installed
 
 from tpdet import errors  # noqa: E402
 from tpdet.server import idle_fields  # noqa: E402
+from tpdet.server.engine_metrics import ENGINE_COUNTERS, ENGINE_GAUGES  # noqa: E402
 from tpdet.server.limits import all_limits  # noqa: E402
-from tpdet.server.metrics import ENGINE_COUNTERS, ENGINE_GAUGES, Metrics  # noqa: E402
+from tpdet.server.metrics import Metrics  # noqa: E402
 from tpdet.server.protocol import Status  # noqa: E402
 from tpdet.server.schema import ChatBody, CompletionBody  # noqa: E402
 from tpdet.server.settings import make_parser  # noqa: E402

@@ -14,7 +14,7 @@ from tests.server.harness import MODEL, Server
 from tpdet import errors
 from tpdet.request import Candidate
 from tpdet.sampling_row import SampledToken
-from tpdet.server import metrics
+from tpdet.server import engine_metrics
 from tpdet.server.answers import LogprobWriter
 from tpdet.server.app import Services, make_app
 from tpdet.server.limits import all_limits
@@ -109,8 +109,8 @@ def test_errors_end_a_process_with_the_promised_code(name):
 
 def test_every_promised_metric_is_there_once_the_engine_has_counted():
     counters = dict.fromkeys(
-        [*metrics.ENGINE_COUNTERS, *metrics.ENGINE_GAUGES, "sequences_running", "pages_used",
-         "pages_free"], 1.0
+        [*engine_metrics.ENGINE_COUNTERS, *engine_metrics.ENGINE_GAUGES, "sequences_running",
+         "pages_used", "pages_free"], 1.0
     )  # fmt: skip
     shown = Metrics("m", lambda: Status("accepting", 1, 1, counters))
     clock = shown.clock(time.monotonic())
@@ -123,6 +123,12 @@ def test_every_promised_metric_is_there_once_the_engine_has_counted():
     assert {label for *_, labels, _ in shown.described() for label in labels} <= {
         "model_name", "outcome", "code", "state", "finished_reason",
     }  # fmt: skip
+    assert "_created" not in text
+    for name, kind, _, meaning in shown.described():
+        plain = name.partition(":")[2].removesuffix("_total").replace("_", " ") or name
+        assert len(meaning) > 15 and plain != meaning.lower(), name
+        assert not name.endswith("_seconds") or meaning.endswith("in seconds"), name
+        assert kind in ("counter", "gauge", "histogram")
 
 
 def test_of_two_ids_with_one_text_the_chosen_one_is_shown():

@@ -8,11 +8,17 @@ holds a key, prompt, tenant or request id.
 from collections.abc import Callable, Iterator
 from time import monotonic
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from tpdet.request import TokenOutput
+from tpdet.server.engine_metrics import EngineCollector
 from tpdet.server.protocol import Status
 
 # Seconds, as vLLM has them, so that its dashboards' quantiles keep their resolution.
@@ -27,53 +33,6 @@ REQUEST_BUCKETS = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0, 960.0, 1920.0,
 )  # fmt: skip
-
-# Engine counter -> our name and vLLM's, with the help text.
-ENGINE_COUNTERS = {
-    "preemptions": (
-        "tpdet_preemptions",
-        "vllm:num_preemptions",
-        "sequences that gave up their pages and were recomputed",
-    ),
-    "requests_failed": (
-        "tpdet_nan",
-        None,
-        "requests failed because their logits held NaN or infinity, or nothing to choose",
-    ),
-    "prefix_query_tokens": (
-        "tpdet_prefix_query_tokens",
-        "vllm:prefix_cache_queries",
-        "prompt tokens looked up in the prefix cache",
-    ),
-    "prefix_hit_tokens": (
-        "tpdet_prefix_hit_tokens",
-        "vllm:prefix_cache_hits",
-        "prompt tokens found in the prefix cache",
-    ),
-    "plan_digest_mismatches": (
-        "tpdet_plan_digest_mismatch",
-        None,
-        "step plans whose digest did not match",
-    ),
-    "page_version_conflicts": (
-        "tpdet_page_version_conflict",
-        None,
-        "readers refused because they held an older page version",
-    ),
-    "canary_mismatches": (
-        "tpdet_canary_mismatch",
-        None,
-        "canary answers whose bits were not those of the first",
-    ),
-}
-
-
-# Engine gauge -> our name: 1 while answers are approximate; strict steps' time over that at start.
-ENGINE_GAUGES = {
-    "approximate": "tpdet_approximate",
-    "slowdown_ratio": "tpdet_deterministic_slowdown_ratio",
-    "start_seconds": "tpdet_start_seconds",
-}
 
 
 class Clock:
@@ -122,41 +81,50 @@ class Metrics:
     """All metrics of one HTTP process, in a registry of its own."""
 
     def __init__(self, model_name: str, status: Callable[[], Status]) -> None:
+        # A process has one such set: without this every series had a second one, `..._created`.
+        disable_created_metrics()
         self._registry = CollectorRegistry(auto_describe=False)
         self._model = {"model_name": model_name}
-        self._first = self._histograms("time_to_first_token_seconds", FIRST_TOKEN_BUCKETS)
-        self._inter = self._histograms(
-            "inter_token_seconds", INTER_TOKEN_BUCKETS, "inter_token_latency_seconds"
-        )
-        self._whole = self._histograms(
-            "request_seconds", REQUEST_BUCKETS, "e2e_request_latency_seconds"
-        )
-        self._step = Histogram(
-            "tpdet_step_seconds", "one engine step", buckets=FIRST_TOKEN_BUCKETS,
-            registry=self._registry,
+        self._first = self._histograms(
+            "time_to_first_token_seconds", FIRST_TOKEN_BUCKETS,
+            "Time from a request's arrival in the queue to its first token, in seconds",
         )  # fmt: skip
-        self.prompt_tokens = self._pair("prompt_tokens", "prompt tokens of admitted requests")
-        self.generation_tokens = self._pair("generation_tokens", "tokens generated")
+        self._inter = self._histograms(
+            "inter_token_seconds", INTER_TOKEN_BUCKETS,
+            "Time between two tokens of a choice, in seconds", "inter_token_latency_seconds",
+        )  # fmt: skip
+        self._whole = self._histograms(
+            "request_seconds", REQUEST_BUCKETS,
+            "Time from a request's arrival in the queue to the end of each of its choices, in "
+            "seconds", "e2e_request_latency_seconds",
+        )  # fmt: skip
+        self._step = Histogram(
+            "tpdet_step_seconds", "Time of one engine step, in seconds",
+            buckets=FIRST_TOKEN_BUCKETS, registry=self._registry,
+        )  # fmt: skip
+        self.prompt_tokens = self._pair("prompt_tokens", "Prompt tokens of admitted requests")
+        self.generation_tokens = self._pair("generation_tokens", "Generated tokens")
         self._requests = Counter(
-            "tpdet_requests", "HTTP requests by how they ended", ["outcome"],
-            registry=self._registry,
+            "tpdet_requests", "Requests that reached the engine, by how they ended: completed, "
+            "aborted or failed", ["outcome"], registry=self._registry,
         )  # fmt: skip
         self._rejected = Counter(
-            "tpdet_rejected", "refused HTTP requests by code", ["code"], registry=self._registry
-        )
+            "tpdet_rejected", "HTTP requests that were refused before the engine ran them, by the "
+            "error's code", ["code"], registry=self._registry,
+        )  # fmt: skip
         self._success = Counter(
-            "vllm:request_success", "finished choices", ["model_name", "finished_reason"],
-            registry=self._registry,
+            "vllm:request_success", "Finished choices, by their finish reason",
+            ["model_name", "finished_reason"], registry=self._registry,
         )  # fmt: skip
         self._swing = Gauge(
-            "tpdet_batch_swing", "change of the mean batch size between the last two windows, as a "
-            "share of the former", registry=self._registry,
+            "tpdet_batch_swing", "Change of the mean batch size between the last two windows of "
+            "10 seconds, as a share of the former (0 to 1 and above)", registry=self._registry,
         )  # fmt: skip
         self._swing_alarms = Counter(
-            "tpdet_batch_swing_alarms", "windows whose batch size swung past the alarm",
-            registry=self._registry,
+            "tpdet_batch_swing_alarms", "Windows of 10 seconds whose mean batch size changed by "
+            "more than --batch-swing-alarm", registry=self._registry,
         )  # fmt: skip
-        self._registry.register(_EngineCollector(status, model_name))
+        self._registry.register(EngineCollector(status, model_name))
 
     def clock(self, started: float) -> Clock:
         """A clock for one group that was submitted at `started` (monotonic seconds)."""
@@ -209,9 +177,8 @@ class Metrics:
             yield metric.name + suffix, metric.type, labels, metric.documentation
 
     def _histograms(
-        self, ours: str, buckets: tuple[float, ...], theirs: str | None = None
+        self, ours: str, buckets: tuple[float, ...], text: str, theirs: str | None = None
     ) -> tuple[Histogram, Histogram]:
-        text = ours.replace("_", " ")
         mine = Histogram(f"tpdet_{ours}", text, buckets=buckets, registry=self._registry)
         other = Histogram(
             f"vllm:{theirs or ours}", text, ["model_name"], buckets=buckets,
@@ -223,48 +190,3 @@ class Metrics:
         mine = Counter(f"tpdet_{name}", text, registry=self._registry)
         other = Counter(f"vllm:{name}", text, ["model_name"], registry=self._registry)
         return _Pair(mine, other.labels(**self._model))
-
-
-class _EngineCollector(Collector):
-    """Reads the engine's last status message when Prometheus asks."""
-
-    def __init__(self, status: Callable[[], Status], model_name: str) -> None:
-        self._status, self._model_name = status, model_name
-
-    def collect(self) -> Iterator[Metric]:
-        """Gauges and counters of the engine process."""
-        status = self._status()
-        counters = status.counters
-        yield from self._gauge("tpdet_requests_running", status.running, "num_requests_running")
-        yield from self._gauge("tpdet_requests_waiting", status.waiting, "num_requests_waiting")
-        if "sequences_running" in counters:
-            yield from self._gauge("tpdet_batch_rows", counters["sequences_running"], None)
-        if {"pages_used", "pages_free"} <= counters.keys():
-            used, free = counters["pages_used"], counters["pages_free"]
-            cached = counters.get("pages_cached", 0.0)  # free, and kept for the prefix cache
-            pages = GaugeMetricFamily("tpdet_kv_pages", "KV pages by state", labels=["state"])
-            for state, count in (("used", used), ("cached", cached), ("free", free - cached)):
-                pages.add_metric([state], count)
-            yield pages
-            share = used / (used + free) if used + free else 0.0
-            yield from self._gauge(None, share, "kv_cache_usage_perc")
-        for name, ours in ENGINE_GAUGES.items():
-            if name in counters:
-                yield from self._gauge(ours, counters[name], None)
-        for name, (ours, theirs, text) in ENGINE_COUNTERS.items():
-            if name in counters:
-                yield CounterMetricFamily(ours, text, value=counters[name])
-                if theirs is not None:
-                    family = CounterMetricFamily(theirs, text, labels=["model_name"])
-                    family.add_metric([self._model_name], counters[name])
-                    yield family
-
-    def _gauge(self, ours: str | None, value: float, theirs: str | None) -> Iterator[Metric]:
-        if ours is not None:
-            yield GaugeMetricFamily(ours, ours.removeprefix("tpdet_").replace("_", " "), value)
-        if theirs is not None:
-            family = GaugeMetricFamily(
-                f"vllm:{theirs}", theirs.replace("_", " "), labels=["model_name"]
-            )
-            family.add_metric([self._model_name], value)
-            yield family
