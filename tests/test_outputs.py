@@ -41,6 +41,9 @@ class PieceDetokenizer:
             text, self.bytes = self.bytes[: error.start].decode(), self.bytes[error.start :]
         return text
 
+    def start_in(self, text: str, token_id: int) -> int:
+        return 0
+
     def finish(self) -> str:
         text, self.bytes = self.bytes.decode(errors="replace"), b""
         return text
@@ -117,6 +120,14 @@ def test_a_stop_string_in_the_last_token_of_the_length_wins_and_needs_no_abort()
     answer, deltas = run([b"one ", b"STOP"], SamplingParams(stop=("STOP",)))
     assert (answer.text, answer.finish_reason, answer.stop_reason) == ("one ", "stop", "STOP")
     assert not deltas[-1].abort
+
+
+def test_an_offset_is_where_its_token_begins_in_the_whole_text():
+    answer, deltas = run([b"one", b" \xc3", b"\xa9S", b"TO", b"x"], SamplingParams(stop=("STOP",)))
+    assert answer.text == "one \xe9STOx" and answer.offsets == (0, 3, 4, 6, 8)
+    assert tuple(delta.offset for delta in deltas) == answer.offsets
+    answer, _ = run([b"one S", b"TO", b"P two"], SamplingParams(stop=("STOP",)))
+    assert answer.text == "one " and answer.offsets == (0, 5, 7)
 
 
 def test_held_text_is_released_at_the_end():

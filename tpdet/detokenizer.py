@@ -22,6 +22,14 @@ class IncrementalDetokenizer:
         token = self._tokenizer.token(token_id, self._skip)
         return "" if token is None else self._joiner.push(token)
 
+    def start_in(self, text: str, token_id: int) -> int:
+        """Where in `text`, which pushing the token gave, its own text begins.
+
+        That is 0 but where bytes of tokens before it turned out to be no character.
+        """
+        own = self._tokenizer.token_text(token_id) if "\ufffd" in text else ""
+        return len(text) - len(own) if own and text.endswith(own) else 0
+
     def finish(self) -> str:
         """What is held back; nothing may be pushed afterwards."""
         return self._joiner.finish()

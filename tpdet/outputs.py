@@ -29,8 +29,8 @@ class TextDelta:
 
     `token_ids` and `logprobs` have one length (1, or 0 when nothing was sampled or the choice had
     ended); `text` may lag behind them while it could begin a stop string or a character is not
-    complete. `stop_reason` is the stop string, or the id from `stop_token_ids`, that ended it, or
-    DEAD_END.
+    complete. `offset` is where in the choice's whole text the token begins. `stop_reason` is the
+    stop string, or the id from `stop_token_ids`, that ended it, or DEAD_END.
     `abort` tells the reader that the engine must be told to drop the choice.
     """
 
@@ -40,13 +40,16 @@ class TextDelta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     abort: bool = False
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceAnswer:
     """A choice; `token_ids` and `logprobs` have one length and include the stop token.
 
-    `finish_reason` is None for one that still runs.
+    `finish_reason` is None for one that still runs. `offsets`, as many, are where each token
+    begins in `text`: a token without text (a special one, or the end of a character) where the
+    next text does, and what a stop string cut off at or past the end.
     """
 
     index: int
@@ -55,6 +58,7 @@ class ChoiceAnswer:
     logprobs: tuple[SampledToken, ...]
     finish_reason: str | None
     stop_reason: str | int | None
+    offsets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,8 @@ class ChoiceAssembler:
         self._matcher = StopStringMatcher(params.stop, params.include_stop_str_in_output)
         self._pieces: list[str] = []
         self._tokens: list[SampledToken] = []
+        self._offsets: list[int] = []
+        self._length = 0  # of the text so far, that which is held back included
         self._finish_reason: str | None = None
         self._stop_reason: str | int | None = None
 
@@ -107,7 +113,11 @@ class ChoiceAssembler:
         self._tokens.extend(tokens)
         # As in vLLM: text of the first min_tokens tokens cannot complete a stop string.
         may_stop = len(self._tokens) > self._params.min_tokens
-        text, stop = self._matcher.push(self._decode(output), may_stop)
+        decoded = self._decode(output)
+        offset = self._length + self._start_in(decoded, output.token_id)
+        self._length += len(decoded)
+        self._offsets += [offset] * len(tokens)
+        text, stop = self._matcher.push(decoded, may_stop)
         if stop is not None:
             self._finish_reason, self._stop_reason = "stop", stop
         elif output.finish_reason is not None:
@@ -125,6 +135,7 @@ class ChoiceAssembler:
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
             abort=stop is not None and output.finish_reason is None,
+            offset=offset,
         )
 
     def answer(self, index: int) -> ChoiceAnswer:
@@ -142,7 +153,11 @@ class ChoiceAssembler:
             logprobs=tuple(self._tokens),
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
+            offsets=tuple(self._offsets),
         )
+
+    def _start_in(self, text: str, token_id: int) -> int:
+        return 0 if self._detokenizer is None else self._detokenizer.start_in(text, token_id)
 
     def _decode(self, output: TokenOutput) -> str:
         """The text this token completes; a stop token has none unless stops are to be shown."""

@@ -66,7 +66,7 @@ class Tokenizer:
             ChatTemplate(template, self._named, list(self._special.values())) if template else None
         )
         # Now rather than at a request: it can fail, and takes a second for a large vocabulary.
-        self._around = _sound(self._added_around)
+        self.around = _sound(self._added_around)
         self._guard = _sound(lambda: Guard(backend))
         self._bytes_per_token = bytes_per_token(json.loads(backend.to_str()))
 
@@ -164,7 +164,7 @@ class Tokenizer:
             **{name: self._named.get(name) for name in _NAMED},
             "bos_token_id": self.bos_token_id,
             "eos_token_id": self._id_of("eos_token"),
-            "add_bos_token": self._around[0][:1] == [self.bos_token_id],
+            "add_bos_token": self.around[0][:1] == [self.bos_token_id],
             "additional_special_tokens": [self._special[id_] for id_ in sorted(self._special)],
             "chat_template": self.chat_template.source if self.chat_template else None,
         }
@@ -220,7 +220,7 @@ class Tokenizer:
 
     def _encode_segments(self, segments: Sequence[Segment], add_special_tokens: bool) -> list[int]:
         ids = self._guard.encode(segments)
-        before, after = self._around if add_special_tokens else ([], [])
+        before, after = self.around if add_special_tokens else ([], [])
         return [*before, *ids, *after]
 
 

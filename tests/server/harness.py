@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import psutil
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "demo"
@@ -22,8 +22,8 @@ TEMPLATE = (
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 
 
-def write_tokenizer(directory: Path) -> None:
-    """A byte tokenizer: id b is byte b; ids 256 to 258 are special."""
+def write_tokenizer(directory: Path, bos: bool = False) -> None:
+    """A byte tokenizer: id b is byte b; ids 256 to 258 are special. bos: 256 precedes a text."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {b: chr(b) for b in printable}
     for offset, byte in enumerate(b for b in range(256) if b not in letters):
@@ -32,6 +32,10 @@ def write_tokenizer(directory: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{SPECIAL[0]} $A", special_tokens=[(SPECIAL[0], 256)]
+        )
     directory.mkdir(exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(
@@ -61,11 +65,12 @@ class Server:
         wait: bool = True,
         stderr: int | None = None,
         environment: dict[str, str] | None = None,
+        bos: bool = False,
         **options: int,
     ):
         self.run = folder / "run"
         model = folder / "model"
-        write_tokenizer(model)
+        write_tokenizer(model, bos)
         command = [sys.executable, "-m", "tests.server.fake_rank", "--model", str(model)]
         command += ["--run-dir", str(self.run), "--served-model-name", MODEL]
         command += ["--port", "0"] if "--port" not in flags else []

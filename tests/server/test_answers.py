@@ -55,7 +55,8 @@ def test_the_openai_client_chats_and_streams(client):
     assert texts == [choice.message.content for choice in whole.choices]
     assert logprobs == [choice.logprobs.content for choice in whole.choices]
     assert usage == whole.usage
-    assert len(whole.choices[0].logprobs.content[0].top_logprobs) == 3  # the chosen one too
+    for token in whole.choices[0].logprobs.content:
+        assert len(token.top_logprobs) == 2  # the chosen one stands beside them
 
 
 def test_the_async_client_gets_what_the_sync_one_gets_under_load(server, client):
@@ -114,6 +115,21 @@ def test_streamed_text_is_the_finished_text_with_stop_strings(server):
         assert events[-2] == "data: [DONE]"
         assert "".join(c["choices"][0]["text"] for c in chunks) == whole["text"]
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_continuous_usage_counts_up_to_the_usage_at_the_end(server):
+    fields = {"max_tokens": 5, "seed": 2, "n": 2, "ignore_eos": True, "stream": True}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = server.complete(**fields, stream_options=options).text.split("\n\n")
+    chunks = [json.loads(event[6:]) for event in events[:-2]]
+    prompt = chunks[-1]["usage"]["prompt_tokens"]
+    assert [chunk["usage"] for chunk in chunks] == [
+        {"prompt_tokens": prompt, "completion_tokens": i, "total_tokens": prompt + i}
+        for i in [*range(1, 11), 10]
+    ]
+    options["continuous_usage_stats"] = False
+    events = server.complete(**fields, stream_options=options).text.split("\n\n")
+    assert {json.dumps(json.loads(event[6:])["usage"]) for event in events[:-3]} == {"null"}
 
 
 def test_a_stop_token_is_in_the_arrays_and_not_in_the_text(server):

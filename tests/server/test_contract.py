@@ -140,7 +140,7 @@ def test_of_two_ids_with_one_text_the_chosen_one_is_shown():
         token_names, logprobs = False, 3
 
     token = SampledToken(2, -0.5, (Candidate(1, -0.25), Candidate(2, -0.5), Candidate(9, -3.0)))
-    found = LogprobWriter(Call(), OneText()).completion([token], [2])
+    found = LogprobWriter(Call(), OneText()).completion([token], [2], [0])
     assert found["top_logprobs"] == [{"same": -0.5, "t9": -3.0}]
     assert found["token_logprobs"] == [-0.5] and found["tokens"] == ["same"]
 

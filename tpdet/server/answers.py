@@ -6,13 +6,15 @@ whole answer, and what repeats the prompt, are made only while they are written 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
+from tpdet.detokenizer import IncrementalDetokenizer
 from tpdet.outputs import ChoiceAnswer, TextDelta, logprob_bits, shortest_float32
 from tpdet.request import Candidate
 from tpdet.sampling_row import SampledToken
 from tpdet.server.json_pieces import Each
-from tpdet.server.prepare import Call
+from tpdet.server.prepare import Call, Echo
 from tpdet.server.prompt_scores import PromptScores
 from tpdet.tokenizer import Tokenizer
 
@@ -23,14 +25,10 @@ _FEW = 32
 
 @dataclass
 class LogprobWriter:
-    """Writes one choice's log-probabilities, also piece by piece: text offsets go on counting.
-
-    `names` keeps the texts of tokens for all choices of a call.
-    """
+    """Writes one choice's log-probabilities; `names` keeps tokens' texts for a whole call."""
 
     call: Call
     tokenizer: Tokenizer | None
-    offset: int = field(default=0)
     names: dict[int, str] = field(default_factory=dict)
 
     def name(self, token_id: int) -> str:
@@ -44,7 +42,9 @@ class LogprobWriter:
             self.names[token_id] = found
         return found
 
-    def completion(self, tokens: Iterable[Shown], ids: Sequence[int]) -> Json:
+    def completion(
+        self, tokens: Iterable[Shown], ids: Sequence[int], offsets: Iterable[int]
+    ) -> Json:
         """The arrays of `/v1/completions`; None (a prompt's first token) has no log-probability.
 
         The chosen token is always among `top_logprobs`, with the very same number; if two ids
@@ -52,31 +52,39 @@ class LogprobWriter:
         """
         count = len(ids)
         return {
-            "text_offset": _array(self._offsets(ids), count),
+            "text_offset": _array(offsets, count),
             "token_logprobs": _array(map(_value, tokens), count),
             "tokens": _array(map(self.name, ids), count),
             "top_logprobs": _array(map(self._top, tokens), count),
         }
 
     def chat(self, tokens: Sequence[SampledToken]) -> Json:
-        """`content` of `/v1/chat/completions`."""
+        """`content` of `/v1/chat/completions`; the chosen token stands beside its alternatives."""
         return {"content": _array(map(self._chat_entry, tokens), len(tokens)), "refusal": None}
 
     def prompt(self, tokens: Iterable[Shown], count: int) -> Each:
         """vLLM's `prompt_logprobs`: one `{id: {logprob, rank, decoded_token}}` a position."""
         return Each(None if token is None else self._ranked(token, count) for token in tokens)
 
-    def _offsets(self, ids: Sequence[int]) -> Iterator[int]:
-        for token_id in ids:
-            yield self.offset
-            self.offset += len(self.name(token_id))
+    def prompt_offsets(self, ids: Sequence[int], echo: Echo) -> Iterator[int]:
+        """Where each of a prompt's tokens begins in the text that `echo` shows of it."""
+        yield from [0] * echo.hidden
+        offset, last = 0, len(echo.text)
+        detokenizer = (
+            None
+            if self.tokenizer is None
+            else IncrementalDetokenizer(self.tokenizer, skip_special_tokens=False)
+        )
+        for token_id in ids[echo.hidden :]:
+            text = "" if detokenizer is None else detokenizer.push(token_id)
+            start = 0 if detokenizer is None else detokenizer.start_in(text, token_id)
+            yield min(offset + start, last)
+            offset += len(text)
 
     def _chat_entry(self, token: SampledToken) -> Json:
-        shown = self._limited(token)
-        if self.call.logprobs and all(c.token_id != token.token_id for c in shown):
-            shown = (*shown, Candidate(token.token_id, token.logprob))
         entry = self._entry(token.token_id, token.logprob)
-        entry["top_logprobs"] = [self._entry(c.token_id, c.logprob) for c in shown]
+        likeliest = self._limited(token)
+        entry["top_logprobs"] = [self._entry(c.token_id, c.logprob) for c in likeliest]
         return entry
 
     def _ranked(self, token: SampledToken, count: int) -> Json:
@@ -152,7 +160,7 @@ class ChoiceWriter:
 
     def whole(self, answer: ChoiceAnswer, prompt: PromptScores | None) -> Json:
         """The finished choice."""
-        found = self._piece(answer.text, answer.logprobs, prompt)
+        found = self._piece(answer.text, answer.logprobs, answer.offsets, prompt)
         found |= {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
         if self.call.prompt_logprobs is not None and self.call.kind == "completion":
             found["prompt_logprobs"] = self.prompt_logprobs(prompt)
@@ -167,7 +175,8 @@ class ChoiceWriter:
 
     def piece(self, delta: TextDelta, prompt: PromptScores | None) -> Json:
         """What a token adds, as a stream shows it; only the first piece may be large."""
-        found = self._piece(delta.text, delta.logprobs, prompt, stream=True)
+        offsets = (delta.offset,) * len(delta.logprobs)
+        found = self._piece(delta.text, delta.logprobs, offsets, prompt, stream=True)
         found["finish_reason"] = delta.finish_reason
         if delta.finish_reason is not None:
             found["stop_reason"] = delta.stop_reason
@@ -177,6 +186,7 @@ class ChoiceWriter:
         self,
         text: str,
         tokens: tuple[SampledToken, ...],
+        offsets: tuple[int, ...],
         prompt: PromptScores | None,
         stream: bool = False,
     ) -> Json:
@@ -190,14 +200,19 @@ class ChoiceWriter:
         else:
             shown: Iterable[Shown] = tokens
             ids = [token.token_id for token in tokens]
-            if call.echo and first:
-                text = call.echo_texts[self._prompt_index] + text
-                if prompt is not None:
+            places: Iterable[int] = offsets
+            if call.echo:
+                echo = call.echoes[self._prompt_index]
+                places = [len(echo.text) + offset for offset in offsets]
+                text = echo.text + text if first else text
+                if first and prompt is not None:
                     shown = _ScoredPrompt(self._prompt_ids, prompt, tokens)
                     ids = [*self._prompt_ids, *ids]
+                    before = self._logprobs.prompt_offsets(self._prompt_ids, echo)
+                    places = chain(before, places)
             found["text"] = text
             wanted = call.logprobs is not None
-            found["logprobs"] = self._logprobs.completion(shown, ids) if wanted else None
+            found["logprobs"] = self._logprobs.completion(shown, ids, places) if wanted else None
         if call.token_ids:
             found["token_ids"] = [token.token_id for token in tokens]
             found["logprob_bits"] = [logprob_bits(token.logprob) for token in tokens]

@@ -51,7 +51,8 @@ class GenerationResponse(Response):
         self._facts, self._pace = facts, pace
         self._prompts: dict[str, PromptScores] = {}
         self._begun: set[tuple[str, int]] = set()
-        self._held: _Taken | None = None
+        self._held: tuple[TokenOutput, TextDelta, int] | None = None
+        self._seen_tokens = 0
         names: dict[int, str] = {}
         self._assemblers = {
             request.request_id: RequestAssembler(request, tokenizer) for request in call.requests
@@ -153,13 +154,16 @@ class GenerationResponse(Response):
     def _events(self, chunk: Json, outputs: Iterator[_Taken | None]) -> Iterator[str]:
         """The events that these outputs make, but for the last event of all, which is held."""
         for taken in outputs:
-            if taken is None or not self._is_shown(*taken):
+            if taken is None:
+                continue
+            self._seen_tokens += len(taken[1].token_ids)
+            if not self._is_shown(*taken):
                 continue
             if self._held is not None:
-                yield from self._event(chunk, self._held)
-            self._held = taken
+                yield from self._event(chunk, *self._held)
+            self._held = (*taken, self._seen_tokens)
         if self._held is not None and not self._finished:
-            yield from self._event(chunk, self._held)
+            yield from self._event(chunk, *self._held)
             self._held = None
 
     def _last_event(self, chunk: Json) -> Iterator[str]:
@@ -168,7 +172,7 @@ class GenerationResponse(Response):
         if self._held is not None:
             if self._call.include_usage:
                 chunk["tpdet"] = {"seed": receipt["seed"]}
-            yield from self._event(chunk, self._held)
+            yield from self._event(chunk, *self._held)
         if self._call.include_usage:
             chunk |= {"tpdet": receipt, "choices": [], "usage": self._usage()}
             yield f"data: {json_text(chunk)}\n\n"
@@ -181,13 +185,18 @@ class GenerationResponse(Response):
         tokens = delta.token_ids and (call.logprobs is not None or call.token_ids)
         return bool(first or delta.text or delta.finish_reason or tokens)
 
-    def _event(self, chunk: Json, taken: _Taken) -> Iterator[str]:
-        """A choice's next piece; the first may repeat the prompt, and is written bit by bit."""
-        output, delta = taken
+    def _event(
+        self, chunk: Json, output: TokenOutput, delta: TextDelta, tokens: int
+    ) -> Iterator[str]:
+        """A choice's next piece; the first may repeat the prompt, and is written bit by bit.
+
+        tokens: of all choices, up to this piece.
+        """
         writer = self._writers[output.request_id, output.choice]
         large = not writer.begun
         piece = writer.piece(delta, self._prompts.get(output.request_id))
-        extra = {"usage": None} if self._call.include_usage else {}
+        so_far = usage(self._call, tokens) if self._call.continuous_usage else None
+        extra = {"usage": so_far} if self._call.include_usage else {}
         chunk["system_fingerprint"] = self._fingerprint
         content = {**chunk, "choices": [piece], **extra}
         yield "data: "

@@ -6,7 +6,7 @@ Runs in the HTTP process, in a thread when the body is large. Needs no torch.
 import json
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tpdet.errors import RequestError
 from tpdet.request import MAX_STOP_STRINGS, Request, SamplingParams, check_against_model
@@ -33,6 +33,13 @@ _PASSED_ON = (
 )  # fmt: skip
 
 
+class Echo(NamedTuple):
+    """A prompt as `echo` shows it; of its ids, the first `hidden` stand for nothing in the text."""
+
+    text: str
+    hidden: int
+
+
 @dataclass(frozen=True)
 class Call:
     """One HTTP request for text: what to run, and how its answer is to look.
@@ -52,7 +59,7 @@ class Call:
     logprobs: int | None
     prompt_logprobs: int | None
     echo: bool
-    echo_texts: tuple[str, ...]
+    echoes: tuple[Echo, ...]
     token_names: bool
     token_ids: bool
 
@@ -179,7 +186,7 @@ class Preparer:
             logprobs=shown,
             prompt_logprobs=body.prompt_logprobs,
             echo=echo,
-            echo_texts=tuple(self.prompts.text(prompt) for prompt in prompts) if echo else (),
+            echoes=tuple(Echo(self.prompts.text(p), p.hidden) for p in prompts) if echo else (),
             token_names=bool(body.return_tokens_as_token_ids),
             token_ids=bool(body.return_token_ids),
         )

@@ -12,10 +12,14 @@ from tpdet.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids, and the text they were made from if the client sent text."""
+    """Token ids, and the text they were made from if the client sent text.
+
+    `hidden`: how many ids at the beginning stand for nothing in that text, such as an added BOS.
+    """
 
     token_ids: list[int]
     text: str | None = None
+    hidden: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,11 @@ class PromptReader:
                 else entry
             )
             kept = self._fitted(ids, body.truncate_prompt_tokens)
-            whole = kind is str and len(kept) == len(ids)
-            found.append(Prompt(kept, entry if whole else None))
+            if kind is str and len(kept) == len(ids):
+                hidden = len(self.tokenizer.around[0]) if self.tokenizer and special else 0
+                found.append(Prompt(kept, entry, hidden))
+            else:
+                found.append(Prompt(kept))
         return found
 
     def of_chat(self, body: ChatBody) -> Prompt:
