@@ -12,7 +12,7 @@ from tpdet.bench.arguments import BENCHMARKS, complete
 from tpdet.bench.floor import RATES, decode_work, exchange_seconds, mixed_work, prefill_work
 from tpdet.bench.latency import decode_tokens, engine_row, time_latency
 from tpdet.bench.load import lengths, prompt
-from tpdet.bench.record import BenchRow, finish
+from tpdet.bench.record import BenchRow, finish, print_rows
 from tpdet.bench.results import newest_rows
 from tpdet.bench.shapes import named_config, products, shards
 from tpdet.bench.spec import EngineSpec, LatencyCases
@@ -154,6 +154,15 @@ def test_runs_are_appended_newest_last(tmp_path, capsys):
     finish("gemm", gpu, [row(3.0)], tmp_path / "named.json")
     assert len(json.loads((tmp_path / "named.json").read_text())) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gemm.h200.json", "named.json"]
+
+
+def test_a_table_has_no_empty_column(capsys):
+    print_rows([row(1.0, batch=1)])
+    out = capsys.readouterr().out
+    assert "value" in out and not any(word in out for word in ("floor", "peer", "ratio"))
+    print_rows([row(1.0, batch=1), row(2.0, batch=2, floor=0.5, ratio=4.0)])
+    out = capsys.readouterr().out
+    assert "floor" in out and "ratio" in out and "peer" not in out
 
 
 def test_a_results_file_that_is_none_is_not_overwritten(tmp_path):

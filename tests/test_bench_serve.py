@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -179,3 +180,45 @@ def test_no_server(capsys):
 def test_numbers_out_of_range(flag, value, capsys):
     assert main(["bench", "serve", "--base-url", "http://127.0.0.1:1", flag, value]) == 2
     assert flag in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keyed")
+    keys = folder / "keys"
+    keys.write_text("sk-bench\n")
+    keys.chmod(0o600)
+    found = Server(folder, "--api-key-file", str(keys))
+    found.keys = keys
+    yield found
+    found.stop()
+
+
+def test_a_server_that_wants_a_key_is_told_apart_from_none(keyed, capsys, monkeypatch):
+    load = ["bench", "serve", "--base-url", keyed.url, "--requests", "1", "--generate", "1",
+            "--input", "3", "--vocabulary", "200"]  # fmt: skip
+    assert main(load) == 77
+    err = capsys.readouterr().err
+    assert "wants an API key (401)" in err and "--api-key-file" in err and "TPDET_API_KEY" in err
+    assert "b'" not in err and "no server" not in err and err.count("\n") == 1
+    monkeypatch.setenv("TPDET_API_KEY", "sk-other")
+    assert main(load) == 77
+    assert "does not take this API key" in capsys.readouterr().err
+    assert main([*load, "--api-key-file", str(keyed.keys)]) == 0
+    monkeypatch.setenv("TPDET_API_KEY", "sk-bench")
+    assert main(load) == 0
+
+
+def test_figures_are_labelled_lines_and_json_only_where_it_is_asked_for(server, capsys,
+                                                                        monkeypatch):  # fmt: skip
+    load = ["bench", "serve", "--base-url", server.url, "--requests", "2", "--generate", "3",
+            "--input", "3", "--vocabulary", "200"]  # fmt: skip
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: True, raising=False)
+    assert main(load) == 0
+    out = capsys.readouterr().out
+    for label in ("Successful requests:", "Output token throughput (tok/s):", "Mean TTFT (ms):",
+                  "Median TPOT (ms):", "P99 ITL (ms):"):  # fmt: skip
+        assert label in out
+    assert "{" not in out and "│" not in out
+    assert main([*load, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["completed"] == 2

@@ -17,6 +17,7 @@ from tpdet.engine import Engine
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.model_shapes import PUBLISHED, SHAPES
+from tpdet.planner.command import LEGEND
 from tpdet.planner.compare import compare_mixed, compare_steps, comparison_table
 from tpdet.planner.constants import LayerCost, load_constants, write_constants
 from tpdet.planner.exchange_time import exchange_seconds, levels_of
@@ -210,7 +211,7 @@ def test_more_bandwidth_would_help_a_world_over_nodes():
     usual = plan_size(asked, 16)
     quick = plan_size(replace(asked, network=Network(bytes=1e13, hop=0.0)), 16)
     assert quick.decode_ms < usual.decode_ms and quick.prefill_tokens > usual.prefill_tokens
-    assert any("all-gather of every rank's partials" in note for note in usual.notes)
+    assert any("folds in two levels, inside each node" in note for note in usual.notes)
 
 
 @pytest.mark.parametrize(("shape", "name"), [(shape, hub) for hub, shape in PUBLISHED.items()])
@@ -232,6 +233,8 @@ def plan(*arguments):
 def test_a_plan_is_printed_and_one_that_does_not_fit_ends_with_71(capsys):
     assert plan("--tp", "4") == 0
     out = capsys.readouterr().out
+    assert all(line in " ".join(out.split()) for line in LEGEND)
+    assert "(s)" not in out
     assert "KV cache:" in out and "recommended: TP 2" in out
     assert plan("--tp", "1", "--json") == 71
     found = json.loads(capsys.readouterr().out)
@@ -245,7 +248,8 @@ def test_a_plan_is_printed_and_one_that_does_not_fit_ends_with_71(capsys):
         (("--tp", "3"), "power of two"),
         (("--tp", "16"), "16 is more than"),
         (("--tp", "16", "--nodes", "2"), "use one of 1, 2, 4, 8"),
-        (("--gpu", "abacus"), "abacus"),
+        (("--gpu", "abacus"), "--gpu abacus: no times of it were measured: use one of h200"),
+        (("--tp", "two"), "--tp: 'two' is not a whole number"),
         (("--context", "10000"), "10000"),
         (("--nodes", "0"), "--nodes 0"),
         (("--gpu-memory-utilization", "2"), "utilization"),

@@ -7,13 +7,16 @@ import argparse
 import os
 import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from tpdet.bench.record import print_line
+from tpdet.command_line import Parser, whole_number
 from tpdet.kernels import ops
 from tpdet.kernels.cpu import threads
 from tpdet.verify.report import append_record, run_record
@@ -73,3 +76,16 @@ def kernels_command(options: argparse.Namespace) -> int:
         append_record(options.output, "kernels", record)
     print_line(record, options.json)
     return 0
+
+
+def main() -> int:
+    """`python -m tpdet.bench.kernels`, as results files name it."""
+    parser = Parser(prog="python -m tpdet.bench.kernels", description=__doc__)
+    parser.add_argument("--size", type=whole_number, default=4096, help="rows and columns")
+    parser.add_argument("--output", type=Path, help="results file to append to")
+    parser.add_argument("--json", action="store_true", help="end with the run as JSON")
+    return kernels_command(parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

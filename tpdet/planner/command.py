@@ -45,7 +45,7 @@ def wish_of(options: argparse.Namespace) -> Wish:
     settings = None
     if options.config is not None:
         named = [] if options.model is None else ["--model", options.model]
-        settings = load_settings(["--config", str(options.config), *named], "tpdet plan")
+        settings = load_settings(["--config", str(options.config), *named], "tpdet plan", {})
     model = settings.engine.model if settings is not None else options.model
     if model is None:
         raise UsageError("no model is given: name one with --model, or a file with --config")
@@ -97,8 +97,21 @@ def checked(wish: Wish) -> Wish:
     return wish
 
 
+LEGEND = (
+    "TP: GPUs that share one copy of the model, a world; worlds: such copies side by side, each "
+    "with requests of its own",
+    "sequences: how many of the context's length one world's memory holds; a step gives each of "
+    "the batch a token",
+    "floor: the least that a step takes if these GPUs only moved its bytes or only computed, at "
+    "their measured rates",
+    "most of a step: products are matrix products, exchange is what ranks send each other, host "
+    "is the CPU's work",
+)
+"""What the words of the table mean."""
+
+
 def print_plan(plan: Plan | None, choice: Choice) -> None:
-    """A table of the sizes, then the size asked for in detail, then the recommendation."""
+    """A table of the sizes, the size asked for in detail, what the words mean, and the advice."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)
@@ -106,6 +119,8 @@ def print_plan(plan: Plan | None, choice: Choice) -> None:
     if plan is not None:
         for line in plan_lines(plan):
             console.print(line, highlight=False, soft_wrap=True)
+    for line in LEGEND:
+        console.print(line, highlight=False, soft_wrap=True, style="dim")
     advice = f"recommended: TP {choice.tp}" if choice.tp else "recommended: none"
     console.print(f"{advice}: {choice.reason}", highlight=False, soft_wrap=True)
 
@@ -118,8 +133,8 @@ def plan_lines(plan: Plan) -> list[str]:
     )
     verdict = "fits" if plan.fits else "DOES NOT FIT"
     return [
-        f"{plan.model}, TP {plan.tp} on {plan.nodes} node(s), {plan.worlds} world(s), "
-        f"{plan.leaves} leaves, {plan.fold_order}: {verdict}",
+        f"{plan.model}, TP {plan.tp} on {_count(plan.nodes, 'node')}, "
+        f"{_count(plan.worlds, 'world')}, {plan.leaves} leaves, {plan.fold_order}: {verdict}",
         f"memory of a rank, GiB: {memory}",
         f"KV cache: {plan.kv_pages:,} pages, {plan.kv_tokens:,} tokens, {plan.kv_sequences:,} "
         f"sequences of {plan.context:,}",
@@ -131,6 +146,10 @@ def plan_lines(plan: Plan) -> list[str]:
         f"{plan.prefill_limit}",
         *(f"note: {note}" for note in plan.notes),
     ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _sizes(choice: Choice) -> Table:

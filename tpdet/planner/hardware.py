@@ -41,5 +41,7 @@ HARDWARE = {"h200": Hardware(memory=141_000_000_000, reserved=2 * GIB, multiproc
 def hardware_of(gpu: str) -> Hardware:
     """Raises UsageError naming the GPUs there are."""
     if gpu not in HARDWARE:
-        raise UsageError(f"--gpu {gpu}: use one of {', '.join(HARDWARE)}")
+        raise UsageError(
+            f"--gpu {gpu}: no times of it were measured: use one of {', '.join(HARDWARE)}"
+        )
     return HARDWARE[gpu]

@@ -6,6 +6,7 @@ from tpdet.bench.shapes import named_config
 from tpdet.errors import NotFoundError
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.model_shapes import PUBLISHED, SHAPES
+from tpdet.suggestions import did_you_mean
 
 
 def find_model(name: str, dtype: str = "auto") -> ModelConfig:
@@ -28,6 +29,7 @@ def find_model(name: str, dtype: str = "auto") -> ModelConfig:
     if not isinstance(path, str):
         raise NotFoundError(
             f"model {name!r} is no directory, not in the hub's cache and none of "
-            f"{', '.join([*SHAPES, *PUBLISHED])}: give one of these"
+            f"{', '.join([*SHAPES, *PUBLISHED])}"
+            f"{did_you_mean(name, [*SHAPES, *PUBLISHED]) or ': give one of these'}"
         )
     return load_model_config(Path(path).parent, dtype)

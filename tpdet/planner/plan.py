@@ -190,8 +190,9 @@ def _notes(world: World) -> tuple[str, ...]:
         notes.append("exchanges of more than 4 GPUs were not measured: their cost is extrapolated")
     if levels.nodes > 1:
         notes.append(
-            f"a world over {levels.nodes} nodes is planned with a fold of two levels; this version "
-            "runs it as one all-gather of every rank's partials, which is slower"
+            f"a world over {levels.nodes} nodes folds in two levels, inside each node and then "
+            "between nodes; the network's figures are assumed (--network-gbps, --network-us), not "
+            "measured"
         )
         if levels.node_slots > 1:
             notes.append(
