@@ -12,7 +12,7 @@ n-th call of one rank meets the n-th call of every other.
     world.barrier()                               # nobody leaves before everybody came
     world.close()                                 # the last call; again is harmless
 
-A collective moves bits and never adds (docs/architecture.md): NaN payloads, -0.0 and pad bytes arrive
+A collective moves bits and never adds: NaN payloads, -0.0 and pad bytes arrive
 as they were sent. Only `add_in_any_order`, for the approximate mode, is outside of that.
 `all_gather` and `all_to_all` want one shape and dtype on all ranks, and return memory that no later
 call writes to.

@@ -120,6 +120,7 @@ def test_mistakes_have_their_exit_codes_and_a_remedy(tmp_path, monkeypatch, caps
         (["generate", "m"], "are required: --prompt: see tpdet generate --help"),
         (["generate", "m", "--prompt", "x", "--max-model-len", "2x"], "--max-model-len: '2x'"),
         (["generate", "m", "--prompt", "x", "--temperature", "nan"], "'nan' is not a number"),
+        (["generate", "m", "--prompt", "x", "--temperature", "-1"], "tpdet: --temperature -1.0 "),
         (["make-model", "X", "--like", "lama"], "did you mean 'llama'?"),
         (["make-model", "X", "--like", "llama", "--vocab", "10"], "--vocab 10: use at least 1024"),
         (["stop"], "are required: RUN_DIR: see tpdet stop --help"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from tpdet import __version__
 from tpdet.command_line import Parser, whole_number
 from tpdet.errors import TpdetError, UsageError
+from tpdet.model_config import HEAD_SIZES
 from tpdet.model_shapes import SHAPES
 
 OVERVIEW = """\
@@ -40,6 +41,8 @@ CLUSTER = "launch"  # so are this command's, but for the launcher's own
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; the exit code is that of the error that ended it."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     try:
         if arguments[:1] == [OWN_RANKS]:
             return _serve(arguments[1:])
@@ -153,7 +156,7 @@ def _add_make_model(commands: argparse._SubParsersAction) -> None:
         ("layers", 4, "decoder layers"),
         ("heads", 8, "attention heads"),
         ("kv-heads", None, "key heads, which divide the heads (default: half of them)"),
-        ("head-dim", 64, "width of a head: 32, 64, 96, 128 or 256"),
+        ("head-dim", 64, f"width of a head: one of {', '.join(map(str, HEAD_SIZES))}"),
         ("intermediate", None, "a multiple of 128 (default: near 3 times --hidden)"),
         ("vocab", 2048, "tokens, at least 1024"),
         ("context", 4096, "positions"),

@@ -92,7 +92,7 @@ class Parser(argparse.ArgumentParser):
             if action.help != argparse.SUPPRESS
             for name in action.option_strings
         ]
-        found = nearest(flags[0], known)
+        found = nearest(flags[0], known) if flags[0].startswith("--") else None
         self.error(f"unknown flag {flags[0]}" + (f": did you mean {found}?" if found else ""))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

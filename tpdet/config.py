@@ -205,8 +205,9 @@ def first_problem(
 def _what_is_wrong(kind: str, value: object, problem: Any) -> str:
     context = problem.get("ctx", {})
     if kind in _TYPES:
-        quotes = ": write it without quotes" if _NUMBER.fullmatch(str(value)) else ""
-        return f"{value!r} is not {_TYPES[kind]}{quotes if isinstance(value, str) else ''}"
+        said = _TYPES[kind]
+        quoted = isinstance(value, str) and re.fullmatch(_PLAIN.get(said, "$^"), value, re.ASCII)
+        return f"{value!r} is not {said}{': write it without quotes' if quoted else ''}"
     if kind == "literal_error":
         choices = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
         known = [*choices.split(", "), *(DTYPES if "float32" in choices else ())]
@@ -217,7 +218,9 @@ def _what_is_wrong(kind: str, value: object, problem: Any) -> str:
     return f"{problem['msg'].removeprefix('Value error, ')}"
 
 
-_NUMBER = re.compile(r"[+-]?[0-9.]+|true|false", re.IGNORECASE)
+_PLAIN = {
+    "a whole number": r"[+-]?[0-9]+", "a number": r"[+-]?[0-9.]+", "true or false": "true|false",
+}  # fmt: skip
 _TYPES = {
     "int_type": "a whole number", "int_parsing": "a whole number", "int_from_float":
     "a whole number", "float_type": "a number", "float_parsing": "a number",

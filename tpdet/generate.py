@@ -9,7 +9,7 @@ from typing import Any
 
 from tpdet.command_line import number, whole_number
 from tpdet.config import EngineConfig, validated
-from tpdet.errors import UsageError
+from tpdet.errors import RequestError, UsageError
 from tpdet.server.flags import add_field
 from tpdet.server.setting_sources import Source, parse_text, read_toml, read_variables
 from tpdet.server.settings import SETTINGS
@@ -68,7 +68,12 @@ def generate(options: argparse.Namespace) -> int:
 
     from tpdet import LLM, SamplingParams
 
-    params = SamplingParams(**{name: getattr(options, name) for name in _SAMPLING})
+    try:
+        params = SamplingParams(**{name: getattr(options, name) for name in _SAMPLING})
+    except RequestError as error:
+        name = error.param or ""
+        flag = "-n" if name == "n" else f"--{name.replace('_', '-')}"
+        raise UsageError(flag + str(error).removeprefix(name)) from None
     given = config.model_dump(include=config.model_fields_set)
     with closing(LLM(**given)) as llm:
         outputs = llm.generate(options.prompt, params)

@@ -70,6 +70,7 @@ def test_the_command_line_wins_over_the_file(tmp_path):
         (("a", "--max-queue", "0"), "--max-queue: 0 is out of range: use 1 or more"),
         (("a", "--max-queue", "many"), "--max-queue: 'many' is not a whole number"),
         (("a", "--port", "80x"), "--port: '80x' is not a whole number$"),
+        (("a", "--seed", "1.5"), "--seed: '1.5' is not a whole number$"),
         (("a", "--max-model-len", "1.5K"), r"--max-model-len: '1.5K' .* use 1\.5k"),
         (("a", "--fold-order", "random"), "--fold-order: 'random' is none of sequential, pairs"),
         (("a", "--dtype", "bfloat61"), "did you mean 'bfloat16'"),
@@ -136,6 +137,19 @@ def test_flag_wins_over_environment_over_file(tmp_path):
     assert not found.engine.enable_prefix_caching and found.world.tp == 2
     assert found.engine.dtype == "float16" and found.engine.step_timeout == 2.5
     assert found.server.host == "127.0.0.1" and not found.notes
+
+
+def test_tp_has_its_long_name_everywhere(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text("tensor_parallel_size = 2\n")
+    assert load("m", "--config", str(file)).world.tp == 2
+    assert load("m", "--tensor_parallel_size", "2").world.tp == 2
+    environ = {"TPDET_TENSOR_PARALLEL_SIZE": "2"}
+    assert load_settings(["m"], "t", environ).world.tp == 2
+    forget_settings(SETTINGS, environ)
+    assert not environ
+    with pytest.raises(UsageError, match="TPDET_TENSOR_PARALLEL_SIZE and TPDET_TP are set"):
+        load_settings(["m"], "t", {"TPDET_TP": "2", "TPDET_TENSOR_PARALLEL_SIZE": "2"})
 
 
 def test_every_setting_has_its_variable():
@@ -262,6 +276,8 @@ def test_arguments_of_vllm_that_cannot_be_honoured(arguments, word):
         ('api_key = "sk-9"', "--api-key-file"),
         ("fold-order = 3", "fold-order in"),
         ("max-queue = 0", "max-queue in .*: 0 is out of range"),
+        ("[server]\nport = 1", r"without a section such as \[server\]"),
+        ("tp = 1\ntensor-parallel-size = 1", "'tp' and 'tensor-parallel-size': leave one"),
     ],
 )
 def test_a_files_values_have_the_types_of_the_settings(tmp_path, text, word):

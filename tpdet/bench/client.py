@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import ssl
 import time
 from collections.abc import Mapping
@@ -92,7 +93,12 @@ async def get_json(address: Address, path: str, headers: Mapping[str, str]) -> A
             writer.close()
         status, content = response.parser.get_status_code(), bytes(response.body)
     except (OSError, ValueError, httptools.HttpParserError) as error:
-        raise UsageError(f"no server answers at {address.host}:{address.port}: {error}") from error
+        number = error.errno if isinstance(error, OSError) else None
+        why = os.strerror(number) if number is not None and number > 0 else error
+        raise UsageError(
+            f"no server answers at {address.host}:{address.port} ({why}): start one with tpdet "
+            "serve MODEL, or name another with --base-url"
+        ) from error
     if status == 200:
         try:
             return json.loads(content)

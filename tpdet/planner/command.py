@@ -49,7 +49,7 @@ def wish_of(options: argparse.Namespace) -> Wish:
     model = settings.engine.model if settings is not None else options.model
     if model is None:
         raise UsageError("no model is given: name one with --model, or a file with --config")
-    wish = Wish(model, find_model(model), options.gpu, context=4096, batch=64)
+    wish = Wish(model, find_model(model), options.gpu.lower(), context=4096, batch=64)
     if settings is not None:
         wish = configured(wish, settings)
     flags = {

@@ -35,6 +35,8 @@ OTHER_VARIABLES = frozenset(
 """Variables that are no setting of a server: secrets, what launchers set, the clients' address."""
 _KUBERNETES = re.compile(r"TPDET_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
 """What Kubernetes sets in every pod beside a service named tpdet; TPDET_PORT=tcp://... too."""
+ALIASES = {"tensor_parallel_size": "tp"}
+"""Other names of settings, in files and in the environment."""
 _KEY = re.compile(r"[!-~]+")
 _MAX_TOML_BYTES = 1 << 20
 
@@ -58,6 +60,7 @@ def read_variables(
     """
     found = Source()
     known = {PREFIX + name.upper(): name for name in fields}
+    known |= {PREFIX + other.upper(): name for other, name in ALIASES.items() if name in fields}
     for variable in sorted(name for name in environ if name.startswith(PREFIX)):
         text = environ[variable].strip()
         if not text or _is_kubernetes(variable, text) or variable in OTHER_VARIABLES:
@@ -74,6 +77,8 @@ def read_variables(
         elif name in not_read:
             raise UsageError(f"{variable} does not count: give --{name.replace('_', '-')}")
         else:
+            if name in found.values:
+                raise UsageError(f"{found.spelled[name]} and {variable} are set: unset one")
             found.values[name] = parse_text(fields[name], text)
             found.spelled[name] = variable
     return found
@@ -93,10 +98,14 @@ def read_toml(path: str) -> Source:
     found = Source()
     for key, value in content.items():
         name = key.replace("-", "_")
+        name = ALIASES.get(name, name)
         if name in found.values:
-            raise UsageError(f"--config {path} sets {name!r} twice, with - and with _")
+            raise UsageError(f"--config {path} sets {found.spelled[name]!r} and {key!r}: leave one")
+        if isinstance(value, dict):
+            raise UsageError(f"--config {path}: settings stand without a section such as [{key}]")
         found.values[name] = value
-        found.spelled[name] = f"{key} in {path}"
+        found.spelled[name] = key
+    found.spelled = {name: f"{key} in {path}" for name, key in found.spelled.items()}
     return found
 
 
@@ -151,8 +160,9 @@ def key_digest(key: str) -> str:
 def forget_settings(fields: Iterable[str], environ: MutableMapping[str, str] | None = None) -> None:
     """Take settings and API keys out of the environment: no child reads or shows them again."""
     environ = os.environ if environ is None else environ
-    for name in (*KEY_VARIABLES, "TPDET_CONFIG", *(PREFIX + name.upper() for name in fields)):
-        environ.pop(name, None)
+    settings = (PREFIX + name.upper() for name in (*fields, *ALIASES))
+    for variable in (*KEY_VARIABLES, "TPDET_CONFIG", *settings):
+        environ.pop(variable, None)
 
 
 def unknown_key(spelled: str, name: str, known: Iterable[str]) -> UsageError:
