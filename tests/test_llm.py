@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import numpy
@@ -532,3 +533,23 @@ def test_two_ranks_fail_together_and_go_on_together(tiny_model, tmp_path, llm):
     assert "rank 0" in second[9] and "gave up: a script's own error" in second[9]
     assert first[10].startswith("UsageError: this LLM is closed: it ended by OSError")
     assert second[10].startswith("UsageError: this LLM is closed: it ended by PeerLostError")
+
+
+def test_the_examples_of_the_page_run(tiny_model):
+    page = Path(__file__).resolve().parent.parent / "docs" / "offline.md"
+    examples = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        model = str(tiny_model("qwen3", kv_heads=2))
+        code = example.replace('"DIR"', f"{model!r}, kv_pages=64").replace("size=2", "size=1")
+        done = subprocess.run(
+            [sys.executable, "-c", code.replace('"8k"', '"2k"')], capture_output=True, text=True
+        )
+        assert done.returncode == 0 and len(done.stdout.splitlines()) > 1, done.stderr
+
+
+def test_a_conversation_can_be_seen_as_text(llm):
+    tokenizer = llm.get_tokenizer()
+    text = tokenizer.render_chat(HELLO)
+    assert "Be brief." in text
+    assert tokenizer.encode(text, add_special_tokens=False) == tokenizer.apply_chat_template(HELLO)

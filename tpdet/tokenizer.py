@@ -124,14 +124,16 @@ class Tokenizer:
         Raises RequestError without a template, for messages it refuses, for lone surrogates, and
         at once for what must have more than `most` tokens.
         """
-        if self.chat_template is None:
-            raise RequestError(
-                "this model has no chat template: use completions, or start with --chat-template",
-                "messages",
-            )
-        segments = self.chat_template.render(messages, add_generation_prompt)
+        segments = self._render(messages, add_generation_prompt)
         self._refuse_too_long((checked(s.text) for s in segments if not s.special), most)
         return self._encode_segments(segments, add_special_tokens)
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+    ) -> str:
+        """A conversation as text. Raises RequestError as `apply_chat_template`."""
+        segments = self._render(messages, add_generation_prompt)
+        return "".join(segment.text for segment in segments)
 
     def with_chat_template(self, source: str) -> "Tokenizer":
         """The same with another template. Raises CheckpointError as `ChatTemplate`."""
@@ -205,6 +207,16 @@ class Tokenizer:
             if full[first : first + len(bare)] == bare:
                 return full[:first], full[first + len(bare) :]
         raise CheckpointError("tokenizer.json: the post-processor changes a text's own tokens")
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
+    ) -> list[Segment]:
+        if self.chat_template is None:
+            raise RequestError(
+                "this model has no chat template: use completions, or start with --chat-template",
+                "messages",
+            )
+        return self.chat_template.render(messages, add_generation_prompt)
 
     def _refuse_too_long(self, texts: Iterable[str], most: int | None) -> None:
         """Raise RequestError if the texts, end to end, must have more than `most` tokens."""

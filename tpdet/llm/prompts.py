@@ -85,16 +85,13 @@ class PromptReader:
             )
         single = any(isinstance(message, Mapping) for message in messages)
         tokenizer = self._with_template(template)
-        return [
-            ReadPrompt(
-                tuple(
-                    tokenizer.apply_chat_template(
-                        conversation, generation_prompt, most=self.max_model_len
-                    )
-                )
+        found = []
+        for conversation in [messages] if single else messages:
+            ids = tokenizer.apply_chat_template(
+                conversation, generation_prompt, most=self.max_model_len
             )
-            for conversation in ([messages] if single else messages)
-        ]
+            found.append(ReadPrompt(tuple(ids)))
+        return found
 
     def request(self, prompt: ReadPrompt, params: SamplingParams, request_id: str) -> Request:
         """The checked request; `max_tokens` None becomes all that is left of the context."""
