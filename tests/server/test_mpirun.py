@@ -13,6 +13,7 @@ import pytest
 
 from tests.mpich_place import make_mpich_place
 from tests.openmpi_place import ENVIRONMENT, MPIRUN, needs_mpirun
+from tests.ports import free_port
 from tests.server.cluster import FLAGS, LONG, Asking, all_gone, ask, family, wait_ready
 from tpdet.launch.stop import stop
 
@@ -20,10 +21,14 @@ pytestmark = needs_mpirun
 
 
 @contextmanager
-def started(folder, command, model, environment=ENVIRONMENT):
-    """A server under `command`; (process, run directory, ready.json). Nobody is left afterwards."""
-    run, log = folder / "run", folder / "log"
-    flags = ["--model", str(model), *FLAGS, "--run-dir", str(run)]
+def started(folder, command, model, environment=ENVIRONMENT, run_dir="run"):
+    """A server under `command`; (process, run directory, ready.json). Nobody is left afterwards.
+
+    run_dir: "" for those that ranks make in TMPDIR, one a node.
+    """
+    log = folder / "log"
+    flags = ["--model", str(model), *FLAGS, *(("--run-dir", str(folder / run_dir)) * bool(run_dir))]
+    environment = environment | {"TMPDIR": str(folder), "XDG_RUNTIME_DIR": ""}
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, *flags], env=os.environ | environment, stdout=output, stderr=output
@@ -31,8 +36,9 @@ def started(folder, command, model, environment=ENVIRONMENT):
     everyone = []
     try:
         alive = lambda: process.poll() is None
-        ready = wait_ready(folder, "run/ready.json", alive, log)
-        everyone = family(run)
+        ready = wait_ready(folder, f"{run_dir or 'tpdet-*/*'}/ready.json", alive, log)
+        (run,) = (path.parent for path in folder.glob("**/ready.json"))
+        everyone = family(folder)
         assert len(everyone) == ready["tp"] + 1
         yield process, run, ready
     finally:
@@ -156,3 +162,23 @@ def test_mpich_serves_the_bits_of_one_rank_drains_and_ends_with_a_killed_one(
         os.kill(ready["ranks"][1]["pid"], signal.SIGKILL)
         assert process.wait(30) == 75, (tmp_path / "log").read_text()
         assert all_gone(everyone, 2.0)
+
+
+@pytest.mark.slow
+def test_hydra_deals_ranks_out_to_hosts_in_turn(cluster_model, answers_alone, tmp_path):
+    """Two hosts to Hydra, whose daemons both run here: ranks 0 and 2 are on the first."""
+    programs, secret = make_mpich_place(tmp_path / "mpich"), tmp_path / "given"
+    secret.write_text("5a" * 32)
+    secret.chmod(0o600)
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", **meet}
+    hosts = ["-launcher", "fork", "-hosts", "n1,n2", "-ppn", "1"]
+    command = [programs / "mpirun", *hosts, "-n", "4", programs / "python", "-m", "tpdet.serve"]
+    command += ["--run-secret-file", str(secret)]
+    (tmp_path / "t").mkdir()  # a socket's path is bounded
+    with started(tmp_path / "t", command, cluster_model, environment, "") as (process, run, ready):
+        assert sorted(path.name for path in (run / "ranks").iterdir()) == ["0.json", "2.json"]
+        assert ask(ready["url"]) == answers_alone[0]
+        assert "nodes do not hold neighbouring ranks" in (tmp_path / "t/log").read_text()
+        assert stop(run) == 0 and process.wait(30) == 0, (tmp_path / "t/log").read_text()
+    assert not list((tmp_path / "t").glob("**/secret"))
