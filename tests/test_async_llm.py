@@ -247,65 +247,63 @@ def test_what_cannot_be_loaded_is_refused_and_leaves_no_thread(tmp_path):
 
 
 TWO_RANKS = """
-import asyncio, json, os, signal, sys
+import asyncio, json, sys
 import msgspec
 from tests.test_async_llm import GREEDY, LONG, mixed_requests, named, whole
 from tpdet import AsyncLLM
 
-async def main():
-    model, folder, fate = sys.argv[1:]
-    async with AsyncLLM(model, kv_pages=64, tensor_parallel_size=2, step_timeout=2) as llm:
-        if llm.rank > 0:
-            try:
-                await whole(llm.generate([1], GREEDY))
-            except ValueError as error:
-                refused = str(error)
-            if fate == "lost":
-                await asyncio.sleep(1)
-                os.kill(os.getpid(), signal.SIGKILL)
-            await llm.follow()
-            found = refused
-        elif fate == "lost":
-            try:
-                while True:
-                    await whole(llm.generate([1], LONG))
-            except Exception as error:
-                found = f"{type(error).__name__}: {error}"
-        else:
-            asked = mixed_requests()
-            answers = await asyncio.gather(*(whole(llm.generate(p, s)) for p, s in asked))
-            await asyncio.sleep(3)  # longer than the step timeout: idle ranks hear from rank 0
-            answers.append(await whole(llm.generate(*asked[0])))
-            found = msgspec.to_builtins([named(a) for a in answers], str_keys=True)
-        with open(f"{folder}/{llm.rank}.json", "w") as file:
-            json.dump(found, file)
+SETTINGS = {"kv_pages": 64, "tensor_parallel_size": 2, "step_timeout": 2}
 
-asyncio.run(main())
+async def told(awaited):
+    try:
+        return await awaited
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+async def well():
+    async with AsyncLLM(sys.argv[1], **SETTINGS) as llm:
+        if llm.rank > 0:
+            refused = await told(whole(llm.generate([1], GREEDY)))
+            await llm.follow()
+            return refused
+        asked = mixed_requests()
+        answers = await asyncio.gather(*(whole(llm.generate(p, s)) for p, s in asked))
+        await asyncio.sleep(3)  # longer than the step timeout: idle ranks hear from rank 0
+        answers.append(await whole(llm.generate(*asked[0])))
+        return msgspec.to_builtins([named(a) for a in answers], str_keys=True)
+
+async def badly():
+    llm = AsyncLLM(sys.argv[1], **SETTINGS)
+    if llm.rank > 0:
+        def fail(*_):
+            raise RuntimeError("out of luck")
+        llm.engine.runner.launch = fail
+        found = await told(llm.follow())
+    else:
+        found = await asyncio.gather(*(told(whole(llm.generate([i], LONG))) for i in (1, 2)))
+    await llm.close()
+    return found, llm.rank
+
+good = asyncio.run(well())
+bad, rank = asyncio.run(badly())
+with open(f"{sys.argv[2]}/{rank}.json", "w") as file:
+    json.dump([good, bad], file)
 """
 
 
-def two_ranks(model, folder, fate):
-    script = folder / "script.py"
+def test_rank_0_asks_the_others_follow_and_a_failure_is_everybodys(model, expected, tmp_path):
+    script = tmp_path / "script.py"
     script.write_text(TWO_RANKS)
-    arguments = [str(model), str(folder), fate]
-    command = torchrun_command(2, [str(script)], arguments, folder / "logs")
-    return subprocess.run(command, env=rank_environment(2), capture_output=True, text=True)
-
-
-def test_rank_0_asks_and_the_others_follow(model, expected, tmp_path):
-    done = two_ranks(model, tmp_path, "well")
+    command = torchrun_command(2, [str(script)], [str(model), str(tmp_path)], tmp_path / "logs")
+    done = subprocess.run(command, env=rank_environment(2), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    answers = json.loads((tmp_path / "0.json").read_text())
+    (answers, lost), (refused, own) = (
+        json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)
+    )
     same = msgspec.to_builtins([*expected, expected[0]], str_keys=True)
     assert answers == json.loads(json.dumps(same))
-    assert json.loads((tmp_path / "1.json").read_text()) == (
-        "rank 1 follows rank 0: call `await llm.follow()` here"
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-def test_a_lost_rank_is_told_to_every_consumer(model, tmp_path):
-    done = two_ranks(model, tmp_path, "lost")
-    assert done.returncode != 0
-    assert "PeerLostError" in json.loads((tmp_path / "0.json").read_text())
+    assert refused == "UsageError: rank 1 follows rank 0: call `await llm.follow()` here"
+    assert own == "RuntimeError: out of luck"
+    for error in lost:
+        assert error.startswith("PeerLostError: the engine has ended by PeerLostError: rank 1")
+        assert "gave up: out of luck" in error

@@ -82,7 +82,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
     prompt_logprobs: list[dict[int, Logprob] | None] | None
-    outputs: tuple[CompletionOutput, ...]
+    outputs: list[CompletionOutput]
     finished: bool
     seed: int
     system_fingerprint: str
@@ -114,7 +114,7 @@ class ResultWriter:
             prompt=prompt,
             prompt_token_ids=request.prompt_token_ids,
             prompt_logprobs=self._prompt(answer.prompt, request.prompt_token_ids, request.params),
-            outputs=tuple(self._choice(choice, request.params) for choice in answer.choices),
+            outputs=[self._choice(choice, request.params) for choice in answer.choices],
             finished=ended,
             seed=seed,
             system_fingerprint=self._runner.fingerprint(answer.approximate),
