@@ -10,9 +10,13 @@ library's version can change a table. Positions below 2^22 keep the reduction ex
 
 import torch
 
-from tpdet.kernels.rotary_spec import RotarySpec, attention_scaling, inverse_frequencies
+from tpdet.kernels.rotary_spec import (
+    MAX_POSITION,
+    RotarySpec,
+    attention_scaling,
+    inverse_frequencies,
+)
 
-MAX_POSITION = 1 << 22
 TABLE_VERSION = "rotary-table-1"
 """Names the function from frequencies and positions to tables; a change of its bits is a new one.
 """

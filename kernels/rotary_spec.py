@@ -9,6 +9,9 @@ import struct
 from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
 
+MAX_POSITION = 1 << 22
+"""Where every table ends: below it the reduction of angles is exact."""
+
 _CONTEXT = Context(prec=50, rounding=ROUND_HALF_EVEN)
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494")
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 from tpdet.comm.fold import GatherExchange, RankExchange
 from tpdet.comm.world import World
-from tpdet.errors import UsageError
-from tpdet.kernels.order import DEFAULT_LEAVES, FoldPlan, fold_plan, leaf_count
+from tpdet.kernels.order import FoldPlan, fold_plan
 from tpdet.layers.arithmetic import Arithmetic, StrictArithmetic
 from tpdet.model_config import ModelConfig
+from tpdet.model_config.fit import check_ranks
 from tpdet.weights.pieces import Pieces
 
 _VOCABULARY_GROUP = 16
@@ -85,15 +85,6 @@ class Partition:
         return Pieces(0, bounds, self.mine)
 
 
-def model_leaves(config: ModelConfig, limit: int | None) -> int:
-    """Leaves of a model's row-parallel layers. Raises UsageError when they cannot be cut."""
-    reduced = (config.num_heads * config.head_dim, config.intermediate_size)
-    try:
-        return leaf_count(config.num_heads, reduced, limit or DEFAULT_LEAVES)
-    except ValueError as error:
-        raise UsageError(f"this model cannot be cut into leaves: {error}") from error
-
-
 def make_partition(
     config: ModelConfig,
     world: World,
@@ -102,18 +93,7 @@ def make_partition(
     row_layers: str = "fold",
 ) -> Partition:
     """Cut `config` over `world`. Raises UsageError naming the tensor-parallel sizes that fit."""
-    leaves = model_leaves(config, limit)
-    fit = [n for n in range(1, leaves + 1) if leaves % n == 0 and _heads_fit(config, n)]
-    if world.size not in fit:
-        sizes = ", ".join(str(n) for n in fit)
-        raise UsageError(
-            f"tensor-parallel size {world.size} does not fit a model of {config.num_heads} query "
-            f"heads, {config.num_kv_heads} key heads and {leaves} leaves: use one of {sizes}"
-        )
+    leaves = check_ranks(config, world.size, limit)
     plan = fold_plan(fold_order, leaves, world.size)
     arithmetic = StrictArithmetic(GatherExchange(plan, world))
     return Partition(config, world, plan, arithmetic, row_layers)
-
-
-def _heads_fit(config: ModelConfig, ranks: int) -> bool:
-    return config.num_kv_heads % ranks == 0 or ranks % config.num_kv_heads == 0

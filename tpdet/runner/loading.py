@@ -25,9 +25,9 @@ from tpdet.errors import (
     TpdetError,
     UsageError,
 )
-from tpdet.kernels.rotary import MAX_POSITION
 from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig, load_model_config
+from tpdet.model_config.fit import context_length
 from tpdet.models.decoder import Decoder
 from tpdet.receipt import model_digest, table_digest
 from tpdet.weights.resolve import resolve_model
@@ -197,22 +197,7 @@ def read_model(config: EngineConfig) -> tuple[Path, ModelConfig, int]:
     """
     directory = resolve_model(config.model, config.revision)
     model = load_model_config(directory, config.dtype)
-    positions = context_length(config, model)
+    positions = context_length(config.max_model_len, model)
     if config.load_format != "dummy":
         check_sizes(directory, model)
     return directory, model, positions
-
-
-def context_length(config: EngineConfig, model: ModelConfig) -> int:
-    """The context length to serve. Raises UsageError past the model's own, and past any table."""
-    length = model.max_position if config.max_model_len is None else config.max_model_len
-    if length > model.max_position:
-        raise UsageError(
-            f"max_model_len {length} is over the model's context of {model.max_position}: lower it"
-        )
-    if length > MAX_POSITION:
-        raise UsageError(
-            f"a context of {length} is over the {MAX_POSITION} positions that rotary tables can "
-            "have: set a lower max_model_len"
-        )
-    return length

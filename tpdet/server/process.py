@@ -21,7 +21,7 @@ from typing import NoReturn
 import uvicorn
 import uvloop
 
-from tpdet.errors import TpdetError
+from tpdet.errors import PeerLostError, TpdetError
 from tpdet.launch.lifecycle import write_error
 from tpdet.launch.processes import die_with_parent
 from tpdet.launch.run_directory import RunDirectory
@@ -63,15 +63,19 @@ class HttpServer(uvicorn.Server):
 def main() -> NoReturn:
     """Run until the engine says stop (0), dies (75), or this process cannot start."""
     config = decode_config(sys.stdin.buffer.readline())
+    try:
+        _run(config)
+    except TpdetError as error:
+        _refuse(config, error)
+
+
+def _run(config: ProcessConfig) -> NoReturn:
     die_with_parent(PARENT_DEATH_SIGNAL, expected_parent=config.parent_pid)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     log = open_log(config.log_access)
     threading.Thread(target=_follow_parent, name="parent", daemon=True).start()
-    try:
-        files = _read_tokenizer(config)
-    except TpdetError as error:
-        _refuse(config, error)
+    files = _read_tokenizer(config)
     code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(config, files))
     if code == LOST:
         _clear_channels(config)
@@ -91,7 +95,8 @@ def _follow_parent() -> None:
 def _refuse(config: ProcessConfig, error: TpdetError) -> NoReturn:
     """End before it served: rank 0 ends with the code, and says what is written here."""
     run = RunDirectory(Path(config.run_dir), config.session)
-    if not run.decide_exit(error.exit_code, error.code, 0, str(error)):
+    known = isinstance(error, PeerLostError)  # rank 0 is gone: nobody waits to hear of it
+    if not known and not run.decide_exit(error.exit_code, error.code, 0, str(error)):
         write_error(f"{error}\n")
     os._exit(error.exit_code)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.launch.environment import RankEnvironment
 from tpdet.launch.lifecycle import end_start
+from tpdet.launch.listeners import listeners
 from tpdet.launch.run_directory import RunDirectory
 from tpdet.launch.run_secret import new_secret
 from tpdet.launch.signals import StopSignals
@@ -51,6 +52,21 @@ def acting_at_start(
     if not environment.one_host:
         return nullcontext()
     return signals.acting(lambda: end_start(run))
+
+
+def open_store_warning(environment: RankEnvironment) -> str | None:
+    """What to say where torchrun's agent, which started this rank, listens on every address."""
+    if environment.launcher != "torchrun":
+        return None
+    ports = [str(found.port) for found in listeners(os.getppid()) if found.everywhere]
+    if not ports:
+        return None
+    return (
+        f"warning: torchrun listens on every address (port {', '.join(ports)}) without a password: "
+        "by its c10d rendezvous whoever reaches it runs code as this user; tpdet serve opens no "
+        "such port, static rendezvous (--master-addr, --master-port) unpickles nothing "
+        "(docs/cluster.md)"
+    )
 
 
 def open_port(config: ServerConfig) -> Port:

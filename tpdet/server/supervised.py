@@ -7,15 +7,20 @@ their environment.
 
 import logging
 import os
+import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from tpdet.errors import UsageError
+from tpdet.errors import TpdetError, UsageError
 from tpdet.launch.faults import read_faults
+from tpdet.launch.lifecycle import print_fatal
 from tpdet.launch.log_lines import open_log
 from tpdet.launch.run_secret import given_secret
+from tpdet.launch.signals import STOP_SIGNALS
 from tpdet.launch.supervise import serve
+from tpdet.server.preflight import check_start
 from tpdet.server.setting_sources import forget_settings
 from tpdet.server.settings import SETTINGS, load_settings
 
@@ -25,9 +30,23 @@ _log = logging.getLogger("tpdet.server")
 def serve_command(arguments: Sequence[str]) -> int:
     """Run a server of `--tp` ranks until it ends; the exit code of docs/server.md.
 
-    Raises UsageError and NotFoundError before anything is started.
+    Whatever ends it is told in one last line. A stop signal before the ranks start ends it with 0.
     """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        return _serve(arguments)
+    except TpdetError as error:
+        print_fatal(error.code, error.exit_code, message=str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 0
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    """Resolve the settings, check what can be known before, start."""
     settings = load_settings(arguments, "tpdet serve")
+    ranks = settings.world.tp or 1
     if settings.world.nodes > 1:
         raise UsageError(
             f"the settings are for {settings.world.nodes} nodes, tpdet serve starts the ranks of "
@@ -39,19 +58,25 @@ def serve_command(arguments: Sequence[str]) -> int:
     open_log("serve")
     for note in settings.notes:
         _log.warning("%s", note)
-    return serve(
-        settings.world.tp or 1,
-        settings.rank_arguments(),
-        _run_directory(settings.server.run_dir),
-        step_timeout=settings.engine.step_timeout,
-        drain_timeout=settings.server.drain_timeout,
-        secret=secret,
-        key_digest=settings.api_key_digest,
-    )
+    check_start(settings, ranks)
+    with _run_directory(settings.server.run_dir) as run_dir:
+        return serve(
+            ranks,
+            settings.rank_arguments(),
+            run_dir,
+            step_timeout=settings.engine.step_timeout,
+            drain_timeout=settings.server.drain_timeout,
+            secret=secret,
+            key_digest=settings.api_key_digest,
+        )
 
 
-def _run_directory(given: str | None) -> Path:
-    """The run directory, a new one under the temporary directory unless one is named."""
+@contextmanager
+def _run_directory(given: str | None) -> Iterator[Path]:
+    """The run directory, unless one is named a new temporary one, which goes with the server."""
     if given is not None:
-        return Path(given)
-    return Path(tempfile.mkdtemp(prefix=f"tpdet-{os.getuid()}-"))
+        yield Path(given)
+        return
+    prefix = f"tpdet-{os.getuid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
+        yield Path(name)

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from tpdet.errors import CheckpointError, NotFoundError
+from tpdet.errors import CheckpointError
 from tpdet.json_file import parse_json_object, read_json_object
 from tpdet.launch.regular_file import NotRegularError, open_regular
+from tpdet.weights.which import INDEX, SINGLE, find_weights
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20
 
 # Stored by old checkpoints, computed exactly here.
@@ -94,15 +93,8 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     Raises NotFoundError without either, and CheckpointError for a missing, truncated or damaged
     file, for a tensor in two files, and for an index that does not tell what the files hold.
     """
-    sharded, single = (directory / INDEX).exists(), (directory / SINGLE).exists()
-    if sharded and single:
-        raise CheckpointError(
-            f"{directory} holds both {SINGLE} and {INDEX}: remove the one that is not the model"
-        )
-    if sharded:
+    if find_weights(directory).name == INDEX:
         return _open_sharded(directory)
-    if not single:
-        raise NotFoundError(f"{directory} holds neither {SINGLE} nor {INDEX}")
     file = _open(directory / SINGLE)
     return Checkpoint({SINGLE: file}, dict.fromkeys(file.keys(), SINGLE))
 
