@@ -155,6 +155,7 @@ def print_fatal(code: str, exit_code: int, **details: object) -> None:
     line = json.dumps({"event": "fatal", "code": code, "exit": exit_code, **details})
     if os.isatty(2):
         line = f"tpdet: {details.get('message') or code}"
+    flush_log()
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     write_error(line + "\n")

@@ -41,6 +41,7 @@ from tpdet.server.start import (
     log_model,
     open_bridge,
     open_port,
+    open_store_notes,
     start_facts,
 )
 
@@ -125,7 +126,7 @@ def _lead(
     bridges: list[Bridge],
 ) -> None:
     """Rank 0: bring everything up, serve, and let everybody go."""
-    for note in settings.notes:
+    for note in (*settings.notes, *open_store_notes(environment)):
         _log.warning("%s", note)
     with Waiting(), acting_at_start(signals, run, environment):
         port = open_port(settings.server)

@@ -54,19 +54,19 @@ def acting_at_start(
     return signals.acting(lambda: end_start(run))
 
 
-def open_store_warning(environment: RankEnvironment) -> str | None:
+def open_store_notes(environment: RankEnvironment) -> list[str]:
     """What to say where torchrun's agent, which started this rank, listens on every address."""
     if environment.launcher != "torchrun":
-        return None
+        return []
     ports = [str(found.port) for found in listeners(os.getppid()) if found.everywhere]
     if not ports:
-        return None
-    return (
-        f"warning: torchrun listens on every address (port {', '.join(ports)}) without a password: "
-        "by its c10d rendezvous whoever reaches it runs code as this user; tpdet serve opens no "
-        "such port, static rendezvous (--master-addr, --master-port) unpickles nothing "
-        "(docs/cluster.md)"
-    )
+        return []
+    return [
+        f"torchrun listens on every address (port {', '.join(dict.fromkeys(ports))}) and asks for "
+        "no password: by its c10d rendezvous whoever reaches it runs code as this user. tpdet "
+        "serve opens no such port, static rendezvous (--master-addr, --master-port) unpickles "
+        "nothing (docs/cluster.md)"
+    ]
 
 
 def open_port(config: ServerConfig) -> Port:
