@@ -98,11 +98,11 @@ def test_bench_writes_its_rows(tiny_model, tmp_path):
         (["serve", "--config", "/nowhere.toml"], 66, "does not exist"),
     ],
 )
-def test_mistakes_have_their_exit_codes_and_a_remedy(tmp_path, monkeypatch, capsys, arguments,
+def test_mistakes_have_their_exit_codes_and_a_remedy(tmp_path, monkeypatch, capfd, arguments,
                                                      code, message):  # fmt: skip
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == code
-    assert message in capsys.readouterr().err
+    assert message in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
