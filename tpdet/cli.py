@@ -101,9 +101,9 @@ def _complete(arguments: list[str]) -> list[str]:
 
 
 def _serve(arguments: list[str]) -> int:
-    from tpdet.server.supervised import serve_command
+    from tpdet.server.supervised import main as serve
 
-    return serve_command(arguments)
+    return serve(arguments)
 
 
 def _launch(arguments: list[str]) -> int:

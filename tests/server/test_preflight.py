@@ -15,7 +15,7 @@ from tpdet.launch.supervise import serve
 from tpdet.server import preflight, supervised
 from tpdet.server.gpus import count_gpus, torch_build
 from tpdet.server.preflight import check_device
-from tpdet.server.supervised import serve_command
+from tpdet.server.supervised import main
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def refuse(monkeypatch, capfd, tmp_path):
     kept = {number: signal.getsignal(number) for number in STOP_SIGNALS}
 
     def run(*arguments):
-        code = serve_command([str(argument) for argument in arguments])
+        code = main([str(argument) for argument in arguments])
         lines = [line for line in capfd.readouterr().err.splitlines() if " INFO " not in line]
         assert len(lines) == 1, lines
         line = json.loads(lines[0])

@@ -27,15 +27,15 @@ from tpdet.server.settings import SETTINGS, load_settings
 _log = logging.getLogger("tpdet.server")
 
 
-def serve_command(arguments: Sequence[str]) -> int:
-    """Run a server of `--tp` ranks until it ends; the exit code of docs/server.md.
+def main(arguments: Sequence[str]) -> int:
+    """`serve_command`, its errors told in one last line; the exit code of docs/server.md.
 
-    Whatever ends it is told in one last line. A stop signal before the ranks start ends it with 0.
+    A stop signal before the ranks start ends it with 0.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler)
     try:
-        return _serve(arguments)
+        return serve_command(arguments)
     except TpdetError as error:
         print_fatal(error.code, error.exit_code, message=str(error))
         return error.exit_code
@@ -43,8 +43,11 @@ def serve_command(arguments: Sequence[str]) -> int:
         return 0
 
 
-def _serve(arguments: Sequence[str]) -> int:
-    """Resolve the settings, check what can be known before, start."""
+def serve_command(arguments: Sequence[str]) -> int:
+    """Resolve the settings, check what can be known before, start; the exit code of the server.
+
+    Raises TpdetError before anything is started.
+    """
     settings = load_settings(arguments, "tpdet serve")
     ranks = settings.world.tp or 1
     if settings.world.nodes > 1:
