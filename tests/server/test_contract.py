@@ -26,7 +26,7 @@ PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 PUBLIC = {"/health", "/ready", "/metrics", "/version"}
 ROUTES = {
     "GET": PUBLIC | {"/v1/models", "/v1/models/{model_id:path}", "/tokenizer_info",
-                     "/server_info", "/openapi.json"},
+                     "/server_info", "/openapi.json", "/", "/docs"},
     "POST": {PATH, CHAT, "/tokenize", "/detokenize"},
 }  # fmt: skip
 LIMITS = {
@@ -207,7 +207,7 @@ def test_a_wrong_key_is_an_authentication_error_everywhere_but_on_the_four(serve
         assert error["code"] == "invalid_api_key" and found.headers["x-request-id"]
     for path in PUBLIC:
         assert server.http.get(path, headers=wrong).status_code == 200
-    for path in ("/v1/receipts/1", "/docs", "/redoc", "/", "/v1", "/v1/embeddings", "/metrics/"):
+    for path in ("/v1/receipts/1", "/redoc", "/docs/", "/v1", "/v1/embeddings", "/metrics/"):
         assert server.http.get(path).status_code == 404, path
 
 

@@ -20,6 +20,7 @@ from tpdet.server.json_pieces import to_json
 from tpdet.server.large_bodies import LargeBodies
 from tpdet.server.openapi import describe
 from tpdet.server.pace import Pace
+from tpdet.server.page import Page
 from tpdet.server.prepare import Call, Preparer
 from tpdet.server.problems import ApiError, from_code, internal_error
 from tpdet.server.protocol import REFUSALS
@@ -73,7 +74,7 @@ class ProblemResponse(Response):
 
 
 def make_app(services: Services) -> FastAPI:
-    """All routes. Nothing else answers: no documentation pages, no redirects."""
+    """All routes. Nothing else answers: no redirects, no pages of FastAPI's."""
     app = FastAPI(
         title="tpdet",
         version=tpdet.__version__,
@@ -90,6 +91,20 @@ def make_app(services: Services) -> FastAPI:
     @app.get("/openapi.json")
     async def openapi() -> Response:
         return JsonResponse(describe(app, services.guarded))
+
+    @app.get("/")
+    @app.get("/docs")
+    async def page(request: Request) -> Response:
+        host, port = request.scope["server"]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        facts = {
+            "model": services.served_name,
+            "context": f"{services.preparer.facts.max_model_len:,} tokens",
+            "arithmetic": _arithmetic(services.client),
+            "keys": "sent as a bearer token" if services.guarded else "none are asked for",
+            "version": tpdet.__version__,
+        }
+        return Page(services.served_name, url, services.guarded, facts)
 
     async def problem(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientGone):

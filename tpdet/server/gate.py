@@ -20,6 +20,7 @@ from tpdet.server import limits
 from tpdet.server.json_body import parse_object
 from tpdet.server.keys import KeyRing
 from tpdet.server.log import CLIENT_GONE, log_access
+from tpdet.server.operations import not_found
 from tpdet.server.problems import ApiError, internal_error
 
 PUBLIC_PATHS = ("/health", "/ready", "/metrics", "/version")
@@ -112,7 +113,7 @@ class Gate:
             if match is Match.PARTIAL:
                 allowed += sorted(getattr(route, "methods", None) or ())
         if not allowed:
-            raise ApiError(404, "there is nothing at this path", code="not_found")
+            raise ApiError(404, not_found(scope["path"]), code="not_found")
         methods = ", ".join(allowed)
         raise ApiError(
             405,

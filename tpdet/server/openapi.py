@@ -7,6 +7,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from tpdet.server.gate import PUBLIC_PATHS
+from tpdet.server.operations import OPERATIONS
 from tpdet.server.schema import (
     Body,
     ChatBody,
@@ -21,6 +22,7 @@ _BODIES: dict[str, type[Body]] = {
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
+_TEXTS = {"/metrics": "text/plain", "/": "text/html", "/docs": "text/html"}
 _REFERENCE = "#/components/schemas/{model}"
 _ERROR = {
     "type": "object",
@@ -68,8 +70,9 @@ def _describe_operation(path: str, operation: dict[str, Any]) -> None:
     content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
     answers |= {code: {"description": "refused", "content": content} for code in errors}
     operation["responses"] = dict(sorted(answers.items()))
-    if path == "/metrics":
-        answers["200"]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+    operation["summary"], operation["description"] = OPERATIONS[path]
+    if path in _TEXTS:
+        answers["200"]["content"] = {_TEXTS[path]: {"schema": {"type": "string"}}}
     if path in _BODIES:
         answers["200"]["content"] = {
             "application/json": {"schema": {"type": "object"}},
