@@ -94,7 +94,7 @@ def test_nobody_notices_the_largest_answer(server, name):
             memory = server.child.memory_info().rss - memory
         stop.set()
     print(f"\n{name}: {size >> 20} MiB, memory {memory >> 20:+d} MiB, gap {max(gaps.result()):.3f}")
-    assert max(gaps.result()) < 0.5 and memory < MEMORY_BYTES
+    assert max(gaps.result()) < 1.0 and memory < MEMORY_BYTES
     for path, answers in seconds.items():
         ordered = sorted(answers)
         late = ordered[int(0.99 * len(ordered))]

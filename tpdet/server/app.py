@@ -191,6 +191,7 @@ def _add_generation(app: FastAPI, services: Services) -> None:
         exchange: Exchange = request.scope["tpdet"]
         services.client.check_open()
         call = await _worked_on(services, exchange, route)
+        exchange.release()
         assert isinstance(call, Call)
         schema = call.requests[0].params.json_schema
         if schema is not None:

@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tpdet.server import limits
+from tpdet.server.held_bytes import Hold
 from tpdet.server.json_body import parse_object
 from tpdet.server.keys import KeyRing
 from tpdet.server.log import CLIENT_GONE, log_access
@@ -48,6 +49,13 @@ class Exchange:
     data: bytes
     gone: asyncio.Future[None]
     tokens: tuple[int, int] | None = None
+    hold: Hold | None = None
+
+    def release(self) -> None:
+        """Let go of the body: it has been worked on."""
+        self.body, self.data = {}, b""
+        if self.hold is not None:
+            self.hold.release()
 
 
 class Gate:
@@ -79,7 +87,10 @@ class Gate:
                 data = await reader.read(self._body_timeout)
                 body = await _parsed(data)
             gone = asyncio.ensure_future(_until_gone(receive))
-            scope["tpdet"] = Exchange(answer.request_id, salt, body, data, gone)
+            scope["tpdet"] = Exchange(
+                answer.request_id, salt, body, data, gone, hold=scope.get("tpdet_hold")
+            )
+            del body, data
             await self._app(scope, receive, answer.send)
         except ClientGone:
             return
@@ -154,6 +165,9 @@ class _Answer:
         if self._status:
             return
         await send_problem(problem, self.send, finish=False, close=not reader.complete)
+        hold: Hold | None = self._scope.get("tpdet_hold")
+        if hold is not None:
+            hold.release()
         await reader.discard(limits.DRAIN_BODY_TIMEOUT)
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -186,8 +200,7 @@ class _BodyReader:
 
     async def read(self, timeout: float) -> bytes:
         """The body. Raises ApiError 413 or 408, or ClientGone."""
-        chunks: list[bytes] = []
-        size = 0
+        found = bytearray()  # many small parts cost no more than one large one
         try:
             async with asyncio.timeout(timeout):
                 more = True
@@ -195,16 +208,15 @@ class _BodyReader:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
                         raise ClientGone
-                    chunks.append(message.get("body", b""))
-                    size += len(chunks[-1])
+                    found += message.get("body", b"")
                     more = message.get("more_body", False)
-                    if size > limits.MAX_BODY_BYTES:
+                    if len(found) > limits.MAX_BODY_BYTES:
                         self.complete = not more
                         raise _too_large()
         except TimeoutError:
             raise ApiError(408, "the request's body did not arrive in time") from None
         self.complete = True
-        return b"".join(chunks)
+        return bytes(found)
 
     async def discard(self, timeout: float) -> None:
         """Drop what still arrives of the body, for at most `timeout` seconds."""
@@ -230,6 +242,8 @@ def _check_body_headers(reader: _BodyReader) -> None:
     charset = parameters.replace(b" ", b"").lower()
     if kind.strip().lower() != b"application/json" or charset not in (b"", b"charset=utf-8"):
         raise ApiError(415, "the body must be application/json in UTF-8", param="content-type")
+    if reader.chunked and (_header(scope, b"transfer-encoding") or b"").lower() != b"chunked":
+        raise ApiError(415, "the body may only be chunked", param="transfer-encoding")
     if _header(scope, b"content-encoding") not in (None, b"identity"):
         raise ApiError(415, "the body must not be compressed", param="content-encoding")
 

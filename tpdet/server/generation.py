@@ -76,6 +76,7 @@ class GenerationResponse(Response):
                 self._facts = ticket.facts or self._facts
                 self._client.metrics.prompt_tokens.count(usage(self._call, 0)["prompt_tokens"])
                 if self._call.stream:
+                    scope["tpdet_probe"] = b":\n\n"  # a comment
                     outcome = await self._stream(ticket, seed, send)
                 else:
                     outcome = await self._whole(ticket, seed, scope, send)

@@ -1,7 +1,8 @@
 """uvicorn's httptools protocol with the limits it lacks: header size and count, timers, readers.
 
 The parser accepts a header of megabytes, a hundred thousand headers, a head that never ends and a
-reader that never reads. Each is cut here, before any application code runs for it.
+reader that never reads. Each is cut here, before any application code runs for it. What RFC 9110
+and 9112 ask of headers is here too: fields behind a body are none, and a request has one Host.
 """
 
 import asyncio
@@ -9,28 +10,37 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from tpdet.server import limits
-from tpdet.server.problems import ApiError
+from tpdet.server.held_bytes import HEADER_OVERHEAD_BYTES, HeldBytes
+from tpdet.server.http_order import OrderedProtocol
+from tpdet.server.problems import ApiError, from_code
+
+# Headers that mean something here and may stand once: which of two would others believe?
+_ONCE = (b"host", b"content-type", b"content-encoding", b"transfer-encoding")
 
 
 class _Refused(Exception):
     """Stops the parser; the reason is in the protocol's `_refusal`."""
 
 
-class GuardedProtocol(HttpToolsProtocol):
-    """One connection. Refusals: 431 (headers), 408 (head too slow), a bare 400 (not HTTP)."""
+class GuardedProtocol(OrderedProtocol):
+    """One connection. Refusals: 431 (headers), 408 (head too slow), a bare 400 (not HTTP), 503
+    (all connections together hold too much).
+    """
 
     header_timeout = limits.HEADER_TIMEOUT
     body_timeout = limits.BODY_TIMEOUT
     slow_reader_timeout = limits.SLOW_READER_TIMEOUT
+    held = HeldBytes(limits.MAX_HELD_BYTES)
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._phase = "between"
         self._head_bytes = 0
+        self._trailers = 0
         self._refusal: ApiError | None = None
+        self._late_refusal = False  # it is written once what came before it is answered
         self._discarding = False
         self._completed = 0
         self._read_timer: asyncio.TimerHandle | None = None
@@ -56,7 +66,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._discarding:
             return
         in_head, completed = self._phase == "head", self._completed
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self._discarding or self.transport.is_closing():
             return
         if self._phase == "head" and in_head:
@@ -76,8 +87,10 @@ class GuardedProtocol(HttpToolsProtocol):
         """A request line begins."""
         super().on_message_begin()
         self._phase = "head"
-        self._head_bytes = 0
-        self._header_bytes = 0
+        self._head_bytes = self._header_bytes = self._trailers = 0
+        self._hold = self.held.hold(lambda: self._refuse(_overloaded()))
+        self._holds.append(self._hold)
+        self.scope["tpdet_hold"] = self._hold  # type: ignore[typeddict-unknown-key]
 
     def on_url(self, url: bytes) -> None:
         """Collect the target, up to its limit."""
@@ -87,15 +100,27 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect a header, up to the limits; a line counts with its colon, space and line end."""
-        super().on_header(name, value)
         self._header_bytes += len(name) + len(value) + 4
-        if len(self.headers) > limits.MAX_HEADERS:
+        if self._phase == "body":  # behind a body in chunks: such fields never become headers
+            self._trailers += 1
+        else:
+            super().on_header(name, value.strip(b" \t"))
+            self._count(len(name) + len(value) + HEADER_OVERHEAD_BYTES)
+        if len(self.headers) + self._trailers > limits.MAX_HEADERS:
             self._stop(_header_error(f"more than {limits.MAX_HEADERS} headers"))
         if self._header_bytes > limits.MAX_HEADER_BYTES:
             self._stop(_header_error(f"the headers are over {limits.MAX_HEADER_BYTES} bytes"))
 
     def on_headers_complete(self) -> None:
         """The head is whole: start the application, and wait for the body for a limited time."""
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._upgrading = True
+            return
+        names = [name for name, _ in self.headers]
+        if any(names.count(name) > 1 for name in _ONCE):
+            self._stop(None)
+        if b"host" not in names and self.parser.get_http_version() != "1.0":
+            self._stop(None)
         if len(self.pipeline) >= limits.MAX_PIPELINED:
             self._stop(_header_error(f"more than {limits.MAX_PIPELINED} requests in a pipeline"))
         self._phase = "body"
@@ -104,13 +129,29 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The body is whole."""
+        if self._upgrading:
+            return
+        if self._hold is not None:
+            self._hold.arrived()
         self._disarm()
         self._phase = "between"
         self._completed += 1
         super().on_message_complete()
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """An upgrade is simply not taken; no line in the log for each."""
+    def on_body(self, body: bytes) -> None:
+        """Part of a body."""
+        self._count(len(body))
+        super().on_body(body)
+
+    def _count(self, size: int) -> None:
+        if self._hold is not None and not self._hold.add(size):
+            self._stop(_overloaded())
+
+    def _all_answered(self) -> None:
+        if self._late_refusal:
+            self._write_refusal()
+        else:
+            super()._all_answered()
 
     # Timers
 
@@ -122,12 +163,6 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._read_timer is not None:
             self._read_timer.cancel()
             self._read_timer = None
-
-    def _busy(self) -> bool:
-        """Whether an answer is being made, so that nothing else may be written."""
-        return self.cycle is not None and not (
-            self.cycle.response_complete or self.cycle.disconnected
-        )
 
     def _head_overdue(self) -> None:
         self._read_timer = None
@@ -169,7 +204,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     # Refusals
 
-    def _stop(self, problem: ApiError) -> None:
+    def _stop(self, problem: ApiError | None) -> None:
         """Leave the parser; its error path ends in `send_400_response`."""
         self._refusal = problem
         raise _Refused
@@ -179,29 +214,49 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(self._refusal)
 
     def _refuse(self, problem: ApiError | None) -> None:
-        """Write an answer without the application, then drop input for a second and close.
-
-        Closing at once would reset the connection under a client that is still sending, which
-        then never sees the answer.
-        """
+        """End the connection with an answer of its own, behind those that are still being made."""
+        self._refusal = problem
         self._disarm()
         self._discarding = True
-        if self._busy():
-            if self._phase != "body" or self.pipeline or self.cycle.response_started:
+        if self._phase == "body" and self.pipeline:
+            self._drop_newest()
+        elif self._phase == "body" and self._busy():
+            if self.cycle.response_started:
                 self.transport.close()
                 return
             # The fault is in the body the application waits for: it is told that nobody listens.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+        if self._busy():
+            self._late_refusal = True
+        else:
+            self._write_refusal()
+
+    def _write_refusal(self) -> None:
+        """Write an answer without the application, then drop input for a second and close.
+
+        Closing at once would reset the connection under a client that is still sending, which
+        then never sees the answer.
+        """
+        self._unset_keepalive_if_required()
+        problem = self._refusal
         status, body = (400, b"") if problem is None else (problem.status, problem.body())
-        kind = b"content-type: application/json\r\n" if body else b""
+        headers = (("content-type", "application/json"), *problem.headers) if problem else ()
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers).encode()
         self.transport.write(
             b"%scontent-length: %d\r\n%sx-request-id: %s\r\nconnection: close\r\n\r\n%s"
-            % (STATUS_LINE[status], len(body), kind, secrets.token_hex(16).encode(), body)
+            % (STATUS_LINE[status], len(body), lines, secrets.token_hex(16).encode(), body)
         )
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(limits.DRAIN_BODY_TIMEOUT, self.transport.close)
+
+
+def _overloaded() -> ApiError:
+    return from_code(
+        "engine_overloaded",
+        f"requests of {limits.MAX_HELD_BYTES} bytes are arriving or waiting: try again later",
+    )
 
 
 def _header_error(message: str) -> ApiError:

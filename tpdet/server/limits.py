@@ -10,6 +10,7 @@ from tpdet import request
 from tpdet.grammar import trial
 
 MAX_BODY_BYTES = 10 << 20
+MAX_HELD_BYTES = 128 << 20  # of all requests together, until they are worked on
 MAX_JSON_DEPTH = 32
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 << 10
@@ -50,6 +51,7 @@ def all_limits() -> dict[str, object]:
     """Name to value of every limit; sizes in bytes, times in seconds, ranges as [low, high]."""
     return {
         "body_bytes": MAX_BODY_BYTES,
+        "held_request_bytes": MAX_HELD_BYTES,
         "json_depth": MAX_JSON_DEPTH,
         "headers": MAX_HEADERS,
         "header_bytes": MAX_HEADER_BYTES,

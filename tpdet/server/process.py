@@ -30,6 +30,7 @@ from tpdet.server.app import Services, make_app
 from tpdet.server.batch_swing import BatchSwing
 from tpdet.server.engine_client import EngineClient
 from tpdet.server.gate import Gate
+from tpdet.server.held_bytes import HeldBytes
 from tpdet.server.http_protocol import GuardedProtocol
 from tpdet.server.keys import KeyRing
 from tpdet.server.large_bodies import LargeBodies
@@ -161,6 +162,7 @@ def _make_server(config: ProcessConfig, services: Services) -> HttpServer:
     # The gate's own timer answers 408 first.
     GuardedProtocol.body_timeout = config.body_timeout + 1.0
     GuardedProtocol.slow_reader_timeout = config.slow_reader_timeout
+    GuardedProtocol.held = HeldBytes(config.held_bytes)
     return HttpServer(
         uvicorn.Config(
             gate,

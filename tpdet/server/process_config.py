@@ -28,6 +28,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     body_timeout: float = limits.BODY_TIMEOUT
     keep_alive_timeout: float = limits.KEEP_ALIVE_TIMEOUT
     slow_reader_timeout: float = limits.SLOW_READER_TIMEOUT
+    held_bytes: int = limits.MAX_HELD_BYTES
     log_access: bool = True
     log_statistics: bool = True
     statistics_seconds: float = limits.STATISTICS_SECONDS
