@@ -74,6 +74,20 @@ def test_make_model_and_generate_answer_reproducibly(tmp_path):
     assert output["seed"] == 4 and len(output["outputs"][0]["token_ids"]) <= 5
 
 
+def test_generate_puts_a_message_into_the_chat_template(tiny_model, capsys, tmp_path):
+    template = tmp_path / "t.jinja"
+    template.write_text("{% for m in messages %}{{ m['content'] }}|{% endfor %}")
+    asked = ["generate", str(tiny_model("qwen3")), "--seed", "1", "--max-tokens", "2", "--json"]
+    chat = ["--chat", "--chat-template", str(template), "--system", "a", "--prompt", "b"]
+    ids = []
+    for given in (chat, ["--prompt", "a|b|"]):
+        assert main([*asked, *given]) == 0
+        ids.append(json.loads(capsys.readouterr().out)["prompt_token_ids"])
+    assert ids[0] == ids[1]
+    assert main([*asked, "--chat", "--chat-template", "nope", "--prompt", "b"]) == 66
+    assert "chat template nope does not exist" in capsys.readouterr().err
+
+
 def test_bench_writes_its_rows(tiny_model, tmp_path):
     output = tmp_path / "latency.json"
     done = tpdet("bench", tiny_model("qwen3"), "--batch", "1,2", "--prompt-tokens", 8,
@@ -123,6 +137,7 @@ def test_mistakes_have_their_exit_codes_and_a_remedy(tmp_path, monkeypatch, capf
         (["generate", "m", "--prompt", "x", "--temperature", "-1"], "tpdet: --temperature -1.0 "),
         (["make-model", "X", "--like", "lama"], "did you mean 'llama'?"),
         (["make-model", "X", "--like", "llama", "--vocab", "10"], "--vocab 10: use at least 1024"),
+        (["generate", "m", "--prompt", "x", "--system", "s"], "--system counts with --chat only"),
         (["stop"], "are required: RUN_DIR: see tpdet stop --help"),
         (["launch", "slrum"], "'slurm'"),
     ],

@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from typing import Any
 
 from tpdet.command_line import number, whole_number
@@ -16,7 +15,7 @@ from tpdet.server.settings import SETTINGS
 
 _ENGINE = {
     "everyday": ("max_model_len", "dtype", "device"),
-    "model and tokenizer": ("revision", "load_format", "tokenizer"),
+    "model and tokenizer": ("revision", "load_format", "tokenizer", "chat_template"),
     "memory and batches": (
         "gpu_memory_utilization", "kv_pages", "enable_prefix_caching", "max_num_seqs",
         "max_num_batched_tokens", "fixed_batch",
@@ -42,6 +41,10 @@ def add_generate(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--prompt", action="append", required=True, metavar="TEXT", help="may be given again"
     )
+    command.add_argument(
+        "--chat", action="store_true", help="each prompt is a user's message, in the chat template"
+    )
+    command.add_argument("--system", metavar="TEXT", help="with --chat: what stands before each")
     sampling = command.add_argument_group("sampling")
     sampling.add_argument("-n", type=whole_number, default=1, help="choices of each prompt")
     sampling.add_argument("--max-tokens", type=whole_number, default=16, help="of each choice")
@@ -56,12 +59,15 @@ def add_generate(commands: argparse._SubParsersAction) -> None:
     for title, names in _ENGINE.items():
         group = command.add_argument_group(title)
         for name in names:
-            add_field(group, name, EngineConfig.model_fields[name], argparse.SUPPRESS)
+            add_field(group, name, EngineConfig.model_fields[name])
     command.set_defaults(run=generate)
 
 
 def generate(options: argparse.Namespace) -> int:
     """Answer the prompts, in their order. Raises as `LLM` and `LLM.generate` do."""
+    for name in ("system", "chat_template"):
+        if getattr(options, name) is not None and not options.chat:
+            raise UsageError(f"--{name.replace('_', '-')} counts with --chat only: give both")
     config = engine_config(options, os.environ)
 
     import msgspec
@@ -75,8 +81,13 @@ def generate(options: argparse.Namespace) -> int:
         flag = "-n" if name == "n" else f"--{name.replace('_', '-')}"
         raise UsageError(flag + str(error).removeprefix(name)) from None
     given = config.model_dump(include=config.model_fields_set)
-    with closing(LLM(**given)) as llm:
-        outputs = llm.generate(options.prompt, params)
+    begin = [] if options.system is None else [{"role": "system", "content": options.system}]
+    with LLM(**given) as llm:
+        if options.chat:
+            talks = [[*begin, {"role": "user", "content": text}] for text in options.prompt]
+            outputs = llm.chat(talks, params)
+        else:
+            outputs = llm.generate(options.prompt, params)
     if os.environ.get("RANK", "0") != "0":
         return 0  # every rank has the answers; one shows them
     for output in outputs:
@@ -104,8 +115,8 @@ def engine_config(options: argparse.Namespace, environ: Mapping[str, str]) -> En
                 values[name], spelled[name] = source.values[name], source.spelled[name]
     for names in _ENGINE.values():
         for name in names:
-            if hasattr(options, name):
-                value = getattr(options, name)
+            value = getattr(options, name)
+            if value is not None:
                 values[name] = parse_text(fields[name], value) if isinstance(value, str) else value
                 spelled[name] = "--" + name.replace("_", "-")
     if options.model is not None:

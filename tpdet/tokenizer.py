@@ -269,6 +269,8 @@ def _optional_object(path: Path) -> dict[str, Any]:
 def _template(directory: Path, config: Mapping[str, Any], chosen: str | Path | None) -> str | None:
     """The template: the chosen file, else chat_template.jinja, else tokenizer_config.json's."""
     if chosen is not None:
+        if not Path(chosen).exists():
+            raise NotFoundError(f"chat template {chosen} does not exist: name a file with one")
         return read_text_file(Path(chosen), _MAX_TEMPLATE_BYTES)
     path = directory / "chat_template.jinja"
     if path.exists():
