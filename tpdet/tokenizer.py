@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import tokenizers
 
 from tpdet.chat_template import ChatTemplate, Segment
-from tpdet.errors import CheckpointError, RequestError
+from tpdet.errors import CheckpointError, NotFoundError, RequestError
 from tpdet.json_file import parse_json_object, read_json_object, read_text_file
 from tpdet.text_bound import bytes_per_token
 from tpdet.token_bytes import DecoderRules, join_tokens, read_rules
