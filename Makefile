@@ -6,18 +6,24 @@ MODEL := models/demo
 
 .PHONY: setup serve test test-long test-gpu lint verify clean
 
-setup: $(VENV)/.ready
+# Two sets of packages in one .venv: what serving needs, and with it what the tests need.
+SETUP := pyproject.toml scripts/setup.sh
+setup: $(VENV)/.tests
 
-# torch goes in first and by itself: an open requirement would pull gigabytes of CUDA packages.
-$(VENV)/.ready: pyproject.toml scripts/setup.sh
-	PYTHON=$(PYTHON) bash scripts/setup.sh $(VENV)
-	touch $@
+$(VENV)/.serving: $(SETUP)
+	@PYTHON=$(PYTHON) bash scripts/setup.sh $(VENV) serve
+	@touch $@
 
-$(MODEL): | setup
-	$(BIN)/tpdet make-model $(MODEL) --like qwen3
+$(VENV)/.tests: $(SETUP)
+	@PYTHON=$(PYTHON) bash scripts/setup.sh $(VENV) test
+	@touch $(VENV)/.serving $@
 
-serve: setup $(MODEL)
-	bash scripts/demo.sh $(BIN)
+$(MODEL): | $(VENV)/.serving
+	@$(PYTHON) scripts/progress.py "making $(MODEL), a small model of random weights" \
+	  $(BIN)/tpdet make-model $(MODEL) --like qwen3
+
+serve: $(VENV)/.serving $(MODEL)
+	@bash scripts/demo.sh $(BIN)
 
 # Two runs: tests that bear company in WORKERS processes, one thread each, a file's in one of them for
 # its fixtures; then, one by one, those with servers and time limits. The second runs also after a

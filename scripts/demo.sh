@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Starts the demo server under torchrun and prints its address and a request to try.
+# Starts the demo server and prints its address and a request to try, once it takes requests.
 set -euo pipefail
 bin=$1
 run=run/demo
 rm -f "$run/ready.json"
+server=$$
 (
-    for _ in $(seq 600); do
+    while kill -0 "$server" 2>/dev/null; do
         if [ -f "$run/ready.json" ]; then
             "$bin/python" - "$run/ready.json" <<'PY'
 import json, sys
@@ -21,5 +22,4 @@ PY
         sleep 0.2
     done
 ) &
-exec "$bin/python" -m torch.distributed.run --standalone --nproc-per-node 2 \
-    -m tpdet.serve --config configs/demo.toml
+exec "$bin/tpdet" serve --config configs/demo.toml --tp 2

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with tpdet and its tests' needs. Safe to repeat.
+# setup.sh [VENV [serve|test]]: makes a virtual environment with tpdet, or completes one. Safe to
+# repeat, and in either order: "serve" holds what serving needs, "test" (the default) adds the tests'
+# needs, which take several times as long.
 # torch >= 2.11 that is already installed is reused; else a local find-links file (if pip knows
 # one), else PyTorch's own CPU wheels. On a machine with a GPU install the CUDA torch beforehand.
 set -euo pipefail
 venv=${1:-.venv}
+what=${2:-test}
 python=${PYTHON:-python3}
+began=$SECONDS
 
 has_torch() {
     "$1" - <<'PY' 2>/dev/null
@@ -15,21 +19,57 @@ sys.exit(release < (2, 11))
 PY
 }
 
+# pip of the Python beside the environment, where it can be told where to install (pip 22.3): that
+# saves seconds. What is tested wants a pip inside, too.
+pip_outside() {
+    "$python" - <<'PY' 2>/dev/null
+import sys
+from importlib.metadata import version
+sys.exit(tuple(int(part) for part in version("pip").split(".")[:2]) < (22, 3))
+PY
+}
+
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
     echo "tpdet needs Python 3.11 or newer; set PYTHON=python3.11" >&2
     exit 2
 }
+case $what in
+    serve) extras="" && size="about 250 MB" && cached="half a minute" ;;
+    test) extras="[test,plot,mpi,slurm,evaluation]" && size="about 700 MB" && cached="2 minutes" ;;
+    *) echo "setup.sh VENV $what: use serve or test" >&2 && exit 2 ;;
+esac
+echo "making $venv to $what: about $cached with packages from pip's cache, else as long as" \
+    "$size take to download"
 if [ ! -x "$venv/bin/python" ]; then
     if has_torch "$python"; then
-        "$python" -m venv --system-site-packages "$venv"
+        "$python" -m venv --without-pip --system-site-packages "$venv"
     else
-        "$python" -m venv "$venv"
+        "$python" -m venv --without-pip "$venv"
     fi
 fi
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
-if ! has_torch "$venv/bin/python"; then
-    "${pip[@]}" --no-index --no-deps "torch>=2.11" 2>/dev/null ||
-        "${pip[@]}" "torch>=2.11" --index-url https://download.pytorch.org/whl/cpu
+if [ "$what" = test ] || ! pip_outside; then
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
+        "$python" scripts/progress.py --pip "adding pip" "$venv/bin/python" -m ensurepip --upgrade
 fi
-"${pip[@]}" --editable ".[test,plot,mpi,slurm,evaluation]"
-"$venv/bin/python" -c 'import torch, tpdet; print("tpdet", tpdet.__version__, "torch", torch.__version__)'
+if pip_outside; then
+    pip=("$python" -m pip --python "$venv/bin/python")
+else
+    pip=("$venv/bin/python" -m pip)
+fi
+# Modules are compiled when they are first imported: most of torch never is.
+install() {
+    "$python" scripts/progress.py --pip "$1" "${pip[@]}" --disable-pip-version-check install \
+        --no-compile --progress-bar off "${@:2}"
+}
+# setuptools is there before tpdet is built: a build environment of its own would take seconds.
+install "installing setuptools" "setuptools>=77"
+# torch goes in by itself: an open requirement would pull gigabytes of CUDA packages.
+if ! has_torch "$venv/bin/python"; then
+    echo "looking for PyTorch on this machine"
+    torch=(--no-index --no-deps "torch>=2.11")
+    "${pip[@]}" install --quiet --dry-run "${torch[@]}" >/dev/null 2>&1 ||
+        torch=("torch>=2.11" --index-url https://download.pytorch.org/whl/cpu)
+    install "installing PyTorch" "${torch[@]}"
+fi
+install "installing tpdet and the packages to $what" --no-build-isolation --editable ".$extras"
+echo "$venv is ready to $what, after $((SECONDS - began)) s"
