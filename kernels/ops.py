@@ -154,6 +154,15 @@ def top_of_rows(
     return found
 
 
+def count_ahead(
+    logits: torch.Tensor, chosen: torch.Tensor, at: torch.Tensor, width: int
+) -> torch.Tensor:
+    """logits [R, W] fp32, a logit and a column for each row -> int64 [R]: how many columns come
+    before it among the first `width`, larger ones and equal ones further left."""
+    found: torch.Tensor = _on(logits, "count_ahead").count_ahead(logits, chosen, at, width)
+    return found
+
+
 def leaving_multiprocessors(count: int, device: torch.device) -> AbstractContextManager[None]:
     """While inside, products leave `count` multiprocessors of a GPU to what runs beside them."""
     if not count or device.type == "cpu":

@@ -8,9 +8,8 @@ added are integers, so any order, cut or shard of a row gives the same rank. R r
 
 import torch
 
+from tpdet.kernels import ops
 from tpdet.kernels.shard import Shard
-
-_BLOCK_ELEMENTS = 1 << 24  # bounds the temporaries
 
 
 def token_ranks(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> torch.Tensor:
@@ -28,14 +27,7 @@ def token_ranks(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> tor
         # Exactly one rank has the token: the others' bits are zero.
         bits = shard.gather(chosen.view(torch.int32).contiguous()).sum(0)
         chosen = bits.to(torch.int32).view(torch.float32)
-    ids = torch.arange(width, device=logits.device)
-    ahead = torch.empty_like(tokens)
-    step = max(1, _BLOCK_ELEMENTS // max(1, width))
-    for first in range(0, len(logits), step):
-        part = slice(first, first + step)
-        x, mark = logits[part, :width], chosen[part, None]
-        before = (x == mark).logical_and_(ids < at[part, None])
-        ahead[part] = before.logical_or_(x > mark).sum(-1)
+    ahead = ops.count_ahead(logits, chosen, at, width)
     if shard.gather is not None:
         ahead = shard.gather(ahead).sum(0)
     return ahead + 1

@@ -9,11 +9,12 @@ are numpy's, so tokens are compared, not the bits of a mass.
 import torch
 
 from tests.case_runner import run_cases
+from tpdet.kernels.cpu import count_ahead as cpu_count
 from tpdet.kernels.cpu import log_softmax as cpu_mass
 from tpdet.kernels.cpu import order_select as cpu_select
 from tpdet.kernels.cpu import sampling as cpu_sampling
 from tpdet.kernels.cpu.order_select import select_prefix
-from tpdet.kernels.cuda import log_softmax, order_select, sampling
+from tpdet.kernels.cuda import count_ahead, log_softmax, order_select, sampling
 from tpdet.kernels.draw import Draw
 
 VOCABULARY = 9001  # more than one part, and a part cut short
@@ -101,7 +102,17 @@ def adds_a_mass_that_no_layout_changes():
     assert torch.equal(torch.log(masses.sum(-1).double() * 2.0**-40), mass)
 
 
+def counts_the_ids_ahead_as_the_cpu_does():
+    x = rows()
+    at = torch.tensor([0, 3, VOCABULARY - 1, 700, 1, 5])[: len(x)]
+    chosen = x.gather(1, at[:, None])[:, 0]
+    for width in (VOCABULARY, VOCABULARY - 1, 5, 0):
+        found = count_ahead.count_ahead(x, chosen, at, width)
+        assert torch.equal(found, cpu_count.count_ahead(x, chosen, at, width)), width
+
+
 CASES = (
+    counts_the_ids_ahead_as_the_cpu_does,
     chooses_the_cpus_tokens_alone_and_together,
     finds_the_cpus_bounds,
     draws_by_the_cpus_noise,

@@ -24,8 +24,8 @@ from tpdet.kernels.cuda.recording import recording
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 # Long kernels of prefill, where nothing is gained, and of draws that a decode step seldom has.
 PLAIN = {
-    "add_masses", "attend_blocks", "attend_groups", "draw_parts", "find_bounds", "top_of_parts",
-    "two_shot_direct",
+    "add_masses", "attend_blocks", "attend_groups", "count_parts", "draw_parts", "find_bounds",
+    "top_of_parts", "two_shot_direct",
 }  # fmt: skip
 
 

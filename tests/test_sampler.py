@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tests.bits import assert_same_bits
-from tpdet.kernels import token_ranks as kernel
-from tpdet.kernels.cpu import threads
+from tpdet.kernels.cpu import count_ahead, threads
 from tpdet.request import SamplingParams
 from tpdet.sampler import NumericalFailure, prompt_logprobs, sample
 from tpdet.sampling_row import SampledToken, SamplingRow
@@ -152,7 +151,7 @@ def test_ranks_are_the_same_over_any_blocks(monkeypatch):
     logits = logits_of(20, 1_000)
     ids = [index * 37 % 1_000 for index in range(20)]
     whole = prompt_logprobs(logits, ids, 0)
-    monkeypatch.setattr(kernel, "_BLOCK_ELEMENTS", 3_500)
+    monkeypatch.setattr(count_ahead, "_BLOCK_ELEMENTS", 3_500)
     assert prompt_logprobs(logits, ids, 0) == whole
 
 

@@ -9,9 +9,15 @@ pytest.importorskip("triton")
 from tests.case_runner import PASSED, results_of
 from tests.interpreted_sampler import CASES
 from tests.test_triton_gemm import compile_for_hopper
-from tpdet.kernels.cuda import log_softmax, order_select, sampling
+from tpdet.kernels.cuda import count_ahead, log_softmax, order_select, sampling
 
 KERNELS = {
+    "rank": (
+        count_ahead.count_parts,
+        {"logits": "*fp32", "chosen": "*fp32", "at": "*i64", "parts": "*i32", "width": "i32",
+         "stride": "i32"},
+        {"SPAN": 8192, "BLOCK": 2048}, 4,
+    ),
     "mass": (
         log_softmax.add_masses,
         {"logits": "*fp32", "maximum": "*fp32", "masses": "*i64", "vocabulary": "i32",
