@@ -10,6 +10,7 @@ from rich.console import Console
 from tpdet.cli import main
 from tpdet.errors import UsageError
 from tpdet.launch.environment import read_environment
+from tpdet.launch.node_name import check_places, node_names, this_node
 from tpdet.verify import launchers
 from tpdet.verify.compare import Relation
 from tpdet.verify.parts import Part, otherwise, parts_of
@@ -116,6 +117,25 @@ def pretended(environ, nodes):
     return place.rank, place.size, place.local_rank, place.local_size
 
 
+def own(rank, size):
+    """As a rank that a command of ours started."""
+    values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    return {name: str(value) for name, value in values.items()} | {"TPDET_STORE": "/no/such/store"}
+
+
+@pytest.mark.parametrize("make", [own, open_mpi, lambda rank, size: slurm(rank, size, 1)])
+def test_pretended_nodes_are_nodes_where_ranks_meet(make):
+    nodes, places = [], []
+    for rank in range(8):
+        environ = make(rank, 8)
+        pretend_nodes(4, environ)
+        place = read_environment(environ)
+        nodes.append(this_node(place, environ))
+        places.append((place.local_rank, place.local_size))
+    check_places(node_names(nodes), places)
+    assert len(set(node_names(nodes))) == 4
+
+
 def test_a_host_pretends_to_be_several_nodes_under_every_launcher():
     assert pretended(open_mpi(5, 8), 2) == (5, 8, 1, 4)
     assert pretended(open_mpi(5, 8), 1) == (5, 8, 5, 8)
@@ -124,7 +144,7 @@ def test_a_host_pretends_to_be_several_nodes_under_every_launcher():
         environ = slurm(5, 8, 2) | {"MASTER_ADDR": "127.0.0.1"}
         assert pretended(environ, nodes) == (5, 8, local, 8 // nodes)
     in_turn = open_mpi(1, 4) | {"OMPI_COMM_WORLD_LOCAL_RANK": "2"}  # dealt out to two sockets
-    assert pretended(in_turn, 2) == (1, 4, 1, 2) and in_turn["GROUP_RANK"] == "0"
+    assert pretended(in_turn, 2) == (1, 4, 1, 2)
     before = read_environment(open_mpi(3, 4))
     environ = open_mpi(3, 4)
     pretend_nodes(2, environ)

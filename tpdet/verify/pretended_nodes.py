@@ -10,6 +10,7 @@ from collections.abc import MutableMapping
 
 from tpdet.errors import UsageError
 from tpdet.launch.environment import read_environment
+from tpdet.launch.node_name import NODE_VARIABLE, this_node
 from tpdet.verify.placement import VISIBLE
 
 
@@ -35,8 +36,9 @@ def pretend_nodes(nodes: int, environ: MutableMapping[str, str] | None = None) -
     environ.update(
         RANK=str(place.rank), WORLD_SIZE=str(place.size), LOCAL_RANK=str(local_rank),
         LOCAL_WORLD_SIZE=str(ranks), NCCL_HOSTID=f"{os.uname().nodename}-{node}",
-        GROUP_RANK=str(place.rank // ranks),
     )  # fmt: skip
+    # Where ranks meet, nodes are known by name, whoever started the ranks.
+    environ[NODE_VARIABLE] = f"{this_node(place, environ).name}-{place.rank // ranks}"
     if place.address:
         environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))
     if gpus := [name for name in environ.get(VISIBLE, "").split(",") if name]:
