@@ -13,22 +13,21 @@ Then only complete special tokens in the user's text get twins; the result must 
 plain rendering, and hold the same special tokens as the first. If not, the request is refused.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jinja2
-from jinja2 import meta, nodes
-from jinja2.ext import Extension, LoopControlExtension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import nodes
 
 from tpdet.chat_messages import Message, check_messages, each_text, texts_of
 from tpdet.errors import CheckpointError, RequestError
+from tpdet.template_language import TemplateLanguage, loads_name
+from tpdet.template_meter import BeyondCount, CountedTemplate
 
 _CLOCK = "strftime_now"
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _TWINS = range(0xF0000, 0xFFFFE)  # the private-use characters of plane 15
 # tojson escapes these two, which it would not do to their twins.
 _NEVER_REPLACED = frozenset('"\\')
@@ -46,10 +45,15 @@ class ChatTemplate:
     """One compiled template with the special tokens of its tokenizer."""
 
     def __init__(
-        self, source: str, named_tokens: Mapping[str, str], special_tokens: Sequence[str]
+        self,
+        source: str,
+        named_tokens: Mapping[str, str],
+        special_tokens: Sequence[str],
+        counted: bool = False,
     ) -> None:
         """named_tokens: what templates may print, such as `bos_token`; special_tokens: all texts.
 
+        counted: do only work whose time and memory are counted, and raise BeyondCount for more.
         Raises CheckpointError for a syntax error and for a template that needs the time.
         """
         self.source = source
@@ -58,19 +62,8 @@ class ChatTemplate:
         self._special = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         characters = sorted({*"".join(longest_first)} - _NEVER_REPLACED)
         self._characters = [c for c in characters if not c.isspace()]
-        environment = _environment()
-        try:
-            tree = environment.parse(source)
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise CheckpointError(
-                f"chat template: {error}: correct it or give another with --chat-template"
-            ) from error
-        if _needs_clock(tree):
-            raise CheckpointError(
-                f"chat template: it calls {_CLOCK}, and an answer must not depend on the time: "
-                "give a template without it with --chat-template"
-            )
+        self._counted = counted
+        self._template, self._counting = _compiled(source)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
@@ -80,7 +73,7 @@ class ChatTemplate:
         A message has a role and content (text, or a list of text parts), and may have name,
         tool_call_id, reasoning_content and tool_calls. Raises RequestError for anything else, for
         what the template itself refuses, and where user text cannot be kept apart from special
-        tokens.
+        tokens; BeyondCount where work is counted and this conversation takes too much of it.
         """
         plain = check_messages(messages)
         expected = self._render(plain, add_generation_prompt)
@@ -107,18 +100,24 @@ class ChatTemplate:
         return self._segments(marked, back)
 
     def _render(self, messages: list[Message], add_generation_prompt: bool) -> str:
+        template = self._counting if self._counted else self._template
+        if template is None:
+            raise BeyondCount
         try:
-            return self._template.render(
+            return template.render(
                 messages=messages,
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._named,
             )
+        except (BeyondCount, MemoryError):
+            raise
         # A template is the checkpoint's code: whatever it raises is about this conversation.
         except Exception as error:
+            reason = _ADDRESS.sub("0x", str(error)[:500])
             raise RequestError(
-                f"the chat template refuses these messages: {str(error)[:500]}", "messages"
+                f"the chat template refuses these messages: {reason}", "messages"
             ) from error
 
     def _twins(self, messages: list[Message]) -> dict[str, str]:
@@ -140,50 +139,28 @@ class ChatTemplate:
         return [segment for segment in segments if segment.text]
 
 
-class _GenerationTag(Extension):
-    """`{% generation %}` marks assistant text for training; here it is its body."""
-
-    tags = {"generation"}  # noqa: RUF012  (Jinja's interface)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The nodes between the tag and its end."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """As transformers sets it up, less the clock and whatever draws at random."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _GenerationTag]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    del environment.filters["random"], environment.globals["lipsum"]
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without Jinja's escapes for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+def _compiled(source: str) -> tuple[jinja2.Template, CountedTemplate | None]:
+    """The template as it is, and with its count. Raises CheckpointError."""
+    language = TemplateLanguage()
+    try:
+        clock = _needs_clock(language.parse(source))
+        made = language.make(source), CountedTemplate.make(source)
+    except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError, ValueError) as error:
+        reason = str(error)[:500] or type(error).__name__
+        raise CheckpointError(
+            f"chat template: {reason}: correct it or give another with --chat-template"
+        ) from error
+    if clock:
+        raise CheckpointError(
+            f"chat template: it calls {_CLOCK}, and an answer must not depend on the time: "
+            "give a template without it with --chat-template"
+        )
+    return made
 
 
 def _needs_clock(tree: nodes.Template) -> bool:
     """Whether a template calls the clock without asking first whether there is one."""
-    if _CLOCK not in meta.find_undeclared_variables(tree):
-        return False
-    return not any(
+    return loads_name(tree, _CLOCK) and not any(
         test.name == "defined" and isinstance(test.node, nodes.Name) and test.node.name == _CLOCK
         for test in tree.find_all(nodes.Test)
     )

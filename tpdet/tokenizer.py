@@ -48,9 +48,16 @@ class Tokenizer:
     """Immutable once loaded; usable from several threads."""
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, config: Mapping[str, Any], template: str | None
+        self,
+        backend: tokenizers.Tokenizer,
+        config: Mapping[str, Any],
+        template: str | None,
+        counted: bool = False,
     ) -> None:
-        """config: tokenizer_config.json's object. Raises CheckpointError for what it cannot do."""
+        """config: tokenizer_config.json's object; counted: as `ChatTemplate` takes it.
+
+        Raises CheckpointError for what it cannot do.
+        """
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -63,7 +70,9 @@ class Tokenizer:
         self._class = str(config.get("tokenizer_class") or "PreTrainedTokenizerFast")
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.chat_template = (
-            ChatTemplate(template, self._named, list(self._special.values())) if template else None
+            ChatTemplate(template, self._named, list(self._special.values()), counted)
+            if template
+            else None
         )
         # Now rather than at a request: it can fail, and takes a second for a large vocabulary.
         self.around = _sound(self._added_around)
@@ -80,11 +89,14 @@ class Tokenizer:
         return cls.from_files(read_files(directory, chat_template))
 
     @classmethod
-    def from_files(cls, files: TokenizerFiles) -> "Tokenizer":
-        """The tokenizer of files read before. Raises CheckpointError as `load`."""
+    def from_files(cls, files: TokenizerFiles, counted: bool = False) -> "Tokenizer":
+        """The tokenizer of files read before. Raises CheckpointError as `load`.
+
+        counted: chat templates do no more than a little work here, and raise BeyondCount for more.
+        """
         check_description(parse_json_object(files.text, files.source), files.source)
         backend = _sound(lambda: tokenizers.Tokenizer.from_str(files.text), files.source)
-        return _sound(lambda: cls(backend, files.config, files.template), files.source)
+        return _sound(lambda: cls(backend, files.config, files.template, counted), files.source)
 
     @property
     def bos_token_id(self) -> int | None:

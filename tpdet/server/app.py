@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -25,6 +26,7 @@ from tpdet.server.prepare import Call, Preparer
 from tpdet.server.problems import ApiError, from_code, internal_error
 from tpdet.server.protocol import REFUSALS
 from tpdet.server.schema_trials import SchemaTrials
+from tpdet.template_meter import BeyondCount
 from tpdet.tokenizer import Tokenizer
 
 
@@ -239,16 +241,15 @@ def _arithmetic(client: EngineClient) -> str:
 
 
 async def _worked_on(services: Services, exchange: Exchange, route: Route) -> Call | bytes:
-    """What the body becomes: here, in a thread, or in another process, by its size."""
+    """What the body becomes: here, in a thread, or in another process, by its size.
+
+    A chat template that does more than a little work goes on in the other process too.
+    """
     preparer = replace(services.preparer, tenant_salt=exchange.tenant_salt)
+    job = Job(
+        route, exchange.request_id, services.served_name, exchange.tenant_salt, preparer.facts
+    )
     if len(exchange.data) > limits.LARGE_BODY_BYTES:
-        job = Job(
-            route,
-            exchange.request_id,
-            services.served_name,
-            exchange.tenant_salt,
-            preparer.facts,
-        )
         return await services.large_bodies.work(job, exchange.data, exchange.gone)
 
     def work() -> Call | bytes:
@@ -256,6 +257,10 @@ async def _worked_on(services: Services, exchange: Exchange, route: Route) -> Ca
             return prepare_call(route, preparer, exchange.body, exchange.request_id)
         return to_json(answer_of(route, preparer, exchange.body))
 
-    if len(exchange.data) <= limits.THREAD_BODY_BYTES:
-        return work()
-    return await asyncio.to_thread(work)
+    try:
+        if len(exchange.data) <= limits.THREAD_BODY_BYTES:
+            return work()
+        return await asyncio.to_thread(work)
+    except BeyondCount:
+        job = msgspec.structs.replace(job, cpu_seconds=limits.TEMPLATE_CPU_SECONDS)
+        return await services.large_bodies.work(job, exchange.data, exchange.gone)

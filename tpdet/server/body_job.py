@@ -12,7 +12,7 @@ from typing import Never
 import msgspec
 
 from tpdet.server.body_work import Route
-from tpdet.server.limits import BODY_CPU_SECONDS, BODY_MEMORY_BYTES
+from tpdet.server.limits import BODY_CPU_SECONDS, BODY_MEMORY_BYTES, TEMPLATE_CPU_SECONDS
 from tpdet.server.prepare import Call
 from tpdet.server.problems import ApiError, bad_request, internal_error
 from tpdet.server.protocol import Start
@@ -38,6 +38,7 @@ class Job(msgspec.Struct, frozen=True):
     served_name: str
     tenant_salt: str
     facts: Start
+    cpu_seconds: int = BODY_CPU_SECONDS
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
@@ -98,12 +99,15 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
         raise internal_error()
 
 
-def too_costly() -> ApiError:
+def too_costly(cpu_seconds: int = BODY_CPU_SECONDS) -> ApiError:
     """The answer for a body past the bounds on its worker."""
-    return bad_request(
-        f"the body took more than {BODY_CPU_SECONDS} s or {BODY_MEMORY_BYTES >> 30} GiB to work "
-        "on: send less text"
-    )
+    bounds = f"{cpu_seconds} s or {BODY_MEMORY_BYTES >> 30} GiB"
+    if cpu_seconds == TEMPLATE_CPU_SECONDS:
+        return bad_request(
+            f"the chat template took more than {bounds} for these messages: send other ones",
+            "messages",
+        )
+    return bad_request(f"the body took more than {bounds} to work on: send less text")
 
 
 Reply = Prepared | Answered | Refused | Broken

@@ -33,7 +33,7 @@ from tpdet.server.body_job import (
 from tpdet.server.body_work import answer_of, needs_engine, prepare_call
 from tpdet.server.json_body import parse_object
 from tpdet.server.json_pieces import to_json
-from tpdet.server.limits import BODY_CPU_SECONDS, BODY_MEMORY_BYTES
+from tpdet.server.limits import BODY_MEMORY_BYTES
 from tpdet.server.prepare import Preparer
 from tpdet.server.problems import ApiError
 from tpdet.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ def main() -> None:
     tokenizer = None if start.tokenizer is None else Tokenizer.from_files(start.tokenizer)
     while head := source.read(LENGTH.size):
         job = msgspec.msgpack.decode(_rest(source, head), type=Job)
-        _limit_time()
+        _limit_time(job.cpu_seconds)
         sink.write(frame(msgspec.msgpack.encode(work(job, _read(source), tokenizer))))
         sink.flush()
 
@@ -73,16 +73,16 @@ def work(job: Job, body: bytes, tokenizer: Tokenizer | None) -> Reply:
     except ApiError as error:
         return Refused.of(error)
     except MemoryError:
-        return Refused.of(too_costly())
+        return Refused.of(too_costly(job.cpu_seconds))
     except Exception as error:  # its message may hold the client's text
         places = traceback.format_tb(error.__traceback__)
         return Broken("\n".join([type(error).__name__, *places]))
 
 
-def _limit_time() -> None:
+def _limit_time(cpu_seconds: int) -> None:
     """End this process (SIGXCPU) when the coming job takes too long; earlier ones do not count."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime) + 1 + BODY_CPU_SECONDS
+    seconds = int(used.ru_utime + used.ru_stime) + 1 + cpu_seconds
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
 
 

@@ -14,17 +14,21 @@ import msgspec
 
 from tpdet.server.body_job import LENGTH, Job, Reply, WorkerStart, frame, too_costly
 from tpdet.server.gate import ClientGone
-from tpdet.server.limits import BODY_CPU_SECONDS, MAX_WAITING_LARGE_BODIES
+from tpdet.server.limits import MAX_WAITING_LARGE_BODIES
 from tpdet.server.prepare import Call
 from tpdet.server.problems import from_code, internal_error
 from tpdet.tokenizer import TokenizerFiles
 
 _AT_ONCE = 2
 # On a machine that has other things to do, a job may take several times its processor time.
-_WALL_SECONDS = 5.0 * BODY_CPU_SECONDS
+_WALL_FACTOR = 5.0
 _IDLE_SECONDS = 60.0  # a worker holds a tokenizer: it goes when nobody sends large texts
 
 _log = logging.getLogger("tpdet.server")
+
+
+class _Ended(Exception):
+    """A signal ended a worker: its bounds, or the library that it called."""
 
 
 class _Worker:
@@ -36,7 +40,10 @@ class _Worker:
         self._retirement: asyncio.TimerHandle | None = None
 
     async def do(self, job: bytes, body: bytes) -> bytes:
-        """The reply's frame; kills the process if cancelled. Raises ApiError if it ends itself."""
+        """The reply's frame; kills the process if cancelled.
+
+        Raises _Ended if a limit ended it, ApiError if it ended itself.
+        """
         if self._retirement is not None:
             self._retirement.cancel()
         if self._process is None or self._process.returncode is not None:
@@ -54,7 +61,7 @@ class _Worker:
             self.end()
             code = await process.wait()
             _log.warning("a body worker ended with %d", code)
-            raise (too_costly() if code < 0 else internal_error()) from None
+            raise (_Ended() if code < 0 else internal_error()) from None
         except BaseException:  # cancelled: what it works on is nobody's any more
             self.end()
             raise
@@ -97,24 +104,24 @@ class LargeBodies:
                 "engine_overloaded", f"{self._count} large requests wait already: try again"
             )
         self._count += 1
-        task = asyncio.ensure_future(self._in_turn(msgspec.msgpack.encode(job), body))
+        task = asyncio.ensure_future(self._in_turn(job, body))
         try:
             waited: set[asyncio.Future[Any]] = {task, gone}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise ClientGone
             return msgspec.msgpack.decode(task.result(), type=Reply).outcome()
-        except TimeoutError:
-            raise too_costly() from None
+        except (TimeoutError, _Ended):
+            raise too_costly(job.cpu_seconds) from None
         finally:
             task.cancel()
             self._count -= 1
 
-    async def _in_turn(self, job: bytes, body: bytes) -> bytes:
+    async def _in_turn(self, job: Job, body: bytes) -> bytes:
         async with self._seats:
             worker = self._idle.pop()
             try:
-                async with asyncio.timeout(_WALL_SECONDS):
-                    return await worker.do(job, body)
+                async with asyncio.timeout(_WALL_FACTOR * job.cpu_seconds):
+                    return await worker.do(msgspec.msgpack.encode(job), body)
             finally:
                 self._idle.append(worker)

@@ -44,6 +44,8 @@ THREAD_BODY_BYTES = 16 << 10
 LARGE_BODY_BYTES = 256 << 10
 BODY_CPU_SECONDS = 120
 BODY_MEMORY_BYTES = 8 << 30
+# A small conversation whose template does more than may be done in the HTTP process.
+TEMPLATE_CPU_SECONDS = 10
 STATISTICS_SECONDS = 10.0
 
 
@@ -88,6 +90,7 @@ def all_limits() -> dict[str, object]:
         "large_bodies_waiting": MAX_WAITING_LARGE_BODIES,
         "large_body_cpu_seconds": BODY_CPU_SECONDS,
         "large_body_memory_bytes": BODY_MEMORY_BYTES,
+        "chat_template_cpu_seconds": TEMPLATE_CPU_SECONDS,
         "pipelined_requests": MAX_PIPELINED,
         "header_timeout_seconds": HEADER_TIMEOUT,
         "body_timeout_seconds": BODY_TIMEOUT,

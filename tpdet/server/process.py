@@ -126,7 +126,7 @@ async def _serve(config: ProcessConfig, files: TokenizerFiles | None) -> int:
     )
     services = Services(
         client=client,
-        tokenizer=None if files is None else Tokenizer.from_files(files),
+        tokenizer=None if files is None else Tokenizer.from_files(files, counted=True),
         large_bodies=LargeBodies(files),
         served_name=config.served_name,
         progress_timeout=config.step_timeout + PROGRESS_SLACK,
