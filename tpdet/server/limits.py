@@ -45,7 +45,7 @@ LARGE_BODY_BYTES = 256 << 10
 BODY_CPU_SECONDS = 120
 BODY_MEMORY_BYTES = 8 << 30
 # A small conversation whose template does more than may be done in the HTTP process.
-TEMPLATE_CPU_SECONDS = 10
+TEMPLATE_CPU_SECONDS = 5
 STATISTICS_SECONDS = 10.0
 
 
