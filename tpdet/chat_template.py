@@ -22,9 +22,10 @@ import jinja2
 from jinja2 import nodes
 
 from tpdet.chat_messages import Message, check_messages, each_text, texts_of
+from tpdet.counted_template import CountedTemplate
 from tpdet.errors import CheckpointError, RequestError
 from tpdet.template_language import TemplateLanguage, loads_name
-from tpdet.template_meter import BeyondCount, CountedTemplate
+from tpdet.template_meter import BeyondCount
 
 _CLOCK = "strftime_now"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
