@@ -181,7 +181,8 @@ def test_settings_of_vllm_that_ask_for_nothing_are_accepted(tiny_model):
     with LLM(
         tiny_model("qwen3", kv_heads=2), kv_pages=8, tensor_parallel_size=1, dtype=torch.float32,
         trust_remote_code=False, enable_chunked_prefill=True, disable_log_stats=True, swap_space=4,
-        tokenizer_mode="auto", enforce_eager=True, seed=3, max_model_len="1k",
+        tokenizer_mode="auto", enforce_eager=True, seed=3, max_model_len="1k", hf_overrides=None,
+        distributed_executor_backend="external_launcher", pipeline_parallel_size=1,
     ) as llm:  # fmt: skip
         assert llm.config.max_model_len == 1000 and llm.config.seed == 3
         text = repr(llm)
@@ -429,9 +430,13 @@ def test_what_ends_a_call_between_steps_leaves_it_usable(tiny_model, ahead):
         def spoil():
             llm.engine._faults = FaultPoints([Fault(0, 0, "nan-row")], 0)
 
+        def press_twice():  # as a rank of torchrun gets it: from the terminal and from its agent
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
         for act, expected in (
             (fail, ValueError),
-            (lambda: os.kill(os.getpid(), signal.SIGINT), KeyboardInterrupt),
+            (press_twice, KeyboardInterrupt),
             (lambda: llm.generate([[1]]), UsageError),
             (spoil, NumericalError),
         ):

@@ -102,8 +102,16 @@ HABITS = {
     "runner": _only("models generate text", "auto", "generate"),
     "response-role": _only("answers have the role assistant", "assistant"),
     "distributed-executor-backend": _only(
-        "ranks are processes; the launcher starts those of several hosts", "mp"
+        "ranks are processes; the launcher starts those of several hosts",
+        "mp",
+        "external_launcher",
     ),
+    "hf-overrides": _only("config.json is read as it is", "{}"),
+    "override-generation-config": _only("each request says how it is sampled", "{}"),
+    "limit-mm-per-prompt": _only("models read text", "{}"),
+    "model-impl": _only("models run on tpdet's own layers", "auto", "vllm"),
+    "tokenizer-revision": _only("--revision holds for the tokenizer too"),
+    "compilation-config": _only("kernels are compiled ahead: see --compile-ahead", "{}", "0"),
     "pipeline-parallel-size": _only("models are split by --tp only", "1"),
     "data-parallel-size": _only(
         "one server is one replica: start several behind a load balancer", "1"

@@ -2,17 +2,21 @@
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
+
+ONE_PRESS_SECONDS = 1.0
+"""A launcher passes on the signal that the terminal sent to its ranks already."""
 
 
 class Interrupts:
-    """While inside, the first Ctrl-C waits for `look` or for the end; a second one does not.
+    """While inside, the first Ctrl-C waits for `look` or for the end; a later one does not.
 
     Nothing changes outside of the main thread and where somebody else handles SIGINT.
     """
 
     def __init__(self) -> None:
-        self._pressed = False
+        self._pressed: float | None = None  # when, of the clock that never goes back
         self._holds = False
 
     def __enter__(self) -> "Interrupts":
@@ -37,11 +41,13 @@ class Interrupts:
 
     def look(self) -> None:
         """Raise KeyboardInterrupt if Ctrl-C was pressed."""
-        if self._pressed:
-            self._pressed = False
+        if self._pressed is not None:
+            self._pressed = None
             raise KeyboardInterrupt
 
     def _press(self, number: int, frame: FrameType | None) -> None:
-        if self._pressed:
+        now = time.monotonic()
+        if self._pressed is None:
+            self._pressed = now
+        elif now - self._pressed > ONE_PRESS_SECONDS:
             raise KeyboardInterrupt
-        self._pressed = True

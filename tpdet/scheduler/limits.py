@@ -28,7 +28,7 @@ def check_fits(request: Request, num_pages: int, max_model_len: int) -> None:
     if needed > num_pages:
         raise RequestError(
             f"prompt of {length} tokens plus max_tokens {max_tokens} needs {needed} KV pages of "
-            f"{PAGE_TOKENS} tokens, and the cache has {num_pages}: lower max_tokens or start the "
-            "server with more --kv-pages",
+            f"{PAGE_TOKENS} tokens, and the cache has {num_pages}: lower max_tokens or raise "
+            "kv_pages (--kv-pages)",
             "max_tokens" if pages_for(length) <= num_pages else "prompt",
         )
