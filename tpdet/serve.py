@@ -35,7 +35,7 @@ from tpdet.server.canary import Canary
 from tpdet.server.drain import Drain
 from tpdet.server.reload import Reload
 from tpdet.server.setting_sources import forget_settings
-from tpdet.server.settings import SETTINGS, Settings, load_settings
+from tpdet.server.settings import Settings, load_settings
 from tpdet.server.start import (
     acting_at_start,
     log_model,
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
         environment = read_environment()
         rank = environment.rank
         settings.check_size(environment.size)
-        forget_settings(SETTINGS)
+        forget_settings()
         # Other ranks do as rank 0 does: they speak when something is wrong.
         open_log(f"rank {rank}", logging.WARNING if rank else logging.INFO)
         pin_environment(environment)

@@ -146,7 +146,7 @@ def test_tp_has_its_long_name_everywhere(tmp_path):
     assert load("m", "--tensor_parallel_size", "2").world.tp == 2
     environ = {"TPDET_TENSOR_PARALLEL_SIZE": "2"}
     assert load_settings(["m"], "t", environ).world.tp == 2
-    forget_settings(SETTINGS, environ)
+    forget_settings(environ)
     assert not environ
     with pytest.raises(UsageError, match="TPDET_TENSOR_PARALLEL_SIZE and TPDET_TP are set"):
         load_settings(["m"], "t", {"TPDET_TP": "2", "TPDET_TENSOR_PARALLEL_SIZE": "2"})
@@ -234,8 +234,8 @@ def test_an_api_key_in_the_environment_is_a_key_and_stays_out_of_sight(tmp_path)
 
 def test_settings_and_keys_leave_the_environment_and_nothing_else():
     environ = {"TPDET_PORT": "1", "TPDET_API_KEY": "a", "VLLM_API_KEY": "a", "TPDET_CONFIG": "c",
-               "TPDET_SESSION": "s", "TPDET_FAULTS": "f", "PATH": "p"}  # fmt: skip
-    forget_settings(SETTINGS, environ)
+               "TPDET_PROT": "x", "TPDET_SESSION": "s", "TPDET_FAULTS": "f", "PATH": "p"}  # fmt: skip
+    forget_settings(environ)
     assert environ == {"TPDET_SESSION": "s", "TPDET_FAULTS": "f", "PATH": "p"}
 
 
@@ -324,7 +324,7 @@ def test_secrets_of_the_environment_reach_the_server_and_no_childs_environment(t
     run, secret = tmp_path / "run", "ab" * 32
     environ = os.environ | {
         "TPDET_API_KEY": "sk-hidden", "TPDET_RUN_SECRET": secret, "TPDET_RUN_DIR": str(run),
-        "TPDET_SERVED_MODEL_NAME": "demo", "TPDET_PORT": "0",
+        "TPDET_SERVED_MODEL_NAME": "demo", "TPDET_PORT": "0", "TPDET_PROT": "1",
     }  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-c", SUPERVISED, str(tmp_path / "model"), "--swap-space", "4"],
@@ -353,6 +353,7 @@ def test_secrets_of_the_environment_reach_the_server_and_no_childs_environment(t
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
     assert "--swap-space changes nothing" in errors and errors.count("--swap-space") == 1
+    assert errors.count("TPDET_PROT in the environment is no setting: did you mean") == 1
     assert not (run / "keys").exists()
 
 

@@ -157,11 +157,16 @@ def key_digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def forget_settings(fields: Iterable[str], environ: MutableMapping[str, str] | None = None) -> None:
-    """Take settings and API keys out of the environment: no child reads or shows them again."""
+def forget_settings(environ: MutableMapping[str, str] | None = None) -> None:
+    """Take settings, unknown TPDET_ names and API keys out of the environment, so that no child
+    reads, notes or shows them again. What is no setting of a server stays.
+    """
     environ = os.environ if environ is None else environ
-    settings = (PREFIX + name.upper() for name in (*fields, *ALIASES))
-    for variable in (*KEY_VARIABLES, "TPDET_CONFIG", *settings):
+    kept = OTHER_VARIABLES - {*KEY_VARIABLES, "TPDET_CONFIG"}
+    for variable in [name for name in environ if name.startswith(PREFIX)]:
+        if variable not in kept and not variable.startswith("TPDET_TEST"):
+            environ.pop(variable)
+    for variable in KEY_VARIABLES:
         environ.pop(variable, None)
 
 

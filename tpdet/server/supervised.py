@@ -22,7 +22,7 @@ from tpdet.launch.signals import STOP_SIGNALS
 from tpdet.launch.supervise import serve
 from tpdet.server.preflight import check_start
 from tpdet.server.setting_sources import forget_settings
-from tpdet.server.settings import SETTINGS, load_settings
+from tpdet.server.settings import load_settings
 
 _log = logging.getLogger("tpdet.server")
 
@@ -57,7 +57,7 @@ def serve_command(arguments: Sequence[str]) -> int:
         )
     read_faults(settings.server.allow_faults)
     secret = given_secret(settings.server.run_secret_file)
-    forget_settings(SETTINGS)
+    forget_settings()
     open_log("serve")
     for note in settings.notes:
         _log.warning("%s", note)
