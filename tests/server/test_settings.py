@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.server.harness import ROOT, write_tokenizer
+from tests.server.harness import ROOT, Server, write_tokenizer
 from tpdet.errors import NotFoundError, NotPermittedError, UsageError
 from tpdet.server.flags import GROUPS
 from tpdet.server.keys import KeyRing, read_key_file
@@ -234,7 +234,8 @@ def test_an_api_key_in_the_environment_is_a_key_and_stays_out_of_sight(tmp_path)
 
 def test_settings_and_keys_leave_the_environment_and_nothing_else():
     environ = {"TPDET_PORT": "1", "TPDET_API_KEY": "a", "VLLM_API_KEY": "a", "TPDET_CONFIG": "c",
-               "TPDET_PROT": "x", "TPDET_SESSION": "s", "TPDET_FAULTS": "f", "PATH": "p"}  # fmt: skip
+               "TPDET_PROT": "x", "TPDET_SESSION": "s", "TPDET_FAULTS": "f",
+               "PATH": "p"}  # fmt: skip
     forget_settings(environ)
     assert environ == {"TPDET_SESSION": "s", "TPDET_FAULTS": "f", "PATH": "p"}
 
@@ -355,6 +356,20 @@ def test_secrets_of_the_environment_reach_the_server_and_no_childs_environment(t
     assert "--swap-space changes nothing" in errors and errors.count("--swap-space") == 1
     assert errors.count("TPDET_PROT in the environment is no setting: did you mean") == 1
     assert not (run / "keys").exists()
+
+
+def test_a_rank_without_a_supervisor_reads_its_environment_and_hides_keys_from_the_http_process(
+    tmp_path,
+):
+    environ = {"TPDET_API_KEY": "sk-hidden", "TPDET_MAX_MODEL_LEN": "1k"}
+    found = Server(tmp_path, environment=environ)
+    try:
+        assert found.complete().status_code == 401
+        found.http.headers["Authorization"] = "Bearer sk-hidden"
+        assert found.http.get("/v1/models").json()["data"][0]["max_model_len"] == 1000
+        assert b"sk-hidden" not in Path(f"/proc/{found.child.pid}/environ").read_bytes()
+    finally:
+        assert found.stop() == 0
 
 
 def test_keys_are_read_from_a_private_file_only(tmp_path):
