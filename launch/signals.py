@@ -4,6 +4,7 @@ torchrun also sends SIGTERM to the survivors when one rank dies, so a rank that 
 first checks its peers (`lifecycle.check_peers`).
 """
 
+import os
 import select
 import signal
 import socket
@@ -11,7 +12,29 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tpdet.launch.processes import children_of, send_signal
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+@contextmanager
+def raising() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the children and raise SystemExit while inside; main thread only.
+
+    What a command has made for a time is removed then, as it is at the command's own end.
+    """
+
+    def end(number: int, frame: object) -> None:
+        for child in children_of(os.getpid()):
+            send_signal(child.pid, child.start_time, signal.SIGTERM)
+        raise SystemExit(128 + number)
+
+    kept = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 class StopSignals:

@@ -9,6 +9,7 @@ from pathlib import Path
 from tpdet import __version__
 from tpdet.command_line import Parser, whole_number
 from tpdet.errors import TpdetError, UsageError
+from tpdet.launch.signals import raising
 from tpdet.model_config import HEAD_SIZES
 from tpdet.model_shapes import SHAPES
 
@@ -52,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not hasattr(options, "run"):
             print(_parser().format_help(), end="", file=sys.stderr)
             return UsageError.exit_code
-        code: int = options.run(options)
+        with raising():
+            code: int = options.run(options)
         return code
     except TpdetError as error:
         print(f"tpdet: {error}", file=sys.stderr)

@@ -24,6 +24,7 @@ from tpdet.comm.device import resolve_device
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, fold_plan
 from tpdet.model_config import ModelConfig, load_model_config
+from tpdet.model_config.fit import check_ranks
 from tpdet.verify.run import parse_sizes
 from tpdet.verify.worlds import run_world
 from tpdet.weights.resolve import resolve_model
@@ -153,6 +154,10 @@ def _run(
 ) -> tuple[list[BenchRow], BenchResult]:
     """Rows of all worlds, and the result of the one with most GPUs."""
     results: list[BenchResult] = []
+    if isinstance(spec, EngineSpec):
+        config = load_model_config(resolve_model(spec.model), spec.dtype)
+        for tp in tps:
+            check_ranks(config, tp, None)
     with tempfile.TemporaryDirectory(prefix="tpdet-bench-") as name:
         folder = Path(name)
         (folder / "spec.json").write_bytes(msgspec.json.encode(spec))

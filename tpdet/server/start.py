@@ -58,11 +58,11 @@ def open_store_notes(environment: RankEnvironment) -> list[str]:
     """What to say where torchrun's agent, which started this rank, listens on every address."""
     if environment.launcher != "torchrun":
         return []
-    ports = [str(found.port) for found in listeners(os.getppid()) if found.everywhere]
+    ports = sorted({found.port for found in listeners(os.getppid()) if found.everywhere})
     if not ports:
         return []
     return [
-        f"torchrun listens on every address (port {', '.join(dict.fromkeys(ports))}) and asks for "
+        f"torchrun listens on every address (port {', '.join(map(str, ports))}) and asks for "
         "no password: by its c10d rendezvous whoever reaches it runs code as this user. tpdet "
         "serve opens no such port, static rendezvous (--master-addr, --master-port) unpickles "
         "nothing (docs/cluster.md)"

@@ -14,6 +14,7 @@ from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, ROW_LAYERS
 from tpdet.make_model import make_model
 from tpdet.model_config import load_model_config
+from tpdet.model_config.fit import check_ranks
 from tpdet.verify.compare import Relation, compare
 from tpdet.verify.launchers import Launchers, find_launchers
 from tpdet.verify.parts import run_worlds
@@ -107,7 +108,9 @@ def verify_all(
         ]
         for model in names:
             for dtype in spec.dtypes:  # what cannot be loaded is refused before a world is started
-                load_model_config(resolve_model(model), dtype)
+                config = load_model_config(resolve_model(model), dtype)
+                for tp, _ in chosen_worlds.worlds:
+                    check_ranks(config, tp, spec.leaves)
             one = msgspec.structs.replace(spec, model=model)
             worlds = chosen_worlds.worlds
             found += verify(one, worlds, launchers, console, output, command, worlds_per_gpu)
