@@ -60,7 +60,7 @@ test-gpu: setup
 lint: setup
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-verify: setup
+verify: $(VENV)/.serving
 	$(BIN)/tpdet verify
 
 clean:

@@ -4,8 +4,36 @@ import argparse
 from pathlib import Path
 
 from tpdet.errors import UsageError
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.verify.relations import parse_relations, relations_help
 from tpdet.verify.ways import TRANSPORTS, Ways, launchers_help, parse_launchers, parse_transports
+
+MATRIX = {
+    "relations": "all",
+    "tp": "1,2,4,8",
+    "dtype": "float32,bfloat16",
+    "fold_order": "sequential,pairs,tree",
+    "leaves": None,
+    "launcher": "self",
+    "transport": "auto",
+    "nodes": "1",
+    "row_layers": "fold",
+    "batch": "1,4,16,64",
+    "budget": "16,100",
+    "prompt_lengths": "5,300,37",
+    "tokens": 12,
+}
+"""What is verified unless flags say otherwise."""
+SHORT = MATRIX | {
+    "relations": "steps,fresh",
+    "tp": "1,2",
+    "dtype": "bfloat16",
+    "fold_order": DEFAULT_FOLD_ORDER,
+    "batch": "1,16",
+    "budget": "100",
+}
+"""What is verified with no model, no flag of the matrix and no --all: within two minutes."""
+SHORT_FAMILIES = ("qwen3",)
 
 
 def add_verify(commands: argparse._SubParsersAction) -> None:
@@ -13,29 +41,14 @@ def add_verify(commands: argparse._SubParsersAction) -> None:
     command = commands.add_parser(
         "verify", help="prove that no circumstance changes a bit", allow_abbrev=False
     )
-    command.add_argument("model", nargs="*", help="checkpoints; a tiny one of each family if none")
-    command.add_argument("--relations", default="all", help=relations_help())
-    command.add_argument("--tp", default="1,2,4,8", help="tensor-parallel sizes")
-    command.add_argument("--dtype", default="float32,bfloat16", help="dtypes, a list")
-    command.add_argument("--fold-order", default="sequential,pairs,tree", help="a list")
-    command.add_argument("--leaves", type=int, help="of the fold, at most; 8 by default")
-    command.add_argument("--launcher", default="self", help=launchers_help())
+    command.add_argument("model", nargs="*", help="checkpoints; tiny ones if none")
     command.add_argument(
-        "--transport",
-        default="auto",
-        help=f"what carries sums between ranks, a list of {', '.join(TRANSPORTS)}",
+        "--all",
+        action="store_true",
+        help="without a model: one of each family in the whole matrix, which takes many minutes; "
+        "bare, one model in the main circumstances at TP 1 and 2, within two minutes on two cores",
     )
-    command.add_argument(
-        "--nodes",
-        default="1",
-        help="nodes that the ranks lie on, a list of numbers: the hosts of a Slurm cluster, else "
-        "neighbours of this host as if they were on a host of their own (two-level fold)",
-    )
-    command.add_argument("--row-layers", default="fold", help="fold, gather, or both: fold,gather")
-    command.add_argument("--batch", default="1,4,16,64", help="requests in flight together")
-    command.add_argument("--budget", default="16,100", help="tokens in a step (chunked prefill)")
-    command.add_argument("--prompt-lengths", default="5,300,37", help="of the probes, in tokens")
-    command.add_argument("--tokens", type=int, default=12, help="tokens each probe generates")
+    _add_matrix(command)
     command.add_argument("--seed", type=int, default=0, help="of the probes")
     command.add_argument(
         "--load-format", default="auto", choices=["auto", "dummy"], help="dummy: drawn weights"
@@ -62,9 +75,46 @@ def add_verify(commands: argparse._SubParsersAction) -> None:
     command.set_defaults(run=_verify)
 
 
+def _add_matrix(command: argparse.ArgumentParser) -> None:
+    """The flags of what is varied. Absent unless given: what is not is `MATRIX` or `SHORT`."""
+
+    def add(name: str, text: str, kind: type = str) -> None:
+        default = MATRIX[name.replace("-", "_")]
+        said = "" if default is None else f" (default {default})"
+        command.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, help=text + said)
+
+    add("relations", relations_help())
+    add("tp", "tensor-parallel sizes, a list")
+    add("dtype", "dtypes, a list")
+    add("fold-order", "fold orders, a list")
+    add("leaves", "leaves of the fold, at most; 8 by default", int)
+    add("launcher", launchers_help())
+    add("transport", f"what carries sums between ranks, a list of {', '.join(TRANSPORTS)}")
+    add(
+        "nodes",
+        "nodes that the ranks lie on, a list of numbers: the hosts of a Slurm cluster, else "
+        "neighbours of this host as if they were on a host of their own (two-level fold)",
+    )
+    add("row-layers", "fold, gather, or both: fold,gather")
+    add("batch", "requests in flight together, a list")
+    add("budget", "tokens in a step (chunked prefill), a list")
+    add("prompt-lengths", "tokens of the probes' prompts, a list")
+    add("tokens", "tokens each probe generates", int)
+
+
+def fill_matrix(options: argparse.Namespace) -> bool:
+    """Give every flag of the matrix that was not given its value; True if it is the short one."""
+    given = {name for name in MATRIX if hasattr(options, name)}
+    short = not (options.model or options.all or given)
+    for name, value in (SHORT if short else MATRIX).items():
+        if name not in given:
+            setattr(options, name, value)
+    return short
+
+
 def _verify(options: argparse.Namespace) -> int:
     from tpdet.config import EngineConfig
-    from tpdet.verify.run import parse_row_layers, parse_sizes, verify_all
+    from tpdet.verify.run import FAMILIES, parse_row_layers, parse_sizes, verify_all
     from tpdet.verify.spec import VerifySpec
 
     if options.approximate:
@@ -72,6 +122,7 @@ def _verify(options: argparse.Namespace) -> int:
             "--approximate: approximate arithmetic is not deterministic, there is nothing to "
             "verify; --control shows what verification says of such arithmetic"
         )
+    short = fill_matrix(options)
     spec = VerifySpec(
         model="",
         dtypes=tuple(options.dtype.split(",")),
@@ -97,4 +148,7 @@ def _verify(options: argparse.Namespace) -> int:
     if options.worlds_per_gpu < 1:
         raise UsageError(f"--worlds-per-gpu {options.worlds_per_gpu}: use 1 or more")
     tps = parse_sizes(options.tp)
-    return verify_all(options.model, spec, tps, options.output, options.worlds_per_gpu, ways)
+    families = SHORT_FAMILIES if short else FAMILIES
+    return verify_all(
+        options.model, spec, tps, options.output, options.worlds_per_gpu, ways, families
+    )

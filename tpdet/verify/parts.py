@@ -12,6 +12,7 @@ from tpdet.comm.device import resolve_device
 from tpdet.errors import TpdetError
 from tpdet.verify.launchers import SEEN, Launchers
 from tpdet.verify.placement import Place, gpu_names, run_placed
+from tpdet.verify.progress import Progress
 from tpdet.verify.spec import VerifySpec, WorldReport
 from tpdet.verify.ways import USUAL, Way
 from tpdet.verify.worlds import run_world
@@ -56,13 +57,17 @@ def run_worlds(
     console: Console,
     folder: Path,
     launchers: Launchers | None = None,
+    progress: Progress | None = None,
 ) -> list[WorldReport]:
     """Run every world, side by side where they fit; reports in the order of `parts_of`.
+
+    `progress` counts them, on with those of other models.
 
     Raises TpdetError when a world fails to run (with the end of its log), or ran otherwise than it
     was to.
     """
     parts = parts_of(spec, worlds)
+    progress = progress or Progress(console, len(parts))
     on_gpus = resolve_device(spec.device) == "cuda"
     names = gpu_names(torch.cuda.device_count()) if on_gpus else []
 
@@ -70,8 +75,9 @@ def run_worlds(
         part = parts[index]
         where = f" on {', '.join(place.gpus)}" if place.gpus else ""
         how = "" if part.way == USUAL else f", {part.way}"
-        console.print(f"{spec.model}: TP {part.tp}, {part.name}{how}{where} ...", style="dim")
+        progress.begin(f"{Path(spec.model).name}, TP {part.tp}, {part.name}{how}{where}")
         _run(part, spec, place, folder / part.folder, launchers)
+        progress.end()
 
     run_placed([part.tp for part in parts], start, names, worlds_per_gpu)
     paths = [folder / part.folder / "report.json" for part in parts]

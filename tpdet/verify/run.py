@@ -17,14 +17,18 @@ from tpdet.model_config import load_model_config
 from tpdet.model_config.fit import check_ranks
 from tpdet.verify.compare import Relation, compare
 from tpdet.verify.launchers import Launchers, find_launchers
-from tpdet.verify.parts import run_worlds
+from tpdet.verify.parts import parts_of, run_worlds
+from tpdet.verify.progress import Progress
 from tpdet.verify.relations import that_apply
 from tpdet.verify.report import append_run, print_matrix, result_rows
+from tpdet.verify.signals import ending_on_signals
 from tpdet.verify.spec import VerifySpec
 from tpdet.verify.ways import USUAL, Way, Ways, choose
 from tpdet.weights.resolve import resolve_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_SECONDS_A_RUN = 8.0
+"""Of the tiny model of a bare verification, on two cores that have little else to do."""
 
 
 def verify(
@@ -35,6 +39,7 @@ def verify(
     output: Path | None,
     command: str,
     worlds_per_gpu: int = 1,
+    progress: Progress | None = None,
 ) -> list[Relation]:
     """Verify one model at every size and in every way; prints the matrix, appends to `output`.
 
@@ -42,7 +47,7 @@ def verify(
     """
     with tempfile.TemporaryDirectory(prefix="tpdet-verify-") as name:
         folder = Path(name)
-        reports = run_worlds(spec, worlds, worlds_per_gpu, console, folder, launchers)
+        reports = run_worlds(spec, worlds, worlds_per_gpu, console, folder, launchers, progress)
         relations = compare(reports, folder)
     model = Path(spec.model).name
     print_matrix(model, relations, list(dict.fromkeys(tp for tp, _ in worlds)), console)
@@ -86,8 +91,9 @@ def verify_all(
     output: Path | None,
     worlds_per_gpu: int = 1,
     ways: Ways | None = None,
+    families: Sequence[str] = FAMILIES,
 ) -> int:
-    """Verify each model (a tiny one of each family if none is named); 1 on a difference, else 0.
+    """Verify each model (if none is named, tiny ones of `families`); 1 on a difference, else 0.
 
     A control that shows no difference at some size above 1 has failed to show one: 0. Raises
     UsageError or NotFoundError before any work for ways that there cannot be here.
@@ -102,9 +108,14 @@ def verify_all(
     chosen = that_apply(spec.relations, device, spec.control)
     spec = msgspec.structs.replace(spec, relations=chosen)
     found: list[Relation] = []
-    with tempfile.TemporaryDirectory(prefix="tpdet-models-") as name:
+    worlds = chosen_worlds.worlds
+    runs = len(parts_of(spec, worlds)) * (len(models) or len(families))
+    short = not models and device == "cpu" and len(families) == 1
+    progress = Progress(console, runs, _SECONDS_A_RUN if short else None)
+    progress.plan()
+    with ending_on_signals(), tempfile.TemporaryDirectory(prefix="tpdet-models-") as name:
         names = list(models) or [
-            str(make_family(f, Path(name), spec.seed, spec.leaves)) for f in FAMILIES
+            str(make_family(f, Path(name), spec.seed, spec.leaves)) for f in families
         ]
         for model in names:
             for dtype in spec.dtypes:  # what cannot be loaded is refused before a world is started
@@ -112,8 +123,8 @@ def verify_all(
                 for tp, _ in chosen_worlds.worlds:
                     check_ranks(config, tp, spec.leaves)
             one = msgspec.structs.replace(spec, model=model)
-            worlds = chosen_worlds.worlds
-            found += verify(one, worlds, launchers, console, output, command, worlds_per_gpu)
+            of = launchers, console, output, command, worlds_per_gpu, progress
+            found += verify(one, worlds, *of)
     different = sum(not relation.equal for relation in found)
     verdict = "all equal" if not different else f"{different} DIFFERENT"
     console.print(f"{len(found)} relations, {verdict}", style="red" if different else "green")
