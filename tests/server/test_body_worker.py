@@ -41,8 +41,9 @@ def test_a_call_made_elsewhere_is_the_one_made_here(tokenizer, extra):
     sent = msgspec.msgpack.encode(work(JOB, body, tokenizer))
     there = msgspec.msgpack.decode(sent, type=Reply)
     assert isinstance(there, Prepared)
-    assert msgspec.structs.replace(there.call.requests[0]) == here.requests[0]
-    assert {**vars(there.call), "created": 0} == {**vars(here), "created": 0}
+    call = asyncio.run(there.outcome())
+    assert msgspec.structs.replace(call.requests[0]) == here.requests[0]
+    assert {**vars(call), "created": 0} == {**vars(here), "created": 0}
 
 
 def run_pool(monkeypatch, do, act):
@@ -100,7 +101,7 @@ def test_a_fault_of_ours_is_a_500_without_the_text(tokenizer, monkeypatch):
     assert isinstance(reply, Broken) and "KeyError" in reply.trace
     assert "client wrote" not in reply.trace
     with pytest.raises(ApiError) as error:
-        reply.outcome()
+        asyncio.run(reply.outcome())
     assert error.value.status == 500 and error.value.code == "internal_error"
 
     def greedy(*_):

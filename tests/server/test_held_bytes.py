@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.server.harness import MODEL, Server, eventually, read_all, request_bytes
+from tpdet.server import memory
 from tpdet.server.held_bytes import HeldBytes
 from tpdet.server.limits import MAX_HELD_BYTES
 
@@ -85,6 +86,8 @@ def test_unfinished_bodies_cannot_grow_the_process_past_the_bound(server):
             assert head.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in head
             assert json.loads(body)["error"]["code"] == "engine_overloaded"
     assert most < MAX_HELD_BYTES + SLACK
+    # What they held goes back to the system.
+    eventually(lambda: server.child.memory_info().rss - before < SLACK, 6 * memory.SECONDS)
     print(f"40 unfinished bodies of {size >> 20} MiB: {most >> 20:+d} MiB, {len(refused)} refused")
     eventually(lambda: server.complete(prompt="x" * 300_000).status_code == 400)
 

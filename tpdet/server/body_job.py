@@ -5,12 +5,15 @@ WorkerStart; then each Job is followed by a frame with the body as the client se
 by one frame with a Reply.
 """
 
+import asyncio
 import logging
 import struct
+from dataclasses import replace
 from typing import Never
 
 import msgspec
 
+from tpdet.request import Request
 from tpdet.server.body_work import Route
 from tpdet.server.limits import BODY_CPU_SECONDS, BODY_MEMORY_BYTES, TEMPLATE_CPU_SECONDS
 from tpdet.server.prepare import Call
@@ -42,13 +45,26 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
-    """A body for the engine."""
+    """A body for the engine: the call without its requests, and each of those by itself.
+
+    Millions of token ids in one piece would keep the reader's event loop for half a second.
+    """
 
     call: Call
+    requests: tuple[bytes, ...]
 
-    def outcome(self) -> Call:
-        """What the HTTP process goes on with."""
-        return self.call
+    @classmethod
+    def of(cls, call: Call) -> "Prepared":
+        """The frame of a call."""
+        return cls(replace(call, requests=()), tuple(map(msgspec.msgpack.encode, call.requests)))
+
+    async def outcome(self) -> Call:
+        """What the HTTP process goes on with; others have their turn between two requests."""
+        requests = []
+        for data in self.requests:
+            requests.append(msgspec.msgpack.decode(data, type=Request))
+            await asyncio.sleep(0)
+        return replace(self.call, requests=tuple(requests))
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
@@ -56,7 +72,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
     content: bytes
 
-    def outcome(self) -> bytes:
+    async def outcome(self) -> bytes:
         """What the HTTP process sends."""
         return self.content
 
@@ -76,7 +92,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
         """The frame of an error."""
         return cls(error.status, error.message, error.kind, error.param, error.code, error.headers)
 
-    def outcome(self) -> Never:
+    async def outcome(self) -> Never:
         """Raises the error of the frame."""
         raise ApiError(
             self.status,
@@ -93,7 +109,7 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
 
     trace: str
 
-    def outcome(self) -> Never:
+    async def outcome(self) -> Never:
         """Logs the place; raises the error that a client may see."""
         _log.error("a large request failed: %s", self.trace)
         raise internal_error()

@@ -68,7 +68,7 @@ def work(job: Job, body: bytes, tokenizer: Tokenizer | None) -> Reply:
     try:
         fields = parse_object(body)
         if needs_engine(job.route):
-            return Prepared(prepare_call(job.route, preparer, fields, job.request_id))
+            return Prepared.of(prepare_call(job.route, preparer, fields, job.request_id))
         return Answered(to_json(answer_of(job.route, preparer, fields)))
     except ApiError as error:
         return Refused.of(error)

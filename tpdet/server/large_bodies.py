@@ -110,7 +110,7 @@ class LargeBodies:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise ClientGone
-            return msgspec.msgpack.decode(task.result(), type=Reply).outcome()
+            return await msgspec.msgpack.decode(task.result(), type=Reply).outcome()
         except (TimeoutError, _Ended):
             raise too_costly(job.cpu_seconds) from None
         finally:

@@ -35,6 +35,7 @@ from tpdet.server.http_protocol import GuardedProtocol
 from tpdet.server.keys import KeyRing
 from tpdet.server.large_bodies import LargeBodies
 from tpdet.server.log import log_loop_problem, open_log
+from tpdet.server.memory import give_back, limit_arenas
 from tpdet.server.metrics import Metrics
 from tpdet.server.process_config import ProcessConfig, decode_config
 from tpdet.server.statistics_line import StatisticsLine
@@ -63,6 +64,7 @@ class HttpServer(uvicorn.Server):
 
 def main() -> NoReturn:
     """Run until the engine says stop (0), dies (75), or this process cannot start."""
+    limit_arenas()
     config = decode_config(sys.stdin.buffer.readline())
     try:
         _run(config)
@@ -191,6 +193,7 @@ async def _accept_until_stopped(
     client.say_serving()
     tasks = [
         asyncio.create_task(client.ping()),
+        asyncio.create_task(give_back()),
         asyncio.create_task(_watch_engine(client, config.step_timeout + PROGRESS_SLACK)),
     ]
     if config.log_statistics:
