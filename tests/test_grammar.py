@@ -92,8 +92,20 @@ def test_a_mask_is_the_same_from_the_start_and_step_by_step(grammars):
         jsonschema.validate(json.loads(bytes(output)), schema)
 
 
+def test_answers_are_compact_unless_the_schema_says_otherwise(grammars):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    for options in ({}, {"x-guidance": {}}, {"x-guidance": {"whitespace_flexible": False}}):
+        found = grammars.constrain(text(schema | options))
+        assert ids(found.next_ids(b"{", [EOS]).allowed) == [ord('"')]
+        assert ids(found.next_ids(b'{"a"', [EOS]).allowed) == [ord(":")]
+        assert not {*b" \n\t"} & {*ids(found.next_ids(b'{"a":1', [EOS]).allowed)}
+    flexible = grammars.constrain(text(schema | {"x-guidance": {"whitespace_flexible": True}}))
+    assert ord(" ") in ids(flexible.next_ids(b"{", [EOS]).allowed)
+
+
 def test_blanks_come_to_an_end(grammars):
-    found = grammars.constrain(text({"type": "array"}))
+    options = {"x-guidance": {"whitespace_flexible": True}}
+    found = grammars.constrain(text({"type": "array"} | options))
     assert ids(found.next_ids(b"[" + 39 * b" ", [EOS]).allowed).count(32) == 1
     assert 32 not in ids(found.next_ids(b"[" + 40 * b" ", [EOS]).allowed)
 
@@ -115,7 +127,8 @@ def test_a_dead_end_is_seen(grammars):
         '{"$ref": "#"}', '{"$ref": "#/nothing"}', '{"type": "string", "pattern": "(a"}',
         '{"type": "string", "pattern": "(?=a)b"}', '{"uniqueItems": true, "type": "array"}',
         '{"type": "integer", "minimum": 5, "maximum": 3}', '{"enum": []}',
-        '{"x-guidance": {"lenient": true}}', '{"allOf": [{"type": "null"}, {"type": "string"}]}',
+        '{"x-guidance": {"lenient": true}}', '{"x-guidance": {"whitespace_flexible": 1}}',
+        '{"x-guidance": 3}', '{"allOf": [{"type": "null"}, {"type": "string"}]}',
         '{"properties": []}', '{"format": "xyz", "type": "string"}',
     ],
 )  # fmt: skip

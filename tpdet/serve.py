@@ -203,8 +203,10 @@ def state(drain: Drain, canary: Canary, books: Books, reload: Reload) -> str:
     """What clients are told of the server: "accepting", or why it takes no requests."""
     if drain.begun:
         return "draining"
+    if canary.failed and reload.begun:
+        return "reloading"
     if not canary.healthy:
-        return "untrusted"
+        return "unusable" if canary.failed else "untrusted"
     if not books.sound:
         return "damaged"
     return "reloading" if reload.begun else "accepting"

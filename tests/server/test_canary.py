@@ -1,13 +1,18 @@
 """The canary: it runs only while nobody else does, and a changed answer closes the server."""
 
+import shutil
 from types import SimpleNamespace
 
 import msgspec
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Server, eventually
+from tpdet.errors import CheckpointError
 from tpdet.request import Request, SamplingParams
+from tpdet.serve import state
 from tpdet.server import canary as canary_module
 from tpdet.server.canary import Canary, canary_request
 
@@ -168,3 +173,39 @@ def test_a_long_canary_is_computed_each_time_and_not_read_from_the_cache(tiny_mo
 
     monkeypatch.setattr(canary_module, "canary_request", unsalted)
     assert Hits(model).of_second_run() == 256  # negative control: without a salt of its own
+
+
+def test_weights_that_overflow_are_refused_and_after_a_reload_good_ones_serve_again(
+    tiny_model, tmp_path
+):
+    from tpdet.comm.world import SoloWorld
+    from tpdet.config import EngineConfig
+    from tpdet.engine import Engine
+
+    good = tiny_model("qwen3", kv_heads=2)
+    bad = shutil.copytree(good, tmp_path / "bad")
+    tensors = load_file(bad / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    save_file(tensors | {name: torch.full_like(tensors[name], 3e38)}, bad / "model.safetensors")
+
+    start = Engine(EngineConfig.from_values(model=str(bad), kv_pages=16), SoloWorld())
+    with pytest.raises(CheckpointError, match="NaN or infinity for a short prompt"):
+        start.runner.check_poison()
+    with pytest.raises(CheckpointError, match="canary failed with numerical_error"):
+        Canary(start, 10.0).learn()
+
+    for interval in (0.0, 10.0):
+        engine = Engine(EngineConfig.from_values(model=str(good), kv_pages=16), SoloWorld())
+        canary = Canary(engine, interval)
+        canary.learn()
+        engine.reload(str(bad))
+        with pytest.raises(CheckpointError, match="the canary failed"):
+            canary.renew()
+        quiet = SimpleNamespace(begun=False, sound=True)
+        asked = SimpleNamespace(begun=True)
+        assert canary.failed and not canary.healthy
+        assert state(quiet, canary, quiet, quiet) == "unusable"
+        assert state(quiet, canary, quiet, asked) == "reloading"  # the way out
+        engine.reload(str(good))
+        canary.renew()
+        assert canary.healthy and state(quiet, canary, quiet, quiet) == "accepting"

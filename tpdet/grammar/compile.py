@@ -11,7 +11,9 @@ from tpdet.errors import RequestError
 FIELD = "response_format"
 # Between JSON tokens: unbounded, a model could write blanks until it runs out of tokens.
 _WHITESPACE = r"[ \n\t\r]{1,40}"
-_LIBRARY_KEY = "x-guidance"  # the library's own options, which are not the client's to choose
+_COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+_LIBRARY_KEY = "x-guidance"  # the library's own options, of which clients may choose one
+_CHOICE = "whitespace_flexible"
 # About 20 ms to compile, 15 ms and 50 MB while text is made, at most; the library's units.
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,
@@ -60,11 +62,24 @@ def _grammar(schema: str) -> str:
         raise RequestError(f"the schema is not JSON: {error}", FIELD) from None
     if not isinstance(value, dict):
         raise RequestError("the schema must be a JSON object", FIELD)
-    if _LIBRARY_KEY in value:
-        raise RequestError(f"the schema's key {_LIBRARY_KEY!r} is not supported", FIELD)
-    options = {"whitespace_pattern": _WHITESPACE, "lenient": False}
+    flexible = _flexible(value.pop(_LIBRARY_KEY, {}))
+    options: dict[str, object] = {"lenient": False}
+    options |= {"whitespace_pattern": _WHITESPACE} if flexible else _COMPACT
     body = json.dumps(value | {_LIBRARY_KEY: options})
     return f'%llguidance {{"no_forcing": true}}\nstart: %json {body}'
+
+
+def _flexible(options: object) -> bool:
+    """Whether blanks may stand between the tokens of JSON: not unless the schema says so."""
+    if not isinstance(options, dict) or set(options) - {_CHOICE}:
+        raise RequestError(
+            f"the schema's key {_LIBRARY_KEY!r} may hold {_CHOICE!r} alone: leave the rest out",
+            FIELD,
+        )
+    flexible = options.get(_CHOICE, False)
+    if not isinstance(flexible, bool):
+        raise RequestError(f"{_LIBRARY_KEY}.{_CHOICE} must be true or false", FIELD)
+    return flexible
 
 
 def _reason(error: str) -> str:

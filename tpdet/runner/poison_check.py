@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from tpdet.cache.kv import KeyValuePages
 from tpdet.comm.world import World
-from tpdet.errors import TpdetError
+from tpdet.errors import CheckpointError, TpdetError
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.kernels.paged_batch import PagedSequence
 from tpdet.models.decoder import Decoder
@@ -51,10 +51,16 @@ def poison_check(
 
     No page may be in use. Fills all pages of a GPU, where that takes milliseconds, and the first
     few on the CPU, where the others have no memory yet. Raises TpdetError, on every rank, naming
-    a rank whose bits differ.
+    a rank whose bits differ, and CheckpointError where the logits are not finite.
     """
     clean = _logits(model, pages, vocab_size, max_model_len, 0.0)
     poisoned = _logits(model, pages, vocab_size, max_model_len, float("nan"))
+    sound = bool(torch.isfinite(clean).all())
+    if b"\0" in world.gather_bytes(b"\1" if sound else b"\0"):
+        raise CheckpointError(
+            "the model's weights give NaN or infinity for a short prompt: finite weights can be "
+            "too large to compute with; check the checkpoint, or choose another --dtype"
+        )
     same = torch.equal(clean.view(torch.int32), poisoned.view(torch.int32))
     for rank, said in enumerate(world.gather_bytes(b"\1" if same else b"\0")):
         if said != b"\1":

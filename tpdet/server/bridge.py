@@ -4,6 +4,7 @@ Everything here is called from rank 0's loop, between steps, and never waits for
 """
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -24,7 +25,7 @@ from tpdet.errors import (
     UsageError,
 )
 from tpdet.request import PromptOutput, RequestFailed, TokenOutput, with_seed
-from tpdet.server import protocol
+from tpdet.server import load_bounds, protocol
 from tpdet.server.http_child import HttpProcess
 from tpdet.server.limits import MAX_MESSAGE_BYTES
 from tpdet.server.prompt_scores import messages_of
@@ -245,6 +246,12 @@ def _start_failure(exit_code: int) -> TpdetError:
     for kind in kinds:
         if kind.exit_code == exit_code:
             return kind("the HTTP process refused to start; the lines above say why")
+    if exit_code in load_bounds.ENDINGS:
+        return CheckpointError(
+            "the tokenizer could not be loaded: it ended the process that loads it "
+            f"({signal.Signals(-exit_code).name}), or took more than {load_bounds.CPU_SECONDS} s "
+            f"or {load_bounds.MEMORY_BYTES >> 30} GiB; download tokenizer.json again"
+        )
     return PeerLostError(f"the HTTP process ended with {exit_code} before it could serve")
 
 

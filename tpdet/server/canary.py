@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tpdet.errors import CheckpointError
 from tpdet.outputs import RequestAssembler
 from tpdet.replay import replay_digest
 from tpdet.request import Request, SamplingParams
@@ -29,7 +30,7 @@ _log = logging.getLogger("tpdet.server")
 class Canary:
     """Runs the request every `interval` seconds (0: never), compares, and counts mismatches.
 
-    A failure of the request (NaN) is an answer too: it must stay the same failure.
+    A model that fails the first one (NaN) is not served.
     """
 
     def __init__(self, engine: "Engine", interval: float) -> None:
@@ -37,27 +38,52 @@ class Canary:
         self._begun_at, self._count = time.monotonic(), 0
         self._running: RequestAssembler | None = None
         self._reference: str | None = None
+        self._failure = ""
         self.mismatches = 0
 
     @property
     def healthy(self) -> bool:
-        """Whether every answer had the bits of the first; once it had not, this stays False."""
-        return self.mismatches == 0
+        """Whether the model can answer, with the bits of its first answer ever since."""
+        return self.mismatches == 0 and not self.failed
+
+    @property
+    def failed(self) -> bool:
+        """Whether the weights in use could not answer; other weights may."""
+        return bool(self._failure)
 
     def learn(self) -> None:
-        """Take the answer to compare with; before clients are served, nothing else may run."""
+        """Take the answer to compare with; before clients are served, nothing else may run.
+
+        Raises CheckpointError where the model gives none (NaN).
+        """
         if not self._interval or self._engine.approximate:
             return
-        self._begin()
-        while self._running is not None:
-            self.take(self._engine.step())
+        self._try()
         _log.info("the canary's replay digest is %s", self._reference)
 
     def renew(self) -> None:
-        """Take the answer of other weights to compare with; nothing else may run."""
+        """Take the answer of other weights to compare with; nothing else may run.
+
+        They are tried whatever the interval. Raises CheckpointError as `learn`: the server is not
+        healthy then, until weights come that can answer.
+        """
         self.abandon()
         self._reference = None
-        self.learn()
+        self._try()
+        if not self._interval or self._engine.approximate:
+            self._reference = None
+
+    def _try(self) -> None:
+        self._failure = ""
+        self._begin()
+        while self._running is not None:
+            self.take(self._engine.step())
+        if self._failure:
+            raise CheckpointError(
+                f"the model's weights cannot answer: the canary failed with {self._failure}. "
+                "Finite weights can be too large to compute with; check the checkpoint, or choose "
+                "another --dtype"
+            )
 
     def begin_if_due(self) -> None:
         """Queue the request when its time has come and the engine has nothing else to do."""
@@ -81,7 +107,9 @@ class Canary:
             if output.request_id == self._running.request.request_id:
                 self._running.push(output)
         if self._running.finished:
-            if not self._running.approximate:
+            if self._reference is None and self._running.failure is not None:
+                self._failure = self._running.failure.code
+            elif not self._running.approximate:
                 self._compare(self._running)
             self._running = None
         return others

@@ -34,6 +34,7 @@ from tpdet.server.held_bytes import HeldBytes
 from tpdet.server.http_protocol import GuardedProtocol
 from tpdet.server.keys import KeyRing
 from tpdet.server.large_bodies import LargeBodies
+from tpdet.server.load_bounds import bounded_load
 from tpdet.server.log import log_loop_problem, open_log
 from tpdet.server.memory import give_back, limit_arenas
 from tpdet.server.metrics import Metrics
@@ -79,7 +80,10 @@ def _run(config: ProcessConfig) -> NoReturn:
     log = open_log(config.log_access)
     threading.Thread(target=_follow_parent, name="parent", daemon=True).start()
     files = _read_tokenizer(config)
-    code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(config, files))
+    with bounded_load():
+        tokenizer = None if files is None else Tokenizer.from_files(files, counted=True)
+    serving = _serve(config, files, tokenizer)
+    code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(serving)
     if code == LOST:
         _clear_channels(config)
     log.finish(LOG_FLUSH_SECONDS)
@@ -117,7 +121,9 @@ def _read_tokenizer(config: ProcessConfig) -> TokenizerFiles | None:
     return read_files(Path(config.tokenizer_directory), config.chat_template)
 
 
-async def _serve(config: ProcessConfig, files: TokenizerFiles | None) -> int:
+async def _serve(
+    config: ProcessConfig, files: TokenizerFiles | None, tokenizer: Tokenizer | None
+) -> int:
     metrics = Metrics(config.served_name, lambda: client.status)
     client = EngineClient(
         config.engine_address, bytes.fromhex(config.channel_key), metrics, config.max_queue
@@ -128,7 +134,7 @@ async def _serve(config: ProcessConfig, files: TokenizerFiles | None) -> int:
     )
     services = Services(
         client=client,
-        tokenizer=None if files is None else Tokenizer.from_files(files, counted=True),
+        tokenizer=tokenizer,
         large_bodies=LargeBodies(files),
         served_name=config.served_name,
         progress_timeout=config.step_timeout + PROGRESS_SLACK,

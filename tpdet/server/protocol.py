@@ -27,6 +27,7 @@ _TO_HTTP, _TO_ENGINE = "tpdet engine to http", "tpdet http to engine"
 REFUSALS = {
     "draining": ("draining", "the server is shutting down and takes no new requests"),
     "untrusted": ("engine_dead", "the server's answers have changed: it takes no requests"),
+    "unusable": ("engine_dead", "the model's weights cannot answer: it takes no requests"),
     "damaged": ("engine_dead", "the server's page tables are damaged: it takes no requests"),
     "reloading": ("draining", "the server is loading other weights: try again"),
 }

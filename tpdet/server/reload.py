@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tpdet.errors import ReloadError
+from tpdet.errors import CheckpointError, ReloadError
 from tpdet.launch.reload_request import (
     ReloadAnswer,
     ReloadRequest,
@@ -89,7 +89,13 @@ class Reload:
         except ReloadError as error:
             self._answer(error.exit_code, error.code, str(error))
             return
-        self._canary.renew()
+        try:
+            self._canary.renew()
+        except CheckpointError as error:
+            self._announce()
+            what = "the server takes no requests until other weights are loaded"
+            self._answer(error.exit_code, error.code, f"{error}; {what}")
+            return
         self._announce()
         seconds = time.monotonic() - began
         _log.warning(
