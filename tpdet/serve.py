@@ -76,7 +76,6 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
         run = _enter_run_directory(settings, environment, signals)
         build = build or partial(build_engine, secret=secret or run.secret())
         if rank == 0:
-            _log.info("starting rank 0 of %d for %s", environment.size, settings.engine.model)
             _lead(settings, environment, run, signals, build, bridges)
             run.clear_channels()
         else:
@@ -129,6 +128,7 @@ def _lead(
     for note in (*settings.notes, *open_store_notes(environment)):
         _log.warning("%s", note)
     with Waiting(), acting_at_start(signals, run, environment):
+        _log.info("starting rank 0 of %d for %s", environment.size, settings.engine.model)
         port = open_port(settings.server)
         bridge = open_bridge(settings, run, port, signals)
         bridges.append(bridge)

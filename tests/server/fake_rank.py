@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 
 from tpdet.server import limits
 
@@ -16,6 +17,7 @@ from tpdet import serve  # noqa: E402
 
 
 def build(settings, environment) -> FakeEngine:
+    time.sleep(OPTIONS.get("slow_start", 0.0))
     found = FakeEngine(
         vocab_size=OPTIONS.get("vocab_size", 512),
         eos=OPTIONS.get("eos", 258),

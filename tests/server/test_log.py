@@ -156,6 +156,16 @@ def test_a_start_says_what_it_does_and_a_drain_how_it_went(tmp_path):
     assert after[-1] == "drained and stopped" and not any("draining" in line for line in after)
 
 
+@pytest.mark.slow
+def test_a_start_that_takes_long_has_a_line_every_five_seconds(tmp_path):
+    server = Server(tmp_path, slow_start=11)
+    lines = [message for _, _, message in lines_of(server.log.read_text())]
+    assert server.stop() == 0
+    found = [re.sub(r".*: (\d+) s so far", r"\1", line) for line in lines if "so far" in line]
+    assert found == ["5", "10"]
+    assert any(line.startswith("starting rank 0 of 1 for ") and "so far" in line for line in lines)
+
+
 def test_what_is_said_last_is_said_again_while_a_start_takes_long(caplog):
     log = logging.getLogger("tpdet.test")
     with caplog.at_level(logging.INFO, "tpdet"), Waiting(seconds=0.1):
