@@ -17,6 +17,12 @@ from tpdet.launch.processes import children_of, send_signal
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
+def interrupt_at_stop() -> None:
+    """Every stop signal raises KeyboardInterrupt in the main thread from now on."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler)
+
+
 @contextmanager
 def raising() -> Iterator[None]:
     """SIGTERM and SIGHUP end the children and raise SystemExit while inside; main thread only.

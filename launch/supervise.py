@@ -55,10 +55,10 @@ def serve(
 
     Takes over the process's stop signals; main thread only. `--run-dir` is added to the arguments
     unless they hold it. The code is exit.json's; where no rank wrote it, 75 if ranks had registered
-    and 70 if not (0 after a stop signal that came before). The last line on standard error tells
-    any other than 0. Raises ResourceError if a server runs in `run_dir`, NotPermittedError or
-    UsageError if it cannot be used. The ranks find the run secret and, where there is one, the
-    digest of the API key in the run directory.
+    or one was killed, and 70 if not (0 after a stop signal that came before). The last line on
+    standard error tells any other than 0. Raises ResourceError if a server runs in `run_dir`,
+    NotPermittedError or UsageError if it cannot be used. The ranks find the run secret and, where
+    there is one, the digest of the API key in the run directory.
     """
     run = RunDirectory.own(run_dir, new_session(), secret)
     try:
@@ -178,7 +178,7 @@ class _Supervisor:
         failed = ranks.failed
         if failed is None or (self._stop_signals and not self._run.records()):
             found = ExitDecision(0, "drained", 0)
-        elif self._run.records():
+        elif self._run.records() or failed[1] < 0:
             message = f"{describe_end(*failed)}: the server ends"
             found = ExitDecision(PeerLostError.exit_code, PeerLostError.code, failed[0], message)
         else:

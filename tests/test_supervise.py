@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.sleeping_rank import record_as, sleeping, wait_for
@@ -126,6 +127,15 @@ def test_a_rank_that_fails_before_it_registers_is_an_internal_error(tmp_path):
     with server(tmp_path, ranks=1, case="early") as it:
         exit_code, last_line = it.end()
         assert exit_code == 70 and json.loads(last_line)["code"] == "internal_error"
+
+
+def test_a_rank_killed_before_it_registers_is_a_lost_rank(tmp_path):
+    with server(tmp_path, ranks=2, case="slow start") as it:
+        supervisor = psutil.Process(it.process.pid)
+        wait_for(lambda: len(supervisor.children()) == 2)
+        supervisor.children()[1].kill()
+        exit_code, last_line = it.end()
+        assert exit_code == 75 and "rank 1 was ended by SIGKILL" in json.loads(last_line)["message"]
 
 
 def test_a_stop_signal_before_any_rank_registered_ends_everything_with_0(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 from tpdet import __version__
 from tpdet.command_line import Parser, whole_number
 from tpdet.errors import TpdetError, UsageError
-from tpdet.launch.signals import raising
+from tpdet.launch.signals import interrupt_at_stop, raising
 from tpdet.model_config import HEAD_SIZES
 from tpdet.model_shapes import SHAPES
 
@@ -103,8 +103,11 @@ def _complete(arguments: list[str]) -> list[str]:
 
 
 def _serve(arguments: list[str]) -> int:
-    from tpdet.server.supervised import main as serve
-
+    interrupt_at_stop()  # before the imports: a stop signal is no failure
+    try:
+        from tpdet.server.supervised import main as serve
+    except KeyboardInterrupt:
+        return 0
     return serve(arguments)
 
 

@@ -7,7 +7,6 @@ their environment.
 
 import logging
 import os
-import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from tpdet.launch.faults import read_faults
 from tpdet.launch.lifecycle import print_fatal
 from tpdet.launch.log_lines import open_log
 from tpdet.launch.run_secret import given_secret
-from tpdet.launch.signals import STOP_SIGNALS
+from tpdet.launch.signals import interrupt_at_stop
 from tpdet.launch.supervise import serve
 from tpdet.server.preflight import check_start
 from tpdet.server.setting_sources import forget_settings
@@ -32,8 +31,7 @@ def main(arguments: Sequence[str]) -> int:
 
     A stop signal before the ranks start ends it with 0.
     """
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.default_int_handler)
+    interrupt_at_stop()
     try:
         return serve_command(arguments)
     except TpdetError as error:
