@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 SECONDS = 5.0
-GROWTH_BYTES = 8 << 20  # since the last time, below which nothing is done
+GROWTH_BYTES = 1 << 20  # since the last time, below which nothing is done
 _STATM = Path("/proc/self/statm")
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # of glibc's malloc.h
 _MAPPED_BYTES = 1 << 20  # larger pieces are mappings of their own, which return when freed
