@@ -23,6 +23,7 @@ ATTEMPTS = FIELD_LIMITS | WIRE_LIMITS
 ELSEWHERE = {
     "schema_cpu_seconds": "tests/test_grammar.py",
     "schemas_waiting": "test_more_schemas_than_may_wait_are_refused_at_once",
+    "chat_template_cpu_seconds": "tests/server/test_template_bounds.py",
     "held_request_bytes": "tests/server/test_held_bytes.py",
     "large_body_bytes": "tests/server/test_large_bodies.py",
     "large_bodies_waiting": "tests/server/test_body_worker.py",
