@@ -197,7 +197,8 @@ def test_a_lost_rank_ends_every_stream_and_the_server(tiny_model, tmp_path, rank
         (["--surprise", "1"], 2, "surprise"),
         (["--dtype", "int8"], 2, "dtype"),
         (["--max-model-len", "100000"], 2, "over the model's context"),
-        (["--host", "0.0.0.0"], 2, "api_key_file"),
+        (["--host", "0.0.0.0"], 2, "--api-key-file"),
+        (["--tokenizer", "./nothere"], 66, "tokenizer './nothere' is not a directory"),
     ],
 )
 def test_refusals_at_start_have_their_exit_codes(tiny_model, tmp_path, flags, code, message):

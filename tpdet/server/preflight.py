@@ -16,7 +16,7 @@ from tpdet.server.keys import read_key_file
 from tpdet.server.protocol import socket_address
 from tpdet.server.settings import Settings
 from tpdet.tokenizer import read_files
-from tpdet.weights.resolve import resolve_model
+from tpdet.weights.resolve import resolve_model, resolve_tokenizer
 from tpdet.weights.which import find_weights
 
 
@@ -49,8 +49,8 @@ def _check_model(settings: Settings, ranks: int) -> None:
     if engine.chat_template is not None and not Path(engine.chat_template).exists():
         raise NotFoundError(f"--chat-template {engine.chat_template} does not exist")
     if not engine.skip_tokenizer_init:
-        name = engine.tokenizer or engine.model
-        read_files(resolve_model(name, engine.revision), engine.chat_template)
+        names = engine.tokenizer, engine.model
+        read_files(resolve_tokenizer(*names, engine.revision), engine.chat_template)
 
 
 def check_device(wanted: str, ranks: int) -> str:
