@@ -49,7 +49,7 @@ def test_every_listener_of_this_process_is_seen_and_told_apart():
     assert Listener("tcp", "::ffff:127.0.0.1", 1).loopback
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_supervised_server_opens_its_port_and_otherwise_loopback_only(tiny_model, tmp_path, tp):
     served = Served(tiny_model("qwen3", kv_heads=2), tmp_path, tp)
     try:
