@@ -30,12 +30,13 @@ serve: $(VENV)/.serving $(MODEL)
 # first that failed.
 WORKERS ?= 2
 SPEED := not slow
+SLOWEST := --durations=20 --durations-min=5
 
 test: setup
 	failed=; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(SLOWEST) -n $(WORKERS) --dist loadfile \
 	  --no-loadscope-reorder -m "($(SPEED)) and not alone" || failed=1; \
-	$(BIN)/python -m pytest -q -m "($(SPEED)) and alone" && test -z "$$failed"
+	$(BIN)/python -m pytest -q $(SLOWEST) -m "($(SPEED)) and alone" && test -z "$$failed"
 
 test-long:
 	$(MAKE) test SPEED="slow or not slow"

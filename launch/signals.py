@@ -25,10 +25,14 @@ def interrupt_at_stop() -> None:
 
 @contextmanager
 def raising() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the children and raise SystemExit while inside; main thread only.
+    """SIGTERM and SIGHUP end the children and raise SystemExit while inside.
 
-    What a command has made for a time is removed then, as it is at the command's own end.
+    What a command has made for a time is removed then, as it is at the command's own end. Another
+    than the main thread never gets signals: there it does nothing.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def end(number: int, frame: object) -> None:
         for child in children_of(os.getpid()):

@@ -91,7 +91,8 @@ class _Supervisor:
         inherited = {child.pid for child in children_of(os.getpid())}
         self._signals.install()
         adopt_orphans(True)
-        _log.info("starting %d ranks, run directory %s", self._tp, self._run.path)
+        ranks_text = "1 rank" if self._tp == 1 else f"{self._tp} ranks"
+        _log.info("starting %s, run directory %s", ranks_text, self._run.path)
         ranks = self._start(arguments, program)
         try:
             while ranks.running:

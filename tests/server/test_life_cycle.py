@@ -97,7 +97,7 @@ def test_sigterm_drains_running_requests_and_refuses_new_ones(start_server):
         assert server.http.get("/health").status_code == 200
         assert all(future.result()[-1] == "data: [DONE]" for future in futures)
     assert server.process.wait(10) == 0
-    assert decided(server) == {"exit": 0, "code": "drained", "rank": 0}
+    assert decided(server) == {"exit": 0, "code": "drained", "rank": 0, "message": ""}
     assert not server.child.is_running()
 
 
