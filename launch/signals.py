@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from tpdet.launch.processes import children_of, send_signal
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_AGAIN_SECONDS = 0.2
 
 
 def interrupt_at_stop() -> None:
@@ -33,18 +35,36 @@ def raising() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    code: list[int] = []
 
     def end(number: int, frame: object) -> None:
+        for each in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(each, signal.SIG_IGN)  # a second one would interrupt the tidying up
         for child in children_of(os.getpid()):
             send_signal(child.pid, child.start_time, signal.SIGTERM)
-        raise SystemExit(128 + number)
+        code.append(128 + number)
+        kept[signal.SIGALRM] = signal.signal(signal.SIGALRM, again)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
+        raise SystemExit(code[0])
+
+    def again(number: int, frame: object) -> None:
+        # Python drops what is raised while it calls back from a fork, or from a finalizer.
+        if code and sys.exc_info()[1] is None:
+            raise SystemExit(code[0])
 
     kept = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
+    except BaseException:
+        if not code:
+            raise
     finally:
+        if code:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
         for number, handler in kept.items():
             signal.signal(number, handler)
+    if code:  # whatever else came of the signal, such as a child that failed by it
+        raise SystemExit(code[0])
 
 
 class StopSignals:

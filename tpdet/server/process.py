@@ -66,7 +66,10 @@ class HttpServer(uvicorn.Server):
 def main() -> NoReturn:
     """Run until the engine says stop (0), dies (75), or this process cannot start."""
     limit_arenas()
-    config = decode_config(sys.stdin.buffer.readline())
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        os._exit(LOST)  # rank 0 ended before it had said what to serve: nobody is there to tell
+    config = decode_config(line)
     try:
         _run(config)
     except TpdetError as error:

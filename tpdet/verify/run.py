@@ -12,6 +12,7 @@ from rich.console import Console
 from tpdet.comm.device import resolve_device
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, ROW_LAYERS
+from tpdet.launch.signals import raising
 from tpdet.make_model import make_model
 from tpdet.model_config import load_model_config
 from tpdet.model_config.fit import check_ranks
@@ -21,7 +22,6 @@ from tpdet.verify.parts import parts_of, run_worlds
 from tpdet.verify.progress import Progress
 from tpdet.verify.relations import that_apply
 from tpdet.verify.report import append_run, print_matrix, result_rows
-from tpdet.verify.signals import ending_on_signals
 from tpdet.verify.spec import VerifySpec
 from tpdet.verify.ways import USUAL, Way, Ways, choose
 from tpdet.weights.resolve import resolve_model
@@ -113,7 +113,7 @@ def verify_all(
     short = not models and device == "cpu" and len(families) == 1
     progress = Progress(console, runs, _SECONDS_A_RUN if short else None)
     progress.plan()
-    with ending_on_signals(), tempfile.TemporaryDirectory(prefix="tpdet-models-") as name:
+    with raising(), tempfile.TemporaryDirectory(prefix="tpdet-models-") as name:
         names = list(models) or [
             str(make_family(f, Path(name), spec.seed, spec.leaves)) for f in families
         ]
