@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 
@@ -69,4 +70,12 @@ def answers_alone(cluster_model, tmp_path_factory):
     finally:
         process.kill()
         process.wait()
+    return found
+
+
+@pytest.fixture
+def model(tiny_model, tmp_path):
+    """A model of 2 key heads, to be damaged."""
+    found = tmp_path / "model"
+    shutil.copytree(tiny_model("qwen3", kv_heads=2), found)
     return found

@@ -19,14 +19,6 @@ from tpdet.server.supervised import main
 
 
 @pytest.fixture
-def model(tiny_model, tmp_path):
-    """A model of 2 key heads, to be damaged."""
-    found = tmp_path / "model"
-    shutil.copytree(tiny_model("qwen3", kv_heads=2), found)
-    return found
-
-
-@pytest.fixture
 def refuse(monkeypatch, capfd, tmp_path):
     """Runs the command, which may start nothing; (exit code, its only line)."""
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,14 +15,6 @@ from tpdet.cli import main
 from tpdet.launch.run_directory import RunDirectory
 
 pytestmark = pytest.mark.alone
-
-
-@pytest.fixture
-def model(tiny_model, tmp_path):
-    """A model of 2 key heads, to be damaged."""
-    found = tmp_path / "model"
-    shutil.copytree(tiny_model("qwen3", kv_heads=2), found)
-    return found
 
 
 @pytest.fixture
