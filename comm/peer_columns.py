@@ -44,7 +44,7 @@ class PeerColumns(PeerExchange):
 
         Collective: every rank makes its own together.
         """
-        from tpdet.kernels.cuda.peer_fold import Peers
+        from tpdet.kernels.cuda.exchange.one_shot import Peers
 
         super().__init__(plan, memory, 1, widths[1], dtype, one_shot_rows=1)
         row = max(widths) * dtype.itemsize
@@ -68,7 +68,7 @@ class PeerColumns(PeerExchange):
 
     def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
         """A copy of all ranks' columns, in one kernel a piece."""
-        from tpdet.kernels.cuda import peer_columns
+        from tpdet.kernels.cuda.exchange import columns as peer_columns
 
         self._check_dtype(x)
         x = x.contiguous()
@@ -81,7 +81,7 @@ class PeerColumns(PeerExchange):
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Every rank adds and norms every row, in the kernel that takes the columns."""
-        from tpdet.kernels.cuda import peer_columns
+        from tpdet.kernels.cuda.exchange import columns as peer_columns
 
         self._check_dtype(x)
         x = x.contiguous()

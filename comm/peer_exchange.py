@@ -39,7 +39,7 @@ from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
 if TYPE_CHECKING:
-    from tpdet.kernels.cuda.peer_fold import Peers
+    from tpdet.kernels.cuda.exchange.one_shot import Peers
 
 PROGRAMS = 132
 """Programs of an exchange, all of which must be on the GPU at once."""
@@ -83,7 +83,7 @@ class PeerExchange:
         direct_rows: int = DIRECT_ROWS,
     ) -> None:
         """rows: the most of a step. Collective: every rank makes its own together."""
-        from tpdet.kernels.cuda.peer_fold import Peers
+        from tpdet.kernels.cuda.exchange.one_shot import Peers
 
         self.memory: PeerMemory | None = memory
         self._plan = plan
@@ -166,7 +166,7 @@ class PeerExchange:
         self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float,
         h: torch.Tensor, two: "Peers",
     ) -> torch.Tensor:  # fmt: skip
-        from tpdet.kernels.cuda.peer_direct import run_two_shot_direct
+        from tpdet.kernels.cuda.exchange.direct import run_two_shot_direct
 
         layout, (m, n), size = self.layout, residual.shape, residual.element_size()
         self._direct += 1
@@ -181,7 +181,9 @@ class PeerExchange:
         self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float,
         out: tuple[torch.Tensor, torch.Tensor], two: "Peers",
     ) -> None:  # fmt: skip
-        from tpdet.kernels.cuda import peer_fold, peer_spread, peer_two_shot
+        from tpdet.kernels.cuda.exchange import one_shot as peer_fold
+        from tpdet.kernels.cuda.exchange import spread as peer_spread
+        from tpdet.kernels.cuda.exchange import two_shot as peer_two_shot
 
         layout, rows = self.layout, len(residual)
         if self.takes_one_shot(rows):
@@ -218,7 +220,7 @@ class PeerExchange:
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """[ranks, *x.shape]; sizes that are no whole words of 4 bytes go through the world."""
-        from tpdet.kernels.cuda.peer_gather import run_gather
+        from tpdet.kernels.cuda.exchange.gather import run_gather
 
         if x.numel() == 0 or (x.numel() * x.element_size()) % 4:
             return self._world.all_gather(x)

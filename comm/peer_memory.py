@@ -34,7 +34,7 @@ class PeerTensor:
 
         What the parts hold must have been settled.
         """
-        from tpdet.kernels.cuda.peer_gather import embed_from_peers
+        from tpdet.kernels.cuda.exchange.gather import embed_from_peers
 
         return embed_from_peers(ids, self.own, self.addresses)
 

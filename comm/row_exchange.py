@@ -16,7 +16,7 @@ from tpdet.comm.peer_memory import PeerMemory
 from tpdet.comm.world import World
 
 if TYPE_CHECKING:
-    from tpdet.kernels.cuda.peer_fold import Peers
+    from tpdet.kernels.cuda.exchange.one_shot import Peers
 
 _ALIGNED = 1024  # bytes
 
@@ -81,7 +81,7 @@ class PeerRows:
 
         Collective: every rank makes its own together.
         """
-        from tpdet.kernels.cuda.peer_fold import Peers
+        from tpdet.kernels.cuda.exchange.one_shot import Peers
 
         ranks = memory.world.size
         self.most = rows
@@ -99,7 +99,7 @@ class PeerRows:
 
         Raises ValueError for what is not fp32 and for more than `most` rows.
         """
-        from tpdet.kernels.cuda import peer_rows
+        from tpdet.kernels.cuda.exchange import rows as peer_rows
 
         if x.dtype != torch.float32 or len(x) > self.most:
             raise ValueError(

@@ -13,12 +13,12 @@ from typing import cast
 
 import torch
 
-from tpdet.kernels.draw import Draw
+from tpdet.kernels.inputs.paged_batch import PagedBatch
+from tpdet.kernels.inputs.sampled_rows import Packed, RowDraws, RowWeights
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.order import Expression, FinalExpression
-from tpdet.kernels.paged_batch import PagedBatch
 from tpdet.kernels.partial_sums import PartialSums
-from tpdet.kernels.row_draws import Packed, RowDraws, RowWeights
-from tpdet.kernels.shard import Shard
 
 
 def column_gemm(
@@ -28,7 +28,7 @@ def column_gemm(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x [M, K], weight [N, K], bias [N] -> [M, N]: one chain over K, bias in fp32, one rounding."""
-    return _on(x, "gemm").column_gemm(x, weight, bias, out_dtype or x.dtype)
+    return _on(x, "gemm.column").column_gemm(x, weight, bias, out_dtype or x.dtype)
 
 
 def leaf_sums(x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]) -> PartialSums:
@@ -36,17 +36,17 @@ def leaf_sums(x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ..
 
     `roots` are over this rank's leaves, counted from 0. How much of them is folded here is free.
     """
-    return _on(x, "leaf_gemm").leaf_sums(x, weight, roots)
+    return _on(x, "gemm.leaf").leaf_sums(x, weight, roots)
 
 
 def fold_roots(sums: PartialSums, slots: int) -> torch.Tensor:
     """Fold sums into the subtree roots a rank sends [slots, M, N] fp32; unused slots are zero."""
-    return _on(sums.values, "fold").fold_roots(sums.values, 0, sums.roots, slots)
+    return _on(sums.values, "pointwise.fold").fold_roots(sums.values, 0, sums.roots, slots)
 
 
 def fold_final(gathered: torch.Tensor, final: FinalExpression) -> torch.Tensor:
     """Everyone's roots [ranks, slots, M, N] fp32 -> [M, N] fp32."""
-    return _on(gathered, "fold").fold_final(gathered, final)
+    return _on(gathered, "pointwise.fold").fold_final(gathered, final)
 
 
 def fold_and_norm(
@@ -61,12 +61,12 @@ def fold_and_norm(
     A total that is one rounded product may stand in the model's dtype; it is added in fp32.
     t = fold; h = round((t + bias) + residual); y = `rms_norm` of h.
     """
-    return _on(residual, "norm").fold_and_norm(sums, bias, residual, weight, eps)
+    return _on(residual, "pointwise.norm").fold_and_norm(sums, bias, residual, weight, eps)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x [M, H], weight [H] -> round((x * r) * w) [M, H]."""
-    return _on(x, "norm").rms_norm(x, weight, eps)
+    return _on(x, "pointwise.norm").rms_norm(x, weight, eps)
 
 
 def rotate_and_store(
@@ -86,24 +86,24 @@ def rotate_and_store(
 
     Tables [positions, D / 2] fp32; the norms [D] are both there or neither.
     """
-    return _on(q, "rotate_and_store").rotate_and_store(
+    return _on(q, "pointwise.rotate_and_store").rotate_and_store(
         q, k, v, cos_table, sin_table, query_norm, key_norm, eps, k_pages, v_pages, batch
     )
 
 
 def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     """gate_up [M, 2 * I] (gate first) -> silu(gate) * up [M, I]."""
-    return _on(gate_up, "activation").silu_and_multiply(gate_up)
+    return _on(gate_up, "pointwise.activation").silu_and_multiply(gate_up)
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """ids [M] int64, table [V, H] -> [M, H], copied bits."""
-    return _on(table, "embedding").embed(ids, table)
+    return _on(table, "pointwise.embedding").embed(ids, table)
 
 
 def resolve_drawn(ids: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
     """ids [M] int64, where -1 - i stands for drawn[i] -> ids [M], none of them negative."""
-    return _on(ids, "embedding").resolve_drawn(ids, drawn)
+    return _on(ids, "pointwise.embedding").resolve_drawn(ids, drawn)
 
 
 def paged_attention(
@@ -114,41 +114,41 @@ def paged_attention(
     window: int | None = None,
 ) -> torch.Tensor:
     """q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D]: prefill, chunk and decode alike."""
-    return _on(q, "attention").paged_attention(q, k_pages, v_pages, batch, window)
+    return _on(q, "attention.attention").paged_attention(q, k_pages, v_pages, batch, window)
 
 
 def log_probabilities(
     values: torch.Tensor, maximum: torch.Tensor, log_masses: torch.Tensor
 ) -> torch.Tensor:
     """Picked logits [..] fp32, their rows' maxima and log masses -> log-probabilities [..] fp32."""
-    return _on(values, "log_softmax").log_probabilities(values, maximum, log_masses)
+    return _on(values, "sampling.log_softmax").log_probabilities(values, maximum, log_masses)
 
 
 def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:
     """logits [R, W] fp32 of a shard, R draws -> tokens and log-probabilities, without waiting."""
-    return cast(RowDraws, _on(logits, "row_draws").draw_rows(logits, draws, shard))
+    return cast(RowDraws, _on(logits, "sampling.sample_rows").draw_rows(logits, draws, shard))
 
 
 def weigh_draws(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowWeights:
     """`draw_rows` before its last step, for ranks that show each other theirs in between."""
-    return cast(RowWeights, _on(logits, "row_draws").weigh_draws(logits, draws, shard))
+    return cast(RowWeights, _on(logits, "sampling.sample_rows").weigh_draws(logits, draws, shard))
 
 
 def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor) -> Packed:
     """That last step: fp64 [ranks, >= 4 * share], places int64 [R] among all ranks' shares."""
-    return cast(Packed, _on(answers, "row_draws").pack_answers(answers, share, places))
+    return cast(Packed, _on(answers, "sampling.sample_rows").pack_answers(answers, share, places))
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> RowDraws:
     """logits [T, W] fp32 of a shard and T ids -> the ids' log-probabilities."""
-    return cast(RowDraws, _on(logits, "row_draws").score_tokens(logits, tokens, shard))
+    return cast(RowDraws, _on(logits, "sampling.sample_rows").score_tokens(logits, tokens, shard))
 
 
 def top_of_rows(
     logits: torch.Tensor, rows: Sequence[int], count: int, shard: Shard
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The likeliest of some rows: ids int64 and logits fp32 [len(rows), count], best first."""
-    found: tuple[torch.Tensor, torch.Tensor] = _on(logits, "row_draws").top_of_rows(
+    found: tuple[torch.Tensor, torch.Tensor] = _on(logits, "sampling.sample_rows").top_of_rows(
         logits, rows, count, shard
     )
     return found
@@ -159,7 +159,7 @@ def count_ahead(
 ) -> torch.Tensor:
     """logits [R, W] fp32, a logit and a column for each row -> int64 [R]: how many columns come
     before it among the first `width`, larger ones and equal ones further left."""
-    found: torch.Tensor = _on(logits, "count_ahead").count_ahead(logits, chosen, at, width)
+    found: torch.Tensor = _on(logits, "sampling.count_ahead").count_ahead(logits, chosen, at, width)
     return found
 
 
@@ -167,12 +167,14 @@ def leaving_multiprocessors(count: int, device: torch.device) -> AbstractContext
     """While inside, products leave `count` multiprocessors of a GPU to what runs beside them."""
     if not count or device.type == "cpu":
         return nullcontext()
-    held: AbstractContextManager[None] = _kernels(device.type, "multiprocessors").leaving(count)
+    held: AbstractContextManager[None] = _kernels(device.type, "launch.multiprocessors").leaving(
+        count
+    )
     return held
 
 
 def _on(x: torch.Tensor, name: str) -> ModuleType:
-    """The module that holds an operation for x's device; refuses a device without kernels."""
+    """The module of an operation, as `room.module`, for x's device; refuses other devices."""
     return _kernels(x.device.type, name)
 
 

@@ -24,7 +24,7 @@ FOLD_ORDERS = ("sequential", "pairs", "tree")
 DEFAULT_FOLD_ORDER: Final = "tree"  # a rank sends one partial at every size
 ROW_LAYERS = ("fold", "gather")
 
-# SHA-256 of the vectors in kernels/golden.py; a change of either is a new contract.
+# SHA-256 of the vectors in kernels/known/golden.py; a change of either is a new contract.
 GOLDEN_SHA256 = "11b211c97a7b23c653639f1b62407a02f539e0d04670582777492552133e107d"
 
 Expression = int | tuple["Expression", "Expression"]

@@ -9,7 +9,7 @@ added are integers, so any order, cut or shard of a row gives the same rank. R r
 import torch
 
 from tpdet.kernels import ops
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 
 def token_ranks(logits: torch.Tensor, tokens: torch.Tensor, shard: Shard) -> torch.Tensor:

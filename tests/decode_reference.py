@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.attention_split import (
+from tpdet.kernels.cuda.attention.split import (
     PAGE,
     TILE,
     TILES,

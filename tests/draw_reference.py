@@ -5,9 +5,10 @@ import threading
 
 import torch
 
-from tpdet.kernels.cuda import log_softmax, order_select, sampling
-from tpdet.kernels.row_draws import RowDraws
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.cuda.sampling import log_softmax, sampling
+from tpdet.kernels.cuda.sampling import sort_keys as order_select
+from tpdet.kernels.inputs.sampled_rows import RowDraws
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 
 def reference(logits, draws):

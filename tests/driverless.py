@@ -11,7 +11,8 @@ import triton.runtime
 from triton.backends.compiler import GPUTarget
 
 from tpdet.kernels import ops
-from tpdet.kernels.cuda import attention, leaf_gemm
+from tpdet.kernels.cuda.attention import attention
+from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 
 HOPPER = SimpleNamespace(
     major=9, minor=0, multi_processor_count=132, name="NVIDIA H200", total_memory=140 << 30

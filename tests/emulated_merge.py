@@ -5,7 +5,8 @@ from types import FunctionType, SimpleNamespace
 import torch
 
 from tests.emulated_warps import Machine, Pointer, Shared, language
-from tpdet.kernels.cuda import attention_decode_launch, attention_merge_splits
+from tpdet.kernels.cuda.attention import decode_launch as attention_decode_launch
+from tpdet.kernels.cuda.attention import merge_splits as attention_merge_splits
 
 
 def names_of(program):

@@ -14,12 +14,13 @@ from tests import emulated_merge
 from tests.bits import assert_same_bits, same_bits
 from tests.case_runner import cases_of, run_cases
 from tests.interpreted_gemm import draw, patch_interpreter
-from tpdet.kernels.cpu import attention as cpu_attention
-from tpdet.kernels.cpu import embedding as cpu_embedding
-from tpdet.kernels.cpu import rotary as cpu_rotary
-from tpdet.kernels.cuda import attention, embedding, rotary
-from tpdet.kernels.cuda.attention_variants import Variant
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.cpu.attention import attention as cpu_attention
+from tpdet.kernels.cpu.pointwise import embedding as cpu_embedding
+from tpdet.kernels.cpu.pointwise import rotary as cpu_rotary
+from tpdet.kernels.cuda.attention import attention
+from tpdet.kernels.cuda.attention.variants import Variant
+from tpdet.kernels.cuda.pointwise import embedding, rotary
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 PAGES = (4, 1, 2)
 LONG, SHORT = 0, 1 << 20

@@ -16,16 +16,14 @@ from tests.case_runner import cases_of, run_cases
 from tests.emulated_warps import Pointer, run_program
 from tests.interpreted_attention import LONG, PAGES, attend, pages_of, sequence_of
 from tests.interpreted_gemm import patch_interpreter
-from tpdet.kernels.cuda import (
-    attention_items,
-    attention_prefill_warps,
-    attention_split,
-    attention_whole_split,
-    warp_ring,
-)
-from tpdet.kernels.cuda.attention_variants import GROUPS_HEAD, Variant
+from tpdet.kernels.cuda.attention import items as attention_items
+from tpdet.kernels.cuda.attention import prefill_warp_specialised as attention_prefill_warps
+from tpdet.kernels.cuda.attention import split as attention_split
+from tpdet.kernels.cuda.attention import whole_split as attention_whole_split
+from tpdet.kernels.cuda.attention.variants import GROUPS_HEAD, Variant
+from tpdet.kernels.cuda.launch import warp_pipeline as warp_ring
+from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedSequence, make_batch
 from tpdet.kernels.order import TILE_TOKENS
-from tpdet.kernels.paged_batch import BLOCK_TOKENS, PagedSequence, make_batch
 
 REFERENCE = Variant(64, 4, 1)
 PROGRAMS = 2  # that the items of a launch are dealt out to

@@ -6,10 +6,11 @@ Cases of `tests/interpreted_draws.py`.
 import torch
 
 from tests.interpreted_rows import KINDS, V, rows
-from tpdet.kernels.cpu.log_softmax import fixed_point_mass
-from tpdet.kernels.cuda import filter_rows, row_draws, sampling
-from tpdet.kernels.draw import Draw
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass
+from tpdet.kernels.cuda.sampling import filter_rows, sampling
+from tpdet.kernels.cuda.sampling import sample_rows as row_draws
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 QUICK = ("random", "tied", "zeros")  # none of their rows may need the slow way
 WAYS_TO_BOUNDS = ("list",), ("window",), ("rows",), ("list", "window")

@@ -10,8 +10,8 @@ import torch
 from tests.bits import assert_same_bits, same_bits
 from tests.case_runner import cases_of, run_cases
 from tests.interpreted_gemm import chain, draw, patch_interpreter
-from tpdet.kernels.cuda import gemm_swapped
-from tpdet.kernels.cuda.gemm_variants import Variant
+from tpdet.kernels.cuda.gemm import swapped as gemm_swapped
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
 
 REFERENCE = Variant(16, 16, 16, 4, 3)
 SWAPPED = (

@@ -13,12 +13,19 @@ from tests.case_runner import cases_of, run_cases
 from tests.decode_reference import attend_reference
 from tests.interpreted_attention import PAGES, pages_of, sequence_of
 from tests.interpreted_gemm import draw, patch_interpreter
-from tpdet.kernels.cpu import rotate_and_store as cpu_rotation
-from tpdet.kernels.cuda import attention, attention_decode_launch, embedding, rotary
-from tpdet.kernels.cuda.attention_decode_launch import arrival_counters
-from tpdet.kernels.cuda.attention_variants import Variant
-from tpdet.kernels.cuda.rotate_and_store import FEW_ROWS, MANY_ROWS, Share, rotate_and_store_as
-from tpdet.kernels.paged_batch import PagedBatch, PagedSequence, make_batch
+from tpdet.kernels.cpu.pointwise import rotate_and_store as cpu_rotation
+from tpdet.kernels.cuda.attention import attention
+from tpdet.kernels.cuda.attention import decode_launch as attention_decode_launch
+from tpdet.kernels.cuda.attention.decode_launch import arrival_counters
+from tpdet.kernels.cuda.attention.variants import Variant
+from tpdet.kernels.cuda.pointwise import embedding, rotary
+from tpdet.kernels.cuda.pointwise.rotate_and_store import (
+    FEW_ROWS,
+    MANY_ROWS,
+    Share,
+    rotate_and_store_as,
+)
+from tpdet.kernels.inputs.paged_batch import PagedBatch, PagedSequence, make_batch
 from tpdet.plan import Row
 from tpdet.runner.packed_step import BatchShape, StepShape, StepSpans, pack_step, packed_batches
 

@@ -29,11 +29,11 @@ from tests.interpreted_noise import (
     rough_noise_is_near_the_noise,
 )
 from tests.interpreted_rows import KINDS, QUICKLY, V, draws, rows
-from tpdet.kernels.cpu import sampling as cpu_sampling
-from tpdet.kernels.cpu.gumbel import gumbel_noise as cpu_noise
-from tpdet.kernels.cuda import row_draws
-from tpdet.kernels.draw import Draw
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
+from tpdet.kernels.cpu.sampling.gumbel import gumbel_noise as cpu_noise
+from tpdet.kernels.cuda.sampling import sample_rows as row_draws
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 
 def whole(x, how):

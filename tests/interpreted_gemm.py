@@ -12,11 +12,14 @@ import torch
 from tests.bits import assert_same_bits, same_bits
 from tests.case_runner import cases_of, run_cases
 from tpdet.kernels import order
-from tpdet.kernels.cpu import fold as cpu_fold
-from tpdet.kernels.cpu import norm as cpu_norm
-from tpdet.kernels.cuda import activation, fold, gemm_descriptor, gemm_fold, gemm_pointer, norm
-from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.root_form import FOLDS, fold_fits, root_form
+from tpdet.kernels.cpu.pointwise import fold as cpu_fold
+from tpdet.kernels.cpu.pointwise import norm as cpu_norm
+from tpdet.kernels.cuda.gemm import descriptor as gemm_descriptor
+from tpdet.kernels.cuda.gemm import leaf_fold as gemm_fold
+from tpdet.kernels.cuda.gemm import pointer as gemm_pointer
+from tpdet.kernels.cuda.gemm.choice.root_form import FOLDS, fold_fits, root_form
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.pointwise import activation, fold, norm
 
 
 def draw(*shape, dtype=torch.float32, seed=0, spread=False):
@@ -154,7 +157,7 @@ def case_sixteen_leaves_fold():
 
 
 def case_a_depth_that_does_not_divide_k_is_refused():
-    from tpdet.kernels.cuda import gemm
+    from tpdet.kernels.cuda.gemm import column as gemm
 
     gemm.descriptor_sms = lambda *_: 0
     x, w = draw(3, 48), draw(16, 48)

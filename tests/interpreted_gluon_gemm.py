@@ -14,8 +14,10 @@ from tests.bits import assert_same_bits, same_bits
 from tests.case_runner import cases_of, run_cases
 from tests.emulated_warps import Pointer, grouped_product, run_program
 from tpdet.kernels import order
-from tpdet.kernels.cuda import gemm_pointer, gluon_leaf_gemm, warp_ring
-from tpdet.kernels.cuda.root_form import RootForm, root_form
+from tpdet.kernels.cuda.gemm import pointer as gemm_pointer
+from tpdet.kernels.cuda.gemm import warp_specialised as gluon_leaf_gemm
+from tpdet.kernels.cuda.gemm.choice.root_form import RootForm, root_form
+from tpdet.kernels.cuda.launch import warp_pipeline as warp_ring
 from tpdet.kernels.partial_sums import relative_roots
 
 KERNEL = gluon_leaf_gemm.fold_by_trades

@@ -9,9 +9,10 @@ from triton.runtime.interpreter import GridExecutor
 
 from tpdet import sampler
 from tpdet.kernels import ops
-from tpdet.kernels.cuda import filter_rows, row_draws
-from tpdet.kernels.draw import Draw
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.cuda.sampling import filter_rows
+from tpdet.kernels.cuda.sampling import sample_rows as row_draws
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 FREE = {"empty", "view", "_unsafe_view", "select", "slice", "expand", "detach", "alias",
         "lift_fresh", "t", "transpose", "unsqueeze"}  # fmt: skip

@@ -12,11 +12,14 @@ from tests.bits import assert_same_bits, same_bits
 from tests.case_runner import cases_of, run_cases
 from tests.interpreted_gemm import chain, draw, patch_interpreter
 from tpdet.kernels import order
-from tpdet.kernels.cpu import norm as cpu_norm
-from tpdet.kernels.cuda import leaf_gemm, leaf_trials, norm, shape_table
-from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.leaf_variants import LeafChoice, cut_roots
-from tpdet.kernels.cuda.root_form import FOLDS, fold_fits, root_form
+from tpdet.kernels.cpu.pointwise import norm as cpu_norm
+from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.gemm import leaf_trials
+from tpdet.kernels.cuda.gemm.choice import shape_table
+from tpdet.kernels.cuda.gemm.choice.leaf_variants import LeafChoice, cut_roots
+from tpdet.kernels.cuda.gemm.choice.root_form import FOLDS, fold_fits, root_form
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
 LEAVES, WIDTH, COLUMNS = 8, 32, 48

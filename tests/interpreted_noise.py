@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda import gumbel_scores, log_softmax
-from tpdet.kernels.philox import philox_words
+from tpdet.kernels.cuda.sampling import gumbel_scores, log_softmax
+from tpdet.kernels.exact.philox import philox_words
 
 
 @triton.jit

@@ -16,11 +16,13 @@ from tests.case_runner import run_cases
 from tests.interpreted_peer_host import EPS, FakeMemory, Host, check, draw, inputs
 from tpdet.comm.peer_exchange import PeerExchange
 from tpdet.kernels import order
-from tpdet.kernels.cuda import peer_fold, peer_spread, peer_two_shot
-from tpdet.kernels.cuda.peer_fold import run_one_shot
-from tpdet.kernels.cuda.peer_gather import embed_from_peers, run_gather
-from tpdet.kernels.cuda.peer_spread import run_two_shot_spread
-from tpdet.kernels.cuda.peer_two_shot import run_two_shot
+from tpdet.kernels.cuda.exchange import one_shot as peer_fold
+from tpdet.kernels.cuda.exchange import spread as peer_spread
+from tpdet.kernels.cuda.exchange import two_shot as peer_two_shot
+from tpdet.kernels.cuda.exchange.gather import embed_from_peers, run_gather
+from tpdet.kernels.cuda.exchange.one_shot import run_one_shot
+from tpdet.kernels.cuda.exchange.spread import run_two_shot_spread
+from tpdet.kernels.cuda.exchange.two_shot import run_two_shot
 
 
 def one_shot_has_the_bits_of_the_whole_fold():

@@ -15,7 +15,8 @@ from tests.case_runner import run_cases
 from tests.interpreted_peer_host import EPS, FakeMemory, draw
 from tpdet.comm.peer_columns import PeerColumns
 from tpdet.kernels import order
-from tpdet.kernels.cuda import norm, peer_columns
+from tpdet.kernels.cuda.exchange import columns as peer_columns
+from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.partial_sums import PartialSums
 
 

@@ -11,10 +11,11 @@ from tests.bits import assert_same_bits
 from tpdet.comm.peer_memory import PeerTensor
 from tpdet.comm.slot_layout import FLAGS, SlotLayout
 from tpdet.kernels import order
-from tpdet.kernels.cuda import norm, peer_direct
-from tpdet.kernels.cuda.peer_fold import Peers, run_one_shot
-from tpdet.kernels.cuda.peer_spread import run_two_shot_spread
-from tpdet.kernels.cuda.peer_two_shot import run_two_shot
+from tpdet.kernels.cuda.exchange import direct as peer_direct
+from tpdet.kernels.cuda.exchange.one_shot import Peers, run_one_shot
+from tpdet.kernels.cuda.exchange.spread import run_two_shot_spread
+from tpdet.kernels.cuda.exchange.two_shot import run_two_shot
+from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
 LEAVES, EPS = 8, 1e-6

@@ -16,7 +16,7 @@ from tests.interpreted_peer_host import FakeMemory, draw
 from tpdet.comm.peer_exchange import PeerExchange
 from tpdet.comm.row_exchange import first_rows, share_of
 from tpdet.kernels import order
-from tpdet.kernels.cuda import peer_rows
+from tpdet.kernels.cuda.exchange import rows as peer_rows
 
 
 class Host:

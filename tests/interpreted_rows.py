@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from tpdet.kernels.draw import Draw
+from tpdet.kernels.inputs.sampling import Draw
 
 V = 9001  # more than one part, and a part cut short
 WAYS = (

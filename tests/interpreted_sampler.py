@@ -9,13 +9,14 @@ are numpy's, so tokens are compared, not the bits of a mass.
 import torch
 
 from tests.case_runner import run_cases
-from tpdet.kernels.cpu import count_ahead as cpu_count
-from tpdet.kernels.cpu import log_softmax as cpu_mass
-from tpdet.kernels.cpu import order_select as cpu_select
-from tpdet.kernels.cpu import sampling as cpu_sampling
-from tpdet.kernels.cpu.order_select import select_prefix
-from tpdet.kernels.cuda import count_ahead, log_softmax, order_select, sampling
-from tpdet.kernels.draw import Draw
+from tpdet.kernels.cpu.sampling import count_ahead as cpu_count
+from tpdet.kernels.cpu.sampling import log_softmax as cpu_mass
+from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
+from tpdet.kernels.cpu.sampling import sort_keys as cpu_select
+from tpdet.kernels.cpu.sampling.sort_keys import select_prefix
+from tpdet.kernels.cuda.sampling import count_ahead, log_softmax, sampling
+from tpdet.kernels.cuda.sampling import sort_keys as order_select
+from tpdet.kernels.inputs.sampling import Draw
 
 VOCABULARY = 9001  # more than one part, and a part cut short
 

@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tpdet.kernels.cpu import attention, rotate_and_store
+from tpdet.kernels.cpu.attention import attention
+from tpdet.kernels.cpu.pointwise import rotate_and_store
+from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedSequence
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.kernels.paged_batch import BLOCK_TOKENS, PagedSequence
 from tpdet.models import halves
 from tpdet.models.decoder import Decoder
 from tpdet.runner import graphs, runner

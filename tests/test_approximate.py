@@ -11,9 +11,9 @@ from tpdet.cli import main
 from tpdet.comm.world import SoloWorld
 from tpdet.engine import Engine
 from tpdet.errors import IntegrityError, UsageError
-from tpdet.kernels import stock_attention
-from tpdet.kernels.cpu.attention import paged_attention
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.cpu.attention.attention import paged_attention
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.stock import attention as stock_attention
 from tpdet.llm import LLM
 from tpdet.request import SamplingParams
 

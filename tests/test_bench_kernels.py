@@ -15,7 +15,7 @@ from tpdet.comm.fold import GatherExchange
 from tpdet.comm.threads import run_threads
 from tpdet.errors import TpdetError, UsageError
 from tpdet.kernels import ops, order
-from tpdet.kernels.cuda import norm
+from tpdet.kernels.cuda.pointwise import norm
 from tpdet.verify.spec import Machine
 
 

@@ -18,9 +18,9 @@ from tpdet.comm.threads import run_threads
 from tpdet.comm.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
-from tpdet.kernels.cuda import compile_pool
-from tpdet.kernels.cuda.recording import recording
-from tpdet.kernels.known_answers import known_answers
+from tpdet.kernels.cuda.launch import compile_pool
+from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.known.answers import known_answers
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, fold_plan
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.models.warm_up import warm_up
@@ -104,7 +104,7 @@ def test_a_triton_that_cannot_be_recorded_costs_time_only(monkeypatch, compiled,
     def refuse():
         raise RuntimeError("takes other arguments")
 
-    monkeypatch.setattr("tpdet.kernels.cuda.recording.check_triton", refuse)
+    monkeypatch.setattr("tpdet.kernels.cuda.launch.recording.check_triton", refuse)
     done = []
     assert compile_ahead.compile_ahead(lambda: done.append(1), SoloWorld()) == 0
     assert not done and "takes other arguments" in caplog.text

@@ -15,11 +15,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from tests.driverless import compile_for_hopper
 from tests.hopper_kernels import check_waits_first, hopper_kernel
 from tests.test_policy import sources
-from tpdet.kernels.cuda import dependent
-from tpdet.kernels.cuda.activation import silu_and_multiply
-from tpdet.kernels.cuda.dependent import await_earlier, dependent_launch
-from tpdet.kernels.cuda.multiprocessors import leaving
-from tpdet.kernels.cuda.recording import recording
+from tpdet.kernels.cuda.launch import dependent
+from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.multiprocessors import leaving
+from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.cuda.pointwise.activation import silu_and_multiply
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 # Long kernels of prefill, where nothing is gained, and of draws that a decode step seldom has.

@@ -10,7 +10,7 @@ from tpdet.comm import device
 from tpdet.comm.device import driver_version, open_world, ranks_per_gpu, resolve_device
 from tpdet.comm.world import SoloWorld
 from tpdet.errors import UsageError
-from tpdet.kernels.known_answers import known_answers
+from tpdet.kernels.known.answers import known_answers
 from tpdet.launch.environment import RankEnvironment
 
 
@@ -97,7 +97,7 @@ def test_the_cpu_path_never_imports_triton():
     code = """
 import sys, torch
 import tpdet.llm, tpdet.verify.run, tpdet.bench.run
-from tpdet.kernels.known_answers import known_answers
+from tpdet.kernels.known.answers import known_answers
 known_answers(torch.device("cpu"), torch.bfloat16)
 sys.exit("triton" in sys.modules or "tpdet.kernels.cuda" in sys.modules)
 """

@@ -8,9 +8,9 @@ import torch
 pytest.importorskip("triton")
 
 from tests.driverless import compile_for_hopper, take_gpu_kernels
-from tpdet.kernels.cuda.recording import recording
-from tpdet.kernels.draw import Draw
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.models.warm_up import draw_every_kind_alone, draw_in_one_step, sizes
 from tpdet.request import SamplingParams
 from tpdet.runner.shared_rows import RowSharing

@@ -2,7 +2,8 @@
 
 import torch
 
-from tpdet.kernels import golden, order
+from tpdet.kernels import order
+from tpdet.kernels.known import golden
 
 
 def test_the_golden_vectors_have_the_digest_of_the_contract():

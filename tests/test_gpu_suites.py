@@ -13,8 +13,9 @@ from tests.gpu.checks import outcome, poisoned_workspaces, same, surrounded
 from tests.gpu.engine import engine_checks
 from tests.gpu.gemm import all_checks
 from tests.gpu.suite import Check, run_suite, side_by_side
-from tpdet.kernels.cpu import attention, embedding
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.cpu.attention import attention
+from tpdet.kernels.cpu.pointwise import embedding
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.verify.spec import Machine
 
 

@@ -13,9 +13,9 @@ from tests.server.harness import write_tokenizer
 from tpdet.errors import RequestError
 from tpdet.grammar import trial
 from tpdet.grammar.constraint import Grammars
-from tpdet.kernels.cpu.sampling import choose_token
-from tpdet.kernels.cuda.penalties import penalise
-from tpdet.kernels.draw import Draw
+from tpdet.kernels.cpu.sampling.sampling import choose_token
+from tpdet.kernels.cuda.sampling.penalties import penalise
+from tpdet.kernels.inputs.sampling import Draw
 from tpdet.outputs import RequestAssembler
 from tpdet.request import MAX_SCHEMA_BYTES, SamplingParams
 from tpdet.tokenizer import Tokenizer

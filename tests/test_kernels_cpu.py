@@ -7,10 +7,11 @@ import torch
 
 from tests.bits import assert_same_bits, same_bits
 from tpdet.kernels import ops, order
-from tpdet.kernels.cpu import embedding, rotary, threads
-from tpdet.kernels.cpu.admission import check_bit_classes
+from tpdet.kernels.cpu import threads
+from tpdet.kernels.cpu.gemm.admission import check_bit_classes
+from tpdet.kernels.cpu.pointwise import embedding, rotary
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.partial_sums import relative_roots
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -11,8 +11,8 @@ from tests.sample_logits import (
     VOCABULARIES,
     logits_smooth,
 )
-from tpdet.kernels.cpu import gumbel
-from tpdet.kernels.cpu.log_softmax import fixed_point_mass, log_mass, log_probabilities
+from tpdet.kernels.cpu.sampling import gumbel
+from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass, log_mass, log_probabilities
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -9,7 +9,7 @@ import torch
 
 from tests.bits import assert_same_bits
 from tpdet import LLM, SamplingParams
-from tpdet.kernels.rotary import rotary_table
+from tpdet.kernels.exact.rotary_tables import rotary_table
 from tpdet.model_config import load_model_config
 from tpdet.receipt import model_digest, table_digest
 

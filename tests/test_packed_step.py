@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
 from tpdet.models.halves import MICRO_BATCH_ROWS, first_half
 from tpdet.plan import Row
 from tpdet.runner.packed_step import BatchShape, StepShape, StepSpans, pack_step, packed_batches

@@ -14,8 +14,8 @@ from tpdet.kernels.partial_sums import relative_roots
 
 pytest.importorskip("triton")
 
-from tpdet.kernels.cuda.peer_program import PEER, Program, finishing, sending
-from tpdet.kernels.cuda.peer_two_shot import everyone_owns
+from tpdet.kernels.cuda.exchange.program import PEER, Program, finishing, sending
+from tpdet.kernels.cuda.exchange.two_shot import everyone_owns
 
 
 def run(program: Program, operand):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.bits import assert_same_bits
-from tpdet.kernels.philox import philox4x32, philox_words
+from tpdet.kernels.exact.philox import philox4x32, philox_words
 
 ALL = 0xFFFFFFFF
 # Random123, tests/kat_vectors, "philox4x32 10": counter, key, output.

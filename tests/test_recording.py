@@ -12,12 +12,12 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from tests.driverless import compile_for_hopper
-from tpdet.kernels.cuda import recording as module
-from tpdet.kernels.cuda.compile_pool import compile_all, watching_compilations
-from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.gluon_gemm_launch import run_gluon_fold
-from tpdet.kernels.cuda.recording import recording
-from tpdet.kernels.cuda.root_form import RootForm
+from tpdet.kernels.cuda.gemm.choice.root_form import RootForm
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.warp_specialised_launch import run_gluon_fold
+from tpdet.kernels.cuda.launch import recording as module
+from tpdet.kernels.cuda.launch.compile_pool import compile_all, watching_compilations
+from tpdet.kernels.cuda.launch.recording import recording
 
 
 @triton.jit

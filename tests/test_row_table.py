@@ -10,10 +10,14 @@ import torch
 pytest.importorskip("triton")
 
 from tpdet.kernels import order
-from tpdet.kernels.cuda import admission, leaf_gemm, library_gemm, norm, shape_table, trial_data
-from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.leaf_variants import LeafChoice, cut_roots
-from tpdet.kernels.cuda.shape_table import Choice, Product, ShapeTable
+from tpdet.kernels.cuda.gemm import admission, trial_data
+from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.gemm.choice import library as library_gemm
+from tpdet.kernels.cuda.gemm.choice import shape_table
+from tpdet.kernels.cuda.gemm.choice.leaf_variants import LeafChoice, cut_roots
+from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, Product, ShapeTable
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.tune import leaves as leaves_module
 from tpdet.tune import precompile

@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 
 import torch
 
-from tpdet.kernels.cuda import row_draws
-from tpdet.kernels.draw import Draw
+from tpdet.kernels.cuda.sampling import sample_rows as row_draws
+from tpdet.kernels.inputs.sampling import Draw
 
 VOCABULARY = 1000
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.bits import assert_same_bits
-from tpdet.kernels.cpu import count_ahead, threads
+from tpdet.kernels.cpu import threads
+from tpdet.kernels.cpu.sampling import count_ahead
 from tpdet.request import SamplingParams
 from tpdet.sampler import NumericalFailure, prompt_logprobs, sample
 from tpdet.sampling_row import SampledToken, SamplingRow

@@ -14,11 +14,11 @@ from tests.sample_logits import (
     logits_with_ties,
     total_order,
 )
-from tpdet.kernels.cpu import gumbel
-from tpdet.kernels.cpu.filters import keep_min_p, scale_by_temperature, top_p_numerator
-from tpdet.kernels.cpu.log_softmax import log_mass
-from tpdet.kernels.cpu.sampling import NO_TOKEN, choose_token
-from tpdet.kernels.draw import Draw
+from tpdet.kernels.cpu.sampling import gumbel
+from tpdet.kernels.cpu.sampling.filters import keep_min_p, scale_by_temperature, top_p_numerator
+from tpdet.kernels.cpu.sampling.log_softmax import log_mass
+from tpdet.kernels.cpu.sampling.sampling import NO_TOKEN, choose_token
+from tpdet.kernels.inputs.sampling import Draw
 
 
 def test_bias_and_penalties_come_in_the_frozen_order_with_one_rounding_each(monkeypatch):

@@ -16,15 +16,15 @@ from tests.sample_logits import (
     logits_with_ties,
     total_order,
 )
-from tpdet.kernels.cpu.filters import (
+from tpdet.kernels.cpu.sampling.filters import (
     keep_min_p,
     keep_top_k,
     keep_top_p,
     top_p_numerator,
     top_p_threshold,
 )
-from tpdet.kernels.cpu.log_softmax import fixed_point_mass
-from tpdet.kernels.cpu.order_select import select_prefix, top_ids, unsigned_keys
+from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass
+from tpdet.kernels.cpu.sampling.sort_keys import select_prefix, top_ids, unsigned_keys
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)

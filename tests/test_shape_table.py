@@ -8,9 +8,12 @@ import torch
 pytest.importorskip("triton")
 
 from tests.bits import assert_same_bits, same_bits
-from tpdet.kernels.cuda import admission, gemm, library_gemm, shape_table, trial_data
-from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.shape_table import Choice, Product, ShapeTable
+from tpdet.kernels.cuda.gemm import admission, trial_data
+from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm.choice import library as library_gemm
+from tpdet.kernels.cuda.gemm.choice import shape_table
+from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, Product, ShapeTable
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
 
 ENVIRONMENT = {"gpu": "Some GPU", "torch": "1", "cublas": "13.1.0"}
 COLUMN, HEAD = Product("column", 96, 64), Product("head", 2064, 64)

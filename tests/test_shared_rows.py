@@ -9,8 +9,8 @@ from tests.engine_harness import ask, run
 from tpdet.comm.row_exchange import GatherRows, first_rows, row_places, share_of
 from tpdet.comm.threads import run_threads
 from tpdet.errors import IntegrityError
-from tpdet.kernels.draw import Draw
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.runner import shared_rows
 from tpdet.sampler import draw_columns, draw_shared, finish, sample
 from tpdet.sampling_row import SamplingRow

@@ -14,9 +14,9 @@ import torch
 
 from tests.case_runner import assert_cases_pass
 from tests.test_triton_gemm import compile_for_hopper
-from tpdet.kernels.cuda import embedding, norm, rotary
-from tpdet.kernels.cuda.attention_prefill import attend_blocks
-from tpdet.kernels.cuda.attention_variants import Variant, prefill_variant
+from tpdet.kernels.cuda.attention.prefill import attend_blocks
+from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant
+from tpdet.kernels.cuda.pointwise import embedding, norm, rotary
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 # Bytes a thread: dots of fp32 hold a whole depth in registers, and run where speed is no aim.

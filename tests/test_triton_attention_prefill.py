@@ -16,10 +16,10 @@ import torch
 from tests.case_runner import assert_cases_pass
 from tests.test_triton_attention import NAMES, check
 from tests.test_triton_gemm import assemble
-from tpdet.kernels.cuda.attention import attend
-from tpdet.kernels.cuda.attention_prefill_warps import attend_groups
-from tpdet.kernels.cuda.attention_variants import Variant, prefill_variant
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.cuda.attention.attention import attend
+from tpdet.kernels.cuda.attention.prefill_warp_specialised import attend_groups
+from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 GROUPS = Variant(128, 4, 5, True, groups=True)
 SPILLED = 360  # bytes, of which the loop over whole splits reads three words

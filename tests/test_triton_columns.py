@@ -8,10 +8,12 @@ pytest.importorskip("triton")
 
 from tests.case_runner import assert_cases_pass
 from tests.test_triton_gemm import check, compile_for_hopper, descriptor_types, tile
-from tpdet.kernels.cuda import gemm_descriptor, gemm_pointer, gemm_swapped
-from tpdet.kernels.cuda.gemm_candidates import column_candidates
-from tpdet.kernels.cuda.root_form import SHARED_MEMORY
-from tpdet.kernels.cuda.shape_table import BUCKETS, format_tile
+from tpdet.kernels.cuda.gemm import descriptor as gemm_descriptor
+from tpdet.kernels.cuda.gemm import pointer as gemm_pointer
+from tpdet.kernels.cuda.gemm import swapped as gemm_swapped
+from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
+from tpdet.kernels.cuda.gemm.choice.root_form import SHARED_MEMORY
+from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, format_tile
 
 
 def candidates(wide_out, counts=BUCKETS):
@@ -65,7 +67,7 @@ def test_every_candidate_compiles_without_spills_or_serialised_instructions(out)
 
 def test_a_serialised_tile_is_noticed():
     """Negative control: the tile that the candidates leave out."""
-    from tpdet.kernels.cuda.gemm_variants import Variant
+    from tpdet.kernels.cuda.gemm.choice.variants import Variant
 
     with pytest.raises(AssertionError):
         compile_candidate(Variant(8, 64, 256, 4, 4, swap=True), "bf16")

@@ -16,12 +16,16 @@ from tests.case_runner import assert_cases_pass
 from tests.hopper_kernels import hopper_kernel
 from tests.test_triton_attention import fuses_exponents_alone
 from tests.test_triton_gemm import assemble
-from tpdet.kernels.cuda import norm
-from tpdet.kernels.cuda.attention_decode import attend_splits
-from tpdet.kernels.cuda.attention_decode_launch import decode_constants, merge_chunk
-from tpdet.kernels.cuda.attention_merge_splits import merge_splits
-from tpdet.kernels.cuda.attention_variants import Variant, decode_variant
-from tpdet.kernels.cuda.rotate_and_store import FEW_ROWS, MANY_ROWS, rotate_and_store_heads
+from tpdet.kernels.cuda.attention.decode import attend_splits
+from tpdet.kernels.cuda.attention.decode_launch import decode_constants, merge_chunk
+from tpdet.kernels.cuda.attention.merge_splits import merge_splits
+from tpdet.kernels.cuda.attention.variants import Variant, decode_variant
+from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.cuda.pointwise.rotate_and_store import (
+    FEW_ROWS,
+    MANY_ROWS,
+    rotate_and_store_heads,
+)
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 # Bytes a thread: dots of fp32 hold a whole depth in registers, and run where speed is no aim.

@@ -9,7 +9,13 @@ pytest.importorskip("triton")
 from tests.case_runner import PASSED, results_of
 from tests.interpreted_draws import CASES
 from tests.test_triton_gemm import compile_for_hopper
-from tpdet.kernels.cuda import filter_rest, filter_top, filter_window, row_answers, row_scan
+from tpdet.kernels.cuda.sampling import (
+    filter_rest,
+    filter_top,
+    filter_window,
+    row_answers,
+    row_scan,
+)
 
 ROW = {"logits": "*fp32", "copies": "*fp32", "table": "*i64", "peaks": "*i64"}
 SHAPE = {"rows": "i32", "width": "i32", "stride": "i32", "peak_parts": "i32"}

@@ -16,8 +16,10 @@ import triton
 
 from tests.case_runner import assert_cases_pass
 from tests.hopper_kernels import hopper_kernel
-from tpdet.kernels.cuda import activation, fold, gemm_descriptor, gemm_pointer, norm
-from tpdet.kernels.cuda.gemm_variants import every_variant
+from tpdet.kernels.cuda.gemm import descriptor as gemm_descriptor
+from tpdet.kernels.cuda.gemm import pointer as gemm_pointer
+from tpdet.kernels.cuda.gemm.choice.variants import every_variant
+from tpdet.kernels.cuda.pointwise import activation, fold, norm
 
 
 def compile_for_hopper(kernel, types, constants, warps, stages):

@@ -11,10 +11,15 @@ pytest.importorskip("triton")
 from tests.case_runner import assert_cases_pass
 from tests.hopper_kernels import hopper_kernel
 from tests.test_triton_gemm import assemble, check
-from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.gluon_gemm_launch import run_gluon_column, run_gluon_fold
-from tpdet.kernels.cuda.gluon_leaf_gemm import fold_by_trades
-from tpdet.kernels.cuda.root_form import SHARED_MEMORY, RootForm, fold_fits, places_bytes
+from tpdet.kernels.cuda.gemm.choice.root_form import (
+    SHARED_MEMORY,
+    RootForm,
+    fold_fits,
+    places_bytes,
+)
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.warp_specialised import fold_by_trades
+from tpdet.kernels.cuda.gemm.warp_specialised_launch import run_gluon_column, run_gluon_fold
 
 FORMS = {  # GROUPS, PARTS, PAIR; additions a value, in the code
     "cut": (2, 1, 1, 1), "sequential": (8, 1, 1, 1), "pairs": (4, 1, 2, 2), "tree": (2, 2, 2, 5),

@@ -16,10 +16,11 @@ import triton
 from tests.case_runner import assert_cases_pass
 from tests.test_triton_gemm import check, compile_for_hopper, descriptor_types, tile
 from tpdet.kernels import order
-from tpdet.kernels.cuda import fold, gemm_fold, norm
-from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.leaf_variants import cut_roots, leaf_candidates, leaf_choice
-from tpdet.kernels.cuda.root_form import root_form
+from tpdet.kernels.cuda.gemm import leaf_fold as gemm_fold
+from tpdet.kernels.cuda.gemm.choice.leaf_variants import cut_roots, leaf_candidates, leaf_choice
+from tpdet.kernels.cuda.gemm.choice.root_form import root_form
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.pointwise import fold, norm
 from tpdet.kernels.partial_sums import relative_roots
 
 LARGEST = Variant(128, 256, 64, 8, 3, descriptor=True, halves=2)

@@ -16,9 +16,13 @@ from tests.case_runner import assert_cases_pass
 from tests.hopper_kernels import hopper_kernel
 from tests.test_triton_gemm import assemble, compile_for_hopper
 from tpdet.kernels import order
-from tpdet.kernels.cuda import peer_direct, peer_fold, peer_gather, peer_spread, peer_two_shot
-from tpdet.kernels.cuda.norm import eps_bits
-from tpdet.kernels.cuda.peer_program import finishing, sending
+from tpdet.kernels.cuda.exchange import direct as peer_direct
+from tpdet.kernels.cuda.exchange import gather as peer_gather
+from tpdet.kernels.cuda.exchange import one_shot as peer_fold
+from tpdet.kernels.cuda.exchange import spread as peer_spread
+from tpdet.kernels.cuda.exchange import two_shot as peer_two_shot
+from tpdet.kernels.cuda.exchange.program import finishing, sending
+from tpdet.kernels.cuda.pointwise.norm import eps_bits
 from tpdet.kernels.partial_sums import relative_roots
 
 PLACES = ("table", "counter", "control")

@@ -10,8 +10,10 @@ import triton
 
 from tests.case_runner import assert_cases_pass
 from tests.test_triton_peer import PLACES, aligned_compile, check
-from tpdet.kernels.cuda import peer_columns, peer_fold, peer_rows
-from tpdet.kernels.cuda.norm import eps_bits
+from tpdet.kernels.cuda.exchange import columns as peer_columns
+from tpdet.kernels.cuda.exchange import one_shot as peer_fold
+from tpdet.kernels.cuda.exchange import rows as peer_rows
+from tpdet.kernels.cuda.pointwise.norm import eps_bits
 
 
 @pytest.mark.parametrize(("ranks", "width"), [(2, 12288), (4, 4096)])

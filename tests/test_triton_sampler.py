@@ -9,7 +9,8 @@ pytest.importorskip("triton")
 from tests.case_runner import PASSED, results_of
 from tests.interpreted_sampler import CASES
 from tests.test_triton_gemm import compile_for_hopper
-from tpdet.kernels.cuda import count_ahead, log_softmax, order_select, sampling
+from tpdet.kernels.cuda.sampling import count_ahead, log_softmax, sampling
+from tpdet.kernels.cuda.sampling import sort_keys as order_select
 
 KERNELS = {
     "rank": (

@@ -12,9 +12,12 @@ pytest.importorskip("triton")
 from tpdet.cli import main
 from tpdet.comm.world import SoloWorld
 from tpdet.errors import UsageError
-from tpdet.kernels.cuda import admission, gemm, library_gemm, shape_table
-from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.shape_table import Choice, Product, parse_table
+from tpdet.kernels.cuda.gemm import admission
+from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm.choice import library as library_gemm
+from tpdet.kernels.cuda.gemm.choice import shape_table
+from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, Product, parse_table
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
 from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import ColumnLinear, RowLinear
 from tpdet.layers.partition import make_partition

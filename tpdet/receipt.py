@@ -13,8 +13,12 @@ import blake3
 import torch
 
 from tpdet.comm.agreement import blas_version
-from tpdet.kernels.rotary import TABLE_VERSION
-from tpdet.kernels.rotary_spec import RotarySpec, attention_scaling, inverse_frequencies
+from tpdet.kernels.exact.rotary_frequencies import (
+    RotarySpec,
+    attention_scaling,
+    inverse_frequencies,
+)
+from tpdet.kernels.exact.rotary_tables import TABLE_VERSION
 from tpdet.model_config import ModelConfig
 
 _SHOWN = 12

@@ -15,9 +15,9 @@ import torch
 
 from tpdet.comm.row_exchange import RowExchange, first_rows, row_places, share_of
 from tpdet.kernels import ops
-from tpdet.kernels.draw import Draw
-from tpdet.kernels.row_draws import RowDraws, RowWeights
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.inputs.sampled_rows import RowDraws, RowWeights
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.token_ranks import token_ranks
 from tpdet.request import Candidate
 from tpdet.sampling_row import SampledToken, SamplingRow

@@ -20,8 +20,9 @@ from tests.engine_harness import ask
 from tpdet.comm.device import open_world
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
-from tpdet.kernels import ops, stock_attention
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels import ops
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.stock import attention as stock_attention
 from tpdet.model_shapes import write_shape
 from tpdet.request import TokenOutput
 

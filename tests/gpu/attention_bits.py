@@ -20,8 +20,8 @@ from tests.gpu.attention_lengths import every_length
 from tests.gpu.checks import poisoned_workspaces, same
 from tests.gpu.rotary_bits import rotary_bits, stored_bits
 from tests.gpu.suite import Check
-from tpdet.kernels.cuda.attention_variants import Variant
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.cuda.attention.variants import Variant
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 
 def every_variant(kind):

@@ -5,14 +5,15 @@ import random
 import torch
 
 from tests.gpu.checks import same
-from tpdet.kernels.cuda import attention, embedding
-from tpdet.kernels.cuda.attention_variants import (
+from tpdet.kernels.cuda.attention import attention
+from tpdet.kernels.cuda.attention.variants import (
     Variant,
     compute_capability,
     decode_variant,
     prefill_variant,
 )
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.cuda.pointwise import embedding
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 PAGE = 256
 ALL_LONG, ALL_SHORT = 0, 1 << 20

@@ -15,11 +15,12 @@ import torch
 from tests.decode_reference import attend_reference
 from tests.gpu.checks import attempt, draw, failures, same
 from tests.gpu.times import interleaved_medians
-from tpdet.kernels.cuda import attention, embedding, rotary
-from tpdet.kernels.cuda.attention_decode_launch import arrival_counters
-from tpdet.kernels.cuda.attention_variants import Variant, decode_variant
-from tpdet.kernels.cuda.rotate_and_store import Share, rotate_and_store_as, share
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.cuda.attention import attention
+from tpdet.kernels.cuda.attention.decode_launch import arrival_counters
+from tpdet.kernels.cuda.attention.variants import Variant, decode_variant
+from tpdet.kernels.cuda.pointwise import embedding, rotary
+from tpdet.kernels.cuda.pointwise.rotate_and_store import Share, rotate_and_store_as, share
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 PAGE, BANDWIDTH, CACHE = 256, 4.5e12, 256 << 20
 WIDE = [

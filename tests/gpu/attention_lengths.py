@@ -11,7 +11,7 @@ import torch
 
 from tests.gpu.attention_case import ALL_LONG, ALL_SHORT, DECODE, PAGE, PREFILL, SHAPES, Case
 from tests.gpu.checks import same
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 LONGEST = 1100
 _TOGETHER = 8  # sequences in one launch: all short, their workspace takes 1 GB

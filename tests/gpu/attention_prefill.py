@@ -17,9 +17,9 @@ from tests.gpu.attention_case import ALL_LONG, KINDS, PAGE, Case, draw, shuffled
 from tests.gpu.checks import attempt, failures, same
 from tests.gpu.suite import Check, side_by_side
 from tests.gpu.times import interleaved_medians
-from tpdet.kernels.cuda import attention
-from tpdet.kernels.cuda.attention_variants import Variant, compute_capability, prefill_variant
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.cuda.attention import attention
+from tpdet.kernels.cuda.attention.variants import Variant, compute_capability, prefill_variant
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 FIRST = Variant(64, 4, 3, True)
 GROUPS = {

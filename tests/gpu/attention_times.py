@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from tests.gpu.attention_case import DECODE, PAGE, PREFILL, draw, shuffled
 from tests.gpu.checks import attempt
 from tests.gpu.times import interleaved_medians
-from tpdet.kernels.cuda import attention
-from tpdet.kernels.cuda.attention_variants import (
+from tpdet.kernels.cuda.attention import attention
+from tpdet.kernels.cuda.attention.variants import (
     Variant,
     compute_capability,
     decode_variant,
     prefill_variant,
 )
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 FAST_PREFILL = [  # of any head
     Variant(64, 4, 2),

@@ -5,8 +5,8 @@ import torch
 from tests.gpu.checks import draw, poisoned_workspaces, same, surrounded
 from tests.gpu.gemm_shapes import COLUMN_SHAPES, KINDS, ROWS, each, relative_error
 from tests.gpu.suite import Check
-from tpdet.kernels.cuda import gemm
-from tpdet.kernels.cuda.gemm_variants import Variant, every_variant
+from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm.choice.variants import Variant, every_variant
 
 
 def variants_are_one_class(dtype, out_dtype, kind, n, k):

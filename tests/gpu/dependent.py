@@ -17,7 +17,10 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from tests.gpu.checks import attempt, draw, failures
 from tpdet.kernels import order
-from tpdet.kernels.cuda import activation, dependent, gemm, leaf_gemm, norm, rotary
+from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.launch import dependent
+from tpdet.kernels.cuda.pointwise import activation, norm, rotary
 from tpdet.kernels.partial_sums import relative_roots
 
 HIDDEN, WIDTH, LEAVES, LAYERS, TURNS = 4096, 12288, 8, 4, 400

@@ -3,12 +3,13 @@
 import torch
 
 from tests.gpu.checks import same
-from tpdet.kernels.cpu import order_select as cpu_select
-from tpdet.kernels.cpu import sampling as cpu_sampling
-from tpdet.kernels.cuda import log_softmax, order_select, sampling
-from tpdet.kernels.draw import Draw
-from tpdet.kernels.rotary import rotary_table
-from tpdet.kernels.rotary_spec import RotarySpec
+from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
+from tpdet.kernels.cpu.sampling import sort_keys as cpu_select
+from tpdet.kernels.cuda.sampling import log_softmax, sampling
+from tpdet.kernels.cuda.sampling import sort_keys as order_select
+from tpdet.kernels.exact.rotary_frequencies import RotarySpec
+from tpdet.kernels.exact.rotary_tables import rotary_table
+from tpdet.kernels.inputs.sampling import Draw
 
 VOCABULARY = 151_936
 SPECS = (

@@ -15,8 +15,11 @@ import torch
 
 from tests.gpu.checks import attempt, draw, failures, same
 from tests.gpu.times import interleaved_medians
-from tpdet.kernels.cuda import admission, gemm, library_gemm, shape_table
-from tpdet.kernels.cuda.gemm_candidates import column_candidates
+from tpdet.kernels.cuda.gemm import admission
+from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm.choice import library as library_gemm
+from tpdet.kernels.cuda.gemm.choice import shape_table
+from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
 from tpdet.tune.precompile import precompile
 from tpdet.tune.product import ProductTuner
 from tpdet.tune.run import compile_jobs

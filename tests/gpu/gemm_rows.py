@@ -24,9 +24,16 @@ from tests.gpu.checks import attempt, draw, failures, same
 from tests.gpu.row_table import another_order_is_found, the_table_is_admitted
 from tests.gpu.times import interleaved_medians
 from tpdet.kernels import order
-from tpdet.kernels.cuda import leaf_gemm, norm, shape_table
-from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.leaf_variants import LeafChoice, leaf_candidates, leaf_choice, leaf_variant
+from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.gemm.choice import shape_table
+from tpdet.kernels.cuda.gemm.choice.leaf_variants import (
+    LeafChoice,
+    leaf_candidates,
+    leaf_choice,
+    leaf_variant,
+)
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
 LEAVES = 8

@@ -9,8 +9,9 @@ from tests.gpu.gemm_shapes import COLUMN_SHAPES, LEAVES, ROW_SHAPES
 from tests.gpu.leaf_folds import leaf_fold
 from tests.gpu.times import interleaved_medians
 from tpdet.kernels import order
-from tpdet.kernels.cuda import activation, fold, gemm, norm
-from tpdet.kernels.cuda.gemm_variants import Variant, every_variant
+from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm.choice.variants import Variant, every_variant
+from tpdet.kernels.cuda.pointwise import activation, fold, norm
 
 TIMED_ROWS = (1, 16, 64, 256, 1024, 4096)
 FLOOR_BYTES = 4.5e12  # measured read bandwidth of an H200

@@ -20,12 +20,12 @@ import triton
 from tests.gpu.checks import attempt, draw, failures, same
 from tests.gpu.times import interleaved_medians
 from tpdet.kernels import order
-from tpdet.kernels.cuda import leaf_gemm
-from tpdet.kernels.cuda.gemm_operands import run_chain
-from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.gluon_gemm_launch import run_gluon_fold
-from tpdet.kernels.cuda.leaf_variants import cut_roots, leaf_choice
-from tpdet.kernels.cuda.root_form import fold_fits, root_form
+from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.gemm.choice.leaf_variants import cut_roots, leaf_choice
+from tpdet.kernels.cuda.gemm.choice.root_form import fold_fits, root_form
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.operands import run_chain
+from tpdet.kernels.cuda.gemm.warp_specialised_launch import run_gluon_fold
 from tpdet.kernels.partial_sums import relative_roots
 
 LEAVES = 8

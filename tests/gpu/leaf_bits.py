@@ -7,10 +7,12 @@ from tests.gpu.gemm_shapes import KINDS, LEAVES, ROW_SHAPES, each, relative_erro
 from tests.gpu.leaf_folds import leaf_fold
 from tests.gpu.suite import Check
 from tpdet.kernels import order
-from tpdet.kernels.cpu import fold as cpu_fold
-from tpdet.kernels.cuda import fold, gemm, leaf_gemm
-from tpdet.kernels.cuda.gemm_variants import Variant, every_variant
-from tpdet.kernels.cuda.leaf_variants import leaf_candidates
+from tpdet.kernels.cpu.pointwise import fold as cpu_fold
+from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.gemm.choice.leaf_variants import leaf_candidates
+from tpdet.kernels.cuda.gemm.choice.variants import Variant, every_variant
+from tpdet.kernels.cuda.pointwise import fold
 from tpdet.kernels.partial_sums import relative_roots
 
 

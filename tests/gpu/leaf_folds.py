@@ -1,6 +1,7 @@
 """What a rank sends, from `leaf_sums` by any choice: what the checks of leaves compare."""
 
-from tpdet.kernels.cuda import fold, leaf_gemm
+from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.pointwise import fold
 from tpdet.kernels.partial_sums import relative_roots
 
 

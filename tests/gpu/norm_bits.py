@@ -4,9 +4,10 @@ import torch
 
 from tests.gpu.checks import draw, poisoned_workspaces, same, surrounded
 from tests.gpu.suite import Check
-from tpdet.kernels import golden, order
-from tpdet.kernels.cpu import norm as cpu_norm
-from tpdet.kernels.cuda import activation, norm
+from tpdet.kernels import order
+from tpdet.kernels.cpu.pointwise import norm as cpu_norm
+from tpdet.kernels.cuda.pointwise import activation, norm
+from tpdet.kernels.known import golden
 
 
 def norms_have_the_bits_of_the_cpu():

@@ -4,10 +4,10 @@ import torch
 
 from tests.gpu.attention_case import PAGE, draw
 from tests.gpu.checks import same
-from tpdet.kernels.cpu import embedding as cpu_embedding
-from tpdet.kernels.cpu import rotary as cpu_rotary
-from tpdet.kernels.cuda import embedding, rotary
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.cpu.pointwise import embedding as cpu_embedding
+from tpdet.kernels.cpu.pointwise import rotary as cpu_rotary
+from tpdet.kernels.cuda.pointwise import embedding, rotary
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 
 def rotary_bits():

@@ -15,9 +15,10 @@ from tests.draw_reference import answers, over_shards, prepare, reference, same_
 from tests.gpu.checks import attempt, same
 from tests.gpu.suite import Check, run_suite
 from tests.interpreted_noise import masses_are_rounded_conversions
-from tpdet.kernels.cuda import gumbel_scores, row_draws
-from tpdet.kernels.draw import Draw
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.cuda.sampling import gumbel_scores
+from tpdet.kernels.cuda.sampling import sample_rows as row_draws
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.token_ranks import token_ranks
 
 VOCABULARIES = (151_936, 151_937, 32_003, 777)

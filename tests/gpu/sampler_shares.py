@@ -25,8 +25,8 @@ from tpdet.comm.peer_exchange import PeerExchange
 from tpdet.comm.peer_memory import open_peer_memory
 from tpdet.comm.row_exchange import GatherRows
 from tpdet.kernels import order
-from tpdet.kernels.cuda import row_draws
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.cuda.sampling import sample_rows as row_draws
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 VOCABULARY = 151_936
 ROWS = 256

@@ -13,9 +13,9 @@ import torch
 from tests.draw_reference import reference
 from tests.gpu.sampler import draw_shard, draws, only, rows
 from tests.gpu.times import interleaved_medians
-from tpdet.kernels.cuda import row_draws
-from tpdet.kernels.draw import Draw
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.cuda.sampling import sample_rows as row_draws
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 TIMED = {
     "greedy": {"temperature": 0.0},

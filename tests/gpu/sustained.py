@@ -23,9 +23,10 @@ from tpdet.bench.gpu import gpu_only, this_gpu
 from tpdet.bench.record import BenchRow, print_rows
 from tpdet.bench.timing import capture
 from tpdet.kernels import order
-from tpdet.kernels.cuda import gemm, leaf_gemm
-from tpdet.kernels.cuda.admission import check
-from tpdet.kernels.cuda.shape_table import Product, write_roots
+from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.gemm.admission import check
+from tpdet.kernels.cuda.gemm.choice.shape_table import Product, write_roots
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.verify.report import append_run
 

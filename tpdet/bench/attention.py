@@ -17,8 +17,8 @@ from tpdet.bench.shapes import shards
 from tpdet.bench.timing import times_us
 from tpdet.errors import UsageError
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS
-from tpdet.kernels.paged_batch import PagedSequence, make_batch
 from tpdet.layers.partition import Partition
 from tpdet.verify.run import parse_sizes
 

@@ -95,7 +95,7 @@ def _row_times(
     partition: Partition, weights: Sequence[torch.Tensor], count: int, repeats: int
 ) -> list[float]:
     """Microseconds of ours with fold and norm, and of `linear` with the norm."""
-    from tpdet.kernels.cuda.norm import add_residual_and_norm
+    from tpdet.kernels.cuda.pointwise.norm import add_residual_and_norm
 
     n, k = weights[0].shape
     leaves = len(partition.mine)

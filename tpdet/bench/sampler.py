@@ -18,8 +18,8 @@ from tpdet.bench.gpu import drawn, gpu_only, this_gpu
 from tpdet.bench.record import BenchRow, finish
 from tpdet.bench.timing import Launched, Replayable, capture, interleaved_us
 from tpdet.kernels import ops
-from tpdet.kernels.draw import Draw
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.verify.run import parse_sizes
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -107,7 +107,7 @@ def _copies(ranks: int) -> Callable[[torch.Tensor], torch.Tensor]:
 @contextmanager
 def _tables_kept() -> Iterator[None]:
     """Send each table of numbers to the GPU once: a graph's copies from the host would be lost."""
-    from tpdet.kernels.cuda import row_draws
+    from tpdet.kernels.cuda.sampling import sample_rows as row_draws
 
     send, kept = row_draws.to_device, {}
 

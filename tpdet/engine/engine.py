@@ -23,7 +23,7 @@ from tpdet.engine.slowdown import SlowdownWatch
 from tpdet.errors import IntegrityError, NumericalError, ReloadError, RequestError
 from tpdet.grammar.compile import FIELD
 from tpdet.grammar.constraint import Grammars
-from tpdet.kernels.philox import philox4x32
+from tpdet.kernels.exact.philox import philox4x32
 from tpdet.plan import StepPlan
 from tpdet.request import (
     PromptOutput,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.launch.faults import Fault
 from tpdet.plan import DIGEST_BYTES, StepPlan
 from tpdet.runner import SharedRows, TakeLogits

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.plan import Row, RowDraw, StepPlan
 from tpdet.runner import RowSharing, SharedRows
 from tpdet.sampler import (

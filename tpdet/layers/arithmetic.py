@@ -12,10 +12,11 @@ from torch.nn.functional import linear
 
 from tpdet.cache.kv import LayerPages
 from tpdet.comm.fold import RankExchange
-from tpdet.kernels import ops, stock_attention
+from tpdet.kernels import ops
+from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import Expression
-from tpdet.kernels.paged_batch import PagedBatch
 from tpdet.kernels.partial_sums import PartialSums
+from tpdet.kernels.stock import attention as stock_attention
 
 
 class Arithmetic(Protocol):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from tpdet.comm.fold import Pending
-from tpdet.kernels.paged_batch import PagedBatch
+from tpdet.kernels.inputs.paged_batch import PagedBatch
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Which products a rank runs: what the shape table is asked for, and what `tpdet tune` measures."""
 
-from tpdet.kernels.cuda.shape_table import Product, write_roots
+from tpdet.kernels.cuda.gemm.choice.shape_table import Product, write_roots
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.partition import Partition
 from tpdet.layers.row_layers import row_rule

@@ -1,8 +1,8 @@
 """Which flags fit a model: tensor-parallel sizes and the context. Needs no torch."""
 
 from tpdet.errors import UsageError
+from tpdet.kernels.exact.rotary_frequencies import MAX_POSITION
 from tpdet.kernels.order import DEFAULT_LEAVES, leaf_count
-from tpdet.kernels.rotary_spec import MAX_POSITION
 from tpdet.model_config.model import ModelConfig
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tpdet.kernels.rotary_spec import RotarySpec
+from tpdet.kernels.exact.rotary_frequencies import RotarySpec
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",

@@ -4,7 +4,7 @@
 holds all of it. Kinds whose frequencies depend on the context length are refused.
 """
 
-from tpdet.kernels.rotary_spec import RotarySpec
+from tpdet.kernels.exact.rotary_frequencies import RotarySpec
 from tpdet.model_config.fields import Fields
 from tpdet.model_config.keys import DEFAULT_THETA
 

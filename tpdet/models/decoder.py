@@ -10,8 +10,8 @@ import torch
 from tpdet.cache.kv import KeyValuePages
 from tpdet.comm.fold import Pending, RankExchange
 from tpdet.kernels import ops
-from tpdet.kernels.paged_batch import PagedBatch
-from tpdet.kernels.rotary import rotary_table
+from tpdet.kernels.exact.rotary_tables import rotary_table
+from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.attention import Attention
 from tpdet.layers.micro_batch import MicroBatch

@@ -2,7 +2,7 @@
 
 import torch
 
-from tpdet.kernels.paged_batch import BLOCK_TOKENS, PagedBatch, PagedSequence, make_batch
+from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch, PagedSequence, make_batch
 
 MICRO_BATCH_ROWS = 2048
 """From so many rows on a step runs in halves."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import torch
 
 from tpdet.cache.kv import KeyValuePages
+from tpdet.kernels.inputs.paged_batch import PagedSequence
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.kernels.paged_batch import PagedSequence
 from tpdet.models.decoder import Decoder
 from tpdet.models.halves import micro_batches
 from tpdet.request import SamplingParams

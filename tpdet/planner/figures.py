@@ -16,7 +16,7 @@ from tpdet.bench.results import newest_rows
 from tpdet.config import APPROXIMATE
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 
-SHAPE_TABLE = "kernels/cuda/shape_tables/nvidia-{gpu}.json"
+SHAPE_TABLE = "kernels/cuda/gemm/choice/shape_tables/nvidia-{gpu}.json"
 OLD_ASIDE = 16
 """Multiprocessors of an exchange under products, in commits of OLD_COMMITS."""
 OLD_COMMITS = ("b513469",)

@@ -23,7 +23,7 @@ from tpdet.comm.world import World
 from tpdet.runner.start_times import StartTimes
 
 if TYPE_CHECKING:
-    from tpdet.kernels.cuda.recording import Recorded
+    from tpdet.kernels.cuda.launch.recording import Recorded
 
 _log = logging.getLogger("tpdet.engine")
 _SIZE = 32  # bytes of a digest
@@ -92,7 +92,7 @@ class CompilingAhead:
             self._watch(_warn_of_a_late_one)
 
     def _watch(self, tell: Callable[[str], object]) -> None:
-        from tpdet.kernels.cuda.compile_pool import watching_compilations
+        from tpdet.kernels.cuda.launch.compile_pool import watching_compilations
 
         self._watching.enter_context(watching_compilations(tell))
 
@@ -110,7 +110,7 @@ def compile_ahead(work: Callable[[], object], world: World) -> int:
 
     Raises PeerLostError, and nothing else for whatever `work` or the compiler raise.
     """
-    from tpdet.kernels.cuda.compile_pool import compile_all
+    from tpdet.kernels.cuda.launch.compile_pool import compile_all
 
     recorded = _record(work, world)
     asked = Asked(_place(), tuple(recorded))
@@ -152,7 +152,7 @@ def share(everyone: Sequence[Asked], rank: int) -> Mapping[bytes, None]:
 
 def _record(work: Callable[[], object], world: World) -> "Recorded":
     """What `work` asks for; what it asked for so far if it raises."""
-    from tpdet.kernels.cuda.recording import recording
+    from tpdet.kernels.cuda.launch.recording import recording
 
     recorded: Recorded = {}
     try:

@@ -11,9 +11,9 @@ from tpdet.comm.agreement import agree, collect_facts
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.errors import DisagreementError, TpdetError
-from tpdet.kernels.cpu.admission import check_bit_classes
-from tpdet.kernels.golden import golden_digest
-from tpdet.kernels.known_answers import known_answers
+from tpdet.kernels.cpu.gemm.admission import check_bit_classes
+from tpdet.kernels.known.answers import known_answers
+from tpdet.kernels.known.golden import golden_digest
 from tpdet.kernels.order import GOLDEN_SHA256
 from tpdet.layers.partition import Partition
 from tpdet.layers.row_layers import row_rule
@@ -84,7 +84,7 @@ def admit_products(partition: Partition, device: torch.device, limits: dict[str,
 
     limits: the most rows of each kind of product. Raises TpdetError for an entry that fails.
     """
-    from tpdet.kernels.cuda import admission  # these need Triton
+    from tpdet.kernels.cuda.gemm import admission
     from tpdet.layers.product_shapes import rank_products
 
     model = partition.config
@@ -101,7 +101,7 @@ def _rehearse_checks(
     partition: Partition, device: torch.device, limits: dict[str, int] | None
 ) -> None:
     """Launch what the known answers and, with `limits`, `admit_products` launch; judge nothing."""
-    from tpdet.kernels.cuda import admission  # these need Triton
+    from tpdet.kernels.cuda.gemm import admission
     from tpdet.layers.product_shapes import rank_products
 
     dtype = getattr(torch, partition.config.dtype)

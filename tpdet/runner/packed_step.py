@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch, PagedSequence
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.kernels.paged_batch import BLOCK_TOKENS, PagedBatch, PagedSequence
 from tpdet.plan import Row
 
 _ALIGNED = 4  # int32 values in 16 bytes

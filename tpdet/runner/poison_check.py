@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 from tpdet.cache.kv import KeyValuePages
 from tpdet.comm.world import World
 from tpdet.errors import CheckpointError, TpdetError
+from tpdet.kernels.inputs.paged_batch import PagedSequence
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.kernels.paged_batch import PagedSequence
 from tpdet.models.decoder import Decoder
 from tpdet.models.halves import micro_batches
 

@@ -16,7 +16,7 @@ from tpdet.config import EngineConfig
 from tpdet.errors import IntegrityError
 from tpdet.kernels import ops
 from tpdet.kernels.cpu import threads
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.layers.partition import make_partition
 from tpdet.layers.row_layers import row_rule
 from tpdet.models.halves import micro_batches

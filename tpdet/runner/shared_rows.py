@@ -16,8 +16,8 @@ from tpdet.comm.row_exchange import RowExchange
 from tpdet.comm.world import World
 from tpdet.config import EngineConfig
 from tpdet.errors import IntegrityError
-from tpdet.kernels.draw import Draw
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.layers.partition import Partition
 from tpdet.plan import RowDraw, StepPlan
 from tpdet.sampler import Drawn, draw_columns, draw_shared

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from tpdet.kernels.paged_batch import BLOCK_TOKENS
+from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.models.halves import first_half
 from tpdet.plan import Row

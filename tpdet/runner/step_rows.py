@@ -8,7 +8,7 @@ on which rows it goes with (docs/numerics.md, section 8).
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpdet.kernels.paged_batch import PagedSequence
+from tpdet.kernels.inputs.paged_batch import PagedSequence
 from tpdet.plan import Row
 
 

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from tpdet.kernels.shard import Shard
+from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.runner.shared_rows import SharedRows
 from tpdet.sampler import draw_likeliest
 

@@ -12,11 +12,18 @@ from functools import partial
 import torch
 
 from tpdet.bench.timing import capture, enough, interleaved_us, rotated
-from tpdet.kernels.cuda import leaf_gemm, leaf_trials, norm, trial_data
-from tpdet.kernels.cuda.admission import REFERENCE
-from tpdet.kernels.cuda.leaf_variants import LeafChoice, cut_roots, leaf_candidates, leaf_choice
-from tpdet.kernels.cuda.root_form import RootForm, root_form
-from tpdet.kernels.cuda.shape_table import Choice, Product, format_tile, read_roots
+from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.gemm import leaf_trials, trial_data
+from tpdet.kernels.cuda.gemm.admission import REFERENCE
+from tpdet.kernels.cuda.gemm.choice.leaf_variants import (
+    LeafChoice,
+    cut_roots,
+    leaf_candidates,
+    leaf_choice,
+)
+from tpdet.kernels.cuda.gemm.choice.root_form import RootForm, root_form
+from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, Product, format_tile, read_roots
+from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.order import Expression, fold_tree
 from tpdet.kernels.partial_sums import PartialSums
 from tpdet.tune.product import Row, Tuned, fewest_rows

@@ -7,9 +7,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from tpdet.kernels.cuda import gemm, leaf_gemm
-from tpdet.kernels.cuda.gemm_variants import Variant
-from tpdet.kernels.cuda.leaf_variants import LeafChoice
+from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.gemm.choice.leaf_variants import LeafChoice
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import operands
 

@@ -11,12 +11,13 @@ from functools import partial
 import torch
 
 from tpdet.bench.timing import capture, enough, interleaved_us, rotated
-from tpdet.kernels.cuda import gemm, trial_data
-from tpdet.kernels.cuda.admission import REFERENCE, output_dtype
-from tpdet.kernels.cuda.gemm_candidates import column_candidates
-from tpdet.kernels.cuda.gemm_variants import Variant, column_variant
-from tpdet.kernels.cuda.library_gemm import LIBRARIES, library_product
-from tpdet.kernels.cuda.shape_table import BUCKETS, Choice, Product, format_tile
+from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm import trial_data
+from tpdet.kernels.cuda.gemm.admission import REFERENCE, output_dtype
+from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
+from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES, library_product
+from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Choice, Product, format_tile
+from tpdet.kernels.cuda.gemm.choice.variants import Variant, column_variant
 
 _QUICK = 3  # replays of every candidate
 _FINALISTS = 4  # tiles that are measured in full

@@ -14,7 +14,13 @@ import torch
 
 from tpdet.comm.device import driver_version
 from tpdet.errors import UsageError
-from tpdet.kernels.cuda.shape_table import BUCKETS, Product, parse_table, read_roots, table_path
+from tpdet.kernels.cuda.gemm.choice.shape_table import (
+    BUCKETS,
+    Product,
+    parse_table,
+    read_roots,
+    table_path,
+)
 from tpdet.tune.shapes import tuned_gathered_products, tuned_products, tuned_row_products
 from tpdet.verify.run import parse_row_layers, parse_sizes
 
@@ -49,8 +55,8 @@ def tune_products(
     products: Sequence[Product], max_rows: int, repeats: int, device: torch.device, path: Path
 ) -> None:
     """Measure the products on `device`, write their table to `path`, then check it as start-up."""
-    from tpdet.kernels.cuda.admission import check
-    from tpdet.kernels.cuda.library_gemm import environment
+    from tpdet.kernels.cuda.gemm.admission import check
+    from tpdet.kernels.cuda.gemm.choice.library import environment
 
     facts = environment(device) | {
         "capability": "{}.{}".format(*torch.cuda.get_device_capability(device)),
@@ -139,9 +145,9 @@ def _show(tuned: "Tuned") -> list[tuple[float, str]]:
 
 def compile_jobs(products: Iterable[Product], max_rows: int, device: torch.device) -> set[tuple]:
     """Everything that tuning and the start-up check will launch."""
-    from tpdet.kernels.cuda.admission import REFERENCE
-    from tpdet.kernels.cuda.gemm_candidates import column_candidates
-    from tpdet.kernels.cuda.gemm_variants import column_variant
+    from tpdet.kernels.cuda.gemm.admission import REFERENCE
+    from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
+    from tpdet.kernels.cuda.gemm.choice.variants import column_variant
 
     properties = torch.cuda.get_device_properties(device)
     descriptors = (properties.major, properties.minor) >= (9, 0)
@@ -161,8 +167,8 @@ def compile_jobs(products: Iterable[Product], max_rows: int, device: torch.devic
 
 def leaf_jobs(products: Iterable[Product], max_rows: int, sms: int) -> list[tuple]:
     """The same of row products; sms: 0 without descriptors. Kernels that roots share stand once."""
-    from tpdet.kernels.cuda.admission import REFERENCE
-    from tpdet.kernels.cuda.leaf_variants import LeafChoice
+    from tpdet.kernels.cuda.gemm.admission import REFERENCE
+    from tpdet.kernels.cuda.gemm.choice.leaf_variants import LeafChoice
     from tpdet.tune.leaves import bucket_choices
 
     found: dict[tuple, tuple] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from tpdet.comm.world import World
-from tpdet.kernels.cuda.shape_table import Product
+from tpdet.kernels.cuda.gemm.choice.shape_table import Product
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS, ROW_LAYERS
 from tpdet.layers.partition import make_partition
 from tpdet.layers.product_shapes import rank_products

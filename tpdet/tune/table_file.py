@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tpdet.kernels.cuda.shape_table import FORMAT, format_tile, parse_table
+from tpdet.kernels.cuda.gemm.choice.shape_table import FORMAT, format_tile, parse_table
 from tpdet.tune.product import Row, Tuned
 
 _FREE = ("date",)  # may differ between runs that share a file

@@ -1,0 +1,1 @@
+"""Norms, folds, activations, embeddings and rotary embedding on torch CPU tensors."""

@@ -1,0 +1,38 @@
+"""Embedding rows and stored keys: copies of bits, no arithmetic."""
+
+import torch
+
+from tpdet.kernels.inputs.paged_batch import PagedBatch
+from tpdet.kernels.order import PAGE_TOKENS
+
+
+def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Rows of table [V, H] for ids [M] int64 -> [M, H]."""
+    return table.index_select(0, ids)
+
+
+def resolve_drawn(ids: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """ids [M] int64, where -1 - i stands for drawn[i] -> ids [M]."""
+    return torch.where(ids < 0, drawn[(-1 - ids).clamp(min=0)], ids)
+
+
+def store_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    batch: PagedBatch,
+) -> None:
+    """Write k and v [M, Hkv, D] to their pages [P, Hkv, 256, D] at each row's position."""
+    if not batch.sequences:
+        return
+    rows, pages, offsets = [], [], []
+    for sequence in batch.sequences:
+        for i in range(sequence.count):
+            position = sequence.start + i
+            rows.append(sequence.first_row + i)
+            pages.append(sequence.pages[position // PAGE_TOKENS])
+            offsets.append(position % PAGE_TOKENS)
+    row, page, offset = torch.tensor(rows), torch.tensor(pages), torch.tensor(offsets)
+    k_pages[page, :, offset] = k[row]
+    v_pages[page, :, offset] = v[row]

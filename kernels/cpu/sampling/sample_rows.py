@@ -1,0 +1,81 @@
+"""Tokens and log-probabilities of a step's rows on the CPU, from whole rows."""
+
+from collections.abc import Sequence
+
+import torch
+
+from tpdet.kernels.cpu.sampling.log_softmax import log_mass
+from tpdet.kernels.cpu.sampling.sampling import choose_tokens
+from tpdet.kernels.cpu.sampling.sort_keys import top_ids
+from tpdet.kernels.inputs.sampled_rows import Packed, RowDraws, RowWeights, packed_draws
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
+
+
+def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:
+    """One token a row: fp32 [R, W] and R draws."""
+    return packed_draws(weigh_draws(logits, draws, shard), pack_answers)
+
+
+def weigh_draws(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowWeights:
+    """`draw_rows` before the last subtraction."""
+    logits, maximum, fit = _prepare(shard.whole(logits))
+    tokens = torch.argmax(logits, dim=-1)  # the first of equal maxima
+    wanted = {
+        row: how for row, how in enumerate(draws) if how.temperature != 0.0 or how.changes_logits
+    }
+    if wanted:
+        chosen = choose_tokens(logits, wanted)
+        tokens[list(chosen)] = torch.tensor(list(chosen.values()))
+    return _answers(logits, maximum, fit, tokens)
+
+
+def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> RowDraws:
+    """Log-probabilities of given tokens: fp32 [T, W] and T ids."""
+    logits, maximum, fit = _prepare(shard.whole(logits))
+    return packed_draws(
+        _answers(logits, maximum, fit, torch.tensor(tokens, dtype=torch.int64)), pack_answers
+    )
+
+
+def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor | None = None) -> Packed:
+    """Rows of `RowWeights.answers`: fp64 [ranks, >= 4 * share], each rank's at its beginning.
+
+    places int64 [R]: where the rows stand among all ranks' shares; None: one rank's, in order.
+    """
+    rows = answers[:, : 4 * share].view(len(answers), 4, share).transpose(1, 2).reshape(-1, 4)
+    if places is not None:
+        rows = rows[places]
+    logprobs = (rows[:, 2] - rows[:, 3]).to(torch.float32)
+    packed = torch.stack([rows[:, 0], rows[:, 1], logprobs.double()], -1)
+    return rows[:, 1].to(torch.int64), logprobs, rows[:, 0] != 0.0, packed
+
+
+def top_of_rows(
+    logits: torch.Tensor, rows: Sequence[int], count: int, shard: Shard
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The likeliest of some rows, best first: ids int64 and logits fp32 [len(rows), count]."""
+    wanted, _, _ = _prepare(shard.whole(logits[list(rows)]))
+    ids = top_ids(wanted, count)
+    return ids, wanted.gather(1, ids)
+
+
+def _prepare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits with one zero, each row's maximum, and which rows are fit to be sampled (bool [R]).
+
+    The maximum is NaN or +inf if any logit is, and -inf if all are. Unfit rows read as zeros.
+    """
+    maximum = logits.amax(dim=-1)
+    fit = torch.isfinite(maximum)
+    return torch.where(fit[:, None], logits + 0.0, 0.0), torch.where(fit, maximum, 0.0), fit
+
+
+def _answers(
+    logits: torch.Tensor, maximum: torch.Tensor, fit: torch.Tensor, tokens: torch.Tensor
+) -> RowWeights:
+    log_masses = log_mass(logits, maximum)
+    # -1 (none left): any column will do, the row fails.
+    chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
+    distances = chosen.double() - maximum.double()
+    answers = torch.stack([fit.double(), tokens.double(), distances, log_masses])
+    return RowWeights(answers, maximum)

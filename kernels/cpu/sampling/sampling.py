@@ -1,0 +1,94 @@
+"""One token from one row of logits, in the frozen order of the contract.
+
+    x + 0.0  ->  bias  ->  repetition, frequency, presence penalties  ->  forbidden, allowed
+      ->  temperature 0: argmax, ties to the lowest id
+      ->  else: temperature  ->  top-k  ->  top-p  ->  min-p  ->  Gumbel-max draw
+
+Each filter hands on the ids that are left, in ascending order, with their values; a value, its mass
+and its noise have the same bits alone or among others, so leaving out the rest changes nothing. A
+row is computed by itself: no result depends on the batch. Formulas are in the files of the parts.
+"""
+
+import torch
+
+from tpdet.kernels.cpu.sampling.filters import (
+    TOP_P_BITS,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    scale_by_temperature,
+    top_p_numerator,
+)
+from tpdet.kernels.cpu.sampling.gumbel import draw
+from tpdet.kernels.cpu.sampling.penalties import (
+    add_bias,
+    forbid,
+    keep_allowed,
+    penalise_frequency_and_presence,
+    penalise_repetition,
+)
+from tpdet.kernels.cpu.threads import run_pieces
+from tpdet.kernels.inputs.sampling import Draw
+
+NO_TOKEN = -1
+
+_COSTLY = 1 << 16  # logits; below that handing rows to threads costs more than it saves
+
+
+def choose_tokens(logits: torch.Tensor, draws: dict[int, Draw]) -> dict[int, int]:
+    """Tokens of some rows: fp32 [R, V] and draws by row -> tokens by row, side by side."""
+    rows = list(draws)
+    tokens = dict.fromkeys(rows, NO_TOKEN)
+
+    def choose(piece: int) -> None:
+        row = rows[piece]
+        tokens[row] = choose_token(logits[row], draws[row])
+
+    run_pieces(len(rows), choose, costly=len(rows) * logits.shape[1] >= _COSTLY)
+    return tokens
+
+
+def choose_token(logits: torch.Tensor, how: Draw) -> int:
+    """The token of one row: fp32 [V] with a finite maximum -> vocabulary id.
+
+    NO_TOKEN (-1) when bias, forbidden and allowed ids leave nothing to choose. `logits` stay.
+    """
+    logits = logits + 0.0
+    if how.changes_logits:
+        _penalise(logits, how)
+        if logits.amax() == -torch.inf:
+            return NO_TOKEN
+    if how.temperature == 0.0:
+        return int(torch.argmax(logits))
+    values = scale_by_temperature(logits, how.temperature)
+    ids = torch.arange(values.numel())
+    if 0 < how.top_k < values.numel():
+        values, ids = _keep(keep_top_k(values, how.top_k), values, ids)
+    numerator = top_p_numerator(how.top_p)
+    if numerator < 1 << TOP_P_BITS:
+        values, ids = _keep(keep_top_p(values, numerator), values, ids)
+    if how.min_p > 0.0:
+        values, ids = _keep(keep_min_p(values, how.min_p), values, ids)
+    return draw(values, ids, seed=how.seed, position=how.position, choice=how.choice)
+
+
+def _penalise(logits: torch.Tensor, how: Draw) -> None:
+    """Bias, penalties and forbidden ids, in place and in this order."""
+    if how.bias:
+        add_bias(logits, how.bias)
+    output = torch.tensor(how.output_ids, dtype=torch.int64)
+    if how.repetition_penalty != 1.0:
+        prompt = torch.tensor(how.prompt_ids, dtype=torch.int64)
+        penalise_repetition(logits, torch.cat([prompt, output]), how.repetition_penalty)
+    if how.frequency_penalty != 0.0 or how.presence_penalty != 0.0:
+        penalise_frequency_and_presence(logits, output, how.frequency_penalty, how.presence_penalty)
+    if how.forbidden:
+        forbid(logits, how.forbidden)
+    if how.allowed is not None:
+        keep_allowed(logits, how.allowed)
+
+
+def _keep(
+    mask: torch.Tensor, values: torch.Tensor, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return values[mask], ids[mask]

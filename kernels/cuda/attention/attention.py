@@ -1,0 +1,88 @@
+"""Paged attention on a GPU: the arithmetic of `attention_split`, in two ways of sharing it out.
+
+Sequences with many rows in the step run in `attention_prefill` or `attention_prefill_warps`, a
+program a tile of rows; those with few in `attention_decode`, a program a split and then a merge.
+Which way, how many rows and how many warps is free: no choice reaches a bit. `attention_variants`
+has one choice a shape; nothing is tuned at run time.
+"""
+
+import torch
+import triton
+
+from tpdet.kernels.cuda.attention.decode_launch import launch_decode
+from tpdet.kernels.cuda.attention.prefill_launch import launch_prefill
+from tpdet.kernels.cuda.attention.variants import (
+    Variant,
+    compute_capability,
+    decode_variant,
+    prefill_variant,
+)
+from tpdet.kernels.inputs.paged_batch import PagedBatch
+from tpdet.kernels.order import PAGE_TOKENS
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    batch: PagedBatch,
+    window: int | None,
+) -> torch.Tensor:
+    """Attention of q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D], q's dtype.
+
+    Query head h reads key head h // (Hq / Hkv). Keys and values of this step's rows are already
+    stored. Rows that no sequence names come back as zeros. Raises ValueError when a layout or head
+    size has no kernel.
+    """
+    rows = batch.short_rows * q.shape[1] // k_pages.shape[1]
+    splits, sequences = batch.splits.shape[0], batch.short.shape[0]
+    prefill = prefill_variant(q.dtype, q.shape[2], compute_capability(q.device))
+    decode = decode_variant(q.dtype, q.shape[2], rows, splits, sequences)
+    return attend(q, k_pages, v_pages, batch, window, prefill, decode)
+
+
+def attend(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    batch: PagedBatch,
+    window: int | None,
+    prefill: Variant,
+    decode: Variant,
+) -> torch.Tensor:
+    """`paged_attention` with given variants: they differ in speed alone."""
+    _check(q, k_pages, v_pages)
+    named = sum(sequence.count for sequence in batch.sequences)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if named < q.shape[0]:
+        out[named:].zero_()
+    shape = _shape(q, k_pages, window)
+    launch_prefill(q, k_pages, v_pages, batch, window, prefill, shape, out)
+    launch_decode(q, k_pages, v_pages, batch, window, decode, shape, out)
+    return out
+
+
+def _shape(q: torch.Tensor, k_pages: torch.Tensor, window: int | None) -> dict[str, int]:
+    """What the kernels are compiled for."""
+    return {
+        "KEY_HEADS": k_pages.shape[1],
+        "GROUP": q.shape[1] // k_pages.shape[1],
+        "HEAD": q.shape[2],
+        "LANES": triton.next_power_of_2(q.shape[2]),
+        "WINDOW": window is not None,
+    }
+
+
+def _check(q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
+    head = q.shape[2]
+    if head % 16 or not 16 <= head <= 256:
+        raise ValueError(f"heads of {head}: attention needs a multiple of 16 up to 256")
+    if q.shape[1] % k_pages.shape[1]:
+        raise ValueError(f"{q.shape[1]} query heads do not share {k_pages.shape[1]} key heads")
+    if q.stride(2) != 1 or q.stride(1) != head:
+        raise ValueError(f"q has strides {q.stride()}: the heads of a row must be contiguous")
+    for pages in (k_pages, v_pages):
+        if not pages.is_contiguous() or pages.shape[2] != PAGE_TOKENS:
+            raise ValueError(f"pages {tuple(pages.shape)} {pages.stride()} must be contiguous")
+        if pages.dtype != q.dtype:
+            raise ValueError(f"q is {q.dtype} but the pages are {pages.dtype}")

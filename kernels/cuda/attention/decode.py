@@ -1,0 +1,179 @@
+"""Attention of sequences with few rows in a step: every split a program, merged in order.
+
+The workspace holds, for each listed split, key head and row (a token and a query head of the
+group), the split's largest score, mass and weighted values in fp32. FUSED, the last program of a
+sequence and key head to finish merges all of its splits, in ascending order like everyone; else
+`merge_splits` follows as a launch of its own, whose programs are spread wider.
+"""
+
+import triton
+import triton.language as tl
+
+from tpdet.kernels.cuda.attention.merge import merge_in_order, store_rows
+from tpdet.kernels.cuda.attention.split import (
+    PAGE,
+    TILE,
+    TILES,
+    add_tile,
+    add_tile_swapped,
+    fresh_state,
+    merge,
+    row_mass,
+    sees,
+)
+from tpdet.kernels.cuda.launch.dependent import await_earlier
+
+
+@triton.jit
+def _walk_split(
+    query, k_page, v_page, split, position, low, end, window, scale,
+    HEAD: tl.constexpr, LANES: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr, SWAPPED: tl.constexpr,
+):  # fmt: skip
+    """The state of a split for rows [ROWS] at `position`: the least is `low`, the most `end - 1`.
+
+    Tiles without a key that a row sees are skipped: they would leave the state as it is.
+    """
+    lane = tl.arange(0, LANES)
+    inside = tl.arange(0, TILE)
+    first_key = split * PAGE
+    first_tile = 0
+    if WINDOW:
+        first_tile = tl.maximum(low - window + 1 - first_key, 0) // TILE
+    end_tile = tl.minimum((end - first_key + (TILE - 1)) // TILE, TILES)
+    m, w, o = fresh_state(ROWS, LANES)
+    if SWAPPED:
+        query, w, o = tl.trans(query), tl.trans(w), tl.trans(o)
+    for tile in tl.range(first_tile, end_tile, num_stages=STAGES):
+        place = tile * TILE + inside
+        key = first_key + place
+        stored = key < end
+        if WINDOW:
+            stored = stored & (key > low - window)
+        if SWAPPED:
+            row_at = place[:, None] * HEAD + lane[None, :]
+            mask = stored[:, None] & (lane < HEAD)[None, :]
+            k = tl.load(k_page + row_at, mask=mask, other=0.0)
+            v = tl.load(v_page + row_at, mask=mask, other=0.0)
+            seen = sees(key[:, None], position[None, :], window, WINDOW)
+            m, w, o = add_tile_swapped(query, k, tl.trans(v), seen, m, w, o, scale)
+        else:
+            k_at = k_page + place[None, :] * HEAD + lane[:, None]
+            v_at = v_page + place[:, None] * HEAD + lane[None, :]
+            k = tl.load(k_at, mask=stored[None, :] & (lane < HEAD)[:, None], other=0.0)
+            v = tl.load(v_at, mask=stored[:, None] & (lane < HEAD)[None, :], other=0.0)
+            seen = sees(key[None, :], position[:, None], window, WINDOW)
+            m, w, o = add_tile(query, k, v, seen, m, w, o, scale, True)
+    if SWAPPED:
+        w, o = tl.trans(w), tl.trans(o)
+    return m, w, o
+
+
+@triton.jit
+def _store_state(split_largest, split_mass, split_total, at, m, w, o, live, HEAD: tl.constexpr):
+    """A split's state of rows at places `at` of the workspace; `live` rows alone."""
+    lane = tl.arange(0, o.shape[1])
+    tl.store(split_largest + at, m, mask=live)
+    tl.store(split_mass + at, row_mass(w), mask=live)
+    mask = live[:, None] & (lane < HEAD)[None, :]
+    tl.store(split_total + at[:, None] * HEAD + lane[None, :], o, mask=mask)
+
+
+@triton.jit(do_not_specialize=["widest", "window", "row_count"])
+def attend_splits(
+    q,
+    k_pages,
+    v_pages,
+    out,
+    split_largest,
+    split_mass,
+    split_total,
+    arrivals,
+    splits,
+    rows,
+    tables,
+    q_stride,
+    widest,
+    window,
+    row_count,
+    row_parts,
+    scale,
+    KEY_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD: tl.constexpr,
+    LANES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    FUSED: tl.constexpr,
+    MERGED: tl.constexpr,
+    UNROLL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid: splits [N, 2] x row parts x key heads; workspaces [N, Hkv, row_count (, D)] fp32.
+
+    A split that no row of its sequence sees is left unwritten, and no merge reads it. FUSED:
+    `arrivals` [B * row parts * Hkv] int32 is zero before and after; a sequence's splits are listed
+    one after another from split 0; MERGED rows of a part may hold tokens.
+    """
+    await_earlier(DEPENDENT)
+    head = tl.program_id(0) % KEY_HEADS
+    work = tl.program_id(0) // KEY_HEADS
+    part = work % row_parts
+    pair = work // row_parts
+    sequence = tl.load(splits + pair * 2)
+    split = tl.load(splits + pair * 2 + 1)
+    first_row = tl.load(rows + sequence * 3)
+    count = tl.load(rows + sequence * 3 + 1)
+    start = tl.load(rows + sequence * 3 + 2)
+    number = tl.load(tables + sequence * widest + split)  # before the branch: one wait less
+    row = part * ROWS + tl.arange(0, ROWS)
+    token = row // GROUP
+    low = part * ROWS // GROUP
+    high = tl.minimum((part * ROWS + ROWS - 1) // GROUP, count - 1)
+    begin = 0
+    if WINDOW:
+        begin = tl.maximum(start + low - window + 1, 0) // PAGE
+    last = (start + high) // PAGE
+    if (low < count) & (begin <= split) & (split <= last):
+        lane = tl.arange(0, LANES)
+        live = token < count
+        column = (head * GROUP + row % GROUP) * HEAD
+        mask = live[:, None] & (lane < HEAD)[None, :]
+        to = (first_row + token).to(tl.int64)
+        q_at = q + to[:, None] * q_stride + column[:, None] + lane[None, :]
+        query = tl.load(q_at, mask=mask, other=0.0)
+        page = (number.to(tl.int64) * KEY_HEADS + head) * (PAGE * HEAD)
+        m, w, o = _walk_split(
+            query, k_pages + page, v_pages + page, split, start + token,
+            start + low, start + high + 1, window, scale,
+            HEAD, LANES, WINDOW, ROWS, STAGES, SWAPPED,
+        )  # fmt: skip
+        at = (pair * KEY_HEADS + head).to(tl.int64) * row_count + row
+        if FUSED:
+            if begin == last:
+                before, no_mass, nothing = fresh_state(ROWS, LANES)
+                _, mass, total = merge(before, row_mass(no_mass), nothing, live, m, row_mass(w), o)
+                store_rows(
+                    out, mass, total, first_row, part, head, count,
+                    KEY_HEADS, GROUP, HEAD, ROWS,
+                )  # fmt: skip
+            else:
+                _store_state(split_largest, split_mass, split_total, at, m, w, o, live, HEAD)
+                tl.debug_barrier()  # all of this program's stores come before its arrival
+                arrival = arrivals + (sequence * row_parts + part) * KEY_HEADS + head
+                if tl.atomic_add(arrival, 1, sem="acq_rel") == last - begin:
+                    tl.store(arrival, 0)
+                    first = ((pair - split) * KEY_HEADS + head).to(tl.int64) * row_count
+                    w_all, o_all = merge_in_order(
+                        split_largest, split_mass, split_total, first + part * ROWS,
+                        begin, last + 1, part, count, start, window, row_count,
+                        KEY_HEADS, GROUP, HEAD, LANES, WINDOW, ROWS, MERGED, UNROLL,
+                    )  # fmt: skip
+                    store_rows(
+                        out, w_all, o_all, first_row, part, head, count,
+                        KEY_HEADS, GROUP, HEAD, ROWS,
+                    )  # fmt: skip
+        else:
+            _store_state(split_largest, split_mass, split_total, at, m, w, o, live, HEAD)

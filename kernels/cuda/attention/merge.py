@@ -1,0 +1,61 @@
+"""Merging the splits of a sequence, ascending, in the program that ended the last of them."""
+
+import triton
+import triton.language as tl
+
+from tpdet.kernels.cuda.attention.split import (
+    UNSEEN,
+    merge,
+    row_result,
+    sees_split,
+)
+
+
+@triton.jit
+def merge_in_order(
+    split_largest, split_mass, split_total, first, begin, end, part, count, start, window,
+    row_count, KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr,
+    LANES: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr, MERGED: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Mass [MERGED] and weighted values [MERGED, LANES] over splits [begin, end), ascending.
+
+    `first` is the place of split 0 and row 0 of the part. Past the first-level cache: other
+    programs wrote the states. UNROLL splits are loaded ahead of the chain of merges.
+    """
+    lane = tl.arange(0, LANES)
+    row = tl.arange(0, MERGED)
+    token = (part * ROWS + row) // GROUP
+    live = token < count
+    largest = tl.full((MERGED,), UNSEEN, tl.float32)
+    mass = tl.zeros((MERGED,), tl.float32)
+    total = tl.zeros((MERGED, LANES), tl.float32)
+    for group in range(begin, end, UNROLL):
+        for i in tl.static_range(UNROLL):
+            split = group + i + tl.zeros((MERGED,), tl.int32)
+            inside = live & (split < end)
+            visible = inside & sees_split(split, start + token, window, WINDOW)
+            at = first + split.to(tl.int64) * (KEY_HEADS * row_count) + row
+            o_at = split_total + at[:, None] * HEAD + lane[None, :]
+            o_mask = inside[:, None] & (lane < HEAD)[None, :]
+            m = tl.load(split_largest + at, mask=inside, other=UNSEEN, cache_modifier=".cg")
+            w = tl.load(split_mass + at, mask=inside, other=0.0, cache_modifier=".cg")
+            o = tl.load(o_at, mask=o_mask, other=0.0, cache_modifier=".cg")
+            largest, mass, total = merge(largest, mass, total, visible, m, w, o)
+    return mass, total
+
+
+@triton.jit
+def store_rows(
+    out, mass, total, first_row, part, head, count,
+    KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The results of a part's first rows, as many as `total` [R, LANES] has."""
+    lane = tl.arange(0, total.shape[1])
+    row = part * ROWS + tl.arange(0, total.shape[0])
+    token = row // GROUP
+    live = token < count
+    to = (first_row + token).to(tl.int64) * (KEY_HEADS * GROUP) + head * GROUP + row % GROUP
+    result = row_result(mass, total, live).to(out.dtype.element_ty)
+    mask = live[:, None] & (lane < HEAD)[None, :]
+    tl.store(out + to[:, None] * HEAD + lane[None, :], result, mask=mask)

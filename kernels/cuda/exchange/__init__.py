@@ -1,0 +1,1 @@
+"""Kernels that exchange words over peer memory: folds of sums, columns, rows."""

@@ -1,0 +1,194 @@
+"""Words in peers' memory that carry their own validity: what the exchange kernels share.
+
+A slot is *armed* when every word of it has all bits set, a NaN that no addition and no rounding
+gives (those give 0x7FFFFFFF and 0x7FFF); a word of data that had this pattern is sent as that NaN.
+A producer stores plain data into the slots of its peers; the consumer, who owns the memory, loads
+until no word is armed any more, uses the words, and arms them again. There is no flag, so no fence
+and no order between words is needed: each says for itself whether it has come, and one crossing of
+the link is all that is waited for.
+
+Why two buffers, used in turn, are enough (`counter` numbers the exchanges of one kind, in device
+memory, so that a replayed graph with fixed arguments takes them in turn too):
+
+1. Kernels of a rank's exchanges run in one stream, one after the other.
+2. In every exchange a rank waits for at least one word of each of its peers.
+3. So when rank A runs exchange e + 2, it has completed e + 1, where it saw a word that peer B
+   pushed in B's own e + 1, which B began after B's e had ended: B has read and armed again all of
+   buffer e mod 2, by stores that the end of a kernel has put into the memory of B.
+
+Hence A's words of e + 2 meet an armed buffer, and B cannot take words of e + 2 for those of e.
+What is pushed is read and armed in the same exchange, however many rows it has: nothing is left
+behind for one with other rows. Dependent launches (`dependent`) change none of this: a kernel's
+first statement waits until all earlier ones of its stream have ended and their stores are in
+memory, and waits for no peer; its successor comes when its last program has ended.
+"""
+
+import triton
+import triton.language as tl
+
+from tpdet.kernels.cuda.exchange.program import PEER
+
+ARMED = tl.constexpr(-1)
+_PEER = tl.constexpr(PEER)
+_LOOK_UP = tl.constexpr(256)  # polls, of about a microsecond, between looks at clock and control
+
+
+@triton.jit
+def words_of(table, rank, WORD: tl.constexpr):
+    """Pointer to the start of a rank's shared memory; `table` [ranks] int64 holds addresses."""
+    return tl.multiple_of(tl.load(table + rank).to(tl.pointer_type(WORD)), 16)
+
+
+@triton.jit
+def advance(counter):
+    """Number this kind's next exchange, once every program has read the number of this one."""
+    epoch = tl.load(counter)
+    tl.debug_barrier()  # all warps have it
+    arrived = tl.atomic_add(counter + 1, 1, sem="relaxed", scope="gpu")
+    if arrived == tl.num_programs(0) - 1:
+        tl.store(counter + 1, 0)
+        tl.store(counter, epoch + 1)
+
+
+@triton.jit
+def next_poll(missing, polls, deadline, control, number, LIVE: tl.constexpr):
+    """(waiting, deadline) after a poll; missing: lost source + 1 at each word, 0 where it is there.
+
+    control: int64 [who was lost, nanoseconds to wait]. Both are looked at once in a while only;
+    what is decided there comes out of a reduction over the program, so that all its threads decide
+    alike. Without LIVE a kernel polls once (tests).
+    """
+    waiting = tl.max(tl.max(missing, axis=1), axis=0)
+    if LIVE:
+        if (waiting != 0) & (polls % _LOOK_UP == _LOOK_UP - 1):
+            now = tl.inline_asm_elementwise(
+                "mov.u64 $0, %globaltimer;", "=l,r", [missing], dtype=tl.int64, is_pure=False,
+                pack=1,
+            )  # fmt: skip
+            now = tl.max(tl.max(now, axis=1), axis=0)
+            lost = tl.load(control + missing * 0, volatile=True)
+            lost = tl.max(tl.max(lost, axis=1), axis=0)
+            limit = tl.load(control + 1 + missing * 0, volatile=True)
+            limit = tl.max(tl.max(limit, axis=1), axis=0)
+            if deadline == 0:
+                deadline = now + limit
+            if lost != 0:
+                waiting = 0
+            elif now >= deadline:
+                tl.store(control, number * 256 + waiting)
+                waiting = 0
+    else:
+        waiting = waiting * 0
+    return waiting, deadline
+
+
+@triton.jit
+def push_roots(
+    values, plane, at, table, first, last, target, slot_plane, present,
+    COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr, RANKS: tl.constexpr,
+):  # fmt: skip
+    """Fold own sums at `at` of planes of `values`; store root i at `target` + i * slot_plane.
+
+    To ranks first .. last - 1, counted modulo RANKS.
+    """
+    s0 = tl.zeros(at.shape, tl.float32)
+    s1 = s0
+    s2 = s0
+    s3 = s0
+    s4 = s0
+    s5 = s0
+    s6 = s0
+    for i in tl.static_range(COUNT):
+        s6 = s5
+        s5 = s4
+        s4 = s3
+        s3 = s2
+        s2 = s1
+        s1 = s0
+        s0 = tl.load(values + ((WHERE >> (16 * i)) & 65535) * plane + at, mask=present, other=0.0)
+        for _ in tl.static_range((STEPS >> (16 * i)) & 255):
+            s0 = s1 + s0
+            s1 = s2
+            s2 = s3
+            s3 = s4
+            s4 = s5
+            s5 = s6
+        if ((STEPS >> (16 * i)) & 65280) != 0:
+            place = target + (((STEPS >> (16 * i)) & 65280) // 256 - 1) * slot_plane
+            word = s0.to(tl.int32, bitcast=True)
+            word = tl.where(word == ARMED, 0x7FFFFFFF, word)
+            for peer in range(first, last):
+                slots = words_of(table, peer % RANKS, tl.int32)
+                tl.store(slots + place, word, mask=present)
+
+
+@triton.jit
+def awaited_sum(
+    values, plane, at, slots, target, slot_plane, present, control, number,
+    COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr, SLOTS: tl.constexpr,
+    LIVE: tl.constexpr,
+):  # fmt: skip
+    """The whole fold, over own sums and over slots, once all of them are there; arms them again.
+
+    Operand (rank, slot) is the plane rank * SLOTS + slot of `slots` + `target`.
+    """
+    total = tl.zeros(at.shape, tl.float32)
+    waiting = 1
+    polls = 0
+    deadline = tl.full((), 0, tl.int64)
+    while waiting != 0:
+        missing = tl.zeros(at.shape, tl.int32)
+        s0 = tl.zeros(at.shape, tl.float32)
+        s1 = s0
+        s2 = s0
+        s3 = s0
+        s4 = s0
+        s5 = s0
+        s6 = s0
+        for i in tl.static_range(COUNT):
+            s6 = s5
+            s5 = s4
+            s4 = s3
+            s3 = s2
+            s2 = s1
+            s1 = s0
+            if ((WHERE >> (16 * i)) & 65535) < _PEER:
+                own = values + ((WHERE >> (16 * i)) & 65535) * plane
+                s0 = tl.load(own + at, mask=present, other=0.0)
+            else:
+                place = target + (((WHERE >> (16 * i)) & 65535) - _PEER) * slot_plane
+                word = tl.load(slots + place, mask=present, other=0, volatile=True)
+                source = (((WHERE >> (16 * i)) & 65535) - _PEER) // SLOTS + 1
+                missing = tl.where(word == ARMED, source, missing)
+                s0 = word.to(tl.float32, bitcast=True)
+            for _ in tl.static_range((STEPS >> (16 * i)) & 255):
+                s0 = s1 + s0
+                s1 = s2
+                s2 = s3
+                s3 = s4
+                s4 = s5
+                s5 = s6
+        total = s0
+        waiting, deadline = next_poll(missing, polls, deadline, control, number, LIVE)
+        polls += 1
+    for i in tl.static_range(COUNT):
+        if ((WHERE >> (16 * i)) & 65535) >= _PEER:
+            place = target + (((WHERE >> (16 * i)) & 65535) - _PEER) * slot_plane
+            tl.store(slots + place, tl.full(at.shape, ARMED, tl.int32), mask=present)
+    return total
+
+
+@triton.jit
+def awaited_words(slots, at, present, source, control, number, LIVE: tl.constexpr):
+    """Words at `slots` + `at`, once all of them are there; arms them again. `source`: of each."""
+    words = tl.full(at.shape, ARMED, slots.dtype.element_ty)
+    waiting = 1
+    polls = 0
+    deadline = tl.full((), 0, tl.int64)
+    while waiting != 0:
+        words = tl.load(slots + at, mask=present, other=0, volatile=True)
+        missing = tl.where(words == ARMED, source + 1, 0)
+        waiting, deadline = next_poll(missing, polls, deadline, control, number, LIVE)
+        polls += 1
+    tl.store(slots + at, tl.full(at.shape, ARMED, slots.dtype.element_ty), mask=present)
+    return words

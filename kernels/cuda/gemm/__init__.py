@@ -1,0 +1,1 @@
+"""Matrix products: column and leaf products, and their admission at start-up."""

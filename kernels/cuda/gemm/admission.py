@@ -1,0 +1,226 @@
+"""Start-up check of the shape table: what it names for this model is tried, then admitted.
+
+Every tile, cut and library product that the model's shapes will use is compared in bytes with the
+reference variant (leaves: every one apart) on three kinds of data. One that differs, or does not
+run, stops the start: it is never replaced silently. A shape that is not in the table runs on the
+static choice of `gemm_variants` or `leaf_variants` and is reported. Library entries count only in
+the environment that admitted them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.gemm import leaf_trials, trial_data
+from tpdet.kernels.cuda.gemm.choice import shape_table
+from tpdet.kernels.cuda.gemm.choice.library import environment, library_product
+from tpdet.kernels.cuda.gemm.choice.shape_table import (
+    Choice,
+    Product,
+    ShapeTable,
+    bucket_of,
+    read_roots,
+)
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+
+REFERENCE = Variant(64, 64, 64, 4, 3)
+"""What every other variant is compared with: the plainest member of the class."""
+
+Result = TypeVar("Result")
+Flags = dict[str, torch.Tensor | str]
+"""By name of a trial: whether its bytes differ, on the device, or why it did not run."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What start-up found: how many entries were tried, and what runs without the table.
+
+    not_in_table: products on the static choice. library_off: why library entries are not used;
+    None if they are.
+    """
+
+    tried: int
+    not_in_table: tuple[Product, ...]
+    library_off: str | None
+
+    def __str__(self) -> str:
+        parts = [f"{self.tried} entries of the shape table admitted"]
+        if self.not_in_table:
+            names = ", ".join(map(str, self.not_in_table))
+            parts.append(f"not in the table, on the static choice: {names}")
+        if self.library_off:
+            parts.append(f"no library products: {self.library_off}")
+        return "; ".join(parts)
+
+
+def check(
+    products: Iterable[Product],
+    device: torch.device,
+    limits: Mapping[str, int],
+    dtype: torch.dtype = torch.bfloat16,
+    table: ShapeTable | None = None,
+) -> Admission:
+    """Try what the table names for `products`, then let the products use it.
+
+    limits: the most rows that a "head" meets, and any other product ("column").
+    `table`: the GPU's committed one if None.
+    Raises RuntimeError naming each entry that leaves the bit class, ValueError for a damaged table.
+    """
+    wanted = sorted(set(products))
+    shape_table.admit({})
+    table = _table(device, dtype, table)
+    if table is None:
+        return Admission(0, tuple(wanted), None)
+    off = environment_difference(table, device)
+    used = _used(wanted, table, limits, library=off is None)
+    named = any(c.library for p in used for c in table.products[p].values())
+    failed = failing_entries(used, device)
+    if failed:
+        raise RuntimeError(
+            f"{'; '.join(failed)}: other bits than the reference variant on this GPU; write the "
+            "shape table anew with tpdet tune, or remove it"
+        )
+    shape_table.admit(used)
+    missing = tuple(product for product in wanted if product not in used)
+    return Admission(sum(map(len, used.values())), missing, off if named else None)
+
+
+def rehearse(
+    products: Iterable[Product],
+    device: torch.device,
+    limits: Mapping[str, int],
+    dtype: torch.dtype = torch.bfloat16,
+    table: ShapeTable | None = None,
+) -> None:
+    """Launch each kernel that `check` would, on one kind of data; nothing is judged or admitted.
+
+    Raises ValueError for a damaged table.
+    """
+    table = _table(device, dtype, table)
+    if table is not None:
+        used = _used(sorted(set(products)), table, limits, library=False)
+        failing_entries(used, device, trial_data.KINDS[:1])
+
+
+def _table(device: torch.device, dtype: torch.dtype, given: ShapeTable | None) -> ShapeTable | None:
+    """The table in use: the one given, else the GPU's; None for activations it says nothing of."""
+    if dtype != torch.bfloat16:
+        return None
+    return given or shape_table.load_table(torch.cuda.get_device_name(device))
+
+
+def _used(
+    wanted: Iterable[Product], table: ShapeTable, limits: Mapping[str, int], library: bool
+) -> dict[Product, dict[int, Choice]]:
+    """The entries that `wanted` meets, with or without library products."""
+    return {
+        product: _needed(product, table.products[product], limits, library)
+        for product in wanted
+        if product in table.products
+    }
+
+
+def environment_difference(table: ShapeTable, device: torch.device) -> str | None:
+    """The first way in which this environment is not the table's; None if a library may run."""
+    here = environment(device)
+    if here["cublas"] == "unknown":
+        return "cuBLAS does not tell its version"
+    for name, value in here.items():
+        if table.environment.get(name) != value:
+            return f"{name} is {value!r}, the table has {table.environment.get(name)!r}"
+    return None
+
+
+def _needed(
+    product: Product, choices: Mapping[int, Choice], limits: Mapping[str, int], library: bool
+) -> dict[int, Choice]:
+    """The buckets that row counts up to the product's limit fall into."""
+    last = bucket_of(limits["head" if product.kind == "head" else "column"], choices)
+    return {
+        bucket: choice if library else replace(choice, library=None)
+        for bucket, choice in choices.items()
+        if bucket <= last
+    }
+
+
+def failing_entries(
+    used: Mapping[Product, Mapping[int, Choice]],
+    device: torch.device,
+    kinds: Sequence[str] = trial_data.KINDS,
+) -> list[str]:
+    """Entries that differ from the reference variant, or do not run, on any kind of data."""
+    flags: Flags = {}
+    for kind in kinds:
+        rows: dict[int, torch.Tensor] = {}
+        for product in sorted(used):
+            most, width = max(used[product]), product.leaves * product.k
+            if width not in rows or len(rows[width]) < most:
+                rows[width] = trial_data.trial_rows(kind, most, width, device)
+            try_kind = _try_row_product if product.kind == "row" else _try_product
+            try_kind(product, used[product], rows[width], kind, flags)
+    failed = [f"{name} ({why})" for name, why in flags.items() if isinstance(why, str)]
+    names = [name for name, flag in flags.items() if not isinstance(flag, str)]
+    if names:
+        wrong = torch.stack([flags[name] for name in names]).tolist()  # type: ignore[misc]
+        failed += [name for name, found in zip(names, wrong, strict=True) if found]
+    torch.cuda.empty_cache()
+    return failed
+
+
+def _try_product(
+    product: Product, choices: Mapping[int, Choice], rows: torch.Tensor, kind: str, flags: Flags
+) -> None:
+    """Tiles and libraries of a column product or a head."""
+    out = output_dtype(product)
+    weight = trial_data.trial_weight(kind, product.n, product.k, rows.device)
+    base = weight[: trial_data.BASE_ROWS]
+    whole = gemm.column_gemm(rows[: max(choices)], base, None, out, REFERENCE.at(product.k))
+    for bucket, choice in choices.items():
+        x, wanted = rows[:bucket], whole[:bucket]
+        name = f"{product}, {bucket} rows, {{}}, {kind} data"
+        tile = shape_table.format_tile(choice.tile)
+        runs = {tile: lambda x=x, tile=choice.tile: gemm.column_gemm(x, weight, None, out, tile)}
+        if choice.library:
+            way = choice.library
+            runs[f"library {way}"] = lambda x=x, way=way: library_product(
+                x, weight, out, len(x), way
+            )
+        for what, run in runs.items():
+            _try(flags, name.format(what), run, trial_data.differs, wanted)
+
+
+def _try_row_product(
+    product: Product, choices: Mapping[int, Choice], rows: torch.Tensor, kind: str, flags: Flags
+) -> None:
+    """Cuts of a row product, against every leaf apart."""
+    weight, roots = leaf_trials.trial_leaves(kind, product, rows.device), read_roots(product.roots)
+    whole = leaf_trials.wanted_roots(rows[: max(choices)], weight, product, REFERENCE)
+    for bucket, choice in choices.items():
+        what = f"cut {choice.cut} {choice.kernel} {shape_table.format_tile(choice.tile)}"
+        x, wanted = rows[:bucket], whole[:, :bucket]
+        run = partial(leaf_gemm.leaf_sums, x, weight, roots, choice.leaf_choice)
+        name = f"{product}, {bucket} rows, {what}, {kind} data"
+        _try(flags, name, run, leaf_trials.differs, wanted)
+
+
+def _try(
+    flags: Flags,
+    name: str,
+    run: Callable[[], Result],
+    differs: Callable[[Result, torch.Tensor], torch.Tensor],
+    wanted: torch.Tensor,
+) -> None:
+    try:
+        flags[name] = differs(run(), wanted)
+    except Exception as error:
+        flags[name] = f"{type(error).__name__}: {str(error)[:120]}"
+
+
+def output_dtype(product: Product) -> torch.dtype:
+    """bf16 of a column product, fp32 of a head."""
+    return torch.float32 if product.kind == "head" else torch.bfloat16

@@ -1,0 +1,250 @@
+"""The shape table: for a product's shape and row bucket, the fastest admitted variant.
+
+One JSON file a GPU (`shape_tables/<gpu>.json`), written by `tpdet tune`, committed with the
+environment that admitted it:
+
+    {"format": 1, "environment": {"gpu": ..., "torch": ..., "cublas": ..., ...},
+     "products": [{"kind": "column", "n": 6144, "k": 4096, "leaves": 1, "dtype": "bfloat16",
+                   "rows": {"64": {"tile": "64x64x128 w4 s4 swap", "library": "mm", ...}}}]}
+
+kind: `column` (output in the model's dtype), `head` (output fp32), `row` (leaves of width k, the
+rank's `roots` over them, and a `cut` and its `kernel` beside the tile). A tile serves every row
+count of its bucket. A library serves the bucket's own row count, and rows padded up to it where the
+pad is small.
+"""
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tpdet.kernels.cuda.gemm.choice.leaf_variants import KERNELS, LeafChoice
+from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.order import Expression
+from tpdet.kernels.partial_sums import operands
+
+FORMAT = 1
+FOLDER = Path(__file__).resolve().parent / "shape_tables"
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
+"""Rows at which variants are measured; decode graphs run at those up to 256."""
+KINDS = ("column", "head", "row")
+
+_PAD_FROM = 256  # below so many rows a copy costs more than the library gains
+_PAD_SHARE = 8  # at most this part of a bucket may be pad rows
+_TILE = re.compile(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)((?: swap| tma| trades| h\d+| c\d+)*)")
+
+
+@dataclass(frozen=True, order=True)
+class Product:
+    """A shape: x [M, leaves * k] times weight [leaves, n, k]. `column` and `head` have one leaf.
+
+    roots: of a `row`, what the rank sends, as `write_roots` writes it; empty for the others.
+    """
+
+    kind: str
+    n: int
+    k: int
+    leaves: int = 1
+    roots: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.n}x{self.k}{self.roots and f' {self.roots}'}"
+
+
+@cache
+def write_roots(roots: tuple[Expression, ...]) -> str:
+    """Such as "0+1 2+3", or "((0+1)+(2+3))+4": every root's sum, in order."""
+
+    def text(node: Expression, outermost: bool) -> str:
+        if isinstance(node, int):
+            return str(node)
+        inside = f"{text(node[0], False)}+{text(node[1], False)}"
+        return inside if outermost else f"({inside})"
+
+    return " ".join(text(root, True) for root in roots)
+
+
+def read_roots(written: str) -> tuple[Expression, ...]:
+    """The inverse of `write_roots`. Raises ValueError."""
+    roots = tuple(_read_root(part) for part in written.split(" "))
+    if write_roots(roots) != written:
+        raise ValueError(f"{written!r} are no roots such as '0+1 2+3'")
+    return roots
+
+
+def _read_root(text: str) -> Expression:
+    """By a stack: a sum ends at its closing parenthesis, the outermost at the end."""
+    stack: list[Expression] = []
+    for token in re.findall(r"\d+|\)", f"({text})" if "+" in text else text):
+        if token != ")":
+            stack.append(int(token))
+        elif len(stack) < 2:
+            raise ValueError(f"{text!r} is no sum such as '(0+1)+2'")
+        else:
+            right, left = stack.pop(), stack.pop()
+            stack.append((left, right))
+    if len(stack) != 1:
+        raise ValueError(f"{text!r} is no sum such as '(0+1)+2'")
+    return stack[0]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs in one bucket: `tile` at any row count; `library` at the bucket's own, if named.
+
+    cut, kernel: of a `row` product, as in LeafChoice; 0 and empty for the others.
+    """
+
+    bucket: int
+    tile: Variant
+    library: str | None = None
+    cut: int = 0
+    kernel: str = ""
+
+    @property
+    def leaf_choice(self) -> LeafChoice:
+        """Of a `row` product."""
+        return LeafChoice(self.cut, self.kernel, self.tile)
+
+
+@dataclass(frozen=True)
+class ShapeTable:
+    """Choices by product and bucket, and the environment in which they were admitted."""
+
+    environment: Mapping[str, str]
+    products: Mapping[Product, Mapping[int, Choice]]
+
+
+_admitted: dict[Product, Mapping[int, Choice]] = {}
+
+
+def admit(products: Mapping[Product, Mapping[int, Choice]]) -> None:
+    """From now on these choices run in this process, and no others: `admission` has tried them."""
+    _admitted.clear()
+    _admitted.update(products)
+
+
+def admitted_choice(x: torch.Tensor, n: int, out_dtype: torch.dtype) -> Choice | None:
+    """What was admitted for x [M, K] times a weight [n, K]; None: the static choice runs."""
+    if x.dtype != torch.bfloat16 or not _admitted:
+        return None
+    kind = "head" if out_dtype == torch.float32 else "column"
+    choices = _admitted.get(Product(kind, n, x.shape[1]))
+    return None if choices is None else choices[bucket_of(x.shape[0], choices)]
+
+
+def admitted_leaf_choice(
+    x: torch.Tensor, n: int, leaves: int, roots: tuple[Expression, ...]
+) -> LeafChoice | None:
+    """What was admitted for x [M, leaves * k] times [leaves, n, k]; None: the static one runs."""
+    if x.dtype != torch.bfloat16 or not _admitted:
+        return None
+    product = Product("row", n, x.shape[1] // leaves, leaves, write_roots(roots))
+    choices = _admitted.get(product)
+    return None if choices is None else choices[bucket_of(x.shape[0], choices)].leaf_choice
+
+
+def bucket_of(m: int, buckets: Iterable[int] = BUCKETS) -> int:
+    """The smallest bucket that holds `m` rows; the largest one for more."""
+    ordered = sorted(buckets)
+    return ordered[min(bisect_left(ordered, m), len(ordered) - 1)]
+
+
+def library_rows(m: int, bucket: int) -> int | None:
+    """The tested row count at which a library may compute `m` rows: the bucket, or None."""
+    if m == bucket:
+        return bucket
+    small = 0 < bucket - m <= bucket // _PAD_SHARE
+    return bucket if small and bucket >= _PAD_FROM else None
+
+
+def format_tile(tile: Variant) -> str:
+    """Such as "64x128x64 w4 s5 tma h2 c2": rows, columns, depth, warps, stages, the rest."""
+    named = (("swap", tile.swap), ("tma", tile.descriptor), ("trades", tile.trades))
+    flags = [name for name, on in named if on]
+    flags += [f"h{tile.halves}"] * (tile.halves > 1) + [f"c{tile.ctas}"] * (tile.ctas > 1)
+    size = f"{tile.rows}x{tile.columns}x{tile.depth}"
+    return " ".join([size, f"w{tile.warps}", f"s{tile.stages}", *flags])
+
+
+def parse_tile(text: str) -> Variant:
+    """The inverse of `format_tile`. Raises ValueError."""
+    found = _TILE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no tile such as '64x128x64 w4 s5 tma'")
+    rows, columns, depth, warps, stages = (int(part) for part in found.groups()[:5])
+    flags = found.group(6).split()
+    numbers = {flag[0]: int(flag[1:]) for flag in flags if flag[1:].isdecimal()}
+    tile = Variant(
+        rows, columns, depth, warps, stages, "swap" in flags, "tma" in flags,
+        numbers.get("h", 1), numbers.get("c", 1), "trades" in flags,
+    )  # fmt: skip
+    if format_tile(tile) != text:
+        raise ValueError(f"{text!r} is not in canonical form: {format_tile(tile)!r}")
+    return tile
+
+
+def table_path(gpu: str, folder: Path = FOLDER) -> Path:
+    """Where the table of a GPU stands: "NVIDIA H200" -> shape_tables/nvidia-h200.json."""
+    name = "-".join(re.findall(r"[a-z0-9]+", gpu.lower()))
+    return folder / f"{name}.json"
+
+
+def load_table(gpu: str, folder: Path = FOLDER) -> ShapeTable | None:
+    """The committed table of a GPU; None if there is none. Raises ValueError for a damaged one."""
+    path = table_path(gpu, folder)
+    if not path.exists():
+        return None
+    table = parse_table(path.read_text(encoding="utf-8"), str(path))
+    return table if table.environment.get("gpu") == gpu else None
+
+
+def parse_table(text: str, file: str) -> ShapeTable:
+    """A table from its JSON text. Raises ValueError naming the file and what is wrong in it."""
+    try:
+        data = json.loads(text)
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}, this code reads {FORMAT}")
+        environment = {str(name): str(value) for name, value in data["environment"].items()}
+        products = {_product(entry): _choices(entry) for entry in data["products"]}
+        if len(products) != len(data["products"]):
+            raise ValueError("a product stands there twice")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{file}: {error!r}: write it anew with tpdet tune") from error
+    return ShapeTable(environment, products)
+
+
+def _product(entry: Mapping[str, Any]) -> Product:
+    n, k, leaves = (entry[name] for name in ("n", "k", "leaves"))
+    sizes = [value for value in (n, k, leaves) if isinstance(value, int) and value > 0]
+    if entry["kind"] not in KINDS or len(sizes) != 3 or entry["dtype"] != "bfloat16":
+        raise ValueError(f"no product: {entry['kind']!r} {n} {k} {leaves} {entry['dtype']!r}")
+    roots = str(entry["roots"]) if entry["kind"] == "row" else ""
+    if entry["kind"] == "row":
+        read = [leaf for root in read_roots(roots) for leaf in operands(root)]
+        if read != list(range(leaves)):
+            raise ValueError(f"roots {roots!r} are not over {leaves} leaves")
+    return Product(str(entry["kind"]), n, k, leaves, roots)
+
+
+def _choices(product: Mapping[str, Any]) -> dict[int, Choice]:
+    found = {}
+    for bucket, entry in product["rows"].items():
+        library, row = entry.get("library"), product["kind"] == "row"
+        if int(bucket) not in BUCKETS or library not in (None, *LIBRARIES):
+            raise ValueError(f"rows {bucket}, library {library!r}")
+        cut, kernel = (entry["cut"], entry["kernel"]) if row else (0, "")
+        if row and (type(cut) is not int or cut < 1 or kernel not in KERNELS or library):
+            raise ValueError(f"rows {bucket}, cut {cut!r}, kernel {kernel!r}, library {library!r}")
+        choice = Choice(int(bucket), parse_tile(entry["tile"]), library, cut, kernel)
+        found[int(bucket)] = choice
+    if not found:
+        raise ValueError("a product without rows")
+    return dict(sorted(found.items()))

@@ -1,0 +1,90 @@
+"""One chain over K by tensor descriptors, persistent over tiles: many rows on Hopper.
+
+    y[leaf, m, n] = round(sum over k of x[m, leaf * K + k] * w[leaf, n, k] + bias[n])
+
+Descriptors are made on the host and travel as kernel arguments: no workspace, graphs may hold
+them. A tile that reaches past N reads the next leaf's weight rows; those columns are clipped at
+the store, and a column's value reads no other column.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.pointer import tile_origin
+from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+
+
+@triton.jit
+def store_tile(y, root, row, column, tile, HALVES: tl.constexpr):
+    """Round a tile [BM, BN] and store it at y[root, row:, column:], clipped at M and N."""
+    BM: tl.constexpr = tile.shape[0]
+    BN: tl.constexpr = tile.shape[1]
+    if HALVES == 2:
+        left, right = tl.split(tl.permute(tl.reshape(tile, (BM, 2, BN // 2)), (0, 2, 1)))
+        y.store([root, row, column], tl.reshape(left.to(y.dtype), (1, BM, BN // 2)))
+        y.store([root, row, column + BN // 2], tl.reshape(right.to(y.dtype), (1, BM, BN // 2)))
+    else:
+        y.store([root, row, column], tl.reshape(tile.to(y.dtype), (1, BM, BN)))
+
+
+@triton.jit(do_not_specialize=["m"])
+def descriptor_chain(
+    x, w, bias, y, m, n, k, leaves,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    HALVES: tl.constexpr, HAS_BIAS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Tiles [BM, BN] of all leaves, a program taking every num_programs-th."""
+    await_earlier(DEPENDENT)
+    blocks = tl.cdiv(m, BM) * tl.cdiv(n, BN)
+    for tile in tl.range(tl.program_id(0), blocks * leaves, tl.num_programs(0), flatten=True):
+        leaf = tile // blocks
+        row, column = tile_origin(tile % blocks, m, n, BM, BN)
+        total = tl.zeros((BM, BN), tl.float32)
+        for at in range(0, k, BK):
+            a = x.load([row, leaf * k + at])
+            b = w.load([leaf * n + column, at])
+            total = tl.dot(a, b.T, total)
+        if HAS_BIAS:
+            columns = column + tl.arange(0, BN)
+            loaded = tl.load(bias + columns, mask=columns < n, other=0.0)
+            total = total + loaded.to(tl.float32)[None, :]
+        store_tile(y, leaf, row, column, total, HALVES)
+
+
+def describe_operands(
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, variant: Variant
+) -> tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor]:
+    """x [M, L * K], w [L, N, K], y [R, M, N] in blocks of the variant's tile."""
+    flat = w.view(-1, w.shape[2])
+    block = [1, variant.rows, variant.columns // variant.halves]
+    return (
+        TensorDescriptor.from_tensor(x, [variant.rows, variant.depth]),
+        TensorDescriptor.from_tensor(flat, [variant.columns, variant.depth]),
+        TensorDescriptor.from_tensor(y, block),
+    )
+
+
+def run_descriptor(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    variant: Variant,
+    sms: int,
+) -> None:
+    """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
+    leaves, n, k = w.shape
+    m = x.shape[0]
+    blocks = leaves * triton.cdiv(m, variant.rows) * triton.cdiv(n, variant.columns)
+    x_at, w_at, y_at = describe_operands(x, w, y, variant)
+    descriptor_chain[(min(sms * variant.ctas, blocks),)](
+        x_at, w_at, w if bias is None else bias,
+        y_at, m, n, k, leaves,
+        BM=variant.rows, BN=variant.columns, BK=variant.depth,
+        HALVES=variant.halves, HAS_BIAS=bias is not None,
+        num_warps=variant.warps, num_stages=variant.stages, enable_fp_fusion=False,
+        **dependent_launch(x.device),
+    )  # fmt: skip

@@ -1,0 +1,155 @@
+"""Leaves folded inside the program that made them, on Hopper: subtrees of the fold tree, no leaf
+sums in memory.
+
+`root_form` has the subtrees' one form. Each leaf is its own fp32 chain from +0; sums start from
+-0.0, the identity of addition, so the first term keeps its bits. One rolled loop runs over the
+steps of all leaves, so that loads never wait for the end of a leaf; unrolled, ptxas serialises the
+matrix instructions (warning C7515). What a leaf's end adds up lives in registers where it fits and
+is spilled once a leaf where it does not. A leaf takes at least two steps of K, and the number of
+steps is not specialised: a loop of one step vanishes, and the compiler then adds into the matrix
+instruction's accumulator, in another order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from tpdet.kernels.cuda.gemm.choice.root_form import RootForm, fold_fits
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.descriptor import describe_operands, store_tile
+from tpdet.kernels.cuda.gemm.pointer import tile_origin
+from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+
+
+@triton.jit
+def minus_zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """-0.0 everywhere: x + -0.0 is x for every x, -0.0 too."""
+    return tl.full((ROWS, COLUMNS), -2147483648, tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def leaf_chain(x, w, row, column, leaf, n, k, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """The sum of one leaf for one tile."""
+    total = tl.zeros((BM, BN), tl.float32)
+    for at in range(0, k, BK):
+        total = tl.dot(x.load([row, leaf * k + at]), w.load([leaf * n + column, at]).T, total)
+    return total
+
+
+@triton.jit(do_not_specialize=["m", "roots", "steps"])
+def flat_fold(
+    x, w, y, m, n, roots, steps,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALVES: tl.constexpr, SWAP: tl.constexpr,
+    LEAVES: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Tiles [BM, BN] of all roots, LEAVES leaves each, a leaf `steps` = k / BK steps of one loop.
+
+    SWAP: the weight's rows stand on the M side of the matrix instruction.
+    """
+    await_earlier(DEPENDENT)
+    ROWS: tl.constexpr = BN if SWAP else BM
+    COLUMNS: tl.constexpr = BM if SWAP else BN
+    blocks = tl.cdiv(m, BM) * tl.cdiv(n, BN)
+    for tile in tl.range(tl.program_id(0), blocks * roots, tl.num_programs(0)):
+        root = tile // blocks
+        row, column = tile_origin(tile % blocks, m, n, BM, BN)
+        first = root * LEAVES
+        leaf_sum = tl.zeros((ROWS, COLUMNS), tl.float32)
+        total = minus_zeros(ROWS, COLUMNS)
+        if PAIR == 2:
+            pair = total
+        if PARTS == 2:
+            group = total
+        for i in range(LEAVES * steps):
+            leaf = i // steps
+            step = i - leaf * steps
+            a = x.load([row, (first * steps + i) * BK])
+            b = w.load([(first + leaf) * n + column, step * BK])
+            leaf_sum = tl.dot(b, a.T, leaf_sum) if SWAP else tl.dot(a, b.T, leaf_sum)
+            if step == steps - 1:
+                if PAIR == 1:
+                    total += leaf_sum
+                else:
+                    pair += leaf_sum
+                    if leaf % 2 == 1:
+                        if PARTS == 1:
+                            total += pair
+                        else:
+                            group += pair
+                            if leaf % 4 == 3:
+                                total += group
+                                group = minus_zeros(ROWS, COLUMNS)
+                        pair = minus_zeros(ROWS, COLUMNS)
+                leaf_sum = tl.zeros((ROWS, COLUMNS), tl.float32)
+        total = tl.trans(total) if SWAP else total
+        store_tile(y, root, row, column, total, HALVES)
+
+
+@triton.jit(do_not_specialize=["m", "roots"])
+def nested_fold(
+    x, w, y, m, n, roots, k,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALVES: tl.constexpr,
+    GROUPS: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """The same with a loop a leaf: less is alive at once, but every leaf's first loads wait."""
+    await_earlier(DEPENDENT)
+    blocks = tl.cdiv(m, BM) * tl.cdiv(n, BN)
+    for tile in tl.range(tl.program_id(0), blocks * roots, tl.num_programs(0)):
+        root = tile // blocks
+        row, column = tile_origin(tile % blocks, m, n, BM, BN)
+        first = root * (GROUPS * PARTS * PAIR)
+        total = minus_zeros(BM, BN)
+        for group in range(GROUPS):
+            if PARTS == 1:
+                at = first + group * PAIR
+                if PAIR == 1:
+                    total += leaf_chain(x, w, row, column, at, n, k, BM, BN, BK)
+                else:
+                    left = leaf_chain(x, w, row, column, at, n, k, BM, BN, BK)
+                    total += left + leaf_chain(x, w, row, column, at + 1, n, k, BM, BN, BK)
+            else:
+                term = minus_zeros(BM, BN)
+                for part in range(PARTS):
+                    at = first + (group * PARTS + part) * PAIR
+                    left = leaf_chain(x, w, row, column, at, n, k, BM, BN, BK)
+                    term += left + leaf_chain(x, w, row, column, at + 1, n, k, BM, BN, BK)
+                total += term
+        store_tile(y, root, row, column, total, HALVES)
+
+
+def run_fold(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    y: torch.Tensor,
+    form: RootForm,
+    variant: Variant,
+    sms: int,
+    kernel: str = "flat",
+) -> None:
+    """x [M, L * K], w [L, N, K] contiguous -> y [at least form.roots, M, N] fp32, roots filled.
+
+    kernel: one of FOLDS. Raises ValueError where it does not fit (leaves of one step, for one).
+    """
+    _, n, k = w.shape
+    if not fold_fits(form, k, variant, kernel):
+        raise ValueError(f"leaves of {k} by {variant} do not fit {kernel!r}: fold them apart")
+    m = x.shape[0]
+    blocks = form.roots * triton.cdiv(m, variant.rows) * triton.cdiv(n, variant.columns)
+    grid = (min(sms * variant.ctas, blocks),)
+    operands = describe_operands(x, w, y, variant)
+    options = {
+        "BM": variant.rows, "BN": variant.columns, "BK": variant.depth, "HALVES": variant.halves,
+        "num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": False,
+    }  # fmt: skip
+    if kernel == "flat":
+        flat_fold[grid](
+            *operands, m, n, form.roots, k // variant.depth,
+            LEAVES=form.leaves, PARTS=form.parts, PAIR=form.pair, SWAP=variant.swap, **options,
+            **dependent_launch(x.device),
+        )  # fmt: skip
+    else:
+        nested_fold[grid](
+            *operands, m, n, form.roots, k,
+            GROUPS=form.groups, PARTS=form.parts, PAIR=form.pair, **options,
+            **dependent_launch(x.device),
+        )  # fmt: skip

@@ -1,0 +1,70 @@
+"""What column and leaf products share: operands that fit, tensor descriptors, one launch."""
+
+import torch
+
+from tpdet.kernels.cuda.gemm.choice.variants import K_GROUP, Variant
+from tpdet.kernels.cuda.gemm.descriptor import run_descriptor
+from tpdet.kernels.cuda.gemm.pointer import run_pointer
+from tpdet.kernels.cuda.gemm.swapped import run_swapped
+from tpdet.kernels.cuda.gemm.warp_specialised_launch import run_gluon_column
+from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
+
+_DESCRIPTOR_CAPABILITY = (9, 0)
+_DESCRIPTOR_BYTES = 16  # alignment of a base and of a row
+
+
+def run_chain(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    variant: Variant,
+    sms: int,
+) -> None:
+    """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
+    if y.numel() == 0:
+        return
+    check_depth(variant, w)
+    if variant.trades:
+        run_gluon_column(x, w, bias, y, variant, sms)
+    elif variant.descriptor and variant.swap:
+        run_swapped(x, w, bias, y, variant, sms)
+    elif variant.descriptor:
+        run_descriptor(x, w, bias, y, variant, sms)
+    else:
+        run_pointer(x, w, bias, y, variant)
+
+
+def check_depth(variant: Variant, w: torch.Tensor) -> None:
+    """A tile that crossed the end of a leaf's K would read its neighbour."""
+    if w.shape[2] % variant.depth:
+        raise ValueError(f"depth {variant.depth} does not divide K = {w.shape[2]}: use .at(K)")
+
+
+def fitted(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x with contiguous rows and a contiguous weight [L, N, K]. Raises ValueError."""
+    if x.dtype != w.dtype:
+        raise ValueError(f"x is {x.dtype} and the weight {w.dtype}: give both one dtype")
+    if x.shape[1] != w.shape[0] * w.shape[2] or w.shape[2] % K_GROUP:
+        raise ValueError(
+            f"x {tuple(x.shape)} does not fit a weight {tuple(w.shape)} whose reduced dimension "
+            f"is a multiple of {K_GROUP}"
+        )
+    return (x if x.stride(1) == 1 else x.contiguous()), w.contiguous()
+
+
+def has_wgmma(device: torch.device) -> bool:
+    """Whether the GPU has Hopper's matrix instruction: no other generation has it."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def descriptor_sms(*tensors: torch.Tensor) -> int:
+    """Multiprocessors of a device with tensor descriptors, 0 if these tensors cannot use them."""
+    properties = torch.cuda.get_device_properties(tensors[0].device)
+    if (properties.major, properties.minor) < _DESCRIPTOR_CAPABILITY:
+        return 0
+    for tensor in tensors:
+        row = tensor.stride(-2) * tensor.element_size()
+        if row % _DESCRIPTOR_BYTES or tensor.data_ptr() % _DESCRIPTOR_BYTES:
+            return 0
+    return multiprocessors(tensors[0].device)

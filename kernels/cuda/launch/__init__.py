@@ -1,0 +1,1 @@
+"""How kernels are launched: dependent launches, warp pipelines, recording, compilation."""

@@ -1,0 +1,56 @@
+"""Many kernels compiled side by side on threads: the compiler lets go of Python's lock.
+
+Results go to Triton's cache on disk, file by file with an atomic rename, so processes may compile
+the same kernel at once, and to this process's table of kernels.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from triton import knobs
+
+from tpdet.kernels.cuda.launch.recording import Specialization
+
+MAX_THREADS = 16
+"""A sixteenth of a compilation, the translation of the source, holds Python's lock."""
+
+
+def compile_all(specializations: Iterable[Specialization], threads: int) -> list[str]:
+    """Compile each, at most `threads` at once; what could not be, as lines with name and reason."""
+    # The longest source first: a long compilation that begins last is waited for alone.
+    ordered = sorted(specializations, key=lambda each: (-each.size, each.digest))
+    if not ordered:
+        return []
+    with ThreadPoolExecutor(max(1, min(threads, MAX_THREADS, len(ordered)))) as pool:
+        return [said for said in pool.map(_compile, ordered) if said]
+
+
+def _compile(each: Specialization) -> str:
+    try:
+        each.compile()
+    except Exception as error:  # a launch compiles it again and says so where it matters
+        return f"{each.name}: {type(error).__name__}: {str(error)[:200]}"
+    return ""
+
+
+@contextmanager
+def watching_compilations(tell: Callable[[str], object]) -> Iterator[None]:
+    """Tell the name of each kernel compiled anew meanwhile, on any thread, not those found on disk.
+
+    Tells nothing where another listener to Triton's compiler is there already.
+    """
+
+    def listen(*, src: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            tell(str(src.name))
+
+    before = knobs.compilation.listener
+    if before is None:
+        knobs.compilation.listener = listen
+    try:
+        yield
+    finally:
+        if knobs.compilation.listener is listen:
+            knobs.compilation.listener = before

@@ -1,0 +1,1 @@
+"""Norms, folds, activations, embeddings and rotary embedding: one program a row or a tile."""

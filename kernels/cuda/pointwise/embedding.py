@@ -1,0 +1,106 @@
+"""Embedding rows and stored keys on a GPU: copies of bits, no arithmetic."""
+
+import torch
+import triton
+import triton.language as tl
+
+from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.inputs.paged_batch import PagedBatch
+from tpdet.kernels.order import PAGE_TOKENS
+
+_IDS = 256  # token ids of a program
+
+
+def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Rows of table [V, H] for ids [M] int64 -> [M, H]."""
+    return table.index_select(0, ids)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _resolve(ids, drawn, out, rows, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    await_earlier(DEPENDENT)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(ids + at, mask=at < rows, other=0)
+    named = tl.load(drawn + (-1 - token), mask=(at < rows) & (token < 0), other=0)
+    tl.store(out + at, tl.where(token < 0, named, token), mask=at < rows)
+
+
+def resolve_drawn(ids: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """ids [M] int64, where -1 - i stands for drawn[i] -> ids [M]."""
+    out = torch.empty_like(ids)
+    if ids.numel():
+        grid = (triton.cdiv(ids.numel(), _IDS),)
+        _resolve[grid](
+            ids, drawn, out, ids.numel(), BLOCK=_IDS, num_warps=1, **dependent_launch(ids.device)
+        )
+    return out
+
+
+@triton.jit
+def _store_rows(
+    k,
+    v,
+    k_pages,
+    v_pages,
+    slots,
+    k_stride,
+    v_stride,
+    KEY_HEADS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid: slots [M] x blocks of a row's Hkv * D values."""
+    await_earlier(DEPENDENT)
+    row = tl.program_id(0)
+    slot = tl.load(slots + row)
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < KEY_HEADS * HEAD
+    head = index // HEAD
+    page = (slot // PAGE) * (KEY_HEADS * PAGE * HEAD) + (slot % PAGE) * HEAD
+    to = page + head * (PAGE * HEAD) + index % HEAD
+    key = tl.load(k + row.to(tl.int64) * k_stride + index, mask=inside)
+    value = tl.load(v + row.to(tl.int64) * v_stride + index, mask=inside)
+    tl.store(k_pages + to, key, mask=inside)
+    tl.store(v_pages + to, value, mask=inside)
+
+
+def store_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    batch: PagedBatch,
+) -> None:
+    """Write k and v [M, Hkv, D] to their pages [P, Hkv, 256, D] at each row's position.
+
+    Rows of k and v may lie apart (a part of a wider product); their heads may not. Raises
+    ValueError for another layout.
+    """
+    rows = batch.slots.shape[0]
+    if not rows:
+        return
+    key_heads, head = k_pages.shape[1], k_pages.shape[3]
+    for x in (k, v):
+        if x.stride(2) != 1 or x.stride(1) != head:
+            raise ValueError(f"strides {x.stride()}: the heads of a row must be contiguous")
+    if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
+        raise ValueError("the pages must be contiguous")
+    block = min(1024, triton.next_power_of_2(key_heads * head))
+    _store_rows[(rows, triton.cdiv(key_heads * head, block))](
+        k,
+        v,
+        k_pages,
+        v_pages,
+        batch.slots,
+        k.stride(0),
+        v.stride(0),
+        KEY_HEADS=key_heads,
+        HEAD=head,
+        PAGE=PAGE_TOKENS,
+        BLOCK=block,
+        num_warps=4,
+        enable_fp_fusion=False,
+        **dependent_launch(k.device),
+    )

@@ -1,0 +1,192 @@
+"""Root-mean-square norm with an order-free sum (Zhang and Sennrich 2019, arXiv 1910.07467).
+
+    h = round((total + bias) + residual)
+    y = round((x * r) * w),   r = fp32(1 / sqrt(sum / n + eps))
+
+The sum of squares is int64 fixed point: rint(x^2 * 2^(40 - 2e)), e the exponent of the row's
+largest |x|, so no layout can change it; square root, division and `+ eps` are fp64 and
+IEEE-rounded. Finite rows have the bits of `kernels/cpu/pointwise/norm.py`; a row with NaN or
+infinity gives NaN. One program a row (or a few), N up to 65,536.
+"""
+
+import struct
+
+import torch
+import triton
+import triton.language as tl
+
+from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.pointwise.fold import folded_operands, root_program
+from tpdet.kernels.order import MASS_BITS
+from tpdet.kernels.partial_sums import PartialSums
+
+_MASS_BITS = tl.constexpr(MASS_BITS)
+_ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
+_INFINITY = tl.constexpr(0x7F800000)
+_WIDEST = 1 << 16
+_FEW_ROWS = 132  # up to about a program a multiprocessor
+
+
+@triton.jit
+def power_of_two(exponent):
+    """2^exponent in fp64, exactly, for int64 exponents of normal numbers."""
+    return ((exponent + 1023) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def reciprocal_root(x, N: tl.constexpr, EPS_BITS: tl.constexpr):
+    """r [R] in fp32 for rows x [R, BLOCK] in fp32, zero past N; EPS_BITS: eps as fp64 bits."""
+    largest = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+    finite = largest < _INFINITY
+    wide_largest = tl.where(finite, largest, 0).to(tl.float32, bitcast=True).to(tl.float64)
+    exponent = (wide_largest.to(tl.int64, bitcast=True) >> 52) - 1023
+    exponent = tl.where(wide_largest == 0.0, 0, exponent)
+    wide = tl.where(finite[:, None], x, 0.0).to(tl.float64)
+    scaled = (wide * wide) * power_of_two(exponent * -2 + _MASS_BITS)[:, None]
+    whole = ((scaled + _ROUNDER) - _ROUNDER).to(tl.int64)
+    mass = tl.sum(whole, axis=1).to(tl.float64) * power_of_two(exponent * 2 - _MASS_BITS)
+    count = tl.full(mass.shape, N, tl.float64)
+    eps = tl.full(mass.shape, EPS_BITS, tl.int64).to(tl.float64, bitcast=True)
+    one = tl.full(mass.shape, 1, tl.float64)
+    root = (one / tl.sqrt(mass / count + eps)).to(tl.float32)
+    return tl.where(finite, root, float("nan"))
+
+
+@triton.jit(do_not_specialize=["m"])
+def norm_rows(
+    x, weight, y, sums, bias, residual, m, stride,
+    N: tl.constexpr, EPS_BITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    COUNT: tl.constexpr, WHERE: tl.constexpr, PROGRAM: tl.constexpr,
+    HAS_BIAS: tl.constexpr, NORM: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """COUNT > 0: h of the fold of `sums`, `bias`, `residual` goes to x first. NORM: y of x."""
+    await_earlier(DEPENDENT)
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    present = columns < N
+    here = (rows < m)[:, None] & present[None, :]
+    at = rows[:, None] * N + columns[None, :]
+    if COUNT > 0:
+        value = folded_operands(sums, m * N, at, here, COUNT, WHERE, PROGRAM)
+        if HAS_BIAS:
+            shift = tl.load(bias + columns, mask=present, other=0.0).to(tl.float32)
+            value = value + shift[None, :]
+        from_residual = tl.load(
+            residual + rows[:, None] * stride + columns[None, :], mask=here, other=0.0
+        )
+        value = (value + from_residual.to(tl.float32)).to(x.dtype.element_ty)
+        tl.store(x + at, value, mask=here)
+    else:
+        value = tl.load(x + rows[:, None] * stride + columns[None, :], mask=here, other=0.0)
+    if NORM:
+        wide = value.to(tl.float32)
+        scale = tl.load(weight + columns, mask=present, other=0.0).to(tl.float32)
+        root = reciprocal_root(wide, N, EPS_BITS)
+        tl.store(
+            y + at, ((wide * root[:, None]) * scale[None, :]).to(y.dtype.element_ty), mask=here
+        )
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [..., N] in any float dtype, weight [N] -> [..., N] in x's dtype, rounded once."""
+    rows = x.reshape(-1, x.shape[-1])
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    y = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    _launch(rows, weight, y, None, None, rows, eps, _warps(rows.shape[1]))
+    return y.view(x.shape)
+
+
+def add_residual(
+    total: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
+) -> torch.Tensor:
+    """h = round((total + bias) + residual): total [M, N] fp32 folded; in residual's dtype."""
+    h = torch.empty(total.shape, dtype=residual.dtype, device=total.device)
+    sums = PartialSums(total.unsqueeze(0), (0,))
+    _launch(h, None, None, sums, bias, residual, 0.0, _warps(total.shape[1]))
+    return h
+
+
+def add_residual_and_norm(
+    total: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(h, y): `add_residual`, then `rms_norm` of h, in one pass; the same bits."""
+    return fold_and_norm(PartialSums(total.unsqueeze(0), (0,)), bias, residual, weight, eps)
+
+
+def fold_and_norm(
+    sums: PartialSums,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    warps: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(h, y) of sums [C, M, N] with one root: `add_residual` of the fold, then `rms_norm` of h.
+
+    One kernel; `warps` a program overrides the static choice.
+    """
+    h = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
+    y = torch.empty_like(h)
+    if warps is None:
+        warps = _fold_warps(h.shape[0], h.shape[1], sums.values.shape[0])
+    _launch(h, weight, y, sums, bias, residual, eps, warps)
+    return h, y
+
+
+def eps_bits(eps: float) -> int:
+    """eps as the bits of an fp64: a Triton float argument would be rounded to fp32."""
+    return int(struct.unpack("<q", struct.pack("<d", eps))[0])
+
+
+def _warps(n: int) -> int:
+    """Warps for a row of n values."""
+    return 4 if n <= 2048 else 8 if n <= 8192 else 16
+
+
+def _fold_warps(m: int, n: int, count: int) -> int:
+    """Few rows leave processors idle: 8 values a thread, 16 where `count` sums fly beside them."""
+    if m > _FEW_ROWS:
+        return _warps(n)
+    return max(4, min(triton.next_power_of_2(n) // (256 if count <= 2 else 512), 16))
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    y: torch.Tensor | None,
+    sums: PartialSums | None,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    eps: float,
+    warps: int,
+) -> None:
+    """norm_rows over x [M, N]; the rows of `residual` (x itself without sums) may be apart."""
+    m, n = x.shape
+    if n > _WIDEST:
+        raise ValueError(f"a row of {n} values: the norm on the GPU takes at most {_WIDEST}")
+    if x.numel() == 0:
+        return
+    if sums is not None and len(sums.roots) != 1:
+        raise ValueError(f"{len(sums.roots)} roots: fold them into one total first")
+    residual = residual if residual.stride(1) == 1 else residual.contiguous()
+    count, where, program = root_program(sums.roots[0]) if sums else (0, 0, 0)
+    block = triton.next_power_of_2(n)
+    rows = max(1, min(512 // block, 8))
+    norm_rows[(triton.cdiv(m, rows),)](
+        x,
+        x if weight is None else weight,
+        x if y is None else y,
+        x if sums is None else sums.values.contiguous(),
+        x if bias is None else bias,
+        residual,
+        m, residual.stride(0),
+        N=n, EPS_BITS=eps_bits(eps), ROWS=rows, BLOCK=block,
+        COUNT=count, WHERE=where, PROGRAM=program,
+        HAS_BIAS=bias is not None, NORM=y is not None,
+        num_warps=warps, enable_fp_fusion=False,
+        **dependent_launch(x.device),
+    )  # fmt: skip

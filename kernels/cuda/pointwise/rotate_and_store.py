@@ -1,0 +1,186 @@
+"""Queries rotated, keys rotated and stored, values stored: one launch with the bits of three.
+
+The arithmetic is `rotary.rotated_halves`, which `rotate_heads` uses too; the pages are written as
+`embedding.store_kv` writes them. A program takes some heads of one row: queries, keys or values.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.pointwise.norm import eps_bits
+from tpdet.kernels.cuda.pointwise.rotary import rotated_halves
+from tpdet.kernels.inputs.paged_batch import PagedBatch
+from tpdet.kernels.order import PAGE_TOKENS
+
+
+@dataclass(frozen=True)
+class Share:
+    """How many heads a program takes, a power of two, and its warps."""
+
+    heads: int
+    warps: int
+
+
+FEW_ROWS = Share(2, 1)
+MANY_ROWS = Share(8, 2)  # 16 bytes a thread of each half of a head of 128
+_FEW = 32
+
+
+def share(rows: int) -> Share:
+    """The choice for a step of so many rows: few rows are spread over more programs."""
+    return FEW_ROWS if rows <= _FEW else MANY_ROWS
+
+
+@triton.jit
+def rotate_and_store_heads(
+    q,
+    k,
+    v,
+    cos,
+    sin,
+    query_norm,
+    key_norm,
+    positions,
+    slots,
+    out,
+    k_pages,
+    v_pages,
+    q_stride,
+    k_stride,
+    v_stride,
+    QUERY_HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    LANES: tl.constexpr,
+    NORM: tl.constexpr,
+    EPS_BITS: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Grid: rows x parts (of queries, then of keys, then of values), BLOCK heads each.
+
+    q, k, v [M, heads, D] with row strides; out [M, Hq, D] contiguous; pages [P, Hkv, 256, D].
+    """
+    await_earlier(DEPENDENT)
+    QUERY_PARTS: tl.constexpr = (QUERY_HEADS + BLOCK - 1) // BLOCK
+    KEY_PARTS: tl.constexpr = (KEY_HEADS + BLOCK - 1) // BLOCK
+    HEAD: tl.constexpr = 2 * HALF
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    lane = tl.arange(0, LANES)
+    if part < QUERY_PARTS + KEY_PARTS:
+        turn = tl.load(positions + row) * HALF + lane
+        c = tl.load(cos + turn, mask=lane < HALF, other=0.0)
+        s = tl.load(sin + turn, mask=lane < HALF, other=0.0)
+        if part < QUERY_PARTS:
+            head = part * BLOCK + tl.arange(0, BLOCK)
+            at = head[:, None] * HEAD + lane[None, :]
+            mask = (head < QUERY_HEADS)[:, None] & (lane < HALF)[None, :]
+            x = q + row * q_stride + at
+            first, second = rotated_halves(x, query_norm, c, s, lane, mask, HALF, NORM, EPS_BITS)
+            to = out + row * (QUERY_HEADS * HEAD) + at
+            tl.store(to, first.to(out.dtype.element_ty), mask=mask)
+            tl.store(to + HALF, second.to(out.dtype.element_ty), mask=mask)
+        else:
+            slot = tl.load(slots + row)
+            head = (part - QUERY_PARTS) * BLOCK + tl.arange(0, BLOCK)
+            mask = (head < KEY_HEADS)[:, None] & (lane < HALF)[None, :]
+            x = k + row * k_stride + head[:, None] * HEAD + lane[None, :]
+            first, second = rotated_halves(x, key_norm, c, s, lane, mask, HALF, NORM, EPS_BITS)
+            page = (slot // PAGE) * (KEY_HEADS * PAGE * HEAD) + (slot % PAGE) * HEAD
+            to = k_pages + page + head[:, None] * (PAGE * HEAD) + lane[None, :]
+            tl.store(to, first.to(k_pages.dtype.element_ty), mask=mask)
+            tl.store(to + HALF, second.to(k_pages.dtype.element_ty), mask=mask)
+    else:
+        slot = tl.load(slots + row)
+        whole = tl.arange(0, 2 * LANES)
+        head = (part - QUERY_PARTS - KEY_PARTS) * BLOCK + tl.arange(0, BLOCK)
+        present = (head < KEY_HEADS)[:, None] & (whole < HEAD)[None, :]
+        value = tl.load(v + row * v_stride + head[:, None] * HEAD + whole[None, :], mask=present)
+        page = (slot // PAGE) * (KEY_HEADS * PAGE * HEAD) + (slot % PAGE) * HEAD
+        tl.store(
+            v_pages + page + head[:, None] * (PAGE * HEAD) + whole[None, :], value, mask=present
+        )
+
+
+def rotate_and_store(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_table: torch.Tensor,
+    sin_table: torch.Tensor,
+    query_norm: torch.Tensor | None,
+    key_norm: torch.Tensor | None,
+    eps: float,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    batch: PagedBatch,
+) -> torch.Tensor:
+    """q [M, Hq, D] rotated; k rotated and v [M, Hkv, D] stored to pages [P, Hkv, 256, D].
+
+    Tables [positions, D / 2] fp32; norms [D] or None, both alike. Rows of q, k and v may lie apart
+    (parts of a wider product). Raises ValueError for another layout.
+    """
+    return rotate_and_store_as(
+        q, k, v, (cos_table, sin_table), (query_norm, key_norm), eps, (k_pages, v_pages), batch,
+        share(q.shape[0]),
+    )  # fmt: skip
+
+
+def rotate_and_store_as(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    norms: tuple[torch.Tensor | None, torch.Tensor | None],
+    eps: float,
+    pages: tuple[torch.Tensor, torch.Tensor],
+    batch: PagedBatch,
+    share: Share,
+) -> torch.Tensor:
+    """`rotate_and_store`, shared out as given: only the speed differs."""
+    rows, query_heads, head = q.shape
+    key_heads = pages[0].shape[1]
+    _check((q, k, v), tables, norms, pages, batch)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if not rows:
+        return out
+    block = min(share.heads, triton.next_power_of_2(query_heads))
+    parts = triton.cdiv(query_heads, block) + 2 * triton.cdiv(key_heads, block)
+    weights = tuple(q if norm is None else norm for norm in norms)
+    rotate_and_store_heads[(rows, parts)](
+        q, k, v, *tables, *weights, batch.positions, batch.slots, out, *pages,
+        q.stride(0), k.stride(0), v.stride(0),
+        QUERY_HEADS=query_heads, KEY_HEADS=key_heads, HALF=head // 2,
+        LANES=triton.next_power_of_2(head // 2), NORM=norms[0] is not None,
+        EPS_BITS=eps_bits(eps), PAGE=PAGE_TOKENS, BLOCK=block,
+        num_warps=share.warps, enable_fp_fusion=False,
+        **dependent_launch(q.device),
+    )  # fmt: skip
+    return out
+
+
+def _check(
+    parts: tuple[torch.Tensor, ...],
+    tables: tuple[torch.Tensor, torch.Tensor],
+    norms: tuple[torch.Tensor | None, torch.Tensor | None],
+    pages: tuple[torch.Tensor, torch.Tensor],
+    batch: PagedBatch,
+) -> None:
+    rows, head = parts[0].shape[0], parts[0].shape[2]
+    if batch.slots.shape[0] != rows:
+        raise ValueError(f"{rows} rows but {batch.slots.shape[0]} places to store them")
+    for x in parts:
+        if x.shape[0] != rows or x.stride(2) != 1 or x.stride(1) != head:
+            raise ValueError(f"{tuple(x.shape)} {x.stride()}: a row's heads must be contiguous")
+    if any(not x.is_contiguous() for x in (*tables, *pages)):
+        raise ValueError("the tables and the pages must be contiguous")
+    if any(table.shape[1] * 2 != head for table in tables):
+        raise ValueError(f"tables of {tables[0].shape[1]} angles for heads of {head}")
+    if (norms[0] is None) != (norms[1] is None):
+        raise ValueError("queries and keys are normed both or neither")

@@ -1,0 +1,1 @@
+"""What operations are given besides tensors: paged batches, sampling parameters, shards."""

@@ -1,0 +1,1 @@
+"""Checks of the kernels against known digests, on the device that serves."""

@@ -1,0 +1,109 @@
+"""Known-answer digests: every family of kernels run on fixed inputs, on the device that serves.
+
+A digest says nothing about right or wrong; it says whether two ranks compute the same bits. The
+inputs come from Philox words and exact operations, so they are equal everywhere.
+"""
+
+import hashlib
+
+import torch
+
+from tpdet.kernels import ops
+from tpdet.kernels.exact.philox import philox_words
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS, fold_plan
+from tpdet.kernels.partial_sums import gathered_sums, relative_roots
+
+_SEED = 0x616E7377  # "answ"
+_ROWS, _WIDTH, _LEAVES, _HEAD = 24, 256, 8, 64
+_LENGTH = 300  # keys of the attention case: two splits
+_VOCABULARY = 4096
+
+
+def known_answers(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """SHA-256 (hex, cut to 16 digits) of each family's answer, by the family's name."""
+    return {
+        family: hashlib.sha256(_bytes(answer)).hexdigest()[:16]
+        for family, answer in _answers(device, dtype).items()
+    }
+
+
+def _answers(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    x = _values(1, (_ROWS, _WIDTH), device).to(dtype)
+    weight = _values(2, (2 * _WIDTH, _WIDTH), device).to(dtype)
+    gate_up = ops.column_gemm(x, weight)
+    leaves = weight.view(2 * _WIDTH, _LEAVES, -1).permute(1, 0, 2).contiguous()
+    plan = fold_plan(DEFAULT_FOLD_ORDER, _LEAVES, 2)
+    half = _LEAVES // 2
+    roots = [
+        ops.fold_roots(
+            ops.leaf_sums(
+                x[:, part].contiguous(),
+                leaves[cut].contiguous(),
+                relative_roots(plan.roots[rank], first),
+            ),
+            plan.slots,
+        )
+        for rank, (part, cut, first) in enumerate(
+            [
+                (slice(0, _WIDTH // 2), slice(0, half), 0),
+                (slice(_WIDTH // 2, _WIDTH), slice(half, _LEAVES), half),
+            ]
+        )
+    ]
+    total = ops.fold_final(torch.stack(roots), plan.final)
+    residual = _values(3, tuple(total.shape), device).to(dtype)
+    everyone = gathered_sums(torch.stack(roots), plan.final)
+    hidden, normed = ops.fold_and_norm(everyone, None, residual, residual[0], 1e-6)
+    logits = _values(4, (3, _VOCABULARY), device) * 4.0
+    drawn = ops.draw_rows(logits, _draws(), Shard(0, _VOCABULARY))
+    return {
+        "column gemm": gate_up,
+        "leaf gemm": torch.stack(roots),
+        "fold": total,
+        "norm": torch.stack([hidden, normed]),
+        "activation": ops.silu_and_multiply(gate_up),
+        "attention": _attention(device, dtype),
+        "log softmax": drawn.log_masses,
+        "sampler": drawn.packed,
+    }
+
+
+def _attention(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Head norm, rotary embedding, stored keys, a prefill and a decode of one sequence."""
+    heads, key_heads = 4, 2
+    q = _values(5, (_LENGTH, heads, _HEAD), device).to(dtype)
+    k, v = (_values(n, (_LENGTH, key_heads, _HEAD), device).to(dtype) for n in (6, 7))
+    angle = _values(8, (2, _LENGTH, _HEAD // 2), device)
+    pages = torch.zeros(2, 2, key_heads, PAGE_TOKENS, _HEAD, dtype=dtype, device=device)
+    whole = make_batch((PagedSequence(0, _LENGTH, 0, (1, 0)),), device)
+    q = ops.rotate_and_store(
+        q, k, v, angle[0], angle[1], q[0, 0], k[0, 0], 1e-6, pages[0], pages[1], whole
+    )
+    last = make_batch((PagedSequence(0, 1, _LENGTH - 1, (1, 0)),), device)
+    parts = [
+        ops.paged_attention(q, pages[0], pages[1], whole, None),
+        ops.paged_attention(q[-1:].contiguous(), pages[0], pages[1], last, 100),
+    ]
+    return torch.cat(parts)
+
+
+def _draws() -> list[Draw]:
+    return [
+        Draw(0.7, 11, 5, top_k=50, top_p=0.9),
+        Draw(1.0, 12, 6, min_p=0.02, repetition_penalty=1.2, prompt_ids=(3, 4), output_ids=(5,)),
+        Draw(0.0, 13, 7, bias={9: 50.0}, forbidden=(1, 2)),
+    ]
+
+
+def _values(number: int, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """fp32 in [-1, 1), multiples of 2^-15, the same on every device."""
+    count = int(torch.Size(shape).numel())
+    words = philox_words(torch.arange(count, device=device), seed=_SEED, position=number, choice=0)
+    return (((words >> 16) - (1 << 15)).float() * 2.0**-15).view(shape)
+
+
+def _bytes(x: torch.Tensor) -> bytes:
+    return x.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()

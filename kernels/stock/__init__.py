@@ -1,0 +1,1 @@
+"""Kernels of the approximate mode alone: no bit of theirs is promised."""
