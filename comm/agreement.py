@@ -17,7 +17,7 @@ import torch
 
 import tpdet
 from tpdet.comm.device import gpu_facts
-from tpdet.comm.world import World, rank_on_node
+from tpdet.comm.world.world import World, rank_on_node
 from tpdet.errors import DisagreementError
 
 ABSENT = "(not set)"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from tpdet.comm.distributed import START_TIMEOUT, DistributedWorld
-from tpdet.comm.world import SoloWorld, World
+from tpdet.comm.world.distributed import START_TIMEOUT, DistributedWorld
+from tpdet.comm.world.world import SoloWorld, World
 from tpdet.errors import UsageError
-from tpdet.launch.environment import RankEnvironment, read_environment
+from tpdet.launch.ranks.environment import RankEnvironment, read_environment
 
 MIN_CAPABILITY = (8, 0)
 

@@ -3,8 +3,8 @@
 import torch
 
 from tests.bits import assert_same_bits
-from tpdet.comm.fold import TWO_SHOT_ROWS, GatherExchange
-from tpdet.comm.world import MAX_MESSAGE_BYTES, World
+from tpdet.comm.exchange.fold import TWO_SHOT_ROWS, GatherExchange
+from tpdet.comm.world.world import MAX_MESSAGE_BYTES, World
 from tpdet.errors import IntegrityError
 from tpdet.kernels import ops, order
 from tpdet.kernels.partial_sums import PartialSums, relative_roots

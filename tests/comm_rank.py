@@ -15,10 +15,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 from tests.comm_cases import CASES
-from tpdet.comm.distributed import DistributedWorld
-from tpdet.comm.world import World
+from tpdet.comm.world.distributed import DistributedWorld
+from tpdet.comm.world.world import World
 from tpdet.errors import PeerLostError
-from tpdet.launch.environment import read_environment
+from tpdet.launch.ranks.environment import read_environment
 
 STOP_TIMEOUT = 1.5
 

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 from tpdet.errors import CheckpointError, DrainTimeoutError, PeerLostError
-from tpdet.launch.environment import read_environment
-from tpdet.launch.lifecycle import check_peers, end_process
-from tpdet.launch.processes import die_with_parent
-from tpdet.launch.run_directory import RunDirectory, open_run_directory
-from tpdet.launch.signals import StopSignals
+from tpdet.launch.life.lifecycle import check_peers, end_process
+from tpdet.launch.life.processes import die_with_parent
+from tpdet.launch.life.run_directory import RunDirectory, open_run_directory
+from tpdet.launch.life.signals import StopSignals
+from tpdet.launch.ranks.environment import read_environment
 
 
 def main() -> int:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tpdet.comm.threads import run_threads
-from tpdet.comm.world import SoloWorld
+from tests.lib.thread_world import run_threads
+from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput

@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 
 from tpdet.comm import agreement
-from tpdet.comm.distributed import DistributedWorld, open_store
+from tpdet.comm.world.distributed import DistributedWorld, open_store
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.errors import CheckpointError, TpdetError
-from tpdet.launch.environment import read_environment
-from tpdet.launch.faults import Fault
+from tpdet.launch.life.faults import Fault
+from tpdet.launch.ranks.environment import read_environment
 from tpdet.request import Request, SamplingParams
 from tpdet.runner import runner
 

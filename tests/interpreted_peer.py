@@ -14,7 +14,7 @@ import torch
 from tests.bits import assert_same_bits, same_bits
 from tests.case_runner import run_cases
 from tests.interpreted_peer_host import EPS, FakeMemory, Host, check, draw, inputs
-from tpdet.comm.peer_exchange import PeerExchange
+from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import one_shot as peer_fold
 from tpdet.kernels.cuda.exchange import spread as peer_spread

@@ -13,7 +13,7 @@ import torch
 from tests.bits import assert_same_bits, same_bits
 from tests.case_runner import run_cases
 from tests.interpreted_peer_host import EPS, FakeMemory, draw
-from tpdet.comm.peer_columns import PeerColumns
+from tpdet.comm.exchange.peer_columns import PeerColumns
 from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import columns as peer_columns
 from tpdet.kernels.cuda.pointwise import norm

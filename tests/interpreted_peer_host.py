@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import torch
 
 from tests.bits import assert_same_bits
-from tpdet.comm.peer_memory import PeerTensor
-from tpdet.comm.slot_layout import FLAGS, SlotLayout
+from tpdet.comm.exchange.peer_memory import PeerTensor
+from tpdet.comm.exchange.slot_layout import FLAGS, SlotLayout
 from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import direct as peer_direct
 from tpdet.kernels.cuda.exchange.one_shot import Peers, run_one_shot

@@ -13,8 +13,8 @@ import torch
 from tests.bits import assert_same_bits
 from tests.case_runner import run_cases
 from tests.interpreted_peer_host import FakeMemory, draw
-from tpdet.comm.peer_exchange import PeerExchange
-from tpdet.comm.row_exchange import first_rows, share_of
+from tpdet.comm.exchange.peer import PeerExchange
+from tpdet.comm.exchange.rows import first_rows, share_of
 from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import rows as peer_rows
 

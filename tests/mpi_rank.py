@@ -14,7 +14,7 @@ from tests.comm_cases import CASES
 from tests.comm_rank import loss_seen, outcome_of
 from tests.node_cases import folds_as_one_level
 from tpdet.comm.device import open_world
-from tpdet.comm.mpi_carrier import MpiCarrier
+from tpdet.comm.world.mpi_carrier import MpiCarrier
 from tpdet.errors import PeerLostError
 
 LOST = 1.0

@@ -3,10 +3,10 @@
 import torch
 
 from tests.bits import assert_same_bits
-from tpdet.comm.fold import GatherExchange
-from tpdet.comm.node_exchange import NodeExchange
-from tpdet.comm.nodes import split_nodes
-from tpdet.comm.world import World
+from tpdet.comm.exchange.fold import GatherExchange
+from tpdet.comm.exchange.node import NodeExchange
+from tpdet.comm.world.nodes import split_nodes
+from tpdet.comm.world.world import World
 from tpdet.kernels import ops, order
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 

@@ -12,8 +12,8 @@ import torch
 
 from tests.node_cases import folds_as_one_level
 from tpdet.comm.device import open_world
-from tpdet.comm.nodes import open_nodes
-from tpdet.comm.open_exchange import open_exchange
+from tpdet.comm.exchange.open import open_exchange
+from tpdet.comm.world.nodes import open_nodes
 from tpdet.errors import PeerLostError
 from tpdet.kernels import order
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.lib.thread_world import run_threads
 from tpdet.comm.agreement import (
     ABSENT,
     ENVIRONMENT,
@@ -10,8 +11,7 @@ from tpdet.comm.agreement import (
     code_digest,
     collect_facts,
 )
-from tpdet.comm.threads import run_threads
-from tpdet.comm.world import SoloWorld
+from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import DisagreementError
 
 FACTS = {"seed": "0", "package torch": "2.13.0", "config.fold_order": "pairs"}

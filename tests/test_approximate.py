@@ -8,7 +8,7 @@ import torch
 
 from tests.engine_harness import ask, run, small_config
 from tpdet.cli import main
-from tpdet.comm.world import SoloWorld
+from tpdet.comm.world.world import SoloWorld
 from tpdet.engine import Engine
 from tpdet.errors import IntegrityError, UsageError
 from tpdet.kernels.cpu.attention.attention import paged_attention

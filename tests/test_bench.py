@@ -17,7 +17,7 @@ from tpdet.bench.results import newest_rows
 from tpdet.bench.shapes import named_config, products, shards
 from tpdet.bench.spec import EngineSpec, LatencyCases
 from tpdet.cli import main
-from tpdet.comm.world import SoloWorld
+from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import UsageError

@@ -8,11 +8,11 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.lib.thread_world import run_threads
 from tpdet.bench import attention, exchange_rank, gemm, sampler
 from tpdet.bench.spec import ExchangeSpec
 from tpdet.cli import main
-from tpdet.comm.fold import GatherExchange
-from tpdet.comm.threads import run_threads
+from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.errors import TpdetError, UsageError
 from tpdet.kernels import ops, order
 from tpdet.kernels.cuda.pointwise import norm

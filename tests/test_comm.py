@@ -12,13 +12,13 @@ import torch
 
 from tests.bits import assert_same_bits
 from tests.comm_cases import CASES, special_values
+from tests.lib.thread_world import run_threads
 from tests.ports import free_port
-from tpdet.comm.distributed import DistributedWorld, open_store, refuse_multicast
-from tpdet.comm.frames import GATHER_FRAME, pack_frame, unpack_frame
-from tpdet.comm.threads import run_threads
-from tpdet.comm.world import MAX_MESSAGE_BYTES, SoloWorld
+from tpdet.comm.world.distributed import DistributedWorld, open_store, refuse_multicast
+from tpdet.comm.world.frames import GATHER_FRAME, pack_frame, unpack_frame
+from tpdet.comm.world.world import MAX_MESSAGE_BYTES, SoloWorld
 from tpdet.errors import IntegrityError, PeerLostError, UsageError
-from tpdet.launch.environment import RankEnvironment
+from tpdet.launch.ranks.environment import RankEnvironment
 
 RANKS = 4
 

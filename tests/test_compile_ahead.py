@@ -11,11 +11,11 @@ import torch
 pytest.importorskip("triton")
 
 from tests.driverless import compile_for_hopper, take_gpu_kernels
+from tests.lib.thread_world import run_threads
 from tests.test_recording import add_number
-from tpdet.comm.peer_exchange import PeerExchange
-from tpdet.comm.peer_memory import PeerTensor
-from tpdet.comm.threads import run_threads
-from tpdet.comm.world import SoloWorld
+from tpdet.comm.exchange.peer import PeerExchange
+from tpdet.comm.exchange.peer_memory import PeerTensor
+from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.kernels.cuda.launch import compile_pool

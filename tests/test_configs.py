@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tpdet.comm.threads import run_threads
+from tests.lib.thread_world import run_threads
 from tpdet.engine import Engine
 from tpdet.errors import UsageError
 from tpdet.json_file import read_json_object

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from tests.engine_harness import ask, run
+from tests.lib.thread_world import run_threads
 from tests.test_plan import PLAN
-from tpdet.comm.threads import run_threads
-from tpdet.comm.world import SoloWorld
+from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.engine.control import ControlChannel

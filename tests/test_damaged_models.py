@@ -10,8 +10,8 @@ import pytest
 
 from tests.damaged_models import SECONDS
 from tpdet.errors import CheckpointError, NotFoundError, UsageError
-from tpdet.launch.private_file import read_private_file
-from tpdet.launch.regular_file import NotRegularError, open_regular
+from tpdet.launch.files.private_file import read_private_file
+from tpdet.launch.files.regular_file import NotRegularError, open_regular
 from tpdet.server.settings import load_settings
 from tpdet.tokenizer import Tokenizer
 from tpdet.weights.checkpoint import open_checkpoint

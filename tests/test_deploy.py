@@ -11,7 +11,7 @@ import yaml
 from tpdet import errors
 from tpdet.cli import _parser
 from tpdet.errors import UsageError
-from tpdet.launch import supervise
+from tpdet.launch.life import supervise
 from tpdet.server import limits
 from tpdet.server.settings import ServerConfig, load_settings
 

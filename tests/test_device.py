@@ -8,10 +8,10 @@ import torch
 
 from tpdet.comm import device
 from tpdet.comm.device import driver_version, open_world, ranks_per_gpu, resolve_device
-from tpdet.comm.world import SoloWorld
+from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import UsageError
 from tpdet.kernels.known.answers import known_answers
-from tpdet.launch.environment import RankEnvironment
+from tpdet.launch.ranks.environment import RankEnvironment
 
 
 @pytest.fixture

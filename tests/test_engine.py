@@ -9,7 +9,7 @@ import torch
 from tests.bits import assert_same_bits
 from tests.conftest import FAMILIES
 from tests.engine_harness import ask, leave_out_freely, run
-from tpdet.comm.fold import GatherExchange
+from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.models import halves
 

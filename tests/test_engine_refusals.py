@@ -3,7 +3,7 @@
 import pytest
 
 from tests.engine_harness import ask, run
-from tpdet.comm.threads import run_threads
+from tests.lib.thread_world import run_threads
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import IntegrityError, OverloadedError, RequestError, UsageError

@@ -8,8 +8,8 @@ import pytest
 import tpdet.launch
 from tests.server.cluster import FLAGS, all_gone, ask, family, wait_ready
 from tpdet.errors import NotFoundError
-from tpdet.launch import submission
-from tpdet.launch.stop import stop
+from tpdet.launch.life.stop import stop
+from tpdet.launch.ranks import submission
 
 submitit = pytest.importorskip("submitit", reason="pip install 'tpdet[slurm]'")
 

@@ -5,10 +5,10 @@ from itertools import permutations
 import pytest
 
 from tpdet.errors import UsageError
-from tpdet.launch.environment import FIRST_PORT, PORTS, RankEnvironment, read_environment
-from tpdet.launch.node_list import first_host, hosts, tasks_on_node
-from tpdet.launch.pinned import ENVIRONMENT, pin_environment
-from tpdet.launch.run_directory import current_session
+from tpdet.launch.life.run_directory import current_session
+from tpdet.launch.ranks.environment import FIRST_PORT, PORTS, RankEnvironment, read_environment
+from tpdet.launch.ranks.node_list import first_host, hosts, tasks_on_node
+from tpdet.launch.ranks.pinned import ENVIRONMENT, pin_environment
 
 
 def torchrun(rank=5, size=8, local_rank=1, local_size=4, agents=2):

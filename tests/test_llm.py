@@ -21,8 +21,8 @@ from tpdet import LLM, AsyncLLM, SamplingParams
 from tpdet.config import EngineConfig
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.errors import CheckpointError, NotFoundError, NumericalError, RequestError, UsageError
-from tpdet.launch.faults import Fault
-from tpdet.launch.torchrun import rank_environment, torchrun_command
+from tpdet.launch.life.faults import Fault
+from tpdet.launch.ranks.torchrun import rank_environment, torchrun_command
 
 SCRIPT = """
 import json, sys
@@ -468,7 +468,7 @@ import json, os, signal, sys
 from tests.test_llm import GREEDY, HELLO, ask_and_fail
 from tpdet import LLM, SamplingParams
 from tpdet.engine.fault_points import FaultPoints
-from tpdet.launch.faults import Fault
+from tpdet.launch.life.faults import Fault
 from tpdet.llm import ranks
 
 def told(call):

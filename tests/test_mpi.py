@@ -10,7 +10,7 @@ import pytest
 from tests.comm_cases import CASES
 from tests.mpich_place import make_mpich_place
 from tests.openmpi_place import ENVIRONMENT, MPIRUN, needs_mpirun
-from tpdet.comm.mpi_carrier import open_mpi
+from tpdet.comm.world.mpi_carrier import open_mpi
 from tpdet.errors import UsageError
 
 pytestmark = needs_mpirun
@@ -70,7 +70,7 @@ def test_a_rank_that_mpi_waits_for_is_lost_after_the_timeout(tmp_path):
 
 def test_ranks_that_mpi_does_not_know_are_refused():
     """A rank of torchrun is alone in MPI's eyes. In a process of its own: MPI starts there."""
-    code = "from tpdet.comm.mpi_carrier import open_mpi; open_mpi(1, 2, 5.0)"
+    code = "from tpdet.comm.world.mpi_carrier import open_mpi; open_mpi(1, 2, 5.0)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | ENVIRONMENT, capture_output=True, text=True
     )

@@ -21,10 +21,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.ports import free_port
 from tests.server.harness import eventually
-from tpdet.comm.roll_call import LastWord, RollCall, rank_list
+from tpdet.comm.world.roll_call import LastWord, RollCall, rank_list
 from tpdet.errors import IntegrityError, PeerLostError, UsageError
-from tpdet.launch.environment import RankEnvironment, read_environment
-from tpdet.launch.node_name import (
+from tpdet.launch.ranks.environment import RankEnvironment, read_environment
+from tpdet.launch.ranks.node_name import (
     NODE_VARIABLE,
     Node,
     check_places,
@@ -207,9 +207,8 @@ def test_processes_of_one_machine_are_on_one_node_whatever_their_ranks(tmp_path)
     here = this_node(place(0, "Open MPI", 4, 4), {})
     assert here == this_node(place(3, "Open MPI", 4, 4), {}) and here.machine
     if os.geteuid() == 0 and shutil.which("unshare"):
-        code = (
-            "from tpdet.launch.node_name import *; print(this_node(RankEnvironment(), {}).machine)"
-        )
+        module = "tpdet.launch.ranks.node_name"
+        code = f"from {module} import *; print(this_node(RankEnvironment(), {{}}).machine)"
         apart = subprocess.run(
             ["unshare", "--net", sys.executable, "-c", code], capture_output=True, text=True
         )

@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from tests.bits import assert_same_bits
+from tests.lib.thread_world import run_threads
 from tests.node_cases import folds_as_one_level, leaves_of, mine
 from tests.ports import free_port
-from tpdet.comm.fold import GatherExchange
-from tpdet.comm.node_exchange import NodeExchange
-from tpdet.comm.nodes import open_nodes, split_nodes
-from tpdet.comm.open_exchange import open_exchange
-from tpdet.comm.threads import run_threads
+from tpdet.comm.exchange.fold import GatherExchange
+from tpdet.comm.exchange.node import NodeExchange
+from tpdet.comm.exchange.open import open_exchange
+from tpdet.comm.world.nodes import open_nodes, split_nodes
 from tpdet.errors import PeerLostError, UsageError
 from tpdet.kernels import ops, order
 from tpdet.kernels.node_plan import node_plan
 from tpdet.kernels.partial_sums import gathered_sums
-from tpdet.launch.node_name import NODE_VARIABLE
+from tpdet.launch.ranks.node_name import NODE_VARIABLE
 
 SHAPES = [(2, 1), (2, 2), (2, 4), (4, 2), (2, 8)]
 """Nodes, and ranks of each."""

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from tpdet.comm.fold import GatherExchange
-from tpdet.comm.open_exchange import open_exchange
-from tpdet.comm.slot_layout import PIECE_ROWS, SLOT_BYTES, SlotLayout
-from tpdet.comm.threads import run_threads
-from tpdet.comm.world import SoloWorld
+from tests.lib.thread_world import run_threads
+from tpdet.comm.exchange.fold import GatherExchange
+from tpdet.comm.exchange.open import open_exchange
+from tpdet.comm.exchange.slot_layout import PIECE_ROWS, SLOT_BYTES, SlotLayout
+from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import UsageError
 from tpdet.kernels import order
 from tpdet.kernels.partial_sums import relative_roots

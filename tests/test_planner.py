@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace as change
 
+from tests.lib.thread_world import run_threads
 from tpdet.bench.shapes import first_rank, named_config
 from tpdet.cli import main
-from tpdet.comm.slot_layout import SlotLayout
-from tpdet.comm.threads import run_threads
+from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import NotFoundError, UsageError

@@ -130,10 +130,10 @@ BANNED = {
 }
 ALLOWED = {
     "a library reduction": {
-        "tpdet/verify/control.py", "tpdet/bench/exchange_rank.py", "comm/library_sum.py",
+        "tpdet/verify/control.py", "tpdet/bench/exchange_rank.py", "comm/world/library_sum.py",
     },
-    "approximate sums": {"comm/all_reduce_exchange.py"},
-    "a library's sum": {"comm/group_world.py", "comm/library_sum.py"},
+    "approximate sums": {"comm/exchange/all_reduce.py"},
+    "a library's sum": {"comm/world/group_world.py", "comm/world/library_sum.py"},
 }  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def test_tolerances_stand_only_in_accuracy_tests():
 
 @pytest.mark.parametrize(
     "module", ["tpdet", "tpdet.scheduler.scheduler", "tpdet.cache.pages", "tpdet.cache.versions",
-               "tpdet.request", "tpdet.plan", "tpdet.launch.supervise", "tpdet.cli"],
+               "tpdet.request", "tpdet.plan", "tpdet.launch.life.supervise", "tpdet.cli"],
 )  # fmt: skip
 def test_what_must_start_fast_imports_no_torch(module):
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.bits import assert_same_bits
 from tests.engine_harness import ask, run
-from tpdet.comm.threads import run_threads
-from tpdet.comm.world import SoloWorld
+from tests.lib.thread_world import run_threads
+from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import IntegrityError, ReloadError

@@ -10,11 +10,11 @@ import torch
 
 from tests.bits import assert_same_bits, same_bits
 from tests.engine_harness import ask, run
-from tpdet.comm.columns import ColumnExchange
-from tpdet.comm.fold import Exchange, GatherExchange
-from tpdet.comm.peer_columns import open_columns
-from tpdet.comm.threads import run_threads
-from tpdet.comm.world import SoloWorld
+from tests.lib.thread_world import run_threads
+from tpdet.comm.exchange.columns import ColumnExchange
+from tpdet.comm.exchange.fold import Exchange, GatherExchange
+from tpdet.comm.exchange.peer_columns import open_columns
+from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.errors import DisagreementError, UsageError
 from tpdet.kernels import ops, order

@@ -12,8 +12,8 @@ from tpdet.errors import (
     ResourceError,
     UsageError,
 )
-from tpdet.launch.environment import RankEnvironment
-from tpdet.launch.run_directory import ExitDecision, RunDirectory, open_run_directory
+from tpdet.launch.life.run_directory import ExitDecision, RunDirectory, open_run_directory
+from tpdet.launch.ranks.environment import RankEnvironment
 
 
 def test_a_run_directory_is_private(tmp_path):

@@ -7,8 +7,8 @@ from tpdet.errors import (
     NotPermittedError,
     UsageError,
 )
-from tpdet.launch.run_directory import RunDirectory
-from tpdet.launch.run_secret import SECRET_VARIABLE, given_secret
+from tpdet.launch.life.run_directory import RunDirectory
+from tpdet.launch.life.run_secret import SECRET_VARIABLE, given_secret
 
 KEY = bytes(range(32))
 

@@ -11,7 +11,7 @@ from tpdet.errors import (
     IntegrityError,
     PeerLostError,
 )
-from tpdet.launch.run_secret import new_secret
+from tpdet.launch.life.run_secret import new_secret
 from tpdet.plan import PLAN_VERSION, Row, StepPlan
 from tpdet.seal import OVERHEAD_BYTES, Opener, Sealer, derive
 from tpdet.server import protocol

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.engine_harness import ask, run
-from tpdet.comm.row_exchange import GatherRows, first_rows, row_places, share_of
-from tpdet.comm.threads import run_threads
+from tests.lib.thread_world import run_threads
+from tpdet.comm.exchange.rows import GatherRows, first_rows, row_places, share_of
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.sampling import Draw
 from tpdet.kernels.inputs.vocabulary_shard import Shard

@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from tests.engine_harness import ask, small_config
+from tests.lib.thread_world import run_threads
 from tpdet import plan as plan_module
-from tpdet.comm.threads import run_threads
-from tpdet.comm.world import SoloWorld
+from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.engine.slowdown import WINDOW, SlowdownWatch

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from tpdet.comm.threads import run_threads
-from tpdet.comm.world import SoloWorld
+from tests.lib.thread_world import run_threads
+from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import DisagreementError, TpdetError
@@ -127,7 +127,7 @@ def test_one_bad_rank_is_refused_by_all(tiny_model, monkeypatch):
 
 def test_a_server_checks_at_its_start(tiny_model, monkeypatch):
     from tpdet import serve
-    from tpdet.launch.environment import RankEnvironment
+    from tpdet.launch.ranks.environment import RankEnvironment
     from tpdet.server.settings import load_settings
 
     called = []

@@ -5,7 +5,7 @@ import torch
 
 from tests.engine_harness import ask, run
 from tests.recorded_graphs import recorded_graphs
-from tpdet.comm.world import SoloWorld
+from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
 from tpdet.model_config import load_model_config

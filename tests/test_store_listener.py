@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tests.ports import free_port
-from tpdet.comm.distributed import open_store
-from tpdet.comm.store_listener import store_listener
+from tpdet.comm.world.distributed import open_store
+from tpdet.comm.world.store_listener import store_listener
 from tpdet.errors import ResourceError
-from tpdet.launch.environment import RankEnvironment
-from tpdet.launch.listeners import listeners
+from tpdet.launch.life.listeners import listeners
+from tpdet.launch.ranks.environment import RankEnvironment
 
 TWO_HOSTS = RankEnvironment(0, 2, 0, 1, launched=True, launcher="Slurm")
 

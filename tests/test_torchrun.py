@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from tpdet.errors import UsageError
-from tpdet.launch.environment import RankEnvironment, read_environment
-from tpdet.launch.torchrun import rank_environment, torchrun_command
+from tpdet.launch.ranks.environment import RankEnvironment, read_environment
+from tpdet.launch.ranks.torchrun import rank_environment, torchrun_command
 
 TORCHRUN = {
     "RANK": "3",

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from tpdet.cli import main
-from tpdet.comm.world import SoloWorld
+from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import UsageError
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.gemm import column as gemm

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from tpdet.cli import main
 from tpdet.errors import UsageError
-from tpdet.launch.environment import read_environment
-from tpdet.launch.node_name import check_places, node_names, this_node
+from tpdet.launch.ranks.environment import read_environment
+from tpdet.launch.ranks.node_name import check_places, node_names, this_node
 from tpdet.verify import launchers
 from tpdet.verify.compare import Relation
 from tpdet.verify.parts import Part, otherwise, parts_of

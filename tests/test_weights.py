@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from tests.bits import assert_same_bits
-from tpdet.comm.threads import run_threads
-from tpdet.comm.world import SoloWorld
+from tests.lib.thread_world import run_threads
+from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import CheckpointError, DisagreementError, NotFoundError
 from tpdet.weights.checkpoint import open_checkpoint
 from tpdet.weights.pieces import Pieces

@@ -9,7 +9,7 @@ from pathlib import Path
 from tpdet import __version__
 from tpdet.command_line import Parser, whole_number
 from tpdet.errors import TpdetError, UsageError
-from tpdet.launch.signals import interrupt_at_stop, raising
+from tpdet.launch.life.signals import interrupt_at_stop, raising
 from tpdet.model_config import HEAD_SIZES
 from tpdet.model_shapes import SHAPES
 

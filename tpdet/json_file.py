@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tpdet.errors import CheckpointError, NotFoundError
-from tpdet.launch.regular_file import NotRegularError, open_regular
+from tpdet.launch.files.regular_file import NotRegularError, open_regular
 
 MAX_JSON_BYTES = 1 << 20
 """Default cap on a file's size; a caller with larger files says so."""

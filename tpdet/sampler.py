@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpdet.comm.row_exchange import RowExchange, first_rows, row_places, share_of
+from tpdet.comm.exchange.rows import RowExchange, first_rows, row_places, share_of
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.sampled_rows import RowDraws, RowWeights
 from tpdet.kernels.inputs.sampling import Draw

@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpdet.errors import PeerLostError
-from tpdet.launch.environment import RankEnvironment, read_environment
-from tpdet.launch.faults import read_faults
-from tpdet.launch.lifecycle import check_peers, end_process
-from tpdet.launch.log_lines import open_log
-from tpdet.launch.pinned import pin_environment
-from tpdet.launch.processes import die_with_parent
-from tpdet.launch.run_directory import (
+from tpdet.launch.life.faults import read_faults
+from tpdet.launch.life.lifecycle import check_peers, end_process
+from tpdet.launch.life.log_lines import open_log
+from tpdet.launch.life.processes import die_with_parent
+from tpdet.launch.life.run_directory import (
     RunDirectory,
     current_session,
     default_path,
     open_run_directory,
 )
-from tpdet.launch.run_secret import given_secret
-from tpdet.launch.signals import StopSignals
-from tpdet.launch.waiting import Waiting
+from tpdet.launch.life.run_secret import given_secret
+from tpdet.launch.life.signals import StopSignals
+from tpdet.launch.life.waiting import Waiting
+from tpdet.launch.ranks.environment import RankEnvironment, read_environment
+from tpdet.launch.ranks.pinned import pin_environment
 from tpdet.server.books import Books
 from tpdet.server.bridge import Bridge
 from tpdet.server.canary import Canary
@@ -93,7 +93,7 @@ def build_engine(
 ) -> "Engine":
     """The engine over the world that the launcher made; `secret` is the run's."""
     from tpdet.comm.device import open_world
-    from tpdet.comm.last_words import telling_peers
+    from tpdet.comm.world.exit_reasons import telling_peers
     from tpdet.engine import Engine
     from tpdet.engine.fault_points import FaultPoints
 

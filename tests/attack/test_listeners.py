@@ -12,8 +12,8 @@ import pytest
 from tests.ports import free_port
 from tests.server.harness import eventually
 from tests.server.served import Served
-from tpdet.launch.listeners import Listener, listeners
-from tpdet.launch.stop import stop
+from tpdet.launch.life.listeners import Listener, listeners
+from tpdet.launch.life.stop import stop
 
 pytestmark = pytest.mark.alone
 

@@ -18,8 +18,8 @@ from tests.engine_harness import Run, ask
 from tests.gpu.checks import attempt, poisoned_workspaces
 from tests.gpu.engine_parts import check_sampler, check_tables, sampler_times
 from tests.gpu.suite import Check, run_suite
-from tpdet.comm.threads import run_threads
-from tpdet.comm.world import SoloWorld
+from tests.lib.thread_world import run_threads
+from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.make_model import make_model

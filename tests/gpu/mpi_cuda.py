@@ -17,9 +17,9 @@ from contextlib import contextmanager
 
 import torch
 
-from tpdet.comm import mpi_carrier
 from tpdet.comm.device import current_device, open_world
-from tpdet.comm.mpi_carrier import MpiCarrier
+from tpdet.comm.world import mpi_carrier
+from tpdet.comm.world.mpi_carrier import MpiCarrier
 
 SHAPES = ((0,), (1,), (7,), (3, 4099), (1 << 24,))  # of bytes: to 16 MB
 DTYPES = (torch.uint8, torch.bfloat16, torch.float16, torch.float32, torch.int64)

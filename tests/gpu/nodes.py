@@ -19,9 +19,9 @@ import time
 import torch
 
 from tpdet.comm.device import current_device, open_world
-from tpdet.comm.fold import TWO_SHOT_ROWS, GatherExchange
-from tpdet.comm.nodes import open_nodes
-from tpdet.comm.open_exchange import open_node_exchange
+from tpdet.comm.exchange.fold import TWO_SHOT_ROWS, GatherExchange
+from tpdet.comm.exchange.open import open_node_exchange
+from tpdet.comm.world.nodes import open_nodes
 from tpdet.kernels import order
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 

@@ -16,9 +16,9 @@ import torch
 from tests.gpu.checks import draw, same
 from tests.gpu.peer_times import print_times
 from tpdet.comm.device import open_world
-from tpdet.comm.fold import GatherExchange
-from tpdet.comm.peer_exchange import PeerExchange
-from tpdet.comm.peer_memory import open_peer_memory
+from tpdet.comm.exchange.fold import GatherExchange
+from tpdet.comm.exchange.peer import PeerExchange
+from tpdet.comm.exchange.peer_memory import open_peer_memory
 from tpdet.errors import PeerLostError
 from tpdet.kernels import order
 from tpdet.kernels.partial_sums import PartialSums, relative_roots

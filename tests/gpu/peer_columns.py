@@ -15,9 +15,9 @@ import torch
 from tests.gpu.checks import draw, same
 from tests.gpu.peer import attempt, finish, keep
 from tpdet.comm.device import open_world
-from tpdet.comm.fold import GatherExchange
-from tpdet.comm.peer_columns import PeerColumns
-from tpdet.comm.peer_memory import open_peer_memory
+from tpdet.comm.exchange.fold import GatherExchange
+from tpdet.comm.exchange.peer_columns import PeerColumns
+from tpdet.comm.exchange.peer_memory import open_peer_memory
 from tpdet.errors import PeerLostError
 from tpdet.kernels import order
 

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from tests.gpu.checks import draw
-from tpdet.comm.fold import GatherExchange
-from tpdet.comm.peer_exchange import PeerExchange
-from tpdet.comm.peer_memory import open_peer_memory
+from tpdet.comm.exchange.fold import GatherExchange
+from tpdet.comm.exchange.peer import PeerExchange
+from tpdet.comm.exchange.peer_memory import open_peer_memory
 from tpdet.kernels import ops, order
 from tpdet.kernels.partial_sums import PartialSums
 

@@ -14,8 +14,8 @@ from unittest import mock
 
 import torch
 
-from tpdet.comm import peer_exchange
 from tpdet.comm.device import open_world
+from tpdet.comm.exchange import peer as peer_exchange
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.kernels import ops

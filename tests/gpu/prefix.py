@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from tests.engine_harness import ask
-from tpdet.comm.world import SoloWorld
+from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.model_shapes import SHAPES, write_shape

@@ -21,9 +21,9 @@ from tests.gpu.sampler import draws, rows
 from tests.gpu.sampler_times import TIMED
 from tpdet import sampler
 from tpdet.comm.device import open_world
-from tpdet.comm.peer_exchange import PeerExchange
-from tpdet.comm.peer_memory import open_peer_memory
-from tpdet.comm.row_exchange import GatherRows
+from tpdet.comm.exchange.peer import PeerExchange
+from tpdet.comm.exchange.peer_memory import open_peer_memory
+from tpdet.comm.exchange.rows import GatherRows
 from tpdet.kernels import order
 from tpdet.kernels.cuda.sampling import sample_rows as row_draws
 from tpdet.kernels.inputs.vocabulary_shard import Shard

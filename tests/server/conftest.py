@@ -7,7 +7,7 @@ import pytest
 
 from tests.server.cluster import FLAGS, LONG, ask, wait_ready
 from tests.server.harness import Server, eventually
-from tpdet.launch.stop import stop
+from tpdet.launch.life.stop import stop
 
 
 @pytest.fixture(scope="module")

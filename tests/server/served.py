@@ -14,7 +14,7 @@ import openai
 import psutil
 
 from tests.server.harness import eventually
-from tpdet.launch.run_directory import CHANNEL_FILES
+from tpdet.launch.life.run_directory import CHANNEL_FILES
 
 STEP_TIMEOUT = 8.0
 SHARED_MEMORY = Path("/dev/shm")

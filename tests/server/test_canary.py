@@ -145,7 +145,7 @@ class Hits:
     """A real engine, and how much of the canary's prompt it read from its prefix cache."""
 
     def __init__(self, model):
-        from tpdet.comm.world import SoloWorld
+        from tpdet.comm.world.world import SoloWorld
         from tpdet.config import EngineConfig
         from tpdet.engine import Engine
 
@@ -178,7 +178,7 @@ def test_a_long_canary_is_computed_each_time_and_not_read_from_the_cache(tiny_mo
 def test_weights_that_overflow_are_refused_and_after_a_reload_good_ones_serve_again(
     tiny_model, tmp_path
 ):
-    from tpdet.comm.world import SoloWorld
+    from tpdet.comm.world.world import SoloWorld
     from tpdet.config import EngineConfig
     from tpdet.engine import Engine
 

@@ -20,7 +20,7 @@ from tests.ports import free_port
 from tests.server.harness import eventually
 from tests.server.served import STEP_TIMEOUT, Served, streams
 from tpdet.errors import UsageError
-from tpdet.launch.faults import ACTIONS, FAULTS_VARIABLE, Fault, read_faults
+from tpdet.launch.life.faults import ACTIONS, FAULTS_VARIABLE, Fault, read_faults
 
 
 def read(text, allowed=True):

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from tests.server.harness import Server, eventually
-from tpdet.launch.log_lines import LineFormatter, Log
-from tpdet.launch.waiting import Waiting
+from tpdet.launch.life.log_lines import LineFormatter, Log
+from tpdet.launch.life.waiting import Waiting
 from tpdet.server.log import log_access
 from tpdet.server.metrics import Metrics
 from tpdet.server.protocol import Status

@@ -15,7 +15,7 @@ from tests.mpich_place import make_mpich_place
 from tests.openmpi_place import ENVIRONMENT, MPIRUN, needs_mpirun
 from tests.ports import free_port
 from tests.server.cluster import FLAGS, LONG, Asking, all_gone, ask, family, wait_ready
-from tpdet.launch.stop import stop
+from tpdet.launch.life.stop import stop
 
 pytestmark = needs_mpirun
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tpdet.launch.signals import STOP_SIGNALS
-from tpdet.launch.supervise import serve
+from tpdet.launch.life.signals import STOP_SIGNALS
+from tpdet.launch.life.supervise import serve
 from tpdet.server import preflight, supervised
 from tpdet.server.gpus import count_gpus, torch_build
 from tpdet.server.preflight import check_device
@@ -35,7 +35,7 @@ def refuse(monkeypatch, capfd, tmp_path):
     def start(*_, **__):
         raise AssertionError("started")
 
-    monkeypatch.setattr("tpdet.launch.supervise.LocalRanks", start)
+    monkeypatch.setattr("tpdet.launch.life.supervise.LocalRanks", start)
     monkeypatch.setattr(supervised, "serve", serve)
     yield run
     for number, handler in kept.items():

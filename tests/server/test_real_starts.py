@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.harness import eventually
 from tpdet.cli import main
-from tpdet.launch.run_directory import RunDirectory
+from tpdet.launch.life.run_directory import RunDirectory
 
 pytestmark = pytest.mark.alone
 

@@ -15,7 +15,7 @@ import pytest
 from tests.server.harness import MODEL, Server, eventually
 from tests.server.streams import in_background, running
 from tpdet import cli
-from tpdet.launch import reload_request
+from tpdet.launch.life import reload_request
 from tpdet.request import Request, SamplingParams
 from tpdet.server.engine_client import EngineClient
 from tpdet.server.metrics import Metrics

@@ -19,9 +19,9 @@ from tpdet.bench.record import BenchRow
 from tpdet.bench.spec import BenchResult, ExchangeSpec, output_rows
 from tpdet.bench.timing import capture
 from tpdet.comm.device import open_world
-from tpdet.comm.distributed import DistributedWorld
-from tpdet.comm.fold import Exchange, GatherExchange
-from tpdet.comm.open_exchange import open_exchange
+from tpdet.comm.exchange.fold import Exchange, GatherExchange
+from tpdet.comm.exchange.open import open_exchange
+from tpdet.comm.world.distributed import DistributedWorld
 from tpdet.errors import TpdetError
 from tpdet.kernels import ops
 from tpdet.kernels.order import DEFAULT_LEAVES, FoldPlan, fold_plan

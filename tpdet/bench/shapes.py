@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from tpdet.comm.world import World
+from tpdet.comm.world.world import World
 from tpdet.layers.partition import Partition, make_partition
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.model_shapes import write_shape

@@ -20,7 +20,7 @@ from tpdet.errors import (
     TpdetError,
     UsageError,
 )
-from tpdet.launch.private_file import read_private_file
+from tpdet.launch.files.private_file import read_private_file
 from tpdet.server.setting_sources import read_key
 
 _MAX_KEY_FILE_BYTES = 1 << 20

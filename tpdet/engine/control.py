@@ -8,9 +8,9 @@ comes from secret and nonces, so nothing recorded in another run, or before a re
 import hmac
 import secrets
 
-from tpdet.comm.world import World, rank_on_node
+from tpdet.comm.world.world import World, rank_on_node
 from tpdet.errors import DisagreementError, IntegrityError
-from tpdet.launch.run_secret import SECRET_VARIABLE, new_secret
+from tpdet.launch.life.run_secret import SECRET_VARIABLE, new_secret
 from tpdet.plan import StepPlan, decode_plan, encode_plan
 from tpdet.seal import Opener, Sealer, derive
 

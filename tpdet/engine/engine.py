@@ -12,8 +12,8 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from tpdet.comm.last_words import telling_peers
-from tpdet.comm.world import World
+from tpdet.comm.world.exit_reasons import telling_peers
+from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine.calibration import calibrate
 from tpdet.engine.control import ControlChannel

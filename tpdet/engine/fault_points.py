@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from tpdet.kernels.inputs.vocabulary_shard import Shard
-from tpdet.launch.faults import Fault
+from tpdet.launch.life.faults import Fault
 from tpdet.plan import DIGEST_BYTES, StepPlan
 from tpdet.runner import SharedRows, TakeLogits
 

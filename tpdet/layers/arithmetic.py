@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import linear
 
 from tpdet.cache.kv import LayerPages
-from tpdet.comm.fold import RankExchange
+from tpdet.comm.exchange.fold import RankExchange
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import Expression

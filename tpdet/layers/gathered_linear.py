@@ -2,9 +2,9 @@
 
 import torch
 
-from tpdet.comm.columns import ColumnExchange
-from tpdet.comm.fold import Done, Pending, RankExchange
-from tpdet.comm.peer_columns import open_columns
+from tpdet.comm.exchange.columns import ColumnExchange
+from tpdet.comm.exchange.fold import Done, Pending, RankExchange
+from tpdet.comm.exchange.peer_columns import open_columns
 from tpdet.errors import UsageError
 from tpdet.kernels import ops
 from tpdet.kernels.order import K_GROUP

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tpdet.comm.fold import Done, Exchange, Pending, RankExchange
-from tpdet.comm.open_exchange import open_exchange
+from tpdet.comm.exchange.fold import Done, Exchange, Pending, RankExchange
+from tpdet.comm.exchange.open import open_exchange
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.micro_batch import MicroBatch

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpdet.comm.fold import Pending
+from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 
 

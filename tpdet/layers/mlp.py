@@ -2,7 +2,7 @@
 
 import torch
 
-from tpdet.comm.fold import Pending
+from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels import ops
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import ColumnLinear

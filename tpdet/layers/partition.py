@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from tpdet.comm.fold import GatherExchange, RankExchange
-from tpdet.comm.world import World
+from tpdet.comm.exchange.fold import GatherExchange, RankExchange
+from tpdet.comm.world.world import World
 from tpdet.kernels.order import FoldPlan, fold_plan
 from tpdet.layers.arithmetic import Arithmetic, StrictArithmetic
 from tpdet.model_config import ModelConfig

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from tpdet.comm.fold import Pending, RankExchange
+from tpdet.comm.exchange.fold import Pending, RankExchange
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import RowLinear

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
-from tpdet.launch.faults import refuse_faults
-from tpdet.launch.run_secret import given_secret
+from tpdet.launch.life.faults import refuse_faults
+from tpdet.launch.life.run_secret import given_secret
 from tpdet.llm.prompts import PromptReader
 from tpdet.llm.results import ResultWriter
 from tpdet.llm.settings import read_settings

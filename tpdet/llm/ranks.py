@@ -93,7 +93,7 @@ def share_answers(engine: "Engine", told: Told | None) -> Told:
     world = engine.world
     if world.size == 1 and told is not None:
         return told
-    from tpdet.comm.last_words import telling_peers
+    from tpdet.comm.world.exit_reasons import telling_peers
 
     world.set_timeout(CALL_TIMEOUT)
     with telling_peers(world, lambda: "the answers of a call"):
@@ -113,13 +113,13 @@ def share_answers(engine: "Engine", told: Told | None) -> Told:
 def give_up_world(engine: "Engine", error: BaseException) -> None:
     """Tell the other ranks, where they wait for this one, why it goes on no more."""
     if engine.world.size > 1:
-        from tpdet.comm.last_words import give_up
+        from tpdet.comm.world.exit_reasons import give_up
 
         give_up(engine.world, error)
 
 
 def _first_disagreement(engine: "Engine", word: _Word) -> DisagreementError | None:
-    from tpdet.comm.last_words import telling_peers
+    from tpdet.comm.world.exit_reasons import telling_peers
 
     world = engine.world
     world.set_timeout(CALL_TIMEOUT)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
-from tpdet.launch.environment import RankEnvironment, read_environment
+from tpdet.launch.ranks.environment import RankEnvironment, read_environment
 from tpdet.suggestions import did_you_mean
 from tpdet.vllm_arguments import accept_habit
 

@@ -8,7 +8,7 @@ from copy import copy
 import torch
 
 from tpdet.cache.kv import KeyValuePages
-from tpdet.comm.fold import Pending, RankExchange
+from tpdet.comm.exchange.fold import Pending, RankExchange
 from tpdet.kernels import ops
 from tpdet.kernels.exact.rotary_tables import rotary_table
 from tpdet.kernels.inputs.paged_batch import PagedBatch

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from tpdet.bench.floor import sent_bytes
-from tpdet.comm.peer_exchange import PROGRAMS_ASIDE
-from tpdet.comm.slot_layout import SlotLayout, by_ranks
+from tpdet.comm.exchange.peer import PROGRAMS_ASIDE
+from tpdet.comm.exchange.slot_layout import SlotLayout, by_ranks
 from tpdet.kernels.order import fold_plan
 from tpdet.planner.constants import Constants, ExchangeCost
 from tpdet.planner.hardware import Network

@@ -11,7 +11,7 @@ import torch
 
 from tpdet.bench.shapes import products
 from tpdet.cache.kv import page_bytes
-from tpdet.comm.slot_layout import SlotLayout
+from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.planner.step import HEAD_ROWS, World
 

@@ -6,9 +6,9 @@ import logging
 
 import torch
 
-from tpdet.comm.all_reduce_exchange import AllReduceExchange
-from tpdet.comm.fold import RankExchange
-from tpdet.comm.world import World
+from tpdet.comm.exchange.all_reduce import AllReduceExchange
+from tpdet.comm.exchange.fold import RankExchange
+from tpdet.comm.world.world import World
 from tpdet.config import APPROXIMATE, EngineConfig
 from tpdet.errors import IntegrityError
 from tpdet.kernels.order import Contract

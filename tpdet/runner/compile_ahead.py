@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpdet.comm.world import World
+from tpdet.comm.world.world import World
 from tpdet.runner.start_times import StartTimes
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from tpdet.comm.world import World
+from tpdet.comm.world.world import World
 from tpdet.errors import PeerLostError
 
 _SPIN_SECONDS = 0.02  # a step of decoding is shorter; after that the processor is given away

@@ -1,7 +1,7 @@
 """The heartbeat's work: every rank shows the digest of its page table as it lies in memory."""
 
 from tpdet.cache.versions import VersionTable, first_difference
-from tpdet.comm.world import World, rank_on_node
+from tpdet.comm.world.world import World, rank_on_node
 from tpdet.errors import IntegrityError
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import torch
 
 from tpdet.comm.agreement import agree, collect_facts
-from tpdet.comm.world import World
+from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.errors import DisagreementError, TpdetError
 from tpdet.kernels.cpu.gemm.admission import check_bit_classes

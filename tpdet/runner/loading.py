@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from tpdet.comm.agreement import agree
-from tpdet.comm.world import World, rank_on_node
+from tpdet.comm.world.world import World, rank_on_node
 from tpdet.config import EngineConfig
 from tpdet.errors import (
     CheckpointError,

@@ -7,7 +7,7 @@ import torch
 
 from tpdet.cache.kv import page_bytes
 from tpdet.comm.device import free_gpu_bytes
-from tpdet.comm.world import World
+from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
 from tpdet.kernels.order import PAGE_TOKENS

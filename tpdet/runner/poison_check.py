@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tpdet.cache.kv import KeyValuePages
-from tpdet.comm.world import World
+from tpdet.comm.world.world import World
 from tpdet.errors import CheckpointError, TpdetError
 from tpdet.kernels.inputs.paged_batch import PagedSequence
 from tpdet.kernels.order import PAGE_TOKENS

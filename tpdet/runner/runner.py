@@ -11,7 +11,7 @@ import torch
 from tpdet.cache.kv import KeyValuePages, allocate_pages
 from tpdet.cache.versions import VersionTable, first_difference
 from tpdet.comm.device import current_device, resolve_device
-from tpdet.comm.world import World, rank_on_node
+from tpdet.comm.world.world import World, rank_on_node
 from tpdet.config import EngineConfig
 from tpdet.errors import IntegrityError
 from tpdet.kernels import ops

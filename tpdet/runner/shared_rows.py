@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from tpdet.comm.fold import RankExchange
-from tpdet.comm.row_exchange import RowExchange
-from tpdet.comm.world import World
+from tpdet.comm.exchange.fold import RankExchange
+from tpdet.comm.exchange.rows import RowExchange
+from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.sampling import Draw

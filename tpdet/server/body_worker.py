@@ -16,8 +16,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from tpdet.launch.processes import die_with_parent
-from tpdet.launch.signals import STOP_SIGNALS
+from tpdet.launch.life.processes import die_with_parent
+from tpdet.launch.life.signals import STOP_SIGNALS
 from tpdet.server.body_job import (
     LENGTH,
     Answered,

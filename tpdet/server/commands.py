@@ -36,14 +36,14 @@ def add_reload(commands: argparse._SubParsersAction) -> None:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from tpdet.launch.stop import stop
+    from tpdet.launch.life.stop import stop
 
     _check_run_dir(options.run_dir)
     return stop(options.run_dir, options.timeout, print)
 
 
 def _reload(options: argparse.Namespace) -> int:
-    from tpdet.launch.reload_request import reload
+    from tpdet.launch.life.reload_request import reload
 
     _check_run_dir(options.run_dir)
     if not 0.0 <= options.patience <= LONGEST_PATIENCE:

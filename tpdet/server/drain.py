@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING
 
 from tpdet.errors import DrainTimeoutError
-from tpdet.launch.lifecycle import check_peers
-from tpdet.launch.run_directory import RunDirectory
-from tpdet.launch.signals import StopSignals
+from tpdet.launch.life.lifecycle import check_peers
+from tpdet.launch.life.run_directory import RunDirectory
+from tpdet.launch.life.signals import StopSignals
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine

@@ -11,7 +11,7 @@ import secrets
 import blake3
 
 from tpdet.errors import UsageError
-from tpdet.launch.private_file import read_private_file
+from tpdet.launch.files.private_file import read_private_file
 
 MAX_KEY_FILE_BYTES = 1 << 20
 _DIGEST = re.compile(rb"sha256:([0-9a-f]{64})")

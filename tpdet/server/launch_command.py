@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from tpdet.errors import NotFoundError, NotPermittedError, UsageError
-from tpdet.launch import mpirun, slurm, torchrun
-from tpdet.launch.run_directory import default_path, new_session
-from tpdet.launch.run_secret import SECRET_VARIABLE
+from tpdet.launch.life.run_directory import default_path, new_session
+from tpdet.launch.life.run_secret import SECRET_VARIABLE
+from tpdet.launch.ranks import mpirun, slurm, torchrun
 from tpdet.server.settings import Settings, load_settings
 
 _PATHS = (

@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.types import Scope
 
-from tpdet.launch.log_lines import Log
-from tpdet.launch.log_lines import open_log as open_process_log
+from tpdet.launch.life.log_lines import Log
+from tpdet.launch.life.log_lines import open_log as open_process_log
 
 MAX_PATH_CHARACTERS = 128
 CLIENT_GONE = 499

@@ -22,10 +22,10 @@ import uvicorn
 import uvloop
 
 from tpdet.errors import PeerLostError, TpdetError
-from tpdet.launch.lifecycle import write_error
-from tpdet.launch.processes import die_with_parent
-from tpdet.launch.run_directory import RunDirectory
-from tpdet.launch.signals import STOP_SIGNALS
+from tpdet.launch.life.lifecycle import write_error
+from tpdet.launch.life.processes import die_with_parent
+from tpdet.launch.life.run_directory import RunDirectory
+from tpdet.launch.life.signals import STOP_SIGNALS
 from tpdet.server.app import Services, make_app
 from tpdet.server.batch_swing import BatchSwing
 from tpdet.server.engine_client import EngineClient

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tpdet.errors import CheckpointError, ReloadError
-from tpdet.launch.reload_request import (
+from tpdet.launch.life.reload_request import (
     ReloadAnswer,
     ReloadRequest,
     answer_reload,
     pending_reload,
 )
-from tpdet.launch.run_directory import RunDirectory
+from tpdet.launch.life.run_directory import RunDirectory
 from tpdet.server.bridge import Bridge
 from tpdet.server.canary import Canary
 

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from tpdet.errors import NotFoundError, UsageError
-from tpdet.launch.regular_file import NotRegularError, open_regular
-from tpdet.launch.run_secret import SECRET_VARIABLE
+from tpdet.launch.files.regular_file import NotRegularError, open_regular
+from tpdet.launch.life.run_secret import SECRET_VARIABLE
 from tpdet.suggestions import did_you_mean, nearest
 
 PREFIX = "TPDET_"

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.launch.environment import RankEnvironment
-from tpdet.launch.lifecycle import end_start
-from tpdet.launch.listeners import listeners
-from tpdet.launch.run_directory import RunDirectory
-from tpdet.launch.run_secret import new_secret
-from tpdet.launch.signals import StopSignals
+from tpdet.launch.life.lifecycle import end_start
+from tpdet.launch.life.listeners import listeners
+from tpdet.launch.life.run_directory import RunDirectory
+from tpdet.launch.life.run_secret import new_secret
+from tpdet.launch.life.signals import StopSignals
+from tpdet.launch.ranks.environment import RankEnvironment
 from tpdet.server import http_child
 from tpdet.server.bridge import Bridge, EngineSocket
 from tpdet.server.http_child import HttpProcess

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tpdet.errors import TpdetError, UsageError
-from tpdet.launch.faults import read_faults
-from tpdet.launch.lifecycle import print_fatal
-from tpdet.launch.log_lines import open_log
-from tpdet.launch.run_secret import given_secret
-from tpdet.launch.signals import interrupt_at_stop
-from tpdet.launch.supervise import serve
+from tpdet.launch.life.faults import read_faults
+from tpdet.launch.life.lifecycle import print_fatal
+from tpdet.launch.life.log_lines import open_log
+from tpdet.launch.life.run_secret import given_secret
+from tpdet.launch.life.signals import interrupt_at_stop
+from tpdet.launch.life.supervise import serve
 from tpdet.server.preflight import check_start
 from tpdet.server.setting_sources import forget_settings
 from tpdet.server.settings import load_settings

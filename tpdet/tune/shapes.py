@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import cast
 
-from tpdet.comm.world import World
+from tpdet.comm.world.world import World
 from tpdet.kernels.cuda.gemm.choice.shape_table import Product
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS, ROW_LAYERS
 from tpdet.layers.partition import make_partition

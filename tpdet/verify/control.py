@@ -7,7 +7,7 @@ picks its kernel by the number of rows. `tpdet verify --control` must report dif
 import torch
 import torch.distributed as dist
 
-from tpdet.comm.fold import GatherExchange
+from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.kernels import ops
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import PartialSums

@@ -5,7 +5,7 @@ import os
 import torch
 
 from tpdet.comm.device import driver_version, ranks_per_gpu, resolve_device
-from tpdet.comm.world import World
+from tpdet.comm.world.world import World
 from tpdet.verify.spec import Machine
 
 

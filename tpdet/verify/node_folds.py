@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tpdet.comm.node_exchange import NodeExchange
+from tpdet.comm.exchange.node import NodeExchange
 from tpdet.kernels.partial_sums import PartialSums
 
 

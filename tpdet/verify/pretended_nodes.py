@@ -9,8 +9,8 @@ import os
 from collections.abc import MutableMapping
 
 from tpdet.errors import UsageError
-from tpdet.launch.environment import read_environment
-from tpdet.launch.node_name import NODE_VARIABLE, this_node
+from tpdet.launch.ranks.environment import read_environment
+from tpdet.launch.ranks.node_name import NODE_VARIABLE, this_node
 from tpdet.verify.placement import VISIBLE
 
 

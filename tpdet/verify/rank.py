@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 
 from tpdet.comm.device import open_world, ranks_per_gpu, resolve_device
-from tpdet.comm.group_world import GroupWorld
-from tpdet.comm.world import World
+from tpdet.comm.world.group_world import GroupWorld
+from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import NotFoundError
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.launch.environment import read_environment
+from tpdet.launch.ranks.environment import read_environment
 from tpdet.outputs import RequestAssembler, logprob_bits
 from tpdet.request import Request
 from tpdet.runner import Runner

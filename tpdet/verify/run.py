@@ -12,7 +12,7 @@ from rich.console import Console
 from tpdet.comm.device import resolve_device
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, ROW_LAYERS
-from tpdet.launch.signals import raising
+from tpdet.launch.life.signals import raising
 from tpdet.make_model import make_model
 from tpdet.model_config import load_model_config
 from tpdet.model_config.fit import check_ranks

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from tpdet.errors import CheckpointError, NotFoundError
 from tpdet.json_file import parse_json_object, read_json_object
-from tpdet.launch.regular_file import NotRegularError, open_regular
+from tpdet.launch.files.regular_file import NotRegularError, open_regular
 from tpdet.weights.which import INDEX, SINGLE, find_weights
 
 MAX_INDEX_BYTES = 64 << 20

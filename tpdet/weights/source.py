@@ -7,7 +7,7 @@ import blake3
 import msgspec
 import torch
 
-from tpdet.comm.world import World, rank_on_node
+from tpdet.comm.world.world import World, rank_on_node
 from tpdet.errors import CheckpointError, DisagreementError
 from tpdet.model_config import ModelConfig
 from tpdet.weights.checkpoint import Checkpoint, open_checkpoint

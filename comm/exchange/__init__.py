@@ -1,0 +1,1 @@
+"""Exchanges: how ranks send each other sums, columns and rows, and what adds them in order."""

@@ -1,0 +1,35 @@
+"""Row layers whose ranks add nothing: columns of all ranks, side by side, become whole rows.
+
+A row layer that is cut over its outputs needs two exchanges. Both copy bits, in the dtype of the
+activations:
+
+    x  = exchange.gather_columns(mixed)                            # whole inputs, on every rank
+    y  = product of x and this rank's outputs
+    h, normed = exchange.gather_and_norm(y, residual, weight, eps) # whole outputs, added, normed
+
+`GatherExchange` does it on any transport, `PeerColumns` over peer memory.
+"""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from tpdet.comm.exchange.fold import RankExchange
+
+
+@runtime_checkable
+class ColumnExchange(RankExchange, Protocol):
+    """How columns that ranks hold become whole rows, the residual stream and its norm."""
+
+    def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's columns x [M, W] -> [M, ranks * W] in rank order; may be `x` itself."""
+        ...
+
+    def gather_and_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's columns x [M, H / ranks], residual stream [M, H], weight [H] -> (h, y).
+
+        h = round(whole x + residual) and y, its norm, are [M, H] and complete on every rank.
+        """
+        ...

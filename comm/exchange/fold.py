@@ -1,0 +1,202 @@
+"""The fixed-order reduction: every rank sends its subtree roots, and the rest is added in order.
+
+Pattern of use: a row-parallel layer makes the sums of its leaves (`ops.leaf_sums`) and hands them,
+with the residual stream and the norm that follows, to an exchange; all ranks get the bits that a
+single rank would. The transport copies bytes; the additions are ours.
+
+    one-shot   roots to everyone, everyone adds all rows            few rows: one collective
+    two-shot   roots of rows [r * share, ...) to rank r, which adds them, then the sums to everyone
+               share = ceil(M / ranks); a rank may own no row       many rows: fewer bytes
+
+Both evaluate one expression once an element (Rule 4), so the bits are equal and the number of rows
+may choose.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from tpdet.comm.exchange.peer_memory import PeerMemory
+from tpdet.comm.exchange.rows import GatherRows, RowExchange
+from tpdet.comm.world.world import World
+from tpdet.kernels import ops
+from tpdet.kernels.order import FoldPlan, Slot
+from tpdet.kernels.partial_sums import PartialSums, gathered_sums
+
+TWO_SHOT_ROWS = 256
+"""From so many rows on the two-shot is taken."""
+
+
+class Pending(Protocol):
+    """An exchange that was begun."""
+
+    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(h, y): what follows on the current stream comes after the exchange."""
+        ...
+
+
+@dataclass(frozen=True)
+class Done:
+    """An exchange that was launched where its results are read."""
+
+    h: torch.Tensor
+    y: torch.Tensor
+
+    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(h, y)."""
+        return self.h, self.y
+
+
+class RankExchange(Protocol):
+    """What every way of exchanging row layers' results offers beside them.
+
+    After each step, once the GPU has done it, `check()` says whether a peer was lost in it: what
+    waits on a GPU cannot raise, it gives up after `set_timeout` seconds and leaves garbage behind.
+    """
+
+    memory: PeerMemory | None
+    """Memory that all ranks can address, if there is such."""
+
+    @property
+    def aside(self) -> int:
+        """Multiprocessors that a begun exchange takes from other work; 0: it cannot run aside."""
+        ...
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Every rank's small `x`, copied bit for bit: [ranks, *x.shape]."""
+        ...
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """While inside, no kernel and no tensor operation of the world really runs.
+
+        What the host counts is afterwards as before, however many exchanges each rank had inside.
+        """
+        ...
+
+    def open_rows(self, columns: int, rows: int) -> RowExchange:
+        """An exchange of whole rows, for up to `rows` of `columns` fp32 values a rank. Collective.
+
+        Its lost peers are told by `check` here.
+        """
+        ...
+
+    def report(self) -> None:
+        """Launch, as the last of a step, what brings to the host what `check` reads."""
+        ...
+
+    def check(self) -> None:
+        """Raise PeerLostError if an exchange before the last finished report lost a peer."""
+        ...
+
+    def set_timeout(self, seconds: float) -> None:
+        """Wait at most `seconds` for a peer from now on; alike on every rank."""
+        ...
+
+
+@runtime_checkable
+class Exchange(RankExchange, Protocol):
+    """How row-parallel sums of all ranks become one residual stream and its norm."""
+
+    def fold_and_norm(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's sums [C, M, H], residual stream [M, H], weight [H] -> (h, y), both [M, H].
+
+        y is complete on every rank. Of h, as of `residual`, a rank needs and gets only the rows
+        that it adds itself; what it was given for the others is not read.
+        """
+        ...
+
+    def begin(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> Pending:
+        """`fold_and_norm` beside what is launched next, until `result`; where that is possible."""
+        ...
+
+
+class GatherExchange:
+    """All-gather and all-to-all of the world: any transport, any device."""
+
+    memory: PeerMemory | None = None
+
+    def __init__(self, plan: FoldPlan, world: World, two_shot_rows: int = TWO_SHOT_ROWS) -> None:
+        self._plan = plan
+        self._world = world
+        self._two_shot_rows = two_shot_rows
+
+    def fold_and_norm(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every rank adds and norms every row of h, once it has the sums."""
+        whole = self.everyones(sums)
+        return ops.fold_and_norm(whole, None, residual, weight, eps)
+
+    @property
+    def aside(self) -> int:
+        """None: the world's collectives stand in line with the products."""
+        return 0
+
+    def begin(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> Pending:
+        """`fold_and_norm`, at once."""
+        return Done(*self.fold_and_norm(sums, residual, weight, eps))
+
+    def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
+        """Every rank's columns side by side; a single rank's are the whole."""
+        if self._world.size == 1:
+            return x
+        return self._world.all_gather(x).transpose(0, 1).reshape(len(x), -1)
+
+    def gather_and_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every rank adds and norms every row, once it has the columns."""
+        whole = PartialSums(self.gather_columns(x)[None], (0,))
+        return ops.fold_and_norm(whole, None, residual, weight, eps)
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """The world's all-gather. Raises PeerLostError."""
+        return self._world.all_gather(x)
+
+    def rehearsal(self) -> AbstractContextManager[None]:
+        """Nothing is counted here."""
+        return nullcontext()
+
+    def open_rows(self, columns: int, rows: int) -> RowExchange:
+        """By the world's all-to-all."""
+        return GatherRows(self._world, rows)
+
+    def report(self) -> None:
+        """Nothing: see `check`."""
+
+    def check(self) -> None:
+        """Nothing: the world's operations raise by themselves."""
+
+    def set_timeout(self, seconds: float) -> None:
+        """Nothing: the world has a timeout of its own."""
+
+    def everyones(self, sums: PartialSums) -> PartialSums:
+        """The sums of all ranks under one root, equal on every rank."""
+        plan, world = self._plan, self._world
+        if isinstance(plan.final, Slot):
+            # One rank's root is the whole tree.
+            return PartialSums(sums.values, (sums.roots[plan.final.index],))
+        sent = ops.fold_roots(sums, plan.slots)
+        if sent.shape[1] < self._two_shot_rows:
+            return gathered_sums(world.all_gather(sent), plan.final)
+        return PartialSums(self._two_shot(sent)[None], (0,))
+
+    def _two_shot(self, sent: torch.Tensor) -> torch.Tensor:
+        """Roots [slots, M, N] -> [M, N]; blocks are of one size, padded with any bits."""
+        world, (slots, rows, columns) = self._world, sent.shape
+        share = -(-rows // world.size)
+        padded = sent
+        if share * world.size != rows:
+            padded = sent.new_zeros(slots, share * world.size, columns)
+            padded[:, :rows] = sent
+        blocks = padded.view(slots, world.size, share, columns).transpose(0, 1).contiguous()
+        mine = ops.fold_final(world.all_to_all(blocks), self._plan.final)
+        return world.all_gather(mine).view(-1, columns)[:rows]

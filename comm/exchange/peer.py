@@ -1,0 +1,271 @@
+"""The fixed-order reduction over peer memory: one kernel an exchange, any fold order, same bits.
+
+    exchange = PeerExchange(plan, memory, rows, hidden, dtype)     # or `open_exchange`
+    h, y = exchange.fold_and_norm(sums, residual, weight, eps)     # eagerly or in a CUDA graph
+    everyones = exchange.all_gather(x)                             # small payloads
+    exchange.report()                                              # last in the step's stream
+    exchange.check()                                               # once that has run: lost a peer?
+
+All exchanges of a rank run one after the other (one stream, or several that wait for each other),
+and all ranks call the same ones in the same order. What the shared memory holds is in
+`slot_layout`. Few rows take the one-shot (`peer_fold`), some more a two-shot with a program a row
+(`peer_spread`), then the two-shot (`peer_two_shot`), and many the one that pushes finished rows to
+where they are read (`peer_direct`); the bits do not depend on it. Steps of more rows than a piece
+holds go piece by piece. Who owns a row follows from the number of rows, so a step's residual stream
+stays with its owners.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from tpdet.comm.exchange.fold import Pending
+from tpdet.comm.exchange.peer_memory import PeerMemory
+from tpdet.comm.exchange.rows import PeerRows, RowExchange
+from tpdet.comm.exchange.slot_layout import (
+    DIRECT_ROWS,
+    FLAGS,
+    GATHER_WORDS,
+    PIECE_ROWS,
+    SPREAD_ROWS,
+    SlotLayout,
+    by_ranks,
+)
+from tpdet.errors import PeerLostError
+from tpdet.kernels.order import FoldPlan
+from tpdet.kernels.partial_sums import PartialSums
+
+if TYPE_CHECKING:
+    from tpdet.kernels.cuda.exchange.one_shot import Peers
+
+PROGRAMS = 132
+"""Programs of an exchange, all of which must be on the GPU at once."""
+
+PROGRAMS_ASIDE = {2: 20, 4: 24, 8: 32}
+"""By ranks: programs, each on a multiprocessor of its own, of an exchange that runs under products.
+
+Fewer make the exchange the longer of the two, more take from the products what it gains. Prefill of
+a Qwen3-8B shape on 4 H200s: 12 gave 87,000, 16 104,000, 20 109,000, 24 111,000 tokens/s."""
+
+ROWS_ASIDE = 2
+"""Rows of such a program at once: it mostly waits for memory."""
+
+
+@dataclass(frozen=True)
+class _Aside:
+    """A begun exchange. What its kernel reads is kept until the reader's stream has waited."""
+
+    h: torch.Tensor
+    y: torch.Tensor
+    done: torch.cuda.Event
+    kept: tuple[PartialSums, torch.Tensor]
+
+    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.cuda.current_stream().wait_event(self.done)
+        return self.h, self.y
+
+
+class PeerExchange:
+    """An exchange whose ranks write into each other's memory; all on one host."""
+
+    def __init__(
+        self,
+        plan: FoldPlan,
+        memory: PeerMemory,
+        rows: int,
+        hidden: int,
+        dtype: torch.dtype,
+        one_shot_rows: int | None = None,
+        piece_rows: int = PIECE_ROWS,
+        direct_rows: int = DIRECT_ROWS,
+    ) -> None:
+        """rows: the most of a step. Collective: every rank makes its own together."""
+        from tpdet.kernels.cuda.exchange.one_shot import Peers
+
+        self.memory: PeerMemory | None = memory
+        self._plan = plan
+        self._world = memory.world
+        self._dtype = dtype
+        ranks, device = memory.world.size, memory.device
+        self.layout = SlotLayout(
+            ranks, plan.slots, rows, hidden, dtype, one_shot_rows, piece_rows, direct_rows
+        )
+        self._direct = 0  # exchanges of that kind so far: in a step they take two y in turn
+        self.spread_rows = SPREAD_ROWS
+        shared = memory.allocate((self.layout.bytes // 4,), torch.int32)
+        shared.own.fill_(-1)  # armed
+        shared.own[self.layout.gather_start // 4 :].zero_()  # no tag
+        self._shared = shared
+        # On the GPU: a program that waits looks at it, and over PCIe thousands of threads' looks
+        # cost 50 ms a time. The host's copy is `_seen`.
+        self._control = torch.zeros(2, dtype=torch.int64, device=device)
+        self._seen = memory.host_words(1)
+        self._counters = torch.zeros(3, 2, dtype=torch.int64, device=device)
+        programs = min(memory.multiprocessors, PROGRAMS)
+        self._one, self._two, self._gather = (
+            Peers(self._world.rank, shared.addresses, counter, self._control, programs)
+            for counter in self._counters
+        )
+        self._aside: torch.cuda.Stream | None = None
+        self.set_timeout(self._world.timeout)
+        memory.settle()
+
+    def fold_and_norm(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """h holds this rank's rows in a step of many rows, and every row in one of few.
+
+        y of a step of many rows stays as it is until the exchange after the next is launched.
+        """
+        return self._launch(sums, residual, weight, eps, self._two)
+
+    @property
+    def aside(self) -> int:
+        """A few: one for each program."""
+        return by_ranks(PROGRAMS_ASIDE, self._world.size)
+
+    def begin(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> Pending:
+        """The exchange on a stream of its own. Nothing else may exchange before `result`, but a
+        second exchange that is begun follows the first."""
+        stream = torch.cuda.current_stream()
+        if self._aside is None:
+            self._aside = torch.cuda.Stream(stream.device)
+        self._aside.wait_stream(stream)
+        with torch.cuda.stream(self._aside):
+            two = replace(self._two, programs=self.aside, tile=ROWS_ASIDE)
+            out = self._launch(sums, residual, weight, eps, two)
+            done = torch.cuda.Event()
+            done.record()
+        return _Aside(*out, done, (sums, residual))
+
+    def _launch(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float,
+        two: "Peers",
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        if residual.dtype != self._dtype:
+            raise ValueError(f"rows of {residual.dtype}: this exchange was made for {self._dtype}")
+        residual = residual if residual.stride(1) == 1 else residual.contiguous()
+        h = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
+        values = sums.values.contiguous()
+        if self.takes_direct(len(residual)):
+            part = PartialSums(values, sums.roots)
+            return h, self._run_direct(part, residual, weight, eps, h, two)
+        y = torch.empty_like(h)
+        for piece in self.layout.pieces(len(residual)):
+            rows = slice(piece.start, piece.stop)
+            part = PartialSums(values[:, rows], sums.roots)
+            self._run(part, residual[rows], weight, eps, (h[rows], y[rows]), two)
+        return h, y
+
+    def _run_direct(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float,
+        h: torch.Tensor, two: "Peers",
+    ) -> torch.Tensor:  # fmt: skip
+        from tpdet.kernels.cuda.exchange.direct import run_two_shot_direct
+
+        layout, (m, n), size = self.layout, residual.shape, residual.element_size()
+        self._direct += 1
+        begin = layout.direct_start + (self._direct % 2) * layout.piece_rows * n * size
+        place = layout.roots_start // 4, layout.share_rows, begin // size
+        flags = layout.flag_start // 4, FLAGS
+        run_two_shot_direct(sums, residual, weight, eps, h, self._plan, two, (*place, *flags))
+        words = self._shared.own[begin // 4 :][: m * n * size // 4]
+        return words.view(residual.dtype).view(m, n)
+
+    def _run(
+        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float,
+        out: tuple[torch.Tensor, torch.Tensor], two: "Peers",
+    ) -> None:  # fmt: skip
+        from tpdet.kernels.cuda.exchange import one_shot as peer_fold
+        from tpdet.kernels.cuda.exchange import spread as peer_spread
+        from tpdet.kernels.cuda.exchange import two_shot as peer_two_shot
+
+        layout, rows = self.layout, len(residual)
+        if self.takes_one_shot(rows):
+            place = layout.one_shot_start // 4, layout.one_shot_rows
+            peer_fold.run_one_shot(sums, residual, weight, eps, out, self._plan, self._one, place)
+            return
+        y_start = layout.y_start // out[1].element_size()
+        where = layout.roots_start // 4, layout.share_rows, y_start, layout.piece_rows
+        spread = rows <= self.spread_rows
+        run = peer_spread.run_two_shot_spread if spread else peer_two_shot.run_two_shot
+        run(sums, residual, weight, eps, out, self._plan, two, where)
+
+    def owned_rows(self, rows: int) -> list[range]:
+        """The rows of h that this rank gets in a step of `rows` rows."""
+        owned = []
+        for piece in self.layout.pieces(rows):
+            if self.takes_one_shot(len(piece)):
+                owned.append(piece)
+            else:
+                share = -(-len(piece) // self._world.size)
+                owned.append(piece[self._world.rank * share : (self._world.rank + 1) * share])
+        return owned
+
+    def takes_direct(self, rows: int) -> bool:
+        """Whether a step goes whole, its finished rows to where they are read."""
+        layout = self.layout
+        return layout.direct_rows <= rows <= layout.piece_rows and not self.takes_one_shot(rows)
+
+    def takes_one_shot(self, rows: int) -> bool:
+        """Which kernel a piece of `rows` rows goes to; the bits do not depend on it."""
+        ranks = self._world.size
+        everyone_owns = (ranks - 1) * -(-rows // ranks) < rows
+        return rows <= self.layout.one_shot_rows or not everyone_owns
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """[ranks, *x.shape]; sizes that are no whole words of 4 bytes go through the world."""
+        from tpdet.kernels.cuda.exchange.gather import run_gather
+
+        if x.numel() == 0 or (x.numel() * x.element_size()) % 4:
+            return self._world.all_gather(x)
+        words = x.contiguous().view(-1).view(torch.int32)
+        place = self.layout.gather_start // 8, GATHER_WORDS
+        parts = []
+        for part in words.split(GATHER_WORDS):
+            parts.append(part.new_empty(self._world.size, len(part)))
+            run_gather(part, parts[-1], self._gather, place)
+        gathered = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return gathered.view(x.dtype).view(self._world.size, *x.shape)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Exchanges inside are not numbered: peers await what really ran."""
+        before = self._direct
+        try:
+            yield
+        finally:
+            self._direct = before
+
+    def open_rows(self, columns: int, rows: int) -> RowExchange:
+        """Over memory of its own."""
+        assert self.memory is not None
+        return PeerRows(self.memory, columns, rows, self)
+
+    def peers_at(self, addresses: torch.Tensor, counter: torch.Tensor) -> "Peers":
+        """The peers' other memory, for kernels whose lost peers `check` tells."""
+        return replace(self._gather, table=addresses, counter=counter)
+
+    def report(self) -> None:
+        """Begin to copy to the host what `check` reads, after what the stream holds so far."""
+        self._seen.copy_(self._control[:1], non_blocking=True)
+
+    def check(self) -> None:
+        """Raise PeerLostError naming the rank; the exchange, like its world, is then broken."""
+        found = int(self._seen[0])
+        if found:
+            number, lost = divmod(found, 256)
+            raise PeerLostError(
+                f"rank {self._world.rank} of {self._world.size} waited {self._timeout:g} s for "
+                f"rank {lost - 1} in exchange {number} over peer memory: it is lost or hangs"
+            )
+
+    def set_timeout(self, seconds: float) -> None:
+        """Bound each wait from now on, also those of graphs that are captured already."""
+        self._timeout = seconds
+        self._control[1:].copy_(torch.tensor([int(min(seconds, 1e9) * 1e9)]))

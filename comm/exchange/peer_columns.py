@@ -1,0 +1,125 @@
+"""Columns of all ranks gathered over peer memory, for row layers whose ranks add nothing.
+
+    exchange = open_columns("auto", plan, world, rows, (widest, hidden), dtype, device)
+    x = exchange.gather_columns(mixed)                             # eagerly or in a CUDA graph
+    h, y = exchange.gather_and_norm(y, residual, weight, eps)
+
+One allocation a rank holds two buffers that exchanges of both kinds take in turn; a buffer has room
+for the widest rows of a piece. Steps of more rows go piece by piece. For what these exchanges share
+with the others (small payloads, lost peers, streams) see `peer_exchange`.
+"""
+
+import torch
+
+from tpdet.comm.exchange.columns import ColumnExchange
+from tpdet.comm.exchange.fold import GatherExchange
+from tpdet.comm.exchange.peer import PROGRAMS, PeerExchange
+from tpdet.comm.exchange.peer_memory import PeerMemory, memory_for
+from tpdet.comm.world.world import World
+from tpdet.kernels.order import FoldPlan
+
+PIECE_ROWS = 4096
+BUFFER_BYTES = 1 << 28
+"""Cap of a buffer; a piece is halved until its widest rows fit."""
+
+_ALIGNED = 1024  # bytes
+
+
+class PeerColumns(PeerExchange):
+    """An exchange of columns; the sums of its base, for which it keeps little room, are not used.
+
+    What is in order for the one is for the other: all run in one stream.
+    """
+
+    def __init__(
+        self,
+        plan: FoldPlan,
+        memory: PeerMemory,
+        rows: int,
+        widths: tuple[int, int],
+        dtype: torch.dtype,
+        piece_rows: int = PIECE_ROWS,
+    ) -> None:
+        """rows: the most of a step; widths: values of the widest whole row, and of the stream's.
+
+        Collective: every rank makes its own together.
+        """
+        from tpdet.kernels.cuda.exchange.one_shot import Peers
+
+        super().__init__(plan, memory, 1, widths[1], dtype, one_shot_rows=1)
+        row = max(widths) * dtype.itemsize
+        self.piece_rows = min(rows, piece_rows)
+        while self.piece_rows > 1 and self.piece_rows * row > BUFFER_BYTES:
+            self.piece_rows = -(-self.piece_rows // 2)
+        self._room = -(-self.piece_rows * row // _ALIGNED) * _ALIGNED
+        self._buffers = memory.allocate((2 * self._room // 4,), torch.int32)
+        self._buffers.own.fill_(-1)  # armed
+        self._counter = torch.zeros(2, dtype=torch.int64, device=memory.device)
+        self._peers = Peers(
+            self._world.rank, self._buffers.addresses, self._counter, self._control,
+            min(memory.multiprocessors, PROGRAMS),
+        )  # fmt: skip
+        memory.settle()
+
+    @property
+    def aside(self) -> int:
+        """None: the inputs' exchange stands between two products of the same rows."""
+        return 0
+
+    def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
+        """A copy of all ranks' columns, in one kernel a piece."""
+        from tpdet.kernels.cuda.exchange import columns as peer_columns
+
+        self._check_dtype(x)
+        x = x.contiguous()
+        whole = x.new_empty(len(x), self._world.size * x.shape[1])
+        for rows in self._pieces(len(x)):
+            peer_columns.run_gather_columns(x[rows], whole[rows], self._peers, (0, self._room))
+        return whole
+
+    def gather_and_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every rank adds and norms every row, in the kernel that takes the columns."""
+        from tpdet.kernels.cuda.exchange import columns as peer_columns
+
+        self._check_dtype(x)
+        x = x.contiguous()
+        residual = residual if residual.stride(1) == 1 else residual.contiguous()
+        h = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
+        y = torch.empty_like(h)
+        for rows in self._pieces(len(x)):
+            peer_columns.run_gather_and_norm(
+                x[rows], residual[rows], weight, eps, (h[rows], y[rows]), self._peers,
+                (0, self._room),
+            )  # fmt: skip
+        return h, y
+
+    def _check_dtype(self, x: torch.Tensor) -> None:
+        if x.dtype != self._dtype:
+            raise ValueError(f"rows of {x.dtype}: this exchange was made for {self._dtype}")
+
+    def _pieces(self, rows: int) -> list[slice]:
+        """A step's rows in pieces of nearly one size."""
+        size = -(-rows // max(1, -(-rows // self.piece_rows)))
+        return [slice(first, min(first + size, rows)) for first in range(0, rows, max(size, 1))]
+
+
+def open_columns(
+    transport: str,
+    plan: FoldPlan,
+    world: World,
+    rows: int,
+    widths: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> ColumnExchange:
+    """The exchange of columns for a transport; as `open_exchange` of sums.
+
+    widths: values of the widest row that is gathered, and of the residual stream's. Collective.
+    Raises UsageError when "peer" cannot be had.
+    """
+    memory = memory_for(transport, world, device)
+    if memory is None:
+        return GatherExchange(plan, world)
+    return PeerColumns(plan, memory, rows, widths, dtype)

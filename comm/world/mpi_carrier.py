@@ -1,0 +1,167 @@
+"""Tensors carried by MPI: buffers in host memory go as bytes, nothing is added or pickled.
+
+    carrier = open_mpi(rank, size, timeout=60.0)     # once the launcher's ranks run, collective
+    carrier.all_gather(gathered, sent, timeout=60.0) # flat uint8 tensors
+
+A CUDA-aware MPI takes GPU memory too, if every rank's does (`takes`). MPI knows nothing of CUDA
+streams, so the current one is waited for before MPI is given anything: what is sent has then been
+written, and kernels of whoever had the memory before, which is received into, read it no more.
+Nothing reads what was received before the request is complete: until then no call here returns.
+
+MPI is started and ended here, not by mpi4py's import and exit: after a lost rank MPI_Finalize would
+wait for it, so a process ends MPI only if every carrier was left in health. Without that, mpirun
+ends what still runs. Requests are tested, not waited for, because MPI has no timeouts.
+"""
+
+import atexit
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tpdet.comm.world.cuda_aware import is_cuda_aware
+from tpdet.errors import PeerLostError, UsageError
+
+_log = logging.getLogger("tpdet.comm")
+
+_SPINS = 200
+"""Tests of a request before the process sleeps between them."""
+_NAP_SECONDS = 50e-6
+
+_BYTE = "B"
+"""mpi4py's name of the datatype of uint8."""
+
+_open: list["MpiCarrier"] = []
+"""Carriers that were not left yet."""
+_abandoned: list[Any] = []
+"""Requests that timed out, with their buffers, which MPI may still write to."""
+
+
+class MpiCarrier:
+    """One communicator. Its operations raise PeerLostError after their timeout, in seconds.
+
+    Both tensors of an operation are on one device, of a kind that it `takes`.
+    """
+
+    def __init__(self, communicator: Any, cuda: bool | None = None) -> None:
+        """cuda: whether the MPI of every rank takes GPU memory; None where ranks have no GPU."""
+        self._communicator = communicator
+        self._cuda = cuda
+
+    @property
+    def name(self) -> str:
+        """For logs: "mpi", and of ranks with GPUs "mpi, CUDA-aware" or "mpi, staged"."""
+        return "mpi" if self._cuda is None else f"mpi, {'CUDA-aware' if self._cuda else 'staged'}"
+
+    def takes(self, kind: str) -> bool:
+        """Whether tensors of "cpu" or "cuda" can be given as they are; the same on every rank."""
+        return kind == "cpu" or (kind == "cuda" and bool(self._cuda))
+
+    def all_gather(self, gathered: Tensor, sent: Tensor, timeout: float) -> None:
+        """uint8 [n] of every rank -> uint8 [ranks * n]. Raises RuntimeError for MPI's errors."""
+        buffers = _buffers(sent, gathered)
+        self._finish(self._communicator.Iallgather(*buffers), buffers, timeout)
+
+    def all_to_all(self, received: Tensor, sent: Tensor, timeout: float) -> None:
+        """uint8 [ranks * n], block r for rank r -> block s from rank s. Raises RuntimeError."""
+        buffers = _buffers(sent, received)
+        self._finish(self._communicator.Ialltoall(*buffers), buffers, timeout)
+
+    def part(self, groups: Sequence[Sequence[int]]) -> "MpiCarrier":
+        """Of the group that holds this rank, in the group's order. Collective."""
+        rank = self._communicator.Get_rank()
+        color = next(index for index, group in enumerate(groups) if rank in group)
+        communicator = self._communicator.Split(color, groups[color].index(rank))
+        return MpiCarrier(communicator, self._cuda)
+
+    def agree_on_cuda(self, mine: bool, timeout: float) -> None:
+        """Take GPU memory from now on if every rank's MPI does; rank 0 logs which it is.
+
+        Collective. Raises PeerLostError.
+        """
+        everyone = torch.zeros(self._communicator.Get_size(), dtype=torch.uint8)
+        self.all_gather(everyone, torch.tensor([mine], dtype=torch.uint8), timeout)
+        self._cuda = bool(everyone.all())
+        if self._communicator.Get_rank() > 0:
+            return
+        if self._cuda:
+            _log.info("tensors travel by %s", self.name)
+        else:
+            _log.warning(
+                "tensors travel by %s: ranks %s have an MPI that is not CUDA-aware, so all go "
+                "through host memory (docs/cluster.md says which MPI is)",
+                self.name,
+                ", ".join(str(rank) for rank, said in enumerate(everyone.tolist()) if not said),
+            )
+
+    def leave(self) -> None:
+        """The last call, of all ranks of a healthy world: MPI may end with the process."""
+        if self in _open:
+            _open.remove(self)
+
+    @staticmethod
+    def _finish(request: Any, buffers: tuple[Any, Any], timeout: float) -> None:
+        deadline, tests = time.monotonic() + timeout, 0
+        while not request.Test():
+            tests += 1
+            if tests > _SPINS:
+                time.sleep(_NAP_SECONDS)
+            if time.monotonic() > deadline:
+                _abandoned.append((request, buffers))
+                raise PeerLostError("MPI has no answer of all ranks")
+
+
+def open_mpi(rank: int, size: int, timeout: float, cuda: bool = False) -> MpiCarrier:
+    """All ranks of one mpirun, or of srun with an MPI. Collective.
+
+    cuda: the ranks have GPUs, and this one's is the current device. Raises UsageError without
+    mpi4py or an MPI library, and if MPI counts the ranks otherwise, PeerLostError after `timeout`.
+    """
+    if cuda:
+        torch.cuda.synchronize()  # makes the CUDA context, for which some MPIs look as they start
+    mpi = _started()
+    world = mpi.COMM_WORLD
+    if (world.Get_rank(), world.Get_size()) != (rank, size):
+        raise UsageError(
+            f"transport mpi: MPI says rank {world.Get_rank()} of {world.Get_size()}, the launcher "
+            f"rank {rank} of {size}: start the ranks with the mpirun of this MPI, or use "
+            "--transport gather"
+        )
+    carrier = MpiCarrier(world.Dup())
+    _open.append(carrier)
+    if cuda:
+        carrier.agree_on_cuda(is_cuda_aware(mpi), timeout)
+    return carrier
+
+
+def _buffers(sent: Tensor, received: Tensor) -> tuple[Any, Any]:
+    """Both as mpi4py takes them; GPU memory once the current stream has come to its end."""
+    if not sent.is_cuda:
+        return sent.numpy(), received.numpy()
+    torch.cuda.current_stream(sent.device).synchronize()
+    return [sent, _BYTE], [received, _BYTE]
+
+
+def _started() -> Any:
+    """mpi4py's MPI, initialised. Raises UsageError."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UsageError(
+            f"transport mpi needs mpi4py and an MPI library: pip install 'tpdet[mpi]' ({error})"
+        ) from error
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        atexit.register(_end, MPI)
+    return MPI
+
+
+def _end(mpi: Any) -> None:
+    if not _open and not mpi.Is_finalized():
+        mpi.Finalize()

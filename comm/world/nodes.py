@@ -1,0 +1,58 @@
+"""A rank's two worlds in a job of several nodes: the ranks of its node, and its like on the others.
+
+rank                 0 1 2 3 | 4 5 6 7        two nodes of four
+inside (of rank 5)             4 5 6 7        rank 1 of 4
+across (of rank 5)     1         5            rank 1 of 2, which is the number of the node
+"""
+
+import logging
+from dataclasses import dataclass
+
+from tpdet.comm.world.roll_call import rank_list
+from tpdet.comm.world.world import World
+
+_log = logging.getLogger("tpdet.engine")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """`world` and its parts: `inside` one node, `across` the nodes; parts live as long as it."""
+
+    world: World
+    inside: World
+    across: World
+
+
+def open_nodes(world: World) -> Nodes | None:
+    """The parts of a world of several nodes; None where two levels bring nothing. Collective.
+
+    They bring nothing on one node and with one rank a node. They cannot be had if nodes differ in
+    their number of ranks or do not hold neighbouring ones: rank 0 logs a warning then, for answers
+    are the same, but slower. In which order a node numbers its local ranks does not matter.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, name in enumerate(world.node_names):
+        ranks_of.setdefault(name, []).append(rank)
+    counts = {len(ranks) for ranks in ranks_of.values()}
+    if len(ranks_of) == 1 or 1 in counts:
+        return None
+    in_turn = [rank for ranks in ranks_of.values() for rank in ranks]
+    if len(counts) > 1 or in_turn != list(range(world.size)):
+        if world.rank == 0:
+            _log.warning(
+                "nodes do not hold neighbouring ranks, as many on each (%s): sums are exchanged in "
+                "one level, which is slower, with the same bits; to fold inside a node first, lay "
+                "ranks out in blocks: srun --distribution=block, mpirun --map-by slot (Open MPI) "
+                "or -ppn N (MPICH)",
+                rank_list(range(world.size), dict(enumerate(world.node_names))),
+            )
+        return None
+    return split_nodes(world, len(ranks_of))
+
+
+def split_nodes(world: World, nodes: int) -> Nodes:
+    """Parts for `nodes` nodes of neighbouring ranks, as many on each. Collective."""
+    ranks = world.size // nodes
+    inside = world.part([range(node * ranks, (node + 1) * ranks) for node in range(nodes)])
+    across = world.part([range(local, world.size, ranks) for local in range(ranks)])
+    return Nodes(world, inside, across)

@@ -1,0 +1,205 @@
+"""The world: the ranks that run one engine, and the things they do together.
+
+A world is one object handed around; there is no global group. Its contract, as patterns of use:
+
+Every rank calls the same operations in the same order, from one thread. There are no tags: the
+n-th call of one rank meets the n-th call of every other.
+
+    gathered = world.all_gather(partial)          # [size, *partial.shape], rank order, same bits
+    mine = world.all_to_all(blocks)               # block r goes to rank r; mine[s] is from rank s
+    plan = world.broadcast_bytes(encode(plan) if world.rank == 0 else None)   # rank 0 speaks
+    digests = world.gather_bytes(table_digest)    # all speak, any lengths; everyone hears all
+    world.barrier()                               # nobody leaves before everybody came
+    world.close()                                 # the last call; again is harmless
+
+A collective moves bits and never adds: NaN payloads, -0.0 and pad bytes arrive
+as they were sent. Only `add_in_any_order`, for the approximate mode, is outside of that.
+`all_gather` and `all_to_all` want one shape and dtype on all ranks, and return memory that no later
+call writes to.
+
+A peer that dies, leaves, stops or calls something else ends the call with PeerLostError naming
+the operation, this rank and the timeout; a dead peer at once, a silent one after `timeout`
+seconds. A world that raised it is broken: each later call raises it again, and what remains is
+`close()`. An idle rank 0 must therefore speak more often than the timeout (heartbeats), and a
+phase in which ranks are apart for longer (loading weights) runs under a longer one:
+
+    world.set_timeout(1800.0); load(); world.barrier(); world.set_timeout(config.step_timeout)
+
+Some ranks of a world make a world of their own, a part; it breaks, waits and ends with the whole:
+
+    inside = world.part([[0, 1], [2, 3]])         # every rank calls it, with the same groups
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tpdet.comm.world.roll_call import Heard, LastWord
+from tpdet.errors import IntegrityError
+from tpdet.launch.ranks.node_name import this_node
+from tpdet.launch.ranks.rank_environment import RankEnvironment
+
+MAX_MESSAGE_BYTES = 80 << 20
+"""Cap of one byte message: the largest step plan (64 MiB) with its digest, and some room."""
+
+
+class World(Protocol):
+    """What an engine needs from its ranks; see the module's patterns of use.
+
+    `rank` counts from 0 to `size - 1`, `local_rank` to `local_size - 1` among the ranks of this
+    host; `timeout` is in seconds. `node_names` says, by rank, what its node is called: ranks with
+    one name are on one node, and launchers deal ranks out to nodes in any order.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    timeout: float
+    node_names: tuple[str, ...]
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Every rank's `x`, copied bit for bit: [size, *x.shape], dtype and device of `x`."""
+        ...
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """x [size, ...], block r for rank r -> [size, ...], block s from rank s; bits copied."""
+        ...
+
+    def add_in_any_order(self, x: Tensor) -> Tensor:
+        """The sum of every rank's `x`, equal on all of them, in an order that is the library's.
+
+        For the approximate mode alone: no bit of it is promised. `x` may be overwritten.
+        """
+        ...
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        """Rank 0's `data` on every rank; what the other ranks pass is not looked at."""
+        ...
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Every rank's `data` in rank order, on every rank; lengths may differ."""
+        ...
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        ...
+
+    def part(self, groups: Sequence[Sequence[int]]) -> "World":
+        """The world of the group that holds this rank; its ranks count in the group's order.
+
+        Collective. groups: equal on every rank, each rank in one of them. A part is a world as
+        this one, whose timeout it has; closing it does nothing, it ends with this one. A part is
+        not cut again.
+        """
+        ...
+
+    def without_peers(self) -> AbstractContextManager[None]:
+        """While inside, this rank alone: tensors are not sent, what comes from peers is zeros.
+
+        For work whose results nobody reads; peers need not know. Byte messages are sent as ever.
+        """
+        ...
+
+    def set_timeout(self, seconds: float) -> None:
+        """Wait at most `seconds` for a peer from the next operation on; alike on every rank."""
+        ...
+
+    def part_with(self, word: LastWord) -> Heard:
+        """End this world early, for this rank; what others told that ended so too.
+
+        Peers that wait for this rank lose it and find `word`. A rank that does not give up, but
+        lost a peer itself, waits a second for theirs. See `last_words`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave the world. Of a healthy world all ranks leave together."""
+        ...
+
+
+class SoloWorld:
+    """A world of one rank: nothing is sent, nobody can be lost."""
+
+    def __init__(self) -> None:
+        self.rank = self.local_rank = 0
+        self.size = self.local_size = 1
+        self.timeout = float("inf")
+        self.node_names: tuple[str, ...] = (this_node(RankEnvironment()).name,)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """A copy of `x` with a leading dimension of 1."""
+        return x.unsqueeze(0).clone(memory_format=torch.contiguous_format)
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """A copy of `x` [1, ...]."""
+        return x.clone(memory_format=torch.contiguous_format)
+
+    def add_in_any_order(self, x: Tensor) -> Tensor:
+        """`x` itself."""
+        return x
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        """`data` itself. Raises IntegrityError if it is absent or over the cap."""
+        return checked_message(data)
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """`[data]`. Raises IntegrityError if it is over the cap."""
+        return [checked_message(data)]
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+    def part(self, groups: Sequence[Sequence[int]]) -> "SoloWorld":
+        """Another world of one rank."""
+        group_of(0, 1, groups)
+        return SoloWorld()
+
+    def without_peers(self) -> AbstractContextManager[None]:
+        """Nothing changes: there are none."""
+        return nullcontext()
+
+    def set_timeout(self, seconds: float) -> None:
+        """Keep the number; there is nobody to wait for."""
+        self.timeout = seconds
+
+    def part_with(self, word: LastWord) -> Heard:
+        """Nobody needs to be told."""
+        return Heard({})
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def rank_on_node(world: World, rank: int | None = None) -> str:
+    """ "rank 3 on node gpu07"; of the world's own rank unless another is given."""
+    rank = world.rank if rank is None else rank
+    return f"rank {rank} on node {world.node_names[rank]}"
+
+
+def group_of(rank: int, size: int, groups: Sequence[Sequence[int]]) -> Sequence[int]:
+    """The group of `rank`. Raises ValueError unless each of `size` ranks is in just one group."""
+    if sorted(member for group in groups for member in group) != list(range(size)):
+        raise ValueError(f"groups {groups} of a world of {size}: name each rank once")
+    return next(group for group in groups if rank in group)
+
+
+def local_place(world: World, group: Sequence[int]) -> tuple[int, int]:
+    """(local_rank, local_size) of `world`'s rank in a part: its place among those of its node."""
+    names = world.node_names
+    here = [member for member in group if names[member] == names[world.rank]]
+    return here.index(world.rank), len(here)
+
+
+def checked_message(data: bytes | None) -> bytes:
+    """`data`, if it may be sent. Raises IntegrityError for no message and for one over the cap."""
+    if data is None:
+        raise IntegrityError("rank 0 must pass the bytes it broadcasts, not None")
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise IntegrityError(
+            f"message of {len(data)} bytes is over the cap of {MAX_MESSAGE_BYTES} bytes: send less"
+        )
+    return data

@@ -1,0 +1,1 @@
+"""Files that are read without surprise and written whole."""

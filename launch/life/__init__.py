@@ -1,0 +1,1 @@
+"""The life of processes: supervision, signals, the run directory, its secret, the end."""

@@ -1,0 +1,177 @@
+"""How a rank ends: it looks for lost peers, decides the exit code once, leaves nobody behind."""
+
+import errno
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tpdet.errors import PeerLostError, ResourceError, TpdetError
+from tpdet.launch.life.log_lines import flush_log
+from tpdet.launch.life.processes import process_status, send_signal
+from tpdet.launch.life.run_directory import ExitDecision, RankRecord, RunDirectory, supervised
+from tpdet.launch.ranks.node_name import this_node
+from tpdet.launch.ranks.rank_environment import RankEnvironment
+
+_MESSAGE_CHARACTERS = 2000
+_WRITE_SECONDS = 1.0
+_RANK_0_SECONDS = 2.0
+"""What rank 0 gets to hear why this rank ends, and to say so in its streams."""
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True)
+class LostPeer:
+    """A rank on this host that does not run any more; `reason` is gone, dead or stopped."""
+
+    rank: int
+    pid: int
+    reason: str
+
+
+def lost_local_peers(run: RunDirectory, rank: int) -> list[LostPeer]:
+    """Registered ranks of this host, other than `rank`, that have ended or are stopped.
+
+    Once the exit is decided (exit.json), ranks are free to leave, and none counts as lost.
+    """
+    if run.exit_decision() is not None:
+        return []
+    lost = []
+    for record in run.records():
+        if record.rank == rank or not record.local:
+            continue
+        reason = _why_lost(record)
+        if reason is not None:
+            lost.append(LostPeer(record.rank, record.pid, reason))
+    return lost
+
+
+def _why_lost(record: RankRecord) -> str | None:
+    status = process_status(record.pid)
+    if status is None or status.start_time != record.start_time:
+        return "gone"
+    if status.dead:
+        return "dead"
+    return "stopped" if status.stopped else None
+
+
+def check_peers(run: RunDirectory, rank: int) -> None:
+    """Raise PeerLostError naming every lost rank of this host; a stop signal is no drain then."""
+    lost = lost_local_peers(run, rank)
+    if lost:
+        node = this_node(RankEnvironment()).name
+        names = ", ".join(f"rank {peer.rank} (pid {peer.pid}) is {peer.reason}" for peer in lost)
+        public = ", ".join(f"rank {peer.rank} on node {node} is {peer.reason}" for peer in lost)
+        raise PeerLostError(f"{names} on node {node}: the server ends").told(public)
+
+
+def kill_local_ranks(run: RunDirectory, except_rank: int | None = None) -> None:
+    """SIGKILL every registered rank of this host, stopped ones too, except one."""
+    for record in run.records():
+        if record.rank != except_rank and record.local:
+            send_signal(record.pid, record.start_time, signal.SIGKILL)
+
+
+def end_process(
+    run: RunDirectory | None,
+    rank: int,
+    error: BaseException,
+    last_words: Callable[[], None] | None = None,
+) -> NoReturn:
+    """End this rank, and with it the server on this host, because of `error`. From any thread.
+
+    Writes exit.json unless a rank has decided before, runs `last_words` (what still can be told
+    to clients; its failure is ignored), prints what ended the server as the last line of standard
+    error unless another does (the rank that decided, or the supervisor), then SIGKILLs all other
+    local ranks (rank 0 after two seconds, within which it may tell clients) and ends with the
+    decided code. Without a run directory of its own (`run` is None) a rank ends alone.
+    """
+    exit_code, code = exit_of(error)
+    message = str(error)[:_MESSAGE_CHARACTERS] or type(error).__name__
+    decision, told = ExitDecision(exit_code, code, rank, message), supervised()
+    if (mine := run or told) is not None:
+        mine.decide_exit(exit_code, code, rank, message)
+        decision = (mine.exit_decision() if mine.current else None) or decision
+    if last_words is not None:
+        with suppress(Exception):
+            last_words()
+    flush_log()
+    if not isinstance(error, TpdetError):
+        write_error("".join(traceback.format_exception(error)))
+    if told is None and decision.rank == rank:
+        print_fatal(decision.code, decision.exit, rank=rank, message=decision.message)
+    if run is not None and run.current:
+        if rank != 0:
+            _let_rank_0_speak(run)
+        kill_local_ranks(run, except_rank=rank)
+        run.clear_channels()
+    os._exit(decision.exit)
+
+
+def end_start(run: RunDirectory) -> NoReturn:
+    """End rank 0, and with it a server that takes no requests yet, at a stop signal: with 0.
+
+    A lost peer is no drain: then its code. From any thread, whatever the main one waits for.
+    """
+    try:
+        check_peers(run, 0)
+    except PeerLostError as error:
+        end_process(run, 0, error)
+    run.decide_exit(0, "drained", 0)
+    decision = run.exit_decision()
+    kill_local_ranks(run, except_rank=0)
+    run.clear_channels()
+    os._exit(decision.exit if decision is not None else 0)
+
+
+def _let_rank_0_speak(run: RunDirectory) -> None:
+    """Wait a little for rank 0 to end by itself: it alone can tell clients who was lost."""
+    deadline = time.monotonic() + _RANK_0_SECONDS
+    leaders = [record for record in run.records() if record.rank == 0 and record.local]
+    while time.monotonic() < deadline and any(_why_lost(leader) is None for leader in leaders):
+        time.sleep(0.02)
+
+
+def exit_of(error: BaseException) -> tuple[int, str]:
+    """(exit code, name) an error ends a process with; what is not ours is an internal error."""
+    if isinstance(error, TpdetError):
+        return error.exit_code, error.code
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) in _DISK_FULL:
+        return ResourceError.exit_code, ResourceError.code
+    return TpdetError.exit_code, TpdetError.code
+
+
+def print_fatal(code: str, exit_code: int, **details: object) -> None:
+    """Print the line that ends standard error: the `details`' message for a person at a terminal,
+    else JSON of event, code, exit, and `details`.
+    """
+    line = json.dumps({"event": "fatal", "code": code, "exit": exit_code, **details})
+    if os.isatty(2):
+        line = f"tpdet: {details.get('message') or code}"
+    flush_log()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    write_error(line + "\n")
+
+
+def write_error(text: str) -> None:
+    """Write to standard error, for at most a second: a pipe that nobody reads, or a full disk,
+    holds nobody up. Past Python's buffers, whose lock a stuck thread would keep at the end.
+    """
+
+    def write() -> None:
+        data = text.encode("utf-8", "backslashreplace")
+        with suppress(OSError):
+            while data:
+                data = data[os.write(2, data) :]
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(_WRITE_SECONDS)

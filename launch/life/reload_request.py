@@ -1,0 +1,98 @@
+"""`tpdet reload` and the server it speaks to: two files in the run directory, which is its owner's.
+
+    reload.json        {"id", "model", "patience"}: what is wanted; one at a time
+    reload-done.json   {"id", "exit", "code", "message", "system_fingerprint"}: what became of it
+
+Whoever may write into the run directory (mode 0700) may reload, as they may stop the server; no
+port and no socket is involved, so no API key is either.
+"""
+
+import os
+import secrets
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tpdet.errors import NotFoundError, PeerLostError, ResourceError
+from tpdet.launch.files.whole_file import read_json, write_json
+from tpdet.launch.life.processes import living_process
+from tpdet.launch.life.run_directory import RunDirectory
+
+REQUEST = "reload.json"
+ANSWER = "reload-done.json"
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class ReloadRequest:
+    """Wanted: the weights of `model`, or of the present one's directory again if it is empty.
+
+    `patience`: seconds that running requests get to finish before the reload is given up.
+    """
+
+    id: str
+    model: str
+    patience: float
+
+
+@dataclass(frozen=True)
+class ReloadAnswer:
+    """Done if `exit` is 0; else the old weights serve on, and `message` says why."""
+
+    id: str
+    exit: int
+    code: str
+    message: str
+    system_fingerprint: str
+
+
+def pending_reload(run: RunDirectory) -> ReloadRequest | None:
+    """What is wanted and not answered; None if nothing is, or nothing that can be read."""
+    path = run.path / REQUEST
+    try:
+        owner = path.lstat().st_uid
+    except OSError:
+        return None
+    content = read_json(path) if owner == os.geteuid() else None
+    try:
+        found = ReloadRequest(**(content or {}))
+        known = isinstance(found.id, str) and isinstance(found.model, str)
+        if known and isinstance(found.patience, int | float):
+            return found
+    except TypeError:
+        pass
+    with suppress(OSError):
+        path.unlink()  # else nobody could ask again
+    return None
+
+
+def answer_reload(run: RunDirectory, answer: ReloadAnswer) -> None:
+    """Say what became of it, and take the next one."""
+    write_json(run.path / ANSWER, asdict(answer))
+    with suppress(OSError):
+        (run.path / REQUEST).unlink()
+
+
+def reload(run_dir: Path, model: str, patience: float) -> ReloadAnswer:
+    """Ask the server of a run directory for other weights, and wait for its answer.
+
+    A path is taken from the caller's working directory. Raises NotFoundError if no server runs
+    here, ResourceError if a reload is under way, PeerLostError if the server ends meanwhile.
+    """
+    run = RunDirectory(run_dir.absolute(), session="")
+    leader = next((record for record in run.records() if record.rank == 0 and record.local), None)
+    if leader is None or living_process(leader.pid, leader.start_time) is None:
+        raise NotFoundError(f"no server of this host runs in {run_dir}")
+    if Path(model).exists() and model:
+        model = str(Path(model).absolute())
+    request = ReloadRequest(secrets.token_hex(16), model, patience)
+    if not write_json(run.path / REQUEST, asdict(request), only_first=True):
+        raise ResourceError(f"another reload of {run_dir} is under way: wait for it")
+    while True:
+        content = read_json(run.path / ANSWER)
+        if content is not None and content.get("id") == request.id:
+            return ReloadAnswer(**content)
+        if living_process(leader.pid, leader.start_time) is None:
+            raise PeerLostError(f"the server of {run_dir} ended before the reload was done")
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,64 @@
+"""`tpdet stop`: drain the server of a run directory, and say how it ended."""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tpdet.errors import NotFoundError, PeerLostError
+from tpdet.launch.life.processes import living_process, send_signal
+from tpdet.launch.life.run_directory import ExitDecision, RankRecord, RunDirectory
+
+_POLL_SECONDS = 0.02
+
+
+def _silent(text: str) -> None:
+    """Say nothing."""
+
+
+def stop(run_dir: Path, timeout: float = 60.0, say: Callable[[str], None] = _silent) -> int:
+    """Drain the server of a run directory, under any launcher; the code it ended with.
+
+    Sends SIGTERM to rank 0, and waits until all its ranks on this host have ended. A server that
+    had ended already gives its code again. `say` is told in a line how it ended. Raises
+    NotFoundError if none runs here, PeerLostError if it still runs after `timeout` seconds, or
+    ended without deciding a code.
+    """
+    run = RunDirectory(run_dir.absolute(), session="")
+    records = [record for record in run.records() if record.local]
+    decision = run.exit_decision()
+    if not records and decision is None:
+        raise NotFoundError(f"no server of this host has registered in {run_dir}")
+    running = _living(records)
+    if not running:
+        if decision is None:
+            raise NotFoundError(f"the server of {run_dir} has ended without an exit.json")
+        say(f"the server of {run_dir} had ended already: {_how(decision)}")
+        return decision.exit
+    for record in running:
+        if record.rank == 0:
+            send_signal(record.pid, record.start_time, signal.SIGTERM)
+    deadline = time.monotonic() + timeout
+    while running := _living(running):
+        # A temporary directory goes with its server.
+        decision = run.exit_decision() or decision
+        if time.monotonic() > deadline:
+            names = ", ".join(f"rank {record.rank} (pid {record.pid})" for record in running)
+            raise PeerLostError(f"{names} still run {timeout:g} s after SIGTERM to rank 0")
+        time.sleep(_POLL_SECONDS)
+    decision = run.exit_decision() or decision
+    if decision is None:
+        raise PeerLostError(f"the server of {run_dir} ended without an exit.json: it was killed")
+    say(f"the server of {run_dir} has ended: {_how(decision)}")
+    return decision.exit
+
+
+def _how(decision: ExitDecision) -> str:
+    why = f": {decision.message}" if decision.message else ""
+    return f"{decision.code}, exit code {decision.exit}{why}"
+
+
+def _living(records: Sequence[RankRecord]) -> list[RankRecord]:
+    return [
+        record for record in records if living_process(record.pid, record.start_time) is not None
+    ]

@@ -1,0 +1,1 @@
+"""Which rank a process is, and the commands that start ranks: torchrun, Slurm, MPI, our own."""

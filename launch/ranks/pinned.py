@@ -1,0 +1,54 @@
+"""The environment that every rank runs in, whoever started it: one table, and its check.
+
+What may change a bit is compared over all ranks besides (tpdet.comm.agreement).
+"""
+
+import os
+from collections.abc import Mapping, MutableMapping
+
+from tpdet.errors import UsageError
+from tpdet.launch.ranks.rank_environment import RankEnvironment
+
+ENVIRONMENT = (
+    ("GLOO_SOCKET_IFNAME", "lo", "ranks of one host need to listen on no other interface"),
+    ("NCCL_SOCKET_IFNAME", "lo", "the same of NCCL, which meets there; GPUs talk over NVLink"),
+    ("NCCL_NVLS_ENABLE", "0", "NVLink multicast adds inside the switch, in no fixed order"),
+    ("PYTHONUNBUFFERED", "1", "the last line of standard error must not be lost with the process"),
+)
+"""(name, value, reason): set for the ranks unless the caller has set them."""
+
+ONE_HOST = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Set only where all ranks are on one host."""
+ENFORCED = ("NCCL_NVLS_ENABLE",)
+"""Any other value is refused: it would break the arithmetic's contract."""
+THREADS = "OMP_NUM_THREADS"
+
+
+def pin_environment(
+    place: RankEnvironment, environ: MutableMapping[str, str] | None = None
+) -> None:
+    """Set what the table names and the environment lacks; to be called before torch is imported.
+
+    THREADS, unless set, shares the cores out among the host's ranks. Raises UsageError for a
+    value that is enforced and differs.
+    """
+    environ = os.environ if environ is None else environ
+    fill(environ, place.local_size, place.one_host)
+    check(environ)
+
+
+def fill(environ: MutableMapping[str, str], local_ranks: int, one_host: bool) -> None:
+    """Add the table's values where `environ` has none."""
+    cores = len(os.sched_getaffinity(0))
+    environ.setdefault(THREADS, str(max(1, cores // local_ranks)))
+    for name, value, _ in ENVIRONMENT:
+        if one_host or name not in ONE_HOST:
+            environ.setdefault(name, value)
+
+
+def check(environ: Mapping[str, str]) -> None:
+    """Raise UsageError for a value that is enforced and differs."""
+    for name, value, reason in ENVIRONMENT:
+        found = environ.get(name, value)
+        if name in ENFORCED and found != value:
+            raise UsageError(f"{name} is {found!r}: it must be {value}, because {reason}")

@@ -1,0 +1,80 @@
+"""Starting a server from Python with submitit, on Slurm or on this host.
+
+submitit (the extra `slurm`) sends the function below to the tasks; what it writes into its folder
+is its own format, to be kept private. Each task then becomes the parent of one rank.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tpdet.errors import NotFoundError
+from tpdet.launch.ranks.environment import START_VARIABLE
+
+_SIGNAL = "TERM@60"
+
+
+def submit(
+    arguments: Sequence[str],
+    *,
+    nodes: int = 1,
+    ranks_per_node: int = 1,
+    gpus_per_node: int = 0,
+    minutes: int = 1440,
+    folder: str | Path = "submitit",
+    cluster: str | None = None,
+    **options: Any,
+) -> Any:
+    """Submit a server with the flags `arguments`; submitit's Job, whose result is an exit code.
+
+    One task a rank. cluster: submitit's name for where ("slurm", "local"); found if None. options:
+    more parameters of submitit's AutoExecutor ("slurm_partition"). Several nodes need
+    `--run-secret-file`. Raises NotFoundError without submitit.
+    """
+    try:
+        import submitit
+    except ImportError as error:
+        raise NotFoundError("submitit is not installed: pip install 'tpdet[slurm]'") from error
+    executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+    parameters: dict[str, Any] = {
+        "name": "tpdet",
+        "nodes": nodes,
+        "tasks_per_node": ranks_per_node,
+        "gpus_per_node": gpus_per_node,
+        "timeout_min": minutes,
+    }
+    if executor.cluster == "slurm":
+        more = {"signal": _SIGNAL} | options.pop("slurm_additional_parameters", {})
+        parameters["slurm_additional_parameters"] = more
+        parameters["slurm_srun_args"] = ["--kill-on-bad-exit=1", "--cpu-bind=none"]
+    executor.update_parameters(**(parameters | options))
+    return executor.submit(serve_task, list(arguments))
+
+
+def serve_task(arguments: Sequence[str]) -> int:
+    """What a task runs: one rank, until it ends; 0. Raises RuntimeError for any other code.
+
+    submitit knows the place in the world; it is handed on in torchrun's names.
+    """
+    import submitit
+
+    place = submitit.helpers.TorchDistributedEnvironment().export(
+        set_cuda_visible_devices=False, overwrite=True
+    )
+    environment = dict(os.environ)
+    job = submitit.JobEnvironment()
+    environment[START_VARIABLE] = f"submitit-{job.job_id}-{job.node}"
+    if job.num_nodes == 1:
+        environment["MASTER_ADDR"] = "127.0.0.1"
+    rank = subprocess.Popen(
+        [sys.executable, "-m", "tpdet.serve", *arguments], env=environment, stdin=subprocess.DEVNULL
+    )
+    signal.signal(signal.SIGTERM, lambda number, frame: rank.send_signal(number))
+    code = rank.wait()
+    if code != 0:
+        raise RuntimeError(f"rank {place.rank} of the server ended with {code}")
+    return 0
