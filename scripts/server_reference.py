@@ -18,13 +18,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for a checkout that is not installed
 
 from tpdet import errors  # noqa: E402
-from tpdet.server import idle_fields  # noqa: E402
-from tpdet.server.engine_metrics import ENGINE_COUNTERS, ENGINE_GAUGES  # noqa: E402
-from tpdet.server.limits import all_limits  # noqa: E402
-from tpdet.server.metrics import Metrics  # noqa: E402
-from tpdet.server.protocol import Status  # noqa: E402
-from tpdet.server.schema import ChatBody, CompletionBody  # noqa: E402
-from tpdet.server.settings import make_parser  # noqa: E402
+from tpdet.server.body import idle_fields  # noqa: E402
+from tpdet.server.body.schema import ChatBody, CompletionBody  # noqa: E402
+from tpdet.server.front.engine_metrics import ENGINE_COUNTERS, ENGINE_GAUGES  # noqa: E402
+from tpdet.server.front.metrics import Metrics  # noqa: E402
+from tpdet.server.settings.settings import make_parser  # noqa: E402
+from tpdet.server.wire.limits import all_limits  # noqa: E402
+from tpdet.server.wire.protocol import Status  # noqa: E402
 
 PAGE = ROOT / "docs" / "server.md"
 

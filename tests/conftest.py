@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tpdet.make_model import make_model
-from tpdet.tokenizer import Tokenizer
-from tpdet.train_tokenizer import train_tokenizer
+from tpdet.synthetic.make_model import make_model
+from tpdet.synthetic.train_tokenizer import train_tokenizer
+from tpdet.text.tokenizer import Tokenizer
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 HERE = Path(__file__).parent

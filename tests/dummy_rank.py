@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from tpdet.errors import CheckpointError, DrainTimeoutError, PeerLostError
+from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.life.lifecycle import check_peers, end_process
-from tpdet.launch.life.processes import die_with_parent
 from tpdet.launch.life.run_directory import RunDirectory, open_run_directory
 from tpdet.launch.life.signals import StopSignals
 from tpdet.launch.ranks.environment import read_environment

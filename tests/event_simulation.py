@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from tests.scheduler_answers import make_prompt
 from tests.scheduler_simulation import Simulation, make_scheduler
 from tpdet.cache.versions import version_id
+from tpdet.control.plan import StepPlan
 from tpdet.errors import OverloadedError
-from tpdet.plan import StepPlan
 from tpdet.request import Request, RequestFailed, TokenOutput
 
 STEP_SECONDS, TOKEN_SECONDS = 0.004, 0.001

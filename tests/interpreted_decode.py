@@ -13,6 +13,7 @@ from tests.case_runner import cases_of, run_cases
 from tests.decode_reference import attend_reference
 from tests.interpreted_attention import PAGES, pages_of, sequence_of
 from tests.interpreted_gemm import draw, patch_interpreter
+from tpdet.control.plan import Row
 from tpdet.kernels.cpu.pointwise import rotate_and_store as cpu_rotation
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention import decode_launch as attention_decode_launch
@@ -26,7 +27,6 @@ from tpdet.kernels.cuda.pointwise.rotate_and_store import (
     rotate_and_store_as,
 )
 from tpdet.kernels.inputs.paged_batch import PagedBatch, PagedSequence, make_batch
-from tpdet.plan import Row
 from tpdet.runner.packed_step import BatchShape, StepShape, StepSpans, pack_step, packed_batches
 
 VARIANTS = (

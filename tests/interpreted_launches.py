@@ -7,12 +7,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
-from tpdet import sampler
 from tpdet.kernels import ops
 from tpdet.kernels.cuda.sampling import filter_rows
 from tpdet.kernels.cuda.sampling import sample_rows as row_draws
 from tpdet.kernels.inputs.sampling import Draw
 from tpdet.kernels.inputs.vocabulary_shard import Shard
+from tpdet.sampling import sampler
 
 FREE = {"empty", "view", "_unsafe_view", "select", "slice", "expand", "detach", "alias",
         "lift_fresh", "t", "transpose", "unsqueeze"}  # fmt: skip

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import blake3
 import numpy as np
 
+from tpdet.control.sampling_row import SampledToken
 from tpdet.request import Request, SamplingParams
-from tpdet.sampling_row import SampledToken
 
 VOCABULARY = 50
 EOS = 7

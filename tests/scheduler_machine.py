@@ -20,8 +20,8 @@ from tests.scheduler_model import ModelOfPages
 from tests.scheduler_simulation import Simulation, make_scheduler
 from tests.small_pages import small_pages
 from tpdet.cache.versions import version_id
+from tpdet.control.plan import encode_plan
 from tpdet.errors import OverloadedError, RequestError
-from tpdet.plan import encode_plan
 
 SIZE = 4
 SCHEDULERS = [

@@ -7,7 +7,7 @@ written one, so a page under a wrong prefix is seen at once. Requests are names.
 from dataclasses import dataclass, field
 
 from tpdet.cache.versions import ALL_PAGES, NOBODY, SHARED
-from tpdet.plan import ALLOCATE, EVICT, NAN, RELOAD, SHARE, PageEvent, Row, StepPlan
+from tpdet.control.plan import ALLOCATE, EVICT, NAN, RELOAD, SHARE, PageEvent, Row, StepPlan
 
 
 @dataclass

@@ -7,8 +7,8 @@ position may be broken: what is written there is NAN, and whoever reads it fails
 import numpy as np
 
 from tpdet.cache.versions import VersionTable
+from tpdet.control.plan import ALLOCATE, EVICT, Row, StepPlan
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.plan import ALLOCATE, EVICT, Row, StepPlan
 
 POISON = -999
 NAN = -998

@@ -7,7 +7,7 @@ choice and the position; so a wrong page, a stale page or a lost token changes t
 from tests.scheduler_answers import Answer, answer_alone, draw, score, scores_alone
 from tests.scheduler_rank import NAN, FakeRank
 from tpdet.cache.versions import SHARED, version_id
-from tpdet.plan import SHARE, StepPlan, decode_plan, encode_plan
+from tpdet.control.plan import SHARE, StepPlan, decode_plan, encode_plan
 from tpdet.request import PromptOutput, Request, RequestFailed, TokenOutput
 from tpdet.scheduler import Scheduler
 

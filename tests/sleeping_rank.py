@@ -5,7 +5,7 @@ import subprocess
 import time
 from contextlib import contextmanager
 
-from tpdet.launch.life.processes import process_status
+from tpdet.launch.host.processes import process_status
 
 
 @contextmanager

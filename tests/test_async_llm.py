@@ -14,7 +14,7 @@ from tpdet import LLM, AsyncLLM, SamplingParams
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.errors import NotFoundError, NumericalError, PeerLostError, UsageError
 from tpdet.launch.life.faults import Fault
-from tpdet.launch.ranks.torchrun import rank_environment, torchrun_command
+from tpdet.launch.start.torchrun import rank_environment, torchrun_command
 
 LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, seed=1)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from tests.made_tokenizers import CONTROL, QWEN3_LIKE, TOOL_TEMPLATES
-from tpdet.chat_template import ChatTemplate
 from tpdet.errors import CheckpointError, NotFoundError, RequestError
-from tpdet.tokenizer import Tokenizer
+from tpdet.text.chat_template import ChatTemplate
+from tpdet.text.tokenizer import Tokenizer
 
 
 def test_a_conversation_is_encoded_as_transformers_does(our_tokenizer, their_tokenizer):

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from tpdet.cli import _parser, main
+from tpdet.client.generate import engine_config
 from tpdet.errors import UsageError
-from tpdet.generate import engine_config
 from tpdet.request import SamplingParams
-from tpdet.server.settings import make_parser
+from tpdet.server.settings.settings import make_parser
 
 
 def tpdet(*arguments, timeout=120):

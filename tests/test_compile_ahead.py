@@ -28,8 +28,8 @@ from tpdet.runner import Runner, compile_ahead
 from tpdet.runner.compile_ahead import Asked, CompilingAhead, share
 from tpdet.runner.graphs import make_graphs
 from tpdet.runner.start_times import StartTimes
-from tpdet.server.metrics import Metrics
-from tpdet.server.protocol import Status
+from tpdet.server.front.metrics import Metrics
+from tpdet.server.wire.protocol import Status
 
 CPU = torch.device("cpu")
 

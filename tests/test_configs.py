@@ -15,15 +15,15 @@ import pytest
 from tests.lib.thread_world import run_threads
 from tpdet.engine import Engine
 from tpdet.errors import UsageError
-from tpdet.json_file import read_json_object
-from tpdet.model_shapes import PUBLISHED
+from tpdet.model_config.json_file import read_json_object
 from tpdet.planner.command import configured
 from tpdet.planner.models import find_model
 from tpdet.planner.plan import Wish, plan_size
 from tpdet.request import Request, SamplingParams
-from tpdet.server import supervised
-from tpdet.server.settings import load_settings
-from tpdet.server.supervised import serve_command
+from tpdet.server.commands import supervised
+from tpdet.server.commands.supervised import serve_command
+from tpdet.server.settings.settings import load_settings
+from tpdet.synthetic.model_shapes import PUBLISHED
 
 CONFIGS = sorted((Path(__file__).resolve().parent.parent / "configs").glob("*.toml"))
 NAMES = [path.name for path in CONFIGS]

@@ -8,13 +8,13 @@ from tests.lib.thread_world import run_threads
 from tests.test_plan import PLAN
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
+from tpdet.control.seal import Sealer
 from tpdet.engine import Engine
 from tpdet.engine.control import ControlChannel
 from tpdet.errors import (
     DisagreementError,
     IntegrityError,
 )
-from tpdet.seal import Sealer
 
 KEY = bytes(range(32))
 

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from tests.made_tokenizers import CONTROL, QWEN3_LIKE, TOOL_TEMPLATES
-from tpdet.chat_template import ChatTemplate
 from tpdet.errors import CheckpointError, RequestError
-from tpdet.template_meter import BeyondCount
+from tpdet.text.chat_template import ChatTemplate
+from tpdet.text.template_meter import BeyondCount
 
 LLAMA_LIKE = """\
 {{- bos_token }}

@@ -10,10 +10,10 @@ import pytest
 
 from tests.damaged_models import SECONDS
 from tpdet.errors import CheckpointError, NotFoundError, UsageError
-from tpdet.launch.files.private_file import read_private_file
-from tpdet.launch.files.regular_file import NotRegularError, open_regular
-from tpdet.server.settings import load_settings
-from tpdet.tokenizer import Tokenizer
+from tpdet.launch.host.private_file import read_private_file
+from tpdet.launch.host.regular_file import NotRegularError, open_regular
+from tpdet.server.settings.settings import load_settings
+from tpdet.text.tokenizer import Tokenizer
 from tpdet.weights.checkpoint import open_checkpoint
 from tpdet.weights.resolve import resolve_tokenizer
 

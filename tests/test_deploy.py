@@ -11,9 +11,9 @@ import yaml
 from tpdet import errors
 from tpdet.cli import _parser
 from tpdet.errors import UsageError
-from tpdet.launch.life import supervise
-from tpdet.server import limits
-from tpdet.server.settings import ServerConfig, load_settings
+from tpdet.launch.start import supervise
+from tpdet.server.settings.settings import ServerConfig, load_settings
+from tpdet.server.wire import limits
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"

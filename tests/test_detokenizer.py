@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from tests.made_tokenizers import sentencepiece_like
-from tpdet.detokenizer import IncrementalDetokenizer
 from tpdet.errors import CheckpointError
-from tpdet.token_bytes import DecoderRules
-from tpdet.tokenizer import Tokenizer
+from tpdet.text.detokenizer import IncrementalDetokenizer
+from tpdet.text.token_bytes import DecoderRules
+from tpdet.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import torch
 
 from tests.engine_harness import ask, run
 from tpdet.config import EngineConfig
+from tpdet.control.plan import Row
 from tpdet.errors import UsageError
 from tpdet.kernels.inputs.paged_batch import PagedSequence
-from tpdet.plan import Row
 from tpdet.runner.decode_graphs import MAX_ROWS, row_buckets
 from tpdet.runner.runner import LOGIT_ROWS
 from tpdet.runner.step_rows import gather_rows

@@ -8,14 +8,14 @@ import torch
 pytest.importorskip("triton")
 
 from tests.driverless import compile_for_hopper, take_gpu_kernels
+from tpdet.control.sampling_row import SamplingRow
 from tpdet.kernels.cuda.launch.recording import recording
 from tpdet.kernels.inputs.sampling import Draw
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.models.warm_up import draw_every_kind_alone, draw_in_one_step, sizes
 from tpdet.request import SamplingParams
 from tpdet.runner.shared_rows import RowSharing
-from tpdet.sampler import draw, draw_columns, draw_likeliest, draw_shared, prompt_logprobs
-from tpdet.sampling_row import SamplingRow
+from tpdet.sampling.sampler import draw, draw_columns, draw_likeliest, draw_shared, prompt_logprobs
 
 VOCABULARY = 151_936  # passes over a row change form at 14, 28 and 56 rows
 MOST = 64

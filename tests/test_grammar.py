@@ -16,9 +16,9 @@ from tpdet.grammar.constraint import Grammars
 from tpdet.kernels.cpu.sampling.sampling import choose_token
 from tpdet.kernels.cuda.sampling.penalties import penalise
 from tpdet.kernels.inputs.sampling import Draw
-from tpdet.outputs import RequestAssembler
 from tpdet.request import MAX_SCHEMA_BYTES, SamplingParams
-from tpdet.tokenizer import Tokenizer
+from tpdet.text.outputs import RequestAssembler
+from tpdet.text.tokenizer import Tokenizer
 
 jsonschema = pytest.importorskip("jsonschema")
 V = 512

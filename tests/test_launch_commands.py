@@ -16,12 +16,12 @@ from tests.ports import free_port
 from tests.server.harness import eventually
 from tpdet.cli import main
 from tpdet.errors import NotFoundError, NotPermittedError, ResourceError, UsageError
-from tpdet.launch.life.listeners import listeners
+from tpdet.launch.host.listeners import listeners
 from tpdet.launch.life.signals import STOP_SIGNALS
-from tpdet.launch.ranks import mpirun, slurm, torchrun
 from tpdet.launch.ranks.environment import FIRST_PORT, PORTS
-from tpdet.server import launch_command
-from tpdet.server.settings import ServerConfig, load_settings
+from tpdet.launch.start import mpirun, slurm, torchrun
+from tpdet.server.commands import launch as launch_command
+from tpdet.server.settings.settings import ServerConfig, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = ["--model", "/no/such/model", "--port", "8001", "--served-model-name", "a b'c"]
@@ -387,9 +387,9 @@ def test_without_sbatch_a_job_is_not_submitted(tmp_path):
 
 
 def test_templates_are_shipped():
-    listed = {path.name for path in (ROOT / "launch" / "ranks" / "templates").iterdir()}
+    listed = {path.name for path in (ROOT / "launch" / "start" / "templates").iterdir()}
     assert listed == set(slurm.TEMPLATES.values())
-    assert '"tpdet.launch.ranks" = ["templates/*.sbatch"]' in (ROOT / "pyproject.toml").read_text()
+    assert '"tpdet.launch.start" = ["templates/*.sbatch"]' in (ROOT / "pyproject.toml").read_text()
     if checker := shutil.which("shellcheck"):
-        folder = ROOT / "launch" / "ranks" / "templates"
+        folder = ROOT / "launch" / "start" / "templates"
         assert subprocess.run([checker, *map(str, folder.iterdir())]).returncode == 0

@@ -9,7 +9,7 @@ import tpdet.launch
 from tests.server.cluster import FLAGS, all_gone, ask, family, wait_ready
 from tpdet.errors import NotFoundError
 from tpdet.launch.life.stop import stop
-from tpdet.launch.ranks import submission
+from tpdet.launch.start import submission
 
 submitit = pytest.importorskip("submitit", reason="pip install 'tpdet[slurm]'")
 

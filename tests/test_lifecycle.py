@@ -7,8 +7,8 @@ import pytest
 
 from tests.sleeping_rank import record_as, sleeping, wait_for
 from tpdet.errors import CheckpointError, PeerLostError
+from tpdet.launch.host.processes import children_of, living_process, process_status, send_signal
 from tpdet.launch.life.lifecycle import check_peers, exit_of, lost_local_peers
-from tpdet.launch.life.processes import children_of, living_process, process_status, send_signal
 from tpdet.launch.life.run_directory import RunDirectory
 
 

@@ -22,7 +22,7 @@ from tpdet.config import EngineConfig
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.errors import CheckpointError, NotFoundError, NumericalError, RequestError, UsageError
 from tpdet.launch.life.faults import Fault
-from tpdet.launch.ranks.torchrun import rank_environment, torchrun_command
+from tpdet.launch.start.torchrun import rank_environment, torchrun_command
 
 SCRIPT = """
 import json, sys

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from tests.bits import assert_same_bits
 from tpdet.errors import CheckpointError, UsageError
-from tpdet.make_model import make_model
 from tpdet.model_config import load_model_config
-from tpdet.tokenizer import Tokenizer
+from tpdet.synthetic.make_model import make_model
+from tpdet.text.tokenizer import Tokenizer
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SMALL = {"hidden": 128, "layers": 2, "heads": 2, "intermediate": 256, "vocab": 1031}
@@ -85,7 +85,7 @@ def test_a_seed_names_the_weights(tmp_path):
 def test_another_process_makes_the_same_bytes(tmp_path):
     make_model(tmp_path / "a", like="llama", **SMALL)
     code = (
-        "import sys; from tpdet.make_model import make_model\n"
+        "import sys; from tpdet.synthetic.make_model import make_model\n"
         f"make_model(sys.argv[1], like='llama', **{SMALL!r})"
     )
     environment = os.environ | {"PYTHONHASHSEED": "7"}

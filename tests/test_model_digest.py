@@ -9,9 +9,9 @@ import torch
 
 from tests.bits import assert_same_bits
 from tpdet import LLM, SamplingParams
+from tpdet.audit.receipt import model_digest, table_digest
 from tpdet.kernels.exact.rotary_tables import rotary_table
 from tpdet.model_config import load_model_config
-from tpdet.receipt import model_digest, table_digest
 
 WEIGHTS = "ab" * 32
 SAMPLED = SamplingParams(temperature=0.9, seed=7, max_tokens=12, ignore_eos=True, logprobs=2)
@@ -84,7 +84,7 @@ def test_each_field_but_the_context_and_the_weights_and_the_tables_version_are_i
         model_digest(dataclasses.replace(config, **{k: v}), WEIGHTS) for k, v in changes.items()
     ]
     found.append(model_digest(config, "cd" * 32))
-    monkeypatch.setattr("tpdet.receipt.TABLE_VERSION", "rotary-table-2")
+    monkeypatch.setattr("tpdet.audit.receipt.TABLE_VERSION", "rotary-table-2")
     found.append(model_digest(config, WEIGHTS))
     assert len({digest, *found}) == 6
 

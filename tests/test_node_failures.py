@@ -32,7 +32,7 @@ from tpdet.launch.ranks.node_name import (
     node_names,
     this_node,
 )
-from tpdet.server.bridge import _last_message
+from tpdet.server.leader.bridge import _last_message
 
 CASES = ("healthy", "secret", "package", "checkpoint", "damaged", "diverges", "silent", "absent")
 SHARED_OUT = "model.layers.0.mlp.up_proj.weight"

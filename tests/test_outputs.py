@@ -8,9 +8,7 @@ import struct
 import numpy
 import pytest
 
-from tpdet import outputs
 from tpdet.errors import RequestError
-from tpdet.outputs import ChoiceAssembler, RequestAssembler, logprob_bits, shortest_float32
 from tpdet.request import (
     Candidate,
     PromptOutput,
@@ -19,6 +17,8 @@ from tpdet.request import (
     SamplingParams,
     TokenOutput,
 )
+from tpdet.text import outputs
+from tpdet.text.outputs import ChoiceAssembler, RequestAssembler, logprob_bits, shortest_float32
 
 END = 0  # a token whose text would be "<end>"
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tpdet.control.plan import Row
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.halves import MICRO_BATCH_ROWS, first_half
-from tpdet.plan import Row
 from tpdet.runner.packed_step import BatchShape, StepShape, StepSpans, pack_step, packed_batches
 from tpdet.runner.step_graphs import LEAST_ROWS, step_rows, step_shapes
 

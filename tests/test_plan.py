@@ -1,9 +1,8 @@
 import msgspec
 import pytest
 
-from tpdet import plan as plan_module
-from tpdet.errors import IntegrityError
-from tpdet.plan import (
+from tpdet.control import plan as plan_module
+from tpdet.control.plan import (
     ALLOCATE,
     EVENT_NAMES,
     EVICT,
@@ -19,6 +18,7 @@ from tpdet.plan import (
     decode_plan,
     encode_plan,
 )
+from tpdet.errors import IntegrityError
 
 PLAN = StepPlan(
     PLAN_VERSION,

@@ -16,7 +16,6 @@ from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.model_shapes import PUBLISHED, SHAPES
 from tpdet.planner.command import LEGEND
 from tpdet.planner.compare import compare_mixed, compare_steps, comparison_table
 from tpdet.planner.constants import LayerCost, load_constants, write_constants
@@ -28,6 +27,7 @@ from tpdet.planner.memory import rank_memory
 from tpdet.planner.models import find_model
 from tpdet.planner.plan import Wish, choose_size, plan_size, plan_world
 from tpdet.planner.step import make_world
+from tpdet.synthetic.model_shapes import PUBLISHED, SHAPES
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"

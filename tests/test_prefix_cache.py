@@ -3,7 +3,7 @@
 import pytest
 
 from tests.prefix_requests import LONG, OTHER, ask, cached_tokens, hits, serve, simulation
-from tpdet.plan import SHARE
+from tpdet.control.plan import SHARE
 
 
 @pytest.mark.parametrize(

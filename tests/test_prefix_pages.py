@@ -4,8 +4,8 @@ import pytest
 
 from tests.prefix_requests import LONG, OTHER, ask, cached_tokens, serve, simulation
 from tpdet.cache.versions import SHARED, version_id
+from tpdet.control.plan import ALLOCATE, EVICT, NAN, RELOAD, SHARE
 from tpdet.errors import IntegrityError
-from tpdet.plan import ALLOCATE, EVICT, NAN, RELOAD, SHARE
 
 
 def test_a_page_is_shared_only_once_logits_behind_it_were_committed():

@@ -13,8 +13,8 @@ from tests.test_scheduler_simulation import run_load
 from tpdet.cache import prefix
 from tpdet.cache.prefix import PrefixIndex
 from tpdet.cache.versions import VersionTable, version_id
+from tpdet.control.plan import ALLOCATE, EVICT, SHARE
 from tpdet.errors import IntegrityError
-from tpdet.plan import ALLOCATE, EVICT, SHARE
 
 _draw = random.Random(11)
 STEMS = [[_draw.randrange(10, 50) for _ in range(900)] for _ in range(2)]

@@ -7,10 +7,10 @@ import blake3
 import msgspec
 import pytest
 
-from tpdet.canonical_json import canonical_json
-from tpdet.replay import COVERED, LEFT_OUT, SCHEMA, canonical_request, replay_digest
+from tpdet.audit.canonical_json import canonical_json
+from tpdet.audit.replay import COVERED, LEFT_OUT, SCHEMA, canonical_request, replay_digest
+from tpdet.control.sampling_row import SampledToken
 from tpdet.request import Request, SamplingParams, with_seed
-from tpdet.sampling_row import SampledToken
 
 PAGE = (Path(__file__).parent.parent / "docs" / "replay.md").read_text()
 CONTRACT, MODEL = "11" * 32, "22" * 32

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.bits import assert_same_bits
+from tpdet.control.sampling_row import SampledToken, SamplingRow
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.sampling import count_ahead
 from tpdet.request import SamplingParams
-from tpdet.sampler import NumericalFailure, prompt_logprobs, sample
-from tpdet.sampling_row import SampledToken, SamplingRow
+from tpdet.sampling.sampler import NumericalFailure, prompt_logprobs, sample
 
 PARAMETERS = (
     {"temperature": 0.0, "logprobs": 5},

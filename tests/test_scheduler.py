@@ -6,7 +6,7 @@ import sys
 from tests.scheduler_answers import draw, make_request
 from tests.simulated_requests import keys, simulation
 from tpdet.cache.versions import version_id
-from tpdet.plan import EVICT
+from tpdet.control.plan import EVICT
 
 
 def test_the_scheduler_and_the_page_tables_import_no_torch():

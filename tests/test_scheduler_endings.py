@@ -4,9 +4,9 @@ import pytest
 
 from tests.scheduler_answers import EOS, make_request
 from tests.simulated_requests import keys, simulation
-from tpdet.plan import EVICT, NAN
+from tpdet.control.plan import EVICT, NAN
+from tpdet.control.sampling_row import SampledToken
 from tpdet.request import TokenOutput
-from tpdet.sampling_row import SampledToken
 
 
 def test_eos_ends_a_sequence_and_ignore_eos_does_not():

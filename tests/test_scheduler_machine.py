@@ -10,8 +10,8 @@ from tests.scheduler_machine import run_machine
 from tpdet.cache.pages import PageAllocator
 from tpdet.cache.prefix import PrefixIndex
 from tpdet.cache.versions import VersionTable
+from tpdet.control.plan import EVICT
 from tpdet.errors import IntegrityError
-from tpdet.plan import EVICT
 from tpdet.scheduler import prefixes
 from tpdet.scheduler.in_flight import InFlight
 from tpdet.scheduler.registry import Registry

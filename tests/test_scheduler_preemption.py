@@ -5,7 +5,7 @@ import pytest
 from tests.scheduler_answers import make_request
 from tests.simulated_requests import keys, simulation
 from tpdet.cache.versions import version_id
-from tpdet.plan import ALLOCATE, EVICT
+from tpdet.control.plan import ALLOCATE, EVICT
 
 
 def test_the_latest_goes_first_when_pages_run_out_and_resumes_with_the_same_tokens():

@@ -5,9 +5,9 @@ import pytest
 from tests.scheduler_answers import make_request
 from tests.scheduler_simulation import make_scheduler
 from tests.simulated_requests import simulation
+from tpdet.control.plan import NAN
+from tpdet.control.sampling_row import SampledToken
 from tpdet.errors import IntegrityError, OverloadedError, RequestError
-from tpdet.plan import NAN
-from tpdet.sampling_row import SampledToken
 
 
 def test_a_request_too_large_for_the_cache_is_refused_by_name():
@@ -108,7 +108,7 @@ def test_check_integrity_sees_damage(damage):
 
 
 def _nan(scheduler):
-    from tpdet.plan import PageEvent
+    from tpdet.control.plan import PageEvent
 
     sequence = scheduler.roster.running[0]
     return (PageEvent(NAN, sequence.pages[0], sequence.version_id),)

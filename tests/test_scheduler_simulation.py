@@ -10,9 +10,9 @@ from tests.scheduler_answers import answer_alone, make_request
 from tests.scheduler_rank import FakeRank
 from tests.scheduler_simulation import Simulation, make_scheduler
 from tpdet.cache.versions import SHARED
+from tpdet.control.plan import EVICT, StepPlan
 from tpdet.errors import IntegrityError, OverloadedError
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.plan import EVICT, StepPlan
 
 
 def random_request(random_: random.Random, name: str, longest: int):

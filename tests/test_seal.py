@@ -7,15 +7,15 @@ import msgspec
 import pytest
 import zmq
 
+from tpdet.control.plan import PLAN_VERSION, Row, StepPlan
+from tpdet.control.seal import OVERHEAD_BYTES, Opener, Sealer, derive
 from tpdet.errors import (
     IntegrityError,
     PeerLostError,
 )
 from tpdet.launch.life.run_secret import new_secret
-from tpdet.plan import PLAN_VERSION, Row, StepPlan
-from tpdet.seal import OVERHEAD_BYTES, Opener, Sealer, derive
-from tpdet.server import protocol
-from tpdet.server.bridge import EngineSocket
+from tpdet.server.leader.bridge import EngineSocket
+from tpdet.server.wire import protocol
 
 KEY = bytes(range(32))
 

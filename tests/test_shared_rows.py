@@ -8,12 +8,12 @@ import torch
 from tests.engine_harness import ask, run
 from tests.lib.thread_world import run_threads
 from tpdet.comm.exchange.rows import GatherRows, first_rows, row_places, share_of
+from tpdet.control.sampling_row import SamplingRow
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.sampling import Draw
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.runner import shared_rows
-from tpdet.sampler import draw_columns, draw_shared, finish, sample
-from tpdet.sampling_row import SamplingRow
+from tpdet.sampling.sampler import draw_columns, draw_shared, finish, sample
 
 WAYS = (
     {"temperature": 0.8, "top_k": 20, "top_p": 0.9},

@@ -6,13 +6,13 @@ import pytest
 
 from tests.engine_harness import ask, small_config
 from tests.lib.thread_world import run_threads
-from tpdet import plan as plan_module
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
+from tpdet.control import plan as plan_module
+from tpdet.control.plan import Row, StepPlan
 from tpdet.engine import Engine
 from tpdet.engine.slowdown import WINDOW, SlowdownWatch
 from tpdet.errors import UsageError
-from tpdet.plan import Row, StepPlan
 from tpdet.request import TokenOutput
 
 TASKS = [range(7, 7 + n) for n in (40, 60, 9)]

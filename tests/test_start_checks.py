@@ -128,7 +128,7 @@ def test_one_bad_rank_is_refused_by_all(tiny_model, monkeypatch):
 def test_a_server_checks_at_its_start(tiny_model, monkeypatch):
     from tpdet import serve
     from tpdet.launch.ranks.environment import RankEnvironment
-    from tpdet.server.settings import load_settings
+    from tpdet.server.settings.settings import load_settings
 
     called = []
     monkeypatch.setattr(runner, "poison_check", lambda *args: called.append(1))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tpdet.stop_strings import StopStringMatcher
+from tpdet.text.stop_strings import StopStringMatcher
 
 
 def run(

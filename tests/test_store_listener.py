@@ -10,7 +10,7 @@ from tests.ports import free_port
 from tpdet.comm.world.distributed import open_store
 from tpdet.comm.world.store_listener import store_listener
 from tpdet.errors import ResourceError
-from tpdet.launch.life.listeners import listeners
+from tpdet.launch.host.listeners import listeners
 from tpdet.launch.ranks.environment import RankEnvironment
 
 TWO_HOSTS = RankEnvironment(0, 2, 0, 1, launched=True, launcher="Slurm")

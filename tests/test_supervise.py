@@ -17,16 +17,16 @@ from tpdet.errors import (
     NotFoundError,
     PeerLostError,
 )
-from tpdet.launch.life.processes import living_process, process_status
+from tpdet.launch.host.processes import living_process, process_status
 from tpdet.launch.life.run_directory import ExitDecision, RunDirectory
 from tpdet.launch.life.stop import stop
 from tpdet.launch.ranks.environment import TORCHRUN_ADDRESS_NAMES, TORCHRUN_NAMES
-from tpdet.launch.ranks.torchrun import torchrun_command
+from tpdet.launch.start.torchrun import torchrun_command
 
 TOLD = (*TORCHRUN_NAMES, *TORCHRUN_ADDRESS_NAMES)
 DUMMY = str(Path(__file__).with_name("dummy_rank.py"))
 SERVE = (
-    "import sys; from pathlib import Path; from tpdet.launch.life.supervise import serve; "
+    "import sys; from pathlib import Path; from tpdet.launch.start.supervise import serve; "
     "sys.exit(serve(int(sys.argv[2]), ['--case', sys.argv[3]], Path(sys.argv[1]), "
     "program=(sys.argv[4],), step_timeout=1.0, drain_timeout=float(sys.argv[5])))"
 )

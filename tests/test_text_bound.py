@@ -13,8 +13,8 @@ from tokenizers import normalizers, pre_tokenizers
 
 from tests.made_tokenizers import sentencepiece_like
 from tpdet.errors import RequestError
-from tpdet.text_bound import _NFC_SHRINKS, bytes_per_token
-from tpdet.tokenizer import Tokenizer
+from tpdet.text.token_bound import _NFC_SHRINKS, bytes_per_token
+from tpdet.text.tokenizer import Tokenizer
 
 
 def described(backend: tokenizers.Tokenizer) -> dict:

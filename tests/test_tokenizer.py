@@ -7,7 +7,7 @@ import tokenizers
 
 from tests.made_tokenizers import CONTROL, TEXTS, sentencepiece_like
 from tpdet.errors import CheckpointError, NotFoundError, RequestError
-from tpdet.tokenizer import Tokenizer
+from tpdet.text.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize("text", TEXTS)

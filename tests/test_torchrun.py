@@ -7,7 +7,7 @@ import pytest
 
 from tpdet.errors import UsageError
 from tpdet.launch.ranks.environment import RankEnvironment, read_environment
-from tpdet.launch.ranks.torchrun import rank_environment, torchrun_command
+from tpdet.launch.start.torchrun import rank_environment, torchrun_command
 
 TORCHRUN = {
     "RANK": "3",

@@ -8,8 +8,8 @@ import pytest
 import transformers
 
 from tpdet.errors import UsageError
-from tpdet.tokenizer import Tokenizer
-from tpdet.train_tokenizer import train_tokenizer
+from tpdet.synthetic.train_tokenizer import train_tokenizer
+from tpdet.text.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize("size", [1024, 1031, 8192])
@@ -32,9 +32,8 @@ def test_a_vocabulary_too_small_or_beyond_the_text_is_refused(tmp_path):
 
 
 def test_another_process_trains_the_same_bytes(tokenizer_folder, tmp_path):
-    code = (
-        "import sys; from tpdet.train_tokenizer import train_tokenizer as t; t(sys.argv[1], 1500)"
-    )
+    module = "tpdet.synthetic.train_tokenizer"
+    code = f"import sys; from {module} import train_tokenizer; train_tokenizer(sys.argv[1], 1500)"
     environment = os.environ | {"PYTHONHASHSEED": "11", "RAYON_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env=environment)
     names = sorted(path.name for path in tmp_path.iterdir())

@@ -23,9 +23,9 @@ from tpdet.layers.linear import ColumnLinear, RowLinear
 from tpdet.layers.partition import make_partition
 from tpdet.layers.product_shapes import rank_products
 from tpdet.layers.vocabulary import VocabularyTable
-from tpdet.make_model import make_model
 from tpdet.model_config import load_model_config
 from tpdet.models.decoder import Decoder
+from tpdet.synthetic.make_model import make_model
 from tpdet.tune import precompile
 from tpdet.tune import product as product_module
 from tpdet.tune.product import ProductTuner, Row, Tuned

@@ -11,7 +11,7 @@ import pytest
 from tests.server.harness import eventually
 from tpdet.cli import main
 from tpdet.errors import NotFoundError, TpdetError
-from tpdet.launch.ranks.srun import cluster_nodes
+from tpdet.launch.start.srun import cluster_nodes
 from tpdet.verify import launchers, worlds
 from tpdet.verify.launchers import Launchers, find_launchers
 from tpdet.verify.ways import Way
@@ -78,7 +78,7 @@ def test_each_launcher_has_its_command(monkeypatch, tmp_path):
         command, environment = start(tp, Way("torchrun"))
         assert f"--nproc-per-node={tp}" in command and command[2] == "torch.distributed.run"
         assert environment["CUDA_VISIBLE_DEVICES"] == "1"
-    own = [sys.executable, "-m", "tpdet.launch.ranks.local_ranks", "2", "-m", "x", "A"]
+    own = [sys.executable, "-m", "tpdet.launch.start.local_ranks", "2", "-m", "x", "A"]
     assert start(2, Way())[0] == own  # no store that others can reach
     command, _ = start(4, Way("mpi", nodes=2))
     assert command[:3] == ["mpirun", "-n", "4"] and command[-4:] == tail

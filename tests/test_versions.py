@@ -12,8 +12,8 @@ from tpdet.cache.versions import (
     first_difference,
     version_id,
 )
+from tpdet.control.plan import ALLOCATE, EVICT, NAN, RELOAD, REWRITE, SHARE, PageEvent, Row
 from tpdet.errors import IntegrityError
-from tpdet.plan import ALLOCATE, EVICT, NAN, RELOAD, REWRITE, SHARE, PageEvent, Row
 
 A, B = version_id("a", 1), version_id("b", 1)
 

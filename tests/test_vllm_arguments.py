@@ -2,10 +2,10 @@
 
 import pytest
 
+from tpdet.arguments.suggestions import did_you_mean, nearest
+from tpdet.arguments.vllm_arguments import HABITS, accept_habit, parse_size
 from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
-from tpdet.suggestions import did_you_mean, nearest
-from tpdet.vllm_arguments import HABITS, accept_habit, parse_size
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tpdet.arguments.sampling_params import SamplingParams
     from tpdet.llm import LLM, AsyncLLM, CompletionOutput, Logprob, RequestOutput
-    from tpdet.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "SamplingParams":
-        return import_module("tpdet.sampling_params").SamplingParams
+        return import_module("tpdet.arguments.sampling_params").SamplingParams
     if name in __all__:
         return getattr(import_module("tpdet.llm"), name)
     raise AttributeError(f"module 'tpdet' has no attribute {name!r}")

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpdet import __version__
-from tpdet.command_line import Parser, whole_number
+from tpdet.arguments.command_line import Parser, whole_number
 from tpdet.errors import TpdetError, UsageError
 from tpdet.launch.life.signals import interrupt_at_stop, raising
 from tpdet.model_config import HEAD_SIZES
-from tpdet.model_shapes import SHAPES
+from tpdet.synthetic.model_shapes import SHAPES
 
 OVERVIEW = """\
 Tensor-parallel, bitwise-deterministic inference: the same request, the same bits.
@@ -71,8 +71,8 @@ def _parser() -> Parser:
     commands.add_parser(OWN_RANKS)
     commands.add_parser(CLUSTER)
     from tpdet.client.arguments import add_chat, add_complete, add_run_batch
-    from tpdet.generate import add_generate
-    from tpdet.server.commands import add_reload, add_stop
+    from tpdet.client.generate import add_generate
+    from tpdet.server.commands.stop_and_reload import add_reload, add_stop
 
     for add in (
         add_chat,
@@ -105,14 +105,14 @@ def _complete(arguments: list[str]) -> list[str]:
 def _serve(arguments: list[str]) -> int:
     interrupt_at_stop()  # before the imports: a stop signal is no failure
     try:
-        from tpdet.server.supervised import main as serve
+        from tpdet.server.commands.supervised import main as serve
     except KeyboardInterrupt:
         return 0
     return serve(arguments)
 
 
 def _launch(arguments: list[str]) -> int:
-    from tpdet.server.launch_command import launch_command
+    from tpdet.server.commands.launch import launch_command
 
     return launch_command(arguments)
 
@@ -183,11 +183,11 @@ def _add_make_model(commands: argparse._SubParsersAction) -> None:
 
 def _make_model(options: argparse.Namespace) -> int:
     if options.like_config is not None:
-        from tpdet.model_shapes import write_shape
+        from tpdet.synthetic.model_shapes import write_shape
 
         print(write_shape(options.directory, options.like_config))
         return 0
-    from tpdet.make_model import make_model
+    from tpdet.synthetic.make_model import make_model
 
     given = {
         name: value
@@ -214,9 +214,9 @@ def _add_env(commands: argparse._SubParsersAction) -> None:
 
 
 def _env(options: argparse.Namespace) -> int:
+    from tpdet.audit.receipt import architecture
     from tpdet.comm.agreement import collect_facts
     from tpdet.comm.device import resolve_device
-    from tpdet.receipt import architecture
 
     device = resolve_device(options.device)
     facts = {"tpdet": __version__, "architecture": architecture(device)}

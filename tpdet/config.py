@@ -17,10 +17,10 @@ from pydantic import (
     model_validator,
 )
 
+from tpdet.arguments.suggestions import did_you_mean
+from tpdet.arguments.vllm_arguments import DTYPES, parse_size
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
-from tpdet.suggestions import did_you_mean
-from tpdet.vllm_arguments import DTYPES, parse_size
 
 APPROXIMATE = "approximate"
 """What the arithmetic of a stock engine is called, wherever it is named."""

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tpdet.errors import IntegrityError, RequestError
-from tpdet.parameter_checks import (
+from tpdet.arguments.parameter_checks import (
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
@@ -21,7 +20,8 @@ from tpdet.parameter_checks import (
     MAX_TOP_K,
     MIN_TEMPERATURE,
 )
-from tpdet.sampling_params import SamplingParams
+from tpdet.arguments.sampling_params import SamplingParams
+from tpdet.errors import IntegrityError, RequestError
 
 __all__ = [
     "MAX_CHOICES", "MAX_LOGIT_BIAS", "MAX_LOGPROBS", "MAX_SCHEMA_BYTES", "MAX_SEED",

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpdet.errors import PeerLostError
+from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.life.faults import read_faults
 from tpdet.launch.life.lifecycle import check_peers, end_process
 from tpdet.launch.life.log_lines import open_log
-from tpdet.launch.life.processes import die_with_parent
 from tpdet.launch.life.run_directory import (
     RunDirectory,
     current_session,
@@ -29,14 +29,12 @@ from tpdet.launch.life.signals import StopSignals
 from tpdet.launch.life.waiting import Waiting
 from tpdet.launch.ranks.environment import RankEnvironment, read_environment
 from tpdet.launch.ranks.pinned import pin_environment
-from tpdet.server.books import Books
-from tpdet.server.bridge import Bridge
-from tpdet.server.canary import Canary
-from tpdet.server.drain import Drain
-from tpdet.server.reload import Reload
-from tpdet.server.setting_sources import forget_settings
-from tpdet.server.settings import Settings, load_settings
-from tpdet.server.start import (
+from tpdet.server.leader.bridge import Bridge
+from tpdet.server.leader.canary import Canary
+from tpdet.server.leader.drain import Drain
+from tpdet.server.leader.idle_checks import Books
+from tpdet.server.leader.reload import Reload
+from tpdet.server.leader.start import (
     acting_at_start,
     log_model,
     open_bridge,
@@ -44,6 +42,8 @@ from tpdet.server.start import (
     open_store_notes,
     start_facts,
 )
+from tpdet.server.settings.settings import Settings, load_settings
+from tpdet.server.settings.sources import forget_settings
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine

@@ -1,1 +1,1 @@
-"""The life of processes: supervision, signals, the run directory, its secret, the end."""
+"""The life of a server's processes: signals, the run directory, its secret, the end."""

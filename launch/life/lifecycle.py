@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from tpdet.errors import PeerLostError, ResourceError, TpdetError
+from tpdet.launch.host.processes import process_status, send_signal
 from tpdet.launch.life.log_lines import flush_log
-from tpdet.launch.life.processes import process_status, send_signal
 from tpdet.launch.life.run_directory import ExitDecision, RankRecord, RunDirectory, supervised
 from tpdet.launch.ranks.node_name import this_node
 from tpdet.launch.ranks.rank_environment import RankEnvironment

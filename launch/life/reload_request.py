@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tpdet.errors import NotFoundError, PeerLostError, ResourceError
-from tpdet.launch.files.whole_file import read_json, write_json
-from tpdet.launch.life.processes import living_process
+from tpdet.launch.host.processes import living_process
+from tpdet.launch.host.whole_file import read_json, write_json
 from tpdet.launch.life.run_directory import RunDirectory
 
 REQUEST = "reload.json"

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from tpdet.errors import NotPermittedError, PeerLostError, ResourceError, TpdetError, UsageError
-from tpdet.launch.files.whole_file import read_json, write_json, write_text
-from tpdet.launch.life.processes import process_status
+from tpdet.launch.host.processes import process_status
+from tpdet.launch.host.whole_file import read_json, write_json, write_text
 from tpdet.launch.life.run_secret import new_secret, read_secret_file
 from tpdet.launch.ranks.environment import STORE_FILE, STORE_VARIABLE, RankEnvironment
 

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import MutableMapping
 
 from tpdet.errors import UsageError
-from tpdet.launch.files.private_file import read_private_file
+from tpdet.launch.host.private_file import read_private_file
 
 SECRET_VARIABLE = "TPDET_RUN_SECRET"
 SECRET_BYTES = 32

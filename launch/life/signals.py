@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tpdet.launch.life.processes import children_of, send_signal
+from tpdet.launch.host.processes import children_of, send_signal
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _AGAIN_SECONDS = 0.2

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tpdet.errors import NotFoundError, PeerLostError
-from tpdet.launch.life.processes import living_process, send_signal
+from tpdet.launch.host.processes import living_process, send_signal
 from tpdet.launch.life.run_directory import ExitDecision, RankRecord, RunDirectory
 
 _POLL_SECONDS = 0.02

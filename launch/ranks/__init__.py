@@ -1,1 +1,1 @@
-"""Which rank a process is, and the commands that start ranks: torchrun, Slurm, MPI, our own."""
+"""Which rank a process is, and on which node, by what its launcher told it."""

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpdet.errors import UsageError
-from tpdet.launch.life.processes import process_status
+from tpdet.launch.host.processes import process_status
 from tpdet.launch.ranks.node_list import first_host, tasks_on_node
 from tpdet.launch.ranks.rank_environment import RankEnvironment
 

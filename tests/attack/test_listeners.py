@@ -12,7 +12,7 @@ import pytest
 from tests.ports import free_port
 from tests.server.harness import eventually
 from tests.server.served import Served
-from tpdet.launch.life.listeners import Listener, listeners
+from tpdet.launch.host.listeners import Listener, listeners
 from tpdet.launch.life.stop import stop
 
 pytestmark = pytest.mark.alone

@@ -23,8 +23,8 @@ from tpdet.engine import Engine
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.stock import attention as stock_attention
-from tpdet.model_shapes import write_shape
 from tpdet.request import TokenOutput
+from tpdet.synthetic.model_shapes import write_shape
 
 TOKENS = 200
 

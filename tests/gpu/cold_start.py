@@ -153,7 +153,7 @@ def main() -> int:
     """1 if something is wrong."""
     import torch
 
-    from tpdet.model_shapes import write_shape
+    from tpdet.synthetic.model_shapes import write_shape
 
     gpus = torch.cuda.device_count()
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.cold_start", allow_abbrev=False)

@@ -22,8 +22,8 @@ from tests.lib.thread_world import run_threads
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
-from tpdet.make_model import make_model
 from tpdet.runner import Runner
+from tpdet.synthetic.make_model import make_model
 
 FAMILIES = ("qwen3", "llama", "mistral", "qwen2")
 DTYPES = ("bfloat16", "float16", "float32")

@@ -19,7 +19,6 @@ from tests.gpu.peer import attempt
 from tests.gpu.peer_times import _interleaved
 from tests.gpu.sampler import draws, rows
 from tests.gpu.sampler_times import TIMED
-from tpdet import sampler
 from tpdet.comm.device import open_world
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_memory import open_peer_memory
@@ -27,6 +26,7 @@ from tpdet.comm.exchange.rows import GatherRows
 from tpdet.kernels import order
 from tpdet.kernels.cuda.sampling import sample_rows as row_draws
 from tpdet.kernels.inputs.vocabulary_shard import Shard
+from tpdet.sampling import sampler
 
 VOCABULARY = 151_936
 ROWS = 256

@@ -52,8 +52,9 @@ def write_tokenizer(directory: Path, bos: bool = False) -> None:
 
 
 class Server:
-    """One server, ready; `limits` override tpdet.server.limits inside it, `options` its engine.
+    """One server, ready.
 
+    `limits` override those of `tpdet.server.wire.limits` inside it, `options` its engine;
     `stderr` is a descriptor in place of the log file.
     """
 

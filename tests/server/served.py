@@ -72,7 +72,7 @@ class Served:
     def http_pid(self):
         """The HTTP process: the one child of rank 0 that runs it."""
         children = psutil.Process(self.pid(0)).children()
-        return next(c.pid for c in children if "tpdet.server.process" in c.cmdline())
+        return next(c.pid for c in children if "tpdet.server.front.process" in c.cmdline())
 
     def end(self, number=signal.SIGTERM, wait=60.0):
         """Signal the supervisor and wait; the exit code, once nobody and nothing is left."""

@@ -9,7 +9,7 @@ from tests.server.fake_engine import FakeEngine
 from tests.server.harness import Server, eventually
 from tests.server.test_canary import engine
 from tests.server.test_end_to_end import QUESTIONS, Served, ask
-from tpdet.server.canary import Canary
+from tpdet.server.leader.canary import Canary
 
 
 @pytest.fixture

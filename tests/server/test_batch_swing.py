@@ -5,10 +5,10 @@ import concurrent.futures
 import pytest
 
 from tests.server.harness import Server, eventually
-from tpdet.server.batch_swing import BatchSwing
-from tpdet.server.metrics import Metrics
-from tpdet.server.protocol import Status
-from tpdet.server.settings import load_settings
+from tpdet.server.front.batch_swing import BatchSwing
+from tpdet.server.front.metrics import Metrics
+from tpdet.server.settings.settings import load_settings
+from tpdet.server.wire.protocol import Status
 
 ALARM = "batch size swings"
 

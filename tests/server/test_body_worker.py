@@ -8,17 +8,18 @@ import msgspec
 import pytest
 
 from tests.server.harness import MODEL, write_tokenizer
-from tpdet.server import large_bodies, limits
-from tpdet.server.body_job import Answered, Broken, Job, Prepared, Refused, Reply
-from tpdet.server.body_work import prepare_call
-from tpdet.server.body_worker import work
-from tpdet.server.gate import ClientGone
-from tpdet.server.json_body import parse_object
-from tpdet.server.large_bodies import LargeBodies
-from tpdet.server.prepare import Preparer
-from tpdet.server.problems import ApiError
-from tpdet.server.protocol import Start
-from tpdet.tokenizer import Tokenizer, read_files
+from tpdet.server.body.job import Answered, Broken, Job, Prepared, Refused, Reply
+from tpdet.server.body.prepare import Preparer
+from tpdet.server.body.work import prepare_call
+from tpdet.server.body.worker import work
+from tpdet.server.front import large_bodies
+from tpdet.server.front.large_bodies import LargeBodies
+from tpdet.server.front.middleware import ClientGone
+from tpdet.server.wire import limits
+from tpdet.server.wire.json_body import parse_object
+from tpdet.server.wire.problems import ApiError
+from tpdet.server.wire.protocol import Start
+from tpdet.text.tokenizer import Tokenizer, read_files
 
 FACTS = Start("fp", "c0" * 32, "d1" * 32, 256, 512, (258,), 1, "fp2")
 JOB = Job("completion", "r", MODEL, "salt", FACTS)
@@ -96,7 +97,7 @@ def test_a_fault_of_ours_is_a_500_without_the_text(tokenizer, monkeypatch):
     def broken(*_):
         raise KeyError("".join(words))
 
-    monkeypatch.setattr("tpdet.server.body_worker.prepare_call", broken)
+    monkeypatch.setattr("tpdet.server.body.worker.prepare_call", broken)
     reply = work(JOB, b"{}", tokenizer)
     assert isinstance(reply, Broken) and "KeyError" in reply.trace
     assert "client wrote" not in reply.trace
@@ -107,7 +108,7 @@ def test_a_fault_of_ours_is_a_500_without_the_text(tokenizer, monkeypatch):
     def greedy(*_):
         raise MemoryError
 
-    monkeypatch.setattr("tpdet.server.body_worker.prepare_call", greedy)
+    monkeypatch.setattr("tpdet.server.body.worker.prepare_call", greedy)
     assert isinstance(work(JOB, b"{}", tokenizer), Refused)
 
 

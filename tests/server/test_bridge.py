@@ -5,8 +5,8 @@ import time
 import pytest
 
 from tpdet.errors import PeerLostError
-from tpdet.server import protocol
-from tpdet.server.bridge import Bridge
+from tpdet.server.leader.bridge import Bridge
+from tpdet.server.wire import protocol
 
 PATIENCE = 0.1
 

@@ -13,8 +13,8 @@ from tests.server.harness import Server, eventually
 from tpdet.errors import CheckpointError
 from tpdet.request import Request, SamplingParams
 from tpdet.serve import state
-from tpdet.server import canary as canary_module
-from tpdet.server.canary import Canary, canary_request
+from tpdet.server.leader import canary as canary_module
+from tpdet.server.leader.canary import Canary, canary_request
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import pytest
 
 from tests.server.harness import MODEL, Server
 from tpdet import errors
+from tpdet.control.sampling_row import SampledToken
 from tpdet.request import Candidate
-from tpdet.sampling_row import SampledToken
-from tpdet.server import engine_metrics
-from tpdet.server.answers import LogprobWriter
-from tpdet.server.app import Services, make_app
-from tpdet.server.limits import all_limits
-from tpdet.server.metrics import Metrics
-from tpdet.server.protocol import Status
+from tpdet.server.front import engine_metrics
+from tpdet.server.front.answers import LogprobWriter
+from tpdet.server.front.app import Services, make_app
+from tpdet.server.front.metrics import Metrics
+from tpdet.server.wire.limits import all_limits
+from tpdet.server.wire.protocol import Status
 
 KEY = "sk-contract-1"
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"

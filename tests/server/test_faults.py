@@ -68,7 +68,7 @@ def test_faults_are_an_error_where_they_are_not_allowed(tiny_model, monkeypatch)
     with pytest.raises(UsageError, match="unset it"):
         read("", allowed=False)
     from tpdet import LLM
-    from tpdet.server.supervised import serve_command
+    from tpdet.server.commands.supervised import serve_command
 
     monkeypatch.setenv(FAULTS_VARIABLE, "rank=0,step=1,action=kill")
     with pytest.raises(UsageError, match="--allow-faults"):

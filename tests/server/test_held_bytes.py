@@ -8,9 +8,9 @@ import time
 import pytest
 
 from tests.server.harness import MODEL, Server, eventually, read_all, request_bytes
-from tpdet.server import memory
-from tpdet.server.held_bytes import HeldBytes
-from tpdet.server.limits import MAX_HELD_BYTES
+from tpdet.server.front import memory
+from tpdet.server.http1.held_bytes import HeldBytes
+from tpdet.server.wire.limits import MAX_HELD_BYTES
 
 PATH = "/v1/completions"
 KIND = "Content-Type: application/json"

@@ -14,7 +14,7 @@ import pytest
 from tests.server.harness import Server, eventually
 from tests.server.storm import storm
 from tests.server.streams import running
-from tpdet.server.memory import SECONDS as TRIM_SECONDS
+from tpdet.server.front.memory import SECONDS as TRIM_SECONDS
 
 SECONDS = float(os.environ.get("TPDET_SOAK_SECONDS", "600"))
 STORMS, GROWTH = 3, 0.05

@@ -14,7 +14,7 @@ import pytest
 
 from tests.server.harness import MODEL, ROOT, Server, eventually, refused, request_bytes
 from tests.server.streams import running
-from tpdet.server import limits
+from tpdet.server.wire import limits
 
 PATH = "/v1/completions"
 LENGTH, TOP = 8000, 20

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.server.harness import MODEL, Server, eventually, request_bytes
-from tpdet.server import limits
+from tpdet.server.wire import limits
 
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 LARGE = limits.LARGE_BODY_BYTES + 1
@@ -53,7 +53,7 @@ def workers(server) -> list[psutil.Process]:
     found = []
     for child in server.child.children():
         with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
-            found += [child] if "tpdet.server.body_worker" in child.cmdline() else []
+            found += [child] if "tpdet.server.body.worker" in child.cmdline() else []
     return found
 
 

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from tpdet.errors import CheckpointError, PeerLostError
-from tpdet.server import bridge, load_bounds
-from tpdet.server.load_bounds import bounded_load
+from tpdet.server.leader import bridge
+from tpdet.server.wire import load_bounds
+from tpdet.server.wire.load_bounds import bounded_load
 
 KINDS = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_CORE)
 ENDLESS = """

@@ -10,10 +10,10 @@ import pytest
 from tests.server.harness import Server, eventually
 from tpdet.launch.life.log_lines import LineFormatter, Log
 from tpdet.launch.life.waiting import Waiting
-from tpdet.server.log import log_access
-from tpdet.server.metrics import Metrics
-from tpdet.server.protocol import Status
-from tpdet.server.statistics_line import StatisticsLine
+from tpdet.server.front.log import log_access
+from tpdet.server.front.metrics import Metrics
+from tpdet.server.front.statistics_line import StatisticsLine
+from tpdet.server.wire.protocol import Status
 from tpdet.weights.load_progress import LoadProgress
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.harness import eventually
 from tests.server.network_hosts import NetworkHosts, NoNamespacesError
-from tpdet.launch.ranks.torchrun import C10D, STATIC, cluster_command
+from tpdet.launch.start.torchrun import C10D, STATIC, cluster_command
 
 PORT = 29400
 MARGIN = 4.0

@@ -7,15 +7,15 @@ import time
 
 import pytest
 
+from tpdet.control.sampling_row import SampledToken
 from tpdet.request import Candidate, PromptOutput
-from tpdet.sampling_row import SampledToken
-from tpdet.server.answer_size import check_answer_size
-from tpdet.server.json_pieces import Each, json_pieces, to_json
-from tpdet.server.limits import MAX_PART_LOGPROBS
-from tpdet.server.pace import CHUNK_CHARACTERS, SLICE_SECONDS, Pace
-from tpdet.server.problems import ApiError
-from tpdet.server.prompt_scores import PromptScores, messages_of
-from tpdet.server.schema import CompletionBody
+from tpdet.server.body.answer_size import check_answer_size
+from tpdet.server.body.schema import CompletionBody
+from tpdet.server.front.pace import CHUNK_CHARACTERS, SLICE_SECONDS, Pace
+from tpdet.server.wire.json_pieces import Each, json_pieces, to_json
+from tpdet.server.wire.limits import MAX_PART_LOGPROBS
+from tpdet.server.wire.problems import ApiError
+from tpdet.server.wire.prompt_scores import PromptScores, messages_of
 
 VALUE = {
     "a": [], "b": {}, "c": [1, None, 2.5], "d": "x\u20ac\n\"\\" * 9000,

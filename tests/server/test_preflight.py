@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tpdet.launch.life.signals import STOP_SIGNALS
-from tpdet.launch.life.supervise import serve
-from tpdet.server import preflight, supervised
-from tpdet.server.gpus import count_gpus, torch_build
-from tpdet.server.preflight import check_device
-from tpdet.server.supervised import main
+from tpdet.launch.start.supervise import serve
+from tpdet.server.commands import preflight, supervised
+from tpdet.server.commands.gpus import count_gpus, torch_build
+from tpdet.server.commands.preflight import check_device
+from tpdet.server.commands.supervised import main
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def refuse(monkeypatch, capfd, tmp_path):
     def start(*_, **__):
         raise AssertionError("started")
 
-    monkeypatch.setattr("tpdet.launch.life.supervise.LocalRanks", start)
+    monkeypatch.setattr("tpdet.launch.start.supervise.LocalRanks", start)
     monkeypatch.setattr(supervised, "serve", serve)
     yield run
     for number, handler in kept.items():
@@ -136,7 +136,7 @@ def test_the_device_is_known_without_torch(monkeypatch):
 
 
 def test_the_checks_need_no_torch():
-    program = "import sys, tpdet.server.supervised; print('torch' in sys.modules)"
+    program = "import sys, tpdet.server.commands.supervised; print('torch' in sys.modules)"
     found = os.popen(f'{sys.executable} -c "{program}"').read()
     assert found == "False\n"
 

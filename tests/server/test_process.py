@@ -7,5 +7,5 @@ from tests.server.harness import ROOT
 
 
 def test_the_http_process_imports_no_torch():
-    code = "import tpdet.server.process, sys; sys.exit('torch' in sys.modules)"
+    code = "import tpdet.server.front.process, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -14,11 +14,11 @@ import pytest
 import tpdet.server
 from scripts.server_reference import PAGE, TABLES, with_tables
 from tpdet.cli import main as tpdet_command
-from tpdet.outputs import DEAD_END
 from tpdet.serve import ready_content
-from tpdet.server import problems
-from tpdet.server.app import Services, make_app
-from tpdet.server.gate import PUBLIC_PATHS
+from tpdet.server.front.app import Services, make_app
+from tpdet.server.front.middleware import PUBLIC_PATHS
+from tpdet.server.wire import problems
+from tpdet.text.outputs import DEAD_END
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = PAGE.read_text()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.server.harness import MODEL, refused
-from tpdet.server.limits import MAX_BODY_BYTES
+from tpdet.server.wire.limits import MAX_BODY_BYTES
 
 PATH = "/v1/completions"
 pytestmark = pytest.mark.usefixtures("unharmed")

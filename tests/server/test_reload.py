@@ -17,9 +17,9 @@ from tests.server.streams import in_background, running
 from tpdet import cli
 from tpdet.launch.life import reload_request
 from tpdet.request import Request, SamplingParams
-from tpdet.server.engine_client import EngineClient
-from tpdet.server.metrics import Metrics
-from tpdet.server.protocol import Accepted, Start, Status
+from tpdet.server.front.engine_client import EngineClient
+from tpdet.server.front.metrics import Metrics
+from tpdet.server.wire.protocol import Accepted, Start, Status
 
 PATH = "/v1/completions"
 

@@ -16,11 +16,11 @@ import pytest
 
 from tests.server.harness import ROOT, Server, write_tokenizer
 from tpdet.errors import NotFoundError, NotPermittedError, UsageError
-from tpdet.server.flags import GROUPS
-from tpdet.server.keys import KeyRing, read_key_file
-from tpdet.server.protocol import socket_address
-from tpdet.server.setting_sources import KEY_VARIABLES, OTHER_VARIABLES, forget_settings
-from tpdet.server.settings import SETTINGS, load_settings, make_parser
+from tpdet.server.settings.flags import GROUPS
+from tpdet.server.settings.keys import KeyRing, read_key_file
+from tpdet.server.settings.settings import SETTINGS, load_settings, make_parser
+from tpdet.server.settings.sources import KEY_VARIABLES, OTHER_VARIABLES, forget_settings
+from tpdet.server.wire.protocol import socket_address
 
 # Frozen: operators' scripts and unit files hold these names.
 FLAGS = """
@@ -312,7 +312,7 @@ def test_every_setting_stands_in_one_group_of_the_help_and_everyday_ones_come_fi
 
 
 SUPERVISED = (
-    "import sys; from functools import partial; from tpdet.server import supervised; "
+    "import sys; from functools import partial; from tpdet.server.commands import supervised; "
     "supervised.check_start = lambda *_: None; "  # the fake ranks' model is none
     "supervised.serve = partial(supervised.serve, program=('-m', 'tests.server.fake_rank')); "
     "sys.exit(supervised.serve_command(sys.argv[1:]))"

@@ -11,8 +11,8 @@ from tests.openmpi_place import MPIRUN
 from tests.server.cluster import Asking, ask
 from tests.server.slurm_job import Job, slurm_step
 from tests.slurm_cluster import slurm_cluster, slurm_environment
-from tpdet.launch.life.listeners import listeners
-from tpdet.launch.ranks.mpirun import AGENT_VARIABLE
+from tpdet.launch.host.listeners import listeners
+from tpdet.launch.start.mpirun import AGENT_VARIABLE
 
 TEMPLATES = ("srun", "torchrun", "mpirun", "container", "one-node")
 WARNED = {"mpirun": ("--batch",)}

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from tpdet.command_line import dtype, number, whole_number
+from tpdet.arguments.command_line import dtype, number, whole_number
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
-from tpdet.model_shapes import SHAPES
+from tpdet.synthetic.model_shapes import SHAPES
 
 BENCHMARKS = (
     "latency", "throughput", "serve", "gemm", "attention", "sampler", "allreduce", "kernels",

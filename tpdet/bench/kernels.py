@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
+from tpdet.arguments.command_line import Parser, whole_number
 from tpdet.bench.record import print_line
-from tpdet.command_line import Parser, whole_number
 from tpdet.kernels import ops
 from tpdet.kernels.cpu import threads
 from tpdet.verify.report import append_record, run_record

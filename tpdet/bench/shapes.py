@@ -9,7 +9,7 @@ from typing import cast
 from tpdet.comm.world.world import World
 from tpdet.layers.partition import Partition, make_partition
 from tpdet.model_config import ModelConfig, load_model_config
-from tpdet.model_shapes import write_shape
+from tpdet.synthetic.model_shapes import write_shape
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,19 @@ from collections.abc import Iterable
 
 import blake3
 
+from tpdet.control.plan import (
+    ALLOCATE,
+    EVENT_NAMES,
+    EVICT,
+    NAN,
+    RELOAD,
+    REWRITE,
+    SHARE,
+    PageEvent,
+    Row,
+)
 from tpdet.errors import IntegrityError
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.plan import ALLOCATE, EVENT_NAMES, EVICT, NAN, RELOAD, REWRITE, SHARE, PageEvent, Row
 
 NOBODY = 0  # owner of a free page
 SHARED = 2**64 - 1  # owner of a page that all may read at its version, and no row may write

@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from tpdet.command_line import number, whole_number
+from tpdet.arguments.command_line import number, whole_number
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 

@@ -20,8 +20,8 @@ from tpdet.errors import (
     TpdetError,
     UsageError,
 )
-from tpdet.launch.files.private_file import read_private_file
-from tpdet.server.setting_sources import read_key
+from tpdet.launch.host.private_file import read_private_file
+from tpdet.server.settings.sources import read_key
 
 _MAX_KEY_FILE_BYTES = 1 << 20
 _BUSY = (429, 503)

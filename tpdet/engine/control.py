@@ -9,10 +9,10 @@ import hmac
 import secrets
 
 from tpdet.comm.world.world import World, rank_on_node
+from tpdet.control.plan import StepPlan, decode_plan, encode_plan
+from tpdet.control.seal import Opener, Sealer, derive
 from tpdet.errors import DisagreementError, IntegrityError
 from tpdet.launch.life.run_secret import SECRET_VARIABLE, new_secret
-from tpdet.plan import StepPlan, decode_plan, encode_plan
-from tpdet.seal import Opener, Sealer, derive
 
 _NONCE_BYTES = 16
 _NAME_BYTES = 4

@@ -15,6 +15,7 @@ import torch
 from tpdet.comm.world.exit_reasons import telling_peers
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
+from tpdet.control.plan import StepPlan
 from tpdet.engine.calibration import calibrate
 from tpdet.engine.control import ControlChannel
 from tpdet.engine.fault_points import FaultPoints
@@ -24,7 +25,6 @@ from tpdet.errors import IntegrityError, NumericalError, ReloadError, RequestErr
 from tpdet.grammar.compile import FIELD
 from tpdet.grammar.constraint import Grammars
 from tpdet.kernels.exact.philox import philox4x32
-from tpdet.plan import StepPlan
 from tpdet.request import (
     PromptOutput,
     Request,
@@ -36,7 +36,7 @@ from tpdet.request import (
 from tpdet.runner import Follower, Runner, TakeLogits, Tick
 from tpdet.scheduler.scheduler import Scheduler
 from tpdet.scheduler.statistics import SchedulerStatistics
-from tpdet.tokenizer import Tokenizer
+from tpdet.text.tokenizer import Tokenizer
 from tpdet.weights.resolve import resolve_tokenizer
 
 EngineOutput = TokenOutput | PromptOutput | RequestFailed

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
+from tpdet.control.plan import DIGEST_BYTES, StepPlan
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.launch.life.faults import Fault
-from tpdet.plan import DIGEST_BYTES, StepPlan
 from tpdet.runner import SharedRows, TakeLogits
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tpdet.control.plan import Row, RowDraw, StepPlan
+from tpdet.control.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
 from tpdet.kernels.inputs.vocabulary_shard import Shard
-from tpdet.plan import Row, RowDraw, StepPlan
 from tpdet.runner import RowSharing, SharedRows
-from tpdet.sampler import (
+from tpdet.sampling.sampler import (
     Drawn,
     NumericalFailure,
     draw,
@@ -17,7 +18,6 @@ from tpdet.sampler import (
     finish,
     prompt_logprobs,
 )
-from tpdet.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
 from tpdet.scheduler.scheduler import Scheduler
 
 LogitsTap = Callable[[Row, int, torch.Tensor], None]

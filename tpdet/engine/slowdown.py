@@ -12,8 +12,8 @@ import statistics
 from collections import deque
 from collections.abc import Callable
 
+from tpdet.control.plan import Row, StepPlan
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.plan import Row, StepPlan
 
 Cell = tuple[int, int]
 """Rows and pages a row, at most."""

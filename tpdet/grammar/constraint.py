@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tpdet.errors import RequestError
 from tpdet.grammar.compile import FIELD, compile_schema, import_library
-from tpdet.tokenizer import Tokenizer
+from tpdet.text.tokenizer import Tokenizer
 
 _KEPT = 32  # compiled schemas, each of up to some 50 MB
 

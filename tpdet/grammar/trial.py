@@ -12,7 +12,7 @@ import sys
 
 from tpdet.errors import RequestError
 from tpdet.grammar.compile import FIELD, compile_schema, import_library
-from tpdet.launch.life.processes import die_with_parent
+from tpdet.launch.host.processes import die_with_parent
 
 CPU_SECONDS = 2
 _WALL_SECONDS = 20.0  # on a machine that has other things to do

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from tpdet.errors import OverloadedError, RequestError
 from tpdet.llm.interrupts import Interrupts
 from tpdet.llm.results import RequestOutput, ResultWriter, error_of
-from tpdet.outputs import RequestAssembler
 from tpdet.request import Request, TokenOutput
-from tpdet.tokenizer import Tokenizer
+from tpdet.text.outputs import RequestAssembler
+from tpdet.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine

@@ -17,8 +17,8 @@ from tpdet.llm.model import OfflineModel, open_engine, use_device
 from tpdet.llm.prompts import Message, Prompt, ReadPrompt, read_params
 from tpdet.llm.ranks import Asked, Told, agree_on_call, give_up_world, share_answers
 from tpdet.llm.results import RequestOutput
-from tpdet.outputs import RequestAssembler
 from tpdet.request import SamplingParams
+from tpdet.text.outputs import RequestAssembler
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine

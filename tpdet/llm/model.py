@@ -11,7 +11,7 @@ from tpdet.launch.life.run_secret import given_secret
 from tpdet.llm.prompts import PromptReader
 from tpdet.llm.results import ResultWriter
 from tpdet.llm.settings import read_settings
-from tpdet.tokenizer import Tokenizer
+from tpdet.text.tokenizer import Tokenizer
 from tpdet.weights.resolve import resolve_tokenizer
 
 if TYPE_CHECKING:

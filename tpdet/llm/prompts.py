@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 
 from tpdet.errors import RequestError, UsageError
 from tpdet.request import Request, SamplingParams, check_against_model
-from tpdet.token_guard import checked
-from tpdet.tokenizer import Tokenizer
+from tpdet.text.token_guard import checked
+from tpdet.text.tokenizer import Tokenizer
 
 MAX_SALT_BYTES = 256
 _EXAMPLES = 'text, a list of token ids, {"prompt": TEXT} or {"prompt_token_ids": IDS}'

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tpdet.audit.replay import replay_digest
+from tpdet.control.sampling_row import SampledToken
 from tpdet.errors import IntegrityError, NumericalError, RequestError, TpdetError
-from tpdet.outputs import ChoiceAnswer, RequestAnswer, logprob_bits
-from tpdet.replay import replay_digest
 from tpdet.request import PromptOutput, RequestFailed, SamplingParams
-from tpdet.sampling_row import SampledToken
-from tpdet.tokenizer import Tokenizer
+from tpdet.text.outputs import ChoiceAnswer, RequestAnswer, logprob_bits
+from tpdet.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine

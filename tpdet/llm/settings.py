@@ -5,11 +5,11 @@ from operator import index
 from os import PathLike, fspath
 from typing import Any
 
+from tpdet.arguments.suggestions import did_you_mean
+from tpdet.arguments.vllm_arguments import accept_habit
 from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
 from tpdet.launch.ranks.environment import RankEnvironment, read_environment
-from tpdet.suggestions import did_you_mean
-from tpdet.vllm_arguments import accept_habit
 
 _LOGS_NOTHING = ("disable_log_stats",)
 

@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from tpdet.llm.results import ABORTED, RequestOutput, ResultWriter, error_of
-from tpdet.outputs import RequestAssembler
 from tpdet.request import PromptOutput, Request, RequestFailed, TokenOutput
-from tpdet.tokenizer import Tokenizer
+from tpdet.text.outputs import RequestAssembler
+from tpdet.text.tokenizer import Tokenizer
 
 EngineOutput = TokenOutput | PromptOutput | RequestFailed
 

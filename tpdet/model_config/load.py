@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from tpdet.errors import NotFoundError, UsageError
-from tpdet.json_file import read_json_object
 from tpdet.model_config.fields import Fields
+from tpdet.model_config.json_file import read_json_object
 from tpdet.model_config.keys import (
     DEFAULT_HEAD_DIM,
     INERT,

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import torch
 
 from tpdet.cache.kv import KeyValuePages
+from tpdet.control.sampling_row import SamplingRow
 from tpdet.kernels.inputs.paged_batch import PagedSequence
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.models.halves import micro_batches
 from tpdet.request import SamplingParams
-from tpdet.sampler import sample
-from tpdet.sampling_row import SamplingRow
+from tpdet.sampling.sampler import sample
 
 _CONTEXT = PAGE_TOKENS + 40  # decoded rows read two pages: a merge of splits is among the kernels
 _LIKELIEST = SamplingParams(temperature=0.0, logprobs=5)

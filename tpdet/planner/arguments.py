@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from tpdet.command_line import number, whole_number
+from tpdet.arguments.command_line import number, whole_number
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
-from tpdet.model_shapes import SHAPES
 from tpdet.planner.hardware import HARDWARE
+from tpdet.synthetic.model_shapes import SHAPES
 
 
 def add_plan(commands: argparse._SubParsersAction) -> None:

@@ -12,7 +12,7 @@ from tpdet.errors import UsageError
 from tpdet.planner.hardware import GIB, Network
 from tpdet.planner.models import find_model
 from tpdet.planner.plan import Choice, Plan, Wish, choose_size, plan_size
-from tpdet.server.settings import Settings, load_settings
+from tpdet.server.settings.settings import Settings, load_settings
 
 _NO_ROOM = 71  # the exit code of memory that does not suffice
 

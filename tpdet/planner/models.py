@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from tpdet.arguments.suggestions import did_you_mean
 from tpdet.bench.shapes import named_config
 from tpdet.errors import NotFoundError
 from tpdet.model_config import ModelConfig, load_model_config
-from tpdet.model_shapes import PUBLISHED, SHAPES
-from tpdet.suggestions import did_you_mean
+from tpdet.synthetic.model_shapes import PUBLISHED, SHAPES
 
 
 def find_model(name: str, dtype: str = "auto") -> ModelConfig:

@@ -10,11 +10,11 @@ from tpdet.comm.exchange.all_reduce import AllReduceExchange
 from tpdet.comm.exchange.fold import RankExchange
 from tpdet.comm.world.world import World
 from tpdet.config import APPROXIMATE, EngineConfig
+from tpdet.control.plan import StepPlan
 from tpdet.errors import IntegrityError
 from tpdet.kernels.order import Contract
 from tpdet.layers.arithmetic import Arithmetic, StockArithmetic, StrictArithmetic
 from tpdet.layers.partition import Partition
-from tpdet.plan import StepPlan
 
 _log = logging.getLogger("tpdet.engine")
 

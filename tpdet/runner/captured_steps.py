@@ -7,9 +7,9 @@ from functools import partial
 import torch
 
 from tpdet.cache.kv import KeyValuePages
+from tpdet.control.plan import Row
 from tpdet.kernels import ops
 from tpdet.models.decoder import Decoder
-from tpdet.plan import Row
 from tpdet.runner.graph_room import Graph, GraphRoom
 from tpdet.runner.packed_step import StepShape, StepSpans, pack_step, packed_batches
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from tpdet.control.plan import Row
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
-from tpdet.plan import Row
 from tpdet.runner.captured_steps import CapturedSteps
 from tpdet.runner.packed_step import BatchShape, StepShape
 

@@ -9,9 +9,9 @@ import torch
 from tpdet.cache.kv import KeyValuePages
 from tpdet.comm.device import ranks_per_gpu
 from tpdet.config import EngineConfig
+from tpdet.control.plan import Row
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
-from tpdet.plan import Row
 from tpdet.runner.decode_graphs import DecodeGraphs, decode_shapes
 from tpdet.runner.graph_room import GraphRoom
 from tpdet.runner.step_graphs import StepGraphs, step_shapes

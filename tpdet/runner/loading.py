@@ -14,6 +14,7 @@ import blake3
 import msgspec
 import torch
 
+from tpdet.audit.receipt import model_digest, table_digest
 from tpdet.comm.agreement import agree
 from tpdet.comm.world.world import World, rank_on_node
 from tpdet.config import EngineConfig
@@ -29,7 +30,6 @@ from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.model_config.fit import context_length
 from tpdet.models.decoder import Decoder
-from tpdet.receipt import model_digest, table_digest
 from tpdet.weights.resolve import resolve_model
 from tpdet.weights.sample import sample_checkpoint
 from tpdet.weights.sizes import check_sizes

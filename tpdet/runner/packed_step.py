@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from tpdet.control.plan import Row
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch, PagedSequence
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.plan import Row
 
 _ALIGNED = 4  # int32 values in 16 bytes
 _Buffer = Any  # a tensor, or an array over its memory: both are cut and viewed alike

@@ -8,11 +8,13 @@ from functools import partial
 
 import torch
 
+from tpdet.audit.receipt import system_fingerprint
 from tpdet.cache.kv import KeyValuePages, allocate_pages
 from tpdet.cache.versions import VersionTable, first_difference
 from tpdet.comm.device import current_device, resolve_device
 from tpdet.comm.world.world import World, rank_on_node
 from tpdet.config import EngineConfig
+from tpdet.control.plan import StepPlan
 from tpdet.errors import IntegrityError
 from tpdet.kernels import ops
 from tpdet.kernels.cpu import threads
@@ -21,8 +23,6 @@ from tpdet.layers.partition import make_partition
 from tpdet.layers.row_layers import row_rule
 from tpdet.models.halves import micro_batches
 from tpdet.models.warm_up import pages_needed
-from tpdet.plan import StepPlan
-from tpdet.receipt import system_fingerprint
 from tpdet.runner.arithmetic_choice import ArithmeticChoice, strict_contract
 from tpdet.runner.compile_ahead import CompilingAhead
 from tpdet.runner.gpu_wait import wait_for_step

@@ -15,12 +15,12 @@ from tpdet.comm.exchange.fold import RankExchange
 from tpdet.comm.exchange.rows import RowExchange
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
+from tpdet.control.plan import RowDraw, StepPlan
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.sampling import Draw
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.layers.partition import Partition
-from tpdet.plan import RowDraw, StepPlan
-from tpdet.sampler import Drawn, draw_columns, draw_shared
+from tpdet.sampling.sampler import Drawn, draw_columns, draw_shared
 
 Blocks = Iterable[tuple[int, torch.Tensor]]
 """(first row, this rank's columns of logits from it on)"""

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from tpdet.control.plan import Row
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.models.halves import first_half
-from tpdet.plan import Row
 from tpdet.runner.captured_steps import CapturedSteps
 from tpdet.runner.packed_step import BatchShape, StepShape, StepSpans
 

@@ -8,8 +8,8 @@ on which rows it goes with (docs/numerics.md, section 8).
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpdet.control.plan import Row
 from tpdet.kernels.inputs.paged_batch import PagedSequence
-from tpdet.plan import Row
 
 
 @dataclass(frozen=True)

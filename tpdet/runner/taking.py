@@ -6,7 +6,7 @@ import torch
 
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.runner.shared_rows import SharedRows
-from tpdet.sampler import draw_likeliest
+from tpdet.sampling.sampler import draw_likeliest
 
 
 class TakeLogits(Protocol):

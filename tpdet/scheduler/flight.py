@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
-from tpdet.plan import Row, StepPlan
-from tpdet.sampling_row import RowKey, SamplingRow, ScoringRow
+from tpdet.control.plan import Row, StepPlan
+from tpdet.control.sampling_row import RowKey, SamplingRow, ScoringRow
 from tpdet.scheduler.sequence import PENDING, Sequence
 
 

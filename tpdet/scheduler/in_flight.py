@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
+from tpdet.control.plan import StepPlan
+from tpdet.control.sampling_row import RowKey, SamplingRow, ScoringRow
 from tpdet.errors import IntegrityError
-from tpdet.plan import StepPlan
-from tpdet.sampling_row import RowKey, SamplingRow, ScoringRow
 from tpdet.scheduler.flight import Flight, take_off
 from tpdet.scheduler.sequence import Sequence
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 from tpdet.cache.pages import PageAllocator
 from tpdet.cache.versions import ALL_PAGES, NOBODY, SHARED, VersionTable
+from tpdet.control.plan import ALLOCATE, EVICT, NAN, RELOAD, SHARE, PageEvent
 from tpdet.errors import IntegrityError
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.plan import ALLOCATE, EVICT, NAN, RELOAD, SHARE, PageEvent
 from tpdet.scheduler.prefixes import Prefixes
 from tpdet.scheduler.sequence import Sequence, pages_for
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from tpdet.control.plan import Row
+from tpdet.control.sampling_row import RowKey, SampledToken
 from tpdet.errors import IntegrityError, RequestError
-from tpdet.plan import Row
 from tpdet.request import PromptOutput, RequestFailed, TokenOutput
-from tpdet.sampling_row import RowKey, SampledToken
 from tpdet.scheduler.flight import Flight
 from tpdet.scheduler.sequence import Sequence
 

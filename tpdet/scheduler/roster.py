@@ -3,8 +3,8 @@
 The policy of the scheduler is here. A running sequence holds pages for all its known tokens.
 """
 
+from tpdet.control.sampling_row import RowKey
 from tpdet.errors import IntegrityError
-from tpdet.sampling_row import RowKey
 from tpdet.scheduler.ledger import PageLedger
 from tpdet.scheduler.line import Line
 from tpdet.scheduler.sequence import Sequence, pages_for

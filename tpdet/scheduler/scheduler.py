@@ -15,12 +15,12 @@ nobody passes the head of the waiting line; a request that could not fit alone i
 
 from collections.abc import Callable, Iterable, Mapping
 
+from tpdet.control.plan import PLAN_VERSION, Row, StepPlan
+from tpdet.control.sampling_row import RowKey, SampledToken
 from tpdet.errors import IntegrityError, NumericalError
 from tpdet.grammar.constraint import Constraint
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.plan import PLAN_VERSION, Row, StepPlan
 from tpdet.request import Request, RequestFailed, TokenOutput
-from tpdet.sampling_row import RowKey, SampledToken
 from tpdet.scheduler.in_flight import InFlight, Wanted
 from tpdet.scheduler.registry import Registry
 from tpdet.scheduler.results import Output, check_results, take_results

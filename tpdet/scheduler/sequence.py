@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from tpdet.cache.prefix import CachedPage, PrefixChain
 from tpdet.cache.versions import version_id
+from tpdet.control.plan import Row
+from tpdet.control.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
 from tpdet.errors import RequestError
 from tpdet.grammar.compile import FIELD
 from tpdet.grammar.constraint import Constraint, Next
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.plan import Row
 from tpdet.request import PromptOutput, Request
-from tpdet.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
 
 PENDING = -1  # a token that a step in flight draws
 

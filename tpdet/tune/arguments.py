@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from tpdet.command_line import whole_number
-from tpdet.model_shapes import SHAPES
+from tpdet.arguments.command_line import whole_number
+from tpdet.synthetic.model_shapes import SHAPES
 
 
 def add_tune(commands: argparse._SubParsersAction) -> None:

@@ -13,7 +13,7 @@ from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS, ROW_LAYERS
 from tpdet.layers.partition import make_partition
 from tpdet.layers.product_shapes import rank_products
 from tpdet.model_config import load_model_config
-from tpdet.model_shapes import write_shape
+from tpdet.synthetic.model_shapes import write_shape
 
 
 @dataclass(frozen=True)

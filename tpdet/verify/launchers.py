@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpdet.errors import NotFoundError, NotPermittedError
-from tpdet.launch.ranks.local_ranks import local_ranks_command
-from tpdet.launch.ranks.mpirun import mpirun_command, refusal_of_root, which_mpi
 from tpdet.launch.ranks.pinned import fill
-from tpdet.launch.ranks.srun import cluster_nodes, srun_command
-from tpdet.launch.ranks.torchrun import torchrun_command
+from tpdet.launch.start.local_ranks import local_ranks_command
+from tpdet.launch.start.mpirun import mpirun_command, refusal_of_root, which_mpi
+from tpdet.launch.start.srun import cluster_nodes, srun_command
+from tpdet.launch.start.torchrun import torchrun_command
 from tpdet.verify.placement import VISIBLE
 from tpdet.verify.ways import Way
 

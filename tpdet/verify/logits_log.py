@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from tpdet.plan import Row
+from tpdet.control.plan import Row
 from tpdet.verify.rank_files import position_header
 
 MAX_VALUE_BYTES = 128 << 20  # of raw logits kept a circumstance, to name the first difference

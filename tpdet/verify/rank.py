@@ -18,9 +18,9 @@ from tpdet.engine import Engine
 from tpdet.errors import NotFoundError
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.launch.ranks.environment import read_environment
-from tpdet.outputs import RequestAssembler, logprob_bits
 from tpdet.request import Request
 from tpdet.runner import Runner
+from tpdet.text.outputs import RequestAssembler, logprob_bits
 from tpdet.verify.cases import (
     NEIGHBOUR_TOKENS,
     Circumstance,

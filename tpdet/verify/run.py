@@ -13,9 +13,9 @@ from tpdet.comm.device import resolve_device
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, ROW_LAYERS
 from tpdet.launch.life.signals import raising
-from tpdet.make_model import make_model
 from tpdet.model_config import load_model_config
 from tpdet.model_config.fit import check_ranks
+from tpdet.synthetic.make_model import make_model
 from tpdet.verify.compare import Relation, compare
 from tpdet.verify.launchers import Launchers, find_launchers
 from tpdet.verify.parts import parts_of, run_worlds

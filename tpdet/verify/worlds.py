@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tpdet.errors import TpdetError
-from tpdet.launch.life.processes import die_with_parent
+from tpdet.launch.host.processes import die_with_parent
 from tpdet.verify.launchers import Launchers
 from tpdet.verify.ways import USUAL, Way
 

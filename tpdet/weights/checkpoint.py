@@ -8,8 +8,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tpdet.errors import CheckpointError, NotFoundError
-from tpdet.json_file import parse_json_object, read_json_object
-from tpdet.launch.files.regular_file import NotRegularError, open_regular
+from tpdet.launch.host.regular_file import NotRegularError, open_regular
+from tpdet.model_config.json_file import parse_json_object, read_json_object
 from tpdet.weights.which import INDEX, SINGLE, find_weights
 
 MAX_INDEX_BYTES = 64 << 20

@@ -12,7 +12,7 @@ from typing import Any
 
 import blake3
 
-from tpdet.json_file import parse_json_object
+from tpdet.model_config.json_file import parse_json_object
 
 SAMPLE_BYTES = 4096
 

@@ -1,1 +1,0 @@
-"""Files that are read without surprise and written whole."""

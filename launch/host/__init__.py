@@ -1,0 +1,1 @@
+"""What this host knows: processes, listening sockets, files read and written with care."""

@@ -1,0 +1,1 @@
+"""What users write, checked: command lines, sampling parameters, vLLM's names for them."""

@@ -1,0 +1,223 @@
+"""How tokens are drawn and when to stop: the parameters of one request, checked when made."""
+
+import inspect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tpdet.arguments.parameter_checks import (
+    MAX_CHOICES,
+    MAX_TEMPERATURE,
+    MAX_TOP_K,
+    MIN_TEMPERATURE,
+    check_bias,
+    check_ids,
+    check_integer,
+    check_lengths,
+    check_logprobs,
+    check_number,
+    check_schema,
+    check_seed,
+    check_stops,
+)
+from tpdet.arguments.vllm_parameters import asks_for_nothing
+from tpdet.errors import RequestError
+
+
+class _Parameters(msgspec.StructMeta):
+    """What `SamplingParams(...)` does before the struct is made: every keyword has to be known."""
+
+    def __call__(cls, *values: Any, **given: Any) -> Any:
+        if values:
+            raise RequestError(
+                f"SamplingParams takes keywords only, not {values[0]!r}: write "
+                "SamplingParams(temperature=0.8, max_tokens=64)"
+            )
+        known = cls.__struct_fields__
+        if not given.keys() <= set(known):
+            given = {
+                k: v for k, v in given.items() if k in known or not asks_for_nothing(k, v, known)
+            }
+        return super().__call__(**given)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Parameters):
+    """How tokens are drawn and when to stop. Names, meanings and defaults are vLLM's.
+
+    n: choices of the prompt, 1 to 128. Choice i is the same whatever n is.
+    temperature: 0 takes the likeliest token (of equals the lowest id); else 0.001 to 2.
+    top_p: draw from the likeliest tokens whose probabilities reach this sum, above 0, to 1.
+    top_k: draw from so many of the likeliest tokens; -1 or 0 for all.
+    min_p: draw from tokens with at least this share of the likeliest one's probability, 0 to 1.
+    seed: 0 to 2**63 - 1. None: the engine draws one, which the answer names.
+    max_tokens: tokens to generate, at most. 0 scores the prompt only; None is as many as the
+        model's context has room for.
+    min_tokens: tokens before which nothing ends the choice.
+    stop: a text, or up to 16 of them, that end the choice and are not part of its text.
+    stop_token_ids: ids that end the choice, beside the model's own.
+    ignore_eos: the model's own ids do not end it.
+    include_stop_str_in_output: what ended the choice is part of its text.
+    skip_special_tokens: special tokens are no part of the text.
+    logprobs: how many of the likeliest tokens, 0 to 20, are told beside each drawn one. None: no
+        log-probabilities.
+    prompt_logprobs: the same for the tokens of the prompt.
+    presence_penalty: taken from the logit of each token that was generated, -2 to 2.
+    frequency_penalty: taken from it once for each time it was generated, -2 to 2.
+    repetition_penalty: divides the logits of tokens of the prompt and the answer (of negative
+        ones multiplies), above 0; 1 changes nothing.
+    logit_bias: {token id: what is added to its logit, -100 to 100}, up to 1024 ids.
+    json_schema: a JSON schema, as JSON text, that the answer follows to its end.
+    detokenize: False makes no text of the answer: ids only.
+
+    Raises RequestError, naming the parameter, for a value out of range, for a parameter of vLLM's
+    that is not supported and for one that nobody knows. Values that ask for nothing
+    (`bad_words=[]`) are accepted.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    json_schema: str | None = None
+    detokenize: bool = True
+
+    if TYPE_CHECKING:
+        # What may be given is more than what is kept: __post_init__ makes tuples.
+        def __init__(
+            self,
+            *,
+            n: int = 1,
+            temperature: float = 1.0,
+            top_p: float = 1.0,
+            top_k: int = -1,
+            min_p: float = 0.0,
+            seed: int | None = None,
+            max_tokens: int | None = 16,
+            min_tokens: int = 0,
+            stop: str | Sequence[str] | None = None,
+            stop_token_ids: Iterable[int] | None = None,
+            ignore_eos: bool = False,
+            include_stop_str_in_output: bool = False,
+            skip_special_tokens: bool = True,
+            logprobs: int | None = None,
+            prompt_logprobs: int | None = None,
+            presence_penalty: float = 0.0,
+            frequency_penalty: float = 0.0,
+            repetition_penalty: float = 1.0,
+            logit_bias: Mapping[int, float] | None = None,
+            json_schema: str | None = None,
+            detokenize: bool = True,
+            **of_vllm: Any,
+        ) -> None: ...
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the next token depends on the tokens so far otherwise than by their K/V."""
+        return self.penalises or self.json_schema is not None
+
+    @property
+    def penalises(self) -> bool:
+        """Whether a penalty counts tokens."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+        )
+
+    def __post_init__(self) -> None:
+        _take_what_users_write(self)
+        check_integer("n", self.n, 1, MAX_CHOICES)
+        check_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        if 0.0 < self.temperature < MIN_TEMPERATURE:
+            raise RequestError(
+                f"temperature {self.temperature} is too small: use 0 (greedy) or at least "
+                f"{MIN_TEMPERATURE}",
+                "temperature",
+            )
+        check_number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise RequestError("top_p 0 keeps nothing: use a value in (0, 1]", "top_p")
+        check_integer("top_k", self.top_k, -1, MAX_TOP_K)
+        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_seed(self.seed)
+        check_lengths(self.min_tokens, self.max_tokens)
+        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf)
+        if self.repetition_penalty == 0.0:
+            raise RequestError("repetition_penalty 0 is not above 0", "repetition_penalty")
+        for name in ("logprobs", "prompt_logprobs"):
+            check_logprobs(name, getattr(self, name))
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(
+                    f"{name} must be True or False, not {getattr(self, name)!r}", name
+                )
+        check_stops(self.stop)
+        check_ids("stop_token_ids", self.stop_token_ids)
+        check_bias(self.logit_bias)
+        check_schema(self.json_schema)
+        if not self.detokenize and self.stop:
+            raise RequestError("stop needs the text: leave detokenize out", "detokenize")
+
+
+def _parameters() -> Any:
+    """What `help(SamplingParams.__init__)` shows; msgspec makes the struct and has no method."""
+
+    def __init__(self: SamplingParams, **parameters: Any) -> None:
+        raise TypeError("a struct is made once: see SamplingParams")
+
+    fields = inspect.signature(SamplingParams)
+    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    __init__.__signature__ = fields.replace(  # type: ignore[attr-defined]
+        parameters=[me, *fields.parameters.values()], return_annotation=None
+    )
+    __init__.__doc__ = SamplingParams.__doc__
+    return __init__
+
+
+SamplingParams.__init__ = _parameters()  # type: ignore[method-assign]
+
+
+def _take_what_users_write(params: SamplingParams) -> None:
+    """Tuples of lists, Python's numbers of numpy's, and no filter where nothing is drawn."""
+    for name in params.__struct_fields__:
+        value = getattr(params, name)
+        if type(value) not in _PLAIN:
+            msgspec.structs.force_setattr(params, name, _plain(value))
+    for name, empty in (("stop", ()), ("stop_token_ids", ()), ("logit_bias", {})):
+        value = getattr(params, name)
+        if value is None:
+            msgspec.structs.force_setattr(params, name, empty)
+        elif isinstance(value, str):
+            msgspec.structs.force_setattr(params, name, (value,))
+        elif name != "logit_bias" and isinstance(value, list | set | frozenset):
+            msgspec.structs.force_setattr(params, name, tuple(value))
+    if params.temperature == 0 and params.top_p == 0:
+        msgspec.structs.force_setattr(params, "top_p", 1.0)
+
+
+_PLAIN = (int, float, str, bool, tuple, dict, type(None))
+_SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
+
+
+def _plain(value: Any) -> Any:
+    """The numbers in an array or a scalar of numpy's or torch's; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -1,0 +1,1 @@
+"""What names an answer's bits: receipts and replay digests."""

@@ -1,0 +1,113 @@
+"""The replay digest: one name for a request and the bits of its answer, as docs/replay.md says.
+
+It holds what can change the answer and nothing else: no id, time, stream flag, batch, cache or
+tensor-parallel size. Needs no torch.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+
+import blake3
+
+from tpdet.audit.canonical_json import canonical_json
+from tpdet.control.sampling_row import SampledToken
+from tpdet.request import Request, SamplingParams
+
+VERSION = b"tpdet-replay-1\n"
+
+COVERED = (
+    "n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "stop",
+    "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "logit_bias",
+)  # fmt: skip
+"""Parameters in the canonical request by their own names; `seed` and `ignore_eos` are in it as the
+seed that was used and the ids that end the text."""
+
+SCHEMA = "json_schema"
+"""In the canonical request only where one was given."""
+
+LEFT_OUT = ("logprobs", "prompt_logprobs", "detokenize")
+"""Parameters that choose what is shown of an answer, never what it is."""
+
+_IDS = 4096  # of a prompt that are written together
+
+
+def canonical_request(requests: Sequence[Request]) -> bytes:
+    """The canonical JSON of the prompts of one call and of the parameters they share."""
+    return b"".join(_canonical_pieces(requests))
+
+
+def _canonical_pieces(requests: Sequence[Request]) -> Iterator[bytes]:
+    """`canonical_request` in pieces: `prompts`, which may hold millions of ids, comes last."""
+    first = requests[0]
+    ends = () if first.params.ignore_eos else first.eos_token_ids
+    rest = {"eos_token_ids": sorted({*ends}), "params": _canonical_params(first.params)}
+    yield canonical_json(rest)[:-1] + b',"prompts":['
+    for place, request in enumerate(requests):
+        yield b",[" if place else b"["
+        ids = request.prompt_token_ids
+        for begin in range(0, len(ids), _IDS):
+            yield (b"," if begin else b"") + canonical_json(ids[begin : begin + _IDS])[1:-1]
+        yield b"]"
+    yield b"]}"
+
+
+def replay_digest(
+    requests: Sequence[Request],
+    answers: Iterable[Iterable[Sequence[SampledToken]]],
+    seed: int,
+    contract: str,
+    model_digest: str,
+) -> str:
+    """BLAKE3 (hex) over a call and its answer.
+
+    requests: one a prompt, with the same parameters; answers: each prompt's choices, each choice's
+    tokens, in order; seed: the one that was used, also where a request left it open. `contract`
+    and `model_digest` are 64 hex digits each.
+    """
+    *_, digest = replay_digest_steps(requests, answers, seed, contract, model_digest)
+    assert digest is not None
+    return digest
+
+
+def replay_digest_steps(
+    requests: Sequence[Request],
+    answers: Iterable[Iterable[Sequence[SampledToken]]],
+    seed: int,
+    contract: str,
+    model_digest: str,
+) -> Iterator[str | None]:
+    """`replay_digest` in steps, each of a few milliseconds: None until the last, the digest."""
+    pieces: list[bytes] = []
+    for piece in _canonical_pieces(requests):
+        pieces.append(piece)
+        yield None
+    request = b"".join(pieces)
+    digest = blake3.blake3(VERSION)
+    digest.update(bytes.fromhex(contract) + bytes.fromhex(model_digest))
+    digest.update(struct.pack("<QQ", seed, len(request)) + request)
+    for choices in answers:
+        for tokens in choices:
+            ids = [token.token_id for token in tokens]
+            logprobs = [token.logprob for token in tokens]
+            count = len(tokens)
+            digest.update(struct.pack(f"<I{count}I{count}f", count, *ids, *logprobs))
+            yield None
+    yield digest.hexdigest()
+
+
+def _canonical_params(params: SamplingParams) -> dict[str, object]:
+    found: dict[str, object] = {name: getattr(params, name) for name in COVERED}
+    found["top_k"] = max(params.top_k, 0)  # -1 and 0 are both off
+    found["repetition_penalty"] = float(params.repetition_penalty)  # has no upper limit
+    found["stop"] = [_text(stop) for stop in params.stop]
+    found["stop_token_ids"] = sorted({*params.stop_token_ids})
+    found["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+    if params.json_schema is not None:
+        found[SCHEMA] = params.json_schema
+    return found
+
+
+def _text(stop: str) -> str:
+    """Half a surrogate pair, which no output can hold, as the replacement character."""
+    return stop.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,0 +1,130 @@
+"""`tpdet generate`: answers prompts offline, with the defaults of `LLM.generate`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from tpdet.arguments.command_line import number, whole_number
+from tpdet.config import EngineConfig, validated
+from tpdet.errors import RequestError, UsageError
+from tpdet.server.settings.flags import add_field
+from tpdet.server.settings.settings import SETTINGS
+from tpdet.server.settings.sources import Source, parse_text, read_toml, read_variables
+
+_ENGINE = {
+    "everyday": ("max_model_len", "dtype", "device"),
+    "model and tokenizer": ("revision", "load_format", "tokenizer", "chat_template"),
+    "memory and batches": (
+        "gpu_memory_utilization", "kv_pages", "enable_prefix_caching", "max_num_seqs",
+        "max_num_batched_tokens", "fixed_batch",
+    ),
+    "arithmetic (what may change bits)": ("fold_order", "row_layers", "leaves", "approximate"),
+    "ranks and kernels": ("transport", "share_draws", "enforce_eager", "compile_ahead"),
+}  # fmt: skip
+"""The engine's settings that are flags here; the others keep their defaults."""
+_SAMPLING = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos")
+
+
+def add_generate(commands: argparse._SubParsersAction) -> None:
+    """Add `tpdet generate`."""
+    command = commands.add_parser(
+        "generate",
+        usage="tpdet generate MODEL --prompt TEXT [flags]",
+        description="Answer prompts offline. Sampling has the defaults of LLM.generate.",
+        epilog="Settings may also stand in TPDET_ variables (TPDET_MAX_MODEL_LEN) and in the file "
+        "of --config, as for tpdet serve.\n\n"
+        '  tpdet generate models/demo --prompt "The for statement" --temperature 0',
+    )
+    command.add_argument("model", nargs="?", help="Hugging Face directory or hub name")
+    command.add_argument(
+        "--prompt", action="append", required=True, metavar="TEXT", help="may be given again"
+    )
+    command.add_argument(
+        "--chat", action="store_true", help="each prompt is a user's message, in the chat template"
+    )
+    command.add_argument("--system", metavar="TEXT", help="with --chat: what stands before each")
+    sampling = command.add_argument_group("sampling")
+    sampling.add_argument("-n", type=whole_number, default=1, help="choices of each prompt")
+    sampling.add_argument("--max-tokens", type=whole_number, default=16, help="of each choice")
+    sampling.add_argument("--temperature", type=number, default=1.0, help="0 is greedy")
+    sampling.add_argument("--top-p", type=number, default=1.0, help="above 0, at most 1")
+    sampling.add_argument("--top-k", type=whole_number, default=-1, help="-1 for all tokens")
+    sampling.add_argument("--min-p", type=number, default=0.0, help="0 to 1")
+    sampling.add_argument("--seed", type=whole_number, help="(default: drawn, and shown by --json)")
+    sampling.add_argument("--ignore-eos", action="store_true", help="go on past the end of text")
+    command.add_argument("--json", action="store_true", help="one JSON object a prompt")
+    command.add_argument("--config", metavar="FILE.toml", help="settings; only the engine's count")
+    for title, names in _ENGINE.items():
+        group = command.add_argument_group(title)
+        for name in names:
+            add_field(group, name, EngineConfig.model_fields[name])
+    command.set_defaults(run=generate)
+
+
+def generate(options: argparse.Namespace) -> int:
+    """Answer the prompts, in their order. Raises as `LLM` and `LLM.generate` do."""
+    for name in ("system", "chat_template"):
+        if getattr(options, name) is not None and not options.chat:
+            raise UsageError(f"--{name.replace('_', '-')} counts with --chat only: give both")
+    config = engine_config(options, os.environ)
+
+    import msgspec
+
+    from tpdet import LLM, SamplingParams
+
+    try:
+        params = SamplingParams(**{name: getattr(options, name) for name in _SAMPLING})
+    except RequestError as error:
+        name = error.param or ""
+        flag = "-n" if name == "n" else f"--{name.replace('_', '-')}"
+        raise UsageError(flag + str(error).removeprefix(name)) from None
+    given = config.model_dump(include=config.model_fields_set)
+    begin = [] if options.system is None else [{"role": "system", "content": options.system}]
+    with LLM(**given) as llm:
+        if options.chat:
+            talks = [[*begin, {"role": "user", "content": text}] for text in options.prompt]
+            outputs = llm.chat(talks, params)
+        else:
+            outputs = llm.generate(options.prompt, params)
+    if os.environ.get("RANK", "0") != "0":
+        return 0  # every rank has the answers; one shows them
+    for output in outputs:
+        if options.json:
+            print(msgspec.json.encode(output).decode())
+        else:
+            print("\n".join(choice.text for choice in output.outputs))
+    return 0
+
+
+def engine_config(options: argparse.Namespace, environ: Mapping[str, str]) -> EngineConfig:
+    """The engine that flags, the environment and the file of --config ask for, in this order.
+
+    Raises UsageError naming the source of a wrong value, NotFoundError without the file.
+    """
+    fields = EngineConfig.model_fields
+    variables = read_variables(environ, {**SETTINGS})
+    path = options.config or environ.get("TPDET_CONFIG", "").strip()
+    file = read_toml(path) if path else Source()
+    values: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    for source in (file, variables):
+        for name in source.values:
+            if name in fields and name != "on_slowdown":
+                values[name], spelled[name] = source.values[name], source.spelled[name]
+    for names in _ENGINE.values():
+        for name in names:
+            value = getattr(options, name)
+            if value is not None:
+                values[name] = parse_text(fields[name], value) if isinstance(value, str) else value
+                spelled[name] = "--" + name.replace("_", "-")
+    if options.model is not None:
+        values["model"] = options.model
+    if "model" not in values:
+        raise UsageError("no model is given: name a Hugging Face directory")
+    for note in variables.notes:
+        print(f"tpdet: {note}", file=sys.stderr)
+    return validated(
+        EngineConfig, values, lambda name: spelled.get(name, "--" + name.replace("_", "-"))
+    )

@@ -1,0 +1,286 @@
+"""Logits to tokens and log-probabilities, row by row, by Rule 8.
+
+Log-probabilities are those of the model's own distribution, before bias, penalties, temperature
+and filters. A row's answer has the same bits alone or in any batch, and over any cut of the
+vocabulary. NaN or +inf in a row's logits, or nothing finite in it, fails that row alone. The
+arithmetic is in the kernels' files; R rows, T prompt positions, V ids, W columns of a shard.
+
+`draw` starts the work, `finish` waits for it: between them the device holds the tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tpdet.comm.exchange.rows import RowExchange, first_rows, row_places, share_of
+from tpdet.control.sampling_row import SampledToken, SamplingRow
+from tpdet.kernels import ops
+from tpdet.kernels.inputs.sampled_rows import RowDraws, RowWeights
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
+from tpdet.kernels.token_ranks import token_ranks
+from tpdet.request import Candidate
+
+_LIKELIEST = Draw(temperature=0.0, seed=0, position=0)
+_COUNTED = -1  # in `Drawn.ranks`: the rank is counted on the device
+Counts = Sequence[int | None]
+"""How many of the likeliest a row is told beside its token; None: nor the token's rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumericalFailure:
+    """A row that has no answer, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A step's answers on their way to the host.
+
+    A later step may gather its token ids from `tokens` (int64 [R] on the device) before `finish`:
+    it is 0 for a row that is not `fit` and -1 where nothing is left to choose, and both fail.
+    """
+
+    tokens: torch.Tensor
+    packed: torch.Tensor
+    """fp64 [R, 3] on the device: fit, token, logprob."""
+    counts: tuple[int | None, ...]
+    ranks: tuple[int, ...]
+    """The tokens' ranks where they are known beforehand, else 0 (not asked for) or _COUNTED."""
+    answers: torch.Tensor
+    """fp64 on the host, whole once `copied`: [R, 3], [rows with counts, most, 2], then ranks."""
+    copied: torch.cuda.Event | None
+
+    @property
+    def fit(self) -> torch.Tensor:
+        """Which rows have an answer: bool [R] on the device."""
+        return self.packed[:, 0] != 0.0
+
+
+def draw(logits: torch.Tensor, rows: Sequence[SamplingRow], shard: Shard | None = None) -> Drawn:
+    """Launch the sampling of one token a row, without waiting: fp32 [R, W] and R rows, R > 0.
+
+    `shard` says which ids the columns are (None: all, in order); over a sharded vocabulary every
+    rank calls with the same rows and gets the same answers. `rows` are read before this returns.
+    Raises ValueError when logits are not fp32 [R, W].
+    """
+    _check(logits, len(rows))
+    shard = shard or Shard(0, logits.shape[1])
+    draws, counts = [_draw(row) for row in rows], [row.params.logprobs for row in rows]
+    return _drawn(logits, ops.draw_rows(logits, draws, shard), counts, _ranks(draws, counts), shard)
+
+
+def draw_likeliest(logits: torch.Tensor, shard: Shard) -> Drawn:
+    """`draw` of each row's likeliest token, with nothing else told: fp32 [R, W], R > 0."""
+    found = ops.draw_rows(logits, [_LIKELIEST] * len(logits), shard)
+    return _drawn(logits, found, [None] * len(logits), (1,) * len(logits), shard)
+
+
+def draw_shared(
+    logits: torch.Tensor, draws: Sequence[Draw], counts: Counts, exchange: RowExchange,
+    rank: int, ranks: int, vocab_size: int,
+) -> Drawn:  # fmt: skip
+    """`draw` by shares of whole rows: fp32 [R, W] of every rank, R > 0, and R draws of no lists.
+
+    Each rank draws for its own rows over the whole vocabulary, then all gather the answers, with
+    the likeliest `counts[row]` and its rank beside each. Called on every rank; equal on all.
+    """
+    _check(logits, len(draws))
+    first, share = first_rows(len(draws), ranks)[rank], share_of(len(draws), ranks)
+    mine = exchange.whole_rows(logits)[:, :vocab_size]
+    shard = Shard(0, vocab_size)
+    found = ops.weigh_draws(mine, draws[first : first + share], shard)
+    known, answers, most = _ranks(draws, counts), [found.answers.view(-1)], _most(counts)
+    # Of every row: the ranks' answers must have one shape.
+    if most:
+        answers.append(_likeliest(mine, found, list(range(share)), most, shard).view(-1))
+    if _COUNTED in known:
+        answers.append(token_ranks(mine, found.answers[1].long(), shard).double())
+    everyone = exchange.all_gather(torch.cat(answers) if len(answers) > 1 else answers[0])
+    rows, counted = _with_counts(counts), _counted(known)
+    places = row_places(len(draws), ranks)
+    order = [*range(len(draws)), *rows, *counted]
+    at = _to_device([places[row] for row in order], logits.device)
+    tokens, _, _, packed = ops.pack_answers(everyone, share, at[: len(draws)])
+    pieces, end = [packed.view(-1)], (4 + 2 * most) * share
+    if rows:
+        tops = everyone[:, 4 * share : end].reshape(ranks * share, -1)
+        pieces.append(tops[at[len(draws) : len(draws) + len(rows)]].view(-1))
+    if counted:
+        pieces.append(everyone[:, end:].reshape(-1)[at[len(draws) + len(rows) :]])
+    host, copied = _to_host(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
+    return Drawn(tokens, packed, tuple(counts), known, host, copied)
+
+
+def draw_columns(
+    logits: torch.Tensor, draws: Sequence[Draw], counts: Counts, shard: Shard
+) -> Drawn:
+    """`draw` of R given draws over a rank's part of the vocabulary: fp32 [R, W], R > 0.
+
+    With the likeliest `counts[row]` beside each, and its rank. Called on every rank; equal on all.
+    """
+    _check(logits, len(draws))
+    found = ops.draw_rows(logits, draws, shard)
+    return _drawn(logits, found, counts, _ranks(draws, counts), shard)
+
+
+def finish(drawn: Drawn) -> list[SampledToken | NumericalFailure]:
+    """Wait for a draw: its R results, in order."""
+    if drawn.copied is not None:
+        drawn.copied.synchronize()
+    count, counted = len(drawn.counts), _counted(drawn.ranks)
+    last = len(drawn.answers) - len(counted)
+    tops = _tops(drawn.answers[3 * count : last], drawn.counts)
+    ranks = list(drawn.ranks)
+    for row, rank in zip(counted, drawn.answers[last:].tolist(), strict=True):
+        ranks[row] = int(rank)
+    results: list[SampledToken | NumericalFailure] = []
+    for row, (healthy, token, logprob) in enumerate(
+        drawn.answers[: 3 * count].view(count, 3).tolist()
+    ):
+        if not healthy:
+            results.append(NumericalFailure("NaN or infinity in the logits"))
+        elif token < 0:
+            results.append(NumericalFailure("bias and forbidden ids leave no token to choose"))
+        else:
+            results.append(SampledToken(int(token), logprob, tops.get(row, ()), ranks[row]))
+    return results
+
+
+def sample(
+    logits: torch.Tensor, rows: Sequence[SamplingRow], shard: Shard | None = None
+) -> list[SampledToken | NumericalFailure]:
+    """One token a row: `draw` and `finish`; no rows, no results."""
+    _check(logits, len(rows))
+    return finish(draw(logits, rows, shard)) if rows else []
+
+
+def prompt_logprobs(
+    logits: torch.Tensor, next_ids: Sequence[int], count: int, shard: Shard | None = None
+) -> list[SampledToken | NumericalFailure]:
+    """Score given tokens: fp32 [T, W] and the T ids that followed -> T results, with ranks.
+
+    `count` candidates a position. Raises ValueError when logits are not fp32 [T, W].
+    """
+    _check(logits, len(next_ids))
+    if not next_ids:
+        return []
+    shard = shard or Shard(0, logits.shape[1])
+    found = ops.score_tokens(logits, next_ids, shard)
+    scored = len(next_ids)
+    return finish(_drawn(logits, found, [count] * scored, (_COUNTED,) * scored, shard))
+
+
+def _check(logits: torch.Tensor, rows: int) -> None:
+    if logits.dtype != torch.float32 or logits.dim() != 2 or logits.shape[0] != rows:
+        raise ValueError(
+            f"logits are {logits.dtype} {list(logits.shape)}; sampling {rows} rows takes "
+            f"torch.float32 [{rows}, vocabulary]"
+        )
+
+
+def _draw(row: SamplingRow) -> Draw:
+    params = row.params
+    needs_output = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+    needs_prompt = params.repetition_penalty != 1.0
+    return Draw(
+        temperature=params.temperature,
+        seed=row.seed,
+        position=row.position,
+        choice=row.choice,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        bias=params.logit_bias,
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        prompt_ids=row.token_ids[: row.prompt_length] if needs_prompt else (),
+        output_ids=row.token_ids[row.prompt_length :] if needs_prompt or needs_output else (),
+        forbidden=row.forbidden_ids,
+        allowed=row.allowed,
+    )
+
+
+def _drawn(
+    logits: torch.Tensor, found: RowDraws, counts: Counts, ranks: tuple[int, ...], shard: Shard
+) -> Drawn:
+    """The answers with the likeliest `counts[row]` beside each, copied to the host in one go."""
+    pieces = [found.packed.view(-1)]
+    rows, counted = _with_counts(counts), _counted(ranks)
+    if rows:
+        pieces.append(_likeliest(logits, found, rows, _most(counts), shard).view(-1))
+    if counted:
+        mine, tokens = logits, found.tokens
+        if len(counted) < len(logits):
+            at = _to_device(counted, logits.device)
+            mine, tokens = logits[at], tokens[at]
+        pieces.append(token_ranks(mine, tokens, shard).double())
+    answers, copied = _to_host(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
+    return Drawn(found.tokens, found.packed, tuple(counts), ranks, answers, copied)
+
+
+def _ranks(draws: Sequence[Draw], counts: Counts) -> tuple[int, ...]:
+    """What `Drawn.ranks` says of draws: the likeliest token's is 1 without counting."""
+    return tuple(
+        1 if how.temperature == 0.0 and not how.changes_logits else 0 if count is None else _COUNTED
+        for how, count in zip(draws, counts, strict=True)
+    )
+
+
+def _counted(ranks: Sequence[int]) -> list[int]:
+    return [row for row, rank in enumerate(ranks) if rank == _COUNTED]
+
+
+def _with_counts(counts: Counts) -> list[int]:
+    """The rows that are told any of the likeliest."""
+    return [row for row, count in enumerate(counts) if count]
+
+
+def _most(counts: Counts) -> int:
+    return max(count or 0 for count in counts)
+
+
+def _likeliest(
+    logits: torch.Tensor, found: RowDraws | RowWeights, rows: list[int], count: int, shard: Shard
+) -> torch.Tensor:
+    """The likeliest `count` ids of some rows and their log-probabilities: fp64 [rows, count, 2]."""
+    ids, values = ops.top_of_rows(logits, rows, count, shard)
+    at = _to_device(rows, logits.device)
+    logprobs = ops.log_probabilities(values, found.maximum[at, None], found.log_masses[at, None])
+    return torch.stack([ids.double(), logprobs.double()], -1)
+
+
+def _to_device(numbers: list[int], device: torch.device) -> torch.Tensor:
+    """int64 numbers on the device, which is not waited for."""
+    values = torch.tensor(numbers, dtype=torch.int64)
+    if device.type == "cpu":
+        return values
+    return values.pin_memory().to(device, non_blocking=True)
+
+
+def _to_host(answers: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    """The same numbers on the host, and the event after which they are there."""
+    if answers.device.type == "cpu":
+        return answers, None
+    host = torch.empty(answers.shape, dtype=answers.dtype, pin_memory=True)
+    host.copy_(answers, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+    return host, copied
+
+
+def _tops(
+    answers: torch.Tensor, counts: tuple[int | None, ...]
+) -> dict[int, tuple[Candidate, ...]]:
+    """The `counts[row]` likeliest of each row that wants any, ties by lowest id."""
+    rows = _with_counts(counts)
+    if not rows:
+        return {}
+    pairs = answers.view(len(rows), -1, 2).tolist()
+    return {
+        row: tuple(Candidate(int(token), logprob) for token, logprob in found[: counts[row]])
+        for row, found in zip(rows, pairs, strict=True)
+    }

@@ -1,0 +1,134 @@
+"""What the HTTP process and a body worker say to each other: frames of MessagePack over pipes.
+
+A frame is its length (8 bytes, big-endian) and that many bytes. The first frame to a worker is its
+WorkerStart; then each Job is followed by a frame with the body as the client sent it, and answered
+by one frame with a Reply.
+"""
+
+import asyncio
+import logging
+import struct
+from dataclasses import replace
+from typing import Never
+
+import msgspec
+
+from tpdet.request import Request
+from tpdet.server.body.prepare import Call
+from tpdet.server.body.work import Route
+from tpdet.server.wire.limits import BODY_CPU_SECONDS, BODY_MEMORY_BYTES, TEMPLATE_CPU_SECONDS
+from tpdet.server.wire.problems import ApiError, bad_request, internal_error
+from tpdet.server.wire.protocol import Start
+from tpdet.text.tokenizer import TokenizerFiles
+
+LENGTH = struct.Struct(">Q")
+
+_log = logging.getLogger("tpdet.server")
+
+
+class WorkerStart(msgspec.Struct, frozen=True):
+    """The tokenizer, as the HTTP process read it: the files may have changed since."""
+
+    parent_pid: int
+    tokenizer: TokenizerFiles | None
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One body to work on; what else its answer depends on."""
+
+    route: Route
+    request_id: str
+    served_name: str
+    tenant_salt: str
+    facts: Start
+    cpu_seconds: int = BODY_CPU_SECONDS
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    """A body for the engine: the call without its requests, and each of those by itself.
+
+    Millions of token ids in one piece would keep the reader's event loop for half a second.
+    """
+
+    call: Call
+    requests: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, call: Call) -> "Prepared":
+        """The frame of a call."""
+        return cls(replace(call, requests=()), tuple(map(msgspec.msgpack.encode, call.requests)))
+
+    async def outcome(self) -> Call:
+        """What the HTTP process goes on with; others have their turn between two requests."""
+        requests = []
+        for data in self.requests:
+            requests.append(msgspec.msgpack.decode(data, type=Request))
+            await asyncio.sleep(0)
+        return replace(self.call, requests=tuple(requests))
+
+
+class Answered(msgspec.Struct, frozen=True, tag="answered"):
+    """The answer itself, as JSON."""
+
+    content: bytes
+
+    async def outcome(self) -> bytes:
+        """What the HTTP process sends."""
+        return self.content
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """An ApiError, field by field."""
+
+    status: int
+    message: str
+    kind: str
+    param: str | None
+    code: str | None
+    headers: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, error: ApiError) -> "Refused":
+        """The frame of an error."""
+        return cls(error.status, error.message, error.kind, error.param, error.code, error.headers)
+
+    async def outcome(self) -> Never:
+        """Raises the error of the frame."""
+        raise ApiError(
+            self.status,
+            self.message,
+            kind=self.kind,
+            param=self.param,
+            code=self.code,
+            headers=self.headers,
+        )
+
+
+class Broken(msgspec.Struct, frozen=True, tag="broken"):
+    """A fault of ours: where it was raised, for the log."""
+
+    trace: str
+
+    async def outcome(self) -> Never:
+        """Logs the place; raises the error that a client may see."""
+        _log.error("a large request failed: %s", self.trace)
+        raise internal_error()
+
+
+def too_costly(cpu_seconds: int = BODY_CPU_SECONDS) -> ApiError:
+    """The answer for a body past the bounds on its worker."""
+    bounds = f"{cpu_seconds} s or {BODY_MEMORY_BYTES >> 30} GiB"
+    if cpu_seconds == TEMPLATE_CPU_SECONDS:
+        return bad_request(
+            f"the chat template took more than {bounds} for these messages: send other ones",
+            "messages",
+        )
+    return bad_request(f"the body took more than {bounds} to work on: send less text")
+
+
+Reply = Prepared | Answered | Refused | Broken
+
+
+def frame(data: bytes) -> bytes:
+    """`data` with its length."""
+    return LENGTH.pack(len(data)) + data

@@ -1,0 +1,166 @@
+"""A parsed JSON object as one of the schema's bodies, or the first thing wrong with it."""
+
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from tpdet.arguments.suggestions import did_you_mean
+from tpdet.request import MAX_LOGIT_BIAS
+from tpdet.server.body.schema import (
+    Body,
+    CalledFunction,
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    DetokenizeBody,
+    StreamOptions,
+    TextPart,
+    TokenizeBody,
+    ToolCall,
+)
+from tpdet.server.wire.problems import ApiError, bad_request
+
+_ROUTES: dict[str, type[Body]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+}
+# What to do about a value out of range, where the range alone does not say it.
+_REMEDIES = {
+    "seed": "leave it out, and the server draws one",
+    "top_p": "to take the likeliest token set temperature to 0",
+    "logprobs": "the likeliest few stand for all ids of the vocabulary",
+    "top_logprobs": "the likeliest few stand for all ids of the vocabulary",
+    "prompt_logprobs": "the likeliest few stand for all ids of the vocabulary",
+}
+
+_OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than_equal")
+
+Parsed = TypeVar("Parsed", bound=Body)
+
+
+def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
+    """The body as its model. Raises ApiError 400 naming the first field that is wrong."""
+    given = _known(model, body)
+    bias = given.get("logit_bias")
+    if isinstance(bias, dict) and len(bias) > MAX_LOGIT_BIAS:
+        raise bad_request(
+            f"logit_bias has {len(bias)} ids; the limit is {MAX_LOGIT_BIAS}", "logit_bias"
+        )
+    if isinstance(given.get("messages"), list):
+        given["messages"] = [_known_message(message) for message in given["messages"]]
+    if isinstance(given.get("stream_options"), dict):
+        given["stream_options"] = _known(StreamOptions, given["stream_options"], "stream_options")
+    if _is_zero(given.get("temperature")) and _is_zero(given.get("top_p")):
+        del given["top_p"]  # nothing is drawn that it could filter
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise _first_problem(error) from None
+
+
+def _known(model: type[Body], body: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """The fields that ask for something, each of them known.
+
+    Pydantic would list every unknown one. `place`: of an object inside the body, for messages.
+    """
+    given = {}
+    for name, value in body.items():
+        if name in model.model_fields:
+            if value is not None:
+                given[name] = value
+        elif name not in model.idle:
+            raise _unknown(model, name, place)
+        elif value is not None and not model.idle[name].accepts(value):
+            where = f"{place}.{name}" if place else name
+            shown = _shown(value)
+            raise bad_request(
+                f"{where}{' ' + shown if shown else ''} is not supported: "
+                f"{model.idle[name].reason}",
+                place or name,
+                "not_supported",
+            )
+    return given
+
+
+def _known_message(message: Any) -> Any:
+    """A message with its known fields, its parts text; what has another shape is left alone."""
+    if not isinstance(message, dict):
+        return message
+    message = _known(ChatMessage, message, "messages")
+    if isinstance(message.get("content"), list):
+        message["content"] = [_known_part(part) for part in message["content"]]
+    if isinstance(message.get("tool_calls"), list):
+        message["tool_calls"] = [_known_call(call) for call in message["tool_calls"]]
+    return message
+
+
+def _known_part(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if isinstance(kind, str) and kind != "text":
+        raise bad_request(
+            f"content parts of type {kind[:40]!r} are not supported: send text", "messages"
+        )
+    return _known(TextPart, part, "messages")
+
+
+def _known_call(call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    call = _known(ToolCall, call, "messages")
+    if isinstance(call.get("function"), dict):
+        call["function"] = _known(CalledFunction, call["function"], "messages")
+    return call
+
+
+def _is_zero(value: object) -> bool:
+    return type(value) in (int, float) and value == 0
+
+
+def _first_problem(error: ValidationError) -> ApiError:
+    problem = error.errors(include_url=False, include_context=False)[0]
+    place = [part for part in problem["loc"] if not _is_branch(part)]
+    param = str(place[0]) if place else None
+    if problem["type"] == "extra_forbidden":
+        return _extra(".".join(str(part) for part in problem["loc"]))
+    if problem["type"] == "missing":
+        return bad_request(f"{'.'.join(map(str, place))} is missing", param)
+    where = ".".join(str(part) for part in place)
+    shown = _shown(problem["input"])
+    remedy = _REMEDIES.get(where) if problem["type"] in _OUT_OF_RANGE else None
+    return bad_request(
+        f"{where}: {problem['msg']}"
+        + (f", not {shown}" if shown else "")
+        + (f": {remedy}" if remedy else ""),
+        param,
+    )
+
+
+def _is_branch(part: int | str) -> bool:
+    """Whether a location names a branch of a union rather than a field."""
+    return isinstance(part, str) and ("[" in part or part in ("str", "TextPart"))
+
+
+def _shown(value: object) -> str:
+    """A scalar as it stood in the JSON, shortened; nothing for what has structure."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)[:40] if not isinstance(value, int) or value.bit_length() < 200 else ""
+    return repr(value)[:60] if isinstance(value, str) else ""
+
+
+def _unknown(model: type[Body], name: str, place: str) -> ApiError:
+    """A field that this body does not have: where it belongs, or the nearest that there is."""
+    others = [path for path, other in _ROUTES.items() if not place and name in other.model_fields]
+    if others and model in _ROUTES.values():
+        return _extra(name, f": it is a field of {others[0]}")
+    hint = did_you_mean(name, [*model.model_fields, *model.idle])
+    return _extra(f"{place}.{name}" if place else name, hint)
+
+
+def _extra(name: str, hint: str = "") -> ApiError:
+    return bad_request(f"unknown field {name!r}{hint or ': leave it out'}", name, "unknown_field")

@@ -1,0 +1,282 @@
+"""From a checked body to requests the engine can run; everything that can be refused is, here.
+
+Runs in the HTTP process, in a thread when the body is large. Needs no torch.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from tpdet.errors import RequestError
+from tpdet.request import MAX_STOP_STRINGS, Request, SamplingParams, check_against_model
+from tpdet.server.body.answer_size import check_answer_size
+from tpdet.server.body.prompts import Prompt, PromptReader
+from tpdet.server.body.schema import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    ResponseFormat,
+    StreamOptions,
+)
+from tpdet.server.wire import limits
+from tpdet.server.wire.problems import ApiError, bad_request, from_request_error
+from tpdet.server.wire.protocol import Start
+from tpdet.text.tokenizer import Tokenizer
+
+DEFAULT_COMPLETION_TOKENS = 16
+# Fields whose name and meaning are those of SamplingParams.
+_PASSED_ON = (
+    "n", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens",
+    "include_stop_str_in_output", "skip_special_tokens", "presence_penalty", "frequency_penalty",
+    "repetition_penalty",
+)  # fmt: skip
+
+
+class Echo(NamedTuple):
+    """A prompt as `echo` shows it; of its ids, the first `hidden` stand for nothing in the text."""
+
+    text: str
+    hidden: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One HTTP request for text: what to run, and how its answer is to look.
+
+    `requests[i]` is prompt i, and its choices have the indices `i * n` to `i * n + n - 1`.
+    `logprobs` is the number of alternatives to show, None for no log-probabilities.
+    """
+
+    kind: Literal["completion", "chat"]
+    group_id: str
+    created: int
+    model: str
+    requests: tuple[Request, ...]
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+    echo: bool
+    echoes: tuple[Echo, ...]
+    token_names: bool
+    token_ids: bool
+
+    @property
+    def choices(self) -> int:
+        """Choices of each prompt."""
+        return self.requests[0].params.n
+
+
+@dataclass(frozen=True)
+class Preparer:
+    """What a body is checked against: the model's facts, its name and its tokenizer.
+
+    `tenant_salt` stands for the client's key; requests share cached prefixes only under one.
+    """
+
+    facts: Start
+    served_name: str
+    tokenizer: Tokenizer | None
+    tenant_salt: str = ""
+
+    @property
+    def prompts(self) -> PromptReader:
+        """Turns text and conversations into token ids."""
+        return PromptReader(self.tokenizer, self.facts.max_model_len)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text: the model's and the tokenizer's, ascending."""
+        more = () if self.tokenizer is None else self.tokenizer.eos_token_ids
+        return tuple(sorted({*self.facts.eos_token_ids, *more}))
+
+    def completion(self, body: CompletionBody, request_id: str) -> Call:
+        """Requests of `POST /v1/completions`. Raises ApiError."""
+        self.check_model(body.model)
+        shown = body.logprobs
+        scored = body.prompt_logprobs
+        if body.echo and shown is not None:
+            scored = max(shown, scored or 0)
+        max_tokens = _max_tokens(body)
+        if max_tokens is None:
+            max_tokens = DEFAULT_COMPLETION_TOKENS
+        prompts = self.prompts.of_completion(body)
+        return self._call(
+            "completion", f"cmpl-{request_id}", body, prompts, max_tokens, shown, scored
+        )
+
+    def chat(self, body: ChatBody, request_id: str) -> Call:
+        """The request of `POST /v1/chat/completions`. Raises ApiError."""
+        self.check_model(body.model)
+        if body.top_logprobs and not body.logprobs:
+            raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+        prompt = self.prompts.of_chat(body)
+        max_tokens = _max_tokens(body)
+        if max_tokens is None:
+            max_tokens = max(1, self.facts.max_model_len - len(prompt.token_ids))
+        return self._call(
+            "chat",
+            f"chatcmpl-{request_id}",
+            body,
+            [prompt],
+            max_tokens,
+            (body.top_logprobs or 0) if body.logprobs else None,
+            body.prompt_logprobs,
+        )
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse (404) a model this server does not serve."""
+        if name is not None and name != self.served_name:
+            raise ApiError(
+                404,
+                f"the model {name!r} is not served here: GET /v1/models names the one that is",
+                param="model",
+                code="model_not_found",
+            )
+
+    def _call(
+        self,
+        kind: Literal["completion", "chat"],
+        group_id: str,
+        body: CompletionBody | ChatBody,
+        prompts: list[Prompt],
+        max_tokens: int,
+        shown: int | None,
+        scored: int | None,
+    ) -> Call:
+        if body.prompt_logprobs is not None and body.stream:
+            raise bad_request("prompt_logprobs cannot be streamed: set stream to false", "stream")
+        options = body.stream_options or StreamOptions()
+        if (options.include_usage or options.continuous_usage_stats) and not body.stream:
+            raise bad_request("stream_options needs stream to be true", "stream_options")
+        if options.continuous_usage_stats and not options.include_usage:
+            raise bad_request(
+                "stream_options: continuous_usage_stats needs include_usage to be true",
+                "stream_options",
+            )
+        _check_size("user", body.user, limits.MAX_USER_BYTES)
+        _check_size("cache_salt", body.cache_salt, limits.MAX_CACHE_SALT_BYTES)
+        try:
+            requests = tuple(
+                self._request(f"{group_id}-{i}", body, prompt, max_tokens, shown, scored)
+                for i, prompt in enumerate(prompts)
+            )
+        except RequestError as error:
+            raise from_request_error(error) from None
+        echo = isinstance(body, CompletionBody) and bool(body.echo)
+        check_answer_size(
+            [len(prompt.token_ids) for prompt in prompts],
+            body,
+            repeats=(body.n or 1) if kind == "completion" else 1,
+            echo=echo,
+            logprobs=shown,
+            max_tokens=max_tokens,
+        )
+        return Call(
+            kind=kind,
+            group_id=group_id,
+            created=int(time.time()),
+            model=self.served_name,
+            requests=requests,
+            stream=bool(body.stream),
+            include_usage=bool(options.include_usage),
+            continuous_usage=bool(options.continuous_usage_stats),
+            logprobs=shown,
+            prompt_logprobs=body.prompt_logprobs,
+            echo=echo,
+            echoes=tuple(Echo(self.prompts.text(p), p.hidden) for p in prompts) if echo else (),
+            token_names=bool(body.return_tokens_as_token_ids),
+            token_ids=bool(body.return_token_ids),
+        )
+
+    def _request(
+        self,
+        request_id: str,
+        body: GenerationBody,
+        prompt: Prompt,
+        max_tokens: int,
+        shown: int | None,
+        scored: int | None,
+    ) -> Request:
+        given = {name: getattr(body, name) for name in _PASSED_ON}
+        params = SamplingParams(
+            **{name: value for name, value in given.items() if value is not None},
+            max_tokens=max_tokens,
+            stop=_stops(body.stop),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            logit_bias=_logit_bias(body.logit_bias or {}),
+            json_schema=_json_schema(body.response_format),
+            logprobs=shown,
+            prompt_logprobs=scored,
+        )
+        if self.tokenizer is None and params.json_schema is not None:
+            raise RequestError("this server has no tokenizer", "response_format")
+        if self.tokenizer is None and params.stop:
+            raise RequestError("this server has no tokenizer: use stop_token_ids", "stop")
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=tuple(prompt.token_ids),
+            params=params,
+            eos_token_ids=self.eos_token_ids,
+            cache_salt=body.cache_salt or "",
+            tenant_salt=self.tenant_salt,
+        )
+        check_against_model(request, self.facts.vocab_size, self.facts.max_model_len)
+        return request
+
+
+def _max_tokens(body: GenerationBody) -> int | None:
+    both = (body.max_tokens, body.max_completion_tokens)
+    if None not in both and both[0] != both[1]:
+        raise bad_request(
+            f"max_tokens {both[0]} and max_completion_tokens {both[1]} differ: send one",
+            "max_completion_tokens",
+        )
+    return both[0] if both[0] is not None else both[1]
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops[:64]):
+        raise RequestError("stop must be text or a list of texts", "stop")
+    if len(stops) > MAX_STOP_STRINGS:
+        raise RequestError(f"{len(stops)} stop strings; the limit is {MAX_STOP_STRINGS}", "stop")
+    return tuple(stops)
+
+
+def _json_schema(wanted: ResponseFormat | None) -> str | None:
+    """The schema as compact JSON text, its keys in the client's order; None for plain text."""
+    if wanted is None:
+        return None
+    if (wanted.type == "json_schema") != (wanted.json_schema is not None):
+        raise RequestError(
+            f"response_format of type {wanted.type} "
+            + ("lacks json_schema" if wanted.json_schema is None else "takes no json_schema"),
+            "response_format",
+        )
+    if wanted.type == "text":
+        return None
+    schema = {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema_
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+
+
+def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
+    found = {}
+    for key, value in bias.items():
+        canonical = key.isascii() and key.isdigit() and (key == "0" or key[0] != "0")
+        if not canonical or len(key) > 10:
+            raise RequestError(
+                f"logit_bias key {key[:20]!r} is not a token id in canonical decimal", "logit_bias"
+            )
+        found[int(key)] = float(value)
+    return found
+
+
+def _check_size(field: str, value: str | None, limit: int) -> None:
+    size = len((value or "").encode())
+    if size > limit:
+        raise bad_request(f"{field} has {size} bytes; the limit is {limit}", field)

@@ -1,0 +1,242 @@
+"""The JSON bodies of the API: types and unknown fields are refused here, strictly.
+
+`null` means absent. Ranges are repeated from `tpdet.request` for the published schema's sake;
+what spans fields is checked where a body becomes requests.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from tpdet import request as bounds
+from tpdet.server.body import idle_fields
+from tpdet.server.body.idle_fields import Idle
+from tpdet.server.wire import limits
+
+Integer = Annotated[int, Field(ge=0, le=2**31 - 1)]
+# Without fail_fast a list of a million wrong values makes a million error objects.
+Integers = Annotated[list[Integer], Field(fail_fast=True)]
+TopLogprobs = Annotated[int, Field(ge=0, le=bounds.MAX_LOGPROBS)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+StopStrings = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "null"},
+                {"type": "string", "minLength": 1, "maxLength": bounds.MAX_STOP_BYTES},
+                {
+                    "type": "array",
+                    "maxItems": bounds.MAX_STOP_STRINGS,
+                    "items": {
+                        "type": "string",
+                        "minLength": 1,
+                        "maxLength": bounds.MAX_STOP_BYTES,
+                    },
+                },
+            ]
+        }
+    ),
+]
+_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+Prompt = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                _IDS,
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": limits.MAX_BATCH_PROMPTS,
+                    "items": {"type": "string", "minLength": 1},
+                },
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": limits.MAX_BATCH_PROMPTS,
+                    "items": _IDS,
+                },
+            ]
+        }
+    ),
+]
+
+
+class Body(BaseModel):
+    """Strict: no coercion, no unknown fields, finite numbers.
+
+    `idle`: known fields of which only values that ask for nothing are taken.
+    """
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
+    idle: ClassVar[dict[str, Idle]] = {}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The published schema, with the idle fields."""
+        schema = handler.resolve_ref_schema(handler(core))
+        idle_fields.add_to_schema(schema, cls.idle)
+        return schema
+
+
+class StreamOptions(Body):
+    """What a stream carries beside the choices; the statistics need `include_usage`."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    idle = idle_fields.STREAM_OPTIONS
+
+
+class JsonSchema(Body):
+    """OpenAI's wrapper of a schema; `strict` makes no difference, every schema is followed."""
+
+    name: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_CHARACTERS)]
+    description: Annotated[str, Field(max_length=limits.MAX_DESCRIPTION_CHARACTERS)] | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """Plain text, any JSON object, or JSON that a schema describes."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class GenerationBody(Body):
+    """The fields completions and chat share."""
+
+    idle = idle_fields.GENERATION
+    model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
+    max_tokens: Integer | None = None
+    max_completion_tokens: Integer | None = None
+    n: Annotated[int, Field(ge=1, le=bounds.MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=bounds.MAX_TEMPERATURE)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=bounds.MAX_TOP_K)] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    seed: Annotated[int, Field(ge=0, le=bounds.MAX_SEED)] | None = None
+    stop: StopStrings = None
+    stop_token_ids: Integers | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logit_bias: (
+        Annotated[
+            dict[
+                str,
+                Annotated[
+                    float,
+                    Field(ge=-limits.MAX_LOGIT_BIAS_MAGNITUDE, le=limits.MAX_LOGIT_BIAS_MAGNITUDE),
+                ],
+            ],
+            Field(max_length=bounds.MAX_LOGIT_BIAS),
+        ]
+        | None
+    ) = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0)] | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Integer | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    metadata: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    session_id: str | None = None
+
+
+class CompletionBody(GenerationBody):
+    """`POST /v1/completions`."""
+
+    prompt: Prompt
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+
+
+class TextPart(Body):
+    """One part of a message's content; text is the only kind."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Body):
+    """The function that a tool call names; `arguments` is a JSON object, as text or as it is."""
+
+    name: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)]
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(Body):
+    """A tool call in the history; `index` is what the pieces of a stream have."""
+
+    id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+    index: int | None = None
+
+
+class ChatMessage(Body):
+    """One message of a conversation; `type` is what lm-eval puts beside each message's content.
+
+    `content` may be null where an assistant's message has tool calls.
+    """
+
+    idle = idle_fields.MESSAGE
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    name: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    reasoning_content: str | None = None
+    type: Literal["text"] | None = None
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+
+
+class ChatBody(GenerationBody):
+    """`POST /v1/chat/completions`."""
+
+    idle = idle_fields.CHAT
+    messages: Messages
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    add_generation_prompt: bool | None = None
+
+
+class TokenizeBody(Body):
+    """`POST /tokenize`: a prompt or a conversation, one of the two."""
+
+    idle = idle_fields.CONVERSATION
+    model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """`POST /detokenize`."""
+
+    model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
+    tokens: Integers

@@ -1,0 +1,69 @@
+"""What a request's body becomes, route by route; needs the tokenizer and no event loop.
+
+Small bodies are done in the HTTP process, large ones in a process of their own: the same function.
+"""
+
+from typing import Any, Literal
+
+from tpdet.server.body.parse import parse_body
+from tpdet.server.body.prepare import Call, Preparer
+from tpdet.server.body.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from tpdet.server.wire.problems import bad_request
+
+Route = Literal["completion", "chat", "tokenize", "detokenize"]
+
+
+def prepare_call(route: Route, preparer: Preparer, fields: dict[str, Any], request_id: str) -> Call:
+    """What the engine is to run for a completion or a chat. Raises ApiError."""
+    if route == "completion":
+        return preparer.completion(parse_body(CompletionBody, fields), request_id)
+    return preparer.chat(parse_body(ChatBody, fields), request_id)
+
+
+def answer_of(route: Route, preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
+    """The answer of a route that needs no engine. Raises ApiError."""
+    if route == "tokenize":
+        return _tokenized(preparer, fields)
+    return _detokenized(preparer, fields)
+
+
+def needs_engine(route: Route) -> bool:
+    """Whether the body becomes a Call, rather than an answer at once."""
+    return route in ("completion", "chat")
+
+
+def _tokenized(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
+    body = parse_body(TokenizeBody, fields)
+    preparer.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("send either prompt or messages", "prompt")
+    special = body.add_special_tokens
+    if body.messages is not None:
+        generation = True if body.add_generation_prompt is None else body.add_generation_prompt
+        tokens = preparer.prompts.chat_tokens(body.messages, generation, bool(special))
+    else:
+        tokens = preparer.prompts.text_tokens(
+            body.prompt or "", True if special is None else special, "prompt"
+        )
+    found = {
+        "tokens": tokens,
+        "count": len(tokens),
+        "max_model_len": preparer.facts.max_model_len,
+    }
+    if body.return_token_strs:
+        tokenizer = preparer.prompts.need_tokenizer("return_token_strs")
+        found["token_strs"] = [tokenizer.token_text(token) for token in tokens]
+    return found
+
+
+def _detokenized(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
+    body = parse_body(DetokenizeBody, fields)
+    preparer.check_model(body.model)
+    tokenizer = preparer.prompts.need_tokenizer("tokens")
+    vocabulary = preparer.facts.vocab_size
+    for token in body.tokens:
+        if token >= vocabulary:
+            raise bad_request(
+                f"token id {token} is outside the vocabulary [0, {vocabulary})", "tokens"
+            )
+    return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}

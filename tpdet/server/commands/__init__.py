@@ -1,0 +1,1 @@
+"""The commands of an operator: serve with a supervisor, stop, reload, launch."""

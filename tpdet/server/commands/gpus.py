@@ -1,0 +1,59 @@
+"""How many GPUs torch will see, without importing torch, which takes seconds.
+
+The driver is asked by a process of its own (`python -m tpdet.server.commands.gpus`): whoever
+asks it keeps its devices open.
+"""
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+_ASK_SECONDS = 60.0
+
+
+def torch_build() -> tuple[str, bool]:
+    """torch's version, and whether it is built with CUDA; ("", False) without torch."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return "", False
+    version = importlib.metadata.version("torch")
+    try:
+        text = (Path(found.origin).parent / "version.py").read_text()
+    except OSError:
+        return version, not version.endswith("+cpu")
+    return version, re.search(r"^cuda\b[^=]*=\s*['\"]\d", text, re.MULTILINE) is not None
+
+
+def count_gpus() -> int | None:
+    """GPUs that CUDA gives a process with this environment; None if that cannot be told."""
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ASK_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    text = asked.stdout.strip()
+    return int(text) if asked.returncode == 0 and text.isdigit() else None
+
+
+def main() -> None:
+    """Print the number: what the driver says, 0 without one."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        print(0)
+        return
+    count = ctypes.c_int(0)
+    ready = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+    print(count.value if ready else 0)
+
+
+if __name__ == "__main__":
+    main()

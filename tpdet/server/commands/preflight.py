@@ -1,0 +1,90 @@
+"""What `tpdet serve` refuses before any process starts: all that can be told without a rank.
+
+Flags, `config.json`, files, the port and the device; each check raises what a rank would raise
+seconds later. What only a rank can tell is refused by it.
+"""
+
+import importlib.util
+from pathlib import Path
+
+from tpdet.errors import NotFoundError, UsageError
+from tpdet.model_config import load_model_config
+from tpdet.model_config.fit import check_ranks, context_length
+from tpdet.server.commands.gpus import count_gpus, torch_build
+from tpdet.server.leader.http_child import bind_port
+from tpdet.server.settings.keys import read_key_file
+from tpdet.server.settings.settings import Settings
+from tpdet.server.wire.protocol import socket_address
+from tpdet.text.tokenizer import read_files
+from tpdet.weights.resolve import resolve_model, resolve_tokenizer
+from tpdet.weights.which import find_weights
+
+
+def check_start(settings: Settings, ranks: int) -> None:
+    """Raise what is known to stop a server of `ranks` ranks with these settings.
+
+    A hub name is downloaded here. Raises NotFoundError, CheckpointError, UsageError, ResourceError
+    and NotPermittedError, each naming the value and the remedy.
+    """
+    _check_model(settings, ranks)
+    device = check_device(settings.engine.device, ranks)
+    _check_transport(settings.engine.transport, device, ranks)
+    server = settings.server
+    if server.api_key_file is not None:
+        read_key_file(server.api_key_file)
+    if server.run_dir is not None:
+        socket_address(str(Path(server.run_dir).absolute()))
+    bind_port(server.host, server.port).close()
+
+
+def _check_model(settings: Settings, ranks: int) -> None:
+    """The checkpoint's configuration against the flags, and the files that have to be there."""
+    engine = settings.engine
+    directory = resolve_model(engine.model, engine.revision)
+    model = load_model_config(directory, engine.dtype)
+    check_ranks(model, ranks, engine.leaves)
+    context_length(engine.max_model_len, model)
+    if engine.load_format != "dummy":
+        find_weights(directory)
+    if engine.chat_template is not None and not Path(engine.chat_template).exists():
+        raise NotFoundError(f"--chat-template {engine.chat_template} does not exist")
+    if not engine.skip_tokenizer_init:
+        names = engine.tokenizer, engine.model
+        read_files(resolve_tokenizer(*names, engine.revision), engine.chat_template)
+
+
+def check_device(wanted: str, ranks: int) -> str:
+    """ "cpu" or "cuda": what the ranks will find. Raises UsageError for GPUs that are not there."""
+    if wanted == "cpu":
+        return "cpu"
+    version, with_cuda = torch_build()
+    gpus = count_gpus() if with_cuda else 0
+    if gpus == 0 and wanted == "auto":
+        return "cpu"
+    if gpus == 0:
+        reason = "sees no GPU" if with_cuda else "is built without CUDA"
+        raise UsageError(
+            f"device cuda: torch {version} {reason}: use --device cpu, or install torch for CUDA "
+            "and check nvidia-smi"
+        )
+    if importlib.util.find_spec("triton") is None:
+        raise UsageError("device cuda needs Triton: install it, or use --device cpu")
+    if gpus is not None and ranks > gpus:
+        raise UsageError(
+            f"{ranks} ranks on a host with {gpus} GPUs: start as many ranks as there are GPUs, or "
+            "use --device cpu"
+        )
+    return "cuda"
+
+
+def _check_transport(transport: str, device: str, ranks: int) -> None:
+    """Ranks of one host talk through their GPUs or gloo; MPI carries between mpirun's own."""
+    if ranks == 1:
+        return
+    if transport == "mpi":
+        raise UsageError(
+            "transport mpi needs ranks that talk by MPI: start the server with tpdet launch "
+            "mpirun, or use --transport gather"
+        )
+    if transport == "peer" and device == "cpu":
+        raise UsageError("transport peer needs GPUs: use --transport gather")

@@ -1,0 +1,1 @@
+"""The HTTP process: routes, request middleware, answers, metrics."""

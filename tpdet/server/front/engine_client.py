@@ -1,0 +1,239 @@
+"""The HTTP process's side of the bridge: submits groups of requests, hands out what comes back.
+
+A group is one HTTP request: its prompts are admitted together under one seed. Its handler reads
+the outputs through a `Ticket`.
+"""
+
+import asyncio
+import logging
+import os
+import time
+
+import zmq
+import zmq.asyncio
+
+from tpdet.errors import IntegrityError
+from tpdet.request import Request
+from tpdet.server.front.metrics import Metrics
+from tpdet.server.front.pace import SLICE_SECONDS
+from tpdet.server.front.response_handle import Output, Ticket
+from tpdet.server.wire import protocol
+from tpdet.server.wire.limits import MAX_MESSAGE_BYTES
+from tpdet.server.wire.problems import from_code
+
+PING_SECONDS = 1.0
+# The states that a state the engine reports may follow here; a drain is the end of the others.
+_FOLLOWS = {
+    "accepting": ("reloading",),
+    "reloading": ("accepting",),
+    "untrusted": ("accepting", "reloading"),
+    "damaged": ("accepting", "reloading"),
+    "draining": ("accepting", "reloading", "untrusted", "damaged"),
+}
+
+_log = logging.getLogger("tpdet.server")
+
+
+class EngineClient:
+    """One connection to the engine process, for the life of the HTTP process."""
+
+    def __init__(self, address: str, key: bytes, metrics: Metrics, max_queue: int) -> None:
+        self._end = protocol.HttpEnd(key)
+        self.metrics, self.max_queue = metrics, max_queue
+        self.state = "starting"
+        self.found_hung = False
+        self.dead: tuple[str, str] | None = None
+        self.facts: protocol.Start | None = None
+        self.status = protocol.Status("starting", 0, 0, {})
+        self.heard = time.monotonic()
+        self.started, self.stopped = asyncio.Event(), asyncio.Event()
+        self._tickets: dict[str, Ticket] = {}
+        self._owners: dict[str, Ticket] = {}
+        self._pending = 0
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.connect(address)
+
+    def alive(self, patience: float) -> bool:
+        """Whether the engine has shown progress in the last `patience` seconds."""
+        known = self.state == "accepting" or self.state in protocol.REFUSALS
+        return known and time.monotonic() - self.heard <= patience
+
+    def hung(self, patience: float) -> bool:
+        """Whether requests are open and the engine has been silent for `patience` seconds."""
+        return bool(self._tickets) and time.monotonic() - self.heard > patience
+
+    @property
+    def approximate(self) -> bool:
+        """Whether answers are approximate: from the start, or as the engine last said."""
+        facts = self.facts
+        always = facts is not None and facts.system_fingerprint == facts.approximate_fingerprint
+        return always or self.status.counters.get("approximate", 0.0) > 0.0
+
+    @property
+    def system_fingerprint(self) -> str:
+        """That of answers which begin now; empty before the engine started."""
+        if self.facts is None:
+            return ""
+        approximate = self.facts.approximate_fingerprint
+        return approximate if self.approximate else self.facts.system_fingerprint
+
+    def check_open(self, count: int = 1) -> None:
+        """Refuse (503) `count` new requests when draining, dead, or over the queue's bound.
+
+        The engine would say the same, but only between two steps; what it will find there is
+        known here: those it last reported waiting, and those sent since.
+        """
+        if self.dead is not None:
+            raise from_code(*self.dead)
+        if self.state in protocol.REFUSALS:
+            raise from_code(*protocol.REFUSALS[self.state])
+        if self.state != "accepting":
+            raise from_code("engine_dead", "the engine is not ready")
+        if self.status.waiting + self._pending + count > self.max_queue:
+            raise from_code(
+                "engine_overloaded", f"{self.max_queue} requests wait already: try again later"
+            )
+
+    def submit(self, requests: tuple[Request, ...], group_id: str) -> Ticket:
+        """Send a group to the engine; the ticket's `accepted` tells what became of it."""
+        self.check_open(len(requests))
+        ticket = Ticket(self, group_id, requests, self.metrics.clock(time.monotonic()))
+        self._tickets[group_id] = ticket
+        for request in requests:
+            self._owners[request.request_id] = ticket
+        self._pending += len(requests)
+        self._send(protocol.Submit(group_id, requests))
+        return ticket
+
+    def close(self, ticket: Ticket) -> None:
+        """Forget a group, aborting in the engine what nobody will read."""
+        if self._tickets.pop(ticket.group_id, None) is None:
+            return
+        self._answered(ticket)
+        for request_id in ticket.request_ids:
+            self._owners.pop(request_id, None)
+        for request_id in ticket.open_requests:
+            self.abort(request_id)
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """Tell the engine that a request, or one choice of it, is no longer wanted."""
+        self._send(protocol.Abort(request_id, choice))
+
+    def die(self, code: str, message: str) -> None:
+        """The engine is gone: end every open request with this error, and refuse new ones."""
+        if self.dead is not None:
+            return
+        self.dead, self.state = (code, message), "dead"
+        for ticket in list(self._tickets.values()):
+            ticket.fail(from_code(code, message))
+        self.stopped.set()
+
+    def say_hello(self) -> None:
+        """Report that this process is able to serve."""
+        self._send(protocol.Hello(os.getpid()))
+
+    def say_serving(self) -> None:
+        """Report that connections are accepted."""
+        self.state = "accepting"
+        self._send(protocol.Serving())
+
+    async def ping(self) -> None:
+        """Show the engine every second that this process is not stuck."""
+        while True:
+            self._send(protocol.Ping())
+            await asyncio.sleep(PING_SECONDS)
+
+    async def receive(self) -> None:
+        """Take messages for ever. A damaged one ends the connection as a dead engine does."""
+        yielded = time.monotonic()
+        while True:
+            data = await self._socket.recv()
+            # A receive that finds a message does not yield by itself, and a fast engine always
+            # has one: the readers and timers would never run.
+            if time.monotonic() - yielded > SLICE_SECONDS:
+                await asyncio.sleep(0)
+                yielded = time.monotonic()
+            try:
+                self._take(self._end.decode(data))
+            except IntegrityError as error:
+                _log.error("%s", error)
+                self.die("engine_dead", "the engine sent what cannot be read")
+
+    def shut(self) -> None:
+        """Close the socket; nothing can be sent after it."""
+        self._context.destroy(linger=0)
+
+    def _take(self, message: protocol.ToHttp) -> None:
+        self.heard = time.monotonic()
+        match message:
+            case protocol.Prompts():
+                for part in message.parts:
+                    self._put(part)
+            case protocol.Outputs():
+                self._deliver(message)
+            case protocol.Status():
+                self.status = message
+                if self.state != message.state and self.state in _FOLLOWS[message.state]:
+                    self.state = message.state
+            case protocol.Accepted():
+                self._settle(message.group_id, seed=message.seed)
+            case protocol.Refused():
+                problem = from_code(message.code, message.message, message.param)
+                self._settle(message.group_id, problem=problem)
+            case protocol.Start():
+                self.facts = message
+                self.started.set()
+            case protocol.Stop():
+                for ticket in list(self._tickets.values()):
+                    if ticket.open_requests:
+                        ticket.fail(from_code("draining", "the server has shut down"))
+                self.state = "draining"
+                self.stopped.set()
+            case protocol.Dead():
+                self.die(message.code, message.message)
+
+    def _settle(
+        self, group_id: str, seed: int | None = None, problem: Exception | None = None
+    ) -> None:
+        ticket = self._tickets.get(group_id)
+        if ticket is None or ticket.accepted.done():
+            return
+        self._answered(ticket)
+        if seed is not None:
+            ticket.facts = self.facts  # the weights it runs on: a reload waits until it is done
+            ticket.accepted.set_result(seed)
+        elif problem is not None:
+            for request_id in ticket.request_ids:
+                ticket.failed_request(request_id, problem)
+
+    def _answered(self, ticket: Ticket) -> None:
+        """The engine's own count includes the group from now on, or it never will."""
+        if ticket.pending:
+            ticket.pending = False
+            self._pending -= len(ticket.request_ids)
+
+    def _deliver(self, message: protocol.Outputs) -> None:
+        self.metrics.step(message.step_seconds)
+        for output in message.tokens:
+            self._put(output)
+        for failed in message.failed:
+            owner = self._owners.get(failed.request_id)
+            if owner is not None:
+                problem = from_code(failed.code, failed.message)
+                owner.failed_request(failed.request_id, problem)
+
+    def _put(self, output: Output) -> None:
+        owner = self._owners.get(output.request_id)
+        if owner is not None:
+            owner.put(output)
+
+    def _send(self, message: protocol.ToEngine) -> None:
+        if self.dead is not None:
+            return
+        # The high-water mark is off, so this never blocks; the engine drains between steps.
+        self._socket.send(self._end.encode(message), zmq.NOBLOCK)

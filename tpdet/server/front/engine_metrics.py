@@ -1,0 +1,123 @@
+"""The engine's counters and gauges as Prometheus metrics, under our names and vLLM's."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tpdet.server.wire.protocol import Status
+
+# Engine counter -> our name and vLLM's, with the help text.
+ENGINE_COUNTERS = {
+    "preemptions": (
+        "tpdet_preemptions",
+        "vllm:num_preemptions",
+        "Sequences that gave up their KV pages and were computed again",
+    ),
+    "requests_failed": (
+        "tpdet_nan",
+        None,
+        "Requests that failed because their logits held NaN, infinity or no token to choose",
+    ),
+    "prefix_query_tokens": (
+        "tpdet_prefix_query_tokens",
+        "vllm:prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache",
+    ),
+    "prefix_hit_tokens": (
+        "tpdet_prefix_hit_tokens",
+        "vllm:prefix_cache_hits",
+        "Prompt tokens found in the prefix cache and not computed",
+    ),
+    "plan_digest_mismatches": (
+        "tpdet_plan_digest_mismatch",
+        None,
+        "Step plans that a rank refused because their digest did not match",
+    ),
+    "page_version_conflicts": (
+        "tpdet_page_version_conflict",
+        None,
+        "Reads of a KV page that were refused because they named an older version of it",
+    ),
+    "canary_mismatches": (
+        "tpdet_canary_mismatch",
+        None,
+        "Canary answers whose bits were not those of the first one",
+    ),
+}
+
+# Engine gauge -> our name, with the help text.
+ENGINE_GAUGES = {
+    "approximate": (
+        "tpdet_approximate",
+        "1 while answers are computed approximately, 0 while they are deterministic",
+    ),
+    "slowdown_ratio": (
+        "tpdet_deterministic_slowdown_ratio",
+        "Time of deterministic decode steps, as a multiple of the time measured at the start",
+    ),
+    "start_seconds": (
+        "tpdet_start_seconds",
+        "Time that loading, compiling and warming up took at the start, in seconds",
+    ),
+}
+
+
+class EngineCollector(Collector):
+    """Reads the engine's last status message when Prometheus asks."""
+
+    def __init__(self, status: Callable[[], Status], model_name: str) -> None:
+        self._status, self._model_name = status, model_name
+
+    def collect(self) -> Iterator[Metric]:
+        """Gauges and counters of the engine process."""
+        status = self._status()
+        counters = status.counters
+        yield from self._gauge(
+            "tpdet_requests_running", "num_requests_running", status.running,
+            "Requests whose choices are being computed",
+        )  # fmt: skip
+        yield from self._gauge(
+            "tpdet_requests_waiting", "num_requests_waiting", status.waiting,
+            "Requests that wait in the queue",
+        )  # fmt: skip
+        if "sequences_running" in counters:
+            yield from self._gauge(
+                "tpdet_batch_rows", None, counters["sequences_running"],
+                "Sequences that a step computes, one for each choice",
+            )  # fmt: skip
+        if {"pages_used", "pages_free"} <= counters.keys():
+            used, free = counters["pages_used"], counters["pages_free"]
+            cached = counters.get("pages_cached", 0.0)  # free, and kept for the prefix cache
+            pages = GaugeMetricFamily(
+                "tpdet_kv_pages", "Pages of the KV cache, of 256 tokens each, by state: used, "
+                "free, or free and kept for the prefix cache (cached)", labels=["state"],
+            )  # fmt: skip
+            for state, count in (("used", used), ("cached", cached), ("free", free - cached)):
+                pages.add_metric([state], count)
+            yield pages
+            share = used / (used + free) if used + free else 0.0
+            yield from self._gauge(
+                None, "kv_cache_usage_perc", share,
+                "Share of the KV cache's pages that sequences use, 0 to 1",
+            )  # fmt: skip
+        for name, (ours, text) in ENGINE_GAUGES.items():
+            if name in counters:
+                yield from self._gauge(ours, None, counters[name], text)
+        for name, (ours, theirs, text) in ENGINE_COUNTERS.items():
+            if name in counters:
+                yield CounterMetricFamily(ours, text, value=counters[name])
+                if theirs is not None:
+                    family = CounterMetricFamily(theirs, text, labels=["model_name"])
+                    family.add_metric([self._model_name], counters[name])
+                    yield family
+
+    def _gauge(
+        self, ours: str | None, theirs: str | None, value: float, text: str
+    ) -> Iterator[Metric]:
+        if ours is not None:
+            yield GaugeMetricFamily(ours, text, value)
+        if theirs is not None:
+            family = GaugeMetricFamily(f"vllm:{theirs}", text, labels=["model_name"])
+            family.add_metric([self._model_name], value)
+            yield family

@@ -1,0 +1,127 @@
+"""Large bodies on their way to the engine: a few processes work on them, others wait their turn.
+
+So nobody with a small request, nor /health, waits for a text of megabytes.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from typing import Any
+
+import msgspec
+
+from tpdet.server.body.job import LENGTH, Job, Reply, WorkerStart, frame, too_costly
+from tpdet.server.body.prepare import Call
+from tpdet.server.front.middleware import ClientGone
+from tpdet.server.wire.limits import MAX_WAITING_LARGE_BODIES
+from tpdet.server.wire.problems import from_code, internal_error
+from tpdet.text.tokenizer import TokenizerFiles
+
+_AT_ONCE = 2
+# On a machine that has other things to do, a job may take several times its processor time.
+_WALL_FACTOR = 5.0
+_IDLE_SECONDS = 60.0  # a worker holds a tokenizer: it goes when nobody sends large texts
+
+_log = logging.getLogger("tpdet.server")
+
+
+class _Ended(Exception):
+    """A signal ended a worker: its bounds, or the library that it called."""
+
+
+class _Worker:
+    """One process; started for its first job, ended after a while without any."""
+
+    def __init__(self, tokenizer: TokenizerFiles | None) -> None:
+        self._tokenizer = tokenizer
+        self._process: Process | None = None
+        self._retirement: asyncio.TimerHandle | None = None
+
+    async def do(self, job: bytes, body: bytes) -> bytes:
+        """The reply's frame; kills the process if cancelled.
+
+        Raises _Ended if a limit ended it, ApiError if it ended itself.
+        """
+        if self._retirement is not None:
+            self._retirement.cancel()
+        if self._process is None or self._process.returncode is not None:
+            self._process = await self._start()
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            for part in (job, body):
+                process.stdin.write(LENGTH.pack(len(part)))
+                process.stdin.write(part)
+            await process.stdin.drain()
+            (size,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
+            reply = await process.stdout.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.end()
+            code = await process.wait()
+            _log.warning("a body worker ended with %d", code)
+            raise (_Ended() if code < 0 else internal_error()) from None
+        except BaseException:  # cancelled: what it works on is nobody's any more
+            self.end()
+            raise
+        self._retirement = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self.end)
+        return reply
+
+    def end(self) -> None:
+        """Kill the process, if there is one; the event loop collects it."""
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+
+    async def _start(self) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tpdet.server.body.worker",
+            stdin=PIPE, stdout=PIPE, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        assert process.stdin is not None
+        start = WorkerStart(os.getpid(), self._tokenizer)
+        process.stdin.write(frame(msgspec.msgpack.encode(start)))
+        return process
+
+
+class LargeBodies:
+    """The workers and the queue before them."""
+
+    def __init__(self, tokenizer: TokenizerFiles | None) -> None:
+        self._idle = [_Worker(tokenizer) for _ in range(_AT_ONCE)]
+        self._seats = asyncio.Semaphore(_AT_ONCE)
+        self._count = 0
+
+    async def work(self, job: Job, body: bytes, gone: "asyncio.Future[None]") -> Call | bytes:
+        """The call that `body` becomes, or the answer as JSON.
+
+        Raises ApiError: what the body is refused for, 503 `engine_overloaded` when too many wait,
+        400 when it takes too long or too much memory. Raises ClientGone once `gone` resolves.
+        """
+        if self._count >= MAX_WAITING_LARGE_BODIES + _AT_ONCE:
+            raise from_code(
+                "engine_overloaded", f"{self._count} large requests wait already: try again"
+            )
+        self._count += 1
+        task = asyncio.ensure_future(self._in_turn(job, body))
+        try:
+            waited: set[asyncio.Future[Any]] = {task, gone}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGone
+            return await msgspec.msgpack.decode(task.result(), type=Reply).outcome()
+        except (TimeoutError, _Ended):
+            raise too_costly(job.cpu_seconds) from None
+        finally:
+            task.cancel()
+            self._count -= 1
+
+    async def _in_turn(self, job: Job, body: bytes) -> bytes:
+        async with self._seats:
+            worker = self._idle.pop()
+            try:
+                async with asyncio.timeout(_WALL_FACTOR * job.cpu_seconds):
+                    return await worker.do(msgspec.msgpack.encode(job), body)
+            finally:
+                self._idle.append(worker)

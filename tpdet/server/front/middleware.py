@@ -1,0 +1,273 @@
+"""The outermost ASGI layer: request id, key, route, method and body are settled here, in order.
+
+Checks: 401 (on unknown paths too), 404, 405, 411, 413, 415, 408, then 400 for the JSON. Behind it
+a handler finds the parsed body and a future that resolves when the client goes away in
+`scope["tpdet"]`. Whatever is raised becomes an answer of the one serialiser.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tpdet.server.front.log import CLIENT_GONE, log_access
+from tpdet.server.front.operations import not_found
+from tpdet.server.http1.held_bytes import Hold
+from tpdet.server.settings.keys import KeyRing
+from tpdet.server.wire import limits
+from tpdet.server.wire.json_body import parse_object
+from tpdet.server.wire.problems import ApiError, internal_error
+
+PUBLIC_PATHS = ("/health", "/ready", "/metrics", "/version")
+
+_log = logging.getLogger("tpdet.server")
+
+
+class ClientGone(Exception):
+    """The client closed its connection: nobody is left to answer."""
+
+
+@dataclass
+class Exchange:
+    """What the gate hands to a handler.
+
+    `body` is the parsed object; of a large body (see limits) it is empty, `data` then being what
+    another process parses. `gone` resolves when the client closes the connection;
+    `tenant_salt` stands for the client's key and is empty without keys. `tokens` is for the log:
+    how many the prompt has and how many were generated, once a handler knows.
+    """
+
+    request_id: str
+    tenant_salt: str
+    body: dict[str, Any]
+    data: bytes
+    gone: asyncio.Future[None]
+    tokens: tuple[int, int] | None = None
+    hold: Hold | None = None
+
+    def release(self) -> None:
+        """Let go of the body: it has been worked on."""
+        self.body, self.data = {}, b""
+        if self.hold is not None:
+            self.hold.release()
+
+
+class Gate:
+    """Wraps the application; `routes` are the application's own, so no path is listed twice."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Iterable[BaseRoute],
+        keys: KeyRing,
+        body_timeout: float,
+        rejected: Callable[[str], None],
+    ) -> None:
+        self._app, self._routes, self._keys = app, tuple(routes), keys
+        self._body_timeout, self._rejected = body_timeout, rejected
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. Never raises but for a fault of the server itself."""
+        if scope["type"] != "http":
+            return
+        answer = _Answer(scope, send, secrets.token_hex(16))
+        reader = _BodyReader(scope, receive)
+        gone: asyncio.Future[None] | None = None
+        try:
+            salt = self._check_head(scope)
+            body, data = {}, b""
+            if scope["method"] == "POST":
+                _check_body_headers(reader)
+                data = await reader.read(self._body_timeout)
+                body = await _parsed(data)
+            gone = asyncio.ensure_future(_until_gone(receive))
+            scope["tpdet"] = Exchange(
+                answer.request_id, salt, body, data, gone, hold=scope.get("tpdet_hold")
+            )
+            del body, data
+            await self._app(scope, receive, answer.send)
+        except ClientGone:
+            return
+        except ApiError as problem:
+            self._rejected(problem.code or problem.kind)
+            await answer.refuse(problem, reader)
+        except Exception:
+            _log.exception("request %s failed", answer.request_id)
+            await answer.refuse(internal_error(), reader)
+        finally:
+            if gone is not None:
+                gone.cancel()
+            answer.log()
+
+    def _check_head(self, scope: Scope) -> str:
+        """The tenant's salt. Raises ApiError for key, path and method, in this order."""
+        salt = self._keys.tenant_salt(_header(scope, b"authorization"))
+        if salt is None and scope["path"] not in PUBLIC_PATHS:
+            raise ApiError(
+                401,
+                "the API key is missing or not one of this server's: send it as a bearer token",
+                kind="authentication_error",
+                code="invalid_api_key",
+                headers=(("www-authenticate", "Bearer"),),
+            )
+        allowed: list[str] = []
+        for route in self._routes:
+            match, _ = route.matches(scope)
+            if match is Match.FULL:
+                return salt or ""
+            if match is Match.PARTIAL:
+                allowed += sorted(getattr(route, "methods", None) or ())
+        if not allowed:
+            raise ApiError(404, not_found(scope["path"]), code="not_found")
+        methods = ", ".join(allowed)
+        raise ApiError(
+            405,
+            f"this path answers {methods} only",
+            code="method_not_allowed",
+            headers=(("allow", methods),),
+        )
+
+
+class _Answer:
+    """The sending side: puts the request id on every answer and knows whether one has begun."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+        self._scope, self._send = scope, send
+        self.request_id, self._status = request_id, 0
+        self._begun = time.monotonic()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+    def log(self) -> None:
+        """The request's line in the log, once all is over."""
+        exchange = self._scope.get("tpdet")
+        tokens = None if exchange is None else exchange.tokens
+        milliseconds = 1000 * (time.monotonic() - self._begun)
+        status = self._status or CLIENT_GONE
+        log_access(self._scope, self.request_id, status, milliseconds, tokens)
+
+    async def refuse(self, problem: ApiError, reader: "_BodyReader") -> None:
+        """Send an error; if the body is still arriving, take it in for a second before the end.
+
+        A client that is still sending when the connection closes gets a reset, not the answer.
+        """
+        if self._status:
+            return
+        await send_problem(problem, self.send, finish=False, close=not reader.complete)
+        hold: Hold | None = self._scope.get("tpdet_hold")
+        if hold is not None:
+            hold.release()
+        await reader.discard(limits.DRAIN_BODY_TIMEOUT)
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def send_problem(
+    problem: ApiError, send: Send, *, finish: bool = True, close: bool = False
+) -> None:
+    """Write an error as a whole answer; without `finish` the caller ends it."""
+    body = problem.body()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *((name.encode(), value.encode()) for name, value in problem.headers),
+    ]
+    if close:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": not finish})
+
+
+class _BodyReader:
+    """Reads a body once, up to the limit, in limited time."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.scope, self._receive = scope, receive
+        length = _header(scope, b"content-length")
+        self.length = int(length) if length and length.isdigit() else None
+        self.chunked = _header(scope, b"transfer-encoding") is not None
+        self.complete = not self.length and not self.chunked
+
+    async def read(self, timeout: float) -> bytes:
+        """The body. Raises ApiError 413 or 408, or ClientGone."""
+        found = bytearray()  # many small parts cost no more than one large one
+        try:
+            async with asyncio.timeout(timeout):
+                more = True
+                while more:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    found += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(found) > limits.MAX_BODY_BYTES:
+                        self.complete = not more
+                        raise _too_large()
+        except TimeoutError:
+            raise ApiError(408, "the request's body did not arrive in time") from None
+        self.complete = True
+        return bytes(found)
+
+    async def discard(self, timeout: float) -> None:
+        """Drop what still arrives of the body, for at most `timeout` seconds."""
+        if self.complete or _header(self.scope, b"expect") is not None:
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                more = True
+                while more:
+                    message = await self._receive()
+                    more = message["type"] == "http.request" and message.get("more_body", False)
+        except TimeoutError:
+            return
+
+
+def _check_body_headers(reader: _BodyReader) -> None:
+    scope = reader.scope
+    if reader.length is None and not reader.chunked:
+        raise ApiError(411, "a POST needs a Content-Length", headers=(("connection", "close"),))
+    if reader.length is not None and reader.length > limits.MAX_BODY_BYTES:
+        raise _too_large()
+    kind, _, parameters = (_header(scope, b"content-type") or b"").partition(b";")
+    charset = parameters.replace(b" ", b"").lower()
+    if kind.strip().lower() != b"application/json" or charset not in (b"", b"charset=utf-8"):
+        raise ApiError(415, "the body must be application/json in UTF-8", param="content-type")
+    if reader.chunked and (_header(scope, b"transfer-encoding") or b"").lower() != b"chunked":
+        raise ApiError(415, "the body may only be chunked", param="transfer-encoding")
+    if _header(scope, b"content-encoding") not in (None, b"identity"):
+        raise ApiError(415, "the body must not be compressed", param="content-encoding")
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, f"the body is over {limits.MAX_BODY_BYTES} bytes: send less")
+
+
+async def _parsed(body: bytes) -> dict[str, Any]:
+    """The JSON object; a larger one is parsed in a thread, so that streams keep moving."""
+    if len(body) > limits.LARGE_BODY_BYTES:
+        return {}
+    if len(body) <= limits.THREAD_BODY_BYTES:
+        return parse_object(body)
+    return await asyncio.to_thread(parse_object, body)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None

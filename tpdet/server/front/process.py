@@ -1,0 +1,253 @@
+"""The HTTP process: `python -m tpdet.server.front.process`, started by rank 0 and by nothing else.
+
+It tokenises, checks, streams; the engine never waits for it. Stop signals are rank 0's business
+and ignored here. When rank 0 dies the kernel sends SIGUSR1 (and standard input closes): every open
+answer then ends with an error, and the process with 75 within two seconds.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import uvicorn
+import uvloop
+
+from tpdet.errors import PeerLostError, TpdetError
+from tpdet.launch.host.processes import die_with_parent
+from tpdet.launch.life.lifecycle import write_error
+from tpdet.launch.life.run_directory import RunDirectory
+from tpdet.launch.life.signals import STOP_SIGNALS
+from tpdet.server.front.app import Services, make_app
+from tpdet.server.front.batch_swing import BatchSwing
+from tpdet.server.front.engine_client import EngineClient
+from tpdet.server.front.large_bodies import LargeBodies
+from tpdet.server.front.log import log_loop_problem, open_log
+from tpdet.server.front.memory import give_back, limit_arenas
+from tpdet.server.front.metrics import Metrics
+from tpdet.server.front.middleware import Gate
+from tpdet.server.front.statistics_line import StatisticsLine
+from tpdet.server.http1.held_bytes import HeldBytes
+from tpdet.server.http1.protocol import GuardedProtocol
+from tpdet.server.settings.keys import KeyRing
+from tpdet.server.wire.load_bounds import bounded_load
+from tpdet.server.wire.process_config import ProcessConfig, decode_config
+from tpdet.text.tokenizer import Tokenizer, TokenizerFiles, read_files
+
+PARENT_DEATH_SIGNAL = signal.SIGUSR1
+LOST = 75
+# Past the step timeout by what a status message may be late.
+PROGRESS_SLACK = 5.0
+# What answers get to reach their readers: after the engine died, and after a drain.
+DEATH_FLUSH_SECONDS = 1.0
+STOP_FLUSH_SECONDS = 5.0
+LAST_RESORT_SECONDS = 2.5
+LOG_FLUSH_SECONDS = 0.2
+WATCH_SECONDS = 0.5
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handling: it would refuse connections at a drain's beginning."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals as they are."""
+        yield
+
+
+def main() -> NoReturn:
+    """Run until the engine says stop (0), dies (75), or this process cannot start."""
+    limit_arenas()
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        os._exit(LOST)  # rank 0 ended before it had said what to serve: nobody is there to tell
+    config = decode_config(line)
+    try:
+        _run(config)
+    except TpdetError as error:
+        _refuse(config, error)
+
+
+def _run(config: ProcessConfig) -> NoReturn:
+    die_with_parent(PARENT_DEATH_SIGNAL, expected_parent=config.parent_pid)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    log = open_log(config.log_access)
+    threading.Thread(target=_follow_parent, name="parent", daemon=True).start()
+    files = _read_tokenizer(config)
+    with bounded_load():
+        tokenizer = None if files is None else Tokenizer.from_files(files, counted=True)
+    serving = _serve(config, files, tokenizer)
+    code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(serving)
+    if code == LOST:
+        _clear_channels(config)
+    log.finish(LOG_FLUSH_SECONDS)
+    # At once: closing the runner would wait for threads that still tokenise for nobody.
+    os._exit(code)
+
+
+def _follow_parent() -> None:
+    """A last resort beside the signal: end soon after rank 0 has, whatever the event loop does."""
+    while os.read(0, 4096):  # not by sys.stdin, whose lock would be held when the process ends
+        pass
+    time.sleep(LAST_RESORT_SECONDS)
+    os._exit(LOST)
+
+
+def _refuse(config: ProcessConfig, error: TpdetError) -> NoReturn:
+    """End before it served: rank 0 ends with the code, and says what is written here."""
+    run = RunDirectory(Path(config.run_dir), config.session)
+    known = isinstance(error, PeerLostError)  # rank 0 is gone: nobody waits to hear of it
+    if not known and not run.decide_exit(error.exit_code, error.code, 0, str(error)):
+        write_error(f"{error}\n")
+    os._exit(error.exit_code)
+
+
+def _clear_channels(config: ProcessConfig) -> None:
+    """What a killed rank 0 could not remove; unless the directory is another server's by now."""
+    run = RunDirectory(Path(config.run_dir), config.session)
+    if run.current:
+        run.clear_channels()
+
+
+def _read_tokenizer(config: ProcessConfig) -> TokenizerFiles | None:
+    if config.tokenizer_directory is None:
+        return None
+    return read_files(Path(config.tokenizer_directory), config.chat_template)
+
+
+async def _serve(
+    config: ProcessConfig, files: TokenizerFiles | None, tokenizer: Tokenizer | None
+) -> int:
+    metrics = Metrics(config.served_name, lambda: client.status)
+    client = EngineClient(
+        config.engine_address, bytes.fromhex(config.channel_key), metrics, config.max_queue
+    )
+    asyncio.get_running_loop().set_exception_handler(log_loop_problem)
+    asyncio.get_running_loop().add_signal_handler(
+        PARENT_DEATH_SIGNAL, lambda: client.die("engine_dead", "the engine process has ended")
+    )
+    services = Services(
+        client=client,
+        tokenizer=tokenizer,
+        large_bodies=LargeBodies(files),
+        served_name=config.served_name,
+        progress_timeout=config.step_timeout + PROGRESS_SLACK,
+        created=config.created,
+        guarded=bool(config.key_digests),
+    )
+    server = _make_server(config, services)
+    receiving = asyncio.create_task(client.receive())
+    client.say_hello()
+    try:
+        await _first(client.started, client.stopped)
+        if not client.stopped.is_set():
+            await _accept_until_stopped(config, client, server)
+        if client.dead is not None and client.found_hung and os.getppid() == config.parent_pid:
+            # In a server of one rank nobody else sees that it hangs.
+            os.kill(config.parent_pid, signal.SIGKILL)
+        return LOST if client.dead is not None else 0
+    finally:
+        receiving.cancel()
+        client.shut()
+
+
+def _make_server(config: ProcessConfig, services: Services) -> HttpServer:
+    app = make_app(services)
+    gate = Gate(
+        app,
+        app.routes,
+        KeyRing(config.key_digests),
+        config.body_timeout,
+        services.client.metrics.rejected,
+    )
+    GuardedProtocol.header_timeout = config.header_timeout
+    # The gate's own timer answers 408 first.
+    GuardedProtocol.body_timeout = config.body_timeout + 1.0
+    GuardedProtocol.slow_reader_timeout = config.slow_reader_timeout
+    GuardedProtocol.held = HeldBytes(config.held_bytes)
+    return HttpServer(
+        uvicorn.Config(
+            gate,
+            http=GuardedProtocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=int(config.keep_alive_timeout),
+        )
+    )
+
+
+async def _accept_until_stopped(
+    config: ProcessConfig, client: EngineClient, server: HttpServer
+) -> None:
+    listener = socket.socket(fileno=config.socket)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.005)
+    if serving.done():
+        await serving
+    client.say_serving()
+    tasks = [
+        asyncio.create_task(client.ping()),
+        asyncio.create_task(give_back()),
+        asyncio.create_task(_watch_engine(client, config.step_timeout + PROGRESS_SLACK)),
+    ]
+    if config.log_statistics:
+        statistics = StatisticsLine(client.metrics, lambda: client.status)
+        tasks.append(asyncio.create_task(statistics.repeat(config.statistics_seconds)))
+    swing = BatchSwing(client.metrics, lambda: client.status, config.batch_swing_alarm)
+    tasks.append(asyncio.create_task(swing.repeat(config.statistics_seconds)))
+    await client.stopped.wait()
+    for task in tasks:
+        task.cancel()
+    flush = STOP_FLUSH_SECONDS if client.dead is None else DEATH_FLUSH_SECONDS
+    server.config.timeout_graceful_shutdown = int(flush)
+    server.should_exit = True
+    with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+        await asyncio.wait_for(serving, flush + 0.5)
+
+
+async def _watch_engine(client: EngineClient, patience: float) -> None:
+    """End every stream when the engine hangs: silent for `patience` seconds with requests open.
+
+    Looks twice, so that this process, when it was held up itself, hears the engine first.
+    """
+    suspicious = False
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        hung = client.hung(patience)
+        if hung and suspicious:
+            break
+        suspicious = hung
+    logging.getLogger("tpdet.server").error(
+        "the engine has been silent for %g s with requests open: raise --step-timeout if a step "
+        "takes that long",
+        patience,
+    )
+    client.found_hung = True
+    client.die("engine_dead", "the engine makes no progress")
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Return when any of the events is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""How rank 0 brings up the HTTP process: the port first, so that a taken one is refused early."""
+
+import logging
+import os
+import socket
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.launch.host.listeners import listeners
+from tpdet.launch.life.lifecycle import end_start
+from tpdet.launch.life.run_directory import RunDirectory
+from tpdet.launch.life.run_secret import new_secret
+from tpdet.launch.life.signals import StopSignals
+from tpdet.launch.ranks.environment import RankEnvironment
+from tpdet.server.leader import http_child
+from tpdet.server.leader.bridge import Bridge, EngineSocket
+from tpdet.server.leader.http_child import HttpProcess
+from tpdet.server.settings.keys import read_key_file
+from tpdet.server.settings.settings import ServerConfig, Settings
+from tpdet.server.wire.process_config import ProcessConfig
+from tpdet.server.wire.protocol import Start
+
+if TYPE_CHECKING:
+    from tpdet.engine import Engine
+
+
+_log = logging.getLogger("tpdet.server")
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port that is ours and closed until `listen`."""
+
+    listener: socket.socket
+    url: str
+
+    def listen(self) -> None:
+        """Open it. Raises ResourceError if another server was faster."""
+        http_child.listen(self.listener)
+
+
+def acting_at_start(
+    signals: StopSignals, run: RunDirectory, environment: RankEnvironment
+) -> AbstractContextManager[None]:
+    """A stop signal ends rank 0's start at once while inside, even where it waits for a file.
+
+    Ranks of other hosts would take that for a loss: with those the start goes on, and drains.
+    """
+    if not environment.one_host:
+        return nullcontext()
+    return signals.acting(lambda: end_start(run))
+
+
+def open_store_notes(environment: RankEnvironment) -> list[str]:
+    """What to say where torchrun's agent, which started this rank, listens on every address."""
+    if environment.launcher != "torchrun":
+        return []
+    ports = sorted({found.port for found in listeners(os.getppid()) if found.everywhere})
+    if not ports:
+        return []
+    return [
+        f"torchrun listens on every address (port {', '.join(map(str, ports))}) and asks for "
+        "no password: by its c10d rendezvous whoever reaches it runs code as this user. tpdet "
+        "serve opens no such port, static rendezvous (--master-addr, --master-port) unpickles "
+        "nothing (docs/cluster.md)"
+    ]
+
+
+def open_port(config: ServerConfig) -> Port:
+    """Take the port. Raises ResourceError if it is taken."""
+    listener = http_child.bind_port(config.host, config.port)
+    return Port(listener, http_child.url_of(listener))
+
+
+def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: StopSignals) -> Bridge:
+    """Start the HTTP process beside the loading of the weights. Raises on what it cannot use."""
+    channel_key = new_secret()
+    engine_socket = EngineSocket(str(run.path), channel_key)
+    engine_socket.watch(signals.fileno())
+    config = ProcessConfig(
+        parent_pid=os.getpid(),
+        socket=port.listener.fileno(),
+        run_dir=str(run.path),
+        session=run.session,
+        engine_address=engine_socket.address,
+        channel_key=channel_key.hex(),
+        tokenizer_directory=_tokenizer_directory(settings),
+        chat_template=settings.engine.chat_template,
+        served_name=settings.served_name,
+        max_queue=settings.engine.max_queue,
+        step_timeout=settings.engine.step_timeout,
+        created=int(time.time()),
+        key_digests=_key_digests(settings),
+        log_access=not settings.server.disable_uvicorn_access_log,
+        log_statistics=not settings.server.disable_log_stats,
+        batch_swing_alarm=settings.batch_swing_alarm,
+    )
+    process = HttpProcess(config, port.listener)
+    return Bridge(engine_socket, process, settings.engine.step_timeout)
+
+
+def start_facts(engine: "Engine", environment: RankEnvironment) -> Start:
+    """What the HTTP process has to know of the engine."""
+    return Start(
+        system_fingerprint=engine.system_fingerprint,
+        contract=engine.runner.contract,
+        model_digest=engine.runner.model_digest,
+        max_model_len=engine.max_model_len,
+        vocab_size=engine.model_config.vocab_size,
+        eos_token_ids=tuple(engine.model_config.eos_token_ids),
+        tp=environment.size,
+        approximate_fingerprint=engine.runner.fingerprint(approximate=True),
+    )
+
+
+def _key_digests(settings: Settings) -> tuple[str, ...]:
+    """Of the keys that are accepted; none where everything is open."""
+    if settings.api_key_digest is not None:
+        return (settings.api_key_digest,)
+    path = settings.server.api_key_file
+    return read_key_file(path) if path is not None else ()
+
+
+def log_model(name: str, engine: "Engine", environment: RankEnvironment) -> None:
+    """What is served: by which names an operator finds it in receipts, and how much fits."""
+    runner = engine.runner
+    _log.info(
+        "%s: dtype %s, tensor-parallel size %d, device %s, context %d, %d KV pages (%d tokens), "
+        "contract %s, fingerprint %s",
+        name,
+        engine.model_config.dtype,
+        environment.size,
+        runner.device.type,
+        engine.max_model_len,
+        runner.num_pages,
+        runner.num_pages * PAGE_TOKENS,
+        runner.contract,
+        engine.system_fingerprint,
+    )
+
+
+def _tokenizer_directory(settings: Settings) -> str | None:
+    """Where the tokenizer is; downloaded here, in the one process that may take its time."""
+    if settings.engine.skip_tokenizer_init:
+        return None
+    from tpdet.weights.resolve import resolve_tokenizer
+
+    engine = settings.engine
+    return str(resolve_tokenizer(engine.tokenizer, engine.model, engine.revision))

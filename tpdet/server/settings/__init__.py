@@ -1,0 +1,1 @@
+"""The server's settings: flags, the environment, a TOML file, keys."""

@@ -1,0 +1,78 @@
+"""API keys: from a file only its owner can read, kept as digests, compared in constant time.
+
+A key also names a tenant: each has a salt of its own for what the engine shares between requests.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+
+import blake3
+
+from tpdet.errors import UsageError
+from tpdet.launch.host.private_file import read_private_file
+
+MAX_KEY_FILE_BYTES = 1 << 20
+_DIGEST = re.compile(rb"sha256:([0-9a-f]{64})")
+
+
+def read_key_file(path: str) -> tuple[str, ...]:
+    """SHA-256 (hex) of each key in the file: one key a line, blank and `#` lines skipped.
+
+    A line `sha256:` with 64 hex digits holds a key's digest instead of the key.
+
+    Raises NotFoundError, NotPermittedError if it is not ours or others may use it, UsageError if
+    it is no file of at most 1 MiB, holds no key, or a key that cannot stand in a header.
+    """
+    data = read_private_file(path, "--api-key-file", "one key a line", MAX_KEY_FILE_BYTES)
+    lines = [line.strip() for line in data.splitlines()]
+    keys = [line for line in lines if line and not line.startswith(b"#")]
+    if not keys:
+        raise UsageError("--api-key-file holds no key: one key a line")
+    for key in keys:
+        if not all(33 <= byte <= 126 for byte in key):
+            raise UsageError(
+                "--api-key-file holds a key that is not printable ASCII without blanks"
+            )
+    return tuple(_digest(key) for key in keys)
+
+
+def _digest(line: bytes) -> str:
+    found = _DIGEST.fullmatch(line)
+    return found[1].decode() if found else hashlib.sha256(line).hexdigest()
+
+
+class KeyRing:
+    """The keys a server accepts; none means that everything is open.
+
+    `secret` (32 bytes, a fresh one by default) keys the tenants' salts, so that no salt can be
+    computed from its key and none means anything to another run.
+    """
+
+    def __init__(self, digests: tuple[str, ...], secret: bytes | None = None) -> None:
+        self._digests = tuple(bytes.fromhex(digest) for digest in digests)
+        secret = secrets.token_bytes(32) if secret is None else secret
+        self._salts = tuple(
+            blake3.blake3(digest, key=secret).hexdigest() for digest in self._digests
+        )
+
+    def accepts(self, authorization: bytes | None) -> bool:
+        """Whether an Authorization header holds one of the keys."""
+        return self.tenant_salt(authorization) is not None
+
+    def tenant_salt(self, authorization: bytes | None) -> str | None:
+        """The salt (64 hex digits) of the key in an Authorization header; None if it holds none.
+
+        Empty where no keys are asked for: then all clients are one tenant. Every key is compared,
+        whatever the outcome, so that the time taken tells nothing.
+        """
+        if not self._digests:
+            return ""
+        scheme, _, key = (authorization or b"").partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        found = None
+        for known, salt in zip(self._digests, self._salts, strict=True):
+            if hmac.compare_digest(known, digest):
+                found = salt
+        return found if scheme.lower() == b"bearer" else None

@@ -1,0 +1,265 @@
+"""The server's settings: flags, the environment, a TOML file, and what they become.
+
+Flags, variables and keys are those of the fields of EngineConfig, ServerConfig and WorldConfig, so
+that no name is written twice: `max_model_len` is `--max-model-len`, TPDET_MAX_MODEL_LEN and, in
+TOML, either spelling.
+"""
+
+import ipaddress
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tpdet.arguments.command_line import Parser
+from tpdet.arguments.vllm_arguments import accept_habit
+from tpdet.config import EngineConfig, validated
+from tpdet.errors import UsageError
+from tpdet.server.settings import flags
+from tpdet.server.settings.sources import (
+    PREFIX,
+    Source,
+    key_digest,
+    parse_text,
+    read_key,
+    read_toml,
+    read_variables,
+    unknown_key,
+)
+from tpdet.server.wire.limits import limits_json
+
+
+class ServerConfig(BaseModel):
+    """What fixes a server, beside its engine. Times in seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), strict=True)
+
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    served_model_name: str | None = Field(
+        None, min_length=1, max_length=256, description="name in the API; --model's by default"
+    )
+    api_key_file: str | None = Field(
+        None, description="file (mode 0600) with one API key a line; without it all is open"
+    )
+    run_secret_file: str | None = Field(
+        None,
+        description="file (mode 0600) with the run secret, 64 hex digits; for ranks on several "
+        "hosts: one host makes its own",
+    )
+    run_dir: str | None = Field(None, description="directory for ready.json, exit.json and sockets")
+    audit_dir: str | None = Field(None, description="directory for audit logs")
+    drain_timeout: float = Field(
+        20.0, ge=0.0, le=86400.0, description="seconds running requests get after a stop signal"
+    )
+
+    canary_interval: float = Field(
+        60.0,
+        ge=0.0,
+        le=86400.0,
+        description="seconds after which an idle server answers its canary again; 0 for never",
+    )
+
+    batch_swing_alarm: float = Field(
+        0.0,
+        ge=0.0,
+        le=100.0,
+        description="share by which the mean batch size may change from one window of 10 s to the "
+        "next before a warning is logged; 0 for never",
+    )
+
+    allow_faults: bool = Field(
+        False, description="let TPDET_FAULTS break the server on purpose; for tests"
+    )
+
+    disable_log_stats: bool = Field(False, description="no line of statistics every 10 seconds")
+    disable_uvicorn_access_log: bool = Field(False, description="no log line for each request")
+
+    @model_validator(mode="after")
+    def _refuse_what_is_missing(self) -> "ServerConfig":
+        if self.audit_dir is not None:
+            raise ValueError("{audit_dir} is not supported yet: leave it out")
+        return self
+
+
+class WorldConfig(BaseModel):
+    """How many ranks a run has. Under torchrun, srun or mpirun the launcher says, and a file's
+    figures are for the planner.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), strict=True)
+
+    tp: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="tensor-parallel size: ranks that share the model (default: the tp of --config,"
+        " else 1); under torchrun, srun or mpirun it must be the number of ranks started",
+    )
+    nodes: int = Field(1, ge=1, le=64, description="hosts that the ranks are on, equally many each")
+
+    @model_validator(mode="after")
+    def _refuse_ranks_that_cannot_be_shared_out(self) -> "WorldConfig":
+        if (self.tp or 1) % self.nodes:
+            raise ValueError(f"{{nodes}} {self.nodes} does not divide {{tp}} {self.tp or 1}")
+        return self
+
+
+MODELS = (EngineConfig, ServerConfig, WorldConfig)
+SETTINGS = {name: field for model in MODELS for name, field in model.model_fields.items()}
+FILE_ONLY = ("nodes",)
+FLAG_ONLY = ("allow_faults",)
+"""A stray variable must not be able to break a server."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a rank is started with; `world` is what its sources say of the whole run.
+
+    api_key_digest: SHA-256 (hex) of the API key that the environment holds, if it counts.
+    notes: sentences for the log. spelled: where each setting that was given stands.
+    """
+
+    engine: EngineConfig
+    server: ServerConfig
+    world: WorldConfig
+    api_key_digest: str | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
+    spelled: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def served_name(self) -> str:
+        """The model's name in the API."""
+        return self.server.served_model_name or self.engine.model
+
+    @property
+    def batch_swing_alarm(self) -> float:
+        """The alarm's share; 0 where the batch is fixed, so that its size never swings."""
+        return 0.0 if self.engine.fixed_batch is not None else self.server.batch_swing_alarm
+
+    def rank_arguments(self) -> list[str]:
+        """Flags that give a rank the same engine and server, without a file or the environment."""
+        arguments = []
+        for config in (self.engine, self.server):
+            for name in (name for name in SETTINGS if name in config.model_fields_set):
+                flag, value = name.replace("_", "-"), getattr(config, name)
+                if isinstance(value, bool):
+                    arguments.append(f"--{flag}" if value else f"--no-{flag}")
+                elif value is not None:
+                    arguments.append(f"--{flag}={value}")
+        return arguments
+
+    def check_size(self, size: int) -> None:
+        """Raise UsageError if a flag or the environment asks for another number of ranks."""
+        where = self.spelled.get("tp", "")
+        if self.world.tp not in (None, size) and where.startswith(("--", PREFIX)):
+            raise UsageError(
+                f"{where} {self.world.tp}, but the launcher started {size} rank{'s' * (size > 1)}: "
+                f"leave it out, start {self.world.tp} (torchrun --nproc-per-node), or use tpdet "
+                "serve, which starts them itself"
+            )
+
+
+def load_settings(
+    arguments: Sequence[str] | None, program: str, environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Settings from flags, the environment and the TOML file they may name, in this order.
+
+    `--help` and `--print-limits` print and end the process with 0. Raises UsageError for an
+    unknown flag or key and for a value that is out of range, NotFoundError without the file.
+    """
+    environ = os.environ if environ is None else environ
+    flags = _read_flags(sys.argv[1:] if arguments is None else list(arguments), program)
+    named = {name: field for name, field in SETTINGS.items() if name not in FILE_ONLY}
+    variables = read_variables(environ, named, FLAG_ONLY)
+    path = flags.values.pop("config", None) or environ.get("TPDET_CONFIG", "").strip()
+    file = _read_file(path) if path else Source()
+    key = _key_that_counts(flags, variables, file, environ)
+    sources = (file, variables, flags)
+    values = {name: value for source in sources for name, value in source.values.items()}
+    spelled = {name: word for source in sources for name, word in source.spelled.items()}
+    if "model" not in values:
+        raise UsageError("no model is given: name a Hugging Face directory with --model")
+
+    def spell(name: str) -> str:
+        return spelled.get(name) or (name if name in FILE_ONLY else _flag(name))
+
+    def part(kind: type[BaseModel]) -> dict[str, object]:
+        return {name: values[name] for name in kind.model_fields if name in values}
+
+    engine = validated(EngineConfig, part(EngineConfig), spell)
+    server = validated(ServerConfig, part(ServerConfig), spell)
+    world = validated(WorldConfig, part(WorldConfig), spell)
+    if key is None and server.api_key_file is None and not _is_loopback(server.host):
+        raise UsageError(
+            f"{spell('host')} {server.host} can be reached from other machines: give "
+            "--api-key-file, or set TPDET_API_KEY, or listen on 127.0.0.1"
+        )
+    notes = tuple(note for source in reversed(sources) for note in source.notes)
+    digest = None if key is None else key_digest(key)
+    return Settings(engine, server, world, digest, notes, spelled)
+
+
+def make_parser(program: str) -> Parser:
+    """The command line: a flag for each setting, absent unless given."""
+    return flags.make_parser(program, *MODELS, leave_out=FILE_ONLY)
+
+
+def _read_flags(arguments: Sequence[str], program: str) -> Source:
+    """What stands on the command line; prints and ends the process for `--print-limits`."""
+    given = vars(make_parser(program).parse_args(arguments))
+    if given.pop("print_limits", False):
+        print(limits_json())
+        sys.exit(0)
+    found = Source()
+    positional = given.pop("positional_model", None)
+    if positional is not None and given.setdefault("model", positional) != positional:
+        raise UsageError(f"two models are given, {positional} and {given['model']}: give one")
+    for name, value in given.items():
+        if name.startswith(flags.HABIT):
+            flag = "--" + ("no-" if value is False else "") + name.removeprefix(flags.HABIT)
+            note = accept_habit(name.removeprefix(flags.HABIT), value, flag)
+            found.notes += [note] if note else []
+            continue
+        is_text = isinstance(value, str) and name in SETTINGS
+        found.values[name] = parse_text(SETTINGS[name], value) if is_text else value
+        found.spelled[name] = "--no-" + _flag(name)[2:] if value is False else _flag(name)
+    return found
+
+
+def _read_file(path: str) -> Source:
+    """The file's settings; arguments of vLLM in it are noted. Raises UsageError for other keys."""
+    found = read_toml(path)
+    for name in [name for name in found.values if name not in SETTINGS]:
+        note = accept_habit(name, found.values.pop(name), found.spelled[name])
+        if note is None:
+            raise unknown_key(found.spelled[name], name, SETTINGS)
+        found.notes.append(note)
+    return found
+
+
+def _key_that_counts(
+    flags: Source, variables: Source, file: Source, environ: Mapping[str, str]
+) -> str | None:
+    """The API key of the environment, unless the command line names a file of keys."""
+    found = read_key(environ)
+    if found is None or "api_key_file" in flags.values:
+        return None
+    key, variable = found
+    if "api_key_file" in variables.values:
+        raise UsageError(f"{variable} and {variables.spelled['api_key_file']} are set: unset one")
+    file.values.pop("api_key_file", None)
+    return key
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,1 @@
+"""What every process of a server knows: messages, limits, errors as clients see them."""

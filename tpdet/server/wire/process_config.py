@@ -1,0 +1,45 @@
+"""What rank 0 tells the HTTP process when it starts it: one line of JSON on standard input."""
+
+import msgspec
+
+from tpdet.server.wire import limits
+
+
+class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in seconds. `socket` is the inherited descriptor of the bound HTTP socket;
+    `key_digests` are SHA-256 in hex, so the process never holds a key. `channel_key` (hex)
+    seals what is said to the engine process and by it.
+    """
+
+    parent_pid: int
+    socket: int
+    run_dir: str
+    session: str
+    engine_address: str
+    channel_key: str
+    tokenizer_directory: str | None
+    chat_template: str | None
+    served_name: str
+    max_queue: int
+    step_timeout: float
+    created: int
+    key_digests: tuple[str, ...] = ()
+    header_timeout: float = limits.HEADER_TIMEOUT
+    body_timeout: float = limits.BODY_TIMEOUT
+    keep_alive_timeout: float = limits.KEEP_ALIVE_TIMEOUT
+    slow_reader_timeout: float = limits.SLOW_READER_TIMEOUT
+    held_bytes: int = limits.MAX_HELD_BYTES
+    log_access: bool = True
+    log_statistics: bool = True
+    statistics_seconds: float = limits.STATISTICS_SECONDS
+    batch_swing_alarm: float = 0.0
+
+
+def encode_config(config: ProcessConfig) -> bytes:
+    """One line of JSON."""
+    return msgspec.json.encode(config) + b"\n"
+
+
+def decode_config(line: bytes) -> ProcessConfig:
+    """The configuration in a line."""
+    return msgspec.json.decode(line, type=ProcessConfig)

@@ -1,0 +1,207 @@
+"""Messages between the engine process (rank 0) and the HTTP process, as length-capped msgpack.
+
+One zmq PAIR socket over `RUN_DIR/engine.sock` (mode 0600); the engine process binds, the HTTP
+process connects. Every message is sealed (seal.py) under a key that rank 0 makes for this start
+and hands down on the HTTP process's standard input; it is not the run secret, so that the process
+which faces clients knows nothing that the ranks would obey.
+
+Order of a life: Hello (HTTP is able to serve) -> Start (the engine is ready) -> Serving (the port
+accepts) -> Submit, Abort, Ping against Accepted, Refused, Prompts, Outputs, Status -> Stop or Dead
+-> the HTTP process ends.
+"""
+
+import msgspec
+
+from tpdet.control.seal import OVERHEAD_BYTES, Opener, Sealer, derive
+from tpdet.errors import IntegrityError, UsageError
+from tpdet.request import Request, RequestFailed, TokenOutput
+from tpdet.server.wire.limits import MAX_MESSAGE_BYTES
+from tpdet.server.wire.prompt_scores import PromptPart
+
+SOCKET_NAME = "engine.sock"
+# sockaddr_un holds 108 bytes with the terminating zero.
+MAX_SOCKET_PATH_BYTES = 107
+_TO_HTTP, _TO_ENGINE = "tpdet engine to http", "tpdet http to engine"
+
+# What new requests are told in a state of the engine that takes none: wire code and message.
+REFUSALS = {
+    "draining": ("draining", "the server is shutting down and takes no new requests"),
+    "untrusted": ("engine_dead", "the server's answers have changed: it takes no requests"),
+    "unusable": ("engine_dead", "the model's weights cannot answer: it takes no requests"),
+    "damaged": ("engine_dead", "the server's page tables are damaged: it takes no requests"),
+    "reloading": ("draining", "the server is loading other weights: try again"),
+}
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """HTTP to engine: tokenizer and application are loaded."""
+
+    pid: int
+
+
+class Serving(msgspec.Struct, frozen=True, tag="serving"):
+    """HTTP to engine: connections are being accepted."""
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """HTTP to engine: the prompts of one HTTP request, admitted together or not at all.
+
+    If the first request's seed is None the engine draws one, and all of the group use it: one
+    seed replays the whole answer.
+    """
+
+    group_id: str
+    requests: tuple[Request, ...]
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """HTTP to engine: nobody reads this request any more, or this choice of it."""
+
+    request_id: str
+    choice: int | None = None
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """HTTP to engine, every second: the HTTP process is not stuck."""
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Engine to HTTP: what the engine turned out to be; take requests from now on.
+
+    Sent again after a reload: what is accepted after it is answered by the new weights.
+    `contract` and `model_digest` (64 hex digits each) go into replay digests.
+    `approximate_fingerprint` is that of answers with a token marked approximate; where all are,
+    it is the `system_fingerprint` too.
+    """
+
+    system_fingerprint: str
+    contract: str
+    model_digest: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    tp: int
+    approximate_fingerprint: str
+
+
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    """Engine to HTTP: the group is queued under this seed."""
+
+    group_id: str
+    seed: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """Engine to HTTP: nothing of the group was queued; `code` is a wire code."""
+
+    group_id: str
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Prompts(msgspec.Struct, frozen=True, tag="prompts"):
+    """Engine to HTTP: scores of prompts; those of a request precede its first token."""
+
+    parts: tuple[PromptPart, ...]
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """Engine to HTTP: what else one step committed."""
+
+    step_seconds: float
+    tokens: tuple[TokenOutput, ...]
+    failed: tuple[RequestFailed, ...]
+
+
+class Status(msgspec.Struct, frozen=True, tag="status"):
+    """Engine to HTTP, every half second and at changes: the engine makes progress.
+
+    `state` is "accepting" or one of REFUSALS.
+    `counters` holds the engine's statistics by name; `tpdet.server.front.metrics` knows
+    which it shows.
+    """
+
+    state: str
+    running: int
+    waiting: int
+    counters: dict[str, float]
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Engine to HTTP: every request is finished; flush the answers and end with 0."""
+
+
+class Dead(msgspec.Struct, frozen=True, tag="dead"):
+    """Engine to HTTP: the engine ends now; end every stream with this error, then the process."""
+
+    code: str
+    message: str
+
+
+ToEngine = Hello | Serving | Submit | Abort | Ping
+ToHttp = Start | Accepted | Refused | Prompts | Outputs | Status | Stop | Dead
+
+_encoder = msgspec.msgpack.Encoder()
+_from_http = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(ToHttp)
+
+
+class EngineEnd:
+    """The engine process's end of the channel, under a key of 32 bytes."""
+
+    def __init__(self, key: bytes) -> None:
+        self._sealer = Sealer(derive(key, _TO_HTTP))
+        self._opener = Opener(derive(key, _TO_ENGINE))
+
+    def encode(self, message: ToHttp) -> bytes:
+        """Sealed bytes of the next message. Raises IntegrityError past the cap."""
+        return self._sealer.seal(_encode(message))
+
+    def decode(self, data: bytes) -> ToEngine:
+        """The HTTP process's next message. Raises IntegrityError for a wrong seal or schema."""
+        try:
+            return _from_http.decode(self._opener.open(data))
+        except (msgspec.DecodeError, ValueError, IntegrityError) as error:
+            raise IntegrityError(f"a message of the HTTP process is refused: {error}") from error
+
+
+class HttpEnd:
+    """The HTTP process's end of the channel, under a key of 32 bytes."""
+
+    def __init__(self, key: bytes) -> None:
+        self._sealer = Sealer(derive(key, _TO_ENGINE))
+        self._opener = Opener(derive(key, _TO_HTTP))
+
+    def encode(self, message: ToEngine) -> bytes:
+        """Sealed bytes of the next message. Raises IntegrityError past the cap."""
+        return self._sealer.seal(_encode(message))
+
+    def decode(self, data: bytes) -> ToHttp:
+        """The engine process's next message. Raises IntegrityError for a wrong seal or schema."""
+        try:
+            return _from_engine.decode(self._opener.open(data))
+        except (msgspec.DecodeError, ValueError, IntegrityError) as error:
+            raise IntegrityError(f"a message of the engine process is refused: {error}") from error
+
+
+def _encode(message: ToEngine | ToHttp) -> bytes:
+    data = _encoder.encode(message)
+    if len(data) > MAX_MESSAGE_BYTES - OVERHEAD_BYTES:
+        raise IntegrityError(
+            f"a {type(message).__name__} message of {len(data)} bytes is over the cap of "
+            f"{MAX_MESSAGE_BYTES - OVERHEAD_BYTES}"
+        )
+    return data
+
+
+def socket_address(run_dir: str) -> str:
+    """The zmq address inside `run_dir`. Raises UsageError if the path is too long for a socket."""
+    path = f"{run_dir.rstrip('/')}/{SOCKET_NAME}"
+    size = len(path.encode())
+    if size > MAX_SOCKET_PATH_BYTES:
+        raise UsageError(
+            f"--run-dir makes a socket path of {size} bytes; the system allows "
+            f"{MAX_SOCKET_PATH_BYTES}: use a shorter directory"
+        )
+    return f"ipc://{path}"

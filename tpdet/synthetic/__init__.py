@@ -1,0 +1,1 @@
+"""Models that nobody trained: random checkpoints, their tokenizer, shapes of known models."""

@@ -1,0 +1,233 @@
+"""Small random checkpoints, complete Hugging Face directories: the demo's and the tests' models.
+
+Weights are drawn so that answers are worth comparing: projections keep the size of what they read,
+norm weights lie around 1, and logits spread over several units, neither uniform nor one-hot.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tpdet.errors import UsageError
+from tpdet.model_config import HEAD_SIZES, load_model_config
+from tpdet.synthetic.train_tokenizer import train_tokenizer
+
+_CLASSES = {
+    "llama": ("LlamaForCausalLM", "llama"),
+    "mistral": ("MistralForCausalLM", "mistral"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+}
+_INTERMEDIATE_GROUP = 128
+_MIN_VOCABULARY = 1024
+_LOGIT_SPREAD = 3.0
+
+
+def make_model(
+    directory: Path | str,
+    *,
+    like: str,
+    hidden: int = 512,
+    layers: int = 4,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    head_dim: int = 64,
+    intermediate: int | None = None,
+    vocab: int = 2048,
+    context: int = 4096,
+    seed: int = 0,
+    dtype: str = "float32",
+    shards: int = 1,
+    tie: bool | None = None,
+    rope_scaling: dict[str, Any] | None = None,
+    sliding_window: int | None = None,
+) -> Path:
+    """Write a checkpoint of a family: config, safetensors (in `shards` files), tokenizer.
+
+    kv_heads: half the heads by default; intermediate: a multiple of 128 near 3 * hidden; tie: only
+    Qwen2 by default. The directory appears whole or not at all. Raises UsageError for values that
+    tpdet could not serve and for a directory that is not empty.
+    """
+    directory = Path(directory)
+    kv_heads = kv_heads or max(1, heads // 2)
+    intermediate = intermediate or -(-3 * hidden // _INTERMEDIATE_GROUP) * _INTERMEDIATE_GROUP
+    tie = like == "qwen2" if tie is None else tie
+    _check(like, heads, kv_heads, head_dim, intermediate, vocab, shards, dtype)
+    if directory.exists() and any(os.scandir(directory)):
+        raise UsageError(f"{directory} is not empty: choose another directory or remove it")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        special = train_tokenizer(temporary, vocab)
+        config = _config(
+            like, hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, context, dtype,
+            tie, rope_scaling, sliding_window, special,
+        )  # fmt: skip
+        _write_json(temporary / "config.json", config)
+        _write_json(
+            temporary / "generation_config.json",
+            {"eos_token_id": config["eos_token_id"], "bos_token_id": config["bos_token_id"]},
+        )
+        load_model_config(temporary)
+        _write_weights(temporary, config, seed, shards)
+        temporary.chmod(0o755)
+        if directory.exists():
+            directory.rmdir()
+        temporary.rename(directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return directory
+
+
+def _check(
+    like: str,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    intermediate: int,
+    vocab: int,
+    shards: int,
+    dtype: str,
+) -> None:
+    if like not in _CLASSES:
+        raise UsageError(f"like {like!r}: use one of {', '.join(_CLASSES)}")
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise UsageError(f"{kv_heads} key heads do not divide {heads} attention heads")
+    if head_dim not in HEAD_SIZES:
+        raise UsageError(f"head_dim {head_dim}: use one of {', '.join(map(str, HEAD_SIZES))}")
+    if intermediate % _INTERMEDIATE_GROUP:
+        raise UsageError(f"intermediate {intermediate}: use a multiple of {_INTERMEDIATE_GROUP}")
+    if vocab < _MIN_VOCABULARY:
+        raise UsageError(f"vocab {vocab}: use at least {_MIN_VOCABULARY}")
+    if shards < 1:
+        raise UsageError(f"shards {shards}: use at least 1")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise UsageError(f"dtype {dtype!r}: use float32, bfloat16 or float16")
+
+
+def _config(
+    like: str,
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    intermediate: int,
+    vocab: int,
+    context: int,
+    dtype: str,
+    tie: bool,
+    rope_scaling: dict[str, Any] | None,
+    sliding_window: int | None,
+    special: dict[str, int],
+) -> dict[str, Any]:
+    """config.json in the style that transformers 4 and 5 both read."""
+    architecture, model_type = _CLASSES[like]
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": context,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "rope_scaling": rope_scaling,
+        "tie_word_embeddings": tie,
+        "torch_dtype": dtype,
+        "use_cache": True,
+        "bos_token_id": special["bos_token_id"],
+        "eos_token_id": special["eos_token_id"],
+    }
+    if like == "mistral":
+        config["sliding_window"] = sliding_window
+    elif like.startswith("qwen"):
+        config |= {
+            "use_sliding_window": sliding_window is not None,
+            "sliding_window": sliding_window,
+            "max_window_layers": layers // 2,
+        }
+    elif sliding_window is not None:
+        raise UsageError("llama has no sliding window: use mistral or a qwen")
+    if like in ("llama", "qwen3"):
+        config["attention_bias"] = False
+    return config
+
+
+def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: int) -> None:
+    """Draw every tensor and save them, in order, over `shards` files."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = getattr(torch, config["torch_dtype"])
+    tensors = {
+        name: _draw(name, shape, generator).to(dtype) for name, shape in _shapes(config).items()
+    }
+    names = list(tensors)
+    if shards > len(names):
+        raise UsageError(f"{shards} shards for {len(names)} tensors: use fewer")
+    if shards == 1:
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        return
+    mapping: dict[str, str] = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        mine = names[shard * len(names) // shards : (shard + 1) * len(names) // shards]
+        save_file({n: tensors[n] for n in mine}, directory / file, metadata={"format": "pt"})
+        mapping |= dict.fromkeys(mine, file)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    _write_json(
+        directory / "model.safetensors.index.json",
+        {"metadata": {"total_size": size}, "weight_map": mapping},
+    )
+
+
+def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model under its Hugging Face name."""
+    hidden, head = config["hidden_size"], config["head_dim"]
+    query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    middle, vocab = config["intermediate_size"], config["vocab_size"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
+    for index in range(config["num_hidden_layers"]):
+        layer, attention = f"model.layers.{index}", f"model.layers.{index}.self_attn"
+        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
+        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+        for name, rows in (("q", query), ("k", key), ("v", key)):
+            shapes[f"{attention}.{name}_proj.weight"] = (rows, hidden)
+            if config["model_type"] == "qwen2":
+                shapes[f"{attention}.{name}_proj.bias"] = (rows,)
+        shapes[f"{attention}.o_proj.weight"] = (hidden, query)
+        if config["model_type"] == "qwen3":
+            shapes[f"{attention}.q_norm.weight"] = (head,)
+            shapes[f"{attention}.k_norm.weight"] = (head,)
+        shapes[f"{layer}.mlp.gate_proj.weight"] = (middle, hidden)
+        shapes[f"{layer}.mlp.up_proj.weight"] = (middle, hidden)
+        shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, middle)
+    shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    return shapes
+
+
+def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    values = torch.randn(shape, generator=generator)
+    if name.endswith("norm.weight"):
+        return 1.0 + 0.1 * values
+    if name.endswith(".bias"):
+        return 0.5 * values
+    if name.endswith(("lm_head.weight", "embed_tokens.weight")):
+        return values * (_LOGIT_SPREAD / shape[1] ** 0.5)
+    return values / shape[1] ** 0.5
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,247 @@
+"""From committed tokens to answers: text, stop strings, log-probabilities, finish reasons.
+
+The engine stops a choice by token (end and stop ids, length); stop strings are decided here: only
+text shows them. A choice stopped by a string goes on in the engine until its reader aborts it, and
+what still arrives is ignored. Streamed and finished answers come from the same assembler, so the
+streamed text concatenates to the finished text. Needs no torch.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+
+import numpy
+
+from tpdet.control.sampling_row import SampledToken
+from tpdet.errors import RequestError
+from tpdet.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
+from tpdet.text.detokenizer import IncrementalDetokenizer
+from tpdet.text.stop_strings import StopStringMatcher
+from tpdet.text.tokenizer import Tokenizer
+
+NEGATIVE_INFINITY = -9999.0  # JSON has no infinity
+DEAD_END = "grammar"  # the stop reason of a text that its schema lets nothing follow
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What one committed token adds to a choice.
+
+    `token_ids` and `logprobs` have one length (1, or 0 when nothing was sampled or the choice had
+    ended); `text` may lag behind them while it could begin a stop string or a character is not
+    complete. `offset` is where in the choice's whole text the token begins. `stop_reason` is the
+    stop string, or the id from `stop_token_ids`, that ended it, or DEAD_END.
+    `abort` tells the reader that the engine must be told to drop the choice.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[SampledToken, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    abort: bool = False
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceAnswer:
+    """A choice; `token_ids` and `logprobs` have one length and include the stop token.
+
+    `finish_reason` is None for one that still runs. `offsets`, as many, are where each token
+    begins in `text`: a token without text (a special one, or the end of a character) where the
+    next text does, and what a stop string cut off at or past the end.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[SampledToken, ...]
+    finish_reason: str | None
+    stop_reason: str | int | None
+    offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAnswer:
+    """An answer: its choices by index, and the prompt's scores if they were asked for.
+
+    `approximate`: a step that it took was not computed by the contract.
+    """
+
+    request: Request
+    prompt: PromptOutput | None
+    choices: tuple[ChoiceAnswer, ...]
+    approximate: bool = False
+
+
+class ChoiceAssembler:
+    """Turns one choice's tokens into text, piece by piece, and decides its stop strings.
+
+    Without a tokenizer there is no text, and stop strings are refused with RequestError.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
+        if tokenizer is None and params.stop:
+            raise RequestError("stop strings need a tokenizer: use stop_token_ids", "stop")
+        self._params = params
+        self._detokenizer = (
+            IncrementalDetokenizer(tokenizer, params.skip_special_tokens) if tokenizer else None
+        )
+        self._matcher = StopStringMatcher(params.stop, params.include_stop_str_in_output)
+        self._pieces: list[str] = []
+        self._tokens: list[SampledToken] = []
+        self._offsets: list[int] = []
+        self._length = 0  # of the text so far, that which is held back included
+        self._finish_reason: str | None = None
+        self._stop_reason: str | int | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the choice ended, None while it runs."""
+        return self._finish_reason
+
+    @property
+    def token_count(self) -> int:
+        """Tokens so far."""
+        return len(self._tokens)
+
+    def push(self, output: TokenOutput) -> TextDelta:
+        """Take the next committed token; after the end nothing more is taken."""
+        if self._finish_reason is not None:
+            return TextDelta()
+        tokens = _tokens(output)
+        self._tokens.extend(tokens)
+        # As in vLLM: text of the first min_tokens tokens cannot complete a stop string.
+        may_stop = len(self._tokens) > self._params.min_tokens
+        decoded = self._decode(output)
+        offset = self._length + self._start_in(decoded, output.token_id)
+        self._length += len(decoded)
+        self._offsets += [offset] * len(tokens)
+        text, stop = self._matcher.push(decoded, may_stop)
+        if stop is not None:
+            self._finish_reason, self._stop_reason = "stop", stop
+        elif output.finish_reason is not None:
+            text += self._matcher.flush()
+            self._finish_reason = output.finish_reason
+            if output.stop_token_id in self._params.stop_token_ids:
+                self._stop_reason = output.stop_token_id
+            if output.dead_end:
+                self._stop_reason = DEAD_END
+        self._pieces.append(text)
+        return TextDelta(
+            text=text,
+            token_ids=tuple(token.token_id for token in tokens),
+            logprobs=tokens,
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
+            abort=stop is not None and output.finish_reason is None,
+            offset=offset,
+        )
+
+    def answer(self, index: int) -> ChoiceAnswer:
+        """The finished choice. Raises ValueError while it runs."""
+        if self._finish_reason is None:
+            raise ValueError(f"choice {index} has not ended: push its remaining tokens first")
+        return self.so_far(index)
+
+    def so_far(self, index: int) -> ChoiceAnswer:
+        """What the choice has come to."""
+        return ChoiceAnswer(
+            index=index,
+            text="".join(self._pieces),
+            token_ids=tuple(token.token_id for token in self._tokens),
+            logprobs=tuple(self._tokens),
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
+            offsets=tuple(self._offsets),
+        )
+
+    def _start_in(self, text: str, token_id: int) -> int:
+        return 0 if self._detokenizer is None else self._detokenizer.start_in(text, token_id)
+
+    def _decode(self, output: TokenOutput) -> str:
+        """The text this token completes; a stop token has none unless stops are to be shown."""
+        if self._detokenizer is None:
+            return ""
+        shown = output.stop_token_id is None or self._params.include_stop_str_in_output
+        text = self._detokenizer.push(output.token_id) if shown and output.token_id >= 0 else ""
+        return text if output.finish_reason is None else text + self._detokenizer.finish()
+
+
+class RequestAssembler:
+    """Gathers everything the engine says of one request, until its answer is whole."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
+        self.request = request
+        self.failure: RequestFailed | None = None
+        self.approximate = False
+        self._prompt: PromptOutput | None = None
+        self._choices = [
+            ChoiceAssembler(tokenizer if request.params.detokenize else None, request.params)
+            for _ in range(request.params.n)
+        ]
+        self._running = request.params.n  # choices that the engine has not ended
+
+    def push(self, output: TokenOutput | PromptOutput | RequestFailed) -> TextDelta | None:
+        """Take one output; a token gives its choice's delta, the others give None."""
+        if isinstance(output, RequestFailed):
+            self.failure = output
+            return None
+        if isinstance(output, PromptOutput):
+            self._prompt = output
+            return None
+        self._running -= output.finish_reason is not None
+        self.approximate |= output.approximate
+        return self._choices[output.choice].push(output)
+
+    @property
+    def prompt(self) -> PromptOutput | None:
+        """The prompt's scores, once they came."""
+        return self._prompt
+
+    @property
+    def finished(self) -> bool:
+        """Whether the request failed or every choice ended."""
+        return self.failure is not None or all(c.finish_reason for c in self._choices)
+
+    @property
+    def must_abort(self) -> bool:
+        """Whether the answer is whole while the engine still runs choices of it."""
+        return self.failure is None and self.finished and self._running > 0
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(choice.token_count for choice in self._choices)
+
+    def choice(self, index: int) -> ChoiceAnswer:
+        """One finished choice. Raises ValueError while it runs."""
+        return self._choices[index].answer(index)
+
+    def answer(self) -> RequestAnswer:
+        """The finished answer. Raises ValueError while a choice runs or if the request failed."""
+        if self.failure is not None:
+            raise ValueError(f"request failed, there is no answer: {self.failure.message}")
+        choices = tuple(choice.answer(index) for index, choice in enumerate(self._choices))
+        return RequestAnswer(self.request, self._prompt, choices, self.approximate)
+
+    def so_far(self) -> RequestAnswer:
+        """What has come of the answer."""
+        choices = tuple(choice.so_far(index) for index, choice in enumerate(self._choices))
+        return RequestAnswer(self.request, self._prompt, choices, self.approximate)
+
+
+def logprob_bits(value: float) -> str:
+    """A float32's bits as 8 hex digits, most significant first: -1.0 -> "bf800000"."""
+    return struct.pack(">f", value).hex()
+
+
+def shortest_float32(value: float) -> float:
+    """The number whose JSON is a float32's shortest round-trip decimal; -inf gives -9999.0."""
+    return NEGATIVE_INFINITY if value == -math.inf else float(str(numpy.float32(value)))
+
+
+def _tokens(output: TokenOutput) -> tuple[SampledToken, ...]:
+    if output.token_id < 0:  # max_tokens 0: nothing was sampled
+        return ()
+    return (SampledToken(output.token_id, output.logprob, output.top, output.rank),)

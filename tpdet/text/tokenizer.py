@@ -1,0 +1,298 @@
+"""A Hugging Face tokenizer: text to ids and back, and conversations through the chat template.
+
+`tokenizer.json` is authoritative, also for the tokens put before and after a text: as in
+transformers 5, `add_bos_token` of `tokenizer_config.json` is not read beside it. Truncation,
+padding and the clean-up of spaces are never applied.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tokenizers
+
+from tpdet.errors import CheckpointError, NotFoundError, RequestError
+from tpdet.model_config.json_file import parse_json_object, read_json_object, read_text_file
+from tpdet.text.chat_template import ChatTemplate, Segment
+from tpdet.text.token_bound import bytes_per_token
+from tpdet.text.token_bytes import DecoderRules, join_tokens, read_rules
+from tpdet.text.token_guard import Guard, checked, ids_of
+from tpdet.text.tokenizer_config import more_special, named_text, text_of_token
+from tpdet.text.tokenizer_file import check_description
+
+_MAX_TOKENIZER_BYTES = 512 << 20
+_MAX_CONFIG_BYTES = 64 << 20  # it repeats every added token
+_MAX_TEMPLATE_BYTES = 1 << 20
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
+          "mask_token")  # fmt: skip
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What a tokenizer is made of: `tokenizer.json`'s text, the other files' object, the template.
+
+    `source` names `tokenizer.json` in messages.
+    """
+
+    source: str
+    text: str
+    config: dict[str, Any]
+    template: str | None
+
+
+class Tokenizer:
+    """Immutable once loaded; usable from several threads."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        config: Mapping[str, Any],
+        template: str | None,
+        counted: bool = False,
+    ) -> None:
+        """config: tokenizer_config.json's object; counted: as `ChatTemplate` takes it.
+
+        Raises CheckpointError for what it cannot do.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._named = {name: text for name in _NAMED if (text := named_text(config, name))}
+        self._declare_special(config)
+        decoder = backend.decoder
+        self.decoder_rules: DecoderRules = read_rules(decoder and decoder.__getstate__())
+        added = backend.get_added_tokens_decoder()
+        self._special = {id_: token.content for id_, token in added.items() if token.special}
+        self._class = str(config.get("tokenizer_class") or "PreTrainedTokenizerFast")
+        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.chat_template = (
+            ChatTemplate(template, self._named, list(self._special.values()), counted)
+            if template
+            else None
+        )
+        # Now rather than at a request: it can fail, and takes a second for a large vocabulary.
+        self.around = _sound(self._added_around)
+        self._guard = _sound(lambda: Guard(backend))
+        self._bytes_per_token = bytes_per_token(json.loads(backend.to_str()))
+
+    @classmethod
+    def load(cls, directory: str | Path, chat_template: str | Path | None = None) -> "Tokenizer":
+        """Read `tokenizer.json`, `tokenizer_config.json` and the template of a model directory.
+
+        chat_template: a file that replaces the checkpoint's. Raises NotFoundError for a missing
+        `tokenizer.json` or template file, CheckpointError for one that is damaged or unsupported.
+        """
+        return cls.from_files(read_files(directory, chat_template))
+
+    @classmethod
+    def from_files(cls, files: TokenizerFiles, counted: bool = False) -> "Tokenizer":
+        """The tokenizer of files read before. Raises CheckpointError as `load`.
+
+        counted: chat templates do no more than a little work here, and raise BeyondCount for more.
+        """
+        check_description(parse_json_object(files.text, files.source), files.source)
+        backend = _sound(lambda: tokenizers.Tokenizer.from_str(files.text), files.source)
+        return _sound(lambda: cls(backend, files.config, files.template, counted), files.source)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id that begins a text, if the tokenizer names one."""
+        return self._id_of("bos_token")
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The id that ends a text, if the tokenizer names one."""
+        found = self._id_of("eos_token")
+        return () if found is None else (found,)
+
+    def encode(
+        self, text: str, add_special_tokens: bool = True, most: int | None = None
+    ) -> list[int]:
+        """Ids of a prompt; special-token text in it becomes special ids, as in a template's output.
+
+        Raises RequestError for text with a lone surrogate, which is no Unicode text, and at once
+        for one that must have more than `most` tokens.
+        """
+        self._refuse_too_long([checked(text)], most)
+        return ids_of(self._backend, text, add_special_tokens)
+
+    def encode_plain(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Ids of text in which special-token text is text. Raises RequestError as `encode`."""
+        return self._encode_segments([Segment(text, False)], add_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = False,
+        most: int | None = None,
+    ) -> list[int]:
+        """Ids of a conversation; special-token text inside messages stays plain text.
+
+        Raises RequestError without a template, for messages it refuses, for lone surrogates, and
+        at once for what must have more than `most` tokens.
+        """
+        segments = self._render(messages, add_generation_prompt)
+        self._refuse_too_long((checked(s.text) for s in segments if not s.special), most)
+        return self._encode_segments(segments, add_special_tokens)
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+    ) -> str:
+        """A conversation as text. Raises RequestError as `apply_chat_template`."""
+        segments = self._render(messages, add_generation_prompt)
+        return "".join(segment.text for segment in segments)
+
+    def with_chat_template(self, source: str) -> "Tokenizer":
+        """The same with another template. Raises CheckpointError as `ChatTemplate`."""
+        other = copy.copy(self)
+        other.chat_template = ChatTemplate(source, self._named, list(self._special.values()))
+        return other
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ids; ids without a token (a padded vocabulary) have none."""
+        tokens = (self.token(id_, skip_special_tokens) for id_ in ids)
+        return join_tokens(self.decoder_rules, (token for token in tokens if token is not None))
+
+    def token(self, token_id: int, skip_special_tokens: bool = False) -> str | None:
+        """A token as the vocabulary writes it; None without one, or if special and skipped."""
+        if not 0 <= token_id < self.vocab_size or (
+            skip_special_tokens and token_id in self._special
+        ):
+            return None
+        return self._backend.id_to_token(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """One token decoded by itself, special or not; parts of a character are U+FFFD."""
+        return self.decode([token_id], skip_special_tokens=False)
+
+    def info(self) -> dict[str, Any]:
+        """What `/tokenizer_info` tells: names, ids and the chat template, no paths."""
+        return {
+            "tokenizer_class": self._class,
+            "vocab_size": self.vocab_size,
+            **{name: self._named.get(name) for name in _NAMED},
+            "bos_token_id": self.bos_token_id,
+            "eos_token_id": self._id_of("eos_token"),
+            "add_bos_token": self.around[0][:1] == [self.bos_token_id],
+            "additional_special_tokens": [self._special[id_] for id_ in sorted(self._special)],
+            "chat_template": self.chat_template.source if self.chat_template else None,
+        }
+
+    def _id_of(self, name: str) -> int | None:
+        text = self._named.get(name)
+        return None if text is None else self._backend.token_to_id(text)
+
+    def _declare_special(self, config: Mapping[str, Any]) -> None:
+        """Make named tokens special; ids that the two files give must agree."""
+        for name in ("bos_token", "eos_token"):
+            if name in self._named and self._id_of(name) is None:
+                raise CheckpointError(
+                    f"tokenizer_config.json: {name} {self._named[name]!r} is not in "
+                    "tokenizer.json: use files of one checkpoint"
+                )
+        listed = config.get("added_tokens_decoder")
+        for key, token in listed.items() if isinstance(listed, dict) else ():
+            text = text_of_token(token)
+            found = None if text is None else self._backend.token_to_id(text)
+            if found is not None and str(found) != key:
+                raise CheckpointError(
+                    f"tokenizer_config.json: token {text!r} has id {key}, in tokenizer.json "
+                    f"{found}: use files of one checkpoint"
+                )
+        texts = dict.fromkeys([*self._named.values(), *more_special(config)])
+        known = [text for text in texts if self._backend.token_to_id(text) is not None]
+        # In one call: each one goes through all added tokens.
+        self._backend.add_special_tokens(
+            [tokenizers.AddedToken(text, special=True, normalized=False) for text in known]
+        )
+
+    def _added_around(self) -> tuple[list[int], list[int]]:
+        """Ids that `add_special_tokens` puts before and after a text."""
+        bare = self._backend.encode("a", add_special_tokens=False).ids
+        full = self._backend.encode("a", add_special_tokens=True).ids
+        for first in range(len(full) - len(bare) + 1):
+            if full[first : first + len(bare)] == bare:
+                return full[:first], full[first + len(bare) :]
+        raise CheckpointError("tokenizer.json: the post-processor changes a text's own tokens")
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
+    ) -> list[Segment]:
+        if self.chat_template is None:
+            raise RequestError(
+                "this model has no chat template: use completions, or start with --chat-template",
+                "messages",
+            )
+        return self.chat_template.render(messages, add_generation_prompt)
+
+    def _refuse_too_long(self, texts: Iterable[str], most: int | None) -> None:
+        """Raise RequestError if the texts, end to end, must have more than `most` tokens."""
+        if most is None or self._bytes_per_token is None:
+            return
+        least = -(-sum(len(text.encode()) for text in texts) // self._bytes_per_token)
+        if least > most:
+            raise RequestError(
+                f"the prompt has at least {least} tokens, over the model's context of {most}: "
+                "shorten it",
+                "prompt",
+            )
+
+    def _encode_segments(self, segments: Sequence[Segment], add_special_tokens: bool) -> list[int]:
+        ids = self._guard.encode(segments)
+        before, after = self.around if add_special_tokens else ([], [])
+        return [*before, *ids, *after]
+
+
+def read_files(directory: str | Path, chat_template: str | Path | None = None) -> TokenizerFiles:
+    """The files of a model directory, as `Tokenizer.load` reads them."""
+    directory = Path(directory)
+    path = directory / "tokenizer.json"
+    text = read_text_file(path, _MAX_TOKENIZER_BYTES)
+    config = _optional_object(directory / "tokenizer_config.json")
+    config = _optional_object(directory / "special_tokens_map.json") | config
+    return TokenizerFiles(str(path), text, config, _template(directory, config, chat_template))
+
+
+def _sound(make: Callable[[], _Made], file: str = "tokenizer.json") -> _Made:
+    """What `make` makes from the file. Raises CheckpointError for whatever the library raises."""
+    try:
+        return make()
+    except CheckpointError:
+        raise
+    # Bare Exception is what the library raises, and Rust's panics are not even Exceptions.
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(
+            f"{file} cannot be read ({str(error)[:200]}): download it again, or install a newer "
+            "tokenizers package"
+        ) from error
+
+
+def _optional_object(path: Path) -> dict[str, Any]:
+    return read_json_object(path, _MAX_CONFIG_BYTES) if path.exists() else {}
+
+
+def _template(directory: Path, config: Mapping[str, Any], chosen: str | Path | None) -> str | None:
+    """The template: the chosen file, else chat_template.jinja, else tokenizer_config.json's."""
+    if chosen is not None:
+        if not Path(chosen).exists():
+            raise NotFoundError(f"chat template {chosen} does not exist: name a file with one")
+        return read_text_file(Path(chosen), _MAX_TEMPLATE_BYTES)
+    path = directory / "chat_template.jinja"
+    if path.exists():
+        return read_text_file(path, _MAX_TEMPLATE_BYTES)
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(
+            f"tokenizer_config.json: chat_template is a {type(template).__name__}: it must be text"
+        )
+    return template
