@@ -15,9 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for a checkout that is not installed
 
-from tpdet.bench.fold_table import fold_table  # noqa: E402
-from tpdet.bench.results import newest_rows  # noqa: E402
-from tpdet.bench.size_table import size_table  # noqa: E402
+from tpdet.bench.report.fold_table import fold_table  # noqa: E402
+from tpdet.bench.report.results import newest_rows  # noqa: E402
+from tpdet.bench.report.size_table import size_table  # noqa: E402
 
 SUMMARISED = ("gemm", "attention", "allreduce", "sampler")
 NOT_SHOWN = ("kernels.h200.json", "bits.h200.json")  # many rows: the README links to them

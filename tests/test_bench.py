@@ -9,12 +9,12 @@ import pytest
 
 from tpdet.bench import run
 from tpdet.bench.arguments import BENCHMARKS, complete
-from tpdet.bench.floor import RATES, decode_work, exchange_seconds, mixed_work, prefill_work
 from tpdet.bench.latency import decode_tokens, engine_row, time_latency
 from tpdet.bench.load import lengths, prompt
-from tpdet.bench.record import BenchRow, finish, print_rows
-from tpdet.bench.results import newest_rows
-from tpdet.bench.shapes import named_config, products, shards
+from tpdet.bench.report.floor import RATES, decode_work, exchange_seconds, mixed_work, prefill_work
+from tpdet.bench.report.record import BenchRow, finish, print_rows
+from tpdet.bench.report.results import newest_rows
+from tpdet.bench.report.shapes import named_config, products, shards
 from tpdet.bench.spec import EngineSpec, LatencyCases
 from tpdet.cli import main
 from tpdet.comm.world.world import SoloWorld

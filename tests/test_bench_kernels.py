@@ -9,7 +9,8 @@ import torch
 pytest.importorskip("triton")
 
 from tests.lib.thread_world import run_threads
-from tpdet.bench import attention, exchange_rank, gemm, sampler
+from tpdet.bench import exchange_rank
+from tpdet.bench.kernels import attention, gemm, sampler
 from tpdet.bench.spec import ExchangeSpec
 from tpdet.cli import main
 from tpdet.comm.exchange.fold import GatherExchange

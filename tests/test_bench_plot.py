@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tpdet.bench import plot
-from tpdet.bench.plot_data import by_context, costs, curves, points
+from tpdet.bench.report import plot
+from tpdet.bench.report.plot_data import by_context, costs, curves, points
 from tpdet.cli import main
 from tpdet.errors import NotFoundError, UsageError
 

@@ -2,9 +2,9 @@
 
 import json
 
-from tpdet.bench.default_order import in_default_order, other_orders
-from tpdet.bench.results import newest_rows
-from tpdet.bench.size_table import NOTHING, size_table
+from tpdet.bench.report.default_order import in_default_order, other_orders
+from tpdet.bench.report.results import newest_rows
+from tpdet.bench.report.size_table import NOTHING, size_table
 
 
 def row(mode, value, tp=1, batch=1, case="decode", unit="ms", context=128, model="m"):

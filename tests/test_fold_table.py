@@ -2,7 +2,7 @@
 
 import json
 
-from tpdet.bench.fold_table import NOTHING, fold_table
+from tpdet.bench.report.fold_table import NOTHING, fold_table
 
 
 def row(mode, value, tp=1, batch=1, case="decode", unit="ms", context=128):

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace as change
 
 from tests.lib.thread_world import run_threads
-from tpdet.bench.shapes import first_rank, named_config
+from tpdet.bench.report.shapes import first_rank, named_config
 from tpdet.cli import main
 from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.config import EngineConfig

@@ -23,7 +23,9 @@ FLOORS = (
     ("runner", "server/body", "server/http1", "server/settings"),
     ("engine", "client", "server/front"),
     ("llm", "verify", "server/leader"),
-    ("serve", "bench", "server/commands"),
+    ("serve", "bench/report", "server/commands"),
+    ("bench/kernels",),
+    ("bench",),
     ("tune", "planner"),
     ("cli",),
 )  # fmt: skip

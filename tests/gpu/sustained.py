@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from msgspec import to_builtins
 
-from tpdet.bench.gpu import gpu_only, this_gpu
-from tpdet.bench.record import BenchRow, print_rows
-from tpdet.bench.timing import capture
+from tpdet.bench.kernels.gpu import gpu_only, this_gpu
+from tpdet.bench.kernels.timing import capture
+from tpdet.bench.report.record import BenchRow, print_rows
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm

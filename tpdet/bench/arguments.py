@@ -166,7 +166,7 @@ def _serve(group: argparse._SubParsersAction) -> None:
 def _kernel(
     group: argparse._SubParsersAction, name: str, text: str, tp: str
 ) -> argparse.ArgumentParser:
-    command = _command(group, name, "run" if name == "allreduce" else name, text)
+    command = _command(group, name, "run" if name == "allreduce" else f"kernels.{name}", text)
     command.add_argument("--tp", default=tp, help="shards as of these tensor-parallel sizes")
     command.add_argument(
         "--repeats", type=whole_number, default=9, help="replays; the median counts"
@@ -208,13 +208,13 @@ def _allreduce(group: argparse._SubParsersAction) -> None:
 
 
 def _cpu_kernels(group: argparse._SubParsersAction) -> None:
-    command = _command(group, "kernels", "kernels", "the CPU's matrix product beside torch.mm")
+    command = _command(group, "kernels", "kernels.cpu", "the CPU's matrix product beside torch.mm")
     command.add_argument("--size", type=whole_number, default=4096, help="rows and columns of it")
 
 
 def _plot(group: argparse._SubParsersAction) -> None:
     command = _command(
-        group, "plot", "plot", "throughput against latency, and the roofline", results=False
+        group, "plot", "report.plot", "throughput against latency, and the roofline", results=False
     )
     command.add_argument("--results", type=Path, default=Path("docs/results"), help="their folder")
     command.add_argument("--output", type=Path, default=Path("docs/plots"), help="folder")

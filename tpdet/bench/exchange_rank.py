@@ -13,11 +13,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from tpdet.bench.floor import exchange_seconds, here
-from tpdet.bench.gpu import drawn
-from tpdet.bench.record import BenchRow
+from tpdet.bench.kernels.gpu import drawn
+from tpdet.bench.kernels.timing import capture
+from tpdet.bench.report.floor import exchange_seconds, here
+from tpdet.bench.report.record import BenchRow
 from tpdet.bench.spec import BenchResult, ExchangeSpec, output_rows
-from tpdet.bench.timing import capture
 from tpdet.comm.device import open_world
 from tpdet.comm.exchange.fold import Exchange, GatherExchange
 from tpdet.comm.exchange.open import open_exchange

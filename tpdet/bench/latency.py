@@ -9,9 +9,9 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from tpdet.bench.floor import Rates, decode_work, here, prefill_work
 from tpdet.bench.load import prompt, submit
-from tpdet.bench.record import BenchRow
+from tpdet.bench.report.floor import Rates, decode_work, here, prefill_work
+from tpdet.bench.report.record import BenchRow
 from tpdet.bench.spec import EngineSpec, LatencyCases
 from tpdet.config import APPROXIMATE
 from tpdet.engine import Engine

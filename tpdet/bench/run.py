@@ -8,10 +8,17 @@ from pathlib import Path
 
 import msgspec
 
-from tpdet.bench.floor import Rates, decode_work, exchange_seconds, here, mixed_work, prefill_work
-from tpdet.bench.gpu import gpu_only
+from tpdet.bench.kernels.gpu import gpu_only
 from tpdet.bench.load import lengths
-from tpdet.bench.record import BenchRow, finish
+from tpdet.bench.report.floor import (
+    Rates,
+    decode_work,
+    exchange_seconds,
+    here,
+    mixed_work,
+    prefill_work,
+)
+from tpdet.bench.report.record import BenchRow, finish
 from tpdet.bench.spec import (
     BenchResult,
     EngineSpec,

@@ -21,7 +21,7 @@ import msgspec
 
 from tpdet.bench.client import Address, Answer, get_json, stream
 from tpdet.bench.load import lengths, prompt
-from tpdet.bench.record import BenchRow, print_line
+from tpdet.bench.report.record import BenchRow, print_line
 from tpdet.bench.run import parse_range
 from tpdet.client.connection import client_key
 from tpdet.errors import TpdetError, UsageError

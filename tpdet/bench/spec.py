@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tpdet.bench.record import BenchRow
+from tpdet.bench.report.record import BenchRow
 from tpdet.verify.spec import Machine
 
 

@@ -2,10 +2,10 @@
 
 import time
 
-from tpdet.bench.floor import mixed_work
 from tpdet.bench.latency import engine_rates, engine_row
 from tpdet.bench.load import lengths, prompt, submit
-from tpdet.bench.record import BenchRow
+from tpdet.bench.report.floor import mixed_work
+from tpdet.bench.report.record import BenchRow
 from tpdet.bench.spec import EngineSpec
 from tpdet.engine import Engine
 from tpdet.request import TokenOutput

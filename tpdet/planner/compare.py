@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpdet.bench.default_order import in_default_order, other_orders
 from tpdet.bench.load import lengths
-from tpdet.bench.results import newest_rows
+from tpdet.bench.report.default_order import in_default_order, other_orders
+from tpdet.bench.report.results import newest_rows
 from tpdet.errors import UsageError
 from tpdet.planner.constants import Constants, load_constants
 from tpdet.planner.figures import StepFigure, step_figures

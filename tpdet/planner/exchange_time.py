@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpdet.bench.floor import sent_bytes
+from tpdet.bench.report.floor import sent_bytes
 from tpdet.comm.exchange.peer import PROGRAMS_ASIDE
 from tpdet.comm.exchange.slot_layout import SlotLayout, by_ranks
 from tpdet.kernels.order import fold_plan

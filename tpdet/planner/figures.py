@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpdet.bench.default_order import in_default_order
-from tpdet.bench.results import newest_rows
+from tpdet.bench.report.default_order import in_default_order
+from tpdet.bench.report.results import newest_rows
 from tpdet.config import APPROXIMATE
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tpdet.bench.floor import sent_bytes
+from tpdet.bench.report.floor import sent_bytes
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, fold_plan
 from tpdet.planner import figures

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpdet.bench.shapes import products
+from tpdet.bench.report.shapes import products
 from tpdet.cache.kv import page_bytes
 from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.kernels.order import PAGE_TOKENS

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tpdet.arguments.suggestions import did_you_mean
-from tpdet.bench.shapes import named_config
+from tpdet.bench.report.shapes import named_config
 from tpdet.errors import NotFoundError
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.synthetic.model_shapes import PUBLISHED, SHAPES

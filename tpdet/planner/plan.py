@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tpdet.bench.floor import RATES, Rates, decode_work
+from tpdet.bench.report.floor import RATES, Rates, decode_work
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.model_config import ModelConfig

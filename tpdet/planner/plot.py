@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tpdet.bench.plot import require_matplotlib, save_figure
+from tpdet.bench.report.plot import require_matplotlib, save_figure
 from tpdet.errors import ResourceError, UsageError
 from tpdet.planner.plan import Plan, Wish, plan_size
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from tpdet.bench.floor import attention_flops
-from tpdet.bench.shapes import first_rank, products
+from tpdet.bench.report.floor import attention_flops
+from tpdet.bench.report.shapes import first_rank, products
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from tpdet.bench.shapes import named_config
+from tpdet.bench.report.shapes import named_config
 from tpdet.planner.constants import AsideCost, Constants, FitError, LayerCost
 from tpdet.planner.figures import StepFigure
 from tpdet.planner.hardware import Network, hardware_of

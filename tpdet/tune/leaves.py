@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from tpdet.bench.timing import capture, enough, interleaved_us, rotated
+from tpdet.bench.kernels.timing import capture, enough, interleaved_us, rotated
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm import leaf_trials, trial_data
 from tpdet.kernels.cuda.gemm.admission import REFERENCE

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from tpdet.bench.timing import capture, enough, interleaved_us, rotated
+from tpdet.bench.kernels.timing import capture, enough, interleaved_us, rotated
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import trial_data
 from tpdet.kernels.cuda.gemm.admission import REFERENCE, output_dtype

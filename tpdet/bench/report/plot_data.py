@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tpdet.bench.default_order import in_default_order
-from tpdet.bench.floor import Work, decode_work, prefill_work
-from tpdet.bench.results import Row, Run
-from tpdet.bench.shapes import named_config
+from tpdet.bench.report.default_order import in_default_order
+from tpdet.bench.report.floor import Work, decode_work, prefill_work
+from tpdet.bench.report.results import Row, Run
+from tpdet.bench.report.shapes import named_config
 from tpdet.config import APPROXIMATE
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER

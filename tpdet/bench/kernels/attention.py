@@ -10,11 +10,11 @@ import random
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tpdet.bench.floor import Work, print_floor
-from tpdet.bench.gpu import drawn, gpu_only, this_gpu
-from tpdet.bench.record import BenchRow, finish
-from tpdet.bench.shapes import shards
-from tpdet.bench.timing import times_us
+from tpdet.bench.kernels.gpu import drawn, gpu_only, this_gpu
+from tpdet.bench.kernels.timing import times_us
+from tpdet.bench.report.floor import Work, print_floor
+from tpdet.bench.report.record import BenchRow, finish
+from tpdet.bench.report.shapes import shards
 from tpdet.errors import UsageError
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpdet.bench.default_order import in_default_order, other_orders
-from tpdet.bench.results import Row, Run, newest_rows
+from tpdet.bench.report.default_order import in_default_order, other_orders
+from tpdet.bench.report.results import Row, Run, newest_rows
 
 NOTHING = "Not measured yet: the results hold no case of every size."
 _CASES = ("decode", "prefill", "mixed")

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from tpdet.bench.floor import Work, print_floor
-from tpdet.bench.gpu import drawn, gpu_only, this_gpu
-from tpdet.bench.record import BenchRow, finish
-from tpdet.bench.timing import Launched, Replayable, capture, interleaved_us
+from tpdet.bench.kernels.gpu import drawn, gpu_only, this_gpu
+from tpdet.bench.kernels.timing import Launched, Replayable, capture, interleaved_us
+from tpdet.bench.report.floor import Work, print_floor
+from tpdet.bench.report.record import BenchRow, finish
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.sampling import Draw
 from tpdet.kernels.inputs.vocabulary_shard import Shard

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
-from tpdet.bench.floor import Work, print_floor
-from tpdet.bench.gpu import drawn, gpu_only, this_gpu
-from tpdet.bench.record import BenchRow, finish
-from tpdet.bench.shapes import products, shards
-from tpdet.bench.timing import enough, rotated, times_us
+from tpdet.bench.kernels.gpu import drawn, gpu_only, this_gpu
+from tpdet.bench.kernels.timing import enough, rotated, times_us
+from tpdet.bench.report.floor import Work, print_floor
+from tpdet.bench.report.record import BenchRow, finish
+from tpdet.bench.report.shapes import products, shards
 from tpdet.kernels import ops
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.layers.partition import Partition

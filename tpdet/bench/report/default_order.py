@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from tpdet.bench.results import CASE, Row, Run
+from tpdet.bench.report.results import CASE, Row, Run
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, DEFAULT_LEAVES, FOLD_ORDERS, fold_plan
 
 

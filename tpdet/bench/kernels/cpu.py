@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from tpdet.arguments.command_line import Parser, whole_number
-from tpdet.bench.record import print_line
+from tpdet.bench.report.record import print_line
 from tpdet.kernels import ops
 from tpdet.kernels.cpu import threads
 from tpdet.verify.report import append_record, run_record
@@ -79,8 +79,8 @@ def kernels_command(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """`python -m tpdet.bench.kernels`, as results files name it."""
-    parser = Parser(prog="python -m tpdet.bench.kernels", description=__doc__)
+    """`python -m tpdet.bench.kernels.cpu`, as results files name it."""
+    parser = Parser(prog="python -m tpdet.bench.kernels.cpu", description=__doc__)
     parser.add_argument("--size", type=whole_number, default=4096, help="rows and columns")
     parser.add_argument("--output", type=Path, help="results file to append to")
     parser.add_argument("--json", action="store_true", help="end with the run as JSON")

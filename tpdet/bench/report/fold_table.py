@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from tpdet.bench.default_order import other_orders
-from tpdet.bench.results import Row
+from tpdet.bench.report.default_order import other_orders
+from tpdet.bench.report.results import Row
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
 
 MODES = (*FOLD_ORDERS, "gather")

@@ -6,9 +6,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tpdet.bench.floor import gpu_rates
-from tpdet.bench.plot_data import Cost, Curve, Growth, Point, by_context, costs, curves, points
-from tpdet.bench.results import Row, Run, all_rows, newest_rows
+from tpdet.bench.report.floor import gpu_rates
+from tpdet.bench.report.plot_data import (
+    Cost,
+    Curve,
+    Growth,
+    Point,
+    by_context,
+    costs,
+    curves,
+    points,
+)
+from tpdet.bench.report.results import Row, Run, all_rows, newest_rows
 from tpdet.config import APPROXIMATE
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.verify.report import short_name

@@ -1,0 +1,1 @@
+"""Times of single kernels beside their floor and their peer."""
