@@ -11,23 +11,30 @@ from tpdet.text.tokenizer import Tokenizer
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 HERE = Path(__file__).parent
 ALONE = (
-    *("server", "attack"),  # servers that are held to their times
-    *("test_accuracy_lm_eval.py", "test_launch.py", "test_comm.py", "test_nodes.py", "test_mpi.py"),
-)  # the last four: ranks in processes that must see a lost peer within a second or so
+    *("server/", "attack/"),  # servers that are held to their times
+    "accuracy/test_accuracy_lm_eval.py",
+    # ranks in processes that must see a lost peer within a second or so
+    *("comm/test_comm.py", "comm/test_nodes.py", "comm/test_mpi.py"),
+)
 LONGEST_FIRST = (
-    "test_verify.py", "test_triton_peer.py", "test_triton_draws.py", "test_engine.py",
-    "test_triton_leaves.py", "test_triton_decode.py", "test_triton_attention.py",
-    "test_scheduler_machine.py", "test_supervise.py",
+    "verify/test_verify.py", "kernels/compiled/test_peer.py", "kernels/compiled/test_draws.py",
+    "engine/test_engine.py", "kernels/compiled/test_leaves.py", "kernels/compiled/test_decode.py",
+    "kernels/compiled/test_attention.py", "scheduler/test_scheduler_machine.py",
+    "launch/test_supervise.py",
 )  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
     """Begin the long files. Servers are marked `alone`: `make test` runs them after the others."""
-    for item in items:
-        if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).parts[0] in ALONE:
-            item.add_marker("alone")
     order = {name: place for place, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+    def place(item):
+        return order.get(item.path.relative_to(HERE).as_posix(), len(order))
+
+    for item in items:
+        if item.path.relative_to(HERE).as_posix().startswith(ALONE):
+            item.add_marker("alone")
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

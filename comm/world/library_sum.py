@@ -1,7 +1,8 @@
 """The one call of a library's reduction: for the approximate mode and for nothing else.
 
 The library chooses the order of the additions and rounds each to the tensor's dtype. Rule 4 keeps
-this out of the deterministic engine; `tests/test_policy.py` names the only file that may use it.
+this out of the deterministic engine; `tests/policy/test_policy.py` names the only file that may
+use it.
 """
 
 import torch.distributed as dist

@@ -1,7 +1,8 @@
 """Philox4x32-10, the counter-based random generator, in integers only.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11, and the
-Random123 distribution (known answers: its tests/kat_vectors, repeated in tests/test_philox.py).
+Random123 distribution (known answers: its tests/kat_vectors, repeated in
+tests/kernels/cpu/test_philox.py).
 
 One block takes a counter of four 32-bit words and a key of two and gives four words:
 

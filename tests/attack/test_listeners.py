@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from tests.ports import free_port
+from tests.lib.ports import free_port
 from tests.server.harness import eventually
 from tests.server.served import Served
 from tpdet.launch.host.listeners import Listener, listeners

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from tests.engine_harness import ask
+from tests.lib.engine_harness import ask
 from tpdet.comm.device import open_world
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine

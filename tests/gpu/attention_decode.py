@@ -12,9 +12,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from tests.decode_reference import attend_reference
 from tests.gpu.checks import attempt, draw, failures, same
 from tests.gpu.times import interleaved_medians
+from tests.kernels.interpreted.decode_reference import attend_reference
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention.decode_launch import arrival_counters
 from tpdet.kernels.cuda.attention.variants import Variant, decode_variant

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.ports import free_port
+from tests.lib.ports import free_port
 
 LIMIT = 300.0  # seconds of one start
 AHEAD, IN_TURN = "ahead", "in turn"

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from tests.engine_harness import Run, ask
 from tests.gpu.checks import attempt, poisoned_workspaces
 from tests.gpu.engine_parts import check_sampler, check_tables, sampler_times
 from tests.gpu.suite import Check, run_suite
+from tests.lib.engine_harness import Run, ask
 from tests.lib.thread_world import run_threads
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from tests.engine_harness import ask
+from tests.lib.engine_harness import ask
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine

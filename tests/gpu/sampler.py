@@ -11,10 +11,17 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.draw_reference import answers, over_shards, prepare, reference, same_answers, tops
 from tests.gpu.checks import attempt, same
 from tests.gpu.suite import Check, run_suite
-from tests.interpreted_noise import masses_are_rounded_conversions
+from tests.kernels.interpreted.draw_reference import (
+    answers,
+    over_shards,
+    prepare,
+    reference,
+    same_answers,
+    tops,
+)
+from tests.kernels.interpreted.noise import masses_are_rounded_conversions
 from tpdet.kernels.cuda.sampling import gumbel_scores
 from tpdet.kernels.cuda.sampling import sample_rows as row_draws
 from tpdet.kernels.inputs.sampling import Draw

@@ -10,9 +10,9 @@ from functools import partial
 
 import torch
 
-from tests.draw_reference import reference
 from tests.gpu.sampler import draw_shard, draws, only, rows
 from tests.gpu.times import interleaved_medians
+from tests.kernels.interpreted.draw_reference import reference
 from tpdet.kernels.cuda.sampling import sample_rows as row_draws
 from tpdet.kernels.inputs.sampling import Draw
 from tpdet.kernels.inputs.vocabulary_shard import Shard

@@ -13,7 +13,8 @@ import httpx
 import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.lib.tree import ROOT
+
 MODEL = "demo"
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -16,7 +16,7 @@ import openai
 import psutil
 import pytest
 
-from tests.ports import free_port
+from tests.lib.ports import free_port
 from tests.server.harness import eventually
 from tests.server.served import STEP_TIMEOUT, Served, streams
 from tpdet.errors import UsageError

@@ -12,7 +12,8 @@ import time
 import httpx
 import pytest
 
-from tests.server.harness import MODEL, ROOT, Server, eventually, refused, request_bytes
+from tests.lib.tree import ROOT
+from tests.server.harness import MODEL, Server, eventually, refused, request_bytes
 from tests.server.streams import running
 from tpdet.server.wire import limits
 

@@ -21,7 +21,7 @@ from tpdet.server.wire.problems import ApiError
 ATTEMPTS = FIELD_LIMITS | WIRE_LIMITS
 # Tried in tests of their own: what they cost, and what they need, is another thing.
 ELSEWHERE = {
-    "schema_cpu_seconds": "tests/test_grammar.py",
+    "schema_cpu_seconds": "tests/grammar/test_grammar.py",
     "schemas_waiting": "test_more_schemas_than_may_wait_are_refused_at_once",
     "chat_template_cpu_seconds": "tests/server/test_template_bounds.py",
     "held_request_bytes": "tests/server/test_held_bytes.py",

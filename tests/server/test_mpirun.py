@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from tests.mpich_place import make_mpich_place
-from tests.openmpi_place import ENVIRONMENT, MPIRUN, needs_mpirun
-from tests.ports import free_port
+from tests.lib.mpich_place import make_mpich_place
+from tests.lib.openmpi_place import ENVIRONMENT, MPIRUN, needs_mpirun
+from tests.lib.ports import free_port
 from tests.server.cluster import FLAGS, LONG, Asking, all_gone, ask, family, wait_ready
 from tpdet.launch.life.stop import stop
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.server.harness import ROOT
+from tests.lib.tree import ROOT
 
 
 def test_the_http_process_imports_no_torch():

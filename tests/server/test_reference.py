@@ -13,6 +13,7 @@ import pytest
 
 import tpdet.server
 from scripts.server_reference import PAGE, TABLES, with_tables
+from tests.lib.tree import ROOT
 from tpdet.cli import main as tpdet_command
 from tpdet.serve import ready_content
 from tpdet.server.front.app import Services, make_app
@@ -20,7 +21,6 @@ from tpdet.server.front.middleware import PUBLIC_PATHS
 from tpdet.server.wire import problems
 from tpdet.text.outputs import DEAD_END
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = PAGE.read_text()
 
 
@@ -74,7 +74,7 @@ def path_is_public(path: str) -> bool:
 def codes_in_source() -> set[str]:
     """The codes that the server's modules give their errors by name."""
     found = set()
-    for path in sorted(Path(inspect.getfile(tpdet.server)).parent.glob("*.py")):
+    for path in sorted(Path(inspect.getfile(tpdet.server)).parent.rglob("*.py")):
         for call in ast.walk(ast.parse(path.read_text())):
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
                 continue

@@ -14,7 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.server.harness import ROOT, Server, write_tokenizer
+from tests.lib.tree import ROOT
+from tests.server.harness import Server, write_tokenizer
 from tpdet.errors import NotFoundError, NotPermittedError, UsageError
 from tpdet.server.settings.flags import GROUPS
 from tpdet.server.settings.keys import KeyRing, read_key_file
@@ -204,7 +205,7 @@ def test_what_kubernetes_sets_for_a_service_of_this_name_is_no_setting():
 
 def test_no_variable_of_ours_is_unknown():
     """Every TPDET_ name in the sources and templates is a setting, or is known to be none."""
-    root = Path(__file__).resolve().parents[2]
+    root = ROOT
     places = [*(root / "tpdet").rglob("*.py"), *(root / "launch").rglob("*.*"),
               *(root / "comm").rglob("*.py")]  # fmt: skip
     found = {

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.openmpi_place import MPIRUN
+from tests.lib.openmpi_place import MPIRUN
+from tests.lib.slurm_cluster import slurm_cluster, slurm_environment
 from tests.server.cluster import Asking, ask
 from tests.server.slurm_job import Job, slurm_step
-from tests.slurm_cluster import slurm_cluster, slurm_environment
 from tpdet.launch.host.listeners import listeners
 from tpdet.launch.start.mpirun import AGENT_VARIABLE
 

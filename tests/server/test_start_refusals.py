@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from tests.server.harness import ROOT, Server
+from tests.lib.tree import ROOT
+from tests.server.harness import Server
 from tests.server.streams import fatal_line
 
 

@@ -15,8 +15,8 @@ Accuracy: the absolute error of log p_i before its rounding to fp32 is below
 the mass lies: 9e-7 for V = 151,936 and 3e-6 for V = 2^22.
 
 The bits of exp and log do not depend on an element's place in its array, nor on the array's length
-or the thread count (tests/test_log_probabilities.py tries offsets and lengths); inputs must be
-contiguous.
+or the thread count (tests/kernels/cpu/test_log_probabilities.py tries offsets and lengths); inputs
+must be contiguous.
 """
 
 import torch

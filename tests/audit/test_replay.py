@@ -1,0 +1,134 @@
+"""The replay digest: its vector, what it covers, and what may not reach it."""
+
+import re
+
+import blake3
+import msgspec
+import pytest
+
+from tests.lib.tree import ROOT
+from tpdet.audit.canonical_json import canonical_json
+from tpdet.audit.replay import COVERED, LEFT_OUT, SCHEMA, canonical_request, replay_digest
+from tpdet.control.sampling_row import SampledToken
+from tpdet.request import Request, SamplingParams, with_seed
+
+PAGE = (ROOT / "docs" / "replay.md").read_text()
+CONTRACT, MODEL = "11" * 32, "22" * 32
+PARAMS = SamplingParams(
+    n=2, temperature=0.7, top_p=1e-7, top_k=-1, seed=2**63 - 1, max_tokens=3, stop=("é\n",),
+    stop_token_ids=(7, 5, 7), repetition_penalty=1.1, logit_bias={9: 100.0, 10: -1.5},
+)  # fmt: skip
+REQUEST = Request(request_id="any", prompt_token_ids=(1, 2, 3), params=PARAMS, eos_token_ids=(2,))
+CHOICES = (
+    (SampledToken(4, -0.5), SampledToken(5, -0.0)),
+    (SampledToken(2, -1.25),),
+)
+
+
+def digest(request=REQUEST, choices=CHOICES, seed=2**63 - 1, contract=CONTRACT, model=MODEL):
+    return replay_digest([request], [choices], seed, contract, model)
+
+
+def changed(**fields) -> Request:
+    return msgspec.structs.replace(REQUEST, params=msgspec.structs.replace(PARAMS, **fields))
+
+
+def test_the_vector_on_the_page_is_what_the_code_gives():
+    request, vector = re.findall(r"^    (\S.*)$", PAGE, re.MULTILINE)
+    assert canonical_request([REQUEST]) == request.encode()
+    assert digest() == vector
+
+
+def test_the_page_alone_is_enough_to_compute_it():
+    """A second implementation, from the list on the page."""
+    request, vector = re.findall(r"^    (\S.*)$", PAGE, re.MULTILINE)
+    data = b"tpdet-replay-1\n" + b"\x11" * 32 + b"\x22" * 32
+    data += (2**63 - 1).to_bytes(8, "little")
+    data += len(request.encode()).to_bytes(8, "little") + request.encode()
+    data += bytes.fromhex("02000000 04000000 05000000 000000bf 00000080")
+    data += bytes.fromhex("01000000 02000000 0000a0bf")
+    assert blake3.blake3(data).hexdigest() == vector
+
+
+def test_every_parameter_is_covered_or_known_to_be_left_out():
+    named = {*COVERED, *LEFT_OUT, SCHEMA, "seed", "ignore_eos"}
+    assert named == set(SamplingParams.__struct_fields__)
+    assert all(f"`{name}`" in PAGE for name in named - {"seed"})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 3}, {"temperature": 0.8}, {"top_p": 0.5}, {"top_k": 4}, {"min_p": 0.1},
+        {"max_tokens": 4}, {"min_tokens": 1}, {"stop": ("e",)}, {"stop_token_ids": (5,)},
+        {"include_stop_str_in_output": True}, {"skip_special_tokens": False},
+        {"presence_penalty": 0.5}, {"frequency_penalty": -0.5}, {"repetition_penalty": 1.2},
+        {"logit_bias": {9: 99.0, 10: -1.5}}, {"ignore_eos": True},
+        {"json_schema": '{"type":"object"}'},
+    ],
+)  # fmt: skip
+def test_what_changes_an_answer_changes_it(fields):
+    assert digest(changed(**fields)) != digest()
+
+
+def test_prompt_output_seed_and_model_change_it():
+    others = [
+        digest(msgspec.structs.replace(REQUEST, prompt_token_ids=(1, 2, 4))),
+        digest(choices=(CHOICES[0], (SampledToken(3, -1.25),))),
+        digest(choices=((SampledToken(4, -0.5), SampledToken(5, 0.0)), CHOICES[1])),
+        digest(choices=CHOICES[::-1]),
+        digest(choices=((*CHOICES[0], *CHOICES[1]), ())),
+        digest(seed=0),
+        digest(contract=MODEL),
+        digest(model=CONTRACT),
+    ]
+    assert len({digest(), *others}) == 1 + len(others)
+
+
+def test_ids_salts_shown_numbers_and_spellings_do_not_change_it():
+    shown = changed(logprobs=5, prompt_logprobs=2, top_k=0, stop_token_ids=(5, 7), seed=None)
+    same = [
+        digest(msgspec.structs.replace(REQUEST, request_id="x", cache_salt="c", tenant_salt="t")),
+        digest(shown),
+        digest(with_seed(shown, 2**63 - 1)),
+        digest(changed(logit_bias={10: -1.5, 9: 100})),
+        digest(choices=[[SampledToken(t.token_id, t.logprob, ()) for t in c] for c in CHOICES]),
+    ]
+    assert same == [digest()] * len(same)
+    quiet = msgspec.structs.replace(REQUEST, params=changed(ignore_eos=True).params)
+    assert digest(quiet) == digest(msgspec.structs.replace(quiet, eos_token_ids=()))
+
+
+def test_odd_values_have_a_digest_too():
+    for odd in ({"stop": ("\ud800",)}, {"repetition_penalty": 2**70}):
+        assert len(digest(changed(**odd))) == 64
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        # Numbers of RFC 8785, appendix B.
+        (-0.0, "0"), (5e-324, "5e-324"), (1.7976931348623157e308, "1.7976931348623157e+308"),
+        (9007199254740992.0, "9007199254740992"), (295147905179352830000.0,
+        "295147905179352830000"), (9.999999999999997e22, "9.999999999999997e+22"),
+        (1e23, "1e+23"), (1e21, "1e+21"), (999999999999999700000.0, "999999999999999700000"),
+        (9.999999999999997e-7, "9.999999999999997e-7"), (0.000001, "0.000001"),
+        (333333333.33333329, "333333333.3333333"), (-1e-7, "-1e-7"), (4.50, "4.5"),
+        (2e-3, "0.002"), (1.0, "1"), (1, "1"), (True, "true"), (None, "null"),
+        ({"\u20ac": 1, "\r": 2, "\ufb33": 3, "1": 4, "\U0001f600": 5, "\x80": 6},
+         '{"\\r":2,"1":4,"\x80":6,"\u20ac":1,"\U0001f600":5,"\ufb33":3}'),
+        ("\u20ac$\x0f\nA'B\"\\\\\"/\x7f", '"\u20ac$\\u000f\\nA\'B\\"\\\\\\\\\\"/\x7f"'),
+        ([(), {}], "[[],{}]"),
+    ],
+)  # fmt: skip
+def test_canonical_json_is_rfc_8785s(value, text):
+    assert canonical_json(value) == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [(float("nan"), ValueError), (2**53, ValueError), ({1}, TypeError), ("\ud800", ValueError)],
+)
+def test_what_has_no_canonical_json_is_refused(value, error):
+    with pytest.raises(error):
+        canonical_json(value)

@@ -1,0 +1,280 @@
+"""`tpdet chat`, `complete` and `run-batch` against a running server, and without one."""
+
+import contextlib
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.lib.tree import ROOT
+from tests.server.harness import Server
+from tpdet.cli import main
+from tpdet.client import batch, terminal
+from tpdet.client.connection import BusyError, Connection, client_key
+from tpdet.errors import NotFoundError, NotPermittedError, UsageError
+
+KEY = "sk-client"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    keys = folder / "keys"
+    keys.write_text(f"{KEY}\n")
+    keys.chmod(0o600)
+    found = Server(folder, "--api-key-file", str(keys))
+    found.keys = keys
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def keyed(server, monkeypatch):
+    """The server, its address and key in the environment, and an empty standard input."""
+    monkeypatch.setenv("TPDET_URL", server.url)
+    monkeypatch.setenv("TPDET_API_KEY", KEY)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    return server
+
+
+def expected(server, route, **fields):
+    headers = {"Authorization": f"Bearer {KEY}"}
+    body = {"model": "demo", "seed": 3, **fields}
+    choice = server.http.post(route, json=body, headers=headers).json()["choices"][0]
+    return choice["text"] if "text" in choice else choice["message"]["content"]
+
+
+def test_one_message_is_answered_as_over_http(keyed, capsys):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hello"}]
+    wanted = expected(keyed, "/v1/chat/completions", messages=messages, max_tokens=6)
+    flags = ["--seed", "3", "--max-tokens", "6", "--system", "s"]
+    assert main(["chat", "hello", *flags]) == 0
+    out, err = capsys.readouterr()
+    assert out.rstrip("\n") == wanted.rstrip("\n") and "raise --max-tokens" in err
+    assert main(["chat", "-q", "hello", *flags]) == 0
+    assert capsys.readouterr().out == out
+
+
+def test_a_piped_text_is_continued(keyed, capsys, monkeypatch):
+    wanted = expected(keyed, "/v1/completions", prompt="ab cd", max_tokens=5)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("ab cd\n"))
+    assert main(["complete", "--seed", "3", "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == wanted.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "code", "word"),
+    [
+        (["chat", "x"], {"TPDET_API_KEY": ""}, 77, "wants an API key (401): give a file"),
+        (["chat", "x"], {"TPDET_API_KEY": "sk-no"}, 77, "does not take this API key (401)"),
+        (["chat", "x", "--model", "other"], {}, 2, "refuses the request (404): "),
+        (["complete", "x", "--temperature", "9"], {}, 2, "(400): temperature"),
+        (["chat", "x", "--url", "http://127.0.0.1:1"], {}, 66, "Connection refused): start one"),
+        (["chat", "x", "--url", "http://no-such-host.invalid"], {}, 66, "no such host"),
+        (["chat", "x", "--url", "ftp://h"], {}, 2, "--url 'ftp://h': use http://HOST:PORT"),
+        (["chat"], {}, 2, "standard input is empty"),
+        (["chat", "x", "-q", "y"], {}, 2, "two prompts"),
+        (["chat", "x", "--max-tokns", "3"], {}, 2, "did you mean --max-tokens?"),
+        (["complete", "x", "--api-key-file", "/nowhere"], {}, 66, "/nowhere does not exist"),
+    ],
+)
+def test_what_goes_wrong_is_one_honest_line(keyed, monkeypatch, capsys, arguments, environ, code,
+                                            word):  # fmt: skip
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert main(arguments) == code
+    out, err = capsys.readouterr()
+    assert word in err and err.count("\n") == 1 and err.startswith("tpdet: ") and not out
+    assert "sk-no" not in err
+
+
+def test_a_model_is_no_message(keyed, capsys):
+    assert main(["chat", str(keyed.run.parent / "model")]) == 2
+    assert "is a model: start a server with tpdet serve" in capsys.readouterr().err
+
+
+def test_the_key_is_the_files_first_or_the_environments(server, tmp_path):
+    assert client_key(server.keys, {"TPDET_API_KEY": "other"}) == KEY
+    assert client_key(None, {"VLLM_API_KEY": "b"}) == "b" and client_key(None, {}) is None
+    file = tmp_path / "k"
+    for text, word in (("# none\n", "holds no key"), ("sha256:ab\n", "needs the key")):
+        file.write_text(text)
+        file.chmod(0o600)
+        with pytest.raises(UsageError, match=word):
+            client_key(file, {})
+    file.chmod(0o644)
+    with pytest.raises(NotPermittedError, match="0644"):
+        client_key(file, {})
+
+
+def conversation(monkeypatch, capsys, *lines):
+    """What a conversation at the keyboard asks for and shows; "^C" is Ctrl-C."""
+    asked, typed = [], iter(lines)
+
+    def line(prompt):
+        text = next(typed, None)
+        if text == "^C":
+            raise KeyboardInterrupt
+        if text is None:
+            raise EOFError
+        return text
+
+    def ask(messages):
+        asked.append([(m["role"], m["content"]) for m in messages])
+        content = messages[-1]["content"]
+        if content == "fail":
+            raise NotFoundError("it is gone")
+        yield {"choices": [{"delta": {"role": "assistant"}}]}
+        yield {"choices": [{"delta": {"content": content.upper()}}]}
+        if content == "slow":
+            raise KeyboardInterrupt
+        yield {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+        yield {"choices": [], "usage": {}}
+
+    monkeypatch.setattr("builtins.input", line)
+    assert terminal.converse(ask, "s") == 0
+    return asked, *capsys.readouterr()
+
+
+def test_a_conversation_remembers_forgets_and_survives(monkeypatch, capsys):
+    asked, out, err = conversation(
+        monkeypatch, capsys, "one", "", "^C", "fail", "slow", "/help", "/nope", "/clear", "two"
+    )
+    system = ("system", "s")
+    first = [system, ("user", "one")]
+    then = [*first, ("assistant", "ONE")]
+    assert asked == [first, [*then, ("user", "fail")], [*then, ("user", "slow")],
+                     [system, ("user", "two")]]  # fmt: skip
+    assert out == "ONE\nSLOW\nTWO\n\n"
+    for word in ("(Ctrl-D leaves)", "tpdet: it is gone", "/clear", "no command /nope", "new conv"):
+        assert word in err
+
+
+def test_a_terminal_sees_no_control_character(monkeypatch):
+    class Screen(io.StringIO):
+        def isatty(self):
+            return True
+
+    for out, shown in ((Screen(), "a\ufffd[31mb\n\tc"), (io.StringIO(), "a\x1b[31mb\n\tc")):
+        monkeypatch.setattr(sys, "stdout", out)
+        terminal.write("a\x1b[31mb\n\tc")
+        assert out.getvalue() == shown
+
+
+def test_at_a_real_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(server):
+    keyboard, screen = pty.openpty()
+    environ = os.environ | {"TPDET_API_KEY": KEY, "TERM": "dumb"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tpdet", "chat", "--url", server.url, "--seed", "1"],
+        cwd=ROOT, env=environ, stdin=screen, stdout=screen, stderr=screen, start_new_session=True,
+    )  # fmt: skip
+    os.close(screen)
+    seen = b""
+
+    def wait_for(text, every=lambda: None):
+        """Read until `text` is there, doing `every` at first and each second."""
+        nonlocal seen
+        deadline = time.monotonic() + 30
+        while text not in seen:
+            assert time.monotonic() < deadline, seen
+            every()
+            while text not in seen and select.select([keyboard], [], [], 1.0)[0]:
+                seen += os.read(keyboard, 1 << 16)
+
+    try:
+        wait_for(b"Ctrl-D leaves")
+        wait_for(b"> ")
+        seen = b""
+        os.write(keyboard, b"hello\n")
+        wait_for(b"hello\r\n")
+        wait_for(b"> ")
+        # Pressed again: one that comes just as the prompt appears ends an answer, or is lost.
+        wait_for(b"(Ctrl-D leaves)", every=lambda: process.send_signal(signal.SIGINT))
+        # Pressed again too: between two prompts the terminal is not read raw, and hands a Ctrl-D on
+        # as a zero byte.
+        for _ in range(20):
+            os.write(keyboard, b"\x04")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+                break
+        assert process.poll() == 0
+    finally:
+        process.kill()
+        os.close(keyboard)
+
+
+def lines_of(*requests):
+    return "".join(json.dumps(request) + "\n" for request in requests)
+
+
+def test_a_batch_is_answered_in_its_order(keyed, tmp_path, capsys):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "seed": 3}
+    requests = [
+        {"custom_id": f"c{n}", "method": "POST", "url": "/v1/completions",
+         "body": {"prompt": "ab", "max_tokens": n + 1, "seed": 3}}
+        for n in range(5)
+    ]  # fmt: skip
+    requests.append({"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions",
+                     "body": chat})  # fmt: skip
+    source.write_text(lines_of(*requests) + "\n")
+    assert main(["run-batch", "-i", str(source), "-o", str(target), "--concurrency", "3"]) == 0
+    answers = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [answer["custom_id"] for answer in answers] == [r["custom_id"] for r in requests]
+    for answer, request in zip(answers, requests, strict=True):
+        assert answer["error"] is None and answer["response"]["status_code"] == 200
+        choice = answer["response"]["body"]["choices"][0]
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+        fields = {name: v for name, v in request["body"].items() if name != "seed"}
+        assert text == expected(keyed, request["url"], **fields)
+    assert "6 requests, 0 failed" in capsys.readouterr().err
+
+
+def test_a_refused_request_of_a_batch_is_an_error_and_the_rest_goes_on(keyed, tmp_path, capsys):
+    source = tmp_path / "in.jsonl"
+    good = {"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 1}}
+    source.write_text(lines_of(good | {"body": {"prompt": "a", "temperature": 9}}, good))
+    assert main(["run-batch", "-i", str(source), "-o", "-"]) == 1
+    first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert first["response"]["status_code"] == 400 and "temperature" in first["error"]["message"]
+    assert second["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("{", "line 1 is no JSON"),
+        ('{"custom_id": "a"}', "does not have the keys"),
+        ('{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', "/v1/chat/completions or"),
+        ('{"custom_id": 1, "url": "/v1/completions", "body": {}}', "custom_id is text"),
+        ('{"custom_id": "a", "url": "/v1/completions", "body": {"stream": true}}', "no streams"),
+    ],
+)
+def test_a_wrong_line_is_refused_before_anything_is_asked(keyed, tmp_path, capsys, line, word):
+    source = tmp_path / "in.jsonl"
+    source.write_text(line)
+    assert main(["run-batch", "-i", str(source), "-o", str(tmp_path / "out")]) == 2
+    assert word in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_busy_server_is_asked_again(monkeypatch):
+    calls, waits = [], []
+
+    def post(self, path, body):
+        calls.append(path)
+        if len(calls) < 3:
+            raise BusyError("later", 0.5)
+        return {"id": "x"}
+
+    monkeypatch.setattr(Connection, "post", post)
+    monkeypatch.setattr(batch.time, "sleep", waits.append)
+    request = {"custom_id": "a", "url": "/v1/completions", "body": {}}
+    answer = batch._answer(Connection("h:1"), "m", 0, request)
+    assert answer["error"] is None and len(calls) == 3 and waits == [0.5, 0.5]

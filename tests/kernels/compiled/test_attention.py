@@ -1,0 +1,98 @@
+"""The GPU's attention-side kernels without a GPU: compiled for Hopper here, interpreted elsewhere.
+
+Interpreting and compiling need separate processes; the interpreted cases stand in
+`tests/kernels/interpreted/attention.py`.
+"""
+
+import re
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+
+from tests.kernels.compiled.test_gemm import compile_for_hopper
+from tests.lib.case_runner import assert_cases_pass
+from tpdet.kernels.cuda.attention.prefill import attend_blocks
+from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant
+from tpdet.kernels.cuda.pointwise import embedding, norm, rotary
+
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+# Bytes a thread: dots of fp32 hold a whole depth in registers, and run where speed is no aim.
+SPILL_ALLOWANCE = {"fp32": 4096, "bf16": 160, "fp16": 160}
+INTEGERS = ("q_stride", "widest", "window", "row_count", "row_parts", "short_rows")
+
+
+def compiled(kernel, dtype, head, group, window, variant, extra):
+    lanes = 1 << (head - 1).bit_length()
+    name = NAMES[dtype]
+    types = {"scale": "fp32"} | dict.fromkeys(("q", "k_pages", "v_pages", "out"), f"*{name}")
+    types |= dict.fromkeys(("blocks", "rows", "tables", "splits", "short"), "*i32")
+    types |= dict.fromkeys(("split_largest", "split_mass", "split_total"), "*fp32")
+    types |= dict.fromkeys(INTEGERS, "i32")
+    tiles = f"tensordesc<{name}[64,{lanes}]>" if variant.descriptors else f"*{name}"
+    types |= dict.fromkeys(("k_tiles", "v_tiles"), tiles)
+    types = {key: value for key, value in types.items() if key in kernel.arg_names}
+    constants = {"KEY_HEADS": 8, "GROUP": group, "HEAD": head, "LANES": lanes, "WINDOW": window}
+    return compile_for_hopper(kernel, types, constants | extra, variant.warps, variant.stages)
+
+
+def fuses_exponents_alone(ptx):
+    """Whether the fused multiply-adds are those that Rule 7 names: the arguments of exp2."""
+    fused = set(re.findall(r"fma\.rn(?:\.ftz)?\.f(?:32|64)\s+(%\w+),", ptx))
+    return fused <= set(re.findall(r"ex2\.approx\.ftz\.f32\s+%\w+, (%\w+)", ptx))
+
+
+def check(ptx, log, allowance, fused_allowed=False):
+    assert not re.search(r"(?<![a-z])(atom|red)\.", ptx), "an atomic"
+    assert fused_allowed or fuses_exponents_alone(ptx)
+    assert "serialized" not in log and "C7515" not in log, log
+    spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", log)]
+    assert spilled and max(spilled) <= allowance, log
+
+
+PREFILL_CASES = [
+    (torch.bfloat16, 128, 4, False, Variant(64, 4, 3, True)),
+    (torch.bfloat16, 128, 4, False, prefill_variant(torch.bfloat16, 128, 8)),
+    (torch.bfloat16, 128, 4, True, Variant(64, 4, 3, True)),
+    (torch.bfloat16, 128, 4, False, Variant(128, 8, 2, True)),
+    (torch.bfloat16, 256, 2, False, prefill_variant(torch.bfloat16, 256, 9)),
+    (torch.bfloat16, 64, 7, False, Variant(64, 4, 3, True)),
+    (torch.float16, 96, 1, False, prefill_variant(torch.float16, 96, 9)),
+    (torch.float32, 128, 4, False, prefill_variant(torch.float32, 128, 9)),
+]
+
+
+@pytest.mark.parametrize(("dtype", "head", "group", "window", "variant"), PREFILL_CASES)
+def test_prefill_compiles_without_serialised_matrix_instructions(
+    dtype, head, group, window, variant
+):
+    extra = {"DESCRIPTORS": variant.descriptors, "BLOCK": 128, "ROWS": variant.rows}
+    extra["STAGES"] = variant.stages
+    ptx, log = compiled(attend_blocks, dtype, head, group, window, variant, extra)
+    wide = dtype == torch.float32
+    allowance = 0 if variant.descriptors else SPILL_ALLOWANCE[NAMES[dtype]]
+    check(ptx, log, allowance, fused_allowed=wide)
+    assert ("mma" in ptx) != wide and ("wgmma.mma_async" in ptx) != wide
+    assert ("cp.async.bulk.tensor" in ptx) == (variant.descriptors and not window)
+    assert "div.rn.f32" in ptx and "ex2.approx" in ptx
+    assert re.search(r"add(\.rn)?\.f32\s+%\w+, %\w+, 0f00000000", ptx), "`+ 0.0` is gone"
+
+
+def test_the_copies_compile_without_fusion():
+    types = dict.fromkeys(("x", "norm_weight", "out"), "*bf16")
+    types |= {"cos": "*fp32", "sin": "*fp32", "x_stride": "i32"}
+    constants = {"HEADS": 32, "HALF": 64, "LANES": 64, "NORM": True, "BLOCK": 8}
+    constants["EPS_BITS"] = norm.eps_bits(1e-6)
+    ptx, log = compile_for_hopper(rotary._rotate, types, constants, 4, 3)
+    check(ptx, log, 0)
+    assert "div.rn.f64" in ptx and "sqrt.rn.f64" in ptx
+    types = dict.fromkeys(("k", "v", "k_pages", "v_pages"), "*bf16") | {"slots": "*i64"}
+    types |= {"k_stride": "i32", "v_stride": "i32"}
+    constants = {"KEY_HEADS": 8, "HEAD": 128, "PAGE": 256, "BLOCK": 1024}
+    check(*compile_for_hopper(embedding._store_rows, types, constants, 4, 3), 0)
+
+
+def test_the_interpreted_kernels_keep_their_bits():
+    assert_cases_pass("tests.kernels.interpreted.attention")

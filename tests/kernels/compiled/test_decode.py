@@ -1,0 +1,152 @@
+"""Decode attention and the rotation that stores, without a GPU: compiled here, interpreted beside.
+
+The interpreted cases stand in `tests/kernels/interpreted/decode.py`.
+"""
+
+import re
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+import triton
+
+from tests.kernels.compiled.test_attention import fuses_exponents_alone
+from tests.kernels.compiled.test_gemm import assemble
+from tests.lib.case_runner import assert_cases_pass
+from tests.lib.hopper_kernels import hopper_kernel
+from tpdet.kernels.cuda.attention.decode import attend_splits
+from tpdet.kernels.cuda.attention.decode_launch import decode_constants, merge_chunk
+from tpdet.kernels.cuda.attention.merge_splits import merge_splits
+from tpdet.kernels.cuda.attention.variants import Variant, decode_variant
+from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.cuda.pointwise.rotate_and_store import (
+    FEW_ROWS,
+    MANY_ROWS,
+    rotate_and_store_heads,
+)
+
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+# Bytes a thread: dots of fp32 hold a whole depth in registers, and run where speed is no aim.
+# Heads of 256 with a window spill 16 bytes under Triton 3.9 and none under 3.6.
+SPILL_ALLOWANCE = {True: 4096, False: 16}
+STRIDES = ("q_stride", "k_stride", "v_stride")
+
+
+def compiled(kernel, types, constants, warps, stages):
+    """PTX, log of ptxas -v and shared bytes for compute capability 9.0; row strides of 16."""
+    types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
+    aligned = [n for n, kind in types.items() if kind.startswith("*") or n in STRIDES]
+    options = {"num_warps": warps, "num_stages": stages}
+    done = hopper_kernel(kernel, types, constants, aligned, options)
+    return done.asm["ptx"], assemble(done.asm["ptx"]), done.metadata.shared
+
+
+def attention_types(dtype):
+    name = NAMES[dtype]
+    types = {"scale": "fp32"} | dict.fromkeys(("q", "k_pages", "v_pages", "out"), f"*{name}")
+    types |= dict.fromkeys(("rows", "tables", "splits", "short", "arrivals"), "*i32")
+    types |= dict.fromkeys(("split_largest", "split_mass", "split_total"), "*fp32")
+    integers = ("q_stride", "widest", "window", "row_count", "row_parts", "short_rows")
+    return types | dict.fromkeys(integers, "i32")
+
+
+def check(ptx, log, wide=False, counts=False):
+    """No float atomic, no fusion, nothing serialised or spilled beyond the allowance."""
+    atomics = set(re.findall(r"(?<![a-z])(?:atom|red)\.[\w.]+", ptx))
+    assert atomics == ({"atom.global.gpu.acq_rel.add.u32"} if counts else set())
+    assert wide or fuses_exponents_alone(ptx)
+    assert "serialized" not in log and "C7515" not in log, log
+    spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", log)]
+    assert spilled and max(spilled) <= SPILL_ALLOWANCE[wide], log
+
+
+CASES = [  # dtype, head, group, window, rows of a sequence, splits of 4 sequences
+    (torch.bfloat16, 128, 4, False, 1, 4),
+    (torch.bfloat16, 128, 4, True, 1, 32),
+    (torch.bfloat16, 128, 4, False, 1, 1024),
+    (torch.bfloat16, 128, 8, False, 8, 4),
+    (torch.bfloat16, 128, 8, False, 8, 64),
+    (torch.bfloat16, 256, 2, False, 1, 4),
+    (torch.bfloat16, 256, 4, True, 16, 64),
+    (torch.float16, 96, 3, False, 5, 8),
+    (torch.float16, 64, 7, False, 1, 4),
+    (torch.float32, 64, 4, True, 1, 4),
+]
+
+
+@pytest.mark.parametrize(("dtype", "head", "group", "window", "tokens", "splits"), CASES)
+def test_splits_compile_to_matrix_instructions(dtype, head, group, window, tokens, splits):
+    variant = decode_variant(dtype, head, tokens * group, splits, 4)
+    assert variant.fused == (splits <= 128 and head * tokens <= 2048)
+    assert variant.swapped == (dtype != torch.float32)
+    lanes = triton.next_power_of_2(head)
+    shape = {"KEY_HEADS": 8, "GROUP": group, "HEAD": head, "LANES": lanes, "WINDOW": window}
+    constants = shape | decode_constants(variant, tokens * group, lanes)
+    types = attention_types(dtype)
+    if tokens * group <= variant.rows:
+        del types["row_parts"]
+        constants["row_parts"] = 1
+    ptx, log, _ = compiled(attend_splits, types, constants, variant.warps, variant.stages)
+    wide = dtype == torch.float32
+    check(ptx, log, wide, variant.fused)
+    assert ("wgmma.mma_async" in ptx) != wide and "tf32" not in ptx
+    assert ("cp.async.c" in ptx) == (variant.stages > 1)
+    if variant.fused:
+        assert "div.rn.f32" in ptx
+        assert re.search(r"add(\.rn)?\.f32\s+%\w+, %\w+, 0f00000000", ptx), "`+ 0.0` is gone"
+        added = ptx.index("atom.global.gpu.acq_rel")
+        assert "bar.sync" in ptx[ptx.rindex("st.global", 0, added) : added], "no barrier"
+
+
+@pytest.mark.parametrize("window", [False, True])
+@pytest.mark.parametrize(("head", "splits"), [(128, 500), (128, 1), (96, 60), (256, 500), (16, 1)])
+def test_the_merge_loads_a_chunk_at_once_and_fuses_nothing(head, splits, window):
+    lanes = triton.next_power_of_2(head)
+    chunk = merge_chunk(splits, lanes)
+    shape = {"KEY_HEADS": 8, "GROUP": 4, "HEAD": head, "LANES": lanes, "WINDOW": window}
+    types = attention_types(torch.bfloat16)
+    ptx, log, _ = compiled(merge_splits, types, shape | {"CHUNK": chunk}, 4, 3)
+    check(ptx, log)
+    assert "div.rn.f32" in ptx
+    assert re.search(r"add(\.rn)?\.f32\s+%\w+, %\w+, 0f00000000", ptx), "`+ 0.0` is gone"
+    # All of a chunk's values are asked for before the first of them waits in shared memory.
+    values = re.search(r"st\.shared\.v4", ptx).start()
+    wide = re.findall(r"ld\.global\.v4\.b32", ptx[:values])
+    assert len(wide) == chunk * lanes // (128 * 4), (len(wide), chunk, lanes)
+
+
+@pytest.mark.parametrize("head", [128, 96])
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("share", [FEW_ROWS, MANY_ROWS])
+def test_the_rotation_loads_wide_and_fuses_nothing(share, normed, head):
+    names = ("q", "k", "v", "query_norm", "key_norm", "out", "k_pages", "v_pages")
+    types = dict.fromkeys(names, "*bf16") | dict.fromkeys(STRIDES, "i32")
+    types |= {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "slots": "*i64"}
+    constants = {"QUERY_HEADS": 32, "KEY_HEADS": 8, "HALF": head // 2, "LANES": 64, "NORM": normed}
+    constants |= {"EPS_BITS": norm.eps_bits(1e-6), "PAGE": 256, "BLOCK": share.heads}
+    ptx, log, _ = compiled(rotate_and_store_heads, types, constants, share.warps, 3)
+    check(ptx, log)
+    assert ("sqrt.rn.f64" in ptx) == normed and ("div.rn.f64" in ptx) == normed
+    if share is MANY_ROWS and head == 128:
+        assert "ld.global.v4" in ptx and "st.global.v4" in ptx
+
+
+def test_variants_depend_on_shapes_that_a_captured_graph_fixes():
+    for splits, sequences, stages, fused in (
+        (16, 16, 3, True),
+        (32, 1, 3, False),
+        (64, 64, 1, True),
+        (256, 256, 2, True),
+        (256, 16, 2, True),
+        (512, 16, 2, False),
+        (129, 1, 2, False),
+    ):
+        wanted = Variant(16, 4, stages, fused=fused, swapped=True)
+        assert decode_variant(torch.bfloat16, 128, 4, splits, sequences) == wanted
+    assert decode_variant(torch.bfloat16, 128, 64, 16, 16).rows == 64
+
+
+def test_the_interpreted_kernels_keep_their_bits():
+    assert_cases_pass("tests.kernels.interpreted.decode")

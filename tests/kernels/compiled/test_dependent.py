@@ -1,0 +1,239 @@
+"""Dependent launches: what is launched so waits before it touches memory, and only where it can."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from tests.lib.driverless import compile_for_hopper
+from tests.lib.hopper_kernels import check_waits_first, hopper_kernel
+from tests.policy.test_policy import sources
+from tpdet.kernels.cuda.launch import dependent
+from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.multiprocessors import leaving
+from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.cuda.pointwise.activation import silu_and_multiply
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+# Long kernels of prefill, where nothing is gained, and of draws that a decode step seldom has.
+PLAIN = {
+    "add_masses", "attend_blocks", "attend_groups", "count_parts", "draw_parts", "find_bounds",
+    "top_of_parts", "two_shot_direct",
+}  # fmt: skip
+
+
+@triton.jit
+def waits_first(x, y, DEPENDENT: tl.constexpr):
+    await_earlier(DEPENDENT)
+    tl.store(y, tl.load(x))
+
+
+@triton.jit
+def waits_late(x, y, DEPENDENT: tl.constexpr):
+    value = tl.load(x)
+    await_earlier(DEPENDENT)
+    tl.store(y, value)
+
+
+@triton.jit
+def waits_sometimes(x, y, DEPENDENT: tl.constexpr):
+    if tl.program_id(0) > 0:
+        await_earlier(DEPENDENT)
+    tl.store(y, tl.load(x))
+
+
+@triton.jit
+def waits_twice(x, y, DEPENDENT: tl.constexpr):
+    await_earlier(DEPENDENT)
+    tl.store(y, tl.load(x))
+    gdc_wait()
+
+
+@triton.jit
+def never_waits(x, y, DEPENDENT: tl.constexpr):
+    tl.store(y, tl.load(x))
+
+
+@triton.jit
+def triggers(x, y, DEPENDENT: tl.constexpr):
+    await_earlier(DEPENDENT)
+    gdc_launch_dependents()
+    tl.store(y, tl.load(x))
+
+
+def compiled(kernel):
+    return hopper_kernel(kernel, {"x": "*fp32", "y": "*fp32"}, {}, (), {"num_warps": 1})
+
+
+def test_a_kernel_that_waits_first_passes():
+    assert compiled(waits_first).asm["ptx"].count("griddepcontrol") == 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [
+        (waits_late, "before the wait"),
+        (waits_sometimes, "a branch before the wait"),
+        (waits_twice, "2 waits"),
+        (never_waits, "0 waits"),
+        (triggers, "let in early"),
+    ],
+)
+def test_a_kernel_that_does_not_is_refused(kernel, why):
+    with pytest.raises(AssertionError, match=why):
+        compiled(kernel)
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        "@%p1 ld.global.b32 { %r1 }, [ %rd1 + 0 ];",
+        "ld.volatile.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1];",
+        "st.global.b32 [ %rd2 + 0 ], { %r1 };",
+        "cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10;",
+        "cp.async.bulk.tensor.2d.shared::cluster.global [%r1], [%rd1, {%r2, %r3}], [%r4];",
+        "@%p2 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 8192;",
+        "atom.global.gpu.relaxed.add.u64 %rd3, [%rd1], 1;",
+        "prefetch.tensormap [%rd1];",
+    ],
+)
+def test_every_kind_of_access_counts(touch):
+    entry, wait = ".visible .entry kernel(.param .u64 p)\n{\n", "griddepcontrol.wait;\n"
+    check_waits_first(f"{entry}ld.param.b64 %rd1, [p];\n{wait}{touch}\n}}")
+    with pytest.raises(AssertionError, match="before the wait"):
+        check_waits_first(f"{entry}ld.param.b64 %rd1, [p];\n{touch}\n{wait}}}")
+
+
+@pytest.fixture
+def capability(monkeypatch):
+    """Sets what the GPU can do; nothing is remembered of it."""
+    remembered = dependent._options
+    remembered.cache_clear()
+    yield lambda *pair: monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: pair)
+    remembered.cache_clear()
+
+
+@pytest.mark.parametrize("pair", [(9, 0), (10, 0), (12, 0)])
+def test_launches_are_dependent_from_capability_9(capability, pair):
+    capability(*pair)
+    assert dependent_launch(GPU) == {"DEPENDENT": True, "launch_pdl": True}
+
+
+@pytest.mark.parametrize("pair", [(8, 0), (8, 9)])
+def test_launches_are_plain_on_older_gpus_and_on_the_cpu(capability, pair):
+    capability(*pair)
+    assert dependent_launch(GPU) == {"DEPENDENT": False}
+    capability(9, 0)
+    assert dependent_launch(CPU) == {"DEPENDENT": False}
+
+
+def test_launches_are_plain_while_something_runs_aside(capability):
+    capability(9, 0)
+    with leaving(20):
+        assert dependent_launch(GPU) == {"DEPENDENT": False}
+    with leaving(0):
+        assert dependent_launch(GPU)["DEPENDENT"]
+
+
+def test_a_kernel_compiled_ahead_is_the_one_that_is_launched(monkeypatch, tmp_path, capability):
+    compile_for_hopper(monkeypatch, tmp_path)
+    capability(9, 0)
+    options = dependent._options(GPU)
+    monkeypatch.setattr(dependent, "_options", lambda _: options)
+    with recording() as asked:
+        silu_and_multiply(torch.zeros(2, 64))
+    (each,) = asked.values()
+    each.compile()
+    with recording() as again:
+        silu_and_multiply(torch.zeros(2, 64))
+        assert not again
+        monkeypatch.setattr(dependent, "_options", lambda _: {"DEPENDENT": False})
+        silu_and_multiply(torch.zeros(2, 64))
+    assert len(again) == 1, "a plain launch is another kernel"
+
+
+def kernels_of(trees):
+    """Functions that are compiled, by name."""
+    return {
+        node.name: node
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any("jit" in ast.unparse(each) for each in node.decorator_list)
+    }
+
+
+def takes_part(node):
+    return "DEPENDENT" in [each.arg for each in node.args.args]
+
+
+def first_statement(node):
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    return ast.unparse(body[0])
+
+
+def launches_of(tree):
+    """(kernel, whether its launch goes through the host function) of every launch."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+            starred = [ast.unparse(each.value) for each in node.keywords if each.arg is None]
+            through = any(each.startswith("dependent_launch(") for each in starred)
+            yield ast.unparse(node.func.value).split(".")[-1], through
+
+
+def unfit(trees):
+    """What is launched dependent without waiting first, or could be."""
+    kernels = kernels_of(trees)
+    wrong = [
+        f"{name} waits late"
+        for name, node in kernels.items()
+        if takes_part(node)
+        and name != "await_earlier"
+        and first_statement(node) != "await_earlier(DEPENDENT)"
+    ]
+    for path, tree in trees.items():
+        for name, through in launches_of(tree):
+            if name in kernels and takes_part(kernels[name]) != through:
+                wrong.append(f"{path.name} launches {name}")
+    return wrong
+
+
+def test_what_is_launched_dependent_waits_first():
+    texts = {path: path.read_text() for path in sources()}
+    assert [path.name for path, text in texts.items() if "launch_pdl" in text] == ["dependent.py"]
+    trees = {path: ast.parse(text) for path, text in texts.items() if "triton" in text}
+    assert not unfit(trees)
+    kernels = kernels_of(trees)
+    launched = {name for tree in trees.values() for name, _ in launches_of(tree)} & set(kernels)
+    assert {name for name in launched if not takes_part(kernels[name])} == PLAIN
+    assert len(launched) > 40
+
+
+GOOD = """
+@triton.jit
+def copy(x, DEPENDENT: tl.constexpr):
+    "Copies."
+    await_earlier(DEPENDENT)
+    tl.store(x, tl.load(x))
+
+def run(x):
+    copy[1,](x, num_warps=1, **dependent_launch(x.device))
+"""
+
+
+def test_what_is_not_fit_is_found():
+    found = lambda text: unfit({Path("copy.py"): ast.parse(text)})
+    assert not found(GOOD)
+    late = GOOD.replace("    await", "    y = tl.load(x)\n    await")
+    by_hand = GOOD.replace("**dependent_launch(x.device)", "DEPENDENT=True")
+    without = GOOD.replace(", DEPENDENT: tl.constexpr", "").replace("await_earlier(DEPENDENT)", "1")
+    assert found(late) == ["copy waits late"]
+    assert found(by_hand) == ["copy.py launches copy"]
+    assert found(without) == ["copy.py launches copy"]

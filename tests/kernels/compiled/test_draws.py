@@ -1,0 +1,118 @@
+"""The kernels that draw many rows, without a GPU: compiled for Hopper, interpreted elsewhere."""
+
+import re
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.kernels.compiled.test_gemm import compile_for_hopper
+from tests.kernels.interpreted.draws import CASES
+from tests.lib.case_runner import PASSED, results_of
+from tpdet.kernels.cuda.sampling import (
+    filter_rest,
+    filter_top,
+    filter_window,
+    row_answers,
+    row_scan,
+)
+
+ROW = {"logits": "*fp32", "copies": "*fp32", "table": "*i64", "peaks": "*i64"}
+SHAPE = {"rows": "i32", "width": "i32", "stride": "i32", "peak_parts": "i32"}
+TOP = {"slots": "*i64", "lists": "*i64", "state": "*i64", "bounds": "*i64"}
+LISTS = TOP | {"tops": "*i64", "counts": "*i32", "parts_of": "*i32"}
+SIZES = {"FIELDS": 12, "PARTS": 128}
+WINDOW = {"TOPS": 10, "STATE": 16, "BUCKETS": 256, "ROOM": 6144, "CAPACITY": 8192, "WINDOW": True}
+ANSWERS = {
+    "bounds": "*i64", "tops": "*i64", "parts_of": "*i64", "arrivals": "*i32", "gathered": "*i64",
+    "answers": "*fp64", "maxima": "*fp32", "first_id": "i32",
+}  # fmt: skip
+KERNELS = {
+    "peaks": (
+        row_scan.scan_peaks, ROW | SHAPE | ANSWERS | {"groups": "*i64"},
+        {"FIELDS": 12, "SPAN": 4096, "BLOCK": 2048, "PER_PART": 64}, 4,
+    ),
+    "masses": (
+        row_answers.weigh_rows, ROW | SHAPE | ANSWERS,
+        SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "DRAWN": False,
+                 "WHOLE": False, "LISTED": False, "TOPS": 10}, 4,
+    ),
+    "draws": (
+        row_answers.weigh_rows, ROW | SHAPE | ANSWERS,
+        SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "DRAWN": True,
+                 "WHOLE": True, "LISTED": True, "TOPS": 10}, 4,
+    ),
+    "answers": (
+        row_answers.answer_rows, ROW | SHAPE | ANSWERS | {"ranks": "i32"},
+        {"FIELDS": 12, "RANKS": 8}, 1,
+    ),
+    "packed": (
+        row_answers.pack_rows,
+        ANSWERS | {"places": "*i64", "tokens": "*i64", "fits": "*i1", "logprobs": "*fp32",
+                   "packed": "*fp64", "rows": "i32", "share": "i32", "length": "i32"},
+        {"BLOCK": 128, "PLACED": True}, 4,
+    ),
+    "groups": (
+        row_scan.scan_groups, ROW | SHAPE | {"groups": "*i64"},
+        {"SPAN": 4096, "BLOCK": 2048, "PER_PART": 64}, 4,
+    ),
+    "floor": (
+        filter_top.choose_floor,
+        ROW | SHAPE | TOP | {"groups": "*i64", "counts": "*i32", "used": "i32"},
+        SIZES | {"WHOLE": False, "STATE": 10, "GROUPS": 4096, "ENOUGH": 1024, "CAPACITY": 4096,
+                 "COUNTS": 256}, 8,
+    ),
+    "list": (
+        filter_top.list_top, ROW | SHAPE | TOP,
+        SIZES | {"WHOLE": False, "STATE": 10, "BLOCK": 1024, "CAPACITY": 4096}, 4,
+    ),
+    "top": (
+        filter_top.bound_top, ROW | SHAPE | TOP | {"groups": "*i64", "used": "i32"},
+        SIZES | {"WHOLE": False, "STATE": 10, "GROUPS": 4096, "COMPARED": 128, "FEW": 512,
+                 "CAPACITY": 4096}, 16,
+    ),
+    "count": (
+        filter_window.count_buckets, ROW | SHAPE | LISTS,
+        SIZES | WINDOW | {"WHOLE": False, "BLOCK": 8192}, 16,
+    ),
+    "collect": (
+        filter_window.collect_window, ROW | SHAPE | LISTS,
+        SIZES | WINDOW | {"WHOLE": False, "BLOCK": 4096}, 8,
+    ),
+    "rest": (
+        filter_rest.bound_rest, ROW | SHAPE | LISTS | {"parts": "i32", "digits": "*i64"},
+        SIZES | WINDOW | {"WHOLE": False, "BLOCK": 4096, "ROW_PARTS": 64,
+                          "ROW_BLOCK": 2048, "DIGITS": 2048, "ROWS": True}, 16,
+    ),
+}  # fmt: skip
+FUSED = ("draws", "top")  # the fp64 logarithm is a sequence of fma's that asks for them
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_a_kernel_compiles_without_float_atomics_fusion_or_spills(name):
+    kernel, types, constants, warps = KERNELS[name]
+    types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    ptx, log = compile_for_hopper(kernel, types, constants, warps, 3)
+    atomics = re.findall(r"(?<![a-z])(?:atom|red)\.[a-z0-9.:_]+", ptx)
+    assert all(re.search(r"\.[us](32|64)$", atomic) for atomic in atomics), atomics
+    assert not atomics or name in ("count", "collect", "list", "rest", "masses", "draws"), atomics
+    assert name in FUSED or not re.search(r"fma\.rn\.f(32|64)", ptx)
+    spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", log)]
+    assert spilled and max(spilled) == 0, log
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    return results_of("tests.kernels.interpreted.draws", "few")
+
+
+@pytest.mark.slow
+def test_in_the_interpreter_every_kind_of_data_keeps_its_bits():
+    results = results_of("tests.kernels.interpreted.draws")
+    assert set(results.values()) == {PASSED}, results
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in CASES])
+def test_in_the_interpreter_it(interpreted, case):
+    assert interpreted[case] == PASSED, interpreted[case]

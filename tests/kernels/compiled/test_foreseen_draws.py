@@ -1,0 +1,116 @@
+"""No way of drawing that a request may ask for compiles a kernel while serving."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.lib.driverless import compile_for_hopper, take_gpu_kernels
+from tpdet.control.sampling_row import SamplingRow
+from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
+from tpdet.models.warm_up import draw_every_kind_alone, draw_in_one_step, sizes
+from tpdet.request import SamplingParams
+from tpdet.runner.shared_rows import RowSharing
+from tpdet.sampling.sampler import draw, draw_columns, draw_likeliest, draw_shared, prompt_logprobs
+
+VOCABULARY = 151_936  # passes over a row change form at 14, 28 and 56 rows
+MOST = 64
+KINDS = {
+    "greedy": [{"temperature": 0.0}],
+    "greedy, told": [{"temperature": 0.0, "logprobs": 5}],
+    "greedy, biased": [{"temperature": 0.0, "logit_bias": {3: 2.0}}],
+    "greedy, penalised": [{"temperature": 0.0, "repetition_penalty": 1.2}],
+    "plain": [{"temperature": 1.0}],
+    "min-p": [{"temperature": 0.7, "min_p": 0.1}],
+    "top-k": [{"temperature": 1.0, "top_k": 50}],
+    "top-p": [{"temperature": 1.0, "top_p": 0.9}],
+    "both, told": [{"temperature": 1.0, "top_k": 50, "top_p": 0.9, "logprobs": 20}],
+    "one filtered": [{"temperature": 0.0}] * 20 + [{"temperature": 1.0, "top_k": 5}],
+    "plain and penalised": [{"temperature": 1.0}, {"temperature": 0.5, "presence_penalty": 0.5}],
+}  # fmt: skip
+
+
+def asked(work):
+    """Digest -> name of the kernels that `work` would launch."""
+    with recording() as found:
+        work()
+    return {digest: each.name for digest, each in found.items()}
+
+
+def rows_of(params, count):
+    return [
+        SamplingRow(
+            key=(i, 0), request_id="a", params=SamplingParams(**params[i % len(params)]), seed=1,
+            choice=0, prompt_length=2, token_ids=(1, 2, 3), position=3, forbidden_ids=(),
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def test_every_kind_at_every_number_of_rows_is_foreseen(monkeypatch, tmp_path):
+    compile_for_hopper(monkeypatch, tmp_path)
+    take_gpu_kernels(monkeypatch)
+    logits = torch.zeros(MOST, VOCABULARY)
+    mixed = asked(lambda: [draw_in_one_step(logits[:rows]) for rows in sizes(MOST)])
+    alone = asked(lambda: [draw_every_kind_alone(logits[:rows]) for rows in sizes(MOST)])
+    foreseen = mixed | alone
+    late = {}
+    for rows in (1, 7, 13, 14, 28, 55, 56, 64):
+        part = logits[:rows]
+        works = {
+            name: lambda part=part, params=params, rows=rows: draw(part, rows_of(params, rows))
+            for name, params in KINDS.items()
+        }
+        works["likeliest"] = lambda part=part: draw_likeliest(part, Shard(0, VOCABULARY))
+        works["given"] = lambda part=part, rows=rows: prompt_logprobs(part, [5] * rows, 3)
+        for name, work in works.items():
+            if new := {kernel for at, kernel in asked(work).items() if at not in foreseen}:
+                late[f"{name}, {rows} rows"] = new
+    assert not late
+    # The check sees what is missing: a step of several kinds asks for less than each alone.
+    assert "weigh_rows" in {kernel for at, kernel in alone.items() if at not in mixed}
+
+
+class Exchange:
+    """Of rank 0 of two: what comes from the other is zeros."""
+
+    def whole_rows(self, logits):
+        return torch.zeros(-(-len(logits) // 2), 2 * logits.shape[1])
+
+    def all_gather(self, x):
+        return torch.stack([x, torch.zeros_like(x)])
+
+
+def test_every_kind_that_ranks_draw_together_is_foreseen(monkeypatch, tmp_path):
+    compile_for_hopper(monkeypatch, tmp_path)
+    take_gpu_kernels(monkeypatch)
+    exchange, world = Exchange(), SimpleNamespace(rank=0, size=2)
+    shard = Shard(0, VOCABULARY, exchange.all_gather)
+    sharing = RowSharing.__new__(RowSharing)
+    sharing._given, sharing._columns, sharing._most = (exchange, world, shard), VOCABULARY // 2, 128
+    foreseen = asked(lambda: sharing.warm_up(torch.device("cpu")))
+    logits = torch.zeros(128, VOCABULARY // 2)
+    kinds = {
+        "greedy": [{"temperature": 0.0}], "plain": [{"temperature": 1.0}],
+        "top-k": [{"temperature": 1.0, "top_k": 50}], "top-p": [{"temperature": 1.0, "top_p": 0.9}],
+        "one filtered": [{"temperature": 0.0}] * 9 + [{"temperature": 1.0, "top_k": 5}],
+        "one filtered in the other share": [{"temperature": 0.0}] * 127
+        + [{"temperature": 1.0, "top_k": 5}],
+    }  # fmt: skip
+    late = {}
+    for rows in (2, 14, 30, 56, 60, 112, 128):
+        part, counts = logits[:rows], [0] * rows
+        for name, params in kinds.items():
+            draws = [Draw(seed=1, position=2, **params[i % len(params)]) for i in range(rows)]
+            works = [lambda *of: draw_shared(*of, exchange, 0, 2, VOCABULARY)]
+            if name in ("greedy", "plain"):
+                works.append(lambda *of: draw_columns(*of, shard))
+            for way, work in zip(("shares", "columns"), works, strict=False):
+                found = asked(lambda work=work, of=(part, draws, counts): work(*of))
+                if new := {kernel for at, kernel in found.items() if at not in foreseen}:
+                    late[f"{name}, {rows} rows by {way}"] = new
+    assert not late

@@ -1,0 +1,115 @@
+"""The GPU's GEMM-side kernels without a GPU: compiled for Hopper here, interpreted in a subprocess.
+
+Interpreting and compiling need separate processes; the interpreted cases stand in
+`tests/kernels/interpreted/gemm.py`.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+import triton
+
+from tests.lib.case_runner import assert_cases_pass
+from tests.lib.hopper_kernels import hopper_kernel
+from tpdet.kernels.cuda.gemm import descriptor as gemm_descriptor
+from tpdet.kernels.cuda.gemm import pointer as gemm_pointer
+from tpdet.kernels.cuda.gemm.choice.variants import every_variant
+from tpdet.kernels.cuda.pointwise import activation, fold, norm
+
+
+def compile_for_hopper(kernel, types, constants, warps, stages):
+    """PTX and the log of ptxas -v for compute capability 9.0."""
+    aligned = [n for n, t in types.items() if t.startswith("*") or n in ("n", "k", "stride_x")]
+    options = {"num_warps": warps, "num_stages": stages}
+    ptx = hopper_kernel(kernel, types, constants, aligned, options).asm["ptx"]
+    return ptx, assemble(ptx)
+
+
+def assemble(ptx):
+    """The log of the bundled assembler that knows this PTX version."""
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    for tool in ("ptxas", "ptxas-blackwell"):
+        command = [str(tools / tool), "-v", "--gpu-name=sm_90a", "/dev/stdin", "-o", "/dev/null"]
+        done = subprocess.run(command, input=ptx, capture_output=True, text=True)
+        if done.returncode == 0:
+            break
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def check(ptx, log, name, expected, fused_allowed=False, spills_allowed=0):
+    for instruction in expected:
+        assert instruction in ptx, f"{name}: no {instruction}"
+    assert not re.search(r"(?<![a-z])(atom|red)\.", ptx), f"{name}: an atomic"
+    if not fused_allowed:
+        assert not re.search(r"fma\.rn\.f(32|64)", ptx), f"{name}: a fused multiply-add"
+    assert "serialized" not in log and "C7515" not in log, log
+    spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", log)]
+    assert spilled and max(spilled) <= spills_allowed, f"{name}: {log}"
+
+
+def descriptor_types(variant, out):
+    block = f"[1,{variant.rows},{variant.columns // variant.halves}]"
+    return {
+        "x": f"tensordesc<bf16[{variant.rows},{variant.depth}]>",
+        "w": f"tensordesc<bf16[{variant.columns},{variant.depth}]>",
+        "y": f"tensordesc<{out}{block}>",
+        "m": "i32", "n": "i32",
+    }  # fmt: skip
+
+
+def tile(variant):
+    return {"BM": variant.rows, "BN": variant.columns, "BK": variant.depth}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_pointer_kernels_compile_to_matrix_instructions(dtype):
+    float32 = dtype == "fp32"
+    for variant in every_variant(float32=float32, wide_out=False, descriptors=False):
+        types = dict.fromkeys(("x", "w", "bias", "y"), f"*{dtype}")
+        types |= {"m": "i32", "n": "i32", "k": "i32", "stride_x": "i32"}
+        constants = tile(variant) | {"SWAP": variant.swap, "EVEN_N": False, "HAS_BIAS": True}
+        kernel = gemm_pointer.pointer_chain
+        ptx, log = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
+        wanted = ["fma.rn.f32"] if float32 else ["wgmma.mma_async", "cp.async.cg.shared.global"]
+        check(ptx, log, "pointer_chain", wanted, fused_allowed=float32)
+
+
+@pytest.mark.parametrize("out", ["bf16", "fp32"])
+def test_descriptor_kernels_compile_without_serialised_matrix_instructions(out):
+    wide = out == "fp32"
+    for variant in every_variant(float32=False, wide_out=wide, descriptors=True):
+        if not variant.descriptor:
+            continue
+        types = descriptor_types(variant, out) | {"k": "i32", "leaves": "i32", "bias": "*bf16"}
+        constants = tile(variant) | {"HALVES": variant.halves, "HAS_BIAS": not wide}
+        kernel = gemm_descriptor.descriptor_chain
+        ptx, log = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
+        check(ptx, log, "descriptor_chain", ["wgmma.mma_async", "cp.async.bulk.tensor"])
+
+
+def test_elementwise_kernels_compile_without_fusion():
+    types = {"operands": "*fp32", "y": "*fp32", "elements": "i32"}
+    constants = {"COUNT": 4, "WHERE": 0x03020100, "PROGRAM": 0x12010100, "BLOCK": 512}
+    check(*compile_for_hopper(fold.fold_program, types, constants, 4, 3), "fold", ["add."])
+    types = {"gate_up": "*bf16", "y": "*bf16", "width": "i32", "stride": "i32"}
+    ptx, log = compile_for_hopper(activation.silu_multiply_rows, types, {"BLOCK": 1024}, 4, 3)
+    check(ptx, log, "silu", ["div.rn.f32", "ex2.approx"])
+    for size, block, rows, warps in ((4096, 4096, 1, 8), (128, 128, 4, 4)):
+        types = dict.fromkeys(("x", "weight", "y", "bias", "residual"), "*bf16")
+        types |= {"sums": "*fp32", "m": "i32", "stride": "i32"}
+        constants = {
+            "N": size, "EPS_BITS": norm.eps_bits(1e-6), "ROWS": rows, "BLOCK": block,
+            "HAS_BIAS": True, "NORM": True,
+        } | dict(zip(("COUNT", "WHERE", "PROGRAM"), fold.root_program(0), strict=True))  # fmt: skip
+        ptx, log = compile_for_hopper(norm.norm_rows, types, constants, warps, 3)
+        check(ptx, log, "norm", ["div.rn.f64", "sqrt.rn.f64"])
+
+
+def test_the_interpreted_kernels_keep_their_bits():
+    assert_cases_pass("tests.kernels.interpreted.gemm")

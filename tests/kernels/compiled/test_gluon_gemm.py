@@ -1,0 +1,127 @@
+"""Products by warps of several trades: compiled for Hopper, emulated in a subprocess."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.kernels.compiled.test_gemm import assemble, check
+from tests.lib.case_runner import assert_cases_pass
+from tests.lib.hopper_kernels import hopper_kernel
+from tpdet.kernels.cuda.gemm.choice.root_form import (
+    SHARED_MEMORY,
+    RootForm,
+    fold_fits,
+    places_bytes,
+)
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.warp_specialised import fold_by_trades
+from tpdet.kernels.cuda.gemm.warp_specialised_launch import run_gluon_column, run_gluon_fold
+
+FORMS = {  # GROUPS, PARTS, PAIR; additions a value, in the code
+    "cut": (2, 1, 1, 1), "sequential": (8, 1, 1, 1), "pairs": (4, 1, 2, 2), "tree": (2, 2, 2, 5),
+    "column": (1, 1, 1, 0), "shifted": (1, 1, 1, 1),
+}  # fmt: skip
+COLUMNS = ("column", "shifted")
+TILE = Variant(128, 128, 64, 4, 6, descriptor=True)
+WIDE = Variant(128, 256, 64, 4, 3, descriptor=True, trades=True)
+
+
+def compiled(form, even=True, stages=5, sent=True):
+    """PTX, the log of ptxas -v and bytes of shared memory for compute capability 9.0."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    columns, out = (256, "bf16") if form in COLUMNS else (128, "fp32")
+    ring, place = (NVMMASharedLayout(128, bits, 2) for bits in (16, 16 if out == "bf16" else 32))
+    types = {
+        "x_tiles": f"tensordesc<bf16[64,64],{ring!r}>",
+        "w_tiles": f"tensordesc<bf16[{columns},64],{ring!r}>",
+        "y_tiles": f"tensordesc<{out}[64,{columns}],{place!r}>",
+        "y": f"*{out}", "bias": "*bf16",
+    } | dict.fromkeys(("m", "n", "roots", "steps"), "i32")  # fmt: skip
+    groups, parts, pair, _ = FORMS[form]
+    constants = {
+        "COLUMNS": columns, "BK": 64, "GROUPS": groups, "PARTS": parts, "PAIR": pair,
+        "EVEN": even, "SENT": sent, "HAS_BIAS": form == "shifted",
+        "STAGES": 3 if columns == 256 else stages,
+    }  # fmt: skip
+    done = hopper_kernel(fold_by_trades, types, constants, ("y", "bias", "n"), {"num_warps": 4})
+    return done.asm["ptx"], assemble(done.asm["ptx"]), done.metadata.shared
+
+
+@pytest.mark.parametrize(
+    ("form", "even", "sent"),
+    [(form, True, True) for form in FORMS]
+    + [(form, even, False) for form in FORMS if form not in COLUMNS for even in (True, False)],
+)
+def test_every_sum_stays_in_registers(form, even, sent):
+    ptx, log, held = compiled(form, even, sent=sent)
+    width = 256 if form in COLUMNS else 128
+    check(ptx, log, form, [f"wgmma.mma_async.sync.aligned.m64n{width}k16", "cp.async.bulk.tensor"])
+    stored = "cp.async.bulk.tensor.2d.global.shared::cta" in ptx
+    assert stored == sent and held <= SHARED_MEMORY, held
+    # Two groups of warps have 64 or 128 values a thread; what a leaf adds stands in the code.
+    found = len(re.findall(r"\badd(?:\.rn)?\.f32\b", ptx))
+    assert found == width * FORMS[form][3], (form, found)
+    assert "wgmma.wait_group.sync.aligned 1;" in ptx, "a step's products wait for themselves"
+    granted = [int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)]
+    if granted:  # Triton 3.6 moves registers from the fetching warp to those that compute
+        assert granted.count(240) >= 2 and min(granted) == 24, granted
+    assert "steps" in fold_by_trades.do_not_specialize
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "sent", "most"),
+    [("pairs", RootForm(1, 4, 1, 2), False, 7), ("tree", RootForm(1, 2, 2, 2), True, 5)],
+)
+def test_what_is_said_to_fit_does_and_no_stage_more(name, form, sent, most):
+    fits = [fold_fits(form, 512, replace(TILE, stages=n), "gluon") for n in (most, most + 1)]
+    assert fits == [True, False]
+    sizes = [compiled(name, stages=n, sent=sent)[2] for n in (most, most + 1)]
+    assert sizes[0] <= SHARED_MEMORY < sizes[1]
+    for variant, size in ((WIDE, 2), (replace(TILE, stages=5), 4)):
+        assert places_bytes(variant, size) <= SHARED_MEMORY
+        assert places_bytes(replace(variant, stages=variant.stages + 1), size) > SHARED_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("k", "variant", "sms", "dtype"),
+    [
+        (512, replace(TILE, columns=256), 132, torch.bfloat16),
+        (512, replace(TILE, rows=64), 132, torch.bfloat16),
+        (512, replace(TILE, depth=32), 132, torch.bfloat16),
+        (512, replace(TILE, swap=True), 132, torch.bfloat16),
+        (528, TILE, 132, torch.bfloat16),
+        (64, TILE, 132, torch.bfloat16),
+        (512, TILE, 0, torch.bfloat16),
+        (512, TILE, 132, torch.float32),
+    ],
+)
+def test_what_does_not_fit_is_refused(k, variant, sms, dtype):
+    x, w, y = torch.empty(2, 2 * k, dtype=dtype), torch.empty(2, 8, k, dtype=dtype), torch.empty(0)
+    with pytest.raises(ValueError, match="gluon"):
+        run_gluon_fold(x, w, y, RootForm(1, 1, 1, 2), variant, sms)
+
+
+@pytest.mark.parametrize(
+    ("leaves", "n", "k", "variant", "out"),
+    [
+        (2, 256, 512, WIDE, torch.bfloat16),
+        (1, 260, 512, WIDE, torch.bfloat16),
+        (1, 256, 512, WIDE, torch.float32),
+        (1, 256, 528, WIDE, torch.bfloat16),
+        (1, 256, 512, replace(WIDE, stages=4), torch.bfloat16),
+        (1, 256, 512, replace(WIDE, rows=64), torch.bfloat16),
+    ],
+)
+def test_a_column_product_that_does_not_fit_is_refused(leaves, n, k, variant, out):
+    x, w = torch.empty(2, leaves * k).bfloat16(), torch.empty(leaves, n, k).bfloat16()
+    with pytest.raises(ValueError, match="take another tile"):
+        run_gluon_column(x, w, None, torch.empty(leaves, 2, n, dtype=out), variant, 132)
+
+
+def test_the_emulated_kernel_keeps_its_bits():
+    assert_cases_pass("tests.kernels.interpreted.gluon_gemm")

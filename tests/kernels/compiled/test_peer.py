@@ -1,0 +1,115 @@
+"""The exchange kernels without peers: compiled for Hopper here, interpreted in a subprocess.
+
+Interpreting and compiling need separate processes; the interpreted cases stand in
+`tests/kernels/interpreted/peer.py`.
+"""
+
+import re
+
+import pytest
+
+pytest.importorskip("triton")
+
+import triton
+
+from tests.kernels.compiled.test_gemm import assemble, compile_for_hopper
+from tests.lib.case_runner import assert_cases_pass
+from tests.lib.hopper_kernels import hopper_kernel
+from tpdet.kernels import order
+from tpdet.kernels.cuda.exchange import direct as peer_direct
+from tpdet.kernels.cuda.exchange import gather as peer_gather
+from tpdet.kernels.cuda.exchange import one_shot as peer_fold
+from tpdet.kernels.cuda.exchange import spread as peer_spread
+from tpdet.kernels.cuda.exchange import two_shot as peer_two_shot
+from tpdet.kernels.cuda.exchange.program import finishing, sending
+from tpdet.kernels.cuda.pointwise.norm import eps_bits
+from tpdet.kernels.partial_sums import relative_roots
+
+PLACES = ("table", "counter", "control")
+SPILL_ALLOWANCE = 256  # bytes a thread, rows of 8,192 values
+
+
+def constants(name, ranks, rank, n):
+    plan, share = order.fold_plan(name, 8, ranks), 8 // ranks
+    roots = relative_roots(plan.roots[rank], rank * share)
+    sent, whole = sending(roots), finishing(plan.final, rank, roots, plan.slots)
+    return {
+        "RANK": rank, "RANKS": ranks, "SLOTS": plan.slots, "N": n,
+        "BLOCK": triton.next_power_of_2(n), "EPS_BITS": eps_bits(1e-6), "START": 0, "ROWS": 64,
+        "SENT": sent.count, "SENT_WHERE": sent.where, "SENT_STEPS": sent.steps,
+        "COUNT": whole.count, "WHERE": whole.where, "STEPS": whole.steps,
+        "PUSH": True, "FOLD": True, "LIVE": True,
+    }  # fmt: skip
+
+
+def aligned_compile(kernel, types, values, warps, strides=("plane", "stride")):
+    """`compile_for_hopper` aligns pointers and a list of its own: name the strides as it does."""
+    aligned = [name for name, kind in types.items() if kind.startswith("*") or name in strides]
+    options = {"num_warps": warps, "num_stages": 3}
+    ptx = hopper_kernel(kernel, types, values, aligned, options).asm["ptx"]
+    return ptx, assemble(ptx)
+
+
+def check(ptx, log, name, floats=True):
+    """Words come whole and are looked at anew; nothing is fused; one integer atomic counts."""
+    for wanted in ("ld.volatile.global", "atom.global.gpu.relaxed.add.u64", "%globaltimer"):
+        assert wanted in ptx, f"{name}: no {wanted}"
+    assert "st.global.v4.b32" in ptx or not floats, f"{name}: narrow stores"
+    assert "ld.volatile.global.v4.b32" in ptx or not floats, f"{name}: narrow loads of slots"
+    assert not re.search(r"(atom|red)\.[\w.]*\.f(16|32|64)", ptx), f"{name}: a float atomic"
+    assert not re.search(r"fma\.rn\.f(32|64)", ptx), f"{name}: a fused multiply-add"
+    assert "multimem" not in ptx
+    spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", log)]
+    assert spilled and max(spilled) <= SPILL_ALLOWANCE, f"{name}: {log}"
+    return max(spilled)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "rank", "n", "dtype"),
+    [("pairs", 4, 1, 4096, "bf16"), ("pairs", 2, 1, 4096, "bf16"),
+     ("sequential", 2, 1, 8192, "bf16"), ("tree", 8, 7, 1024, "fp32")],
+)  # fmt: skip
+def test_exchange_kernels_compile(name, ranks, rank, n, dtype):
+    types = dict.fromkeys(("residual", "weight", "h"), f"*{dtype}") | dict.fromkeys(PLACES, "*i64")
+    types |= {"values": "*fp32", "m": "i32", "plane": "i32", "stride": "i32"}
+    values, warps = constants(name, ranks, rank, n), peer_two_shot.two_shot_warps(n)
+    more_warps = peer_fold.one_shot_warps(n)
+    found = aligned_compile(peer_fold.one_shot, types | {"y": f"*{dtype}"}, values, more_warps)
+    one = check(*found, f"one-shot {name}")
+    words = {"y_words": "*i16" if dtype == "bf16" else "*i32"}
+    values |= {"Y_START": 1 << 32, "Y_ROWS": 8192, "TAKE": True}
+    spilled = [one]
+    for tile in (1, 2) if n <= 4096 else (1,):
+        more = aligned_compile(
+            peer_two_shot.two_shot,
+            types | words,
+            values | {"TILE": tile, "GROUP": max(1, min(ranks, 16384 // tile // n))},
+            warps * tile,
+        )
+        spilled.append(check(*more, f"two-shot {name}, {tile} rows at once"))
+    found = aligned_compile(peer_spread.two_shot_spread, types | words, values, more_warps)
+    spilled.insert(0, check(*found, f"spread {name}"))
+    del values["Y_START"], values["Y_ROWS"], values["TAKE"]
+    values |= {"FLAG_START": 1 << 30, "FLAG_COUNT": 256, "TILE": 1, "WAIT": True}
+    kinds = types | {"y_begin": "i64"}
+    ptx, log = aligned_compile(peer_direct.two_shot_direct, kinds, values, warps)
+    spilled.insert(0, check(ptx, log, f"direct {name}"))
+    assert "atom.global.sys.release" in ptx or "atom.release.sys.global" in ptx, "flags"
+    assert n > 4096 or max(spilled[:4]) <= 16, "spills at the width of most models"
+
+
+def test_words_are_gathered_and_rows_read_by_address():
+    types = dict.fromkeys(PLACES, "*i64") | {"x": "*i32", "gathered": "*i32", "words": "i32"}
+    values = {"RANK": 1, "RANKS": 4, "START": 4096, "ROOM": 65536, "BLOCK": 1024,
+              "PUSH": True, "TAKE": True, "LIVE": True}  # fmt: skip
+    ptx, log = compile_for_hopper(peer_gather.gather_words, types, values, 4, 3)
+    check(ptx, log, "gather", floats=False)
+    assert re.search(r"ld\.volatile\.global(\.v2)?\.b64", ptx)  # bits and tag in one access
+    types = {"ids": "*i64", "table": "*i64", "y": "*i32"}
+    values = {"RANKS": 4, "SHARE": 38016, "N": 2048, "BLOCK": 2048}
+    ptx, _ = compile_for_hopper(peer_gather.rows_of_peers, types, values, 4, 3)
+    assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
+
+
+def test_the_interpreted_exchanges_keep_their_bits():
+    assert_cases_pass("tests.kernels.interpreted.peer")

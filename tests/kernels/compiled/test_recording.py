@@ -1,0 +1,144 @@
+"""A recording lists what would be launched, and launches, compiles and believes nothing."""
+
+import threading
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+from tests.lib.driverless import compile_for_hopper
+from tpdet.kernels.cuda.gemm.choice.root_form import RootForm
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.warp_specialised_launch import run_gluon_fold
+from tpdet.kernels.cuda.launch import recording as module
+from tpdet.kernels.cuda.launch.compile_pool import compile_all, watching_compilations
+from tpdet.kernels.cuda.launch.recording import recording
+
+
+@triton.jit
+def add_number(x, count, NUMBER: tl.constexpr):
+    at = tl.arange(0, 32)
+    tl.store(x + at, tl.load(x + at, mask=at < count, other=0) + NUMBER, mask=at < count)
+
+
+@triton.jit
+def refuse(x):
+    tl.static_assert(False, "not for any GPU")
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch, tmp_path):
+    compile_for_hopper(monkeypatch, tmp_path)
+    for function in (add_number, refuse):
+        monkeypatch.setattr(
+            function, "device_caches", type(function.device_caches)(function.create_binder)
+        )
+
+
+def ask(*numbers, count=32):
+    x = torch.zeros(32, dtype=torch.int32)
+    for number in numbers:
+        add_number[1,](x, count, number)
+
+
+def test_each_kind_of_arguments_is_asked_for_once():
+    with recording() as asked:
+        ask(1, 2, 1)
+        ask(1, count=31)
+        ask(1, count=30)
+    assert [each.name for each in asked.values()] == ["add_number"] * 3
+    with recording() as again:
+        ask(2)
+    assert list(again) == list(asked)[1:2]  # a digest is of what is compiled
+
+
+def test_what_was_asked_for_is_compiled_once_and_found_afterwards():
+    names = []
+    with watching_compilations(names.append):
+        with recording() as asked:
+            ask(1, 2)
+        assert not names
+        assert compile_all(asked.values(), threads=2) == []
+        assert names == ["add_number"] * 2
+        with recording() as again:
+            ask(1, 2)
+        assert not again
+        compile_all(asked.values(), threads=2)
+    assert names == ["add_number"] * 2  # the second time from disk
+
+
+def test_a_compiled_kernel_is_not_launched_either():
+    with recording() as asked:
+        ask(1)
+    compile_all(asked.values(), threads=1)
+    with recording():
+        ask(1)
+    with pytest.raises(AttributeError):  # the driver without a GPU has nothing to launch by
+        ask(1)
+
+
+def test_other_threads_compile_and_launch_as_ever():
+    errors = []
+
+    def launch():
+        try:
+            ask(3)
+        except AttributeError as error:
+            errors.append(error)
+
+    names = []
+    with recording() as asked, watching_compilations(names.append):
+        thread = threading.Thread(target=launch)
+        thread.start()
+        thread.join()
+    assert not asked and names == ["add_number"] and len(errors) == 1
+
+
+def test_a_kernel_of_gluon_is_recorded():
+    x, w = torch.zeros(1, 512, dtype=torch.bfloat16), torch.zeros(2, 128, 256, dtype=torch.bfloat16)
+    y = torch.empty(1, 1, 128)
+    with recording() as asked:
+        run_gluon_fold(
+            x, w, y, RootForm(1, 2, 1, 1), Variant(128, 128, 64, 4, 6, descriptor=True), 8
+        )
+    assert [each.name for each in asked.values()] == ["fold_by_trades"]
+
+
+def test_memory_that_no_kernel_wrote_is_zero():
+    held = torch.ones(5, dtype=torch.int64)
+    with recording():
+        for made in (torch.empty(1000, dtype=torch.int64), torch.empty_like(held),
+                     held.new_empty(3), torch.empty(2, dtype=torch.bool)):  # fmt: skip
+            assert not made.any()
+    assert held.all()
+
+
+def test_a_kernel_that_cannot_be_compiled_is_named_and_keeps_no_other_from_it():
+    with recording() as asked:
+        ask(4)
+        refuse[1,](torch.zeros(1))
+    (said,) = compile_all(asked.values(), threads=2)
+    assert said.startswith("refuse: ") and "not for any GPU" in said
+    with recording() as again:
+        ask(4)
+    assert not again
+
+
+def test_a_recording_that_fails_leaves_triton_as_it_was():
+    before = JITFunction.run, JITFunction._do_compile
+    with pytest.raises(ZeroDivisionError), recording():
+        ask(5 // 0)
+    assert (JITFunction.run, JITFunction._do_compile) == before
+    with pytest.raises(AttributeError):
+        ask(5)
+
+
+def test_a_triton_of_another_shape_is_refused(monkeypatch):
+    monkeypatch.setattr(JITFunction, "_do_compile", lambda self, key, source: None)
+    with pytest.raises(RuntimeError, match=r"JITFunction._do_compile takes \('self', 'key', 'sour"):
+        module.check_triton()

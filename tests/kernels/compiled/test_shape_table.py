@@ -1,0 +1,279 @@
+"""The shape table: its text, which choice a row count gets, and admission at start-up."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.lib.bits import assert_same_bits, same_bits
+from tpdet.kernels.cuda.gemm import admission, trial_data
+from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm.choice import library as library_gemm
+from tpdet.kernels.cuda.gemm.choice import shape_table
+from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, Product, ShapeTable
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+
+ENVIRONMENT = {"gpu": "Some GPU", "torch": "1", "cublas": "13.1.0"}
+COLUMN, HEAD = Product("column", 96, 64), Product("head", 2064, 64)
+TILE = Variant(16, 64, 64, 4, 5, swap=True)
+LIMITS = {"column": 512, "head": 8}
+
+
+def table_text(**changes):
+    row = {"tile": "16x64x64 w4 s5 swap", "library": "mm"}
+    product = {"kind": "column", "n": 96, "k": 64, "leaves": 1, "dtype": "bfloat16",
+               "rows": {"16": row, "512": row}}  # fmt: skip
+    data = {"format": 1, "environment": ENVIRONMENT, "products": [product]}
+    for path, value in changes.items():
+        place = data
+        *names, last = path.split("__")
+        for name in names:
+            place = place[int(name) if isinstance(place, list) else name]
+        place[last] = value
+    return json.dumps(data)
+
+
+@pytest.fixture(autouse=True)
+def nothing_admitted():
+    yield
+    shape_table.admit({})
+
+
+@pytest.mark.parametrize(
+    "text", ["16x64x128 w4 s5 swap", "128x256x64 w8 s3 tma h2", "64x64x128 w4 s4 swap tma c2"]
+)
+def test_a_tile_is_written_as_it_is_read(text):
+    assert shape_table.format_tile(shape_table.parse_tile(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "16x64 w4 s5", "16x64x64 w4 s5 tma swap", "16x64x64 w4 s5 h1", "16x64x64 w4 s5 x"]
+)
+def test_another_tile_is_refused(text):
+    with pytest.raises(ValueError):
+        shape_table.parse_tile(text)
+
+
+def test_a_table_is_read():
+    table = shape_table.parse_table(table_text(), "here")
+    assert table.environment == ENVIRONMENT
+    assert table.products[COLUMN] == {m: Choice(m, TILE, "mm") for m in (16, 512)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": 2},
+        {"products__0__kind": "other"},
+        {"products__0__n": -1},
+        {"products__0__dtype": "float16"},
+        {"products__0__rows": {}},
+        {"products__0__rows": {"17": {"tile": "16x64x64 w4 s5"}}},
+        {"products__0__rows__16__library": "magma"},
+        {"products__0__rows__16__tile": "large"},
+        {"products": [{}]},
+    ],
+)
+def test_a_damaged_table_is_refused_by_name(changes):
+    with pytest.raises(ValueError, match=r"the\.json.*tpdet tune"):
+        shape_table.parse_table(table_text(**changes), "the.json")
+    with pytest.raises(ValueError, match=r"the\.json"):
+        shape_table.parse_table("{", "the.json")
+
+
+def test_a_gpu_has_its_own_table(tmp_path):
+    assert shape_table.load_table("Some GPU", tmp_path) is None
+    path = shape_table.table_path("Some GPU", tmp_path)
+    assert path.name == "some-gpu.json"
+    path.write_text(table_text())
+    assert shape_table.load_table("Some GPU", tmp_path).products
+    assert shape_table.load_table("some gpu", tmp_path) is None  # another name, one file name
+
+
+def test_committed_tables_can_be_read():
+    for path in shape_table.FOLDER.glob("*.json"):
+        text = path.read_text()
+        table = shape_table.parse_table(text, str(path))
+        assert shape_table.table_path(table.environment["gpu"]) == path
+        assert text == json.dumps(json.loads(text), sort_keys=True, indent=1) + "\n"
+
+
+def test_rows_fall_into_the_next_bucket():
+    buckets = [shape_table.bucket_of(m) for m in (1, 3, 16, 17, 257, 8192, 100_000)]
+    assert buckets == [1, 4, 16, 24, 512, 8192, 8192]
+    assert shape_table.bucket_of(100, (16, 64)) == 64
+
+
+@pytest.mark.parametrize(
+    ("m", "bucket", "rows"),
+    [(64, 64, 64), (63, 64, None), (250, 256, 256), (224, 256, 256), (223, 256, None),
+     (193, 256, None), (4000, 4096, 4096), (9000, 8192, None)],
+)  # fmt: skip
+def test_a_library_runs_at_its_bucket_only(m, bucket, rows):
+    assert shape_table.library_rows(m, bucket) == rows
+
+
+def test_what_is_not_admitted_does_not_run():
+    x = torch.zeros(3, 64, dtype=torch.bfloat16)
+    assert shape_table.admitted_choice(x, 96, x.dtype) is None
+    shape_table.admit({COLUMN: {4: Choice(4, TILE), 16: Choice(16, TILE, "mm")}})
+    assert shape_table.admitted_choice(x, 96, x.dtype).bucket == 4
+    assert shape_table.admitted_choice(x.repeat(30, 1), 96, x.dtype).bucket == 16
+    assert shape_table.admitted_choice(x, 96, torch.float32) is None  # a head
+    assert shape_table.admitted_choice(x, 95, x.dtype) is None
+    assert shape_table.admitted_choice(x.half(), 96, torch.float16) is None
+    shape_table.admit({})
+    assert shape_table.admitted_choice(x, 96, x.dtype) is None
+
+
+@pytest.mark.parametrize("way", library_gemm.LIBRARIES)
+def test_pad_rows_change_nothing(way):
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    wide = library_gemm.library_product(torch.cat([x, x[:3]]), weight, x.dtype, 8, way)
+    assert_same_bits(library_gemm.library_product(x, weight, x.dtype, 8, way), wide[:5], way)
+    with pytest.raises(ValueError, match="larger bucket"):
+        library_gemm.library_product(x, weight, x.dtype, 4, way)
+    with pytest.raises(ValueError, match="mm"):
+        library_gemm.library_product(x, weight, torch.float32, 8, "other")
+
+
+def test_operands_that_lie_otherwise_are_no_library_s():
+    base = torch.zeros(64 * 64 + 128, dtype=torch.bfloat16)
+    first = (-base.data_ptr() % 256) // 2
+    x = base[first : first + 64 * 32].view(32, 64)
+    assert library_gemm.library_fits(x, x)
+    assert not library_gemm.library_fits(x[:, :32], x)
+    assert not library_gemm.library_fits(base[first + 8 :][: 64 * 32].view(32, 64), x)
+
+
+def run_column(monkeypatch, m, bias=None):
+    """Which way a product of m rows takes: a library's rows or a tile."""
+    taken = []
+    monkeypatch.setattr(gemm, "library_fits", lambda *_: True)
+    monkeypatch.setattr(gemm, "descriptor_sms", lambda *_: 0)
+    monkeypatch.setattr(gemm, "library_product", lambda x, w, out, rows, way: taken.append(rows))
+    monkeypatch.setattr(gemm, "run_chain", lambda x, w, b, y, variant, sms: taken.append(variant))
+    x = torch.zeros(m, 64, dtype=torch.bfloat16)
+    gemm.column_gemm(x, torch.zeros(96, 64, dtype=torch.bfloat16), bias, x.dtype)
+    return taken[0]
+
+
+def test_a_product_takes_the_admitted_way(monkeypatch):
+    static = run_column(monkeypatch, 16)
+    fed = Variant(64, 64, 64, 4, 4, descriptor=True)
+    shape_table.admit(
+        {COLUMN: {16: Choice(16, TILE, "mm"), 64: Choice(64, fed), 512: Choice(512, TILE, "mm")}}
+    )
+    assert run_column(monkeypatch, 16) == 16
+    assert run_column(monkeypatch, 15) == TILE
+    assert run_column(monkeypatch, 16, torch.zeros(96)) == TILE  # the bias is added in fp32
+    assert run_column(monkeypatch, 500) == 512
+    assert run_column(monkeypatch, 300) == TILE
+    found = run_column(monkeypatch, 60)  # no descriptors for these operands
+    assert isinstance(found, Variant) and not found.descriptor and found != fed
+    shape_table.admit({})
+    assert run_column(monkeypatch, 16) == static
+
+
+def exact(x, weight, bias, out_dtype, variant=None):
+    return (x.float() @ weight.float().t()).to(out_dtype)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Admission on the CPU: products by torch, the environment of the table."""
+    monkeypatch.setattr(gemm, "column_gemm", exact)
+    monkeypatch.setattr(
+        admission, "library_product", lambda x, w, out, rows, way: exact(x, w, None, out)
+    )
+    monkeypatch.setattr(admission, "environment", lambda device: dict(ENVIRONMENT))
+    return torch.device("cpu")
+
+
+def a_table(**environment):
+    rows = {8: Choice(8, TILE, "mm"), 512: Choice(512, TILE, "mm"), 1024: Choice(1024, TILE, "mm")}
+    return ShapeTable(ENVIRONMENT | environment, {COLUMN: rows, HEAD: {8: Choice(8, TILE)}})
+
+
+def test_what_the_model_uses_is_tried_and_admitted(machine):
+    other = Product("column", 32, 64)
+    rows = Product("row", 64, 16, 4, "0+1 2+3")
+    found = admission.check([COLUMN, HEAD, other, rows], machine, LIMITS, table=a_table())
+    assert (found.tried, found.not_in_table, found.library_off) == (3, (other, rows), None)
+    assert "column 32x64" in str(found)
+    x = torch.zeros(512, 64, dtype=torch.bfloat16)
+    assert shape_table.admitted_choice(x, 96, x.dtype).library == "mm"
+    assert shape_table.admitted_choice(x, 2064, torch.float32).bucket == 8
+
+
+@pytest.mark.parametrize("kind", trial_data.KINDS)
+def test_an_entry_with_other_bits_stops_the_start_by_name(machine, monkeypatch, kind):
+    def wrong(x, weight, out, rows, way):
+        y = exact(x, weight, None, out)
+        odd = trial_data.trial_rows(kind, 512, 64, x.device)[: len(x)]
+        if len(x) == 512 and same_bits(odd, x):
+            y.view(torch.int16)[400, 95] ^= 1
+        return y
+
+    monkeypatch.setattr(admission, "library_product", wrong)
+    with pytest.raises(RuntimeError, match=f"column 96x64, 512 rows, library mm, {kind} data"):
+        admission.check([COLUMN], machine, LIMITS, table=a_table())
+    assert shape_table.admitted_choice(torch.zeros(8, 64).bfloat16(), 96, torch.bfloat16) is None
+
+
+def test_a_tile_that_does_not_run_stops_the_start_by_name(machine, monkeypatch):
+    def broken(x, weight, bias, out_dtype, variant=None):
+        if variant == TILE:
+            raise RuntimeError("out of resources")
+        return exact(x, weight, bias, out_dtype)
+
+    monkeypatch.setattr(gemm, "column_gemm", broken)
+    with pytest.raises(RuntimeError, match=r"head 2064x64, 8 rows, 16x64x64 w4 s5 swap.*out of"):
+        admission.check([HEAD], machine, LIMITS, table=a_table())
+
+
+@pytest.mark.parametrize("name", ["gpu", "torch", "cublas"])
+def test_library_entries_count_in_their_environment_only(machine, name):
+    found = admission.check([COLUMN], machine, LIMITS, table=a_table(**{name: "another"}))
+    assert found.library_off.startswith(name) and "no library" in str(found)
+    x = torch.zeros(512, 64, dtype=torch.bfloat16)
+    choice = shape_table.admitted_choice(x, 96, x.dtype)
+    assert choice.tile == TILE and choice.library is None
+
+
+def test_without_a_table_everything_is_reported(machine, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "no such GPU")
+    found = admission.check([HEAD, COLUMN], machine, LIMITS)
+    assert found.not_in_table == (COLUMN, HEAD) and found.tried == 0
+    table = a_table()
+    found = admission.check([COLUMN], machine, LIMITS, dtype=torch.float16, table=table)
+    assert found.not_in_table == (COLUMN,)
+
+
+@pytest.mark.parametrize("n", [96, 2048, 4096, 5000])
+def test_a_difference_is_found_wherever_it_is(n):
+    cpu = torch.device("cpu")
+    weight = trial_data.trial_weight("random", n, 16, cpu)
+    assert weight.shape == (n, 16) and weight.is_contiguous()
+    wanted = torch.randn(4, min(n, trial_data.BASE_ROWS)).bfloat16()
+    y = wanted.repeat(1, 3)[:, :n].contiguous()
+    assert not trial_data.differs(y, wanted)
+    for column in (0, n // 2, n - 1):
+        other = y.clone()
+        other.view(torch.int16)[3, column] ^= 1
+        assert trial_data.differs(other, wanted)
+    assert trial_data.differs(-torch.zeros_like(y), torch.zeros_like(wanted))
+
+
+def test_cancelling_data_cancels():
+    cpu = torch.device("cpu")
+    x = trial_data.trial_rows("cancelling", 4, 256, cpu).double()
+    w = trial_data.trial_weight("cancelling", 32, 256, cpu).double()
+    assert ((x @ w.t()).abs() < 0.05 * (x.abs() @ w.abs().t())).all()
+
+
+def test_the_version_of_a_library_is_unknown_without_one():
+    assert library_gemm.cublas_version() == "unknown" or torch.version.cuda

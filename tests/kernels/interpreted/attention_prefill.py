@@ -1,0 +1,96 @@
+"""Prefill attention by groups of warps, without a GPU: the bits of the first form.
+
+    TRITON_INTERPRET=1 python -m tests.kernels.interpreted.attention_prefill
+
+prints one JSON line with the result of each case. The groups run in
+`emulated_warps.py`, beside `attention_prefill` in Triton's interpreter; fp16.
+"""
+
+from types import SimpleNamespace
+
+import torch
+
+from tests.kernels.interpreted import emulated_merge
+from tests.kernels.interpreted.attention import (
+    LONG,
+    PAGES,
+    attend,
+    pages_of,
+    sequence_of,
+)
+from tests.kernels.interpreted.emulated_warps import Pointer, run_program
+from tests.kernels.interpreted.gemm import patch_interpreter
+from tests.lib.bits import assert_same_bits, same_bits
+from tests.lib.case_runner import cases_of, run_cases
+from tpdet.kernels.cuda.attention import items as attention_items
+from tpdet.kernels.cuda.attention import prefill_warp_specialised as attention_prefill_warps
+from tpdet.kernels.cuda.attention import split as attention_split
+from tpdet.kernels.cuda.attention import whole_split as attention_whole_split
+from tpdet.kernels.cuda.attention.variants import GROUPS_HEAD, Variant
+from tpdet.kernels.cuda.launch import warp_pipeline as warp_ring
+from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedSequence, make_batch
+from tpdet.kernels.order import TILE_TOKENS
+
+REFERENCE = Variant(64, 4, 1)
+PROGRAMS = 2  # that the items of a launch are dealt out to
+# (keys, first row): whole tiles and splits, one more, one less, a chunk across a split's end
+CUTS = ((530, 490), (760, 746), (256, 200), (257, 230), (320, 300), (65, 0), (64, 30), (1, 0))
+WINDOWED = ((530, 460), (300, 240))
+GROUPS = attention_prefill_warps.attend_groups
+
+
+def reference_of(length, first, window, group=2):
+    """q of the rows, pages, and the first form's output."""
+    q, k, v = sequence_of(length, torch.float16, GROUPS_HEAD, query_heads=group, key_heads=1)
+    pages = pages_of(k, v, length)
+    return q[first:], pages, attend(q[first:], pages, first, LONG, REFERENCE, window)
+
+
+def groups(q, pages, first, window, stages):
+    """Every program of `attend_groups`, in turn, emulated."""
+    sequence = PagedSequence(0, q.shape[0], first, PAGES)
+    batch = make_batch((sequence,), short_tokens=0)
+    group, out = q.shape[1], torch.full_like(q, torch.nan)
+    tile = SimpleNamespace(nbytes=TILE_TOKENS * GROUPS_HEAD * q.element_size())
+    tiles = [
+        SimpleNamespace(tensor=x.view(-1, GROUPS_HEAD), layout=None, block_type=tile) for x in pages
+    ]
+    arguments = {
+        "q": Pointer(q), "k_tiles": tiles[0], "v_tiles": tiles[1], "out": Pointer(out),
+        "blocks": Pointer(batch.blocks), "rows": Pointer(batch.rows),
+        "tables": Pointer(batch.tables), "q_stride": q.stride(0), "widest": batch.tables.shape[1],
+        "window": window or 0, "scale": attention_split.score_scale(GROUPS_HEAD), "KEY_HEADS": 1,
+        "GROUP": group, "HEAD": GROUPS_HEAD, "WINDOW": window is not None,
+        "BLOCK": BLOCK_TOKENS, "STAGES": stages,
+        "items": batch.blocks.shape[0] * BLOCK_TOKENS * group // 128,
+    }  # fmt: skip
+    others = (attention_whole_split, attention_items, warp_ring)
+    for program in range(PROGRAMS):
+        run_program(GROUPS, attention_split, program, arguments, PROGRAMS, others)
+    return out
+
+
+def case_groups_have_the_bits_of_the_first_form():
+    """One case: once the emulation has replaced names, the interpreter is of no more use here."""
+    cuts = [(*cut, None) for cut in CUTS] + [(*cut, 77) for cut in WINDOWED]
+    wanted = [reference_of(*cut) for cut in cuts] + [reference_of(200, 0, None, 3)]
+    for (q, pages, out), (length, first, window) in zip(
+        wanted, [*cuts, (200, 0, None)], strict=True
+    ):
+        for stages in (3, 4):
+            got = groups(q, pages, first, window, stages)
+            assert_same_bits(got, out, f"{stages} stages, {length} from {first}, {window}")
+    q, pages, out = wanted[0]
+    moved = [torch.cat([x[:, :, 64:], x[:, :, :64]], 2) for x in pages]
+    if same_bits(groups(q, moved, 490, None, 3), out):
+        raise AssertionError("the order of the keys reached no bit: this test shows nothing")
+
+
+def main() -> None:
+    patch_interpreter()
+    emulated_merge.install()
+    run_cases(cases_of(globals()))
+
+
+if __name__ == "__main__":
+    main()

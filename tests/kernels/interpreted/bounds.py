@@ -1,0 +1,110 @@
+"""Bounds of rows with top-k or top-p in Triton's interpreter, by each way that finds them.
+
+Cases of `tests/kernels/interpreted/draws.py`.
+"""
+
+import torch
+
+from tests.kernels.interpreted.rows import KINDS, V, rows
+from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass
+from tpdet.kernels.cuda.sampling import filter_rows, sampling
+from tpdet.kernels.cuda.sampling import sample_rows as row_draws
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
+
+QUICK = ("random", "tied", "zeros")  # none of their rows may need the slow way
+WAYS_TO_BOUNDS = ("list",), ("window",), ("rows",), ("list", "window")
+
+
+def bounds_are_the_old_ones_by_each_way():
+    left_over = {}
+    for kind in KINDS:
+        x = rows(kind, 1)
+        for way in ({"top_k": 1}, {"top_k": 40}, {"top_k": 4000}, {"top_p": 0.9}, {"top_p": 1e-9},
+                    {"top_k": 40, "top_p": 0.5}, {"top_k": 6000, "top_p": 0.5}, {"top_p": 0.9999},
+                    {"top_k": V - 1}):  # fmt: skip
+            how = [Draw(1.0, 1, 1, **way)]
+            old = torch.empty(1, dtype=torch.int64)
+            parameters = sampling._parameters(how, V, x.amax(-1))
+            sampling.find_bounds[1,](x + 0.0, x.amax(-1), parameters, old, V, 8, 2048)
+            given = given_of(x, way)
+            for ways in WAYS_TO_BOUNDS:
+                by = bounds_by(ways, *given, V)
+                left_over[ways] = left_over.get(ways, 0) + (by == 2**62)
+                all_but_rows = ways == ("list", "window")
+                assert by != 2**62 or not all_but_rows or kind not in QUICK, (kind, way)
+                assert by in (int(old), 2**62), (kind, way, ways, by, int(old))
+    tried = 9 * len(KINDS)
+    assert 0 < left_over[("list",)] < tried, left_over  # each way has rows to answer for
+    assert left_over[("window",)] < tried / 4, left_over
+    assert left_over[("rows",)] == 0, left_over
+    assert left_over[("list", "window")] < tried / 6, left_over
+
+
+def long_runs_of_ties_need_no_search():
+    """Values with more ids than a window lists, under shares that end in each of their runs."""
+    vocabulary, ended = 30_000, set()
+    x = torch.randint(0, 3, (1, vocabulary), generator=torch.Generator().manual_seed(3)) * 0.7
+    x[0, ::4000] = 1.9
+    masses = torch.exp(x[0].double())
+    for share in (0.2, 0.5, 0.5555, 0.7, 0.95):
+        keys = torch.sort(x[0], descending=True, stable=True)
+        upto = torch.cumsum(masses[keys.indices], 0) / masses.sum()
+        last = int((upto < share).sum())
+        found = int(bound_of(x, {"top_p": share}, ("list", "window")))
+        assert 4194303 - (found & 4194303) == int(keys.indices[last]), (share, found)
+        ended.add(float(x[0, keys.indices[last]]))
+    assert len(ended) == 3, ended
+    for k in (9000, 15_000, 29_000):
+        found = int(bound_of(x, {"top_k": k}, ("list", "window")))
+        assert 4194303 - (found & 4194303) == int(keys.indices[k - 1]), k
+
+
+def a_few_heavy_ids_do_not_mislead_the_window():
+    """A third of the mass on one id, which counts four times or not when a quarter of them are."""
+    vocabulary = 151_936  # of which a window is a small part
+    x = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(4)) * 3
+    x[0, 5] = float(x.logsumexp(1)) - 0.85
+    masses = fixed_point_mass(x[0], x[0].amax())
+    keys = torch.sort(x[0], descending=True, stable=True)
+    last = int((torch.cumsum(masses[keys.indices], 0) < 0.95 * masses.sum()).sum())
+    found = int(bound_of(x, {"top_p": 0.95}, ("list", "window")))
+    assert last > 6144 and 4194303 - (found & 4194303) == int(keys.indices[last])
+
+
+def values_in_one_bucket_are_found_by_digits():
+    """Ten thousand values near each other, which neither lists nor runs can tell apart."""
+    vocabulary = 12_000
+    x = torch.rand(1, vocabulary, generator=torch.Generator().manual_seed(5)) * 1e-3
+    x[0, 77] = 7.0
+    keys = torch.sort(x[0], descending=True, stable=True)
+    for way, k in (
+        ({"top_p": 0.9}, None),
+        ({"top_k": 9000}, 9000),
+        ({"top_k": 9000, "top_p": 0.5}, None),
+    ):
+        assert int(bound_of(x, way, ("list", "window"))) == 2**62, way
+        found = int(bound_of(x, way, ("rows",)))
+        masses = fixed_point_mass(x[0], x[0].amax())[keys.indices][: way.get("top_k")]
+        if k is None:
+            k = int((torch.cumsum(masses, 0) < way["top_p"] * masses.sum()).sum()) + 1
+        assert 4194303 - (found & 4194303) == int(keys.indices[k - 1]), way
+
+
+def bound_of(x, way, names):
+    return bounds_by(names, *given_of(x, way), x.shape[1])
+
+
+def given_of(x, way):
+    """What `find_bounds` takes of one row: logits, copies, table, peaks and slots; its groups."""
+    vocabulary = x.shape[1]
+    table = torch.tensor(row_draws._row_table([Draw(1.0, 1, 1, **way)], [], [0], vocabulary))
+    arrivals, shard = torch.empty(1, dtype=torch.int32), Shard(0, vocabulary)
+    peaks, groups = row_draws._peaks(x, x, table, arrivals, 1, vocabulary, shard, True)
+    return (x, x, table, peaks, torch.zeros(1, dtype=torch.int64)), groups
+
+
+def bounds_by(names, given, groups, vocabulary):
+    """The bound of one row in the ways that are named; 2^62 where they found none."""
+    bounds, _ = filter_rows.find_bounds(*given, groups, vocabulary, False, names)
+    return int(bounds[0, 0])

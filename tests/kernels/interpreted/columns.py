@@ -1,0 +1,62 @@
+"""The swapped descriptor kernel in Triton's interpreter, beside the pointer kernel.
+
+    TRITON_INTERPRET=1 python -m tests.kernels.interpreted.columns
+
+prints one JSON line with the result of each case; see `tests/kernels/interpreted/gemm.py`.
+"""
+
+import torch
+
+from tests.kernels.interpreted.gemm import chain, draw, patch_interpreter
+from tests.lib.bits import assert_same_bits, same_bits
+from tests.lib.case_runner import cases_of, run_cases
+from tpdet.kernels.cuda.gemm import swapped as gemm_swapped
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+
+REFERENCE = Variant(16, 16, 16, 4, 3)
+SWAPPED = (
+    Variant(8, 64, 32, 4, 6, swap=True, descriptor=True),
+    Variant(16, 64, 16, 4, 6, swap=True, descriptor=True),
+    Variant(32, 32, 32, 4, 4, swap=True, descriptor=True, ctas=2),
+    Variant(64, 64, 16, 4, 4, swap=True, descriptor=True, halves=2),
+)
+
+
+def swapped(x, w, variant, bias=None, dtype=torch.float32):
+    y = torch.full((w.shape[0], x.shape[0], w.shape[1]), torch.nan, dtype=dtype)
+    gemm_swapped.run_swapped(x, w, bias, y, variant, 3)
+    return y
+
+
+def case_swapped_tiles_have_the_bits_of_the_reference():
+    for m, n in ((1, 48), (9, 64), (21, 144)):
+        x, w = draw(m, 96, dtype=torch.float16, spread=True), draw(1, n, 96, dtype=torch.float16)
+        bias = draw(n, dtype=torch.float16, seed=2)
+        for shift in (None, bias):
+            wanted = chain(x, w, REFERENCE, shift)
+            for variant in SWAPPED:
+                assert_same_bits(swapped(x, w, variant, shift), wanted, f"{m} {n} {variant}")
+
+
+def case_several_leaves_stay_apart():
+    x, w = draw(5, 2 * 64, dtype=torch.float16), draw(2, 48, 64, dtype=torch.float16, seed=1)
+    wanted = chain(x, w, REFERENCE)
+    for variant in SWAPPED:
+        assert_same_bits(swapped(x, w, variant), wanted, f"{variant}")
+
+
+def case_the_reference_shows_an_order():
+    """Negative control: two chains added are not one chain."""
+    x, w = draw(9, 96, dtype=torch.float16, spread=True), draw(1, 64, 96, dtype=torch.float16)
+    halves = [chain(x[:, at : at + 48].contiguous(), w[..., at : at + 48].contiguous(), REFERENCE)
+              for at in (0, 48)]  # fmt: skip
+    assert not same_bits(halves[0] + halves[1], swapped(x, w, SWAPPED[1]))
+
+
+def main():
+    patch_interpreter()
+    run_cases(cases_of(globals()))
+
+
+if __name__ == "__main__":
+    main()

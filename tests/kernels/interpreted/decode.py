@@ -1,0 +1,217 @@
+"""Decode attention and the rotation that stores, in Triton's interpreter, sums in an exact order.
+
+    TRITON_INTERPRET=1 python -m tests.kernels.interpreted.decode
+
+prints one JSON line with the result of each case.
+"""
+
+import torch
+
+from tests.kernels.interpreted import decode_reference, emulated_merge
+from tests.kernels.interpreted.attention import PAGES, pages_of, sequence_of
+from tests.kernels.interpreted.decode_reference import attend_reference
+from tests.kernels.interpreted.gemm import draw, patch_interpreter
+from tests.lib.bits import assert_same_bits, same_bits
+from tests.lib.case_runner import cases_of, run_cases
+from tpdet.control.plan import Row
+from tpdet.kernels.cpu.pointwise import rotate_and_store as cpu_rotation
+from tpdet.kernels.cuda.attention import attention
+from tpdet.kernels.cuda.attention import decode_launch as attention_decode_launch
+from tpdet.kernels.cuda.attention.decode_launch import arrival_counters
+from tpdet.kernels.cuda.attention.variants import Variant
+from tpdet.kernels.cuda.pointwise import embedding, rotary
+from tpdet.kernels.cuda.pointwise.rotate_and_store import (
+    FEW_ROWS,
+    MANY_ROWS,
+    Share,
+    rotate_and_store_as,
+)
+from tpdet.kernels.inputs.paged_batch import PagedBatch, PagedSequence, make_batch
+from tpdet.runner.packed_step import BatchShape, StepShape, StepSpans, pack_step, packed_batches
+
+VARIANTS = (
+    Variant(16, 4, 1),
+    Variant(16, 4, 1, fused=True),
+    Variant(16, 4, 1, swapped=True),
+    Variant(16, 4, 1, fused=True, swapped=True),
+    Variant(64, 4, 1, fused=True, swapped=True),
+)
+PREFILL = Variant(64, 4, 1)
+
+
+def decode(q, pages, batch, variant, window=None):
+    out = attention.attend(q, *pages, batch, window, PREFILL, variant)
+    counters = arrival_counters(1, q.device)
+    if counters.any():
+        raise AssertionError(f"{variant}: arrivals are left over: {counters.nonzero()}")
+    return out
+
+
+def case_every_variant_has_the_bits_of_two_kernels_at_every_tail():
+    for dtype, head, window in ((torch.float16, 16, None), (torch.float32, 48, 77)):
+        q, k, v = sequence_of(530, dtype, head=head, query_heads=2, key_heads=1)
+        for length in (1, 65, 256, 257, 530):
+            pages = pages_of(k, v, length)
+            count = min(length, 3)
+            batch = make_batch((PagedSequence(0, count, length - count, PAGES),))
+            part = q[length - count : length]
+            wanted = attend_reference(part, *pages, batch, window)
+            for variant in VARIANTS:
+                got = decode(part, pages, batch, variant, window)
+                assert_same_bits(got, wanted, f"{dtype} length {length} {variant}")
+
+
+def case_many_rows_of_a_sequence_keep_their_bits():
+    """More rows than a program has: every part merges its own, with its own splits in a window."""
+    for window in (None, 60):
+        q, k, v = sequence_of(530, torch.float16)
+        pages = pages_of(k, v, 530)
+        first = 518
+        batch = make_batch((PagedSequence(0, 530 - first, first, PAGES),))
+        wanted = attend_reference(q[first:], *pages, batch, window)
+        for variant in (VARIANTS[1], VARIANTS[3]):
+            got = decode(q[first:], pages, batch, variant, window)
+            assert_same_bits(got, wanted, f"{window} {variant}")
+
+
+def padded(sequences, rows, splits):
+    """A batch as a captured graph has it: pad splits and rows belong to a sequence without rows."""
+    batch = make_batch(sequences)
+    height = len(sequences)
+
+    def more(x, row, count):
+        pad = torch.tensor([row] * (count - x.shape[0]), dtype=x.dtype).view(-1, *x.shape[1:])
+        return torch.cat([x, pad])
+
+    return PagedBatch(
+        sequences, batch.positions, batch.slots,
+        more(batch.tables, [0] * batch.tables.shape[1], height + 1),
+        more(batch.rows, [0, 0, 0], height + 1), batch.blocks,
+        more(batch.splits, [height, 0], splits), more(batch.short, [height, 0], rows), 1,
+    )  # fmt: skip
+
+
+def case_a_batch_with_pads_gives_each_sequence_its_own_bits():
+    lengths, numbers = (300, 1, 256, 600), ((0, 1), (2,), (3,), (4, 5, 6))
+    pages = [torch.full((8, 2, 256, 16), torch.nan, dtype=torch.float16) for _ in "kv"]
+    sequences, queries, alone = [], [], []
+    for index, (length, mapping) in enumerate(zip(lengths, numbers, strict=True)):
+        q, k, v = (x[:length] for x in sequence_of(600 + index, torch.float16))
+        stored = make_batch((PagedSequence(0, length, 0, mapping),))
+        embedding.store_kv(k, v, *pages, stored)
+        one = make_batch((PagedSequence(0, 1, length - 1, mapping),))
+        alone.append(attend_reference(q[-1:], *pages, one, None))
+        queries.append(q[-1:])
+        sequences.append(PagedSequence(index, 1, length - 1, mapping))
+    batch = padded(tuple(sequences), 6, 16)
+    for variant in VARIANTS:
+        for _ in range(1 + variant.fused):  # the counters serve again
+            got = decode(torch.cat(queries), pages, batch, variant)
+            assert_same_bits(got, torch.cat(alone), f"{variant}")
+
+
+def case_a_packed_step_gives_the_bits_of_its_rows():
+    """Chunk and decode rows in two halves of a graph's shape; pads hold NaN, and touch nothing."""
+    q, k, v = sequence_of(530, torch.float16, query_heads=2, key_heads=1)
+    pages = pages_of(k, v, 530)
+    spans = ((529, 1), (40, 1), (250, 20))  # (start, count): all of one sequence's keys
+    rows = [Row(0, 0, 0, start, (5,) * count, PAGES, (1, 1, 1), 1) for start, count in spans]
+    shape = StepShape((BatchShape(12, 3, 4, 8, 3), BatchShape(20, 3, 4, 0, 3)))
+    buffer = torch.zeros(shape.words, dtype=torch.int32)
+    pack_step(rows, shape, StepSpans.of(rows, 3, 5).within(shape), buffer, 5)
+    _, batches = packed_batches(shape, buffer, 5)
+    queries = torch.full((32, 2, 16), torch.nan, dtype=torch.float16)
+    queries[:22] = torch.cat([q[start : start + count] for start, count in spans])
+    wanted = []
+    for start, count in spans:
+        alone = make_batch((PagedSequence(0, count, start, PAGES),), short_tokens=count)
+        wanted.append(attend_reference(q[start : start + count], *pages, alone, None))
+    parts = zip(queries.split([12, 20]), batches, strict=True)
+    got = torch.cat([decode(part, pages, batch, VARIANTS[3]) for part, batch in parts])
+    assert_same_bits(got[:22], torch.cat(wanted), "rows of a packed step")
+
+
+def case_the_order_of_splits_reaches_a_bit():
+    """Negative control: pages exchanged (every key seen by the last row) give other bits."""
+    q, k, v = sequence_of(768, torch.float32, query_heads=2, key_heads=1)
+    pages = pages_of(k, v, 768)
+    outs = []
+    for mapping in (PAGES, PAGES[::-1]):
+        batch = make_batch((PagedSequence(0, 1, 767, mapping),))
+        outs.append(decode(q[-1:], pages, batch, VARIANTS[3]))
+    if same_bits(*outs):
+        raise AssertionError("the order of splits reached no bit: this test shows nothing")
+
+
+def merge_by(kernel, states, batch, window, **options):
+    """What a merge makes of states (largest, mass, total) [splits, key heads, rows (, lanes)]."""
+    _, key_heads, rows, lanes = states[2].shape
+    out = torch.full((2, key_heads * rows // 2, lanes), torch.nan)
+    kernel[(2 * out.shape[1],)](
+        out, *(x.reshape(-1) for x in states), batch.short, batch.rows, window or 0, rows,
+        batch.short_rows, KEY_HEADS=key_heads, GROUP=rows // 2, HEAD=lanes, LANES=lanes,
+        WINDOW=window is not None, enable_fp_fusion=False, **options,
+    )  # fmt: skip
+    return out
+
+
+def case_a_merge_of_several_chunks_has_the_bits_of_one_chain():
+    """Of two tokens the second alone sees the last of 70 splits: the first's state is NaN there."""
+    sequence = PagedSequence(0, 2, 69 * 256 - 1, tuple(range(70)))
+    batch = make_batch((sequence,))
+    largest = draw(70, 2, 4, seed=1) * 3 + torch.linspace(-6, 6, 70)[:, None, None]
+    largest[::7] = largest[3::7][:10]  # some are equal, and others far below
+    largest[5] -= 1000
+    states = [largest, draw(70, 2, 4, seed=2).abs(), draw(70, 2, 4, 16, seed=3)]
+    for x in states:
+        x[69, :, :2] = torch.nan
+    merge, plain = attention_decode_launch.merge_splits, {"num_warps": 4, "DEPENDENT": False}
+    for window in (None, 5000, 300):
+        wanted = merge_by(decode_reference.merge_splits, states, batch, window, UNROLL=4)
+        for chunk in (32, 64, 128):
+            got = merge_by(merge, states, batch, window, CHUNK=chunk, **plain)
+            assert_same_bits(got, wanted, f"chunks of {chunk}, window {window}")
+    turned = [torch.cat([x[:69].flip(0), x[69:]]) for x in states]
+    got = merge_by(merge, turned, batch, None, CHUNK=32, **plain)
+    wanted = merge_by(decode_reference.merge_splits, states, batch, None, UNROLL=4)
+    if same_bits(got, wanted):
+        raise AssertionError("the order of states reached no bit: this test shows nothing")
+
+
+def case_one_launch_rotates_and_stores_the_bits_of_three():
+    sequences = (PagedSequence(0, 7, 253, (4, 1)), PagedSequence(7, 2, 30, (3,)))
+    host = make_batch(sequences)
+    for dtype in (torch.float16, torch.float32):
+        for heads, keys, head in ((5, 2, 64), (4, 4, 96), (3, 1, 16)):
+            wide = draw(9, (heads + 2 * keys) * head, dtype=dtype, seed=head, spread=True)
+            parts = wide.split([heads * head, keys * head, keys * head], 1)
+            q, k, v = (x.view(9, -1, head) for x in parts)
+            q[1, 1] = 0
+            k[2, 0] = torch.inf
+            tables = draw(300, head // 2, seed=1), draw(300, head // 2, seed=2)
+            for norms in ((None, None), tuple(draw(head, dtype=dtype, seed=s) for s in (3, 4))):
+                theirs = [torch.full((6, keys, 256, head), 7.0, dtype=dtype) for _ in "kv"]
+                wanted = cpu_rotation.rotate_and_store(
+                    q, k, v, *tables, *norms, 1e-6, *theirs, host
+                )
+                for share in (FEW_ROWS, MANY_ROWS, Share(4, 4)):
+                    ours = [torch.full_like(x, 7.0) for x in theirs]
+                    got = rotate_and_store_as(q, k, v, tables, norms, 1e-6, ours, host, share)
+                    name = f"{dtype} {heads} {keys} {head} {norms[0] is not None} {share}"
+                    assert_same_bits(got, wanted, name)
+                    for left, right in zip(ours, theirs, strict=True):
+                        left, right = left.nan_to_num(99.0), right.nan_to_num(99.0)
+                        assert_same_bits(left, right, f"pages {name}")
+                    angles = [table[host.positions] for table in tables]
+                    three = rotary.rotate_heads(q, *angles, norms[0], 1e-6)
+                    assert_same_bits(got, three, f"rotate_heads {name}")
+
+
+def main() -> None:
+    patch_interpreter()
+    emulated_merge.install()
+    run_cases(cases_of(globals()))
+
+
+if __name__ == "__main__":
+    main()

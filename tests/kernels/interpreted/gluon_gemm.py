@@ -1,0 +1,128 @@
+"""`gluon_leaf_gemm` without a GPU: its programs emulated, beside leaves folded in torch.
+
+    python -m tests.kernels.interpreted.gluon_gemm
+
+prints one JSON line with the result of each case (`emulated_warps.py` has what the emulation shows
+and what it does not).
+"""
+
+from types import SimpleNamespace
+
+import torch
+
+from tests.kernels.interpreted.emulated_warps import Pointer, grouped_product, run_program
+from tests.lib.bits import assert_same_bits, same_bits
+from tests.lib.case_runner import cases_of, run_cases
+from tpdet.kernels import order
+from tpdet.kernels.cuda.gemm import pointer as gemm_pointer
+from tpdet.kernels.cuda.gemm import warp_specialised as gluon_leaf_gemm
+from tpdet.kernels.cuda.gemm.choice.root_form import RootForm, root_form
+from tpdet.kernels.cuda.launch import warp_pipeline as warp_ring
+from tpdet.kernels.partial_sums import relative_roots
+
+KERNEL = gluon_leaf_gemm.fold_by_trades
+DEPTH, LEAVES = 16, 8
+
+
+def draw(*shape, seed=0):
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return (x * (2.0 * x).exp()).half()
+
+
+def described(values):
+    return SimpleNamespace(tensor=values, layout=None, dtype=values.dtype)
+
+
+def launch(x, w, y, bias, form, columns, stages, programs, sent):
+    """Every program of the kernel in turn: x [M, L * K], w [L, N, K] -> y [R, M, N], filled."""
+    leaves, n, k = w.shape
+    y.fill_(torch.nan)
+    arguments = {
+        "x_tiles": described(x), "w_tiles": described(w.view(leaves * n, k)),
+        "y_tiles": described(y.view(-1, n)), "y": Pointer(y),
+        "bias": Pointer(x if bias is None else bias),
+        "m": x.shape[0], "n": n, "roots": form.roots, "steps": k // DEPTH, "COLUMNS": columns,
+        "BK": DEPTH, "GROUPS": form.groups, "PARTS": form.parts, "PAIR": form.pair,
+        "EVEN": n % columns == 0, "SENT": sent, "HAS_BIAS": bias is not None, "STAGES": stages,
+        "DEPENDENT": False,
+    }  # fmt: skip
+    for program in range(programs):
+        run_program(KERNEL, gemm_pointer, program, arguments, programs, (warp_ring,))
+    return y
+
+
+def fold(x, w, form, stages, programs, sent=True):
+    """Leaves folded: roots [R, M, N] fp32."""
+    y = torch.empty(form.roots, x.shape[0], w.shape[1])
+    return launch(x, w, y, None, form, 128, stages, programs, sent)
+
+
+def leaf_sums(x, w):
+    """One chain a leaf, groups of 16 of ascending K, from +0."""
+    zeros = torch.zeros(x.shape[0], w.shape[1])
+    parts = x.split(w.shape[2], 1)
+    return [grouped_product(part, leaf.T, zeros) for part, leaf in zip(parts, w, strict=True)]
+
+
+def rank_forms():
+    """(leaves of a rank, its roots, their form): every order at TP 1, 2 and 4, what folds once."""
+    seen = {}
+    for name in order.FOLD_ORDERS:
+        for ranks in (1, 2, 4):
+            share = LEAVES // ranks
+            for rank, roots in enumerate(order.fold_plan(name, LEAVES, ranks).roots):
+                roots = relative_roots(roots, rank * share)
+                seen[share, root_form(0, share, roots)] = roots
+    return [(share, roots, form) for (share, form), roots in seen.items() if form.leaves > 1]
+
+
+def case_every_form_has_the_bits_of_leaves_folded_apart():
+    for index, (leaves, roots, form) in enumerate(rank_forms()):
+        m, width = (1, 70, 150, 130)[index % 4], (2 + index % 2) * DEPTH
+        for n in (144, 256):
+            x, w = draw(m, leaves * width), draw(leaves, n, width, seed=1)
+            sums = leaf_sums(x, w)
+            wanted = [order.evaluate(root, lambda i, s=sums: s[i], torch.add) for root in roots]
+            for sent in (False, True)[: 2 if form.roots == 1 or m % 64 == 0 else 1]:
+                got = fold(x, w, form, 2 + index % 3, 1 + index % 3, sent)
+                assert_same_bits(got, torch.stack(wanted), f"{form}, {m} rows, {n} columns, {sent}")
+
+
+def case_a_column_product_is_one_chain_with_its_bias_rounded_once():
+    for m, n, programs in ((1, 264, 2), (150, 512, 3), (130, 256, 1)):
+        x, w, bias = draw(m, 80), draw(1, n, 80, seed=1), draw(n, seed=2)
+        zeros = torch.zeros(m, n)
+        for shift in (None, bias):
+            wanted = grouped_product(x, w[0].T, zeros)
+            wanted = wanted if shift is None else wanted + shift.float()
+            y = torch.empty(1, m, n, dtype=torch.float16)
+            got = launch(x, w, y, shift, RootForm(1, 1, 1, 1), 256, 3, programs, True)
+            assert_same_bits(got[0], wanted.half(), f"{m} rows, {n} columns, bias {shift is None}")
+
+
+def case_tiles_of_several_roots_stay_apart_when_rows_are_sixty_fours():
+    x, w = draw(192, 4 * 32), draw(4, 144, 32, seed=1)
+    sums = leaf_sums(x, w)
+    wanted = torch.stack([sums[0] + sums[1], sums[2] + sums[3]])
+    assert_same_bits(fold(x, w, RootForm(2, 1, 1, 2), 2, 2), wanted, "two roots of 192 rows")
+
+
+def case_the_order_shows_and_a_cancelled_sum_is_plus_zero():
+    x, w = draw(3, LEAVES * 32), draw(LEAVES, 128, 32, seed=1)
+    forms = RootForm(1, 8, 1, 1), RootForm(1, 4, 1, 2), RootForm(1, 2, 2, 2)
+    chained, paired, halved = (fold(x, w, form, 3, 1) for form in forms)
+    if same_bits(chained, paired) or same_bits(paired, halved):
+        raise AssertionError("the order of the additions reached no bit")
+    half = lambda value: torch.full((1, 2 * 32), value).half()
+    w = torch.full((2, 128, 32), 2.0**-24).half()
+    w[1] = -w[1]
+    got = fold(half(2.0**-24), w, RootForm(1, 2, 1, 1), 2, 1)
+    assert_same_bits(got, torch.zeros_like(got), "a sum that cancels")
+
+
+def main():
+    run_cases(cases_of(globals()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Leaf products, their cuts and the kernel that folds and norms, in Triton's interpreter.
+
+    TRITON_INTERPRET=1 python -m tests.kernels.interpreted.leaves
+
+prints one JSON line with the result of each case (`tests/kernels/interpreted/gemm.py` has why the
+interpreter's `dot` is replaced, and why there is no bf16 here).
+"""
+
+import torch
+
+from tests.kernels.interpreted.gemm import chain, draw, patch_interpreter
+from tests.lib.bits import assert_same_bits, same_bits
+from tests.lib.case_runner import cases_of, run_cases
+from tpdet.kernels import order
+from tpdet.kernels.cpu.pointwise import norm as cpu_norm
+from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.gemm import leaf_trials
+from tpdet.kernels.cuda.gemm.choice import shape_table
+from tpdet.kernels.cuda.gemm.choice.leaf_variants import LeafChoice, cut_roots
+from tpdet.kernels.cuda.gemm.choice.root_form import FOLDS, fold_fits, root_form
+from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.partial_sums import PartialSums, relative_roots
+
+LEAVES, WIDTH, COLUMNS = 8, 32, 48
+APART = Variant(16, 16, 16, 4, 3)
+TILES = (
+    Variant(32, 16, 16, 4, 3, descriptor=True),
+    Variant(64, 32, 16, 4, 3, descriptor=True, halves=2),
+    Variant(16, 32, 16, 4, 3, descriptor=True, swap=True),
+)
+
+
+def choices(roots, leaves):
+    """Every cut of these roots by every kernel that the interpreter runs."""
+    for cut in (1, 2, 4, 8):
+        parts = cut_roots(roots, cut)
+        form = None if parts is None else root_form(0, leaves, parts[0])
+        if form is None:
+            continue
+        for tile in TILES:
+            for kernel in ("chain",) if cut == 1 else FOLDS:
+                if cut == 1 or fold_fits(form, WIDTH, tile, kernel):
+                    yield LeafChoice(cut, kernel, tile)
+
+
+def check_rank(x, w, roots, wanted, what):
+    """Every choice gives each root's bits; returns how many did."""
+    found = list(choices(roots, w.shape[0]))
+    for choice in found:
+        sums = leaf_gemm.leaf_sums(x, w, roots, choice)
+        for root, total in zip(sums.roots, wanted, strict=True):
+            got = order.evaluate(root, lambda i, sums=sums: sums.values[i], torch.add)
+            assert_same_bits(got, total, f"{what} {choice}")
+    return {choice.cut for choice in found}
+
+
+def case_every_cut_has_the_bits_of_leaves_apart():
+    cuts = {}
+    for m, orders in ((37, order.FOLD_ORDERS), (1, ("pairs",))):
+        x = draw(m, LEAVES * WIDTH, dtype=torch.float16, spread=True)
+        w = draw(LEAVES, COLUMNS, WIDTH, dtype=torch.float16, seed=1)
+        partials = chain(x, w, APART)
+        for name in orders:
+            for ranks in (1, 2, 4):
+                share = LEAVES // ranks
+                for rank, roots in enumerate(order.fold_plan(name, LEAVES, ranks).roots):
+                    first = rank * share
+                    mine = x[:, first * WIDTH : (first + share) * WIDTH]
+                    leaf = lambda i, partials=partials: partials[i]
+                    totals = [order.evaluate(root, leaf, torch.add) for root in roots]
+                    done = check_rank(
+                        mine, w[first : first + share], relative_roots(roots, first),
+                        totals, f"{m} {name} {ranks} {rank}",
+                    )  # fmt: skip
+                    cuts.setdefault((name, ranks, rank), done)
+    assert cuts["pairs", 1, 0] == {1, 2, 8} and cuts["tree", 1, 0] == {1, 2, 4, 8}
+    assert cuts["sequential", 1, 0] == {1, 8} and cuts["sequential", 2, 1] == {1}
+    assert cuts["pairs", 2, 0] == {1, 2, 4} and cuts["pairs", 2, 1] == {1, 2}
+
+
+def case_an_order_shows():
+    """Negative control: the orders differ on this data, so a wrong one would be seen."""
+    x = draw(37, LEAVES * WIDTH, dtype=torch.float16, spread=True)
+    w = draw(LEAVES, COLUMNS, WIDTH, dtype=torch.float16, seed=1)
+    totals = []
+    for name in order.FOLD_ORDERS:
+        roots = (order.fold_tree(name, LEAVES),)
+        totals.append(leaf_gemm.leaf_sums(x, w, roots, LeafChoice(8, "flat", TILES[0])).values)
+    assert not same_bits(totals[0], totals[1]) and not same_bits(totals[1], totals[2])
+
+
+def case_a_trial_sees_another_order():
+    x = draw(37, LEAVES * WIDTH, dtype=torch.float16, spread=True)
+    w = draw(LEAVES, COLUMNS, WIDTH, dtype=torch.float16, seed=1)
+    for name in order.FOLD_ORDERS:
+        roots = (order.fold_tree(name, LEAVES),)
+        product = shape_table.Product("row", COLUMNS, WIDTH, LEAVES, shape_table.write_roots(roots))
+        wanted = leaf_trials.wanted_roots(x, w, product, APART)
+        for other in order.FOLD_ORDERS:
+            tree = (order.fold_tree(other, LEAVES),)
+            sums = leaf_gemm.leaf_sums(x[:5], w, tree, LeafChoice(LEAVES, "flat", TILES[0]))
+            found = bool(leaf_trials.differs(sums, wanted[:, :5]))
+            assert found == (name != other), f"{name} {other}"
+
+
+def case_minus_zero_and_neighbours_stay():
+    x, w = torch.full((1, 128), -1e-30), torch.full((4, 16, 32), 1e-30)
+    roots = (((0, 1), (2, 3)),)
+    wanted = leaf_gemm.leaf_sums(x, w, roots, LeafChoice(1, "chain", TILES[0]))
+    total = order.evaluate(wanted.roots[0], lambda i: wanted.values[i], torch.add)
+    for kernel in FOLDS:
+        got = leaf_gemm.leaf_sums(x, w, roots, LeafChoice(4, kernel, TILES[0])).values[0]
+        assert_same_bits(got, total, kernel)
+    x, w = draw(20, 4 * 32, dtype=torch.float16), draw(4, 48, 32, dtype=torch.float16, seed=1)
+    halves = ((0, 1), (2, 3))
+    for tile in TILES:
+        choice = LeafChoice(2, "flat", tile)
+        clean = leaf_gemm.leaf_sums(x, w, halves, choice).values
+        bad_x, bad_w = x.clone(), w.clone()
+        bad_x[7], bad_x[:, 64:], bad_w[2:] = torch.nan, torch.nan, torch.nan
+        dirty = leaf_gemm.leaf_sums(bad_x, bad_w, halves, choice).values
+        keep = [row for row in range(20) if row != 7]
+        assert_same_bits(dirty[0, keep], clean[0, keep], f"{tile}")
+
+
+def case_a_choice_that_does_not_fit_is_refused():
+    x, w = draw(3, 8 * 32, dtype=torch.float16), draw(8, 16, 32, dtype=torch.float16)
+    roots = (order.fold_tree("sequential", 8),)
+    one_step = Variant(32, 16, 32, 4, 3, descriptor=True)
+    too_deep = Variant(16, 16, 64, 4, 3)
+    for bad in (LeafChoice(2, "flat", TILES[0]), LeafChoice(8, "flat", one_step),
+                LeafChoice(8, "parked", TILES[0]), LeafChoice(8, "nested", TILES[2]),
+                LeafChoice(1, "chain", too_deep)):  # fmt: skip
+        try:
+            leaf_gemm.leaf_sums(x, w, roots, bad)
+        except ValueError:
+            continue
+        raise AssertionError(f"not refused: {bad}")
+
+
+def case_fold_and_norm_is_one_kernel_with_the_bits_of_the_cpu():
+    for size, m in ((64, 5), (200, 3), (1024, 2)):
+        for dtype in (torch.float16, torch.float32):
+            residual = draw(m, 2 * size, dtype=dtype, seed=2)[:, :size]
+            weight, bias = draw(size, dtype=dtype, seed=3), draw(size, dtype=dtype, seed=4)
+            for count in (1, 2, 4, 8, 16):
+                values = draw(count, m, size, seed=5, spread=True)
+                values[:, 1] = 0.0
+                for name in order.FOLD_ORDERS:
+                    sums = PartialSums(values, (order.fold_tree(name, count),))
+                    for shift in (None, bias):
+                        args = sums, shift, residual, weight, 1e-6
+                        wanted, got = cpu_norm.fold_and_norm(*args), norm.fold_and_norm(*args)
+                        what = f"{size} {dtype} {count} {name} {shift is None}"
+                        assert_same_bits(got[0], wanted[0], f"h {what}")
+                        assert_same_bits(got[1], wanted[1], f"y {what}")
+    two = PartialSums(draw(2, 3, 64), (0, 1))
+    try:
+        norm.fold_and_norm(two, None, draw(3, 64), draw(64), 1e-6)
+    except ValueError:
+        return
+    raise AssertionError("two roots are not refused")
+
+
+def main():
+    patch_interpreter()
+    leaf_gemm.descriptor_sms = lambda *_: 3
+    run_cases(cases_of(globals()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Ranks of one process that take turns at the exchange kernels, phase by phase; none has to wait.
+
+Ordinary tensors stand for the peers' memory.
+"""
+
+from types import SimpleNamespace
+
+import torch
+
+from tests.lib.bits import assert_same_bits
+from tpdet.comm.exchange.peer_memory import PeerTensor
+from tpdet.comm.exchange.slot_layout import FLAGS, SlotLayout
+from tpdet.kernels import order
+from tpdet.kernels.cuda.exchange import direct as peer_direct
+from tpdet.kernels.cuda.exchange.one_shot import Peers, run_one_shot
+from tpdet.kernels.cuda.exchange.spread import run_two_shot_spread
+from tpdet.kernels.cuda.exchange.two_shot import run_two_shot
+from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.partial_sums import PartialSums, relative_roots
+
+LEAVES, EPS = 8, 1e-6
+
+
+def draw(*shape, seed=0, kind="normal"):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=generator)
+    if kind == "heavy":
+        return x * (2.0 * torch.randn(*shape, generator=generator)).exp()
+    if kind == "cancelling":
+        x[..., 1::2] = -x[..., 0::2] * (1 + 1e-3)
+    return x * 1e-20 if kind == "tiny" else x
+
+
+class Host:
+    """Ranks that take turns over one layout, for rows of `hidden` values."""
+
+    def __init__(self, name, ranks, hidden, dtype, one_shot_rows=8, rows=64, programs=3, tile=None):
+        self.plan = order.fold_plan(name, LEAVES, ranks)
+        self.tree = order.fold_tree(name, LEAVES)
+        self.ranks, self.hidden, self.dtype = ranks, hidden, dtype
+        self.layout = SlotLayout(
+            ranks, self.plan.slots, rows, hidden, dtype, one_shot_rows, direct_rows=1
+        )
+        self.epoch = 0
+        self.memory = [self._memory() for _ in range(ranks)]
+        table = torch.tensor([words.data_ptr() for words in self.memory])
+        self.peers = [
+            [Peers(rank, table, torch.zeros(2, dtype=torch.int64),
+                   torch.zeros(2, dtype=torch.int64), programs, tile=tile, live=False)
+             for rank in range(ranks)]
+            for _ in range(3)
+        ]  # fmt: skip
+
+    def _memory(self):
+        words = torch.full((self.layout.bytes // 4,), -1, dtype=torch.int32)
+        words[self.layout.gather_start // 4 :] = 0
+        assert words.data_ptr() % 16 == 0
+        return words
+
+    def armed(self):
+        return all((m[: self.layout.gather_start // 4] == -1).all() for m in self.memory)
+
+    def sums(self, leaves, rank, folded):
+        share = LEAVES // self.ranks
+        mine = leaves[rank * share : (rank + 1) * share].contiguous()
+        roots = relative_roots(self.plan.roots[rank], rank * share)
+        if not folded:
+            return PartialSums(mine, roots)
+        values = [order.evaluate(root, mine.__getitem__, torch.add) for root in roots]
+        return PartialSums(torch.stack(values), tuple(range(len(roots))))
+
+    def exchange(self, leaves, residual, weight, two_shot, folded=False, absent=None):
+        """(h, y) of every rank; rank `absent` pushes nothing."""
+        layout, found = self.layout, []
+        for _ in range(self.ranks):
+            found.append(tuple(torch.full_like(residual, float("nan")) for _ in range(2)))
+        y_start = layout.y_start // self.dtype.itemsize
+        two = layout.roots_start // 4, layout.share_rows, y_start, layout.piece_rows
+        one = layout.one_shot_start // 4, layout.one_shot_rows
+        for phase in ("push", "fold", "take") if two_shot else ("push", "fold"):
+            for rank in range(self.ranks):
+                if phase == "push" and rank == absent:
+                    continue
+                sums = self.sums(leaves, rank, folded)
+                many = run_two_shot_spread if two_shot == "spread" else run_two_shot
+                run, place = (many, two) if two_shot else (run_one_shot, one)
+                peers = self.peers[int(bool(two_shot))][rank]
+                run(sums, residual, weight, EPS, found[rank], self.plan, peers, place, (phase,))
+        return found
+
+    def direct(self, leaves, residual, weight, folded=False):
+        """(h, y) of every rank by the exchange that pushes y to where it is read."""
+        layout, size, self.epoch = self.layout, self.dtype.itemsize, self.epoch + 1
+        begin = layout.direct_start + self.epoch % 2 * layout.piece_rows * self.hidden * size
+        place = (layout.roots_start // 4, layout.share_rows, begin // size,
+                 layout.flag_start // 4, FLAGS)  # fmt: skip
+        hidden = [torch.full_like(residual, float("nan")) for _ in range(self.ranks)]
+        for phase in peer_direct.PHASES:
+            for rank in range(self.ranks):
+                peer_direct.run_two_shot_direct(
+                    self.sums(leaves, rank, folded), residual, weight, EPS, hidden[rank],
+                    self.plan, self.peers[1][rank], place, (phase,),
+                )  # fmt: skip
+        words = [memory[begin // 4 :][: residual.numel() * size // 4] for memory in self.memory]
+        return list(zip(hidden, (w.view(self.dtype).view(residual.shape) for w in words),
+                        strict=True))  # fmt: skip
+
+    def flags(self, rank):
+        start = self.layout.flag_start // 4
+        return self.memory[rank][start : start + self.ranks * FLAGS].view(self.ranks, FLAGS)
+
+    def expected(self, leaves, residual, weight):
+        total = order.evaluate(self.tree, leaves.__getitem__, torch.add)
+        sums = PartialSums(total[None], (0,))
+        return norm.fold_and_norm(sums, None, residual, weight, EPS)
+
+
+def inputs(host, rows, seed, kind="normal"):
+    leaves = draw(LEAVES, rows, host.hidden, seed=seed, kind=kind)
+    residual = draw(rows, host.hidden, seed=seed + 1).to(host.dtype)
+    return leaves, residual, draw(host.hidden, seed=seed + 2).to(host.dtype)
+
+
+def check(host, rows, seed, two_shot, kind="normal", folded=False):
+    leaves, residual, weight = inputs(host, rows, seed, kind)
+    h, y = host.expected(leaves, residual, weight)
+    share = -(-rows // host.ranks)
+    found = (
+        host.direct(leaves, residual, weight, folded)
+        if two_shot == "direct"
+        else host.exchange(leaves, residual, weight, two_shot, folded)
+    )
+    for rank, (mine, normed) in enumerate(found):
+        owned = slice(rank * share, (rank + 1) * share) if two_shot else slice(None)
+        what = f"{rows} rows, rank {rank} of {host.ranks}, {kind}"
+        assert_same_bits(mine[owned], h[owned], f"h, {what}")
+        assert_same_bits(normed, y, f"y, {what}")
+    assert host.armed(), f"{rows} rows left words behind"
+
+
+class FakeMemory:
+    """What an exchange needs of peer memory, for ranks of one process that take turns."""
+
+    multiprocessors = 3
+    device = torch.device("cpu")
+
+    def __init__(self, rank, size):
+        self.world = SimpleNamespace(rank=rank, size=size, timeout=1.0)
+
+    def allocate(self, shape, dtype):
+        return PeerTensor(torch.zeros(shape, dtype=dtype), torch.zeros(self.world.size).long())
+
+    def host_words(self, count):
+        return torch.zeros(count, dtype=torch.int64)
+
+    def settle(self):
+        pass

@@ -1,0 +1,309 @@
+"""AsyncLLM: many requests at a time in an event loop, alone and over two ranks."""
+
+import asyncio
+import json
+import subprocess
+import threading
+import time
+
+import msgspec
+import pytest
+
+from tests.llm.test_llm import GREEDY
+from tpdet import LLM, AsyncLLM, SamplingParams
+from tpdet.engine.fault_points import FaultPoints
+from tpdet.errors import NotFoundError, NumericalError, PeerLostError, UsageError
+from tpdet.launch.life.faults import Fault
+from tpdet.launch.start.torchrun import rank_environment, torchrun_command
+
+LONG = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, seed=1)
+
+
+def mixed_requests():
+    """Twelve requests that differ in everything."""
+    drawn = [
+        SamplingParams(temperature=0.9, seed=i, max_tokens=6 + i, logprobs=i % 3, n=1 + i % 2)
+        for i in range(6)
+    ]
+    penalised = SamplingParams(temperature=0.7, top_k=9, repetition_penalty=1.2, seed=4)
+    scored = SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=2, seed=1)
+    params = [*drawn, GREEDY, penalised, scored, LONG, GREEDY, penalised]
+    prompts = ["The for statement", [5, 6, 7], {"prompt_token_ids": [9] * 300}, [1], "A list", [2]]
+    return list(zip(prompts * 2, params, strict=True))
+
+
+async def whole(generator):
+    """The last output of a request, after checking that each grows out of the one before."""
+    last = None
+    async for output in generator:
+        assert last is None or not last.finished
+        for old, new in zip(last.outputs if last else (), output.outputs, strict=False):
+            assert new.token_ids[: len(old.token_ids)] == old.token_ids
+            assert new.text.startswith(old.text)
+        assert output.finished or output.replay_digest is None
+        last = output
+    assert last.finished and last.replay_digest
+    return last
+
+
+def named(output, request_id=""):
+    return msgspec.structs.replace(output, request_id=request_id)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return tiny_model("qwen3", kv_heads=2)
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    """What LLM answers to the requests, one by one."""
+    with LLM(model, kv_pages=64) as llm:
+        return [named(llm.generate([p], s)[0]) for p, s in mixed_requests()]
+
+
+def run(model, body, **settings):
+    async def main():
+        async with AsyncLLM(model, **{"kv_pages": 64} | settings) as llm:
+            found = await asyncio.wait_for(body(llm), 120)
+            deadline = time.monotonic() + 10
+            while llm.engine.has_work or llm._thread._streams or llm._streams:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+        llm.engine.check_integrity()
+        assert llm.engine.statistics().pages_used == 0
+        return found
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_num_seqs": 3, "max_queue": 2, "max_num_batched_tokens": 64}]
+)
+def test_answers_are_those_of_llm_whatever_else_runs(model, expected, settings):
+    async def body(llm):
+        asked = mixed_requests() * 2
+        return await asyncio.gather(*(whole(llm.generate(p, s)) for p, s in asked))
+
+    found = [named(output) for output in run(model, body, **settings)]
+    assert found == expected * 2
+    bits = [[choice.logprob_bits for choice in output.outputs] for output in found]
+    assert bits == [[c.logprob_bits for c in output.outputs] for output in expected * 2]
+
+
+def test_outputs_come_while_it_runs_and_two_loops_may_share_it(model, expected):
+    async def body(llm):
+        count = 0
+        async for output in llm.generate([2], LONG, "mine"):
+            assert output.request_id == "mine"
+            count += 1
+        other = await asyncio.to_thread(
+            lambda: asyncio.run(whole(llm.generate(*mixed_requests()[0])))
+        )
+        return count, other
+
+    count, other = run(model, body)
+    assert count > 20
+    assert named(other) == expected[0]
+
+
+def test_a_reader_that_leaves_frees_its_pages(model):
+    async def body(llm):
+        async def read(how):
+            async for output in llm.generate([7] * 300, LONG, how):
+                if how == "break" and len(output.outputs[0].token_ids) > 3:
+                    break
+
+        async for output in llm.generate([7] * 300, LONG):
+            if len(output.outputs[0].token_ids) > 3:
+                break
+        task = asyncio.create_task(read("cancel"))
+        while not llm.engine.has_work:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await read("break")
+        began = time.monotonic()
+        while llm.engine.has_work:
+            await asyncio.sleep(0.001)
+        assert llm.engine.statistics().totals.generated_tokens < 3 * 100
+        return time.monotonic() - began
+
+    run(model, body)
+
+
+def test_an_aborted_request_ends_as_such_and_nobody_else_does(model, expected):
+    async def body(llm):
+        async def read(name):
+            return [output async for output in llm.generate([3, 4], LONG, name)]
+
+        doomed = asyncio.create_task(read("doomed"))
+        other = asyncio.create_task(whole(llm.generate(*mixed_requests()[3])))
+        while not llm._streams.get("doomed") or not llm.engine.has_work:
+            await asyncio.sleep(0.001)
+        await llm.abort("doomed")
+        await llm.abort("nobody")
+        last = (await doomed)[-1]
+        again = await whole(llm.generate(*mixed_requests()[0], request_id="doomed"))
+        return last, await other, again
+
+    last, other, again = run(model, body)
+    assert last.finished and last.outputs[0].finish_reason == "abort"
+    assert last.replay_digest is None and len(last.outputs[0].token_ids) < 200
+    assert [named(other), named(again)] == [expected[3], expected[0]]
+
+
+def test_each_error_reaches_its_own_consumer(model, expected):
+    async def body(llm):
+        async def told(prompt, params, name=None):
+            try:
+                return named(await whole(llm.generate(prompt, params, name)))
+            except Exception as error:
+                return f"{type(error).__name__}: {error}"
+
+        good = mixed_requests()[0]
+        return await asyncio.gather(
+            told(*good, "twice"),
+            told(*good, "twice"),
+            told([99999], GREEDY),
+            told([1], SamplingParams(max_tokens=9999)),
+            told([[1], [2]], GREEDY),
+            told([1], {"max_tokens": 2}),
+            told([1], GREEDY, 5),
+            told([1], SamplingParams(json_schema='{"type": "nonsense"}')),
+            told(*good),
+        )
+
+    found = run(model, body)
+    assert found[0] == found[-1] == expected[0]
+    for error, text in zip(
+        found[1:-1],
+        ("'twice' is in use", "outside the vocabulary", "over the model's context",
+         "token 0 is [1]", "use SamplingParams(**", "request_id must be text", "RequestError"),
+        strict=True,
+    ):  # fmt: skip
+        assert text in error
+
+
+def test_nan_in_one_request_fails_that_one_alone(model, expected):
+    async def body(llm):
+        first = asyncio.create_task(whole(llm.generate([3, 4], LONG)))
+        while not llm.engine.has_work:
+            await asyncio.sleep(0.001)
+        llm.engine._faults = FaultPoints([Fault(0, 0, "nan-row")], 0)
+        with pytest.raises(NumericalError, match="NaN"):
+            await first
+        return await whole(llm.generate(*mixed_requests()[0]))
+
+    assert named(run(model, body)) == expected[0]
+
+
+def test_after_the_engine_has_ended_everybody_is_told_why(model, monkeypatch):
+    async def main():
+        llm = AsyncLLM(model, kv_pages=16)
+
+        def fail(*_):
+            raise RuntimeError("out of luck")
+
+        monkeypatch.setattr(llm.engine.runner, "launch", fail)
+        told = await asyncio.gather(
+            *(whole(llm.generate([i], GREEDY)) for i in (1, 2)), return_exceptions=True
+        )
+        assert [type(error) for error in told] == [PeerLostError] * 2
+        with pytest.raises(PeerLostError, match="ended by RuntimeError: out of luck"):
+            await whole(llm.generate([1], GREEDY))
+        assert llm.closed and repr(llm).endswith("[closed]")
+        await llm.close()
+
+    asyncio.run(main())
+
+
+def test_closing_ends_open_requests_and_later_ones(model):
+    async def main():
+        llm = AsyncLLM(model, kv_pages=16)
+        task = asyncio.create_task(whole(llm.generate([1], LONG)))
+        while not llm.engine.has_work:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(llm.close(), llm.close())
+        with pytest.raises(UsageError, match="this AsyncLLM is closed"):
+            await task
+        with pytest.raises(UsageError, match="this AsyncLLM is closed"):
+            await whole(llm.generate([1], LONG))
+        with pytest.raises(UsageError, match="rank 0 makes the requests"):
+            await llm.follow()
+
+    asyncio.run(main())
+    assert not [thread for thread in threading.enumerate() if thread.name == "tpdet engine"]
+
+
+def test_what_cannot_be_loaded_is_refused_and_leaves_no_thread(tmp_path):
+    with pytest.raises(NotFoundError, match="is not a directory"):
+        AsyncLLM("./nowhere")
+    with pytest.raises(NotFoundError):
+        AsyncLLM(tmp_path, skip_tokenizer_init=True)
+    assert not [thread for thread in threading.enumerate() if thread.name == "tpdet engine"]
+
+
+TWO_RANKS = """
+import asyncio, json, sys
+import msgspec
+from tests.llm.test_async_llm import GREEDY, LONG, mixed_requests, named, whole
+from tpdet import AsyncLLM
+
+SETTINGS = {"kv_pages": 64, "tensor_parallel_size": 2, "step_timeout": 2}
+
+async def told(awaited):
+    try:
+        return await awaited
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+async def well():
+    async with AsyncLLM(sys.argv[1], **SETTINGS) as llm:
+        if llm.rank > 0:
+            refused = await told(whole(llm.generate([1], GREEDY)))
+            await llm.follow()
+            return refused
+        asked = mixed_requests()
+        answers = await asyncio.gather(*(whole(llm.generate(p, s)) for p, s in asked))
+        await asyncio.sleep(3)  # longer than the step timeout: idle ranks hear from rank 0
+        answers.append(await whole(llm.generate(*asked[0])))
+        return msgspec.to_builtins([named(a) for a in answers], str_keys=True)
+
+async def badly():
+    llm = AsyncLLM(sys.argv[1], **SETTINGS)
+    if llm.rank > 0:
+        def fail(*_):
+            raise RuntimeError("out of luck")
+        llm.engine.runner.launch = fail
+        found = await told(llm.follow())
+    else:
+        found = await asyncio.gather(*(told(whole(llm.generate([i], LONG))) for i in (1, 2)))
+    await llm.close()
+    return found, llm.rank
+
+good = asyncio.run(well())
+bad, rank = asyncio.run(badly())
+with open(f"{sys.argv[2]}/{rank}.json", "w") as file:
+    json.dump([good, bad], file)
+"""
+
+
+def test_rank_0_asks_the_others_follow_and_a_failure_is_everybodys(model, expected, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(TWO_RANKS)
+    command = torchrun_command(2, [str(script)], [str(model), str(tmp_path)], tmp_path / "logs")
+    done = subprocess.run(command, env=rank_environment(2), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (answers, lost), (refused, own) = (
+        json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)
+    )
+    same = msgspec.to_builtins([*expected, expected[0]], str_keys=True)
+    assert answers == json.loads(json.dumps(same))
+    assert refused == "UsageError: rank 1 follows rank 0: call `await llm.follow()` here"
+    assert own == "RuntimeError: out of luck"
+    for error in lost:
+        assert error.startswith("PeerLostError: the engine has ended by PeerLostError: rank 1")
+        assert "gave up: out of luck" in error

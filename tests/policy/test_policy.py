@@ -1,0 +1,223 @@
+"""House rules read off the tree: layers, banned calls, heavy imports, bare package names."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lib.tree import ROOT
+
+FLOORS = (
+    ("errors", "kernels/order", "kernels/exact", "kernels/cpu", "kernels/cuda/launch"),
+    ("arguments", "kernels/inputs", "kernels/node_plan", "kernels/partial_sums", "launch/host"),
+    ("kernels/ops", "kernels/cpu/attention", "kernels/cpu/gemm", "kernels/cpu/pointwise",
+     "kernels/cpu/sampling", "kernels/cuda/attention", "kernels/cuda/gemm/choice",
+     "kernels/cuda/pointwise", "config", "request", "model_config", "launch/ranks"),
+    ("kernels/cuda/exchange", "kernels/cuda/gemm", "kernels/cuda/sampling", "kernels/known",
+     "kernels/stock", "kernels/token_ranks", "comm/world", "control", "launch/life", "synthetic"),
+    ("comm/device", "comm/exchange", "cache", "text", "weights", "launch/start"),
+    ("comm/agreement", "layers", "sampling", "grammar"),
+    ("models", "scheduler", "audit", "server/wire"),
+    ("runner", "server/body", "server/http1", "server/settings"),
+    ("engine", "client", "server/front"),
+    ("llm", "verify", "server/leader"),
+    ("serve", "bench/report", "server/commands"),
+    ("bench/kernels",),
+    ("bench",),
+    ("tune", "planner"),
+    ("cli",),
+)  # fmt: skip
+"""The rooms of the product, from the ground up: an import goes to its own room or to a lower floor.
+
+A room is a folder; files that lie beside rooms (`kernels/ops`, `tpdet/config`) are rooms too.
+"""
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+MOST_FILES = 24
+ONLY_STDLIB = ("launch",)
+
+
+def sources() -> list[Path]:
+    """Every Python file of the package, by its place in the tree (not through the links)."""
+    tops = ("tpdet", "kernels", "comm", "launch")
+    found = [p for top in tops for p in (ROOT / top).rglob("*.py")]
+    links = [ROOT / "tpdet" / name for name in ("kernels", "comm", "launch")]
+    return sorted(p for p in found if not any(link in p.parents for link in links))
+
+
+def part(path: Path) -> str:
+    """The top-level part of the product a file belongs to: `kernels`, `server`, `cli`."""
+    return room(path).split("/")[0]
+
+
+def room(path: Path) -> str:
+    """The room of a file: its folder, or the file itself where rooms lie beside it."""
+    relative = path.relative_to(ROOT).with_suffix("").as_posix().removeprefix("tpdet/")
+    folder = relative.rpartition("/")[0]
+    return relative if relative in FLOOR else folder or relative
+
+
+def imports(path: Path) -> list[str]:
+    """Dotted names a file imports anywhere, in functions and type-checking blocks too."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def test_an_import_goes_down_only():
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removeprefix("tpdet."): path
+        for path in sources()
+    }
+    packages = {name.removesuffix(".__init__") for name in files if name.endswith("__init__")}
+    wrong = []
+    for path in sources():
+        mine = room(path)
+        if path.stem in ("__init__", "__main__") and mine not in FLOOR:
+            continue
+        assert mine in FLOOR, f"{path}: give {mine!r} a floor"
+        for name in imports(path):
+            if not name.startswith("tpdet."):
+                continue
+            found = name.removeprefix("tpdet.")
+            while found and found not in files and found not in packages:
+                found = found.rpartition(".")[0]
+            if found:
+                other = room(files[found]) if found in files else found.replace(".", "/")
+                if other != mine and FLOOR.get(other, -1) >= FLOOR[mine]:
+                    wrong.append(f"{path.relative_to(ROOT)} ({mine}) imports {name} ({other})")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_room_is_there_and_none_is_crowded():
+    found = {room(path) for path in sources() if path.stem != "__init__"}
+    assert set(FLOOR) == found - {"__main__"}
+    crowded = {}
+    for folder in {path.parent for path in sources()}:
+        inside = [p for p in folder.iterdir() if p.is_file() and p.suffix != ".pyc"]
+        if len(inside) > MOST_FILES:
+            crowded[str(folder.relative_to(ROOT))] = len(inside)
+    assert not crowded
+
+
+def test_the_other_packages_names_are_never_imported_bare():
+    wrong = [
+        f"{path}: {name}"
+        for path in [*sources(), *sorted((ROOT / "tests").rglob("*.py"))]
+        for name in imports(path)
+        if name.split(".")[0] in ("kernels", "comm", "launch")
+    ]
+    assert not wrong
+
+
+BANNED = {
+    r"\bpickle\b|\bcloudpickle\b|\bdill\b": "pickle",
+    r"torch\.load\(": "torch.load",
+    r"(?<![\w.])eval\(|(?<![\w.])exec\(": "eval",
+    r"trust_remote_code": "remote code",
+    r"all_gather_object|broadcast_object_list|gather_object|send_object": "pickling collectives",
+    r"\.all_reduce\(|\.reduce_scatter|dist\.reduce\(|reduce_scatter_tensor": "a library reduction",
+    r"\.add_in_any_order\(": "approximate sums",
+    r"library_sum\(": "a library's sum",
+    r"torch\.topk\(|torch\.multinomial\(|\.multinomial\(": "undefined tie order",
+    r"torch\.manual_seed\(|np\.random\.|(?<!\w)random\.(random|seed)\(": "a global generator",
+    r"use_deterministic_algorithms": "a global switch",
+    r"\bassert_close\b|\ballclose\b": "a tolerance",
+}
+ALLOWED = {
+    "a library reduction": {
+        "tpdet/verify/control.py", "tpdet/bench/exchange_rank.py", "comm/world/library_sum.py",
+    },
+    "approximate sums": {"comm/exchange/all_reduce.py"},
+    "a library's sum": {"comm/world/group_world.py", "comm/world/library_sum.py"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("pattern", "why"), sorted(BANNED.items()))
+def test_banned_calls_do_not_occur(pattern, why):
+    wrong = []
+    for path in sources():
+        name = str(path.relative_to(ROOT))
+        for node_line, text in enumerate(strip_comments(path).splitlines(), 1):
+            if re.search(pattern, text) and name not in ALLOWED.get(why, ()):
+                wrong.append(f"{name}:{node_line}: {why}")
+    assert not wrong, "\n".join(wrong)
+
+
+def strip_comments(path: Path) -> str:
+    """Source without docstrings and comments, line numbers not kept."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ""
+    return ast.unparse(tree)
+
+
+def test_tolerances_stand_only_in_accuracy_tests():
+    wrong = [
+        path.name
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if not path.name.startswith("test_accuracy_")
+        and path.name != "test_policy.py"
+        and re.search(r"\ballclose\b|\bassert_close\b", path.read_text())
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "module", ["tpdet", "tpdet.scheduler.scheduler", "tpdet.cache.pages", "tpdet.cache.versions",
+               "tpdet.request", "tpdet.control.plan", "tpdet.launch.start.supervise", "tpdet.cli"],
+)  # fmt: skip
+def test_what_must_start_fast_imports_no_torch(module):
+    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_launch_uses_the_standard_library_only():
+    wrong = []
+    for path in sources():
+        if part(path) in ONLY_STDLIB:
+            for name in imports(path):
+                top = name.split(".")[0]
+                if (path.name, top) == ("submission.py", "submitit"):
+                    continue
+                if top not in sys.stdlib_module_names and not name.startswith(
+                    ("tpdet.launch", "tpdet.errors")
+                ):
+                    wrong.append(f"{path.name}: {name}")
+    assert not wrong
+
+
+def test_kernels_import_torch_and_triton_only():
+    allowed = ("torch", "triton", "numpy")
+    wrong = []
+    for path in sources():
+        if part(path) == "kernels":
+            for name in imports(path):
+                top = name.split(".")[0]
+                if top in sys.stdlib_module_names or top in allowed:
+                    continue
+                if not name.startswith("tpdet.kernels"):
+                    wrong.append(f"{path.name}: {name}")
+    assert not wrong
+
+
+def test_every_module_and_public_function_says_what_it_does():
+    wrong = []
+    for path in sources():
+        tree = ast.parse(path.read_text())
+        if not ast.get_docstring(tree):
+            wrong.append(str(path.relative_to(ROOT)))
+    assert not wrong
+
+
+def test_files_hold_one_noun():
+    long = [f"{p.relative_to(ROOT)}" for p in sources() if len(p.read_text().splitlines()) > 300]
+    assert not long

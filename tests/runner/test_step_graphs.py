@@ -1,0 +1,137 @@
+"""Steps replayed from graphs, recorded on the CPU: the bits of steps launched one by one."""
+
+import pytest
+import torch
+
+from tests.lib.engine_harness import ask, run
+from tests.lib.recorded_graphs import recorded_graphs
+from tpdet.comm.world.world import SoloWorld
+from tpdet.config import EngineConfig
+from tpdet.errors import ResourceError
+from tpdet.model_config import load_model_config
+from tpdet.runner import Runner, memory
+from tpdet.runner.graphs import make_graphs
+from tpdet.runner.packed_step import StepSpans
+from tpdet.runner.step_graphs import StepGraphs
+
+SETTINGS = {"max_num_seqs": 5, "max_model_len": 700, "kv_pages": 14}
+
+
+def requests():
+    draws = {"temperature": 0.9, "seed": 4}
+    return [
+        ask("long", [5 + i % 90 for i in range(300)], max_tokens=4),
+        ask("drawn", range(50, 53), max_tokens=6, **draws),
+        ask("longer", [7 + i % 80 for i in range(420)], max_tokens=3, **draws),
+        ask("choices", range(20, 40), n=2, max_tokens=5, **draws),
+        ask("scored", range(30, 75), max_tokens=2, prompt_logprobs=1),
+        ask("one", [9], max_tokens=3),
+    ]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return tiny_model("qwen3", kv_heads=2, hidden=64, intermediate=128, layers=1)
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    return run(model, requests(), max_num_batched_tokens=400, **SETTINGS)
+
+
+def same(found, expected):
+    """Whether every logit and every answer has its bits."""
+    answers = all(
+        found.answer(request.request_id, choice) == expected.answer(request.request_id, choice)
+        and found.prompt(request.request_id) == expected.prompt(request.request_id)
+        for request in requests()
+        for choice in range(request.params.n)
+    )
+    return answers and all(
+        torch.equal(found.logits[key].view(torch.int32), logits.view(torch.int32))
+        for key, logits in expected.logits.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("tp", "halves_from", "settings"),
+    [
+        (1, None, {"max_num_batched_tokens": 400}),
+        (1, 256, {"max_num_batched_tokens": 400, "ahead": True}),
+        (1, None, {"max_num_batched_tokens": 37}),
+        (2, 256, {"max_num_batched_tokens": 400, "preempt_every": 3}),
+        (1, None, {"max_num_batched_tokens": 400, "fixed_batch": 3}),
+    ],
+)
+def test_replayed_steps_have_the_bits_of_launched_ones(model, expected, tp, halves_from, settings):
+    with recorded_graphs(halves_from) as replays:
+        found = run(model, requests(), tp, **(SETTINGS | settings))
+    assert same(found, expected)
+    steps = [shape for shape in replays if shape.batches[0].blocks]
+    assert len(steps) > 2 and len(steps) < len(replays), "of both kinds"
+    assert (halves_from is None) == (max(len(shape.batches) for shape in steps) == 1)
+    assert len(replays) >= tp * (found.steps - 1), "hardly a step was launched"
+
+
+def test_a_step_without_a_bucket_is_launched(model, expected):
+    with recorded_graphs() as replays, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepSpans, "within", lambda self, shape: None if len(self.count) else [self])
+        found = run(model, requests(), max_num_batched_tokens=400, **SETTINGS)
+    assert same(found, expected)
+    assert replays and not any(shape.batches[0].blocks for shape in replays)
+
+
+def pads_on_page_zero(plain):
+    def pack(self, shape, parts, scratch):
+        plain(self, shape, parts, scratch)
+        parts[1][int(self.count.sum()) :] = 3
+
+    return pack
+
+
+@pytest.mark.parametrize("fault", ["a pad that writes", "a stale buffer", "rows one off"])
+def test_what_is_wrong_is_noticed(model, expected, fault):
+    """Negative controls: each of these must reach a bit, or be refused."""
+    with recorded_graphs(), pytest.MonkeyPatch.context() as patch:
+        if fault == "a pad that writes":
+            patch.setattr(StepSpans, "pack", pads_on_page_zero(StepSpans.pack))
+        if fault == "a stale buffer":
+            fill, times = StepGraphs._fill, []
+
+            def once(self, room, shape, rows, parts):
+                times.extend(rows[:1])
+                if len(times) != 3:
+                    fill(self, room, shape, rows, parts)
+
+            patch.setattr(StepGraphs, "_fill", once)
+        if fault == "rows one off":
+            wanted = StepGraphs._wanted
+            patch.setattr(StepGraphs, "_wanted", lambda *given: (wanted(*given) - 1).clamp(min=0))
+        try:
+            found = run(model, requests(), max_num_batched_tokens=400, **SETTINGS)
+        except (AssertionError, IndexError):
+            return
+    assert not same(found, expected)
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+def test_library_attention_is_not_captured_for_prompts(model, approximate):
+    config = EngineConfig.from_values(
+        model=str(model), device="cpu", approximate=approximate, max_num_batched_tokens=64,
+        **SETTINGS,
+    )  # fmt: skip
+    runner = Runner(config, SoloWorld())
+    assert runner._graphs is None, "there is no graph on the CPU"
+    made = make_graphs(runner.model, runner._pages, runner._drawn, config, 700, capture=False)
+    assert (made.steps is None) == approximate
+    runner.close()
+
+
+def test_pages_leave_room_for_what_graphs_hold(model, monkeypatch):
+    monkeypatch.setattr(memory, "free_gpu_bytes", lambda utilization: 10**9)
+    config = EngineConfig.from_values(model=str(model))
+    of = config, load_model_config(model, "auto"), 2, 10**6, 1, torch.device("cuda")
+    whole, less = memory.pages_that_fit(*of), memory.pages_that_fit(*of, held=10**9 // 2)
+    assert whole // 2 - 1 <= less <= whole // 2 + 1
+    with pytest.raises(ResourceError, match="max-num-batched-tokens"):
+        memory.pages_that_fit(*of, held=10**9)

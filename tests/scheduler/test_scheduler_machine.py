@@ -1,0 +1,114 @@
+"""The state machine under three hash seeds; and bugs put in on purpose, which it must find."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.scheduler.scheduler_machine import run_machine
+from tpdet.cache.pages import PageAllocator
+from tpdet.cache.prefix import PrefixIndex
+from tpdet.cache.versions import VersionTable
+from tpdet.control.plan import EVICT
+from tpdet.errors import IntegrityError
+from tpdet.scheduler import prefixes
+from tpdet.scheduler.in_flight import InFlight
+from tpdet.scheduler.registry import Registry
+from tpdet.scheduler.roster import Roster
+
+HASH_SEEDS = ("0", "1", "4242")
+EXAMPLES = 3334  # of each: 10,000 together
+
+
+@pytest.mark.timeout(900)  # half a minute where nothing else runs
+def test_no_order_of_events_breaks_the_model_whatever_the_hash_seed():
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.scheduler.scheduler_machine", str(EXAMPLES), hash_seed],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for hash_seed in HASH_SEEDS
+    ]
+    try:
+        found = [process.communicate() for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0, 0], "\n".join(e for _, e in found)
+    assert len({digest for digest, _ in found}) == 1, "plans depend on the hash seed"
+    assert len(found[0][0].strip()) == 64
+
+
+def forget_to_recompute(monkeypatch):
+    """A preempted sequence believes that its positions are still computed."""
+    preempt = Roster.preempt
+
+    def wrong(self, sequence):
+        computed = sequence.computed
+        preempt(self, sequence)
+        sequence.computed = computed
+
+    monkeypatch.setattr(Roster, "preempt", wrong)
+
+
+def keep_the_version(monkeypatch):
+    """An evicted page keeps its version, so a stale reader would pass."""
+    change = VersionTable._change
+
+    def wrong(self, event):
+        change(self, event)
+        if event.kind == EVICT:
+            self._versions[event.page] -= 1
+
+    monkeypatch.setattr(VersionTable, "_change", wrong)
+
+
+def share_across_tenants(monkeypatch):
+    """Salts are left out of the keys of the prefix cache."""
+    domain = prefixes.prefix_domain
+    monkeypatch.setattr(prefixes, "prefix_domain", lambda identity, *salts: domain(identity))
+
+
+def compare_nothing_but_the_tokens(monkeypatch):
+    """A page is found by its own tokens, whatever came before them."""
+    monkeypatch.setattr("tpdet.cache.prefix.page_key", lambda parent, domain, ids: domain[:8] + ids)
+    monkeypatch.setattr(PrefixIndex, "find", lambda self, key, parent: self._entries.get(key.key))
+
+
+def free_pages_in_flight(monkeypatch):
+    """Pages of a sequence that ends in flight are free at once, while a step still writes them."""
+    monkeypatch.setattr(InFlight, "has", lambda self, sequence: False)
+
+
+def give_the_highest_page(monkeypatch):
+    """Pages are given in another order: a replay would not get the same."""
+
+    def wrong(self):
+        page = max(self._free)
+        self._free.remove(page)
+        self._used[page] = 1
+        return page
+
+    monkeypatch.setattr(PageAllocator, "allocate", wrong)
+
+
+def forget_who_waits(monkeypatch):
+    """The queue is not bounded."""
+    monkeypatch.setattr(Registry, "started", lambda self, sequence: None)
+
+
+BUGS = (
+    forget_to_recompute, keep_the_version, share_across_tenants, compare_nothing_but_the_tokens,
+    free_pages_in_flight, give_the_highest_page, forget_who_waits,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_the_machine_finds_a_bug_that_was_put_in(monkeypatch, bug):
+    bug(monkeypatch)
+    with pytest.raises((AssertionError, IntegrityError, KeyError, IndexError)):
+        run_machine(400, 7, shrink=False)

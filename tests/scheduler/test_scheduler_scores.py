@@ -1,0 +1,43 @@
+"""Prompt scores: which rows give them, and that each is told once."""
+
+from tests.lib.scheduler_answers import make_request
+from tests.lib.simulated_requests import simulation
+
+
+def test_scoring_a_prompt_only_gives_one_output_without_a_token():
+    request = make_request("a", 200, n=2, max_tokens=0, prompt_logprobs=2)
+    sim = simulation(request, make_request("plain", 100, max_tokens=0))
+    sim.run()
+    sim.check_answer(request)
+    assert sim.answers["plain", 0].tokens == [-1]
+    assert all(row.logits == 0 for plan in sim.plans for row in plan.rows if row.admission == 1)
+    assert all(row.logits == 0 for plan in sim.plans for row in plan.rows if row.choice == 1)
+    sim.check_idle()
+
+
+def test_prompt_scores_want_all_of_a_rows_logits_and_come_before_the_first_token():
+    request = make_request("a", 150, max_tokens=3, prompt_logprobs=0, ignore_eos=True)
+    sim = simulation(request)
+    sim.run()
+    assert [row.logits for plan in sim.plans for row in plan.rows] == [64, 64, 22, 1, 1]
+    sim.check_answer(request)
+
+
+def test_a_prompt_of_one_token_has_nothing_to_score():
+    request = make_request("a", 1, max_tokens=2, prompt_logprobs=3)
+    sim = simulation(request)
+    sim.run()
+    assert sim.prompt_outputs["a"].logprobs == (None,)
+
+
+def test_prompt_scores_are_neither_lost_nor_told_twice_by_preemption():
+    request = make_request("a", 300, max_tokens=4, prompt_logprobs=1, ignore_eos=True)
+    sim = simulation(request)
+    for step in range(40):
+        if step in (2, 7, 13):
+            sim.scheduler.preempt_all()
+        sim.step()
+    sim.check_answer(request)
+    assert sim.scheduler.statistics().preemptions == 3
+    scored = [row.logits for plan in sim.plans for row in plan.rows]
+    assert sum(scored) == 300 + 3, "no position is scored twice"
