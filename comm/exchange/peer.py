@@ -144,9 +144,13 @@ class PeerExchange:
         return _Aside(*out, done, (sums, residual))
 
     def _launch(
-        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float,
+        self,
+        sums: PartialSums,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
         two: "Peers",
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if residual.dtype != self._dtype:
             raise ValueError(f"rows of {residual.dtype}: this exchange was made for {self._dtype}")
         residual = residual if residual.stride(1) == 1 else residual.contiguous()
@@ -163,9 +167,14 @@ class PeerExchange:
         return h, y
 
     def _run_direct(
-        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float,
-        h: torch.Tensor, two: "Peers",
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        sums: PartialSums,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        h: torch.Tensor,
+        two: "Peers",
+    ) -> torch.Tensor:
         from tpdet.kernels.cuda.exchange.direct import run_two_shot_direct
 
         layout, (m, n), size = self.layout, residual.shape, residual.element_size()
@@ -178,9 +187,14 @@ class PeerExchange:
         return words.view(residual.dtype).view(m, n)
 
     def _run(
-        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float,
-        out: tuple[torch.Tensor, torch.Tensor], two: "Peers",
-    ) -> None:  # fmt: skip
+        self,
+        sums: PartialSums,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: tuple[torch.Tensor, torch.Tensor],
+        two: "Peers",
+    ) -> None:
         from tpdet.kernels.cuda.exchange import one_shot as peer_fold
         from tpdet.kernels.cuda.exchange import spread as peer_spread
         from tpdet.kernels.cuda.exchange import two_shot as peer_two_shot

@@ -56,9 +56,12 @@ class PeerColumns(PeerExchange):
         self._buffers.own.fill_(-1)  # armed
         self._counter = torch.zeros(2, dtype=torch.int64, device=memory.device)
         self._peers = Peers(
-            self._world.rank, self._buffers.addresses, self._counter, self._control,
+            self._world.rank,
+            self._buffers.addresses,
+            self._counter,
+            self._control,
             min(memory.multiprocessors, PROGRAMS),
-        )  # fmt: skip
+        )
         memory.settle()
 
     @property
@@ -90,9 +93,14 @@ class PeerColumns(PeerExchange):
         y = torch.empty_like(h)
         for rows in self._pieces(len(x)):
             peer_columns.run_gather_and_norm(
-                x[rows], residual[rows], weight, eps, (h[rows], y[rows]), self._peers,
+                x[rows],
+                residual[rows],
+                weight,
+                eps,
+                (h[rows], y[rows]),
+                self._peers,
                 (0, self._room),
-            )  # fmt: skip
+            )
         return h, y
 
     def _check_dtype(self, x: torch.Tensor) -> None:

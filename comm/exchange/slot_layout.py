@@ -36,10 +36,16 @@ class SlotLayout:
     """Where the parts of a rank's shared memory begin; sizes follow from the model and the plan."""
 
     def __init__(
-        self, ranks: int, slots: int, rows: int, hidden: int, dtype: torch.dtype,
-        one_shot_rows: int | None = None, piece_rows: int = PIECE_ROWS,
+        self,
+        ranks: int,
+        slots: int,
+        rows: int,
+        hidden: int,
+        dtype: torch.dtype,
+        one_shot_rows: int | None = None,
+        piece_rows: int = PIECE_ROWS,
         direct_rows: int = DIRECT_ROWS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """rows: the most of a step."""
         if one_shot_rows is None:
             one_shot_rows = by_ranks(ONE_SHOT_ROWS, ranks) * 4096 // hidden

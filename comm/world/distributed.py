@@ -160,10 +160,15 @@ def open_store(
         listener = store_listener(address, port) if hosts else None
         # Whoever hosts it does not wait for the others here: the roll call does, and names them.
         store = dist.TCPStore(
-            address, port, environment.size, hosts, timedelta(seconds=limit),
-            wait_for_workers=False, multi_tenant=not by_agent and listener is None,
+            address,
+            port,
+            environment.size,
+            hosts,
+            timedelta(seconds=limit),
+            wait_for_workers=False,
+            multi_tenant=not by_agent and listener is None,
             master_listen_fd=listener,
-        )  # fmt: skip
+        )
     except (dist.DistError, OSError) as error:
         if hosts:
             raise ResourceError(

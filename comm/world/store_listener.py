@@ -40,8 +40,9 @@ def store_listener(address: str, port: int) -> int | None:
         "MASTER_ADDR %s is no address of rank 0's host that other hosts could reach, so the store "
         "where ranks meet listens on every address, port %d: set MASTER_ADDR to the number of rank "
         "0's host on the cluster's private interface, on every rank, or keep the port from others",
-        address, port,
-    )  # fmt: skip
+        address,
+        port,
+    )
     return None
 
 

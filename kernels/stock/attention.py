@@ -99,10 +99,19 @@ def _flash(
     keys = k_pages[plan.pages, :, plan.places]
     values = v_pages[plan.pages, :, plan.places]
     found: torch.Tensor = torch.ops.aten._flash_attention_forward(
-        q.contiguous(), keys, values, plan.row_ends, plan.key_ends, plan.most_rows, plan.most_keys,
-        0.0, True, False, window_size_left=None if window is None else window - 1,
+        q.contiguous(),
+        keys,
+        values,
+        plan.row_ends,
+        plan.key_ends,
+        plan.most_rows,
+        plan.most_keys,
+        0.0,
+        True,
+        False,
+        window_size_left=None if window is None else window - 1,
         window_size_right=0,
-    )[0]  # fmt: skip
+    )[0]
     return found
 
 

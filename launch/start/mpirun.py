@@ -60,8 +60,9 @@ def mpirun_command(
         command += ["--allow-run-as-root"] if as_root else []
         # Several ranks may share a core, on a CPU: Open MPI counts cores as its slots.
         command += ["--bind-to", "none", "--map-by"]
-        command += [f"ppr:{ranks_per_node}:node:OVERSUBSCRIBE" if ranks_per_node else
-                    "slot:OVERSUBSCRIBE"]  # fmt: skip
+        command += [
+            f"ppr:{ranks_per_node}:node:OVERSUBSCRIBE" if ranks_per_node else "slot:OVERSUBSCRIBE"
+        ]
         command += ["--host", hosts] if hosts else []
         for name, value in exports.items():
             command += ["-x", f"{name}={value}"]

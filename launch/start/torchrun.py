@@ -115,9 +115,12 @@ def _meeting_flags(
 
 def _static_flags(nodes: int, node: int, host: str, port: int) -> list[str]:
     return [
-        f"--nnodes={nodes}", f"--rdzv-backend={STATIC}", f"--node-rank={node}",
-        f"--master-addr={host}", f"--master-port={port}",
-    ]  # fmt: skip
+        f"--nnodes={nodes}",
+        f"--rdzv-backend={STATIC}",
+        f"--node-rank={node}",
+        f"--master-addr={host}",
+        f"--master-port={port}",
+    ]
 
 
 def rank_environment(ranks: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -28,9 +28,14 @@ def model(tiny_model):
 def harness(model, tmp_path_factory):
     served = Served(model, tmp_path_factory.mktemp("l"), 1)
     yield completions.LocalCompletionsAPI(
-        base_url=f"{served.url}/completions", model="tiny", tokenizer=str(model),
-        tokenizer_backend="huggingface", max_length=128, batch_size=2, num_concurrent=1,
-    )  # fmt: skip
+        base_url=f"{served.url}/completions",
+        model="tiny",
+        tokenizer=str(model),
+        tokenizer_backend="huggingface",
+        max_length=128,
+        batch_size=2,
+        num_concurrent=1,
+    )
     assert served.end() == 0, served.log.read_text()
 
 
@@ -90,9 +95,11 @@ def test_rolling_loglikelihoods_over_several_windows(harness, reference):
     utilities = pytest.importorskip("lm_eval.utils")
     for text, value in zip(TEXTS, found, strict=True):
         windows = utilities.get_rolling_token_windows(
-            token_list=harness.tok_encode(text), prefix_token=harness.prefix_token_id,
-            max_seq_len=harness.max_length - 1, context_len=1,
-        )  # fmt: skip
+            token_list=harness.tok_encode(text),
+            prefix_token=harness.prefix_token_id,
+            max_seq_len=harness.max_length - 1,
+            context_len=1,
+        )
         pairs = [utilities.make_disjoint_window(window) for window in windows]
         wanted = sum(score(reference, context, rest)[0] for context, rest in pairs)
         assert math.isclose(value, wanted, rel_tol=TOLERANCE)

@@ -48,7 +48,7 @@ def test_what_editors_read_is_what_there_is():
         ({"bad_words": [], "allowed_token_ids": None, "best_of": 1, "length_penalty": 1.0}, {}),
         ({"spaces_between_special_tokens": True, "logits_processors": None}, {}),
     ],
-)  # fmt: skip
+)
 def test_what_users_of_vllm_write_is_taken(given, kept):
     assert SamplingParams(**given) == SamplingParams(**kept)
 

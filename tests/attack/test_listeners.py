@@ -84,8 +84,9 @@ def test_under_torchrun_its_agent_alone_listens_beyond_loopback_and_rank_0_says_
     with log.open("wb") as file:
         agent = subprocess.Popen(
             [*command, "--port", "0", "--run-dir", str(run), "--kv-pages", "96"],
-            stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+            stderr=file,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
     try:
         eventually(lambda: ready.exists() or agent.poll() is not None, 120)
         assert agent.poll() is None, log.read_text()

@@ -36,15 +36,25 @@ def test_schemathesis_finds_nothing(tmp_path, guarded, phases, examples):
     try:
         found = subprocess.run(
             [
-                str(PROGRAM), "run", server.url + "/openapi.json", *flags, "--seed", "2",
-                "--phases", phases, "--max-examples", examples,
-                "--generation-deterministic", "--continue-on-failure",
-                "--exclude-checks", LEFT_OUT,
+                str(PROGRAM),
+                "run",
+                server.url + "/openapi.json",
+                *flags,
+                "--seed",
+                "2",
+                "--phases",
+                phases,
+                "--max-examples",
+                examples,
+                "--generation-deterministic",
+                "--continue-on-failure",
+                "--exclude-checks",
+                LEFT_OUT,
             ],
             capture_output=True,
             text=True,
             cwd=tmp_path,
-        )  # fmt: skip
+        )
         assert found.returncode == 0, found.stdout[-8000:] + found.stderr[-2000:]
         assert server.child.is_running()
         assert " 500 " not in server.log.read_text()

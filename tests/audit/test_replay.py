@@ -15,9 +15,17 @@ from tpdet.request import Request, SamplingParams, with_seed
 PAGE = (ROOT / "docs" / "replay.md").read_text()
 CONTRACT, MODEL = "11" * 32, "22" * 32
 PARAMS = SamplingParams(
-    n=2, temperature=0.7, top_p=1e-7, top_k=-1, seed=2**63 - 1, max_tokens=3, stop=("é\n",),
-    stop_token_ids=(7, 5, 7), repetition_penalty=1.1, logit_bias={9: 100.0, 10: -1.5},
-)  # fmt: skip
+    n=2,
+    temperature=0.7,
+    top_p=1e-7,
+    top_k=-1,
+    seed=2**63 - 1,
+    max_tokens=3,
+    stop=("é\n",),
+    stop_token_ids=(7, 5, 7),
+    repetition_penalty=1.1,
+    logit_bias={9: 100.0, 10: -1.5},
+)
 REQUEST = Request(request_id="any", prompt_token_ids=(1, 2, 3), params=PARAMS, eos_token_ids=(2,))
 CHOICES = (
     (SampledToken(4, -0.5), SampledToken(5, -0.0)),

@@ -33,9 +33,15 @@ def spec(model, batches, contexts, steps=3, budget=64):
         batches=batches, contexts=contexts, steps=steps, prefill_tokens=(20, 30), prefill_prompts=2
     )
     return EngineSpec(
-        model=str(model), dtype="auto", load_format="auto", device="cpu", fold_order="pairs",
-        transport="auto", budget=budget, latency=cases,
-    )  # fmt: skip
+        model=str(model),
+        dtype="auto",
+        load_format="auto",
+        device="cpu",
+        fold_order="pairs",
+        transport="auto",
+        budget=budget,
+        latency=cases,
+    )
 
 
 def engine(model, pages):
@@ -58,9 +64,11 @@ def test_throughput_ends_in_a_line_that_is_the_appended_run(tiny_model, tmp_path
     assert run == record and record.keys() == RUN_KEYS and record["bench"] == "throughput"
     cases = [(row["case"], row["tp"], row["unit"]) for row in run["rows"]]
     assert cases == [
-        ("mixed", 1, "s"), ("mixed output", 1, "tokens/s"),
-        ("mixed", 2, "s"), ("mixed output", 2, "tokens/s"),
-    ]  # fmt: skip
+        ("mixed", 1, "s"),
+        ("mixed output", 1, "tokens/s"),
+        ("mixed", 2, "s"),
+        ("mixed output", 2, "tokens/s"),
+    ]
     for seconds, rate in zip(run["rows"][::2], run["rows"][1::2], strict=True):
         assert rate["value"] == pytest.approx(15 / seconds["value"])
 
@@ -82,9 +90,13 @@ def test_latency_times_every_batch_at_every_context(tiny_model):
     assert not notes
     found = [(row.case, row.batch, row.context, row.unit) for row in rows]
     assert found == [
-        ("decode", 1, 8, "ms"), ("decode", 3, 8, "ms"), ("decode", 1, 40, "ms"),
-        ("decode", 3, 40, "ms"), ("prefill", 2, 20, "tokens/s"), ("prefill", 2, 30, "tokens/s"),
-    ]  # fmt: skip
+        ("decode", 1, 8, "ms"),
+        ("decode", 3, 8, "ms"),
+        ("decode", 1, 40, "ms"),
+        ("decode", 3, 40, "ms"),
+        ("prefill", 2, 20, "tokens/s"),
+        ("prefill", 2, 30, "tokens/s"),
+    ]
     assert all(row.value > 0 for row in rows)
 
 
@@ -133,9 +145,12 @@ def test_prompts_and_lengths_follow_from_their_seed():
 def test_a_rank_holds_its_share_of_the_products():
     (found,) = [products(p) for _, p in shards(["qwen3-8b"], [4], "pairs")]
     assert found == [
-        ("qkv", 1536, 4096), ("o", 4096, 1024), ("gate_up", 6144, 4096), ("down", 4096, 3072),
+        ("qkv", 1536, 4096),
+        ("o", 4096, 1024),
+        ("gate_up", 6144, 4096),
+        ("down", 4096, 3072),
         ("head", 37984, 4096),
-    ]  # fmt: skip
+    ]
 
 
 def row(value, **fields):
@@ -186,10 +201,18 @@ def test_files_of_many_rows_are_summarised(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     found.loader.exec_module(module)
     rows = [
-        BenchRow(case="gemm o", value=1.0, unit="us", tp=1, batch=b, peer="linear", peer_value=1.0,
-                 ratio=r)
+        BenchRow(
+            case="gemm o",
+            value=1.0,
+            unit="us",
+            tp=1,
+            batch=b,
+            peer="linear",
+            peer_value=1.0,
+            ratio=r,
+        )
         for b, r in ((1, 2.0), (8, 0.5))
-    ]  # fmt: skip
+    ]
     finish("gemm", Machine(), rows, tmp_path)
     assert "| gemm o |  |  | 1 | linear | 2 | 1.00 | 2.00 at batch 1 |" in module.value_tables(
         tmp_path / "gemm.cpu.json"

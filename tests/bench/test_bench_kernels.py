@@ -40,8 +40,11 @@ def times(monkeypatch):
     found = Times()
     for module in (gemm, attention, sampler, exchange_rank):
         for name, value in {
-            "gpu_only": lambda bench: None, "this_gpu": Machine, "drawn": drawn, "times_us": found,
-        }.items():  # fmt: skip
+            "gpu_only": lambda bench: None,
+            "this_gpu": Machine,
+            "drawn": drawn,
+            "times_us": found,
+        }.items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -75,9 +78,12 @@ def test_products_beside_linear(times, monkeypatch, capsys):
     found = rows(capsys)
     cases = [(r["case"], r["batch"], r["peer"]) for r in found]
     assert cases == [
-        ("gemm qkv", 1, "linear"), ("gemm qkv", 300, "linear"), ("gemm o", 1, "linear + norm"),
-        ("gemm o", 300, "linear + norm"), ("gemm head", 1, "linear"),
-    ]  # fmt: skip
+        ("gemm qkv", 1, "linear"),
+        ("gemm qkv", 300, "linear"),
+        ("gemm o", 1, "linear + norm"),
+        ("gemm o", 300, "linear + norm"),
+        ("gemm head", 1, "linear"),
+    ]
     assert all((r["value"], r["peer_value"], r["ratio"]) == (1.0, 2.0, 0.5) for r in found)
     assert found[0]["flops"] == 2 * 48 * 64 and found[0]["bytes"] == 2 * (48 * 64 + 48 + 64)
     assert times.results[-1][0].dtype == torch.float32  # the head's
@@ -96,8 +102,9 @@ def test_attention_cases(times, monkeypatch, capsys):
     assert main(arguments) == 0
     found = rows(capsys)  # the second model's shard is the first's
     assert [(r["case"], r["batch"], r["context"]) for r in found] == [
-        ("attention decode", 2, 70), ("attention prefill", 1, 256),
-    ]  # fmt: skip
+        ("attention decode", 2, 70),
+        ("attention prefill", 1, 256),
+    ]
     assert "peer" not in found[0] and found[1]["peer"] == "cuDNN"
     assert times.results[0][0].shape == (2, 8, 128)
 
@@ -165,8 +172,10 @@ def test_the_rows_of_an_exchange(times, monkeypatch):
     monkeypatch.setattr(exchange_rank._Case, "_times", lambda self, calls: [2.0, 8.0, 4.0, 1.0])
     found = run_threads(2, lambda world: exchange_case(world).rows(1))[0]
     assert [(r.peer, r.ratio) for r in found] == [
-        ("NCCL + norm", 0.5), ("NCCL", 2.0), ("gather", 0.25)
-    ]  # fmt: skip
+        ("NCCL + norm", 0.5),
+        ("NCCL", 2.0),
+        ("gather", 0.25),
+    ]
     assert (found[0].batch, found[0].context, found[0].mode) == (8, 1, "pairs")
 
 

@@ -14,8 +14,16 @@ RESULTS = ROOT / "docs" / "results"
 
 
 def decode(batch, ms, tp=1, mode="pairs", context=128, model="qwen3-8b"):
-    return {"case": "decode", "model": model, "tp": tp, "mode": mode, "batch": batch,
-            "context": context, "value": ms, "unit": "ms"}  # fmt: skip
+    return {
+        "case": "decode",
+        "model": model,
+        "tp": tp,
+        "mode": mode,
+        "batch": batch,
+        "context": context,
+        "value": ms,
+        "unit": "ms",
+    }
 
 
 def test_curves_are_by_size_and_mode_at_the_shortest_context():

@@ -14,11 +14,19 @@ from tpdet.cli import main
 from tpdet.errors import UsageError
 
 VLLM_KEYS = {
-    "duration", "completed", "total_input_tokens", "total_output_tokens", "request_throughput",
-    "output_throughput", "total_token_throughput",
-    *(f"{part}_{name}_ms" for name in ("ttft", "tpot", "itl") for part in ("mean", "median",
-                                                                          "p99")),
-}  # fmt: skip
+    "duration",
+    "completed",
+    "total_input_tokens",
+    "total_output_tokens",
+    "request_throughput",
+    "output_throughput",
+    "total_token_throughput",
+    *(
+        f"{part}_{name}_ms"
+        for name in ("ttft", "tpot", "itl")
+        for part in ("mean", "median", "p99")
+    ),
+}
 
 
 def answer(sent, *pieces, tokens=None, **fields):
@@ -209,15 +217,21 @@ def test_a_server_that_wants_a_key_is_told_apart_from_none(keyed, capsys, monkey
     assert main(load) == 0
 
 
-def test_figures_are_labelled_lines_and_json_only_where_it_is_asked_for(server, capsys,
-                                                                        monkeypatch):  # fmt: skip
+def test_figures_are_labelled_lines_and_json_only_where_it_is_asked_for(
+    server, capsys, monkeypatch
+):
     load = ["bench", "serve", "--base-url", server.url, "--requests", "2", "--generate", "3",
             "--input", "3", "--vocabulary", "200"]  # fmt: skip
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda self: True, raising=False)
     assert main(load) == 0
     out = capsys.readouterr().out
-    for label in ("Successful requests:", "Output token throughput (tok/s):", "Mean TTFT (ms):",
-                  "Median TPOT (ms):", "P99 ITL (ms):"):  # fmt: skip
+    for label in (
+        "Successful requests:",
+        "Output token throughput (tok/s):",
+        "Mean TTFT (ms):",
+        "Median TPOT (ms):",
+        "P99 ITL (ms):",
+    ):
         assert label in out
     assert "{" not in out and "│" not in out
     assert main([*load, "--json"]) == 0

@@ -8,8 +8,16 @@ from tpdet.bench.report.size_table import NOTHING, size_table
 
 
 def row(mode, value, tp=1, batch=1, case="decode", unit="ms", context=128, model="m"):
-    return {"case": case, "model": model, "mode": mode, "tp": tp, "batch": batch,
-            "context": context, "value": value, "unit": unit}  # fmt: skip
+    return {
+        "case": case,
+        "model": model,
+        "mode": mode,
+        "tp": tp,
+        "batch": batch,
+        "context": context,
+        "value": value,
+        "unit": unit,
+    }
 
 
 def written(path, *runs):
@@ -32,9 +40,11 @@ def test_the_default_counts_and_else_the_newest_of_another_order(tmp_path):
         for run, line in in_default_order(newest_rows(path))
     }
     assert found == {
-        (1, 1): ("tree", 1.0, "c0"), (1, 16): ("tree", 12.0, "c4"),
-        (2, 1): ("pairs", 6.0, "c1"), (4, 1): ("sequential", 5.0, "c1"),
-    }  # fmt: skip
+        (1, 1): ("tree", 1.0, "c0"),
+        (1, 16): ("tree", 12.0, "c4"),
+        (2, 1): ("pairs", 6.0, "c1"),
+        (4, 1): ("sequential", 5.0, "c1"),
+    }
 
 
 def test_what_stands_in_is_named_with_what_it_sends():
@@ -60,10 +70,16 @@ def test_a_size_is_a_line_of_cases_that_every_size_has(tmp_path):
     )
     mixed = {"case": "mixed", "unit": "s", "batch": 256, "context": 1024}
     throughput = written(
-        tmp_path / "throughput.json", [], [], [],
-        [row("pairs", 5.0, **mixed), row("pairs", 2.5, tp=4, **mixed),
-         row("pairs", 7.0, **mixed | {"case": "mixed output"})],
-    )  # fmt: skip
+        tmp_path / "throughput.json",
+        [],
+        [],
+        [],
+        [
+            row("pairs", 5.0, **mixed),
+            row("pairs", 2.5, tp=4, **mixed),
+            row("pairs", 7.0, **mixed | {"case": "mixed output"}),
+        ],
+    )
     found = size_table([latency, throughput], "m")
     assert found[:4] == [
         "| TP | decode, batch 1 [ms] | prefill, 2 of 4,096 [tokens/s] | mixed, 256 of 1,024 [s] | "

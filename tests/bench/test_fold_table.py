@@ -6,8 +6,16 @@ from tpdet.bench.report.fold_table import NOTHING, fold_table
 
 
 def row(mode, value, tp=1, batch=1, case="decode", unit="ms", context=128):
-    return {"case": case, "model": "m", "mode": mode, "tp": tp, "batch": batch,
-            "context": context, "value": value, "unit": unit}  # fmt: skip
+    return {
+        "case": case,
+        "model": "m",
+        "mode": mode,
+        "tp": tp,
+        "batch": batch,
+        "context": context,
+        "value": value,
+        "unit": unit,
+    }
 
 
 def run(commit, *rows):
@@ -56,17 +64,27 @@ def test_only_one_commit_of_a_size_is_compared(tmp_path):
 
 
 def test_a_size_that_a_newer_commit_left_out_keeps_its_own_and_the_page_says_so(tmp_path):
-    old = run("old", row("pairs", 1.0), row("tree", 2.0), row("pairs", 3.0, tp=4),
-              row("gather", 4.0, tp=4))  # fmt: skip
+    old = run(
+        "old",
+        row("pairs", 1.0),
+        row("tree", 2.0),
+        row("pairs", 3.0, tp=4),
+        row("gather", 4.0, tp=4),
+    )
     found = table(tmp_path, old, run("new", row("pairs", 7.0), row("tree", 6.0)))
     rows = [line for line in found if line.startswith("| m | ")]
     assert rows == [
-        "| m | 1 | pairs | 7.00 | new |", "| m | 1 | tree | **6.00** | new |",
-        "| m | 4 | pairs | **3.00** | old |", "| m | 4 | gather | 4.00 | old |",
-    ]  # fmt: skip
+        "| m | 1 | pairs | 7.00 | new |",
+        "| m | 1 | tree | **6.00** | new |",
+        "| m | 4 | pairs | **3.00** | old |",
+        "| m | 4 | gather | 4.00 | old |",
+    ]
     assert found[-7:-2] == [
-        "", "- TP 1: `tpdet bench` on A GPU, torch 2, 2026-11-01, new.",
-        "- TP 4: `tpdet bench` on A GPU, torch 2, 2026-11-01, old.", "", found[-3],
-    ]  # fmt: skip
+        "",
+        "- TP 1: `tpdet bench` on A GPU, torch 2, 2026-11-01, new.",
+        "- TP 4: `tpdet bench` on A GPU, torch 2, 2026-11-01, old.",
+        "",
+        found[-3],
+    ]
     assert "compare the rows of one size" in found[-3]
     assert "TP 4, 1 of 1 cases in `pairs` (a rank sends 1 partial and adds as much" in found[-1]

@@ -24,9 +24,21 @@ def test_the_commands_are_those_users_know():
     done = tpdet("--help")
     assert done.returncode == 0
     for command in (
-        "serve", "generate", "verify", "bench", "make-model", "env", "stop", "chat", "complete",
-        "run-batch", "launch", "plan", "tune", "reload",
-    ):  # fmt: skip
+        "serve",
+        "generate",
+        "verify",
+        "bench",
+        "make-model",
+        "env",
+        "stop",
+        "chat",
+        "complete",
+        "run-batch",
+        "launch",
+        "plan",
+        "tune",
+        "reload",
+    ):
         assert command in done.stdout
 
 
@@ -34,15 +46,41 @@ def test_the_servers_flags_keep_their_names():
     done = tpdet("serve", "--help")
     assert done.returncode == 0, done.stderr
     for flag in (
-        "--model", "--revision", "--tokenizer", "--chat-template", "--load-format", "--host",
-        "--port", "--served-model-name", "--api-key-file", "--max-model-len", "--max-num-seqs",
-        "--max-num-batched-tokens", "--gpu-memory-utilization", "--kv-pages",
-        "--enable-prefix-caching", "--no-enable-prefix-caching", "--dtype", "--seed", "--device",
-        "--transport", "--fold-order", "--row-layers", "--leaves", "--run-dir", "--audit-dir",
-        "--start-timeout", "--step-timeout", "--drain-timeout", "--max-queue", "--config",
+        "--model",
+        "--revision",
+        "--tokenizer",
+        "--chat-template",
+        "--load-format",
+        "--host",
+        "--port",
+        "--served-model-name",
+        "--api-key-file",
+        "--max-model-len",
+        "--max-num-seqs",
+        "--max-num-batched-tokens",
+        "--gpu-memory-utilization",
+        "--kv-pages",
+        "--enable-prefix-caching",
+        "--no-enable-prefix-caching",
+        "--dtype",
+        "--seed",
+        "--device",
+        "--transport",
+        "--fold-order",
+        "--row-layers",
+        "--leaves",
+        "--run-dir",
+        "--audit-dir",
+        "--start-timeout",
+        "--step-timeout",
+        "--drain-timeout",
+        "--max-queue",
+        "--config",
         "--print-limits",
-        "--tp", "--tensor-parallel-size", "-tp",
-    ):  # fmt: skip
+        "--tp",
+        "--tensor-parallel-size",
+        "-tp",
+    ):
         assert flag in done.stdout, flag
 
 
@@ -60,14 +98,37 @@ def test_env_prints_what_may_change_bits():
 
 def test_make_model_and_generate_answer_reproducibly(tmp_path):
     model = tmp_path / "model"
-    made = tpdet("make-model", model, "--like", "llama", "--hidden", 128, "--layers", 1,
-                 "--heads", 2, "--vocab", 1024)  # fmt: skip
+    made = tpdet(
+        "make-model",
+        model,
+        "--like",
+        "llama",
+        "--hidden",
+        128,
+        "--layers",
+        1,
+        "--heads",
+        2,
+        "--vocab",
+        1024,
+    )
     assert made.returncode == 0, made.stderr
     answers = [
-        tpdet("generate", model, "--prompt", "The list", "--max-tokens", 5, "--json",
-              "--temperature", 0.9, "--seed", 4)
+        tpdet(
+            "generate",
+            model,
+            "--prompt",
+            "The list",
+            "--max-tokens",
+            5,
+            "--json",
+            "--temperature",
+            0.9,
+            "--seed",
+            4,
+        )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     assert answers[0].returncode == 0, answers[0].stderr
     assert answers[0].stdout == answers[1].stdout
     (output,) = [json.loads(line) for line in answers[0].stdout.splitlines()]
@@ -90,8 +151,20 @@ def test_generate_puts_a_message_into_the_chat_template(tiny_model, capsys, tmp_
 
 def test_bench_writes_its_rows(tiny_model, tmp_path):
     output = tmp_path / "latency.json"
-    done = tpdet("bench", tiny_model("qwen3"), "--batch", "1,2", "--prompt-tokens", 8,
-                 "--prefill-tokens", 32, "--steps", 2, "--output", output)  # fmt: skip
+    done = tpdet(
+        "bench",
+        tiny_model("qwen3"),
+        "--batch",
+        "1,2",
+        "--prompt-tokens",
+        8,
+        "--prefill-tokens",
+        32,
+        "--steps",
+        2,
+        "--output",
+        output,
+    )
     assert done.returncode == 0, done.stderr
     (run,) = json.loads(output.read_text())
     assert [row["case"] for row in run["rows"]][:2] == ["decode", "decode"]
@@ -112,8 +185,9 @@ def test_bench_writes_its_rows(tiny_model, tmp_path):
         (["serve", "--config", "/nowhere.toml"], 66, "does not exist"),
     ],
 )
-def test_mistakes_have_their_exit_codes_and_a_remedy(tmp_path, monkeypatch, capfd, arguments,
-                                                     code, message):  # fmt: skip
+def test_mistakes_have_their_exit_codes_and_a_remedy(
+    tmp_path, monkeypatch, capfd, arguments, code, message
+):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == code
     assert message in capfd.readouterr().err

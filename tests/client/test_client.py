@@ -85,8 +85,9 @@ def test_a_piped_text_is_continued(keyed, capsys, monkeypatch):
         (["complete", "x", "--api-key-file", "/nowhere"], {}, 66, "/nowhere does not exist"),
     ],
 )
-def test_what_goes_wrong_is_one_honest_line(keyed, monkeypatch, capsys, arguments, environ, code,
-                                            word):  # fmt: skip
+def test_what_goes_wrong_is_one_honest_line(
+    keyed, monkeypatch, capsys, arguments, environ, code, word
+):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     assert main(arguments) == code
@@ -150,8 +151,12 @@ def test_a_conversation_remembers_forgets_and_survives(monkeypatch, capsys):
     system = ("system", "s")
     first = [system, ("user", "one")]
     then = [*first, ("assistant", "ONE")]
-    assert asked == [first, [*then, ("user", "fail")], [*then, ("user", "slow")],
-                     [system, ("user", "two")]]  # fmt: skip
+    assert asked == [
+        first,
+        [*then, ("user", "fail")],
+        [*then, ("user", "slow")],
+        [system, ("user", "two")],
+    ]
     assert out == "ONE\nSLOW\nTWO\n\n"
     for word in ("(Ctrl-D leaves)", "tpdet: it is gone", "/clear", "no command /nope", "new conv"):
         assert word in err
@@ -173,8 +178,13 @@ def test_at_a_real_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(server):
     environ = os.environ | {"TPDET_API_KEY": KEY, "TERM": "dumb"}
     process = subprocess.Popen(
         [sys.executable, "-m", "tpdet", "chat", "--url", server.url, "--seed", "1"],
-        cwd=ROOT, env=environ, stdin=screen, stdout=screen, stderr=screen, start_new_session=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environ,
+        stdin=screen,
+        stdout=screen,
+        stderr=screen,
+        start_new_session=True,
+    )
     os.close(screen)
     seen = b""
 
@@ -218,12 +228,17 @@ def test_a_batch_is_answered_in_its_order(keyed, tmp_path, capsys):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "seed": 3}
     requests = [
-        {"custom_id": f"c{n}", "method": "POST", "url": "/v1/completions",
-         "body": {"prompt": "ab", "max_tokens": n + 1, "seed": 3}}
+        {
+            "custom_id": f"c{n}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"prompt": "ab", "max_tokens": n + 1, "seed": 3},
+        }
         for n in range(5)
-    ]  # fmt: skip
-    requests.append({"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions",
-                     "body": chat})  # fmt: skip
+    ]
+    requests.append(
+        {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": chat}
+    )
     source.write_text(lines_of(*requests) + "\n")
     assert main(["run-batch", "-i", str(source), "-o", str(target), "--concurrency", "3"]) == 0
     answers = [json.loads(line) for line in target.read_text().splitlines()]

@@ -19,10 +19,25 @@ pytestmark = needs_mpirun
 def run(ranks, folder, *arguments) -> subprocess.CompletedProcess:
     """tests.lib.mpi_rank by mpirun."""
     return subprocess.run(
-        [MPIRUN, "-n", str(ranks), "--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE",
-         sys.executable, "-m", "tests.lib.mpi_rank", str(folder), *arguments],
-        env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        [
+            MPIRUN,
+            "-n",
+            str(ranks),
+            "--bind-to",
+            "none",
+            "--map-by",
+            "slot:OVERSUBSCRIBE",
+            sys.executable,
+            "-m",
+            "tests.lib.mpi_rank",
+            str(folder),
+            *arguments,
+        ],
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def reports(ranks, folder, kind="") -> list[dict]:
@@ -48,9 +63,12 @@ def test_mpich_carries_the_same_bits(tmp_path):
     output.mkdir()
     command = [programs / "mpirun", "-n", "4", programs / "python", "-m", "tests.lib.mpi_rank"]
     done = subprocess.run(
-        [*command, output], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True,
-        text=True, timeout=120,
-    )  # fmt: skip
+        [*command, output],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     for report in reports(4, output):
         assert {*report["cases"].values(), report["nodes"]} == {"passed"}

@@ -160,8 +160,9 @@ def test_a_server_on_two_nodes_names_the_node_in_its_streams_and_on_both_sides(
         eventually((tmp_path / "left" / "ready.json").exists, 120)
         url = json.loads((tmp_path / "left" / "ready.json").read_text())["url"]
         body = {"model": "tiny", "prompt": [5, 7], "max_tokens": 200, "ignore_eos": True}
-        with httpx.stream("POST", url + "/v1/completions", json=body | {"stream": True},
-                          timeout=60) as answer:  # fmt: skip
+        with httpx.stream(
+            "POST", url + "/v1/completions", json=body | {"stream": True}, timeout=60
+        ) as answer:
             events = [line for line in answer.iter_lines() if line]
         assert [rank.wait(60) for rank in ranks] == [75, 75]
     finally:
@@ -198,8 +199,12 @@ def test_nodes_that_share_a_name_are_told_apart_by_their_number_or_their_machine
     assert node_names(nodes) == ("localhost#0", "localhost#0", "localhost#1", "c")
     a, b, c = Node("localhost", None, "a"), Node("localhost", None, "b"), Node("c", None, "a")
     assert node_names([a, b, c, a, b]) == (
-        "localhost#0", "localhost#1", "c", "localhost#0", "localhost#1"
-    )  # fmt: skip
+        "localhost#0",
+        "localhost#1",
+        "c",
+        "localhost#0",
+        "localhost#1",
+    )
     assert node_names([a, c, a]) == ("localhost", "c", "localhost")
 
 

@@ -236,8 +236,9 @@ def test_a_part_breaks_and_waits_with_the_whole():
         with world.without_peers():
             assert not part.all_gather(torch.ones(2)).any()
         assert part.all_gather(torch.tensor(world.rank)).tolist() == [
-            world.rank // 2 * 2, world.rank // 2 * 2 + 1
-        ]  # fmt: skip
+            world.rank // 2 * 2,
+            world.rank // 2 * 2 + 1,
+        ]
         with pytest.raises(ValueError, match="not cut again"):
             part.part([[0], [1]])
         with pytest.raises(ValueError, match="name each rank once"):

@@ -104,9 +104,12 @@ def test_chunks_of_any_size_give_the_bits_of_the_whole(tiny_model, alone, budget
 @pytest.mark.parametrize("caching", [False, True])
 def test_preempted_requests_give_the_bits_of_undisturbed_ones(tiny_model, alone, tp, caching):
     found = run(
-        tiny_model("qwen3", kv_heads=2), probes(), tp=tp, preempt_every=2,
+        tiny_model("qwen3", kv_heads=2),
+        probes(),
+        tp=tp,
+        preempt_every=2,
         enable_prefix_caching=caching,
-    )  # fmt: skip
+    )
     assert found.preemptions > 5
     assert_same_run(alone("qwen3"), found)
 
@@ -115,9 +118,11 @@ def test_preempted_requests_give_the_bits_of_undisturbed_ones(tiny_model, alone,
 def test_too_few_pages_preempt_and_change_nothing(tiny_model, alone, caching):
     crowd = [ask(f"n{i}", p, max_tokens=40) for i, p in enumerate(prompts(4, (230, 250)))]
     found = run(
-        tiny_model("qwen3", kv_heads=2), [*crowd, *probes()], kv_pages=5,
+        tiny_model("qwen3", kv_heads=2),
+        [*crowd, *probes()],
+        kv_pages=5,
         enable_prefix_caching=caching,
-    )  # fmt: skip
+    )
     assert found.preemptions > 0
     assert_same_run(alone("qwen3"), found)
 
@@ -217,9 +222,14 @@ def test_steps_that_overlap_change_no_bit(tiny_model, alone, tp, preempt_every):
         ask(f"n{i}", range(3 + i), temperature=1.0, seed=i, max_tokens=3 + i) for i in range(4)
     ]
     found = run(
-        tiny_model("qwen3", kv_heads=2), [*crowd, *probes()], tp=tp, ahead=True,
-        preempt_every=preempt_every, max_num_batched_tokens=100, change=leave_out_freely,
-    )  # fmt: skip
+        tiny_model("qwen3", kv_heads=2),
+        [*crowd, *probes()],
+        tp=tp,
+        ahead=True,
+        preempt_every=preempt_every,
+        max_num_batched_tokens=100,
+        change=leave_out_freely,
+    )
     assert_same_run(alone("qwen3"), found)
 
 

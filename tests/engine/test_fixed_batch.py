@@ -81,9 +81,11 @@ def row(tokens: int, logits: int = 1) -> Row:
 def test_pads_follow_a_decode_steps_rows_and_nothing_else_is_padded():
     found = gather_rows([row(1), row(1)], 4, 99)
     assert found.sequences == (
-        PagedSequence(0, 1, 4, (3,)), PagedSequence(1, 1, 4, (3,)),
-        PagedSequence(2, 1, 0, (99,)), PagedSequence(3, 1, 0, (99,)),
-    )  # fmt: skip
+        PagedSequence(0, 1, 4, (3,)),
+        PagedSequence(1, 1, 4, (3,)),
+        PagedSequence(2, 1, 0, (99,)),
+        PagedSequence(3, 1, 0, (99,)),
+    )
     assert (found.token_ids, found.wanted) == ([7, 7, 0, 0], [0, 1, 2, 3])
     assert gather_rows([row(1), row(1)], 0, 99).wanted == [0, 1]
     assert gather_rows([row(1), row(1)], 2, 99).wanted == [0, 1]

@@ -54,9 +54,14 @@ def test_hit_partial_hit_and_refilled_have_the_bits_of_cold(tiny_model, cold, tp
         [ask("again", BASE[:600])],
     ]
     found = run(
-        tiny_model("qwen3", kv_heads=2), waves[0], tp=tp, ahead=ahead, waves=waves[1:],
-        kv_pages=7, max_num_batched_tokens=300,
-    )  # fmt: skip
+        tiny_model("qwen3", kv_heads=2),
+        waves[0],
+        tp=tp,
+        ahead=ahead,
+        waves=waves[1:],
+        kv_pages=7,
+        max_num_batched_tokens=300,
+    )
     cached = {r.request_id: found.cached(r.request_id) for wave in waves for r in wave}
     assert (cached["cold"], cached["hit"], cached["sampled"]) == (0, 512, 512)
     assert (cached["partial"], cached["longer"], cached["one"]) == (256, 512, 512)
@@ -70,9 +75,12 @@ def test_a_hit_at_another_size_of_chunk_and_dtype_is_equal(tiny_model, dtype):
     model = tiny_model("qwen3", kv_heads=2)
     alone = run(model, [ask("a", BASE)], dtype=dtype, enable_prefix_caching=False)
     found = run(
-        model, [ask("first", BASE[:600])], waves=[[ask("a", BASE)]], dtype=dtype,
+        model,
+        [ask("first", BASE[:600])],
+        waves=[[ask("a", BASE)]],
+        dtype=dtype,
         max_num_batched_tokens=37,
-    )  # fmt: skip
+    )
     assert found.hits == [0, 512]
     assert found.answer("a") == alone.answer("a")
     for key in (key for key in found.logits if key[0] == "a"):
@@ -121,9 +129,14 @@ def test_scores_of_a_prompt_are_computed_and_fill_the_cache(tiny_model, cold):
 def test_preemption_resumes_from_cached_pages_with_equal_bits(tiny_model, cold, tp):
     crowd = [ask(f"r{i}", [*BASE[:530], *OTHER[: 9 * i]], max_tokens=12) for i in range(3)]
     found = run(
-        tiny_model("qwen3", kv_heads=2), crowd, tp=tp, preempt_every=2, ahead=True, kv_pages=6,
+        tiny_model("qwen3", kv_heads=2),
+        crowd,
+        tp=tp,
+        preempt_every=2,
+        ahead=True,
+        kv_pages=6,
         max_num_batched_tokens=200,
-    )  # fmt: skip
+    )
     assert found.preemptions > 3 and found.hits[0] > 3 * 512
     for request in crowd:
         assert_as_cold(found, request, cold)
@@ -151,9 +164,14 @@ def test_pages_of_a_request_that_failed_with_nan_are_never_read(tiny_model, cold
         [ask("after", [*BASE[:300], bad, *BASE[300:600]]), ask("other", BASE[:600])],
     ]
     found = run(
-        tiny_model("qwen3", kv_heads=2), waves[0], tp=tp, ahead=ahead, waves=waves[1:],
-        change=poison(bad), max_num_batched_tokens=150,
-    )  # fmt: skip
+        tiny_model("qwen3", kv_heads=2),
+        waves[0],
+        tp=tp,
+        ahead=ahead,
+        waves=waves[1:],
+        change=poison(bad),
+        max_num_batched_tokens=150,
+    )
     assert [found.failure(name).code for name in ("bad", "after")] == ["numerical_error"] * 2
     for name in ("good", "other"):
         assert_as_cold(found, next(r for wave in waves for r in wave if r.request_id == name), cold)

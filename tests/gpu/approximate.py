@@ -56,9 +56,12 @@ def check_attention():
 def check_change(folder, shape, world):
     """An engine told in flight that it is slow."""
     config = EngineConfig.from_values(
-        model=str(write_shape(folder / shape, shape)), load_format="dummy", max_model_len=4096,
-        max_num_seqs=16, on_slowdown="approximate",
-    )  # fmt: skip
+        model=str(write_shape(folder / shape, shape)),
+        load_format="dummy",
+        max_model_len=4096,
+        max_num_seqs=16,
+        on_slowdown="approximate",
+    )
     engine = Engine(config, world)
     if world.rank > 0:
         engine.worker_loop()

@@ -25,8 +25,9 @@ from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 PAGE, BANDWIDTH, CACHE = 256, 4.5e12, 256 << 20
 WIDE = [
     Variant(16, 4, stages, fused=fused, swapped=True)
-    for stages in (1, 2, 3) for fused in (True, False)
-]  # fmt: skip
+    for stages in (1, 2, 3)
+    for fused in (True, False)
+]
 NARROW = [Variant(16, w, s, fused=True) for w, s in ((2, 3), (4, 1))]
 VARIANTS = [*WIDE, *NARROW]
 PREFILL = Variant(64, 4, 2)

@@ -91,9 +91,12 @@ def start_rank(report: Path, model: str, way: str) -> None:
 def start(ranks: int, model: str, way: str, cache: Path, folder: Path) -> list[dict]:
     """Start once; every rank's row. Raises RuntimeError if a rank fails."""
     shared = os.environ | {
-        "TRITON_CACHE_DIR": str(cache), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-    }  # fmt: skip
+        "TRITON_CACHE_DIR": str(cache),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+    }
     reports = [folder / f"{rank}.json" for rank in range(ranks)]
     for report in reports:
         report.unlink(missing_ok=True)
@@ -123,8 +126,11 @@ def show(name: str, rows: list[dict], whole: float) -> None:
     print(f"{name:24} {slowest['total']:6.1f} s, process {whole:.1f} s: {phases}")
     for rank, row in enumerate(rows):
         late = f", LATE: {sorted(row['late'])}" if row["late"] and row["known"] else ""
-        print(f"    rank {rank}: {row['known']} known, {row['early']} compiled ahead, "
-              f"{len(row['late'])} in turn{late}", flush=True)  # fmt: skip
+        print(
+            f"    rank {rank}: {row['known']} known, {row['early']} compiled ahead, "
+            f"{len(row['late'])} in turn{late}",
+            flush=True,
+        )
 
 
 def run_size(ranks: int, model: str, in_turn: bool, folder: Path) -> list[str]:

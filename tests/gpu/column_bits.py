@@ -117,9 +117,11 @@ def column_checks():
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     checks = []
     for dtype, out, n, k in (
-        (bf16, bf16, 1536, 4096), (bf16, fp32, 1536, 4096), (fp16, fp16, 1536, 4096),
+        (bf16, bf16, 1536, 4096),
+        (bf16, fp32, 1536, 4096),
+        (fp16, fp16, 1536, 4096),
         (fp32, fp32, 512, 1024),
-    ):  # fmt: skip
+    ):
         for kind in KINDS:
             name = f"column variants {dtype} -> {out} {kind}".replace("torch.", "")
             checks.append(Check(name, variants_are_one_class, (dtype, out, kind, n, k)))

@@ -41,9 +41,16 @@ def probes():
     return [
         ask("long", prompt(700, 1), prompt_logprobs=1, max_tokens=12),
         ask("short", prompt(7, 2), max_tokens=12, **SAMPLED),
-        ask("middle", prompt(255, 3), temperature=1.1, top_k=30, repetition_penalty=1.2, seed=9,
-            max_tokens=12),
-    ]  # fmt: skip
+        ask(
+            "middle",
+            prompt(255, 3),
+            temperature=1.1,
+            top_k=30,
+            repetition_penalty=1.2,
+            seed=9,
+            max_tokens=12,
+        ),
+    ]
 
 
 def crowd(count):

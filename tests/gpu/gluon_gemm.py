@@ -135,8 +135,13 @@ def check_bits():
                 if n == 1024 or kind == "heavy" or k == 512:
                     what = f"gluon {kind} N={n} leaves of {k}"
                     attempt(what, has_the_bits_of_leaves_folded_apart, kind, n, k)
-    attempt("gluon, columns that end inside a tile", has_the_bits_of_leaves_folded_apart,
-            "heavy", 272, 192)  # fmt: skip
+    attempt(
+        "gluon, columns that end inside a tile",
+        has_the_bits_of_leaves_folded_apart,
+        "heavy",
+        272,
+        192,
+    )
     attempt("gluon, no races", runs_do_not_race, 4096, 512, 2048)
 
 
@@ -177,8 +182,18 @@ def check_times():
     for name, (n, k) in SHAPES.items():
         for m in ROWS:
             for ranks in (1, 2, 4):
-                attempt(f"times {name}/{ranks} M={m}", times_of, name, n, k, ranks, 0, m, "pairs",
-                        deadline)  # fmt: skip
+                attempt(
+                    f"times {name}/{ranks} M={m}",
+                    times_of,
+                    name,
+                    n,
+                    k,
+                    ranks,
+                    0,
+                    m,
+                    "pairs",
+                    deadline,
+                )
         attempt(f"times {name}/2 rank 1", times_of, name, n, k, 2, 1, 4096, "pairs", deadline)
         for other in ("sequential", "tree"):
             for m in (512, 8192):

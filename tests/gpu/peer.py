@@ -44,11 +44,18 @@ class Case:
         share = LEAVES // self.world.size
         first = self.world.rank * share
         roots = relative_roots(self.plan.roots[self.world.rank], first)
-        values = torch.stack([
-            draw(rows, self.hidden, dtype=torch.float32, kind=KINDS[seed % 4],
-                 seed=seed * 64 + first + leaf)
-            for leaf in range(share)
-        ])  # fmt: skip
+        values = torch.stack(
+            [
+                draw(
+                    rows,
+                    self.hidden,
+                    dtype=torch.float32,
+                    kind=KINDS[seed % 4],
+                    seed=seed * 64 + first + leaf,
+                )
+                for leaf in range(share)
+            ]
+        )
         sums = PartialSums(values, roots)
         if folded:
             folds = [order.evaluate(root, values.__getitem__, torch.add) for root in roots]

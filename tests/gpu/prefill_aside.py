@@ -66,10 +66,16 @@ def main(model, programs, ways):
     """Every number of programs in turn."""
     world = open_world("cuda", 300.0)
     config = EngineConfig.from_values(
-        model=model, dtype="bfloat16", device="cuda", load_format="dummy", max_num_seqs=64,
-        max_model_len=PROMPT + 64, max_num_batched_tokens=2 * PROMPT, kv_pages=400,
+        model=model,
+        dtype="bfloat16",
+        device="cuda",
+        load_format="dummy",
+        max_num_seqs=64,
+        max_model_len=PROMPT + 64,
+        max_num_batched_tokens=2 * PROMPT,
+        kv_pages=400,
         enable_prefix_caching=False,
-    )  # fmt: skip
+    )
     engine = Engine(config, world)
     found = {(count, everywhere): [] for count in programs for everywhere in ways}
     for turn in range(TURNS):

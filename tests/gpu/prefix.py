@@ -123,10 +123,14 @@ def main(arguments):
         if options.model in SHAPES:
             model = write_shape(Path(folder) / "model", options.model)
         config = EngineConfig.from_values(
-            model=str(model), device=options.device, load_format="dummy", max_num_seqs=8,
-            max_model_len=max(lengths) + 16, max_num_batched_tokens=4096,
+            model=str(model),
+            device=options.device,
+            load_format="dummy",
+            max_num_seqs=8,
+            max_model_len=max(lengths) + 16,
+            max_num_batched_tokens=4096,
             kv_pages=4 * -(-max(lengths) // 256) + 8,
-        )  # fmt: skip
+        )
         runner = Runner(config, SoloWorld())
         check_bits(config, runner, lengths[0])
         ratio = time_lengths(config, runner, lengths)[0]

@@ -75,10 +75,14 @@ def rows(kind, count, vocabulary, seed=0):
 
 def draws(count, ways=WAYS):
     return [
-        Draw(seed=i * 0x9E3779B97F4A7C15 % 2**64, position=40 + i, choice=i % 3,
-             **ways[i % len(ways)])
+        Draw(
+            seed=i * 0x9E3779B97F4A7C15 % 2**64,
+            position=40 + i,
+            choice=i % 3,
+            **ways[i % len(ways)],
+        )
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def check_bits(kind):

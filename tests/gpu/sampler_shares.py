@@ -139,8 +139,10 @@ def print_times(world, sums, peer):
                 sent = share * (world.size - 1) * mine.shape[1] * 4
                 floor = sent / 450e3 + 3 * share * VOCABULARY * 4 / 4.5e6
                 times = "  ".join(f"{title} {value:7.1f}" for title, value in taken.items())
-                print(f"  {name:8s} {count:4d} rows /{world.size}  {times}  floor {floor:6.1f}",
-                      flush=True)  # fmt: skip
+                print(
+                    f"  {name:8s} {count:4d} rows /{world.size}  {times}  floor {floor:6.1f}",
+                    flush=True,
+                )
     sums.report()
     torch.cuda.synchronize()
     sums.check()

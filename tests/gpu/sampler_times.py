@@ -61,8 +61,11 @@ def times():
                 call = call_time(inputs[0], how, shard)
                 passes = 2 if way["temperature"] == 0.0 else 3
                 floor = passes * count * columns * 4 / 4.5e6
-                print(f"  {name:8s} {count:4d} rows /{ranks} graph {graph:8.1f}  call {call:8.1f}  "
-                      f"floor {floor:6.1f}  ratio {graph / floor:5.2f}", flush=True)  # fmt: skip
+                print(
+                    f"  {name:8s} {count:4d} rows /{ranks} graph {graph:8.1f}  call {call:8.1f}  "
+                    f"floor {floor:6.1f}  ratio {graph / floor:5.2f}",
+                    flush=True,
+                )
     data_times(vocabulary)
     for kind in DATA:
         x = rows(kind, 64, vocabulary)
@@ -71,8 +74,11 @@ def times():
     for kind in ("random", "tied"):
         x, how = rows(kind, 4, vocabulary), draws(4, (TIMED["p.9"],))
         old = call_time(x, how, None, partial(reference, x, how), 3)
-        print(f"  p.9 4 rows {kind}: {call_time(x, how, Shard(0, vocabulary), repeats=3):.0f}, "
-              f"row by row {old:.0f}", flush=True)  # fmt: skip
+        print(
+            f"  p.9 4 rows {kind}: {call_time(x, how, Shard(0, vocabulary), repeats=3):.0f}, "
+            f"row by row {old:.0f}",
+            flush=True,
+        )
 
 
 def data_times(vocabulary):

@@ -124,10 +124,21 @@ def rows_of(name, watch):
     for way, (us, clock, watts) in medians.items():
         facts = {"TFLOP/s": round(flops / us / 1e6, 1), "MHz": round(clock), "W": round(watts)}
         yield BenchRow(
-            case=f"sustained {name}", value=us, unit="us", model="qwen3-8b", dtype="bfloat16",
-            mode=way, tp=1, batch=ROWS, floor=flops / PEAK * 1e6, peer="cuBLAS", peer_value=peer,
-            ratio=us / peer, flops=flops, metrics=facts,
-        )  # fmt: skip
+            case=f"sustained {name}",
+            value=us,
+            unit="us",
+            model="qwen3-8b",
+            dtype="bfloat16",
+            mode=way,
+            tp=1,
+            batch=ROWS,
+            floor=flops / PEAK * 1e6,
+            peer="cuBLAS",
+            peer_value=peer,
+            ratio=us / peer,
+            flops=flops,
+            metrics=facts,
+        )
 
 
 def main() -> None:

@@ -184,16 +184,27 @@ def questions():
     for place, schema in enumerate(BOUNDED):
         made.append(
             ask(
-                f"s{place}", range(20 + place), temperature=1.0, seed=place, n=2, max_tokens=160,
-                ignore_eos=False, json_schema=text(schema), logprobs=1,
+                f"s{place}",
+                range(20 + place),
+                temperature=1.0,
+                seed=place,
+                n=2,
+                max_tokens=160,
+                ignore_eos=False,
+                json_schema=text(schema),
+                logprobs=1,
             )
-        )  # fmt: skip
+        )
     made.append(
         ask(
-            "greedy", range(300), max_tokens=160, json_schema=text(BOUNDED[0]),
-            presence_penalty=0.5, prompt_logprobs=0,
+            "greedy",
+            range(300),
+            max_tokens=160,
+            json_schema=text(BOUNDED[0]),
+            presence_penalty=0.5,
+            prompt_logprobs=0,
         )
-    )  # fmt: skip
+    )
     return made
 
 
@@ -239,7 +250,7 @@ def test_who_asks_for_no_schema_keeps_his_bits(model, together):
         ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_no_circumstance_reaches_a_constrained_answer(model, together, how):
     ahead = "ahead" in how
     found = run(model, questions(), look=not ahead, change=leave_out_freely, **how)
@@ -267,9 +278,13 @@ def test_a_dead_end_ends_with_a_clear_finish(model):
     tokenizer = Tokenizer.load(model)
     ends = [i for i in range(1100) if tokenizer.token_text(i) in ("e", "ue", "rue", "true")]
     request = ask(
-        "x", range(5), max_tokens=50, min_tokens=50, stop_token_ids=tuple(ends),
+        "x",
+        range(5),
+        max_tokens=50,
+        min_tokens=50,
+        stop_token_ids=tuple(ends),
         json_schema=text({"const": True}),
-    )  # fmt: skip
+    )
     outputs = run(model, [request]).outputs["x"]
     whole = RequestAssembler(request, tokenizer)
     for output in outputs:

@@ -59,9 +59,13 @@ def run_script(text, folder, arguments=()):
         "TMPDIR": str(folder),
     }  # fmt: skip
     done = subprocess.run(
-        ["bash", str(folder / "script"), *arguments], env=environment, capture_output=True,
-        text=True, timeout=20, cwd=folder,
-    )  # fmt: skip
+        ["bash", str(folder / "script"), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        cwd=folder,
+    )
     return done, was_called(folder, "srun" if "srun --" in text else "python3")
 
 
@@ -111,9 +115,11 @@ def test_torchruns_agents_meet_once_by_their_nodes_numbers(tmp_path, node):
     _, called = run_script(slurm.template_text("torchrun"), tmp_path, FLAGS)
     assert called[called.index("bash") + 1] == "-c"  # what each task of srun runs
     found = subprocess.run(
-        called[called.index("bash") :], capture_output=True, text=True,
+        called[called.index("bash") :],
+        capture_output=True,
+        text=True,
         env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "SLURM_NODEID": str(node)},
-    )  # fmt: skip
+    )
     assert found.returncode == 7, found.stderr
     agent = was_called(tmp_path, "python3")
     assert agent[:3] == ["python3", "-m", "torch.distributed.run"] and agent[-len(FLAGS) :] == FLAGS
@@ -124,9 +130,18 @@ def test_torchruns_agents_meet_once_by_their_nodes_numbers(tmp_path, node):
 
 def test_slurm_prints_the_template_filled_in(capsys, tmp_path):
     text = printed(
-        capsys, "slurm", "--nodes", "2", "--gpus-per-node", "8", "--time", "1:00:00",
-        "--partition", "gpu", *FLAGS,
-    )  # fmt: skip
+        capsys,
+        "slurm",
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "8",
+        "--time",
+        "1:00:00",
+        "--partition",
+        "gpu",
+        *FLAGS,
+    )
     template = slurm.template_text("srun")
     left = [line for line in template.splitlines() if line not in text.splitlines()]
     assert left == ["#SBATCH --time=24:00:00"]
@@ -260,8 +275,9 @@ def test_relative_paths_are_made_absolute_and_the_model_keeps_its_name(
 
     assert found("--model", "models/demo") == ["--model", f"{there}/models/demo", *kept]
     assert found("--model=./models/demo") == [
-        f"--model={there}/models/demo", "--served-model-name=./models/demo"
-    ]  # fmt: skip
+        f"--model={there}/models/demo",
+        "--served-model-name=./models/demo",
+    ]
     assert found("models/demo", "--port", "1") == [f"{there}/models/demo", "--port", "1", *kept]
     named = ["--served-model-name", "models/demo"]
     assert found("--model", "models/demo", *named) == ["--model", f"{there}/models/demo", *named]
@@ -275,13 +291,23 @@ def test_relative_paths_are_made_absolute_and_the_model_keeps_its_name(
         "a.toml",
     ]
     assert found("--model", f"{there}/models/demo", *flags) == [
-        "--model", f"{there}/models/demo", "--tokenizer", f"{there}/tokens",
-        f"--api-key-file={there}/keys", "--run-dir", f"{there}/run", "--config", f"{there}/a.toml",
-    ]  # fmt: skip
+        "--model",
+        f"{there}/models/demo",
+        "--tokenizer",
+        f"{there}/tokens",
+        f"--api-key-file={there}/keys",
+        "--run-dir",
+        f"{there}/run",
+        "--config",
+        f"{there}/a.toml",
+    ]
     (tmp_path / "a.toml").write_text('model = "models/demo"\n')
     assert found("--config", "a.toml") == [
-        "--config", f"{there}/a.toml", f"--model={there}/models/demo", *kept
-    ]  # fmt: skip
+        "--config",
+        f"{there}/a.toml",
+        f"--model={there}/models/demo",
+        *kept,
+    ]
     monkeypatch.setenv("TPDET_MODEL", "models/demo")
     assert found() == [f"--model={there}/models/demo", *kept]
 

@@ -22,9 +22,14 @@ def test_a_slurm_job_drains_and_ends_together(tmp_path, monkeypatch):
         fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     job = tpdet.launch.submit(
-        ["--model", "m"], nodes=2, ranks_per_node=8, gpus_per_node=8, folder=tmp_path / "jobs",
-        cluster="slurm", slurm_partition="gpu",
-    )  # fmt: skip
+        ["--model", "m"],
+        nodes=2,
+        ranks_per_node=8,
+        gpus_per_node=8,
+        folder=tmp_path / "jobs",
+        cluster="slurm",
+        slurm_partition="gpu",
+    )
     script = (tmp_path / "script").read_text()
     assert job.job_id == "5" and "--kill-on-bad-exit=1" in script
     wanted = ("signal=TERM@60", "nodes=2", "ntasks-per-node=8", "partition=gpu")

@@ -20,27 +20,37 @@ def torchrun(rank=5, size=8, local_rank=1, local_size=4, agents=2):
 
 def slurm(rank=5, size=8, local_rank=1, node=1, tasks="4(x2)", nodes="gpu[07-08]"):
     return {
-        "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(size), "SLURM_LOCALID":
-        str(local_rank), "SLURM_NODEID": str(node), "SLURM_STEP_TASKS_PER_NODE": tasks,
-        "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": nodes,
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_LOCALID": str(local_rank),
+        "SLURM_NODEID": str(node),
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": nodes,
         "SLURM_JOB_NODELIST": nodes,
-    }  # fmt: skip
+    }
 
 
 def open_mpi(rank=5, size=8, local_rank=1, local_size=4):
     prefix = "OMPI_COMM_WORLD_"
     return {
-        prefix + "RANK": str(rank), prefix + "SIZE": str(size),
-        prefix + "LOCAL_RANK": str(local_rank), prefix + "LOCAL_SIZE": str(local_size),
-        "PMIX_NAMESPACE": "prterun-gpu07-1234@1", "PMIX_RANK": str(rank),
-    }  # fmt: skip
+        prefix + "RANK": str(rank),
+        prefix + "SIZE": str(size),
+        prefix + "LOCAL_RANK": str(local_rank),
+        prefix + "LOCAL_SIZE": str(local_size),
+        "PMIX_NAMESPACE": "prterun-gpu07-1234@1",
+        "PMIX_RANK": str(rank),
+    }
 
 
 def mpich(rank=5, size=8, local_rank=1, local_size=4):
     return {
-        "PMI_RANK": str(rank), "PMI_SIZE": str(size), "MPI_LOCALRANKID": str(local_rank),
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": str(size),
+        "MPI_LOCALRANKID": str(local_rank),
         "MPI_LOCALNRANKS": str(local_size),
-    }  # fmt: skip
+    }
 
 
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
@@ -74,8 +84,11 @@ def test_local_ranks_are_any_permutation_on_one_host_and_on_several(make):
         for rank, local in enumerate(order):
             one = {"node": 0, "tasks": "4"} if make is slurm else {"local_size": 4}
             assert place_of(make(rank, 4, local_rank=local, **one) | THERE)[1:] == (
-                rank, 4, local, 4
-            )  # fmt: skip
+                rank,
+                4,
+                local,
+                4,
+            )
             several = {} if make is slurm else {"local_size": 4}
             found = read_environment(make(rank, 8, local_rank=local, **several) | THERE)
             assert (found.rank, found.local_rank, found.local_size) == (rank, local, 4)
@@ -215,8 +228,20 @@ def test_node_lists():
     assert hosts("gpu[08-10,12],login") == ["gpu08", "gpu09", "gpu10", "gpu12", "login"]
     assert hosts("r[1-2]c[1-2]-x") == ["r1c1-x", "r1c2-x", "r2c1-x", "r2c2-x"]
     assert first_host("a-b,c[1-3]") == "a-b" and hosts("one") == ["one"]
-    for wrong in ("", "a,", ",a", "a[", "a]", "a[]", "a[2-1]", "a[1-", "a[x]", "a[1-2-3]",
-                  "a[0-99999999]", "a[1-60000]b[1-2]"):  # fmt: skip
+    for wrong in (
+        "",
+        "a,",
+        ",a",
+        "a[",
+        "a]",
+        "a[]",
+        "a[2-1]",
+        "a[1-",
+        "a[x]",
+        "a[1-2-3]",
+        "a[0-99999999]",
+        "a[1-60000]b[1-2]",
+    ):
         with pytest.raises(UsageError):
             hosts(wrong)
 

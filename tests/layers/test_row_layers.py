@@ -136,8 +136,10 @@ def test_outputs_that_cannot_be_cut_are_refused(tiny_model):
 def test_the_rule_owns_shards_and_exchange(tiny_model):
     config = load_model_config(tiny_model())
     cpu = torch.device("cpu")
-    for name, kind, extents in (("fold", RowLinear, (8, 256, 48)),
-                                ("gather", GatheredLinear, (1, 256, 384))):  # fmt: skip
+    for name, kind, extents in (
+        ("fold", RowLinear, (8, 256, 48)),
+        ("gather", GatheredLinear, (1, 256, 384)),
+    ):
         partition = make_partition(config, SoloWorld(), "pairs", None, name)
         rule = row_rule(partition)
         assert rule is kind and rule.extents(partition, (256, 384)) == extents
@@ -178,9 +180,14 @@ def test_columns_are_gathered_added_and_normed_over_any_transport():
     for ranks in (2, 4):
         run_threads(ranks, check)
     alone = open_columns(
-        "peer", order.fold_plan("pairs", 8, 1), SoloWorld(), 8, (64, 64), torch.bfloat16,
+        "peer",
+        order.fold_plan("pairs", 8, 1),
+        SoloWorld(),
+        8,
+        (64, 64),
+        torch.bfloat16,
         torch.device("cpu"),
-    )  # fmt: skip
+    )
     assert alone.gather_columns(whole) is whole, "a single rank copies nothing"
 
 

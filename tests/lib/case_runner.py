@@ -39,8 +39,11 @@ def results_of(module: str, *arguments: str) -> dict[str, str]:
     """What `run_cases` printed in `python -m module`, started with Triton's interpreter."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

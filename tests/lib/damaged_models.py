@@ -146,9 +146,14 @@ def bombs() -> Iterator[Case]:
         yield f"{depth} sequences", lambda f, d=depth: _deep_normalizer(f, d)
     for id_ in (4_000_000_000, 2**63, 10**30, 1 << 24, (1 << 24) - 1):
         yield f"vocabulary id {id_}", lambda f, i=id_: _vocabulary_id(f, i)
-    for source in ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "{{ 'a' * 10**10 }}", "{%" * 9999,
-                   "{{ 'x'|center(10**10) }}", "{{ 10 ** 10 ** 10 }}",
-                   "{% if 1 %}" * 300 + "{% endif %}" * 300):  # fmt: skip
+    for source in (
+        "{{ " + "(" * 5000 + ")" * 5000 + " }}",
+        "{{ 'a' * 10**10 }}",
+        "{%" * 9999,
+        "{{ 'x'|center(10**10) }}",
+        "{{ 10 ** 10 ** 10 }}",
+        "{% if 1 %}" * 300 + "{% endif %}" * 300,
+    ):
         yield f"template {source[:12]!r}", lambda f, s=source: write(f / "chat_template.jinja", s)
 
 

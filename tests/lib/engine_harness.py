@@ -61,9 +61,12 @@ def ask(name: str, prompt, tenant="", salt="", **params) -> Request:
     """A request; greedy, eight tokens, no end token unless told otherwise."""
     settings = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True} | params
     return Request(
-        request_id=name, prompt_token_ids=tuple(prompt), params=SamplingParams(**settings),
-        tenant_salt=tenant, cache_salt=salt,
-    )  # fmt: skip
+        request_id=name,
+        prompt_token_ids=tuple(prompt),
+        params=SamplingParams(**settings),
+        tenant_salt=tenant,
+        cache_salt=salt,
+    )
 
 
 def small_config(model, **settings) -> EngineConfig:
@@ -78,9 +81,18 @@ def leave_out_freely(engine):
 
 
 def run(
-    model, requests, tp=1, preempt_every=0, change=None, each_step=None, ahead=None, look=True,
-    waves=(), local_size=None, **settings,
-) -> Run:  # fmt: skip
+    model,
+    requests,
+    tp=1,
+    preempt_every=0,
+    change=None,
+    each_step=None,
+    ahead=None,
+    look=True,
+    waves=(),
+    local_size=None,
+    **settings,
+) -> Run:
     """Run `requests` together at a tensor-parallel size; `change(engine)` runs before them.
 
     `each_step(engine, step)` runs after every step on rank 0. `ahead`: steps overlap, as on a GPU.

@@ -43,12 +43,16 @@ def random_clients(seed: int, count: int, per_second: float) -> list[Client]:
         if random_.random() < 0.6:
             ids = [*ids, *(random_.randrange(10, 50) for _ in range(random_.randint(1, 9)))]
         request = make_prompt(
-            f"r{number}", ids, tenant=random_.choice(("", "", "t")),
-            n=random_.choice((1, 1, 1, 1, 2, 3)), seed=random_.randrange(2**63),
-            max_tokens=random_.choice((0, 1, 4, 9, 24)), ignore_eos=random_.random() < 0.5,
+            f"r{number}",
+            ids,
+            tenant=random_.choice(("", "", "t")),
+            n=random_.choice((1, 1, 1, 1, 2, 3)),
+            seed=random_.randrange(2**63),
+            max_tokens=random_.choice((0, 1, 4, 9, 24)),
+            ignore_eos=random_.random() < 0.5,
             presence_penalty=0.5 if random_.random() < 0.05 else 0.0,
             prompt_logprobs=0 if random_.random() < 0.05 else None,
-        )  # fmt: skip
+        )
         leaves = random_.random() * 0.4 if random_.random() < 0.05 else None
         broken = random_.randrange(len(ids) + 5) if random_.random() < 0.02 else None
         clients.append(Client(request, now, leaves, broken))

@@ -53,9 +53,13 @@ def sentencepiece_like(special_in_vocabulary: bool = True) -> tokenizers.Tokeniz
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-         decoders.Strip(content=" ", left=1, right=0)]
-    )  # fmt: skip
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1, right=0),
+        ]
+    )
     for token in ("<s>", "</s>"):
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
     backend.add_tokens([AddedToken("<think>", special=False, normalized=False)])

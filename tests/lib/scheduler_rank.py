@@ -39,10 +39,13 @@ class FakeRank:
                 self.store[event.page] = POISON
         for row in plan.rows:
             ids = [
-                NAN if (row.version_id, row.start + offset) in broken
-                else token if token >= 0 else drawn[-1 - token]
+                NAN
+                if (row.version_id, row.start + offset) in broken
+                else token
+                if token >= 0
+                else drawn[-1 - token]
                 for offset, token in enumerate(row.token_ids)
-            ]  # fmt: skip
+            ]
             places = np.arange(row.start, row.start + len(ids))
             pages, slots = np.asarray(row.pages)[places // PAGE_TOKENS], places % PAGE_TOKENS
             earlier = np.uint64(0)

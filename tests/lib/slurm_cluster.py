@@ -31,7 +31,9 @@ def slurm_environment(folder: Path) -> dict[str, str]:
     """What sbatch, srun and the jobs start in."""
     # The nodes' addresses are the loopback's. Open MPI wants to be told that root is meant.
     return os.environ | {
-        "SLURM_CONF": str(folder / "slurm.conf"), "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "SLURM_CONF": str(folder / "slurm.conf"),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }  # fmt: skip
+    }

@@ -180,10 +180,17 @@ def test_each_error_reaches_its_own_consumer(model, expected):
     assert found[0] == found[-1] == expected[0]
     for error, text in zip(
         found[1:-1],
-        ("'twice' is in use", "outside the vocabulary", "over the model's context",
-         "token 0 is [1]", "use SamplingParams(**", "request_id must be text", "RequestError"),
+        (
+            "'twice' is in use",
+            "outside the vocabulary",
+            "over the model's context",
+            "token 0 is [1]",
+            "use SamplingParams(**",
+            "request_id must be text",
+            "RequestError",
+        ),
         strict=True,
-    ):  # fmt: skip
+    ):
         assert text in error
 
 

@@ -179,11 +179,22 @@ def test_settings_of_vllm_that_ask_for_nothing_are_accepted(tiny_model):
     import torch
 
     with LLM(
-        tiny_model("qwen3", kv_heads=2), kv_pages=8, tensor_parallel_size=1, dtype=torch.float32,
-        trust_remote_code=False, enable_chunked_prefill=True, disable_log_stats=True, swap_space=4,
-        tokenizer_mode="auto", enforce_eager=True, seed=3, max_model_len="1k", hf_overrides=None,
-        distributed_executor_backend="external_launcher", pipeline_parallel_size=1,
-    ) as llm:  # fmt: skip
+        tiny_model("qwen3", kv_heads=2),
+        kv_pages=8,
+        tensor_parallel_size=1,
+        dtype=torch.float32,
+        trust_remote_code=False,
+        enable_chunked_prefill=True,
+        disable_log_stats=True,
+        swap_space=4,
+        tokenizer_mode="auto",
+        enforce_eager=True,
+        seed=3,
+        max_model_len="1k",
+        hf_overrides=None,
+        distributed_executor_backend="external_launcher",
+        pipeline_parallel_size=1,
+    ) as llm:
         assert llm.config.max_model_len == 1000 and llm.config.seed == 3
         text = repr(llm)
         assert "tensor_parallel_size=1" in text and "dtype='float32'" in text

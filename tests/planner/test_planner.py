@@ -180,8 +180,10 @@ def test_ranks_that_share_key_heads_hold_no_smaller_cache():
 
 
 def test_a_fold_over_nodes_sends_what_its_order_asks_for():
-    slots = {order: levels_of(16, 8, 16, order, 16384, 8192).node_slots
-             for order in ("tree", "pairs", "sequential")}  # fmt: skip
+    slots = {
+        order: levels_of(16, 8, 16, order, 16384, 8192).node_slots
+        for order in ("tree", "pairs", "sequential")
+    }
     assert slots == {"tree": 1, "pairs": 4, "sequential": 8}
 
 

@@ -121,8 +121,10 @@ def test_the_server_starts_as_the_file_says(name, tiny, tmp_path):
     with log.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "tpdet", "serve", *flags],
-            stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+            stdout=file,
+            stderr=file,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
     try:
         deadline = time.monotonic() + 120
         while not (run / "ready.json").exists():

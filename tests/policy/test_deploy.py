@@ -108,10 +108,13 @@ def test_systemd_signals_the_supervisor_alone_and_knows_the_exit_codes(unit):
     useless = {
         kind.exit_code
         for kind in (
-            errors.UsageError, errors.CheckpointError, errors.NotFoundError,
-            errors.NotPermittedError, errors.DisagreementError,
+            errors.UsageError,
+            errors.CheckpointError,
+            errors.NotFoundError,
+            errors.NotPermittedError,
+            errors.DisagreementError,
         )
-    }  # fmt: skip
+    }
     assert {*map(int, unit["RestartPreventExitStatus"].split())} == useless
     assert errors.PeerLostError.exit_code not in useless
 

@@ -37,8 +37,12 @@ def test_every_suite_lists_checks_with_names_of_their_own(tmp_path, monkeypatch)
 
 def test_a_check_becomes_a_row_whether_it_fails_or_not(no_gpu):
     assert outcome("values", lambda: {"value": 2e-7, "unit": "relative error"}) == {
-        "case": "values", "equal": True, "value": 2e-7, "unit": "relative error", "seconds": 0.0,
-    }  # fmt: skip
+        "case": "values",
+        "equal": True,
+        "value": 2e-7,
+        "unit": "relative error",
+        "seconds": 0.0,
+    }
     assert outcome("words", lambda: "12 cases")["note"] == "12 cases"
     left, right = torch.zeros(3), torch.tensor([0.0, -0.0, 0.0])
     row = outcome("bits", same, left, right, "zeros")
@@ -56,8 +60,9 @@ def test_a_suite_appends_its_rows_and_fails_with_a_check(no_gpu, tmp_path, monke
     (run,) = json.loads(output.read_text())
     assert (run["bench"], run["command"]) == ("bits", "python -m tests.gpu.gemm bits")
     assert [(row["case"], row["equal"]) for row in run["rows"]] == [
-        ("gemm: good", True), ("gemm: bad", False),
-    ]  # fmt: skip
+        ("gemm: good", True),
+        ("gemm: bad", False),
+    ]
     assert run_suite("gemm", lambda: listed, others, ["bits", "times", "--only", "good"]) == 0
     assert timed
 

@@ -60,8 +60,12 @@ class Place:
         """The standard output of `python COMMAND` in a folder."""
         done = subprocess.run(
             [self.python, *command],
-            cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+            cwd=cwd,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

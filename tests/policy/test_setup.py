@@ -64,8 +64,9 @@ def test_what_pip_said_is_shown_when_it_fails(tmp_path):
     command = [sys.executable, PROGRESS, "--pip", "installing", sys.executable, "-c"]
     done = subprocess.run(
         [*command, "print('Collecting x'); print('no such package'); raise SystemExit(3)"],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 3 and "no such package" in done.stderr
     assert done.stdout == "installing\n"
 
@@ -97,9 +98,14 @@ class Lines:
     def __init__(self, command, folder, environment):
         self.began = time.monotonic()
         self.process = subprocess.Popen(
-            command, cwd=folder, env=os.environ | environment, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            command,
+            cwd=folder,
+            env=os.environ | environment,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         self.seconds, self.text = [0.0], ""
 
     def until(self, wanted):
@@ -137,8 +143,9 @@ def ask(text):
     body = {"model": "demo", "prompt": "The for statement", "max_tokens": 4, "temperature": 0}
     request = urllib.request.Request(
         f"{TRY.search(text).group(1)}/v1/completions",
-        json.dumps(body).encode(), {"content-type": "application/json"},
-    )  # fmt: skip
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
     return json.load(urllib.request.urlopen(request, timeout=60))
 
 

@@ -122,9 +122,14 @@ def test_kernels_that_do_not_compile_are_named_in_the_log(monkeypatch, tmp_path,
 def runner(tiny_model, monkeypatch, tmp_path):
     """An engine of the CPU whose steps go to the GPU's kernels from then on."""
     config = EngineConfig.from_values(
-        model=str(tiny_model("mistral", sliding_window=300, layers=3)), dtype="bfloat16",
-        device="cpu", kv_pages=4, max_num_seqs=20, max_num_batched_tokens=300, max_model_len=2048,
-    )  # fmt: skip
+        model=str(tiny_model("mistral", sliding_window=300, layers=3)),
+        dtype="bfloat16",
+        device="cpu",
+        kv_pages=4,
+        max_num_seqs=20,
+        max_num_batched_tokens=300,
+        max_model_len=2048,
+    )
     made = Runner(config, SoloWorld())
     compile_for_hopper(monkeypatch, tmp_path)
     take_gpu_kernels(monkeypatch)

@@ -169,8 +169,11 @@ def test_a_full_step_is_packed_in_about_a_millisecond():
     draw = random.Random(5)
     prompts = [Row(0, 0, 0, 0, (7,) * 2600, tuple(range(WIDTH)), (), 1) for _ in range(3)]
     rows = [*random_rows(draw, 250, 2, 250), *prompts]
-    shape = next(s for s in step_shapes(8192, 256, WIDTH, True)
-                 if StepSpans.of(rows, WIDTH, SCRATCH).within(s))  # fmt: skip
+    shape = next(
+        s
+        for s in step_shapes(8192, 256, WIDTH, True)
+        if StepSpans.of(rows, WIDTH, SCRATCH).within(s)
+    )
     buffer, times = torch.zeros(shape.words, dtype=torch.int32), []
     for _ in range(7):
         began = time.perf_counter()

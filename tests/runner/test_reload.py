@@ -58,9 +58,13 @@ def test_answers_after_a_reload_are_those_of_a_fresh_start_and_no_hot_page_is_re
     found = run(old, [ask("a", BASE)], waves=waves, tp=tp, ahead=ahead)
     assert found.hits == [0, 512, 0, 512, 0]
     for name, other, which in (
-        ("hot", "a", 0), ("n", "a", 1), ("ns", "s", 1), ("again", "a", 1), ("o", "a", 0),
+        ("hot", "a", 0),
+        ("n", "a", 1),
+        ("ns", "s", 1),
+        ("again", "a", 1),
+        ("o", "a", 0),
         ("os", "s", 0),
-    ):  # fmt: skip
+    ):
         assert_as_fresh(found, fresh[which], name, other)
     assert fresh[0].answer("a") != fresh[1].answer("a")
 

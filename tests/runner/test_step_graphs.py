@@ -117,9 +117,12 @@ def test_what_is_wrong_is_noticed(model, expected, fault):
 @pytest.mark.parametrize("approximate", [False, True])
 def test_library_attention_is_not_captured_for_prompts(model, approximate):
     config = EngineConfig.from_values(
-        model=str(model), device="cpu", approximate=approximate, max_num_batched_tokens=64,
+        model=str(model),
+        device="cpu",
+        approximate=approximate,
+        max_num_batched_tokens=64,
         **SETTINGS,
-    )  # fmt: skip
+    )
     runner = Runner(config, SoloWorld())
     assert runner._graphs is None, "there is no graph on the CPU"
     made = make_graphs(runner.model, runner._pages, runner._drawn, config, 700, capture=False)

@@ -26,9 +26,16 @@ def row(index: int, forbidden: tuple[int, ...] = (), **parameters) -> SamplingRo
     params = SamplingParams(**parameters)
     tokens = [(index * 31 + i * i) % 997 for i in range(12 + index)]
     return SamplingRow(
-        key=(index, 0), request_id=str(index), params=params, seed=index * 7919, choice=index % 4,
-        prompt_length=9, token_ids=tokens, position=len(tokens), forbidden_ids=forbidden,
-    )  # fmt: skip
+        key=(index, 0),
+        request_id=str(index),
+        params=params,
+        seed=index * 7919,
+        choice=index % 4,
+        prompt_length=9,
+        token_ids=tokens,
+        position=len(tokens),
+        forbidden_ids=forbidden,
+    )
 
 
 def logits_of(rows: int, vocabulary: int, seed: int = 0) -> torch.Tensor:
@@ -195,9 +202,16 @@ def test_penalties_split_at_the_original_prompt_length():
     def token(prompt_length: int, **parameters) -> int:
         params = SamplingParams(temperature=0.0, **parameters)
         given = SamplingRow(
-            key=(0, 0), request_id="r", params=params, seed=0, choice=0,
-            prompt_length=prompt_length, token_ids=[0, 0, 1], position=3, forbidden_ids=(),
-        )  # fmt: skip
+            key=(0, 0),
+            request_id="r",
+            params=params,
+            seed=0,
+            choice=0,
+            prompt_length=prompt_length,
+            token_ids=[0, 0, 1],
+            position=3,
+            forbidden_ids=(),
+        )
         return sample(logits, [given])[0].token_id
 
     assert token(3, frequency_penalty=2.0) == 0

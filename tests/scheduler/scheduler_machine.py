@@ -25,14 +25,24 @@ from tpdet.errors import OverloadedError, RequestError
 
 SIZE = 4
 SCHEDULERS = [
-    {"num_pages": pages, "max_num_batched_tokens": budget, "max_num_seqs": seats,
-     "max_queue": queue, "preempt_every": every, "prefix_identity": identity,
-     "others_per_absent": others}
+    {
+        "num_pages": pages,
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": seats,
+        "max_queue": queue,
+        "preempt_every": every,
+        "prefix_identity": identity,
+        "others_per_absent": others,
+    }
     for pages, budget, seats, queue, every, identity, others in (
-        (6, 5, 3, 2, 0, b"m", 1), (9, 16, 4, 3, 0, b"m", 2), (30, 40, 8, 9, 0, b"m", 1),
-        (8, 3, 8, 3, 3, b"m", 0), (6, 9, 4, 4, 0, None, 1), (12, 64, 2, 4, 2, b"m", 10),
+        (6, 5, 3, 2, 0, b"m", 1),
+        (9, 16, 4, 3, 0, b"m", 2),
+        (30, 40, 8, 9, 0, b"m", 1),
+        (8, 3, 8, 3, 3, b"m", 0),
+        (6, 9, 4, 4, 0, None, 1),
+        (12, 64, 2, 4, 2, b"m", 10),
     )
-]  # fmt: skip
+]
 _stem = random.Random(4)
 _long = tuple(_stem.randrange(10, 50) for _ in range(20))
 STEMS = [_long, (1, 2, 3, 4, *_long[4:])]  # equal pages after another one
@@ -41,11 +51,15 @@ BODIES = [
     for stem, length in ((0, 1), (0, 4), (0, 9), (0, 12), (0, 17), (1, 8), (1, 13), (0, 20))
     for tenant in ("", "", "t")
     for params in (
-        {"max_tokens": 1}, {"max_tokens": 7, "ignore_eos": True}, {"max_tokens": 0},
-        {"max_tokens": 5, "n": 2}, {"max_tokens": 3, "presence_penalty": 0.5},
-        {"max_tokens": 2, "prompt_logprobs": 0}, {"max_tokens": 9, "n": 3, "ignore_eos": True},
+        {"max_tokens": 1},
+        {"max_tokens": 7, "ignore_eos": True},
+        {"max_tokens": 0},
+        {"max_tokens": 5, "n": 2},
+        {"max_tokens": 3, "presence_penalty": 0.5},
+        {"max_tokens": 2, "prompt_logprobs": 0},
+        {"max_tokens": 9, "n": 3, "ignore_eos": True},
     )
-]  # fmt: skip
+]
 ENDS = ("abort", "choice", "nan", "fail")
 DISTURBANCES = ("preempt", "forget", "heartbeat", "reload")
 ACTS = ("step", "add", "step_ahead", "add_two", "take_off", "end", "add", "disturb")

@@ -112,9 +112,12 @@ def test_no_setting_breaks_an_invariant_even_where_keys_collide(
 ):
     random_, real = random.Random(seed), prefix.page_key
     scheduler = make_scheduler(
-        num_pages=num_pages, max_num_batched_tokens=budget, max_num_seqs=seats,
-        preempt_every=every, prefix_identity=b"m",
-    )  # fmt: skip
+        num_pages=num_pages,
+        max_num_batched_tokens=budget,
+        max_num_seqs=seats,
+        preempt_every=every,
+        prefix_identity=b"m",
+    )
     sim = Faults(scheduler, random_, 0.1)
     longest = 300 if budget < 60 else 700
     prefix.page_key = lambda *parts: real(*parts)[:key_bytes]

@@ -95,8 +95,11 @@ def test_a_budget_smaller_than_the_decodes_still_ends():
 
 
 def test_statistics_count():
-    sim = simulation(make_request("a", 10, n=2, max_tokens=5, ignore_eos=True),
-                     make_request("b", 300, max_tokens=5), max_num_seqs=2)  # fmt: skip
+    sim = simulation(
+        make_request("a", 10, n=2, max_tokens=5, ignore_eos=True),
+        make_request("b", 300, max_tokens=5),
+        max_num_seqs=2,
+    )
     sim.step()
     now = sim.scheduler.statistics()
     assert (now.requests_running, now.requests_waiting) == (1, 1)

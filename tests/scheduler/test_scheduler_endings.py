@@ -113,8 +113,11 @@ def test_after_a_numerical_error_the_pages_are_marked_and_nobody_else_notices(in
         assert ("a", 0) not in sim.answers
     following = sim.begin()
     assert [(e.kind, e.page) for e in following.events] == [
-        (NAN, 0), (EVICT, 0), (NAN, 1), (EVICT, 1)
-    ]  # fmt: skip
+        (NAN, 0),
+        (EVICT, 0),
+        (NAN, 1),
+        (EVICT, 1),
+    ]
     sim.end(following)
     sim.run()
     sim.check_answer(other)

@@ -48,8 +48,10 @@ def test_nobody_passes_the_head_of_the_line():
 
 @pytest.mark.parametrize("every", [1, 2, 5])
 def test_forced_preemption_changes_no_answer_and_ends(every):
-    requests = [make_request(c, 40 * i + 1, n=2, max_tokens=25, prompt_logprobs=0)
-                for i, c in enumerate("abcdef")]  # fmt: skip
+    requests = [
+        make_request(c, 40 * i + 1, n=2, max_tokens=25, prompt_logprobs=0)
+        for i, c in enumerate("abcdef")
+    ]
     sim = simulation(*requests, preempt_every=every, num_pages=4)
     sim.run(limit=20_000)
     for request in requests:

@@ -138,9 +138,16 @@ class FakeEngine:
     def statistics(self) -> FakeStatistics:
         running = len(self._running)
         return FakeStatistics(
-            running, len(self._waiting), running, running, 100 - running, 0, self._aborted,
-            self._batches, self._batched_rows,
-        )  # fmt: skip
+            running,
+            len(self._waiting),
+            running,
+            running,
+            100 - running,
+            0,
+            self._aborted,
+            self._batches,
+            self._batched_rows,
+        )
 
     def _advance(self, request: Request, outputs: list) -> None:
         salt, request_id = request.cache_salt, request.request_id

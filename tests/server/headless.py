@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-PROGRAM = next((p for name in ("chromium", "chromium-browser", "google-chrome")
-                if (p := shutil.which(name))), None)  # fmt: skip
+PROGRAM = next(
+    (p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))),
+    None,
+)
 
 
 class Browser:
@@ -31,9 +33,12 @@ class Browser:
             os.dup2(high, 4)
 
         self._process = subprocess.Popen(
-            command, preexec_fn=as_3_and_4, close_fds=False, stdout=subprocess.DEVNULL,
+            command,
+            preexec_fn=as_3_and_4,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         os.close(ours[0])
         os.close(theirs[1])
         self._write, self._read = ours[1], theirs[0]

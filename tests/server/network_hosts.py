@@ -125,8 +125,10 @@ def ip(*arguments: str) -> str:
     try:
         done = subprocess.run(
             [_program(), *arguments],
-            capture_output=True, text=True, timeout=20,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
     except FileNotFoundError as error:
         raise NoNamespacesError("no `ip`: apt-get install iproute2") from error
     if done.returncode != 0:

@@ -118,9 +118,12 @@ def streams(served, count, **fields):
         first = True
         try:
             for chunk in served.client.completions.create(
-                model="tiny", prompt=[5, index], stream=True, **settings,
+                model="tiny",
+                prompt=[5, index],
+                stream=True,
+                **settings,
                 extra_body={"ignore_eos": True, "return_token_ids": True},
-            ):  # fmt: skip
+            ):
                 for choice in chunk.choices:
                     ids[index].extend(choice.token_ids or [])
                 if first:

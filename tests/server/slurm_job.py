@@ -50,8 +50,11 @@ class Step(_Disks):
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, sys.executable, *server, "--run-secret-file", str(secret)],
-                env=slurm | self.places, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+                env=slurm | self.places,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
         try:
             alive = lambda: self._process.poll() is None
             self.url = wait_ready(root, self.pattern, alive, self.log, 120.0)["url"]

@@ -36,15 +36,27 @@ def test_the_openai_client_completes(client):
 def test_the_openai_client_chats_and_streams(client):
     messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
     whole = client.chat.completions.create(
-        model=MODEL, messages=messages, max_completion_tokens=6, seed=1, n=3, logprobs=True,
+        model=MODEL,
+        messages=messages,
+        max_completion_tokens=6,
+        seed=1,
+        n=3,
+        logprobs=True,
         top_logprobs=2,
-    )  # fmt: skip
+    )
     texts = [""] * 3
     logprobs = [[], [], []]
     stream = client.chat.completions.create(
-        model=MODEL, messages=messages, max_tokens=6, seed=1, n=3, logprobs=True, top_logprobs=2,
-        stream=True, stream_options={"include_usage": True},
-    )  # fmt: skip
+        model=MODEL,
+        messages=messages,
+        max_tokens=6,
+        seed=1,
+        n=3,
+        logprobs=True,
+        top_logprobs=2,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
     usage = None
     for chunk in stream:
         assert chunk.system_fingerprint == "fp_fake"

@@ -29,8 +29,9 @@ def test_an_answer_says_so_from_its_first_approximate_token_on(server):
     body = {"prompt": "hello", "seed": 1, "max_tokens": 6, "ignore_eos": True}
     before = server.complete(**body).json()
     assert before["system_fingerprint"] == "fp_fake" and before["tpdet"].keys() == {
-        "seed", "replay_digest",
-    }  # fmt: skip
+        "seed",
+        "replay_digest",
+    }
     assert server.http.get("/version").json()["arithmetic"] == "strict"
     assert server.metric("tpdet_approximate") == 0.0
     found = chunks(server.complete(**body, stream=True, cache_salt="approximate=3,slow=0.05"))

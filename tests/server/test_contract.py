@@ -109,9 +109,15 @@ def test_errors_end_a_process_with_the_promised_code(name):
 
 def test_every_promised_metric_is_there_once_the_engine_has_counted():
     counters = dict.fromkeys(
-        [*engine_metrics.ENGINE_COUNTERS, *engine_metrics.ENGINE_GAUGES, "sequences_running",
-         "pages_used", "pages_free"], 1.0
-    )  # fmt: skip
+        [
+            *engine_metrics.ENGINE_COUNTERS,
+            *engine_metrics.ENGINE_GAUGES,
+            "sequences_running",
+            "pages_used",
+            "pages_free",
+        ],
+        1.0,
+    )
     shown = Metrics("m", lambda: Status("accepting", 1, 1, counters))
     clock = shown.clock(time.monotonic())
     clock.finished("r", 0, "stop")
@@ -121,8 +127,12 @@ def test_every_promised_metric_is_there_once_the_engine_has_counted():
     for name in METRICS:
         assert f"\n{name}" in text, name
     assert {label for *_, labels, _ in shown.described() for label in labels} <= {
-        "model_name", "outcome", "code", "state", "finished_reason",
-    }  # fmt: skip
+        "model_name",
+        "outcome",
+        "code",
+        "state",
+        "finished_reason",
+    }
     assert "_created" not in text
     for name, kind, _, meaning in shown.described():
         plain = name.partition(":")[2].removesuffix("_total").replace("_", " ") or name

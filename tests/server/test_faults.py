@@ -30,9 +30,13 @@ def read(text, allowed=True):
 def answer(served, index=1):
     """The bits of the beginning of the answer that the stream of this index gets."""
     found = served.client.completions.create(
-        model="tiny", prompt=[5, index], temperature=0, max_tokens=12, logprobs=0,
+        model="tiny",
+        prompt=[5, index],
+        temperature=0,
+        max_tokens=12,
+        logprobs=0,
         extra_body={"return_token_ids": True, "ignore_eos": True},
-    )  # fmt: skip
+    )
     return found.choices[0].token_ids, found.choices[0].logprob_bits
 
 
@@ -109,9 +113,14 @@ def test_faults_in_turn_end_what_they_must_and_nothing_else(tiny_model, tmp_path
         "rank=0,step=100,action=nan-row;rank=1,step=190,action=diverge"
     )
     served = Served(
-        tiny_model("qwen3", kv_heads=2), tmp_path, 2, "--allow-faults", "--canary-interval", "0",
+        tiny_model("qwen3", kv_heads=2),
+        tmp_path,
+        2,
+        "--allow-faults",
+        "--canary-interval",
+        "0",
         environment={FAULTS_VARIABLE: faults},
-    )  # fmt: skip
+    )
     try:
         check_what_listens(served)
         secret = (served.run / "secret").read_text().strip()
@@ -167,9 +176,14 @@ def test_a_lost_process_ends_32_streams_and_a_restart_gives_the_same_bits(
     fault = f"rank={rank},step={draw.randrange(60, 160)},action={number.lower()}"
     environment = {FAULTS_VARIABLE: fault} if who.startswith("rank") else {}
     served = Served(
-        tiny_model("qwen3", kv_heads=2), place["folder"], 2, "--allow-faults",
-        "--canary-interval", "0", environment=environment,
-    )  # fmt: skip
+        tiny_model("qwen3", kv_heads=2),
+        place["folder"],
+        2,
+        "--allow-faults",
+        "--canary-interval",
+        "0",
+        environment=environment,
+    )
     try:
         bits = answer(served)
         place["bits"] = place["bits"] or bits
@@ -195,9 +209,14 @@ def test_a_lost_process_ends_32_streams_and_a_restart_gives_the_same_bits(
 @pytest.mark.parametrize(("tp", "rank"), [(1, 0), (2, 0), (2, 1)])
 def test_a_rank_that_hangs_ends_every_stream_and_the_server(tiny_model, tmp_path, tp, rank):
     served = Served(
-        tiny_model("qwen3", kv_heads=2), tmp_path, tp, "--allow-faults", "--canary-interval", "0",
+        tiny_model("qwen3", kv_heads=2),
+        tmp_path,
+        tp,
+        "--allow-faults",
+        "--canary-interval",
+        "0",
         environment={FAULTS_VARIABLE: f"rank={rank},step=80,action=hang"},
-    )  # fmt: skip
+    )
     try:
         threads, outcomes, _ = streams(served, 4)
         assert served.end(None, wait=STEP_TIMEOUT + 60) == 75, served.log.read_text()
@@ -227,9 +246,14 @@ def test_a_stopped_supervisor_is_nothing_that_anybody_waits_for(tiny_model, tmp_
 def test_a_full_disk_ends_a_drained_server_with_0(tiny_model, tmp_path):
     """exit.json cannot be written; the supervisor goes by how the ranks ended."""
     served = Served(
-        tiny_model("qwen3", kv_heads=2), tmp_path, 1, "--allow-faults", "--canary-interval", "0",
+        tiny_model("qwen3", kv_heads=2),
+        tmp_path,
+        1,
+        "--allow-faults",
+        "--canary-interval",
+        "0",
         environment={FAULTS_VARIABLE: "rank=0,step=60,action=disk-full"},
-    )  # fmt: skip
+    )
     try:
         threads, outcomes, _ = streams(served, 1, max_tokens=100)
         threads[0].join(60)
@@ -255,15 +279,25 @@ def two_hosts(model, folder, *flags):
     return [
         subprocess.Popen(
             [
-                sys.executable, "-m", "tpdet.serve", "--model", str(model), "--port", "0",
-                "--run-dir", str(folder / str(rank)), "--kv-pages", "16", *flags,
+                sys.executable,
+                "-m",
+                "tpdet.serve",
+                "--model",
+                str(model),
+                "--port",
+                "0",
+                "--run-dir",
+                str(folder / str(rank)),
+                "--kv-pages",
+                "16",
+                *flags,
             ],
             env=os.environ | common | {"RANK": str(rank), "GROUP_RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in (0, 1)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.slow

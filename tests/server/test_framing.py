@@ -53,11 +53,22 @@ def test_an_upgrade_that_is_offered_changes_nothing(server, offer, chunked, piec
             time.sleep(0.002 if pieces > 1 else 0)
         answer = read_all(connection)
     assert statuses(answer) == [200] * 4
-    texts = [json.loads(part[: part.rindex(b"}") + 1])["choices"][0]["text"]
-             for part in answer.split(b"\r\n\r\n") if part.startswith(b'{"id"')]  # fmt: skip
+    texts = [
+        json.loads(part[: part.rindex(b"}") + 1])["choices"][0]["text"]
+        for part in answer.split(b"\r\n\r\n")
+        if part.startswith(b'{"id"')
+    ]
     assert texts == [server.complete(max_tokens=3, seed=1).json()["choices"][0]["text"]] * 2
-    assert statuses(server.raw(head("Host: x", "Connection: Upgrade, close", "Upgrade: h2c",
-                                    first="GET /version HTTP/1.1"))) == [200]  # fmt: skip
+    assert statuses(
+        server.raw(
+            head(
+                "Host: x",
+                "Connection: Upgrade, close",
+                "Upgrade: h2c",
+                first="GET /version HTTP/1.1",
+            )
+        )
+    ) == [200]
 
 
 def test_fields_behind_a_body_are_no_headers(server):
@@ -151,8 +162,9 @@ def test_a_header_that_must_stand_once_does(server, lines):
     assert statuses(server.raw(head(*lines, first="GET /health HTTP/1.1"))) == [400]
     old = head(*lines, first="GET /health HTTP/1.0")
     assert statuses(server.raw(old)) == ([200] if not lines else [400])
-    assert statuses(server.raw(head("Host:", "Connection: close",
-                                    first="GET /health HTTP/1.1"))) == [200]  # fmt: skip
+    assert statuses(
+        server.raw(head("Host:", "Connection: close", first="GET /health HTTP/1.1"))
+    ) == [200]
 
 
 @pytest.mark.parametrize("coding", ["gzip, chunked", "chunked, chunked", "identity, chunked"])

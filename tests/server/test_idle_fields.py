@@ -117,12 +117,24 @@ def test_the_schema_publishes_what_is_taken(server):
 def test_the_openai_client_may_send_what_its_wrappers_do(server):
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
     found = client.chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": "hi"}], max_completion_tokens=2,
-        store=False, tools=[], tool_choice="none", parallel_tool_calls=True, metadata={"a": "b"},
-        service_tier="auto", modalities=["text"], functions=[], function_call="none",
-        verbosity="medium", top_logprobs=0, logprobs=False, response_format={"type": "text"},
+        model=MODEL,
+        messages=[{"role": "user", "content": "hi"}],
+        max_completion_tokens=2,
+        store=False,
+        tools=[],
+        tool_choice="none",
+        parallel_tool_calls=True,
+        metadata={"a": "b"},
+        service_tier="auto",
+        modalities=["text"],
+        functions=[],
+        function_call="none",
+        verbosity="medium",
+        top_logprobs=0,
+        logprobs=False,
+        response_format={"type": "text"},
         extra_body={"add_generation_prompt": True, "chat_template_kwargs": {}, "priority": 0},
-    )  # fmt: skip
+    )
     assert found.usage.completion_tokens == 2
 
 
@@ -139,9 +151,13 @@ RECORDED = [
 
 def test_a_recorded_conversation_with_tool_calls_is_scored(server):
     found = chat(
-        server, messages=RECORDED, add_generation_prompt=False, max_tokens=0, prompt_logprobs=0,
+        server,
+        messages=RECORDED,
+        add_generation_prompt=False,
+        max_tokens=0,
+        prompt_logprobs=0,
         return_token_ids=True,
-    )  # fmt: skip
+    )
     assert found.status_code == 200, found.text
     ids = found.json()["choices"][0]["prompt_token_ids"]
     assert len(found.json()["prompt_logprobs"]) == len(ids)

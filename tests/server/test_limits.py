@@ -104,9 +104,13 @@ def test_the_vocabulary_and_the_context_are_limits_too(server, info):
         *values("prompt", ([5] * (context - 1),), ([5] * (context + 1), [5] * 10**6)),
         *values("max_tokens", (0, context - 1), (2**31, 10**30, -1)),
         *values("max_tokens", (context - 3,), (), prompt=[1, 2, 3]),
-        Attempt("one past", post("/v1/completions", {"prompt": [1, 2, 3],
-                "max_tokens": context - 2}), 400, "max_tokens"),
-    ]  # fmt: skip
+        Attempt(
+            "one past",
+            post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": context - 2}),
+            400,
+            "max_tokens",
+        ),
+    ]
     for attempt in attempts:
         attempt.check(server)
 

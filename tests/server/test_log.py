@@ -130,10 +130,17 @@ def test_requests_and_statistics_are_logged_unless_switched_off(tmp_path):
 
 def test_a_request_whose_client_goes_away_has_its_line_too(server):
     with server.http.stream(
-        "POST", "/v1/completions",
-        json={"model": "demo", "prompt": "hello", "max_tokens": 200, "stream": True,
-              "ignore_eos": True, "cache_salt": "slow=0.02"},
-    ) as answer:  # fmt: skip
+        "POST",
+        "/v1/completions",
+        json={
+            "model": "demo",
+            "prompt": "hello",
+            "max_tokens": 200,
+            "stream": True,
+            "ignore_eos": True,
+            "cache_salt": "slow=0.02",
+        },
+    ) as answer:
         request_id = answer.headers["x-request-id"]
         next(answer.iter_lines())
     eventually(lambda: f"request={request_id}" in server.log.read_text())

@@ -116,10 +116,16 @@ SOCKETS = {"HWLOC_SYNTHETIC": "package:2 core:2 pu:1"}
 IN_TURN, IN_A_ROW = [0, 2, 1, 3], [0, 1, 2, 3]
 MAPPINGS = [
     ("package", IN_TURN),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("socket", IN_TURN), ("slot", IN_A_ROW), ("node", IN_A_ROW), ("", IN_A_ROW),
-    )),
-]  # fmt: skip
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("socket", IN_TURN),
+            ("slot", IN_A_ROW),
+            ("node", IN_A_ROW),
+            ("", IN_A_ROW),
+        )
+    ),
+]
 """What --map-by is given ("": nothing, the default), and the local ranks that come of it."""
 
 

@@ -26,8 +26,12 @@ VALUE = {
 
 def test_pieces_are_the_json_of_the_whole():
     assert "".join(json_pieces(VALUE)).encode() == to_json(VALUE)
-    lazy = VALUE | {"l": Each(iter([{"x": 1}, None])), "m": Each([]), "n": iter([VALUE, {}]),
-                    "o": iter([])}  # fmt: skip
+    lazy = VALUE | {
+        "l": Each(iter([{"x": 1}, None])),
+        "m": Each([]),
+        "n": iter([VALUE, {}]),
+        "o": iter([]),
+    }
     plain = VALUE | {"l": [{"x": 1}, None], "m": [], "n": [VALUE, {}], "o": []}
     assert "".join(json_pieces(lazy)).encode() == to_json(plain)
     assert max(map(len, json_pieces(VALUE))) < 100_000 < len(json.dumps(VALUE))

@@ -149,8 +149,10 @@ def test_a_verification_that_is_told_to_end_leaves_no_folder(model, tmp_path, nu
     process = subprocess.Popen(
         [sys.executable, "-m", "tpdet", "verify", "--tp", "2", "--dtype", "float32"],
         env=os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
         eventually(lambda: any(folder.glob("tpdet-ranks-*/store")) or process.poll(), 100)
         process.send_signal(number)

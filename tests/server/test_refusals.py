@@ -38,21 +38,64 @@ WRONG_FORMATS = (
         ("stop_token_ids", [[0, 511], []], [[512], [-1], ["1"], [1.0], 3]),
         ("user", ["u" * 256, ""], ["u" * 257, "é" * 129, 3]),
         ("cache_salt", ["c" * 256], ["c" * 257, 3]),
-        ("logit_bias", [{"0": -100, "511": 100}, {}],
-         [{"512": 1}, {"1": 100.5}, {"01": 1}, {"-1": 1}, {"x": 1}, {"1": "2"}, {"+1": 1}, [],
-          {"١": 1}, {str(i): 1 for i in range(1025)}]),
+        (
+            "logit_bias",
+            [{"0": -100, "511": 100}, {}],
+            [
+                {"512": 1},
+                {"1": 100.5},
+                {"01": 1},
+                {"-1": 1},
+                {"x": 1},
+                {"1": "2"},
+                {"+1": 1},
+                [],
+                {"١": 1},
+                {str(i): 1 for i in range(1025)},
+            ],
+        ),
         ("truncate_prompt_tokens", [-1, 1, 300], [0, -2, "1"]),
         ("stream", [False], ["true", 1, 0]),
         ("echo", [True], ["yes", 1]),
-        ("response_format", [{"type": "text"}, {"type": "json_object"}, FORMAT],
-         ["text", {}, {"type": "json_schema"}, FORMAT | {"type": "json_object"},
-         FORMAT | {"type": "text"}, {"type": "grammar"},
-         *({"type": "json_schema", "json_schema": wrong} for wrong in WRONG_FORMATS)]),
-        ("prompt", ["x", [1, 2], ["x"] * 64, [[1]] * 64, "y" * 252],
-         ["", [], [[]], ["x"] * 65, [1, "x"], ["x", 1], [[1], "x"], 3, {}, [512], [-1], [1.0],
-          [True], [[1, "a"]], "y" * 257, [5] * 300, [[5] * 300], [None]]),
+        (
+            "response_format",
+            [{"type": "text"}, {"type": "json_object"}, FORMAT],
+            [
+                "text",
+                {},
+                {"type": "json_schema"},
+                FORMAT | {"type": "json_object"},
+                FORMAT | {"type": "text"},
+                {"type": "grammar"},
+                *({"type": "json_schema", "json_schema": wrong} for wrong in WRONG_FORMATS),
+            ],
+        ),
+        (
+            "prompt",
+            ["x", [1, 2], ["x"] * 64, [[1]] * 64, "y" * 252],
+            [
+                "",
+                [],
+                [[]],
+                ["x"] * 65,
+                [1, "x"],
+                ["x", 1],
+                [[1], "x"],
+                3,
+                {},
+                [512],
+                [-1],
+                [1.0],
+                [True],
+                [[1, "a"]],
+                "y" * 257,
+                [5] * 300,
+                [[5] * 300],
+                [None],
+            ],
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_field_at_its_limits_and_past_them(server, field, inside, outside):
     for value in inside:
         found = server.complete(**{field: value})
@@ -137,9 +180,10 @@ def test_json_of_depth_32_is_read_and_33_refused(server):
     headers = {"content-type": "application/json"}
     allowed = server.http.post(PATH, content=nested(32), headers=headers)
     assert "nested" not in refused(allowed, 400)["message"]
-    assert "nested" in refused(server.http.post(PATH, content=nested(33), headers=headers), 400)[
-        "message"
-    ]  # fmt: skip
+    assert (
+        "nested"
+        in refused(server.http.post(PATH, content=nested(33), headers=headers), 400)["message"]
+    )
 
 
 def test_a_surrogate_pair_and_an_escaped_backslash_are_text(server):

@@ -106,8 +106,17 @@ def test_print_limits_prints_json_and_ends(capsys):
 
 
 def test_a_flag_is_spelled_with_either_line_and_sizes_take_suffixes():
-    found = load("a", "--max_model_len=2k", "--max_num_batched_tokens", "8K", "-tp", "4",
-                 "--dtype", "bf16", "--no-enable_prefix_caching")  # fmt: skip
+    found = load(
+        "a",
+        "--max_model_len=2k",
+        "--max_num_batched_tokens",
+        "8K",
+        "-tp",
+        "4",
+        "--dtype",
+        "bf16",
+        "--no-enable_prefix_caching",
+    )
     assert (found.engine.max_model_len, found.engine.max_num_batched_tokens) == (2000, 8192)
     assert found.world.tp == 4 and found.engine.dtype == "bfloat16"
     assert not found.engine.enable_prefix_caching
@@ -242,8 +251,15 @@ def test_settings_and_keys_leave_the_environment_and_nothing_else():
 
 
 def test_arguments_of_vllm_for_what_is_always_so_are_noted(tmp_path):
-    found = load("a", "--trust-remote-code", "--enable_chunked_prefill", "--swap-space", "4",
-                 "--generation-config=vllm", "--disable-log-requests")  # fmt: skip
+    found = load(
+        "a",
+        "--trust-remote-code",
+        "--enable_chunked_prefill",
+        "--swap-space",
+        "4",
+        "--generation-config=vllm",
+        "--disable-log-requests",
+    )
     assert len(found.notes) == 5
     assert "--trust-remote-code changes nothing: no code of a model is ever run" in found.notes
     file = tmp_path / "c.toml"
@@ -306,8 +322,21 @@ def test_every_setting_stands_in_one_group_of_the_help_and_everyday_ones_come_fi
     assert len(set(named)) == len(named)
     assert {*named} - {"config", "print_limits"} == {*SETTINGS} - {"nodes"}
     text = make_parser("tpdet serve").format_help()
-    places = [text.index(f"\n  --{name}") for name in ("model", "host", "port", "max-model-len",
-              "api-key-file", "dtype", "device", "config", "revision", "kv-pages")]  # fmt: skip
+    places = [
+        text.index(f"\n  --{name}")
+        for name in (
+            "model",
+            "host",
+            "port",
+            "max-model-len",
+            "api-key-file",
+            "dtype",
+            "device",
+            "config",
+            "revision",
+            "kv-pages",
+        )
+    ]
     assert places == sorted(places) and "\neveryday:\n" in text
     assert "(default 8000)" in text and "{auto,cpu,cuda}" in text and "TPDET_MAX_MODEL_LEN" in text
 
@@ -325,13 +354,20 @@ def test_secrets_of_the_environment_reach_the_server_and_no_childs_environment(t
     write_tokenizer(tmp_path / "model")
     run, secret = tmp_path / "run", "ab" * 32
     environ = os.environ | {
-        "TPDET_API_KEY": "sk-hidden", "TPDET_RUN_SECRET": secret, "TPDET_RUN_DIR": str(run),
-        "TPDET_SERVED_MODEL_NAME": "demo", "TPDET_PORT": "0", "TPDET_PROT": "1",
-    }  # fmt: skip
+        "TPDET_API_KEY": "sk-hidden",
+        "TPDET_RUN_SECRET": secret,
+        "TPDET_RUN_DIR": str(run),
+        "TPDET_SERVED_MODEL_NAME": "demo",
+        "TPDET_PORT": "0",
+        "TPDET_PROT": "1",
+    }
     process = subprocess.Popen(
         [sys.executable, "-c", SUPERVISED, str(tmp_path / "model"), "--swap-space", "4"],
-        cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environ,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         deadline = time.monotonic() + 60
         while not (run / "ready.json").exists():

@@ -98,8 +98,9 @@ def test_a_job_serves_the_bits_of_one_rank_and_drains(
     ranks = range(nodes * ranks_per_node)
     assert job.ready["tp"] == len(ranks)
     assert [sorted(found) for found in job.ranks()] == [
-        [*ranks[:ranks_per_node]], [*ranks[ranks_per_node:]]
-    ]  # fmt: skip
+        [*ranks[:ranks_per_node]],
+        [*ranks[ranks_per_node:]],
+    ]
     assert {rank["host"] for rank in job.ready["ranks"]} == {"n1"}
     assert ask(job.url) == answers_alone[0]
     asking = Asking(job.url)
@@ -113,13 +114,16 @@ def test_a_job_serves_the_bits_of_one_rank_and_drains(
 
 STEPS = [
     ("cyclic", {"MASTER_ADDR": "127.0.0.1"}, [[0, 2], [1, 3]]),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("plane=2", {}, [[0, 1], [2, 3]]),
-        ("block", {}, [[0, 1], [2, 3]]),
-        ("arbitrary", {"MASTER_ADDR": "127.0.0.2"}, [[1, 3], [0, 2]]),
-        ("mpirun", {}, [[0, 2], [1, 3]]),
-    )),
-]  # fmt: skip
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("plane=2", {}, [[0, 1], [2, 3]]),
+            ("block", {}, [[0, 1], [2, 3]]),
+            ("arbitrary", {"MASTER_ADDR": "127.0.0.2"}, [[1, 3], [0, 2]]),
+            ("mpirun", {}, [[0, 2], [1, 3]]),
+        )
+    ),
+]
 """How srun (or mpirun --map-by node in a job) deals four ranks out to two nodes."""
 
 

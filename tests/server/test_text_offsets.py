@@ -52,8 +52,13 @@ def test_each_offset_is_where_its_token_begins(server, prompt, echo, special):
         "prompt": prompt, "echo": echo, "logprobs": 1, "max_tokens": 6, "seed": 3,
         "ignore_eos": True, "skip_special_tokens": not special,
     }  # fmt: skip
-    for more in ({}, {"logit_bias": {"258": 100}}, {"logit_bias": {"195": 100}}, {"max_tokens": 0},
-                 {"add_special_tokens": False}):  # fmt: skip
+    for more in (
+        {},
+        {"logit_bias": {"258": 100}},
+        {"logit_bias": {"195": 100}},
+        {"max_tokens": 0},
+        {"add_special_tokens": False},
+    ):
         whole = server.complete(**fields | more).json()["choices"][0]
         check(whole["text"], whole["logprobs"])
         assert streamed(server, **fields | more) == (whole["text"], whole["logprobs"])

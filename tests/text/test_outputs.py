@@ -71,11 +71,15 @@ def stream(
         last = place == len(ids) - 1
         made.append(
             TokenOutput(
-                request_id="r", choice=choice, token_id=token, logprob=-0.5 * token,
-                top=(Candidate(token, -0.5 * token),), finish_reason=finish if last else None,
+                request_id="r",
+                choice=choice,
+                token_id=token,
+                logprob=-0.5 * token,
+                top=(Candidate(token, -0.5 * token),),
+                finish_reason=finish if last else None,
                 stop_token_id=stop_token_id if last else None,
             )
-        )  # fmt: skip
+        )
     return vocabulary, made
 
 

@@ -32,10 +32,33 @@ def llama_like() -> tokenizers.Tokenizer:
 
 
 pieces = st.sampled_from(
-    [" ", "  " * 40, "the ", "\n", "\r\n\t", "def f(self):\n        ", "\u212a", "\u212b\u0327",
-     "\u0390", "ι\u0308\u0301", "\u1fbe\u0344", "\u1112\u1161\u11ab", "각", "\U0002f800", "日本",
-     "🎉", "<|im_end|>", "</s>", "<think>", "\u2126", "\u1fef", "\u037e", "\x00", "1234"]
-)  # fmt: skip
+    [
+        " ",
+        "  " * 40,
+        "the ",
+        "\n",
+        "\r\n\t",
+        "def f(self):\n        ",
+        "\u212a",
+        "\u212b\u0327",
+        "\u0390",
+        "ι\u0308\u0301",
+        "\u1fbe\u0344",
+        "\u1112\u1161\u11ab",
+        "각",
+        "\U0002f800",
+        "日本",
+        "🎉",
+        "<|im_end|>",
+        "</s>",
+        "<think>",
+        "\u2126",
+        "\u1fef",
+        "\u037e",
+        "\x00",
+        "1234",
+    ]
+)
 
 
 @settings(max_examples=120, deadline=None)

@@ -43,8 +43,11 @@ def test_special_tokens_inside_the_vocabulary_are_told_apart():
 
 def test_special_tokens_outside_the_vocabulary_keep_their_ids():
     backend = sentencepiece_like(special_in_vocabulary=False)
-    tokenizer = Tokenizer(backend, {"bos_token": "<s>", "eos_token": "</s>"},
-                          "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")  # fmt: skip
+    tokenizer = Tokenizer(
+        backend,
+        {"bos_token": "<s>", "eos_token": "</s>"},
+        "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
+    )
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "a<think>"}])
     assert ids == tokenizer.encode("<s>a<think></s>")
     assert tokenizer.eos_token_ids == (backend.token_to_id("</s>"),)

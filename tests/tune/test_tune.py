@@ -47,9 +47,12 @@ def test_it_is_refused_without_a_gpu(capsys, monkeypatch):
 def test_the_products_of_a_known_model():
     found = tuned_products(["qwen3-8b"], (1, 4))
     assert [str(product) for product in found] == [
-        "column 1536x4096", "column 6144x4096", "column 24576x4096",
-        "head 37984x4096", "head 151936x4096",
-    ]  # fmt: skip
+        "column 1536x4096",
+        "column 6144x4096",
+        "column 24576x4096",
+        "head 37984x4096",
+        "head 151936x4096",
+    ]
     with pytest.raises(UsageError, match="model shape"):
         tuned_products(["qwen9"], (1,))
     with pytest.raises(UsageError, match="tensor-parallel size 3"):
@@ -61,10 +64,15 @@ def test_the_row_products_of_every_rank_and_order():
     roots = {(product.k, product.leaves, product.roots) for product in found}
     for k in (512, 1536):
         assert {(leaves, text) for width, leaves, text in roots if width == k} == {
-            (8, "((((((0+1)+2)+3)+4)+5)+6)+7"), (8, "(((0+1)+(2+3))+(4+5))+(6+7)"),
-            (4, "((0+1)+2)+3"), (4, "0 1 2 3"), (4, "(0+1)+(2+3)"), (4, "0+1 2+3"),
-            (2, "0+1"), (2, "0 1"),
-        }  # fmt: skip
+            (8, "((((((0+1)+2)+3)+4)+5)+6)+7"),
+            (8, "(((0+1)+(2+3))+(4+5))+(6+7)"),
+            (4, "((0+1)+2)+3"),
+            (4, "0 1 2 3"),
+            (4, "(0+1)+(2+3)"),
+            (4, "0+1 2+3"),
+            (2, "0+1"),
+            (2, "0 1"),
+        }
     assert len(found) == 16 and [len(group) for group in groups(found)] == [2, 4, 2] * 2
     everything = found + tuned_products(["qwen3-8b"], (1,))
     assert sorted(chain.from_iterable(groups(everything))) == sorted(everything)
@@ -100,8 +108,16 @@ def layers_of(module):
 @pytest.mark.parametrize("row_layers", ["fold", "gather"])
 def test_products_are_those_of_the_model_that_is_built(tmp_path, row_layers):
     directory = tmp_path / "model"
-    make_model(directory, like="qwen3", hidden=128, layers=1, heads=4, head_dim=64, vocab=1040,
-               intermediate=384)  # fmt: skip
+    make_model(
+        directory,
+        like="qwen3",
+        hidden=128,
+        layers=1,
+        heads=4,
+        head_dim=64,
+        vocab=1040,
+        intermediate=384,
+    )
     config = load_model_config(directory)
     partition = make_partition(config, SoloWorld(), "pairs", None, row_layers)
     source = open_weights(directory, config, "auto", 0, True, torch.device("cpu"))
@@ -148,8 +164,9 @@ def test_other_bits_are_refused_and_named(monkeypatch):
     found = tuner(monkeypatch, {FAST: 9.0, SLOW: 11.0, "mm": 8.0}, wrong).tune([16])
     assert found.rows[16].choice == Choice(16, SLOW)
     assert found.refused == {
-        "16x64x64 w4 s5 swap": ["16 (heavy)"], "mm": ["16 (random, cancelling)"],
-    }  # fmt: skip
+        "16x64x64 w4 s5 swap": ["16 (heavy)"],
+        "mm": ["16 (random, cancelling)"],
+    }
     with pytest.raises(RuntimeError, match="no tile keeps"):
         tuner(monkeypatch, {FAST: 1.0}, {(FAST, "random")}).tune([16])
 
@@ -231,8 +248,10 @@ def test_a_whole_run_on_a_made_up_gpu(monkeypatch, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "other bits, not used: mm at 1 2 rows" in said and "6 entries of the shape table" in said
     table = parse_table(path.read_text(), "file")
-    libraries = {product.n: {choice.library for choice in table.products[product].values()}
-                 for product in products[:2]}  # fmt: skip
+    libraries = {
+        product.n: {choice.library for choice in table.products[product].values()}
+        for product in products[:2]
+    }
     assert libraries == {96: {"mm"}, 128: {None}}
     assert table.environment["cublas"] == "13.1.0"
     shape_table.admit({})

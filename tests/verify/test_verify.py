@@ -32,16 +32,29 @@ def test_a_family_is_equal_at_every_size_and_circumstance(tiny_model, tmp_path, 
     short = ["--relations", "steps", "--batch", "1,16", "--budget", "100", "--tokens", "6"]
     dtype = "bfloat16" if family in ("llama", "qwen3") else "float32"
     done = verify(
-        tiny_model(family), "--tp", ",".join(map(str, sizes)), "--dtype", dtype,
-        "--fold-order", DEFAULT_FOLD_ORDER, "--output", output, *short,
-    )  # fmt: skip
+        tiny_model(family),
+        "--tp",
+        ",".join(map(str, sizes)),
+        "--dtype",
+        dtype,
+        "--fold-order",
+        DEFAULT_FOLD_ORDER,
+        "--output",
+        output,
+        *short,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all equal" in done.stdout
     (run,) = json.loads(output.read_text())
     assert sorted({row["tp"] for row in run["rows"]}) == list(sizes)
     assert {row["relation"] for row in run["rows"]} == {
-        "alone", "batch 16", "chunks of 100", "not chunked", "preempted", "prefill of decode",
-    }  # fmt: skip
+        "alone",
+        "batch 16",
+        "chunks of 100",
+        "not chunked",
+        "preempted",
+        "prefill of decode",
+    }
     assert all(row["equal"] for row in run["rows"])
     assert len({row["digest"] for row in run["rows"]}) == 1
 
@@ -49,9 +62,20 @@ def test_a_family_is_equal_at_every_size_and_circumstance(tiny_model, tmp_path, 
 def test_every_fold_order_is_equal_and_a_contract_of_its_own(tiny_model, tmp_path):
     output = tmp_path / "verify.json"
     done = verify(
-        tiny_model("qwen3"), "--tp", "1,4", "--dtype", "float32", "--batch", "1,64",
-        "--relations", "batch,prefill,fresh,cache,eager", "--tokens", "4", "--output", output,
-    )  # fmt: skip
+        tiny_model("qwen3"),
+        "--tp",
+        "1,4",
+        "--dtype",
+        "float32",
+        "--batch",
+        "1,64",
+        "--relations",
+        "batch,prefill,fresh,cache,eager",
+        "--tokens",
+        "4",
+        "--output",
+        output,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = json.loads(output.read_text())
     digests = {row["mode"]: row["digest"] for row in run["rows"]}
@@ -67,9 +91,23 @@ def test_every_fold_order_is_equal_and_a_contract_of_its_own(tiny_model, tmp_pat
 def test_the_control_fails_and_names_the_first_difference(tiny_model, tmp_path):
     output = tmp_path / "control.json"
     done = verify(
-        tiny_model("qwen3"), "--control", "--tp", "1,4", "--dtype", "float32", "--fold-order",
-        "pairs", "--batch", "1,4", "--budget", "100", "--tokens", "4", "--output", output,
-    )  # fmt: skip
+        tiny_model("qwen3"),
+        "--control",
+        "--tp",
+        "1,4",
+        "--dtype",
+        "float32",
+        "--fold-order",
+        "pairs",
+        "--batch",
+        "1,4",
+        "--budget",
+        "100",
+        "--tokens",
+        "4",
+        "--output",
+        output,
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "DIFFERENT" in done.stdout
     flat = " ".join(done.stdout.split())
@@ -87,10 +125,15 @@ def test_a_model_that_cannot_be_loaded_ends_with_its_reason():
 
 def trace(digests, tokens=(1, 2)):
     return Trace(
-        dtype="float32", mode="pairs", circumstance="alone", tokens={"p": tokens},
-        logprob_bits={"p": ("00000000",) * len(tokens)}, logits={"p": digests}, values="none",
+        dtype="float32",
+        mode="pairs",
+        circumstance="alone",
+        tokens={"p": tokens},
+        logprob_bits={"p": ("00000000",) * len(tokens)},
+        logits={"p": digests},
+        values="none",
         steps=1,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,11 @@ def verify(model, output, *arguments, environment=None, timeout=280):
     command = [sys.executable, "-m", "tpdet", "verify", model, "--device", "cpu", *SHORT]
     return subprocess.run(
         [*map(str, command), *map(str, arguments), "--output", str(output)],
-        env=(environment or os.environ) | ENVIRONMENT, capture_output=True, text=True,
+        env=(environment or os.environ) | ENVIRONMENT,
+        capture_output=True,
+        text=True,
         timeout=timeout,
-    )  # fmt: skip
+    )
 
 
 def rows_of(done, output) -> list[dict]:
@@ -41,9 +43,17 @@ def ways_of(rows) -> set[tuple]:
 def test_ranks_of_mpirun_give_one_digest(tiny_model, tmp_path):
     output = tmp_path / "verify.json"
     done = verify(
-        tiny_model("qwen3"), output, "--launcher", "mpi", "--transport", "mpi", "--tp", "1,2",
-        "--fold-order", "tree",
-    )  # fmt: skip
+        tiny_model("qwen3"),
+        output,
+        "--launcher",
+        "mpi",
+        "--transport",
+        "mpi",
+        "--tp",
+        "1,2",
+        "--fold-order",
+        "tree",
+    )
     rows = rows_of(done, output)
     assert ways_of(rows) == {("mpi", "mpi", 1, 1), ("mpi", "mpi", 2, 1)}
     assert len({row["digest"] for row in rows}) == 1
@@ -55,9 +65,18 @@ def test_stock_arithmetic_differs_under_mpirun_too(tiny_model, tmp_path):
     """Negative control: a launched world that adds in another order is found out."""
     output = tmp_path / "control.json"
     done = verify(
-        tiny_model("qwen3"), output, "--control", "--fold-order", "pairs", "--launcher", "mpi",
-        "--transport", "gather", "--tp", "1,4",
-    )  # fmt: skip
+        tiny_model("qwen3"),
+        output,
+        "--control",
+        "--fold-order",
+        "pairs",
+        "--launcher",
+        "mpi",
+        "--transport",
+        "gather",
+        "--tp",
+        "1,4",
+    )
     assert done.returncode == 1 and "DIFFERENT" in done.stdout, done.stdout + done.stderr
     (run,) = json.loads(output.read_text())
     assert [row["equal"] for row in run["rows"]] == [True, False]
@@ -69,16 +88,28 @@ def test_every_launcher_transport_and_layout_of_nodes_gives_one_digest(tiny_mode
     output = tmp_path / "verify.json"
     with slurm_cluster(tmp_path / "slurm") as environment:
         done = verify(
-            tiny_model("qwen3"), output, "--launcher", "torchrun,slurm,mpi", "--transport",
-            "gather,mpi", "--tp", "1,2,4,8", "--nodes", "1,2,4", "--fold-order", "sequential",
-            environment=environment, timeout=2400,
-        )  # fmt: skip
+            tiny_model("qwen3"),
+            output,
+            "--launcher",
+            "torchrun,slurm,mpi",
+            "--transport",
+            "gather,mpi",
+            "--tp",
+            "1,2,4,8",
+            "--nodes",
+            "1,2,4",
+            "--fold-order",
+            "sequential",
+            environment=environment,
+            timeout=2400,
+        )
     rows = rows_of(done, output)
     layouts = {(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2), (4, 4), (8, 4)}
     assert ways_of(rows) == {
-        (launcher, "gather", *layout) for launcher in ("torchrun", "slurm", "mpi")
+        (launcher, "gather", *layout)
+        for launcher in ("torchrun", "slurm", "mpi")
         for layout in layouts
-    } | {("mpi", "mpi", *layout) for layout in layouts - {(1, 1)}}  # fmt: skip
+    } | {("mpi", "mpi", *layout) for layout in layouts - {(1, 1)}}
     assert len({row["digest"] for row in rows}) == 1
 
 

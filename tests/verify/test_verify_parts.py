@@ -32,10 +32,18 @@ from tpdet.verify.spec import VerifySpec
 from tpdet.verify.ways import Way
 
 SPEC = VerifySpec(
-    model="none", dtypes=("float32",), fold_orders=("pairs",), batches=(1, 4, 16), budgets=(100,),
-    prompt_lengths=(5, 4096), tokens=4, seed=0, control=False, device="cpu",
+    model="none",
+    dtypes=("float32",),
+    fold_orders=("pairs",),
+    batches=(1, 4, 16),
+    budgets=(100,),
+    prompt_lengths=(5, 4096),
+    tokens=4,
+    seed=0,
+    control=False,
+    device="cpu",
     relations=GROUPS["all"],
-)  # fmt: skip
+)
 
 
 def test_relations_are_chosen_by_group_or_name_and_hold_the_reference():
@@ -63,9 +71,14 @@ def test_other_processes_run_for_the_default_fold_order():
 def test_the_first_circumstance_is_alone_and_one_holds_every_prompt_in_a_step():
     names = [found.name for found in circumstances(SPEC)]
     assert names == [
-        "alone", "batch 4", "batch 16", "chunks of 100", "not chunked", "preempted",
+        "alone",
+        "batch 4",
+        "batch 16",
+        "chunks of 100",
+        "not chunked",
+        "preempted",
         "prefill of decode",
-    ]  # fmt: skip
+    ]
     (whole,) = (found for found in circumstances(SPEC) if found.name == "not chunked")
     assert whole.budget > sum(SPEC.prompt_lengths)
     (preempted,) = (found for found in circumstances(SPEC) if found.preempt_every)
@@ -75,9 +88,13 @@ def test_the_first_circumstance_is_alone_and_one_holds_every_prompt_in_a_step():
 def test_the_reference_comes_first_and_one_start_serves_fresh_and_eager():
     found = parts_of(SPEC, [(1, Way()), (2, Way())])
     assert found == [
-        Part(1, "steps"), Part(2, "steps"), Part(1, "fresh"), Part(2, "fresh"), Part(1, "cache"),
+        Part(1, "steps"),
+        Part(2, "steps"),
+        Part(1, "fresh"),
+        Part(2, "fresh"),
+        Part(1, "cache"),
         Part(2, "cache"),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(("worlds_per_gpu", "most"), [(1, 1), (2, 2)])
@@ -156,8 +173,10 @@ def test_an_empty_kernel_cache_must_have_been_compiled_into(monkeypatch, tmp_pat
         return
     reports = parts.run_worlds(SPEC, [(1, Way())], 1, Console(quiet=True), tmp_path)
     assert len(reports) == 3 and ["TRITON_CACHE_DIR" in found for found in started] == [
-        False, False, True,
-    ]  # fmt: skip
+        False,
+        False,
+        True,
+    ]
 
 
 def test_large_and_small_logits_are_digested_in_their_order_and_recomputed_ones_compared(tmp_path):

@@ -20,10 +20,18 @@ from tpdet.verify.spec import Machine, Seen, VerifySpec, WorldReport
 from tpdet.verify.ways import Way, Ways, choose
 
 SPEC = VerifySpec(
-    model="none", dtypes=("float32",), fold_orders=("pairs",), batches=(1,), budgets=(100,),
-    prompt_lengths=(5,), tokens=4, seed=0, control=False, device="cpu",
+    model="none",
+    dtypes=("float32",),
+    fold_orders=("pairs",),
+    batches=(1,),
+    budgets=(100,),
+    prompt_lengths=(5,),
+    tokens=4,
+    seed=0,
+    control=False,
+    device="cpu",
     relations=("alone", "fresh"),
-)  # fmt: skip
+)
 THREE = ("torchrun", "slurm", "mpi")
 
 
@@ -41,8 +49,12 @@ def test_every_launcher_and_transport_that_fit_are_run_and_the_others_are_told()
 def test_nodes_share_out_the_ranks_and_nobody_else():
     chosen = choose(Ways(nodes=(1, 2, 4)), (1, 2, 4, 8), "cpu", False)
     assert [(way.nodes, tp // way.nodes) for tp, way in chosen.worlds if way.nodes > 1] == [
-        (2, 1), (2, 2), (2, 4), (4, 1), (4, 2),
-    ]  # fmt: skip
+        (2, 1),
+        (2, 2),
+        (2, 4),
+        (4, 1),
+        (4, 2),
+    ]
     assert choose(Ways(), (1, 2), "cpu", False).worlds == [(1, Way()), (2, Way())]
 
 
@@ -89,8 +101,9 @@ def test_processes_are_renewed_in_the_first_way_only():
     found = [(1, Way("mpi")), (2, Way("mpi")), (2, Way("slurm"))]
     assert parts_of(SPEC, found) == [
         *(Part(tp, "steps", way) for tp, way in found),
-        Part(1, "fresh", Way("mpi")), Part(2, "fresh", Way("mpi")),
-    ]  # fmt: skip
+        Part(1, "fresh", Way("mpi")),
+        Part(2, "fresh", Way("mpi")),
+    ]
     assert len({part.folder for part in parts_of(SPEC, found)}) == 5
 
 
@@ -105,10 +118,15 @@ def open_mpi(rank, size):
 def slurm(rank, size, nodes):
     each = size // nodes
     return {
-        "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(size), "SLURM_JOB_ID": "7",
-        "SLURM_LOCALID": str(rank % each), "SLURM_NODEID": str(rank // each), "SLURM_STEP_ID": "0",
-        "SLURM_STEP_TASKS_PER_NODE": f"{each}(x{nodes})", "SLURM_STEP_NODELIST": "n[1-2]",
-    }  # fmt: skip
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_JOB_ID": "7",
+        "SLURM_LOCALID": str(rank % each),
+        "SLURM_NODEID": str(rank // each),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": f"{each}(x{nodes})",
+        "SLURM_STEP_NODELIST": "n[1-2]",
+    }
 
 
 def pretended(environ, nodes):
@@ -203,15 +221,25 @@ SEEN = {"launcher": "Open MPI", "nodes": 2, "by_mpi": "mpi", "node_folds": 9}
 )
 def test_a_world_that_ran_otherwise_shows_nothing(seen, message):
     report = WorldReport(
-        tp=4, way=WAY, seen=Seen(**SEEN | seen), vocab_size=1, fingerprints={}, traces=(),
+        tp=4,
+        way=WAY,
+        seen=Seen(**SEEN | seen),
+        vocab_size=1,
+        fingerprints={},
+        traces=(),
         machine=Machine(),
-    )  # fmt: skip
+    )
     assert otherwise(Part(4, "steps", WAY), SPEC, report) == message
     assert "reported in its place" in (otherwise(Part(8, "steps", WAY), SPEC, report) or "")
     one_a_node = WorldReport(
-        tp=2, way=WAY, seen=Seen(**SEEN), vocab_size=1, fingerprints={}, traces=(),
+        tp=2,
+        way=WAY,
+        seen=Seen(**SEEN),
+        vocab_size=1,
+        fingerprints={},
+        traces=(),
         machine=Machine(),
-    )  # fmt: skip
+    )
     assert "9 sums" in (otherwise(Part(2, "steps", WAY), SPEC, one_a_node) or "")
 
 
@@ -223,8 +251,10 @@ def test_rows_and_the_matrix_carry_the_way():
     found = [relation(1, Way()), relation(4, Way()), relation(4, WAY, equal=False)]
     rows = result_rows("m", found, control=False)
     assert [(row["launcher"], row["transport"], row["nodes"]) for row in rows] == [
-        ("self", "auto", 1), ("self", "auto", 1), ("mpi", "mpi", 2),
-    ]  # fmt: skip
+        ("self", "auto", 1),
+        ("self", "auto", 1),
+        ("mpi", "mpi", 2),
+    ]
     console = Console(record=True, width=120, file=io.StringIO())
     print_matrix("m", found, [1, 4], console)
     (line,) = (line for line in console.export_text().splitlines() if "mpi, mpi, 2 nodes" in line)

@@ -44,8 +44,11 @@ def test_every_damage_ends_in_a_refusal_or_in_a_sound_model(tiny_model, tmp_path
     for name in ("nine normalizers of ten", "nine decoders of ten", "vocabulary id 4000000000"):
         assert by_name[name][0] == 65, (name, by_name[name])
     assert "named pipe" in by_name["model.safetensors: _pipe"][1]
-    assert all(by_name[f"{f}: {k}"][0] == 65 for f in ("config.json", "tokenizer.json")
-               for k in ("_pipe", "_socket", "_device", "mkdir"))  # fmt: skip
+    assert all(
+        by_name[f"{f}: {k}"][0] == 65
+        for f in ("config.json", "tokenizer.json")
+        for k in ("_pipe", "_socket", "_device", "mkdir")
+    )
 
 
 @pytest.fixture

@@ -38,8 +38,16 @@ def add_bench(commands: argparse._SubParsersAction) -> None:
     )
     group = bench.add_subparsers(required=True, metavar="BENCHMARK")
     for add in (
-        _latency, _throughput, _serve, _gemm, _attention, _sampler, _allreduce, _cpu_kernels, _plot
-    ):  # fmt: skip
+        _latency,
+        _throughput,
+        _serve,
+        _gemm,
+        _attention,
+        _sampler,
+        _allreduce,
+        _cpu_kernels,
+        _plot,
+    ):
         add(group)
 
 
@@ -51,13 +59,15 @@ def _command(
     )
     if results:
         command.add_argument(
-            "--output", type=Path,
+            "--output",
+            type=Path,
             help="results file (JSON) to append to, or a directory that holds them by GPU",
-        )  # fmt: skip
+        )
         command.add_argument(
-            "--json", action="store_true",
+            "--json",
+            action="store_true",
             help="end with the run as one line of JSON, also on a terminal",
-        )  # fmt: skip
+        )
     command.set_defaults(run=_later(module, f"{name}_command"))
     return command
 
@@ -78,22 +88,30 @@ def _engine(command: argparse.ArgumentParser) -> None:
     )
     _fold_order(command)
     command.add_argument(
-        "--row-layers", default="fold", choices=["fold", "gather"],
+        "--row-layers",
+        default="fold",
+        choices=["fold", "gather"],
         help="what ranks exchange: leaf sums that are folded, or columns",
-    )  # fmt: skip
+    )
     command.add_argument(
-        "--transport", default="auto", choices=["auto", "gather", "peer"],
+        "--transport",
+        default="auto",
+        choices=["auto", "gather", "peer"],
         help="what carries it between ranks",
-    )  # fmt: skip
+    )
     command.add_argument(
-        "--approximate", action="store_true",
+        "--approximate",
+        action="store_true",
         help="the same engine by the library's products, attention and all-reduce, the peer of "
         "the cost of determinism",
-    )  # fmt: skip
+    )
     command.add_argument(
-        "--dtype", type=dtype, default="auto", choices=["auto", "float32", "bfloat16", "float16"],
+        "--dtype",
+        type=dtype,
+        default="auto",
+        choices=["auto", "float32", "bfloat16", "float16"],
         help="of weights and activations; auto takes the checkpoint's",
-    )  # fmt: skip
+    )
     command.add_argument(
         "--load-format", default="auto", choices=["auto", "dummy"], help="dummy: drawn weights"
     )
@@ -104,9 +122,11 @@ def _engine(command: argparse.ArgumentParser) -> None:
 
 def _fold_order(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--fold-order", default=DEFAULT_FOLD_ORDER, choices=FOLD_ORDERS,
+        "--fold-order",
+        default=DEFAULT_FOLD_ORDER,
+        choices=FOLD_ORDERS,
         help="order in which leaf sums are added",
-    )  # fmt: skip
+    )
 
 
 def _latency(group: argparse._SubParsersAction) -> None:
@@ -144,9 +164,11 @@ def _serve(group: argparse._SubParsersAction) -> None:
     )
     command.add_argument("--model", help="served name; the server's first if unset")
     command.add_argument(
-        "--api-key-file", type=Path, metavar="FILE",
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
         help="its first key is sent (default: the key in TPDET_API_KEY or VLLM_API_KEY)",
-    )  # fmt: skip
+    )
     command.add_argument(
         "--tp", type=whole_number, help="the server's size, for the results file only"
     )
@@ -188,8 +210,9 @@ def _attention(group: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--model-shape", default=_SHAPES, help=f"a list of {', '.join(sorted(SHAPES))}"
     )
-    command.add_argument("--decode", default="1:8192,16:8192,64:2048,256:512,1:32768",
-                         help="BATCH:CONTEXT pairs")  # fmt: skip
+    command.add_argument(
+        "--decode", default="1:8192,16:8192,64:2048,256:512,1:32768", help="BATCH:CONTEXT pairs"
+    )
     command.add_argument("--prefill", default="1:4096,2:4096,1:16384", help="PROMPTS:LENGTH")
 
 
@@ -203,8 +226,9 @@ def _allreduce(group: argparse._SubParsersAction) -> None:
     command = _kernel(group, "allreduce", "the exchange between ranks beside NCCL's", "2")
     command.add_argument("--hidden", type=whole_number, default=4096, help="values of a row")
     _fold_order(command)
-    command.add_argument("--kilobytes", default="8,32,128,512,2048,8192,32768,131072",
-                         help="of the bf16 output")  # fmt: skip
+    command.add_argument(
+        "--kilobytes", default="8,32,128,512,2048,8192,32768,131072", help="of the bf16 output"
+    )
 
 
 def _cpu_kernels(group: argparse._SubParsersAction) -> None:

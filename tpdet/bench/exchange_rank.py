@@ -44,9 +44,7 @@ def main(arguments: list[str]) -> int:
     plan = fold_plan(spec.fold_order, DEFAULT_LEAVES, world.size)
     rows = [output_rows(kilobytes, spec.hidden) for kilobytes in spec.kilobytes]
     device = torch.device("cuda", torch.cuda.current_device())
-    exchange = open_exchange(
-        "auto", plan, world, max(rows), spec.hidden, torch.bfloat16, device
-    )  # fmt: skip
+    exchange = open_exchange("auto", plan, world, max(rows), spec.hidden, torch.bfloat16, device)
     found: list[BenchRow] = []
     for kilobytes, count in zip(spec.kilobytes, rows, strict=True):
         found += _Case(world, plan, exchange, spec, count).rows(kilobytes)
@@ -67,9 +65,13 @@ class _Case:
     """One size: its operands on this rank."""
 
     def __init__(
-        self, world: DistributedWorld, plan: FoldPlan, exchange: Exchange, spec: ExchangeSpec,
+        self,
+        world: DistributedWorld,
+        plan: FoldPlan,
+        exchange: Exchange,
+        spec: ExchangeSpec,
         count: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._world, self._plan, self._exchange, self._spec = world, plan, exchange, spec
         self._count = count
         roots = len(plan.roots[world.rank])
@@ -90,12 +92,21 @@ class _Case:
         peers = {"NCCL + norm": library, "NCCL": alone, "gather": gathered}
         return [
             BenchRow(
-                case="allreduce", dtype="bfloat16", mode=self._spec.fold_order,
-                tp=self._world.size, batch=self._count, context=kilobytes, value=ours, unit="us",
-                floor=floor, peer=name, peer_value=value, ratio=ours / value,
+                case="allreduce",
+                dtype="bfloat16",
+                mode=self._spec.fold_order,
+                tp=self._world.size,
+                batch=self._count,
+                context=kilobytes,
+                value=ours,
+                unit="us",
+                floor=floor,
+                peer=name,
+                peer_value=value,
+                ratio=ours / value,
             )
             for name, value in peers.items()
-        ]  # fmt: skip
+        ]
 
     def _gathered(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         exchange = GatherExchange(self._plan, self._world)

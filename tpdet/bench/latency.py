@@ -65,9 +65,15 @@ def _decode(engine: Engine, batch: int, context: int, tokens: int) -> BenchRow:
     rates = engine_rates(engine)
     floor = None if rates is None else work.seconds(rates) * 1e3
     return engine_row(
-        engine, case="decode", batch=batch, context=context, value=value, unit="ms",
-        floor=floor, ratio=floor and value / floor,
-    )  # fmt: skip
+        engine,
+        case="decode",
+        batch=batch,
+        context=context,
+        value=value,
+        unit="ms",
+        floor=floor,
+        ratio=floor and value / floor,
+    )
 
 
 def _between(ends: list[float]) -> list[float]:
@@ -93,8 +99,16 @@ def _prefill(engine: Engine, cases: LatencyCases, length: int) -> BenchRow:
     least = prefill_work(engine.model_config, count, length).over(engine.world.size)
     rates = engine_rates(engine)
     floor = None if rates is None else count * length / least.seconds(rates)
-    return engine_row(engine, case="prefill", batch=count, context=length, value=value,
-                      unit="tokens/s", floor=floor, ratio=floor and floor / value)  # fmt: skip
+    return engine_row(
+        engine,
+        case="prefill",
+        batch=count,
+        context=length,
+        value=value,
+        unit="tokens/s",
+        floor=floor,
+        ratio=floor and floor / value,
+    )
 
 
 def engine_row(engine: Engine, **fields: object) -> BenchRow:

@@ -52,9 +52,15 @@ def _report(options: argparse.Namespace, model: str, found: dict[str, Any]) -> i
     if options.concurrency:
         mode += f", {options.concurrency} in flight"
     row = BenchRow(
-        case="serve", model=Path(model).name, mode=mode, tp=options.tp, batch=options.requests,
-        value=found["output_throughput"], unit="tokens/s", metrics=found,
-    )  # fmt: skip
+        case="serve",
+        model=Path(model).name,
+        mode=mode,
+        tp=options.tp,
+        batch=options.requests,
+        value=found["output_throughput"],
+        unit="tokens/s",
+        metrics=found,
+    )
     print_figures(found)
     command = shlex.join(["tpdet", *sys.argv[1:]])
     record = run_record(

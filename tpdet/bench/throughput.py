@@ -38,12 +38,23 @@ def time_mixed(engine: Engine, spec: EngineSpec) -> tuple[list[BenchRow], list[s
     rates = engine_rates(engine)
     floor = None if rates is None else work.seconds(rates)
     row = engine_row(
-        engine, case="mixed", batch=case.requests, context=case.longest, value=seconds, unit="s",
-        floor=floor, ratio=floor and seconds / floor,
-    )  # fmt: skip
+        engine,
+        case="mixed",
+        batch=case.requests,
+        context=case.longest,
+        value=seconds,
+        unit="s",
+        floor=floor,
+        ratio=floor and seconds / floor,
+    )
     rate = engine_row(
-        engine, case="mixed output", batch=case.requests, context=case.longest,
-        value=tokens / seconds, unit="tokens/s",
-        floor=floor and tokens / floor, ratio=floor and seconds / floor,
-    )  # fmt: skip
+        engine,
+        case="mixed output",
+        batch=case.requests,
+        context=case.longest,
+        value=tokens / seconds,
+        unit="tokens/s",
+        floor=floor and tokens / floor,
+        ratio=floor and seconds / floor,
+    )
     return [row, rate], []

@@ -90,9 +90,12 @@ def _add_server(command: argparse.ArgumentParser) -> None:
         help="its first key is sent (default: the key in TPDET_API_KEY or VLLM_API_KEY)",
     )
     group.add_argument(
-        "--timeout", type=number, default=600.0, metavar="SECONDS",
+        "--timeout",
+        type=number,
+        default=600.0,
+        metavar="SECONDS",
         help="without a byte of an answer (default 600)",
-    )  # fmt: skip
+    )
 
 
 def _chat(options: argparse.Namespace) -> int:

@@ -101,8 +101,9 @@ def piped() -> str | None:
 def write(text: str) -> None:
     """Text to standard output, at once. On a terminal control characters are made harmless."""
     if sys.stdout.isatty():
-        text = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}"
-                       for c in text)  # fmt: skip
+        text = "".join(
+            c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+        )
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -67,10 +67,14 @@ class StepResults:
             how = wanted.sampling.params
             draws.append(
                 RowDraw(
-                    wanted.sampling.seed, how.temperature, how.top_k, how.top_p, how.min_p,
+                    wanted.sampling.seed,
+                    how.temperature,
+                    how.top_k,
+                    how.top_p,
+                    how.min_p,
                     how.logprobs,
                 )
-            )  # fmt: skip
+            )
         return () if self._tap is not None else tuple(draws)
 
     def drawing(self, sharing: RowSharing) -> dict[str, Any]:

@@ -73,9 +73,17 @@ class Attention:
         parts = self._qkv(rows.x_MH).split(widths, dim=1)
         q, k, v = (part.view(count, -1, self._head) for part in parts)
         q_MQD = ops.rotate_and_store(
-            q, k, v, *rotary, self._query_norm, self._key_norm, self._eps,
-            pages.keys, pages.values, batch,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            *rotary,
+            self._query_norm,
+            self._key_norm,
+            self._eps,
+            pages.keys,
+            pages.values,
+            batch,
+        )
         mixed = self._arithmetic.attend(q_MQD, pages, batch, self._window)
         return self._output(mixed.view(count, -1), rows, norm_weight, self._eps)
 

@@ -76,6 +76,11 @@ class GatheredLinear:
         config = partition.config
         widest = max(config.num_heads * config.head_dim, config.intermediate_size)
         return open_columns(
-            transport, partition.plan, partition.world, rows, (widest, config.hidden_size), dtype,
+            transport,
+            partition.plan,
+            partition.world,
+            rows,
+            (widest, config.hidden_size),
+            dtype,
             device,
-        )  # fmt: skip
+        )

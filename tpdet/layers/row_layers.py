@@ -52,9 +52,13 @@ class RowRule(Protocol):
         ...
 
     def open_exchange(
-        self, transport: str, partition: Partition, rows: int, dtype: torch.dtype,
+        self,
+        transport: str,
+        partition: Partition,
+        rows: int,
+        dtype: torch.dtype,
         device: torch.device,
-    ) -> RankExchange:  # fmt: skip
+    ) -> RankExchange:
         """The exchange that its layers need, for steps of up to `rows` rows. Collective."""
         ...
 

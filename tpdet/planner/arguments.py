@@ -38,18 +38,24 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
     )
     command.add_argument("--budget", type=whole_number, help="tokens in a step (default 8192)")
     command.add_argument("--leaves", type=whole_number, help="as of tpdet serve (default 8)")
-    command.add_argument("--fold-order", choices=FOLD_ORDERS,
-                         help=f"default {DEFAULT_FOLD_ORDER}")  # fmt: skip
+    command.add_argument("--fold-order", choices=FOLD_ORDERS, help=f"default {DEFAULT_FOLD_ORDER}")
     command.add_argument("--gpu-memory-utilization", type=number, help="default 0.9")
-    command.add_argument("--max-step-ms", type=number,
-                         help="what a reader may wait for a token (default 50)")  # fmt: skip
-    command.add_argument("--network-gbps", type=number,
-                         help="gigabits a second of each GPU's adapter (default 360)")  # fmt: skip
-    command.add_argument("--network-us", type=number,
-                         help="microseconds between hosts, beside NCCL's (default 5)")  # fmt: skip
+    command.add_argument(
+        "--max-step-ms", type=number, help="what a reader may wait for a token (default 50)"
+    )
+    command.add_argument(
+        "--network-gbps", type=number, help="gigabits a second of each GPU's adapter (default 360)"
+    )
+    command.add_argument(
+        "--network-us", type=number, help="microseconds between hosts, beside NCCL's (default 5)"
+    )
     command.add_argument("--json", action="store_true", help="one JSON object")
-    command.add_argument("--plot", type=Path, metavar="STEM",
-                         help="draw STEM.png and STEM.svg instead: up to 64 nodes")  # fmt: skip
+    command.add_argument(
+        "--plot",
+        type=Path,
+        metavar="STEM",
+        help="draw STEM.png and STEM.svg instead: up to 64 nodes",
+    )
     command.set_defaults(run=_plan)
 
 

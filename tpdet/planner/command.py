@@ -72,10 +72,17 @@ def configured(wish: Wish, settings: Settings) -> Wish:
     config = find_model(wish.model, engine.dtype)
     context = engine.max_model_len or config.max_position
     return replace(
-        wish, config=config, context=context, batch=engine.seats, nodes=world.nodes, tp=world.tp,
-        leaves=engine.leaves, fold_order=engine.fold_order, budget=engine.max_num_batched_tokens,
+        wish,
+        config=config,
+        context=context,
+        batch=engine.seats,
+        nodes=world.nodes,
+        tp=world.tp,
+        leaves=engine.leaves,
+        fold_order=engine.fold_order,
+        budget=engine.max_num_batched_tokens,
         utilization=engine.gpu_memory_utilization,
-    )  # fmt: skip
+    )
 
 
 def checked(wish: Wish) -> Wish:
@@ -154,13 +161,26 @@ def _count(number: int, noun: str) -> str:
 
 def _sizes(choice: Choice) -> Table:
     table = Table()
-    for column in ("TP", "worlds", "fits", "sequences", "ms a step", "decode tokens/s",
-                   "prefill tokens/s", "most of a step"):  # fmt: skip
+    for column in (
+        "TP",
+        "worlds",
+        "fits",
+        "sequences",
+        "ms a step",
+        "decode tokens/s",
+        "prefill tokens/s",
+        "most of a step",
+    ):
         table.add_column(column, justify="left" if column == "most of a step" else "right")
     for size in choice.sizes:
         table.add_row(
-            str(size.tp), str(size.worlds), "yes" if size.fits else "no",
-            f"{size.kv_sequences:,}", f"{size.decode_ms:.2f}", f"{size.decode_tokens:,.0f}",
-            f"{size.prefill_tokens:,.0f}", size.decode_limit,
-        )  # fmt: skip
+            str(size.tp),
+            str(size.worlds),
+            "yes" if size.fits else "no",
+            f"{size.kv_sequences:,}",
+            f"{size.decode_ms:.2f}",
+            f"{size.decode_tokens:,.0f}",
+            f"{size.prefill_tokens:,.0f}",
+            size.decode_limit,
+        )
     return table

@@ -60,9 +60,17 @@ def compare_mixed(constants: Constants, results: Path) -> list[Comparison]:
         prompts = lengths(row["batch"], 64, row["context"], 0)
         mean = sum(prompts) // len(prompts)
         figure = StepFigure(
-            "decode", row["model"], row["tp"], row["batch"], mean, 0.0, 8192, run["commit"], None,
+            "decode",
+            row["model"],
+            row["tp"],
+            row["batch"],
+            mean,
+            0.0,
+            8192,
+            run["commit"],
+            None,
             row["mode"],
-        )  # fmt: skip
+        )
         world = figure_world(constants, figure)
         reading = step_seconds(prefill_parts(world, mean)) * sum(prompts) / world.budget
         step = step_seconds(decode_parts(world, row["batch"], mean + 64))

@@ -55,11 +55,18 @@ def step_figures(results: Path, gpu: str) -> list[StepFigure]:
         scale = 1e-3 if row["unit"] == "ms" else 1.0
         found.append(
             StepFigure(
-                row["case"], row["model"], row["tp"], row["batch"], row["context"],
-                scale * row["value"], int(budget.group(1)) if budget else 2048, run["commit"],
-                OLD_ASIDE if run["commit"] in OLD_COMMITS else None, row["mode"],
+                row["case"],
+                row["model"],
+                row["tp"],
+                row["batch"],
+                row["context"],
+                scale * row["value"],
+                int(budget.group(1)) if budget else 2048,
+                run["commit"],
+                OLD_ASIDE if run["commit"] in OLD_COMMITS else None,
+                row["mode"],
             )
-        )  # fmt: skip
+        )
     return sorted(found, key=lambda f: (f.case, f.model, f.tp, f.batch, f.context))
 
 

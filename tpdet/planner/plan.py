@@ -103,17 +103,29 @@ def plan_size(wish: Wish, tp: int) -> Plan:
     seconds = step_seconds(decode)
     work = decode_work(wish.config, wish.batch, wish.context).over(tp)
     return Plan(
-        model=wish.model, gpu=wish.gpu, nodes=wish.nodes, tp=tp, worlds=worlds,
-        context=wish.context, batch=wish.batch, leaves=world.partition.leaves,
-        fold_order=wish.fold_order, memory=_memory_fields(memory), kv_pages=memory.pages,
-        kv_tokens=memory.tokens, kv_sequences=memory.sequences(wish.context),
+        model=wish.model,
+        gpu=wish.gpu,
+        nodes=wish.nodes,
+        tp=tp,
+        worlds=worlds,
+        context=wish.context,
+        batch=wish.batch,
+        leaves=world.partition.leaves,
+        fold_order=wish.fold_order,
+        memory=_memory_fields(memory),
+        kv_pages=memory.pages,
+        kv_tokens=memory.tokens,
+        kv_sequences=memory.sequences(wish.context),
         fits=memory.sequences(wish.context) >= wish.batch,
-        decode_ms=1e3 * seconds, floor_ms=1e3 * work.seconds(_rates(wish.gpu)),
-        decode_parts=_milliseconds(decode), decode_limit=limit_of(decode),
+        decode_ms=1e3 * seconds,
+        floor_ms=1e3 * work.seconds(_rates(wish.gpu)),
+        decode_parts=_milliseconds(decode),
+        decode_limit=limit_of(decode),
         decode_tokens=worlds * wish.batch / seconds,
         prefill_tokens=worlds * wish.budget / step_seconds(prefill),
-        prefill_limit=limit_of(prefill), notes=_notes(world),
-    )  # fmt: skip
+        prefill_limit=limit_of(prefill),
+        notes=_notes(world),
+    )
 
 
 def plan_world(wish: Wish, tp: int) -> World:
@@ -125,9 +137,15 @@ def plan_world(wish: Wish, tp: int) -> World:
     if tp > hardware.gpus and tp % hardware.gpus:
         raise UsageError(f"--tp {tp} is no multiple of the {hardware.gpus} GPUs of a node")
     return make_world(
-        wish.config, tp, load_constants(wish.gpu), hardware, wish.network, budget=wish.budget,
-        fold_order=wish.fold_order, leaves=wish.leaves,
-    )  # fmt: skip
+        wish.config,
+        tp,
+        load_constants(wish.gpu),
+        hardware,
+        wish.network,
+        budget=wish.budget,
+        fold_order=wish.fold_order,
+        leaves=wish.leaves,
+    )
 
 
 def choose_size(wish: Wish) -> Choice:
@@ -171,10 +189,14 @@ def choose_size(wish: Wish) -> Choice:
 
 def _memory_fields(memory: Memory) -> dict[str, int]:
     return {
-        "usable": memory.usable, "weights": memory.weights, "rotary tables": memory.tables,
-        "exchange slots": memory.slots, "workspaces": memory.workspaces,
-        "reserved": memory.reserved, "left for KV": max(0, memory.usable - memory.fixed),
-    }  # fmt: skip
+        "usable": memory.usable,
+        "weights": memory.weights,
+        "rotary tables": memory.tables,
+        "exchange slots": memory.slots,
+        "workspaces": memory.workspaces,
+        "reserved": memory.reserved,
+        "left for KV": max(0, memory.usable - memory.fixed),
+    }
 
 
 def _milliseconds(parts: Parts) -> dict[str, float]:

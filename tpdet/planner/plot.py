@@ -63,9 +63,12 @@ def _draw_scaling(axes: Any, wish: Wish, every: list[Plan]) -> None:
         nodes = [count for count in NODES if count * wish.hardware.gpus >= plan.tp]
         rate = plan.decode_tokens / plan.worlds
         axes.plot(
-            nodes, [rate * count * wish.hardware.gpus / plan.tp for count in nodes], marker="o",
-            color=_COLOURS[index % len(_COLOURS)], label=f"TP {plan.tp}: {plan.decode_ms:.1f} ms",
-        )  # fmt: skip
+            nodes,
+            [rate * count * wish.hardware.gpus / plan.tp for count in nodes],
+            marker="o",
+            color=_COLOURS[index % len(_COLOURS)],
+            label=f"TP {plan.tp}: {plan.decode_ms:.1f} ms",
+        )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(NODES, [str(count) for count in NODES])

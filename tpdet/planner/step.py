@@ -75,8 +75,15 @@ def make_world(
     """Raises UsageError naming the sizes that fit the model, or its leaves."""
     partition = first_rank(config, ranks, fold_order, leaves)
     cut = partition.leaves, fold_order, config.hidden_size, budget
-    return World(partition, levels_of(ranks, hardware.gpus, *cut), constants, hardware, network,
-                 budget, aside)  # fmt: skip
+    return World(
+        partition,
+        levels_of(ranks, hardware.gpus, *cut),
+        constants,
+        hardware,
+        network,
+        budget,
+        aside,
+    )
 
 
 Parts = dict[str, float]

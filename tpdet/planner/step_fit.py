@@ -29,9 +29,15 @@ _SHARPNESS = 4.0  # of the maximum of products and exchange, when one runs under
 def figure_world(constants: Constants, figure: StepFigure) -> World:
     """The world in which a figure was measured."""
     return make_world(
-        named_config(figure.model), figure.tp, constants, hardware_of(constants.gpu), Network(),
-        budget=figure.budget, fold_order=figure.fold_order, aside=figure.aside,
-    )  # fmt: skip
+        named_config(figure.model),
+        figure.tp,
+        constants,
+        hardware_of(constants.gpu),
+        Network(),
+        budget=figure.budget,
+        fold_order=figure.fold_order,
+        aside=figure.aside,
+    )
 
 
 def predicted_seconds(constants: Constants, figure: StepFigure) -> float:

@@ -61,10 +61,11 @@ class ArithmeticChoice:
             return
         _log.warning(
             "%s: answers are not deterministic and carry system fingerprint %s",
-            "approximate arithmetic, as asked" if self.approximate
+            "approximate arithmetic, as asked"
+            if self.approximate
             else "approximate arithmetic if strict steps get too slow, as asked; then",
             fingerprint,
-        )  # fmt: skip
+        )
 
 
 def strict_contract(config: EngineConfig, partition: Partition, device: str) -> str:

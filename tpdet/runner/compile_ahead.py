@@ -85,8 +85,9 @@ class CompilingAhead:
         if self._late:
             _log.warning(
                 "%d kernels were not foreseen and compiled in turn: %s",
-                len(self._late), ", ".join(sorted(self._late)),
-            )  # fmt: skip
+                len(self._late),
+                ", ".join(sorted(self._late)),
+            )
         self._times.announce(self._world.rank)
         if self._enabled:
             self._watch(_warn_of_a_late_one)
@@ -125,8 +126,10 @@ def compile_ahead(work: Callable[[], object], world: World) -> int:
     if failed:
         _log.warning(
             "%d of %d kernels could not be compiled ahead and are left to their first use: %s",
-            len(failed), len(recorded), failed[0],
-        )  # fmt: skip
+            len(failed),
+            len(recorded),
+            failed[0],
+        )
     return len(recorded)
 
 
@@ -161,8 +164,9 @@ def _record(work: Callable[[], object], world: World) -> "Recorded":
     except Exception as error:  # a start is slower without this, and no less right
         _log.warning(
             "kernels are compiled one by one from here on, which takes longer: %s: %s",
-            type(error).__name__, str(error)[:200],
-        )  # fmt: skip
+            type(error).__name__,
+            str(error)[:200],
+        )
     return recorded
 
 

@@ -32,10 +32,9 @@ class DecodeGraphs(CapturedSteps):
 
     def takes(self, rows: Sequence[Row]) -> bool:
         """Whether a step's rows are all decode rows and not too many."""
-        return (
-            len(rows) <= self._buckets[-1][0].rows
-            and all(len(row.token_ids) == 1 and row.logits == 1 for row in rows)
-        )  # fmt: skip
+        return len(rows) <= self._buckets[-1][0].rows and all(
+            len(row.token_ids) == 1 and row.logits == 1 for row in rows
+        )
 
     def run(self, rows: Sequence[Row]) -> torch.Tensor:
         """Replay a step: this rank's logits fp32 [len(rows), V'], valid until the next call."""

@@ -45,9 +45,14 @@ class BatchShape:
     def parts(self) -> list[tuple[int, int]]:
         """Rows and int32 words of a row: positions, slots, tables, rows, blocks, splits, short."""
         return [
-            (self.rows, 2), (self.rows, 2), (self.sequences + 1, self.width),
-            (self.sequences + 1, 3), (self.blocks, 2), (self.splits, 2), (self.short, 2),
-        ]  # fmt: skip
+            (self.rows, 2),
+            (self.rows, 2),
+            (self.sequences + 1, self.width),
+            (self.sequences + 1, 3),
+            (self.blocks, 2),
+            (self.splits, 2),
+            (self.short, 2),
+        ]
 
 
 @dataclass(frozen=True)
@@ -195,9 +200,12 @@ class StepSpans:
 
 
 def pack_step(
-    rows: Sequence[Row], shape: StepShape, parts: Sequence[StepSpans], packed: torch.Tensor,
+    rows: Sequence[Row],
+    shape: StepShape,
+    parts: Sequence[StepSpans],
+    packed: torch.Tensor,
     scratch: int,
-) -> None:  # fmt: skip
+) -> None:
     """Write rows whose spans fit a shape (`within`) into a packed buffer on the host."""
     ids, batches = shape.views(packed.numpy(), np.int64)
     count = sum(int(part.count.sum()) for part in parts)
@@ -224,8 +232,15 @@ def packed_batches(
         positions, slots, tables, spans, blocks, splits, short = parts
         made.append(
             PagedBatch(
-                tuple(sequences), positions, slots, tables, spans, blocks, splits, short,
+                tuple(sequences),
+                positions,
+                slots,
+                tables,
+                spans,
+                blocks,
+                splits,
+                short,
                 short_rows=int(batch.splits > 0),
             )
-        )  # fmt: skip
+        )
     return ids, made

@@ -55,9 +55,14 @@ class SharedRows:
         if self._by_columns:
             return draw_columns(logits, draws, counts, self._shard)
         return draw_shared(
-            logits, draws, counts, self._exchange, self._world.rank, self._world.size,
+            logits,
+            draws,
+            counts,
+            self._exchange,
+            self._world.rank,
+            self._world.size,
             self._shard.vocab_size,
-        )  # fmt: skip
+        )
 
 
 class RowSharing:
@@ -121,6 +126,11 @@ def open_sharing(
 
 def _draw(how: RowDraw, position: int, choice: int) -> Draw:
     return Draw(
-        temperature=how.temperature, seed=how.seed, position=position, choice=choice,
-        top_k=how.top_k, top_p=how.top_p, min_p=how.min_p,
-    )  # fmt: skip
+        temperature=how.temperature,
+        seed=how.seed,
+        position=position,
+        choice=choice,
+        top_k=how.top_k,
+        top_p=how.top_p,
+        min_p=how.min_p,
+    )

@@ -79,9 +79,14 @@ def draw_likeliest(logits: torch.Tensor, shard: Shard) -> Drawn:
 
 
 def draw_shared(
-    logits: torch.Tensor, draws: Sequence[Draw], counts: Counts, exchange: RowExchange,
-    rank: int, ranks: int, vocab_size: int,
-) -> Drawn:  # fmt: skip
+    logits: torch.Tensor,
+    draws: Sequence[Draw],
+    counts: Counts,
+    exchange: RowExchange,
+    rank: int,
+    ranks: int,
+    vocab_size: int,
+) -> Drawn:
     """`draw` by shares of whole rows: fp32 [R, W] of every rank, R > 0, and R draws of no lists.
 
     Each rank draws for its own rows over the whole vocabulary, then all gather the answers, with

@@ -95,8 +95,17 @@ def take_results(
     cached = (sequence.cached_tokens or 0) if end == sequence.prompt_length else 0
     told.append(
         TokenOutput(
-            request.request_id, choice, token.token_id, token.logprob, token.top,
-            reason, stop, cached, dead_end, approximate, token.rank,
+            request.request_id,
+            choice,
+            token.token_id,
+            token.logprob,
+            token.top,
+            reason,
+            stop,
+            cached,
+            dead_end,
+            approximate,
+            token.rank,
         )
-    )  # fmt: skip
+    )
     return told

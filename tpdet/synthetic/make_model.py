@@ -66,9 +66,21 @@ def make_model(
     try:
         special = train_tokenizer(temporary, vocab)
         config = _config(
-            like, hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, context, dtype,
-            tie, rope_scaling, sliding_window, special,
-        )  # fmt: skip
+            like,
+            hidden,
+            layers,
+            heads,
+            kv_heads,
+            head_dim,
+            intermediate,
+            vocab,
+            context,
+            dtype,
+            tie,
+            rope_scaling,
+            sliding_window,
+            special,
+        )
         _write_json(temporary / "config.json", config)
         _write_json(
             temporary / "generation_config.json",

@@ -137,8 +137,9 @@ class LeafTuner:
             if len(found) == _FINALISTS:
                 break
             choice = choices[work]
-            wrong = [kind for kind in trial_data.KINDS
-                     if self._differs(bucket, product, choice, kind)]  # fmt: skip
+            wrong = [
+                kind for kind in trial_data.KINDS if self._differs(bucket, product, choice, kind)
+            ]
             if wrong:
                 refused.setdefault(title(choice), []).append(f"{bucket} ({', '.join(wrong)})")
             else:
@@ -180,8 +181,9 @@ def bucket_choices(
     """What is measured at a bucket, the static choice first; sms: 0 without descriptors."""
     n, k, leaves = product.n, product.k, product.leaves
     found = [leaf_choice(bucket, n, k, leaves, roots, float32=False, sms=sms)]
-    found += [c for c in leaf_candidates(bucket, n, k, leaves, roots)
-              if sms or not c.tile.descriptor]  # fmt: skip
+    found += [
+        c for c in leaf_candidates(bucket, n, k, leaves, roots) if sms or not c.tile.descriptor
+    ]
     return {work_of(choice, leaves, roots): choice for choice in found}
 
 

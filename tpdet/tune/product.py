@@ -56,10 +56,12 @@ class ProductTuner:
         self.product, self._repeats = product, repeats
         self._out = output_dtype(product)
         n, k = product.n, product.k
-        self._rows = {kind: trial_data.trial_rows(kind, most_rows, k, device)
-                      for kind in trial_data.KINDS}  # fmt: skip
-        self._weights = {kind: trial_data.trial_weight(kind, n, k, device)
-                         for kind in trial_data.KINDS}  # fmt: skip
+        self._rows = {
+            kind: trial_data.trial_rows(kind, most_rows, k, device) for kind in trial_data.KINDS
+        }
+        self._weights = {
+            kind: trial_data.trial_weight(kind, n, k, device) for kind in trial_data.KINDS
+        }
         self._wanted = {
             kind: gemm.column_gemm(
                 x, self._weights[kind][: trial_data.BASE_ROWS], None, self._out, REFERENCE.at(k)

@@ -54,10 +54,13 @@ def _entry(tuned: Tuned) -> dict[str, Any]:
     product = tuned.product
     roots = {"roots": product.roots} if product.kind == "row" else {}
     return roots | {
-        "kind": product.kind, "n": product.n, "k": product.k, "leaves": product.leaves,
+        "kind": product.kind,
+        "n": product.n,
+        "k": product.k,
+        "leaves": product.leaves,
         "dtype": "bfloat16",
         "rows": {str(bucket): _row(row) for bucket, row in tuned.rows.items()},
-    }  # fmt: skip
+    }
 
 
 def _row(row: Row) -> dict[str, Any]:

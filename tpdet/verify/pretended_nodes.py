@@ -34,9 +34,12 @@ def pretend_nodes(nodes: int, environ: MutableMapping[str, str] | None = None) -
         return
     node, local_rank = divmod(local, ranks)
     environ.update(
-        RANK=str(place.rank), WORLD_SIZE=str(place.size), LOCAL_RANK=str(local_rank),
-        LOCAL_WORLD_SIZE=str(ranks), NCCL_HOSTID=f"{os.uname().nodename}-{node}",
-    )  # fmt: skip
+        RANK=str(place.rank),
+        WORLD_SIZE=str(place.size),
+        LOCAL_RANK=str(local_rank),
+        LOCAL_WORLD_SIZE=str(ranks),
+        NCCL_HOSTID=f"{os.uname().nodename}-{node}",
+    )
     # Where ranks meet, nodes are known by name, whoever started the ranks.
     environ[NODE_VARIABLE] = f"{this_node(place, environ).name}-{place.rank // ranks}"
     if place.address:

@@ -132,23 +132,31 @@ def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineCo
     longest = max(*spec.prompt_lengths, NEIGHBOUR_TOKENS) + spec.tokens
     context = -(-longest // PAGE_TOKENS) * PAGE_TOKENS
     return EngineConfig.from_values(
-        model=spec.model, dtype=dtype, device=spec.device, **mode_settings(load.mode),
-        load_format=spec.load_format, step_timeout=spec.step_timeout, kv_pages=_pages(spec),
-        max_model_len=context, max_num_seqs=max(*spec.batches, len(spec.prompt_lengths)),
+        model=spec.model,
+        dtype=dtype,
+        device=spec.device,
+        **mode_settings(load.mode),
+        load_format=spec.load_format,
+        step_timeout=spec.step_timeout,
+        kv_pages=_pages(spec),
+        max_model_len=context,
+        max_num_seqs=max(*spec.batches, len(spec.prompt_lengths)),
         enforce_eager=load.eager or not graphs,
         enable_prefix_caching=False,  # what is compared is computed
         # The control's stock all-reduce stands in the place of the gather.
         transport="gather" if load.gather or spec.control else spec.way.transport,
         leaves=spec.leaves,
-    )  # fmt: skip
+    )
 
 
 def _pages(spec: VerifySpec) -> int:
     """Pages for the largest batch, and some that stay free."""
     neighbours = max(spec.batches) * -(-(NEIGHBOUR_TOKENS + spec.tokens) // PAGE_TOKENS)
-    return _SPARE_PAGES + neighbours + sum(
-        -(-(length + spec.tokens) // PAGE_TOKENS) for length in spec.prompt_lengths
-    )  # fmt: skip
+    return (
+        _SPARE_PAGES
+        + neighbours
+        + sum(-(-(length + spec.tokens) // PAGE_TOKENS) for length in spec.prompt_lengths)
+    )
 
 
 def _run_all(

@@ -78,9 +78,14 @@ def make_family(family: str, folder: Path, seed: int, leaves: int | None = None)
     more = leaves is not None and leaves > DEFAULT_LEAVES
     heads, inner = (leaves, leaves * K_GROUP) if leaves and more else (8, 128)
     make_model(
-        directory, like=family, hidden=256, layers=2, heads=heads,
-        intermediate=-(-384 // inner) * inner, seed=seed,
-    )  # fmt: skip
+        directory,
+        like=family,
+        hidden=256,
+        layers=2,
+        heads=heads,
+        intermediate=-(-384 // inner) * inner,
+        seed=seed,
+    )
     return directory
 
 

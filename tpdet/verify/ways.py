@@ -127,9 +127,11 @@ def _known(tp: int, way: Way, worlds: Sequence[tuple[int, Way]]) -> str | None:
 def _wanted(tp: int, way: Way) -> tuple[str, ...]:
     """What a world shows of what was asked for, by its flags."""
     return (
-        f"--launcher {way.launcher}", f"--transport {way.transport}", f"--nodes {way.nodes}",
+        f"--launcher {way.launcher}",
+        f"--transport {way.transport}",
+        f"--nodes {way.nodes}",
         f"--tp {tp}",
-    )  # fmt: skip
+    )
 
 
 def _names(flag: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:

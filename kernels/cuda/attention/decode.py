@@ -26,10 +26,22 @@ from tpdet.kernels.cuda.launch.dependent import await_earlier
 
 @triton.jit
 def _walk_split(
-    query, k_page, v_page, split, position, low, end, window, scale,
-    HEAD: tl.constexpr, LANES: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr, SWAPPED: tl.constexpr,
-):  # fmt: skip
+    query,
+    k_page,
+    v_page,
+    split,
+    position,
+    low,
+    end,
+    window,
+    scale,
+    HEAD: tl.constexpr,
+    LANES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SWAPPED: tl.constexpr,
+):
     """The state of a split for rows [ROWS] at `position`: the least is `low`, the most `end - 1`.
 
     Tiles without a key that a row sees are skipped: they would leave the state as it is.
@@ -146,19 +158,40 @@ def attend_splits(
         query = tl.load(q_at, mask=mask, other=0.0)
         page = (number.to(tl.int64) * KEY_HEADS + head) * (PAGE * HEAD)
         m, w, o = _walk_split(
-            query, k_pages + page, v_pages + page, split, start + token,
-            start + low, start + high + 1, window, scale,
-            HEAD, LANES, WINDOW, ROWS, STAGES, SWAPPED,
-        )  # fmt: skip
+            query,
+            k_pages + page,
+            v_pages + page,
+            split,
+            start + token,
+            start + low,
+            start + high + 1,
+            window,
+            scale,
+            HEAD,
+            LANES,
+            WINDOW,
+            ROWS,
+            STAGES,
+            SWAPPED,
+        )
         at = (pair * KEY_HEADS + head).to(tl.int64) * row_count + row
         if FUSED:
             if begin == last:
                 before, no_mass, nothing = fresh_state(ROWS, LANES)
                 _, mass, total = merge(before, row_mass(no_mass), nothing, live, m, row_mass(w), o)
                 store_rows(
-                    out, mass, total, first_row, part, head, count,
-                    KEY_HEADS, GROUP, HEAD, ROWS,
-                )  # fmt: skip
+                    out,
+                    mass,
+                    total,
+                    first_row,
+                    part,
+                    head,
+                    count,
+                    KEY_HEADS,
+                    GROUP,
+                    HEAD,
+                    ROWS,
+                )
             else:
                 _store_state(split_largest, split_mass, split_total, at, m, w, o, live, HEAD)
                 tl.debug_barrier()  # all of this program's stores come before its arrival
@@ -167,13 +200,38 @@ def attend_splits(
                     tl.store(arrival, 0)
                     first = ((pair - split) * KEY_HEADS + head).to(tl.int64) * row_count
                     w_all, o_all = merge_in_order(
-                        split_largest, split_mass, split_total, first + part * ROWS,
-                        begin, last + 1, part, count, start, window, row_count,
-                        KEY_HEADS, GROUP, HEAD, LANES, WINDOW, ROWS, MERGED, UNROLL,
-                    )  # fmt: skip
+                        split_largest,
+                        split_mass,
+                        split_total,
+                        first + part * ROWS,
+                        begin,
+                        last + 1,
+                        part,
+                        count,
+                        start,
+                        window,
+                        row_count,
+                        KEY_HEADS,
+                        GROUP,
+                        HEAD,
+                        LANES,
+                        WINDOW,
+                        ROWS,
+                        MERGED,
+                        UNROLL,
+                    )
                     store_rows(
-                        out, w_all, o_all, first_row, part, head, count,
-                        KEY_HEADS, GROUP, HEAD, ROWS,
-                    )  # fmt: skip
+                        out,
+                        w_all,
+                        o_all,
+                        first_row,
+                        part,
+                        head,
+                        count,
+                        KEY_HEADS,
+                        GROUP,
+                        HEAD,
+                        ROWS,
+                    )
         else:
             _store_state(split_largest, split_mass, split_total, at, m, w, o, live, HEAD)

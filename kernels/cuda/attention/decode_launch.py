@@ -44,23 +44,49 @@ def launch_decode(
     largest, mass = (torch.empty(states, dtype=torch.float32, device=q.device) for _ in "lm")
     total = torch.empty(states, q.shape[2], dtype=torch.float32, device=q.device)
     attend_splits[(batch.splits.shape[0] * row_parts * key_heads,)](
-        q, k_pages, v_pages, out, largest, mass, total, arrivals,
-        batch.splits, batch.rows, batch.tables,
-        q.stride(0), batch.tables.shape[1], window or 0, row_count, row_parts,
+        q,
+        k_pages,
+        v_pages,
+        out,
+        largest,
+        mass,
+        total,
+        arrivals,
+        batch.splits,
+        batch.rows,
+        batch.tables,
+        q.stride(0),
+        batch.tables.shape[1],
+        window or 0,
+        row_count,
+        row_parts,
         score_scale(q.shape[2]),
-        **shape, **decode_constants(variant, row_count, shape["LANES"]),
-        num_warps=variant.warps, num_stages=variant.stages, enable_fp_fusion=False,
+        **shape,
+        **decode_constants(variant, row_count, shape["LANES"]),
+        num_warps=variant.warps,
+        num_stages=variant.stages,
+        enable_fp_fusion=False,
         **dependent_launch(q.device),
-    )  # fmt: skip
+    )
     if variant.fused:
         return
     average = batch.splits.shape[0] // max(1, batch.short.shape[0])
     merge_splits[(batch.short.shape[0] * batch.short_rows * q.shape[1],)](
-        out, largest, mass, total, batch.short, batch.rows,
-        window or 0, row_count, batch.short_rows,
-        **shape, CHUNK=merge_chunk(average, shape["LANES"]), num_warps=4, enable_fp_fusion=False,
+        out,
+        largest,
+        mass,
+        total,
+        batch.short,
+        batch.rows,
+        window or 0,
+        row_count,
+        batch.short_rows,
+        **shape,
+        CHUNK=merge_chunk(average, shape["LANES"]),
+        num_warps=4,
+        enable_fp_fusion=False,
         **dependent_launch(q.device),
-    )  # fmt: skip
+    )
 
 
 def merge_chunk(splits: int, lanes: int) -> int:

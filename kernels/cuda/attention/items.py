@@ -8,8 +8,17 @@ from tpdet.kernels.cuda.attention.whole_split import GROUP_ROWS
 
 
 @gluon.jit
-def item_of(turn, items, blocks, rows, window, KEY_HEADS: gl.constexpr, GROUP: gl.constexpr,
-            WINDOW: gl.constexpr, BLOCK: gl.constexpr):  # fmt: skip
+def item_of(
+    turn,
+    items,
+    blocks,
+    rows,
+    window,
+    KEY_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    WINDOW: gl.constexpr,
+    BLOCK: gl.constexpr,
+):
     """What a program does in its turn: 128 rows of a key head, on tiles [begin, end).
 
     Items come with the most keys first; every second turn runs the other way, so that programs

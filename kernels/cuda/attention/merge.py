@@ -13,11 +13,26 @@ from tpdet.kernels.cuda.attention.split import (
 
 @triton.jit
 def merge_in_order(
-    split_largest, split_mass, split_total, first, begin, end, part, count, start, window,
-    row_count, KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr,
-    LANES: tl.constexpr, WINDOW: tl.constexpr, ROWS: tl.constexpr, MERGED: tl.constexpr,
+    split_largest,
+    split_mass,
+    split_total,
+    first,
+    begin,
+    end,
+    part,
+    count,
+    start,
+    window,
+    row_count,
+    KEY_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD: tl.constexpr,
+    LANES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ROWS: tl.constexpr,
+    MERGED: tl.constexpr,
     UNROLL: tl.constexpr,
-):  # fmt: skip
+):
     """Mass [MERGED] and weighted values [MERGED, LANES] over splits [begin, end), ascending.
 
     `first` is the place of split 0 and row 0 of the part. Past the first-level cache: other
@@ -47,9 +62,18 @@ def merge_in_order(
 
 @triton.jit
 def store_rows(
-    out, mass, total, first_row, part, head, count,
-    KEY_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    out,
+    mass,
+    total,
+    first_row,
+    part,
+    head,
+    count,
+    KEY_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """The results of a part's first rows, as many as `total` [R, LANES] has."""
     lane = tl.arange(0, total.shape[1])
     row = part * ROWS + tl.arange(0, total.shape[0])

@@ -26,8 +26,17 @@ def _larger(a, b):
 
 
 @gluon.jit
-def _factors(split_largest, split_mass, at, stride, chunk, end, largest,
-             CHUNK: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
+def _factors(
+    split_largest,
+    split_mass,
+    at,
+    stride,
+    chunk,
+    end,
+    largest,
+    CHUNK: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
     """a, b, mass * b of CHUNK splits from `chunk` on, and the maximum after them."""
     index = gl.arange(0, CHUNK, layout=LAYOUT)
     live = chunk + index < end

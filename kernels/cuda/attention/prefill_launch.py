@@ -34,9 +34,15 @@ def launch_prefill(
     items = batch.blocks.shape[0] * parts * shape["KEY_HEADS"]
     flat = [pages.view(-1, q.shape[2]) for pages in (k_pages, v_pages)]
     arguments = (
-        out, batch.blocks, batch.rows, batch.tables,
-        q.stride(0), batch.tables.shape[1], window or 0, score_scale(q.shape[2]),
-    )  # fmt: skip
+        out,
+        batch.blocks,
+        batch.rows,
+        batch.tables,
+        q.stride(0),
+        batch.tables.shape[1],
+        window or 0,
+        score_scale(q.shape[2]),
+    )
     if variant.groups:
         _check_groups(q)
         layout = NVMMASharedLayout(128, 16, 2)
@@ -44,22 +50,37 @@ def launch_prefill(
         laid_out = [LaidOutDescriptor.from_tensor(pages, block, layout) for pages in flat]
         programs = min(items, multiprocessors(q.device))
         attend_groups[(programs,)](
-            q, *laid_out, *arguments[:4], items, *arguments[4:],
+            q,
+            *laid_out,
+            *arguments[:4],
+            items,
+            *arguments[4:],
             **{name: shape[name] for name in ("KEY_HEADS", "GROUP", "HEAD", "WINDOW")},
-            BLOCK=BLOCK_TOKENS, STAGES=variant.stages,
-            num_warps=variant.warps, enable_fp_fusion=False,
-        )  # fmt: skip
+            BLOCK=BLOCK_TOKENS,
+            STAGES=variant.stages,
+            num_warps=variant.warps,
+            enable_fp_fusion=False,
+        )
         return
     tiles: list[torch.Tensor | TensorDescriptor] = [k_pages, v_pages]
     if variant.descriptors:
         block = [TILE_TOKENS, shape["LANES"]]
         tiles = [TensorDescriptor.from_tensor(pages, block) for pages in flat]
     attend_blocks[(items,)](
-        q, k_pages, v_pages, *tiles, *arguments,
-        **shape, DESCRIPTORS=variant.descriptors,
-        BLOCK=BLOCK_TOKENS, ROWS=variant.rows, STAGES=variant.stages,
-        num_warps=variant.warps, num_stages=variant.stages, enable_fp_fusion=False,
-    )  # fmt: skip
+        q,
+        k_pages,
+        v_pages,
+        *tiles,
+        *arguments,
+        **shape,
+        DESCRIPTORS=variant.descriptors,
+        BLOCK=BLOCK_TOKENS,
+        ROWS=variant.rows,
+        STAGES=variant.stages,
+        num_warps=variant.warps,
+        num_stages=variant.stages,
+        enable_fp_fusion=False,
+    )
 
 
 def _check_groups(q: torch.Tensor) -> None:

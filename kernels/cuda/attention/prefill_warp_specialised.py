@@ -47,9 +47,26 @@ CONSUMER_REGISTERS = gl.constexpr(232)
 
 
 @gluon.jit
-def _fetch(k_tiles, v_tiles, k_ring, v_ring, k_full, v_full, free, blocks, rows, tables, items,
-           widest, window, KEY_HEADS: gl.constexpr, GROUP: gl.constexpr, WINDOW: gl.constexpr,
-           BLOCK: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+def _fetch(
+    k_tiles,
+    v_tiles,
+    k_ring,
+    v_ring,
+    k_full,
+    v_full,
+    free,
+    blocks,
+    rows,
+    tables,
+    items,
+    widest,
+    window,
+    KEY_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    WINDOW: gl.constexpr,
+    BLOCK: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """The fetching warp: every item's tiles, one after another, into rings of STAGES places."""
     fetched = 0
     for turn in range(gl.cdiv(items, gl.num_programs(0))):
@@ -80,8 +97,9 @@ def _mask(score, tile, whole, position, window, WINDOW: gl.constexpr, BY_KEY: gl
 
 
 @gluon.jit
-def _load_rows(q, q_half, row, first, first_row, count, head, q_stride,
-               GROUP: gl.constexpr, HEAD: gl.constexpr):  # fmt: skip
+def _load_rows(
+    q, q_half, row, first, first_row, count, head, q_stride, GROUP: gl.constexpr, HEAD: gl.constexpr
+):
     """The group's 64 query rows from `row` on to shared memory; rows past `count` are zeros."""
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     row_F = row + gl.arange(0, GROUP_ROWS, layout=gl.SliceLayout(1, FLAT))
@@ -109,9 +127,28 @@ def _merge_into(largest, mass, total, m, w, o, seen, BY_LANE: gl.constexpr):
 
 
 @gluon.jit
-def _attend(q_half, k_ring, v_ring, ones, k_full, v_full, free, position, start, count,
-            taken, begin, rest, whole, end, window, scale, HEAD: gl.constexpr,
-            WINDOW: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+def _attend(
+    q_half,
+    k_ring,
+    v_ring,
+    ones,
+    k_full,
+    v_full,
+    free,
+    position,
+    start,
+    count,
+    taken,
+    begin,
+    rest,
+    whole,
+    end,
+    window,
+    scale,
+    HEAD: gl.constexpr,
+    WINDOW: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """Mass and total of 64 rows over an item's tiles, before which the program took `taken`."""
     BY_KEY: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD, 16])
@@ -125,8 +162,19 @@ def _attend(q_half, k_ring, v_ring, ones, k_full, v_full, free, position, start,
     mass = gl.zeros((GROUP_ROWS,), gl.float32, layout=BY_LANE)
     total = gl.zeros((GROUP_ROWS, HEAD), gl.float32, layout=WIDE)
     for split in range(0, (rest - begin) // TILES):
-        m, w, o = whole_split(q_half, k_ring, v_ring, ones, k_full, v_full, free,
-                              taken + split * TILES, scale, HEAD, STAGES)  # fmt: skip
+        m, w, o = whole_split(
+            q_half,
+            k_ring,
+            v_ring,
+            ones,
+            k_full,
+            v_full,
+            free,
+            taken + split * TILES,
+            scale,
+            HEAD,
+            STAGES,
+        )
         seen = gl.full((GROUP_ROWS,), True, gl.int1, layout=BY_LANE)
         largest, mass, total = _merge_into(largest, mass, total, m, w, o, seen, BY_LANE)
 
@@ -178,10 +226,30 @@ def _attend(q_half, k_ring, v_ring, ones, k_full, v_full, free, position, start,
 
 
 @gluon.jit
-def _consume(q, q_half, k_ring, v_ring, ones, k_full, v_full, free, out, blocks, rows, half, items,
-             q_stride, window, scale, KEY_HEADS: gl.constexpr, GROUP: gl.constexpr,
-             HEAD: gl.constexpr, WINDOW: gl.constexpr, BLOCK: gl.constexpr,
-             STAGES: gl.constexpr):  # fmt: skip
+def _consume(
+    q,
+    q_half,
+    k_ring,
+    v_ring,
+    ones,
+    k_full,
+    v_full,
+    free,
+    out,
+    blocks,
+    rows,
+    half,
+    items,
+    q_stride,
+    window,
+    scale,
+    KEY_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    HEAD: gl.constexpr,
+    WINDOW: gl.constexpr,
+    BLOCK: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """A group of four warps: 64 rows of every item; writes their results."""
     BY_KEY: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD, 16])
@@ -196,9 +264,28 @@ def _consume(q, q_half, k_ring, v_ring, ones, k_full, v_full, free, out, blocks,
             _load_rows(q, q_half, row, first, first_row, count, head, q_stride, GROUP, HEAD)
             row_S = row + gl.arange(0, GROUP_ROWS, layout=gl.SliceLayout(1, BY_KEY))
             position = start + first + row_S // GROUP
-            mass, total = _attend(q_half, k_ring, v_ring, ones, k_full, v_full, free, position,
-                                  start, count, taken, begin, rest, whole, end, window, scale,
-                                  HEAD, WINDOW, STAGES)  # fmt: skip
+            mass, total = _attend(
+                q_half,
+                k_ring,
+                v_ring,
+                ones,
+                k_full,
+                v_full,
+                free,
+                position,
+                start,
+                count,
+                taken,
+                begin,
+                rest,
+                whole,
+                end,
+                window,
+                scale,
+                HEAD,
+                WINDOW,
+                STAGES,
+            )
             taken += end - begin
             row_L = row + gl.arange(0, GROUP_ROWS, layout=BY_LANE)
             token = first + row_L // GROUP
@@ -255,15 +342,84 @@ def attend_groups(
     ones_t = ones.permute((1, 0))
     gl.warp_specialize(
         [
-            (_consume, (q, q_ring.index(0), k_ring, v_ring, ones_t, k_full, v_full, free, out,
-                        blocks, rows, 0, items, q_stride, window, scale, KEY_HEADS, GROUP, HEAD,
-                        WINDOW, BLOCK, STAGES)),
-            (_consume, (q, q_ring.index(1), k_ring, v_ring, ones_t, k_full, v_full, free, out,
-                        blocks, rows, 1, items, q_stride, window, scale, KEY_HEADS, GROUP, HEAD,
-                        WINDOW, BLOCK, STAGES)),
-            (_fetch, (k_tiles, v_tiles, k_ring, v_ring, k_full, v_full, free, blocks, rows, tables,
-                      items, widest, window, KEY_HEADS, GROUP, WINDOW, BLOCK, STAGES)),
+            (
+                _consume,
+                (
+                    q,
+                    q_ring.index(0),
+                    k_ring,
+                    v_ring,
+                    ones_t,
+                    k_full,
+                    v_full,
+                    free,
+                    out,
+                    blocks,
+                    rows,
+                    0,
+                    items,
+                    q_stride,
+                    window,
+                    scale,
+                    KEY_HEADS,
+                    GROUP,
+                    HEAD,
+                    WINDOW,
+                    BLOCK,
+                    STAGES,
+                ),
+            ),
+            (
+                _consume,
+                (
+                    q,
+                    q_ring.index(1),
+                    k_ring,
+                    v_ring,
+                    ones_t,
+                    k_full,
+                    v_full,
+                    free,
+                    out,
+                    blocks,
+                    rows,
+                    1,
+                    items,
+                    q_stride,
+                    window,
+                    scale,
+                    KEY_HEADS,
+                    GROUP,
+                    HEAD,
+                    WINDOW,
+                    BLOCK,
+                    STAGES,
+                ),
+            ),
+            (
+                _fetch,
+                (
+                    k_tiles,
+                    v_tiles,
+                    k_ring,
+                    v_ring,
+                    k_full,
+                    v_full,
+                    free,
+                    blocks,
+                    rows,
+                    tables,
+                    items,
+                    widest,
+                    window,
+                    KEY_HEADS,
+                    GROUP,
+                    WINDOW,
+                    BLOCK,
+                    STAGES,
+                ),
+            ),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-    )  # fmt: skip
+    )

@@ -57,8 +57,19 @@ def shrink_sums(o, w, factor, WIDE: gl.constexpr, NARROW: gl.constexpr):
 
 
 @gluon.jit
-def whole_split(q_half, k_ring, v_ring, ones, k_full, v_full, free, first,
-                scale, HEAD: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+def whole_split(
+    q_half,
+    k_ring,
+    v_ring,
+    ones,
+    k_full,
+    v_full,
+    free,
+    first,
+    scale,
+    HEAD: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """The state of a split of which every row sees every key; `first` is its first tile.
 
     Straight code, as the assembler lets products stay under way over no branch back: the scores of

@@ -37,11 +37,23 @@ def disarmed(word):
 
 @triton.jit(do_not_specialize=["m"])
 def gather_columns(
-    x, gathered, table, counter, control, m,
-    RANK: tl.constexpr, RANKS: tl.constexpr, PART: tl.constexpr,
-    START: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
-    PUSH: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    x,
+    gathered,
+    table,
+    counter,
+    control,
+    m,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+    PART: tl.constexpr,
+    START: tl.constexpr,
+    ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PUSH: tl.constexpr,
+    TAKE: tl.constexpr,
+    LIVE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """x [m, PART] -> gathered [m, RANKS * PART], int32; two buffers of ROOM words from START."""
     await_earlier(DEPENDENT)
     number = tl.load(counter)
@@ -72,12 +84,29 @@ def gather_columns(
 
 @triton.jit(do_not_specialize=["m"])
 def gather_and_norm(
-    x, residual, weight, h, y, table, counter, control, m, stride,
-    RANK: tl.constexpr, RANKS: tl.constexpr, N: tl.constexpr,
-    BLOCK: tl.constexpr, PART_BLOCK: tl.constexpr, EPS_BITS: tl.constexpr,
-    START: tl.constexpr, ROOM: tl.constexpr,
-    PUSH: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    x,
+    residual,
+    weight,
+    h,
+    y,
+    table,
+    counter,
+    control,
+    m,
+    stride,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PART_BLOCK: tl.constexpr,
+    EPS_BITS: tl.constexpr,
+    START: tl.constexpr,
+    ROOM: tl.constexpr,
+    PUSH: tl.constexpr,
+    TAKE: tl.constexpr,
+    LIVE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """x [m, N / RANKS] in words of h's width -> h, y [m, N]; START, ROOM count such words."""
     await_earlier(DEPENDENT)
     number = tl.load(counter)
@@ -133,12 +162,25 @@ def run_gather_columns(
     block = min(triton.next_power_of_2(part), _TILE // peers.ranks)
     tiles = m * triton.cdiv(part, block)
     gather_columns[(min(tiles, peers.programs),)](
-        words, whole, peers.table, peers.counter, peers.control, m,
-        RANK=peers.rank, RANKS=peers.ranks, PART=part, START=place[0] // 4, ROOM=place[1] // 4,
-        BLOCK=block, PUSH="push" in phases, TAKE="take" in phases, LIVE=peers.live,
-        num_warps=4, enable_fp_fusion=False,
+        words,
+        whole,
+        peers.table,
+        peers.counter,
+        peers.control,
+        m,
+        RANK=peers.rank,
+        RANKS=peers.ranks,
+        PART=part,
+        START=place[0] // 4,
+        ROOM=place[1] // 4,
+        BLOCK=block,
+        PUSH="push" in phases,
+        TAKE="take" in phases,
+        LIVE=peers.live,
+        num_warps=4,
+        enable_fp_fusion=False,
         **dependent_launch(x.device),
-    )  # fmt: skip
+    )
 
 
 def run_gather_and_norm(
@@ -165,15 +207,31 @@ def run_gather_and_norm(
     wide = triton.next_power_of_2(n)
     warps = one_shot_warps(n) if few else max(1, min(16, wide // 256))
     gather_and_norm[(min(m, peers.programs),)](
-        x.view({2: torch.int16, 4: torch.int32}[size]), residual, weight, h, y,
-        peers.table, peers.counter, peers.control, m, residual.stride(0),
-        RANK=peers.rank, RANKS=peers.ranks, N=n, BLOCK=wide,
-        PART_BLOCK=triton.next_power_of_2(n // peers.ranks), EPS_BITS=eps_bits(eps),
-        START=place[0] // size, ROOM=place[1] // size,
-        PUSH="push" in phases, TAKE="take" in phases, LIVE=peers.live,
-        num_warps=peers.warps or warps, enable_fp_fusion=False,
+        x.view({2: torch.int16, 4: torch.int32}[size]),
+        residual,
+        weight,
+        h,
+        y,
+        peers.table,
+        peers.counter,
+        peers.control,
+        m,
+        residual.stride(0),
+        RANK=peers.rank,
+        RANKS=peers.ranks,
+        N=n,
+        BLOCK=wide,
+        PART_BLOCK=triton.next_power_of_2(n // peers.ranks),
+        EPS_BITS=eps_bits(eps),
+        START=place[0] // size,
+        ROOM=place[1] // size,
+        PUSH="push" in phases,
+        TAKE="take" in phases,
+        LIVE=peers.live,
+        num_warps=peers.warps or warps,
+        enable_fp_fusion=False,
         **dependent_launch(x.device),
-    )  # fmt: skip
+    )
 
 
 def _check_room(whole: torch.Tensor, place: tuple[int, int]) -> None:

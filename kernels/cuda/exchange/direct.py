@@ -46,9 +46,15 @@ def raise_flags(table, at, epoch, RANK: tl.constexpr, RANKS: tl.constexpr):
 
 @triton.jit
 def await_flags(
-    flags, stride, epoch, control, number,
-    RANK: tl.constexpr, RANKS: tl.constexpr, LIVE: tl.constexpr,
-):  # fmt: skip
+    flags,
+    stride,
+    epoch,
+    control,
+    number,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+    LIVE: tl.constexpr,
+):
     """Wait until every peer's flag says `epoch`; its rows may be read from then on."""
     source = tl.arange(0, RANKS)[None, :]
     waiting = 1
@@ -65,14 +71,39 @@ def await_flags(
 
 @triton.jit(do_not_specialize=["m"])
 def two_shot_direct(
-    values, residual, weight, h, table, counter, control, m, plane, stride, y_begin,
-    RANK: tl.constexpr, RANKS: tl.constexpr, SLOTS: tl.constexpr,
-    N: tl.constexpr, BLOCK: tl.constexpr, EPS_BITS: tl.constexpr,
-    START: tl.constexpr, ROWS: tl.constexpr, FLAG_START: tl.constexpr, FLAG_COUNT: tl.constexpr,
-    SENT: tl.constexpr, SENT_WHERE: tl.constexpr, SENT_STEPS: tl.constexpr,
-    COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr, TILE: tl.constexpr,
-    PUSH: tl.constexpr, FOLD: tl.constexpr, WAIT: tl.constexpr, LIVE: tl.constexpr,
-):  # fmt: skip
+    values,
+    residual,
+    weight,
+    h,
+    table,
+    counter,
+    control,
+    m,
+    plane,
+    stride,
+    y_begin,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EPS_BITS: tl.constexpr,
+    START: tl.constexpr,
+    ROWS: tl.constexpr,
+    FLAG_START: tl.constexpr,
+    FLAG_COUNT: tl.constexpr,
+    SENT: tl.constexpr,
+    SENT_WHERE: tl.constexpr,
+    SENT_STEPS: tl.constexpr,
+    COUNT: tl.constexpr,
+    WHERE: tl.constexpr,
+    STEPS: tl.constexpr,
+    TILE: tl.constexpr,
+    PUSH: tl.constexpr,
+    FOLD: tl.constexpr,
+    WAIT: tl.constexpr,
+    LIVE: tl.constexpr,
+):
     """Root slots as `two_shot`; y [m, N] begins at y_begin of everyone's shared memory, counted in
     its own size, and flags [RANKS, FLAG_COUNT] of 4 bytes at FLAG_START."""
     number = tl.load(counter)
@@ -92,17 +123,55 @@ def two_shot_direct(
         if PUSH:  # noqa: SIM102, known when compiled
             if first_place < share:
                 push_places(
-                    values, plane, table, begin, first_place, share, m, columns, present,
-                    RANK, RANKS, SLOTS, N, ROWS, TILE, SENT, SENT_WHERE, SENT_STEPS,
-                )  # fmt: skip
+                    values,
+                    plane,
+                    table,
+                    begin,
+                    first_place,
+                    share,
+                    m,
+                    columns,
+                    present,
+                    RANK,
+                    RANKS,
+                    SLOTS,
+                    N,
+                    ROWS,
+                    TILE,
+                    SENT,
+                    SENT_WHERE,
+                    SENT_STEPS,
+                )
         first_place -= tl.num_programs(0) * TILE
         if FOLD:  # noqa: SIM102
             if (first_place >= 0) & (first_place < share) & (RANK * share + first_place < m):
                 normed, at, mine = finish_places(
-                    values, plane, residual, stride, scale, h, slots, begin, first_place, share, m,
-                    columns, present, control, number,
-                    RANK, SLOTS, N, ROWS, EPS_BITS, TILE, COUNT, WHERE, STEPS, LIVE,
-                )  # fmt: skip
+                    values,
+                    plane,
+                    residual,
+                    stride,
+                    scale,
+                    h,
+                    slots,
+                    begin,
+                    first_place,
+                    share,
+                    m,
+                    columns,
+                    present,
+                    control,
+                    number,
+                    RANK,
+                    SLOTS,
+                    N,
+                    ROWS,
+                    EPS_BITS,
+                    TILE,
+                    COUNT,
+                    WHERE,
+                    STEPS,
+                    LIVE,
+                )
                 for ahead in range(0, RANKS):
                     y = words_of(table, (RANK + ahead) % RANKS, DTYPE)
                     tl.store(y + (y_begin + at), normed, mask=mine)
@@ -139,10 +208,27 @@ def run_two_shot_direct(
     if programs > flags:
         raise ValueError(f"{programs} programs: there are {flags} flags")
     two_shot_direct[(programs,)](
-        sums.values, residual, weight, h, peers.table, peers.counter, peers.control,
-        m, sums.values.stride(0), residual.stride(0), y_start,
-        **known_of(sums, plan, peers, n, eps), START=start, ROWS=share_rows,
-        FLAG_START=flag_start, FLAG_COUNT=flags, TILE=tile,
-        PUSH="push" in phases, FOLD="fold" in phases, WAIT="wait" in phases, LIVE=peers.live,
-        num_warps=peers.warps or two_shot_warps(n), enable_fp_fusion=False,
-    )  # fmt: skip
+        sums.values,
+        residual,
+        weight,
+        h,
+        peers.table,
+        peers.counter,
+        peers.control,
+        m,
+        sums.values.stride(0),
+        residual.stride(0),
+        y_start,
+        **known_of(sums, plan, peers, n, eps),
+        START=start,
+        ROWS=share_rows,
+        FLAG_START=flag_start,
+        FLAG_COUNT=flags,
+        TILE=tile,
+        PUSH="push" in phases,
+        FOLD="fold" in phases,
+        WAIT="wait" in phases,
+        LIVE=peers.live,
+        num_warps=peers.warps or two_shot_warps(n),
+        enable_fp_fusion=False,
+    )

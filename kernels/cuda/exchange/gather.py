@@ -22,11 +22,22 @@ _BLOCK = 1024
 
 @triton.jit(do_not_specialize=["words"])
 def gather_words(
-    x, gathered, table, counter, control, words,
-    RANK: tl.constexpr, RANKS: tl.constexpr, START: tl.constexpr, ROOM: tl.constexpr,
-    BLOCK: tl.constexpr, PUSH: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr,
+    x,
+    gathered,
+    table,
+    counter,
+    control,
+    words,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+    START: tl.constexpr,
+    ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PUSH: tl.constexpr,
+    TAKE: tl.constexpr,
+    LIVE: tl.constexpr,
     DEPENDENT: tl.constexpr,
-):  # fmt: skip
+):
     """x [words] -> gathered [RANKS, words], int32; slots [2, RANKS, ROOM] int64 begin at START."""
     await_earlier(DEPENDENT)
     number = tl.load(counter)
@@ -63,9 +74,15 @@ def gather_words(
 
 @triton.jit
 def rows_of_peers(
-    ids, table, y, RANKS: tl.constexpr, SHARE: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
+    ids,
+    table,
+    y,
+    RANKS: tl.constexpr,
+    SHARE: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
-):  # fmt: skip
+):
     """y[i] = row ids[i] of [RANKS * SHARE, N], 4-byte words; `table` addresses SHARE rows each."""
     await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
@@ -91,12 +108,24 @@ def run_gather(
     if words > room:
         raise ValueError(f"{words} words: the slots of the all-gather have room for {room}")
     gather_words[(min(triton.cdiv(words, _BLOCK), peers.programs),)](
-        x, gathered, peers.table, peers.counter, peers.control, words,
-        RANK=peers.rank, RANKS=peers.ranks, START=start, ROOM=room, BLOCK=_BLOCK,
-        PUSH="push" in phases, TAKE="take" in phases, LIVE=peers.live,
-        num_warps=4, enable_fp_fusion=False,
+        x,
+        gathered,
+        peers.table,
+        peers.counter,
+        peers.control,
+        words,
+        RANK=peers.rank,
+        RANKS=peers.ranks,
+        START=start,
+        ROOM=room,
+        BLOCK=_BLOCK,
+        PUSH="push" in phases,
+        TAKE="take" in phases,
+        LIVE=peers.live,
+        num_warps=4,
+        enable_fp_fusion=False,
         **dependent_launch(x.device),
-    )  # fmt: skip
+    )
 
 
 def embed_from_peers(ids: torch.Tensor, part: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -112,9 +141,15 @@ def embed_from_peers(ids: torch.Tensor, part: torch.Tensor, table: torch.Tensor)
     if rows:
         n = width // 4
         rows_of_peers[(rows,)](
-            ids, table, y.view(torch.int32),
-            RANKS=len(table), SHARE=part.shape[0], N=n, BLOCK=min(2048, triton.next_power_of_2(n)),
-            num_warps=4, enable_fp_fusion=False,
+            ids,
+            table,
+            y.view(torch.int32),
+            RANKS=len(table),
+            SHARE=part.shape[0],
+            N=n,
+            BLOCK=min(2048, triton.next_power_of_2(n)),
+            num_warps=4,
+            enable_fp_fusion=False,
             **dependent_launch(ids.device),
-        )  # fmt: skip
+        )
     return y

@@ -72,14 +72,36 @@ def finish_row(
 
 @triton.jit(do_not_specialize=["m"])
 def one_shot(
-    values, residual, weight, h, y, table, counter, control, m, plane, stride,
-    RANK: tl.constexpr, RANKS: tl.constexpr, SLOTS: tl.constexpr,
-    N: tl.constexpr, BLOCK: tl.constexpr, EPS_BITS: tl.constexpr,
-    START: tl.constexpr, ROWS: tl.constexpr,
-    SENT: tl.constexpr, SENT_WHERE: tl.constexpr, SENT_STEPS: tl.constexpr,
-    COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr,
-    PUSH: tl.constexpr, FOLD: tl.constexpr, LIVE: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    values,
+    residual,
+    weight,
+    h,
+    y,
+    table,
+    counter,
+    control,
+    m,
+    plane,
+    stride,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EPS_BITS: tl.constexpr,
+    START: tl.constexpr,
+    ROWS: tl.constexpr,
+    SENT: tl.constexpr,
+    SENT_WHERE: tl.constexpr,
+    SENT_STEPS: tl.constexpr,
+    COUNT: tl.constexpr,
+    WHERE: tl.constexpr,
+    STEPS: tl.constexpr,
+    PUSH: tl.constexpr,
+    FOLD: tl.constexpr,
+    LIVE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """Slots [2, RANKS, SLOTS, ROWS, N] of 4 bytes begin at word START of the shared memory."""
     await_earlier(DEPENDENT)
     number = tl.load(counter)
@@ -92,10 +114,20 @@ def one_shot(
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
             at = row * N + columns
             push_roots(
-                values, plane, at, table, RANK + 1, RANK + RANKS,
-                begin + RANK * (SLOTS * ROWS * N) + at, ROWS * N, present,
-                SENT, SENT_WHERE, SENT_STEPS, RANKS,
-            )  # fmt: skip
+                values,
+                plane,
+                at,
+                table,
+                RANK + 1,
+                RANK + RANKS,
+                begin + RANK * (SLOTS * ROWS * N) + at,
+                ROWS * N,
+                present,
+                SENT,
+                SENT_WHERE,
+                SENT_STEPS,
+                RANKS,
+            )
     if FOLD:
         advance(counter)
         slots = words_of(table, RANK, tl.int32)
@@ -103,9 +135,21 @@ def one_shot(
             at = row * N + columns
             beside = tl.load(residual + row * stride + columns, mask=present, other=0.0)
             total = awaited_sum(
-                values, plane, at, slots, begin + at, ROWS * N, present, control, number,
-                COUNT, WHERE, STEPS, SLOTS, LIVE,
-            )  # fmt: skip
+                values,
+                plane,
+                at,
+                slots,
+                begin + at,
+                ROWS * N,
+                present,
+                control,
+                number,
+                COUNT,
+                WHERE,
+                STEPS,
+                SLOTS,
+                LIVE,
+            )
             normed = finish_row(total, at, beside, scale, h, present, N, EPS_BITS)
             tl.store(y + at, normed, mask=present)
 
@@ -132,13 +176,27 @@ def run_one_shot(
         raise ValueError(f"{m} rows: the slots of the one-shot have room for {rows}")
     h, y = out
     one_shot[(min(m, peers.programs),)](
-        sums.values, residual, weight, h, y, peers.table, peers.counter, peers.control,
-        m, sums.values.stride(0), residual.stride(0),
-        **known_of(sums, plan, peers, n, eps), START=start, ROWS=rows,
-        PUSH="push" in phases, FOLD="fold" in phases, LIVE=peers.live,
-        num_warps=peers.warps or one_shot_warps(n), enable_fp_fusion=False,
+        sums.values,
+        residual,
+        weight,
+        h,
+        y,
+        peers.table,
+        peers.counter,
+        peers.control,
+        m,
+        sums.values.stride(0),
+        residual.stride(0),
+        **known_of(sums, plan, peers, n, eps),
+        START=start,
+        ROWS=rows,
+        PUSH="push" in phases,
+        FOLD="fold" in phases,
+        LIVE=peers.live,
+        num_warps=peers.warps or one_shot_warps(n),
+        enable_fp_fusion=False,
         **dependent_launch(h.device),
-    )  # fmt: skip
+    )
 
 
 def known_of(sums: PartialSums, plan: FoldPlan, peers: Peers, n: int, eps: float) -> dict[str, int]:
@@ -148,9 +206,13 @@ def known_of(sums: PartialSums, plan: FoldPlan, peers: Peers, n: int, eps: float
     if n > _WIDEST:
         raise ValueError(f"a row of {n} values: peer memory takes at most {_WIDEST}, use gather")
     return _programs(sums.roots, plan, peers.rank) | {
-        "RANK": peers.rank, "RANKS": peers.ranks, "SLOTS": plan.slots,
-        "N": n, "BLOCK": triton.next_power_of_2(n), "EPS_BITS": eps_bits(eps),
-    }  # fmt: skip
+        "RANK": peers.rank,
+        "RANKS": peers.ranks,
+        "SLOTS": plan.slots,
+        "N": n,
+        "BLOCK": triton.next_power_of_2(n),
+        "EPS_BITS": eps_bits(eps),
+    }
 
 
 @cache
@@ -159,9 +221,13 @@ def _programs(roots: tuple[Expression, ...], plan: FoldPlan, rank: int) -> dict[
     sent = sending(roots)
     whole = finishing(plan.final, rank, roots, plan.slots)
     return {
-        "SENT": sent.count, "SENT_WHERE": sent.where, "SENT_STEPS": sent.steps,
-        "COUNT": whole.count, "WHERE": whole.where, "STEPS": whole.steps,
-    }  # fmt: skip
+        "SENT": sent.count,
+        "SENT_WHERE": sent.where,
+        "SENT_STEPS": sent.steps,
+        "COUNT": whole.count,
+        "WHERE": whole.where,
+        "STEPS": whole.steps,
+    }
 
 
 def one_shot_warps(n: int) -> int:

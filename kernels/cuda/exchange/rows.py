@@ -24,11 +24,24 @@ _WARPS = 8
 
 @triton.jit(do_not_specialize=["m", "share"])
 def take_rows(
-    x, mine, table, counter, control, m, share,
-    RANK: tl.constexpr, RANKS: tl.constexpr, PART: tl.constexpr,
-    START: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
-    PUSH: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    x,
+    mine,
+    table,
+    counter,
+    control,
+    m,
+    share,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+    PART: tl.constexpr,
+    START: tl.constexpr,
+    ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PUSH: tl.constexpr,
+    TAKE: tl.constexpr,
+    LIVE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """x [m, PART] -> mine [share, RANKS * PART], int32; two buffers of ROOM words from START."""
     await_earlier(DEPENDENT)
     number = tl.load(counter)
@@ -81,10 +94,23 @@ def run_take_rows(
     block = min(triton.next_power_of_2(part), _TILE // peers.ranks)
     tiles = len(mine) * triton.cdiv(part, block) * peers.ranks
     take_rows[(min(tiles, peers.programs),)](
-        x.view(torch.int32), mine.view(torch.int32), peers.table, peers.counter, peers.control,
-        m, len(mine),
-        RANK=peers.rank, RANKS=peers.ranks, PART=part, START=place[0] // 4, ROOM=place[1] // 4,
-        BLOCK=block, PUSH="push" in phases, TAKE="take" in phases, LIVE=peers.live,
-        num_warps=_WARPS, enable_fp_fusion=False,
+        x.view(torch.int32),
+        mine.view(torch.int32),
+        peers.table,
+        peers.counter,
+        peers.control,
+        m,
+        len(mine),
+        RANK=peers.rank,
+        RANKS=peers.ranks,
+        PART=part,
+        START=place[0] // 4,
+        ROOM=place[1] // 4,
+        BLOCK=block,
+        PUSH="push" in phases,
+        TAKE="take" in phases,
+        LIVE=peers.live,
+        num_warps=_WARPS,
+        enable_fp_fusion=False,
         **dependent_launch(x.device),
-    )  # fmt: skip
+    )

@@ -27,15 +27,39 @@ from tpdet.kernels.partial_sums import PartialSums
 
 @triton.jit(do_not_specialize=["m"])
 def two_shot_spread(
-    values, residual, weight, h, y_words, table, counter, control, m, plane, stride,
-    RANK: tl.constexpr, RANKS: tl.constexpr, SLOTS: tl.constexpr,
-    N: tl.constexpr, BLOCK: tl.constexpr, EPS_BITS: tl.constexpr,
-    START: tl.constexpr, ROWS: tl.constexpr, Y_START: tl.constexpr, Y_ROWS: tl.constexpr,
-    SENT: tl.constexpr, SENT_WHERE: tl.constexpr, SENT_STEPS: tl.constexpr,
-    COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr,
-    PUSH: tl.constexpr, FOLD: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr,
+    values,
+    residual,
+    weight,
+    h,
+    y_words,
+    table,
+    counter,
+    control,
+    m,
+    plane,
+    stride,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EPS_BITS: tl.constexpr,
+    START: tl.constexpr,
+    ROWS: tl.constexpr,
+    Y_START: tl.constexpr,
+    Y_ROWS: tl.constexpr,
+    SENT: tl.constexpr,
+    SENT_WHERE: tl.constexpr,
+    SENT_STEPS: tl.constexpr,
+    COUNT: tl.constexpr,
+    WHERE: tl.constexpr,
+    STEPS: tl.constexpr,
+    PUSH: tl.constexpr,
+    FOLD: tl.constexpr,
+    TAKE: tl.constexpr,
+    LIVE: tl.constexpr,
     DEPENDENT: tl.constexpr,
-):  # fmt: skip
+):
     """Arguments as of `two_shot`."""
     await_earlier(DEPENDENT)
     number = tl.load(counter)
@@ -50,10 +74,20 @@ def two_shot_spread(
             owner = row // share
             if owner != RANK:
                 push_roots(
-                    values, plane, row * N + columns, table, owner, owner + 1,
+                    values,
+                    plane,
+                    row * N + columns,
+                    table,
+                    owner,
+                    owner + 1,
                     begin + RANK * (SLOTS * ROWS * N) + (row - owner * share) * N + columns,
-                    ROWS * N, present, SENT, SENT_WHERE, SENT_STEPS, RANKS,
-                )  # fmt: skip
+                    ROWS * N,
+                    present,
+                    SENT,
+                    SENT_WHERE,
+                    SENT_STEPS,
+                    RANKS,
+                )
     if FOLD:
         slots = words_of(table, RANK, tl.int32)
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
@@ -62,9 +96,21 @@ def two_shot_spread(
                 scale = tl.load(weight + columns, mask=present, other=0.0)
                 beside = tl.load(residual + row * stride + columns, mask=present, other=0.0)
                 total = awaited_sum(
-                    values, plane, at, slots, begin + (row - RANK * share) * N + columns, ROWS * N,
-                    present, control, number, COUNT, WHERE, STEPS, SLOTS, LIVE,
-                )  # fmt: skip
+                    values,
+                    plane,
+                    at,
+                    slots,
+                    begin + (row - RANK * share) * N + columns,
+                    ROWS * N,
+                    present,
+                    control,
+                    number,
+                    COUNT,
+                    WHERE,
+                    STEPS,
+                    SLOTS,
+                    LIVE,
+                )
                 normed = finish_row(total, at, beside, scale, h, present, N, EPS_BITS)
                 push_finished(normed, y_words, table, y_begin, at, present, RANK, RANKS)
     if TAKE:
@@ -96,11 +142,27 @@ def run_two_shot_spread(
     h, y = out
     words = y.view({2: torch.int16, 4: torch.int32}[y.element_size()])
     two_shot_spread[(min(m, peers.programs),)](
-        sums.values, residual, weight, h, words, peers.table, peers.counter, peers.control,
-        m, sums.values.stride(0), residual.stride(0),
+        sums.values,
+        residual,
+        weight,
+        h,
+        words,
+        peers.table,
+        peers.counter,
+        peers.control,
+        m,
+        sums.values.stride(0),
+        residual.stride(0),
         **known_of(sums, plan, peers, n, eps),
-        START=start, ROWS=share_rows, Y_START=y_start, Y_ROWS=rows,
-        PUSH="push" in phases, FOLD="fold" in phases, TAKE="take" in phases, LIVE=peers.live,
-        num_warps=peers.warps or one_shot_warps(n), enable_fp_fusion=False,
+        START=start,
+        ROWS=share_rows,
+        Y_START=y_start,
+        Y_ROWS=rows,
+        PUSH="push" in phases,
+        FOLD="fold" in phases,
+        TAKE="take" in phases,
+        LIVE=peers.live,
+        num_warps=peers.warps or one_shot_warps(n),
+        enable_fp_fusion=False,
         **dependent_launch(h.device),
-    )  # fmt: skip
+    )

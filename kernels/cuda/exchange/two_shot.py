@@ -27,11 +27,25 @@ _TAKEN = 1 << 14  # words that a program awaits at a time, 32 a thread
 
 @triton.jit
 def push_places(
-    values, plane, table, begin, first_place, share, m, columns, present,
-    RANK: tl.constexpr, RANKS: tl.constexpr, SLOTS: tl.constexpr, N: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr,
-    SENT: tl.constexpr, SENT_WHERE: tl.constexpr, SENT_STEPS: tl.constexpr,
-):  # fmt: skip
+    values,
+    plane,
+    table,
+    begin,
+    first_place,
+    share,
+    m,
+    columns,
+    present,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    N: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    SENT: tl.constexpr,
+    SENT_WHERE: tl.constexpr,
+    SENT_STEPS: tl.constexpr,
+):
     """Push the roots of TILE rows of every peer's share, from `first_place` on, to their owner."""
     place = first_place + tl.arange(0, TILE)[:, None]
     for ahead in range(1, RANKS):
@@ -39,20 +53,50 @@ def push_places(
         row = owner * share + place
         sent = (place < share) & (row < m) & present
         push_roots(
-            values, plane, row * N + columns, table, owner, owner + 1,
+            values,
+            plane,
+            row * N + columns,
+            table,
+            owner,
+            owner + 1,
             begin + RANK * (SLOTS * ROWS * N) + place * N + columns,
-            ROWS * N, sent, SENT, SENT_WHERE, SENT_STEPS, RANKS,
-        )  # fmt: skip
+            ROWS * N,
+            sent,
+            SENT,
+            SENT_WHERE,
+            SENT_STEPS,
+            RANKS,
+        )
 
 
 @triton.jit
 def finish_places(
-    values, plane, residual, stride, scale, h, slots, begin, first_place, share, m,
-    columns, present, control, number,
-    RANK: tl.constexpr, SLOTS: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr,
-    EPS_BITS: tl.constexpr, TILE: tl.constexpr,
-    COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr, LIVE: tl.constexpr,
-):  # fmt: skip
+    values,
+    plane,
+    residual,
+    stride,
+    scale,
+    h,
+    slots,
+    begin,
+    first_place,
+    share,
+    m,
+    columns,
+    present,
+    control,
+    number,
+    RANK: tl.constexpr,
+    SLOTS: tl.constexpr,
+    N: tl.constexpr,
+    ROWS: tl.constexpr,
+    EPS_BITS: tl.constexpr,
+    TILE: tl.constexpr,
+    COUNT: tl.constexpr,
+    WHERE: tl.constexpr,
+    STEPS: tl.constexpr,
+    LIVE: tl.constexpr,
+):
     """Finish TILE own rows from `first_place` on: (their norm, where they stand, which count)."""
     place = first_place + tl.arange(0, TILE)[:, None]
     row = RANK * share + place
@@ -60,9 +104,21 @@ def finish_places(
     at = row * N + columns
     beside = tl.load(residual + row * stride + columns, mask=mine, other=0.0)
     total = awaited_sum(
-        values, plane, at, slots, begin + place * N + columns, ROWS * N,
-        mine, control, number, COUNT, WHERE, STEPS, SLOTS, LIVE,
-    )  # fmt: skip
+        values,
+        plane,
+        at,
+        slots,
+        begin + place * N + columns,
+        ROWS * N,
+        mine,
+        control,
+        number,
+        COUNT,
+        WHERE,
+        STEPS,
+        SLOTS,
+        LIVE,
+    )
     return finish_row(total, at, beside, scale, h, mine, N, EPS_BITS), at, mine
 
 
@@ -83,16 +139,41 @@ def push_finished(
 
 @triton.jit(do_not_specialize=["m"])
 def two_shot(
-    values, residual, weight, h, y_words, table, counter, control, m, plane, stride,
-    RANK: tl.constexpr, RANKS: tl.constexpr, SLOTS: tl.constexpr,
-    N: tl.constexpr, BLOCK: tl.constexpr, EPS_BITS: tl.constexpr,
-    START: tl.constexpr, ROWS: tl.constexpr, Y_START: tl.constexpr, Y_ROWS: tl.constexpr,
-    SENT: tl.constexpr, SENT_WHERE: tl.constexpr, SENT_STEPS: tl.constexpr,
-    COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr,
-    GROUP: tl.constexpr, TILE: tl.constexpr,
-    PUSH: tl.constexpr, FOLD: tl.constexpr, TAKE: tl.constexpr, LIVE: tl.constexpr,
+    values,
+    residual,
+    weight,
+    h,
+    y_words,
+    table,
+    counter,
+    control,
+    m,
+    plane,
+    stride,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EPS_BITS: tl.constexpr,
+    START: tl.constexpr,
+    ROWS: tl.constexpr,
+    Y_START: tl.constexpr,
+    Y_ROWS: tl.constexpr,
+    SENT: tl.constexpr,
+    SENT_WHERE: tl.constexpr,
+    SENT_STEPS: tl.constexpr,
+    COUNT: tl.constexpr,
+    WHERE: tl.constexpr,
+    STEPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    PUSH: tl.constexpr,
+    FOLD: tl.constexpr,
+    TAKE: tl.constexpr,
+    LIVE: tl.constexpr,
     DEPENDENT: tl.constexpr,
-):  # fmt: skip
+):
     """As `one_shot`, ROWS of a share; y's words [2, Y_ROWS, N] begin at Y_START, in their size.
 
     A program takes TILE rows of a share at once, and awaits the finished ones of GROUP peers
@@ -116,17 +197,55 @@ def two_shot(
         if PUSH:  # noqa: SIM102, known when compiled
             if first_place < share:
                 push_places(
-                    values, plane, table, begin, first_place, share, m, columns, present,
-                    RANK, RANKS, SLOTS, N, ROWS, TILE, SENT, SENT_WHERE, SENT_STEPS,
-                )  # fmt: skip
+                    values,
+                    plane,
+                    table,
+                    begin,
+                    first_place,
+                    share,
+                    m,
+                    columns,
+                    present,
+                    RANK,
+                    RANKS,
+                    SLOTS,
+                    N,
+                    ROWS,
+                    TILE,
+                    SENT,
+                    SENT_WHERE,
+                    SENT_STEPS,
+                )
         first_place -= tl.num_programs(0) * TILE
         if FOLD:  # noqa: SIM102
             if (first_place >= 0) & (first_place < share) & (RANK * share + first_place < m):
                 normed, at, mine = finish_places(
-                    values, plane, residual, stride, scale, h, slots, begin, first_place, share, m,
-                    columns, present, control, number,
-                    RANK, SLOTS, N, ROWS, EPS_BITS, TILE, COUNT, WHERE, STEPS, LIVE,
-                )  # fmt: skip
+                    values,
+                    plane,
+                    residual,
+                    stride,
+                    scale,
+                    h,
+                    slots,
+                    begin,
+                    first_place,
+                    share,
+                    m,
+                    columns,
+                    present,
+                    control,
+                    number,
+                    RANK,
+                    SLOTS,
+                    N,
+                    ROWS,
+                    EPS_BITS,
+                    TILE,
+                    COUNT,
+                    WHERE,
+                    STEPS,
+                    LIVE,
+                )
                 push_finished(normed, y_words, table, y_begin, at, mine, RANK, RANKS)
         first_place -= tl.num_programs(0) * TILE
         if TAKE:  # noqa: SIM102
@@ -169,15 +288,32 @@ def run_two_shot(
     words = y.view({2: torch.int16, 4: torch.int32}[y.element_size()])
     tile = peers.tile or 1
     two_shot[(min(-(-share // tile), peers.programs),)](
-        sums.values, residual, weight, h, words, peers.table, peers.counter, peers.control,
-        m, sums.values.stride(0), residual.stride(0),
+        sums.values,
+        residual,
+        weight,
+        h,
+        words,
+        peers.table,
+        peers.counter,
+        peers.control,
+        m,
+        sums.values.stride(0),
+        residual.stride(0),
         **known_of(sums, plan, peers, n, eps),
-        START=start, ROWS=share_rows, Y_START=y_start, Y_ROWS=rows,
-        GROUP=max(1, min(peers.ranks, _TAKEN // tile // triton.next_power_of_2(n))), TILE=tile,
-        PUSH="push" in phases, FOLD="fold" in phases, TAKE="take" in phases, LIVE=peers.live,
-        num_warps=peers.warps or two_shot_warps(n), enable_fp_fusion=False,
+        START=start,
+        ROWS=share_rows,
+        Y_START=y_start,
+        Y_ROWS=rows,
+        GROUP=max(1, min(peers.ranks, _TAKEN // tile // triton.next_power_of_2(n))),
+        TILE=tile,
+        PUSH="push" in phases,
+        FOLD="fold" in phases,
+        TAKE="take" in phases,
+        LIVE=peers.live,
+        num_warps=peers.warps or two_shot_warps(n),
+        enable_fp_fusion=False,
         **dependent_launch(h.device),
-    )  # fmt: skip
+    )
 
 
 def everyone_owns(m: int, ranks: int) -> bool:

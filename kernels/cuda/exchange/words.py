@@ -62,9 +62,13 @@ def next_poll(missing, polls, deadline, control, number, LIVE: tl.constexpr):
     if LIVE:
         if (waiting != 0) & (polls % _LOOK_UP == _LOOK_UP - 1):
             now = tl.inline_asm_elementwise(
-                "mov.u64 $0, %globaltimer;", "=l,r", [missing], dtype=tl.int64, is_pure=False,
+                "mov.u64 $0, %globaltimer;",
+                "=l,r",
+                [missing],
+                dtype=tl.int64,
+                is_pure=False,
                 pack=1,
-            )  # fmt: skip
+            )
             now = tl.max(tl.max(now, axis=1), axis=0)
             lost = tl.load(control + missing * 0, volatile=True)
             lost = tl.max(tl.max(lost, axis=1), axis=0)
@@ -84,9 +88,20 @@ def next_poll(missing, polls, deadline, control, number, LIVE: tl.constexpr):
 
 @triton.jit
 def push_roots(
-    values, plane, at, table, first, last, target, slot_plane, present,
-    COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr, RANKS: tl.constexpr,
-):  # fmt: skip
+    values,
+    plane,
+    at,
+    table,
+    first,
+    last,
+    target,
+    slot_plane,
+    present,
+    COUNT: tl.constexpr,
+    WHERE: tl.constexpr,
+    STEPS: tl.constexpr,
+    RANKS: tl.constexpr,
+):
     """Fold own sums at `at` of planes of `values`; store root i at `target` + i * slot_plane.
 
     To ranks first .. last - 1, counted modulo RANKS.
@@ -124,10 +139,21 @@ def push_roots(
 
 @triton.jit
 def awaited_sum(
-    values, plane, at, slots, target, slot_plane, present, control, number,
-    COUNT: tl.constexpr, WHERE: tl.constexpr, STEPS: tl.constexpr, SLOTS: tl.constexpr,
+    values,
+    plane,
+    at,
+    slots,
+    target,
+    slot_plane,
+    present,
+    control,
+    number,
+    COUNT: tl.constexpr,
+    WHERE: tl.constexpr,
+    STEPS: tl.constexpr,
+    SLOTS: tl.constexpr,
     LIVE: tl.constexpr,
-):  # fmt: skip
+):
     """The whole fold, over own sums and over slots, once all of them are there; arms them again.
 
     Operand (rank, slot) is the plane rank * SLOTS + slot of `slots` + `target`.

@@ -38,10 +38,23 @@ def leaf_chain(x, w, row, column, leaf, n, k, BM: tl.constexpr, BN: tl.constexpr
 
 @triton.jit(do_not_specialize=["m", "roots", "steps"])
 def flat_fold(
-    x, w, y, m, n, roots, steps,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALVES: tl.constexpr, SWAP: tl.constexpr,
-    LEAVES: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    y,
+    m,
+    n,
+    roots,
+    steps,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    HALVES: tl.constexpr,
+    SWAP: tl.constexpr,
+    LEAVES: tl.constexpr,
+    PARTS: tl.constexpr,
+    PAIR: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """Tiles [BM, BN] of all roots, LEAVES leaves each, a leaf `steps` = k / BK steps of one loop.
 
     SWAP: the weight's rows stand on the M side of the matrix instruction.
@@ -87,10 +100,22 @@ def flat_fold(
 
 @triton.jit(do_not_specialize=["m", "roots"])
 def nested_fold(
-    x, w, y, m, n, roots, k,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HALVES: tl.constexpr,
-    GROUPS: tl.constexpr, PARTS: tl.constexpr, PAIR: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    y,
+    m,
+    n,
+    roots,
+    k,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    HALVES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PAIR: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """The same with a loop a leaf: less is alive at once, but every leaf's first loads wait."""
     await_earlier(DEPENDENT)
     blocks = tl.cdiv(m, BM) * tl.cdiv(n, BN)
@@ -143,13 +168,28 @@ def run_fold(
     }  # fmt: skip
     if kernel == "flat":
         flat_fold[grid](
-            *operands, m, n, form.roots, k // variant.depth,
-            LEAVES=form.leaves, PARTS=form.parts, PAIR=form.pair, SWAP=variant.swap, **options,
+            *operands,
+            m,
+            n,
+            form.roots,
+            k // variant.depth,
+            LEAVES=form.leaves,
+            PARTS=form.parts,
+            PAIR=form.pair,
+            SWAP=variant.swap,
+            **options,
             **dependent_launch(x.device),
-        )  # fmt: skip
+        )
     else:
         nested_fold[grid](
-            *operands, m, n, form.roots, k,
-            GROUPS=form.groups, PARTS=form.parts, PAIR=form.pair, **options,
+            *operands,
+            m,
+            n,
+            form.roots,
+            k,
+            GROUPS=form.groups,
+            PARTS=form.parts,
+            PAIR=form.pair,
+            **options,
             **dependent_launch(x.device),
-        )  # fmt: skip
+        )

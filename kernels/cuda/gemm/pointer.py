@@ -29,10 +29,22 @@ def tile_origin(pid, m, n, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["m"])
 def pointer_chain(
-    x, w, bias, y, m, n, k, stride_x,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    SWAP: tl.constexpr, EVEN_N: tl.constexpr, HAS_BIAS: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    bias,
+    y,
+    m,
+    n,
+    k,
+    stride_x,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    SWAP: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """One [BM, BN] tile of one leaf (program axis 1)."""
     await_earlier(DEPENDENT)
     first_row, first_column = tile_origin(tl.program_id(0), m, n, BM, BN)
@@ -70,9 +82,22 @@ def run_pointer(
     m = x.shape[0]
     blocks = triton.cdiv(m, variant.rows) * triton.cdiv(n, variant.columns)
     pointer_chain[(blocks, leaves)](
-        x, w, w if bias is None else bias, y, m, n, k, x.stride(0),
-        BM=variant.rows, BN=variant.columns, BK=variant.depth,
-        SWAP=variant.swap, EVEN_N=n % variant.columns == 0, HAS_BIAS=bias is not None,
-        num_warps=variant.warps, num_stages=variant.stages, enable_fp_fusion=False,
+        x,
+        w,
+        w if bias is None else bias,
+        y,
+        m,
+        n,
+        k,
+        x.stride(0),
+        BM=variant.rows,
+        BN=variant.columns,
+        BK=variant.depth,
+        SWAP=variant.swap,
+        EVEN_N=n % variant.columns == 0,
+        HAS_BIAS=bias is not None,
+        num_warps=variant.warps,
+        num_stages=variant.stages,
+        enable_fp_fusion=False,
         **dependent_launch(x.device),
-    )  # fmt: skip
+    )

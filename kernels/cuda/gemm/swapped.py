@@ -19,10 +19,21 @@ from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 
 @triton.jit(do_not_specialize=["m"])
 def swapped_chain(
-    x, w, bias, y, m, n, k, leaves,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    HALVES: tl.constexpr, HAS_BIAS: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    bias,
+    y,
+    m,
+    n,
+    k,
+    leaves,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    HALVES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """Tiles [BM, BN] of all leaves, a program taking every num_programs-th."""
     await_earlier(DEPENDENT)
     blocks = tl.cdiv(m, BM) * tl.cdiv(n, BN)
@@ -56,10 +67,21 @@ def run_swapped(
     blocks = leaves * triton.cdiv(m, variant.rows) * triton.cdiv(n, variant.columns)
     x_at, w_at, y_at = describe_operands(x, w, y, variant)
     swapped_chain[(min(sms * variant.ctas, blocks),)](
-        x_at, w_at, w if bias is None else bias,
-        y_at, m, n, k, leaves,
-        BM=variant.rows, BN=variant.columns, BK=variant.depth,
-        HALVES=variant.halves, HAS_BIAS=bias is not None,
-        num_warps=variant.warps, num_stages=variant.stages, enable_fp_fusion=False,
+        x_at,
+        w_at,
+        w if bias is None else bias,
+        y_at,
+        m,
+        n,
+        k,
+        leaves,
+        BM=variant.rows,
+        BN=variant.columns,
+        BK=variant.depth,
+        HALVES=variant.halves,
+        HAS_BIAS=bias is not None,
+        num_warps=variant.warps,
+        num_stages=variant.stages,
+        enable_fp_fusion=False,
         **dependent_launch(x.device),
-    )  # fmt: skip
+    )

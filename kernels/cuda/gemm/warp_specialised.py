@@ -41,9 +41,22 @@ CONSUMER_REGISTERS = gl.constexpr(240)
 
 
 @gluon.jit
-def _fetch(x_tiles, w_tiles, x_ring, w_ring, full, free, m, n, roots, steps,
-           COLUMNS: gl.constexpr, BK: gl.constexpr, LEAVES: gl.constexpr,
-           STAGES: gl.constexpr):  # fmt: skip
+def _fetch(
+    x_tiles,
+    w_tiles,
+    x_ring,
+    w_ring,
+    full,
+    free,
+    m,
+    n,
+    roots,
+    steps,
+    COLUMNS: gl.constexpr,
+    BK: gl.constexpr,
+    LEAVES: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """The fetching warp: all steps of all leaves of all tiles of this program."""
     blocks = gl.cdiv(m, 2 * ROWS) * gl.cdiv(n, COLUMNS)
     at = 0
@@ -57,24 +70,31 @@ def _fetch(x_tiles, w_tiles, x_ring, w_ring, full, free, m, n, roots, steps,
                 mbarrier.wait(free.index(place), at // STAGES & 1 ^ 1)
                 mbarrier.expect(full.index(place), 2 * ROWS * BK * 2 + COLUMNS * BK * 2)
                 copy_tile(x_tiles, [row, depth], full.index(place), x_ring.index(2 * place))
-                copy_tile(x_tiles, [row + ROWS, depth], full.index(place),
-                          x_ring.index(2 * place + 1))  # fmt: skip
-                copy_tile(w_tiles, [leaf * n + column, step * BK], full.index(place),
-                          w_ring.index(place))  # fmt: skip
+                copy_tile(
+                    x_tiles, [row + ROWS, depth], full.index(place), x_ring.index(2 * place + 1)
+                )
+                copy_tile(
+                    w_tiles, [leaf * n + column, step * BK], full.index(place), w_ring.index(place)
+                )
                 at += 1
 
 
 @gluon.jit
-def _chain(x_ring, w_ring, full, free, half, at, steps,
-           COLUMNS: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+def _chain(
+    x_ring, w_ring, full, free, half, at, steps, COLUMNS: gl.constexpr, STAGES: gl.constexpr
+):
     """One leaf of this group's rows [ROWS, COLUMNS], from step number `at` of the ring on."""
     BY_LANE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     total = gl.zeros((ROWS, COLUMNS), gl.float32, layout=BY_LANE)
     for step in range(at, at + steps):
         place = step % STAGES
         mbarrier.wait(full.index(place), step // STAGES & 1)
-        total = warpgroup_mma(x_ring.index(2 * place + half), w_ring.index(place).permute((1, 0)),
-                              total, is_async=True)  # fmt: skip
+        total = warpgroup_mma(
+            x_ring.index(2 * place + half),
+            w_ring.index(place).permute((1, 0)),
+            total,
+            is_async=True,
+        )
         total = warpgroup_mma_wait(1, deps=(total,))
         if step > at:
             release(free.index((step - 1) % STAGES))
@@ -123,8 +143,19 @@ def _shifted(value, bias, column, n):
 
 
 @gluon.jit
-def _fold_group(x_ring, w_ring, full, free, half, at, steps, COLUMNS: gl.constexpr,
-                CHAINED: gl.constexpr, PAIR: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+def _fold_group(
+    x_ring,
+    w_ring,
+    full,
+    free,
+    half,
+    at,
+    steps,
+    COLUMNS: gl.constexpr,
+    CHAINED: gl.constexpr,
+    PAIR: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """A chain of CHAINED parts of PAIR leaves each, from step number `at` of the ring on."""
     if CHAINED * PAIR == 1:
         total = _chain(x_ring, w_ring, full, free, half, at, steps, COLUMNS, STAGES)
@@ -141,30 +172,61 @@ def _fold_group(x_ring, w_ring, full, free, half, at, steps, COLUMNS: gl.constex
 
 
 @gluon.jit
-def _fold_tile(x_ring, w_ring, full, free, place, half, at, steps,
-               COLUMNS: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr,
-               PAIR: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+def _fold_tile(
+    x_ring,
+    w_ring,
+    full,
+    free,
+    place,
+    half,
+    at,
+    steps,
+    COLUMNS: gl.constexpr,
+    GROUPS: gl.constexpr,
+    PARTS: gl.constexpr,
+    PAIR: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """A group's rows of one tile of one root. Of the fourth level, halves rest in `place`."""
     BY_LANE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     TURNS: gl.constexpr = 1 if PARTS == 1 else GROUPS
     CHAINED: gl.constexpr = GROUPS if PARTS == 1 else PARTS
-    total = _fold_group(x_ring, w_ring, full, free, half, at, steps,
-                        COLUMNS, CHAINED, PAIR, STAGES)  # fmt: skip
+    total = _fold_group(x_ring, w_ring, full, free, half, at, steps, COLUMNS, CHAINED, PAIR, STAGES)
     if TURNS > 1:
         for turn in range(1, TURNS):
             _fill(place, total)
             begin = at + turn * CHAINED * PAIR * steps
-            later = _fold_group(x_ring, w_ring, full, free, half, begin, steps,
-                                COLUMNS, CHAINED, PAIR, STAGES)  # fmt: skip
+            later = _fold_group(
+                x_ring, w_ring, full, free, half, begin, steps, COLUMNS, CHAINED, PAIR, STAGES
+            )
             total = place.load(BY_LANE) + later
     return total
 
 
 @gluon.jit
-def _consume(x_ring, w_ring, full, free, place, y_tiles, y, bias, half, m, n, roots, steps,
-             COLUMNS: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr, PAIR: gl.constexpr,
-             EVEN: gl.constexpr, SENT: gl.constexpr, HAS_BIAS: gl.constexpr,
-             STAGES: gl.constexpr):  # fmt: skip
+def _consume(
+    x_ring,
+    w_ring,
+    full,
+    free,
+    place,
+    y_tiles,
+    y,
+    bias,
+    half,
+    m,
+    n,
+    roots,
+    steps,
+    COLUMNS: gl.constexpr,
+    GROUPS: gl.constexpr,
+    PARTS: gl.constexpr,
+    PAIR: gl.constexpr,
+    EVEN: gl.constexpr,
+    SENT: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """A group of four warps: its 64 rows of all tiles of this program."""
     blocks = gl.cdiv(m, 2 * ROWS) * gl.cdiv(n, COLUMNS)
     at = 0
@@ -172,8 +234,9 @@ def _consume(x_ring, w_ring, full, free, place, y_tiles, y, bias, half, m, n, ro
         row, column = tile_origin(tile % blocks, m, n, 2 * ROWS, COLUMNS)
         row += half * ROWS
         root = tile // blocks
-        total = _fold_tile(x_ring, w_ring, full, free, place, half, at, steps,
-                           COLUMNS, GROUPS, PARTS, PAIR, STAGES)  # fmt: skip
+        total = _fold_tile(
+            x_ring, w_ring, full, free, place, half, at, steps, COLUMNS, GROUPS, PARTS, PAIR, STAGES
+        )
         at += GROUPS * PARTS * PAIR * steps
         if HAS_BIAS:
             total = _shifted(total, bias, column, n)
@@ -191,11 +254,26 @@ def _consume(x_ring, w_ring, full, free, place, y_tiles, y, bias, half, m, n, ro
 
 @gluon.jit(do_not_specialize=["m", "roots", "steps"])
 def fold_by_trades(
-    x_tiles, w_tiles, y_tiles, y, bias, m, n, roots, steps,
-    COLUMNS: gl.constexpr, BK: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr,
-    PAIR: gl.constexpr, EVEN: gl.constexpr, SENT: gl.constexpr, HAS_BIAS: gl.constexpr,
-    STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
-):  # fmt: skip
+    x_tiles,
+    w_tiles,
+    y_tiles,
+    y,
+    bias,
+    m,
+    n,
+    roots,
+    steps,
+    COLUMNS: gl.constexpr,
+    BK: gl.constexpr,
+    GROUPS: gl.constexpr,
+    PARTS: gl.constexpr,
+    PAIR: gl.constexpr,
+    EVEN: gl.constexpr,
+    SENT: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    STAGES: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):
     """Tiles [128, COLUMNS] of all roots of y [roots, m, n], a leaf `steps` = k / BK steps.
 
     x_tiles: x [m, L * k] in blocks [64, BK]; w_tiles: the weight [L * n, k] in blocks [COLUMNS,
@@ -218,13 +296,78 @@ def fold_by_trades(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (x_ring, w_ring, full, free, places.index(0), y_tiles, y, bias, 0, m, n,
-                        roots, steps, COLUMNS, GROUPS, PARTS, PAIR, EVEN, SENT, HAS_BIAS, STAGES)),
-            (_consume, (x_ring, w_ring, full, free, places.index(1), y_tiles, y, bias, 1, m, n,
-                        roots, steps, COLUMNS, GROUPS, PARTS, PAIR, EVEN, SENT, HAS_BIAS, STAGES)),
-            (_fetch, (x_tiles, w_tiles, x_ring, w_ring, full, free, m, n, roots, steps,
-                      COLUMNS, BK, LEAVES, STAGES)),
+            (
+                _consume,
+                (
+                    x_ring,
+                    w_ring,
+                    full,
+                    free,
+                    places.index(0),
+                    y_tiles,
+                    y,
+                    bias,
+                    0,
+                    m,
+                    n,
+                    roots,
+                    steps,
+                    COLUMNS,
+                    GROUPS,
+                    PARTS,
+                    PAIR,
+                    EVEN,
+                    SENT,
+                    HAS_BIAS,
+                    STAGES,
+                ),
+            ),
+            (
+                _consume,
+                (
+                    x_ring,
+                    w_ring,
+                    full,
+                    free,
+                    places.index(1),
+                    y_tiles,
+                    y,
+                    bias,
+                    1,
+                    m,
+                    n,
+                    roots,
+                    steps,
+                    COLUMNS,
+                    GROUPS,
+                    PARTS,
+                    PAIR,
+                    EVEN,
+                    SENT,
+                    HAS_BIAS,
+                    STAGES,
+                ),
+            ),
+            (
+                _fetch,
+                (
+                    x_tiles,
+                    w_tiles,
+                    x_ring,
+                    w_ring,
+                    full,
+                    free,
+                    m,
+                    n,
+                    roots,
+                    steps,
+                    COLUMNS,
+                    BK,
+                    LEAVES,
+                    STAGES,
+                ),
+            ),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-    )  # fmt: skip
+    )

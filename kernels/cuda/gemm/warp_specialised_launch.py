@@ -77,9 +77,25 @@ def _launch(
     y_tiles = TensorDescriptor.from_tensor(y.view(-1, n), [rows, columns], place)
     blocks = form.roots * triton.cdiv(m, variant.rows) * triton.cdiv(n, columns)
     fold_by_trades[(min(sms, blocks),)](
-        x_tiles, w_tiles, y_tiles, y, w if bias is None else bias, m, n, form.roots, k // depth,
-        COLUMNS=columns, BK=depth, GROUPS=form.groups, PARTS=form.parts, PAIR=form.pair,
-        EVEN=n % columns == 0, SENT=sent, HAS_BIAS=bias is not None,
-        STAGES=variant.stages, num_warps=4, enable_fp_fusion=False,
+        x_tiles,
+        w_tiles,
+        y_tiles,
+        y,
+        w if bias is None else bias,
+        m,
+        n,
+        form.roots,
+        k // depth,
+        COLUMNS=columns,
+        BK=depth,
+        GROUPS=form.groups,
+        PARTS=form.parts,
+        PAIR=form.pair,
+        EVEN=n % columns == 0,
+        SENT=sent,
+        HAS_BIAS=bias is not None,
+        STAGES=variant.stages,
+        num_warps=4,
+        enable_fp_fusion=False,
         **dependent_launch(x.device),
-    )  # fmt: skip
+    )

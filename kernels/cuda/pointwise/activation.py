@@ -35,8 +35,13 @@ def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     y = torch.empty(m, width, dtype=gate_up.dtype, device=gate_up.device)
     if y.numel():
         silu_multiply_rows[(m, triton.cdiv(width, _BLOCK))](
-            gate_up, y, width, gate_up.stride(0),
-            BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=False,
+            gate_up,
+            y,
+            width,
+            gate_up.stride(0),
+            BLOCK=_BLOCK,
+            num_warps=4,
+            enable_fp_fusion=False,
             **dependent_launch(y.device),
-        )  # fmt: skip
+        )
     return y

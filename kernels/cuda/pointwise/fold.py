@@ -21,9 +21,14 @@ _MOST = 127
 
 @triton.jit
 def folded_operands(
-    operands, elements, at, here,
-    COUNT: tl.constexpr, WHERE: tl.constexpr, PROGRAM: tl.constexpr,
-):  # fmt: skip
+    operands,
+    elements,
+    at,
+    here,
+    COUNT: tl.constexpr,
+    WHERE: tl.constexpr,
+    PROGRAM: tl.constexpr,
+):
     """The one root of a program, at offsets `at` (int64, any shape) where `here`, in fp32."""
     s0 = tl.zeros(at.shape, tl.float32)
     s1 = s0
@@ -50,10 +55,15 @@ def folded_operands(
 
 @triton.jit
 def fold_program(
-    operands, y, elements,
-    COUNT: tl.constexpr, WHERE: tl.constexpr, PROGRAM: tl.constexpr, BLOCK: tl.constexpr,
+    operands,
+    y,
+    elements,
+    COUNT: tl.constexpr,
+    WHERE: tl.constexpr,
+    PROGRAM: tl.constexpr,
+    BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
-):  # fmt: skip
+):
     """Byte i of WHERE: index of operand i in `operands` [.., elements]; of PROGRAM: its step."""
     await_earlier(DEPENDENT)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -146,11 +156,17 @@ def _launch(operands: torch.Tensor, y: torch.Tensor, where: list[int], steps: li
     if elements == 0:
         return
     fold_program[(triton.cdiv(elements, _ELEMENTS),)](
-        operands.contiguous(), y, elements,
-        COUNT=len(where), WHERE=_packed(where), PROGRAM=_packed(steps), BLOCK=_ELEMENTS,
-        num_warps=4, enable_fp_fusion=False,
+        operands.contiguous(),
+        y,
+        elements,
+        COUNT=len(where),
+        WHERE=_packed(where),
+        PROGRAM=_packed(steps),
+        BLOCK=_ELEMENTS,
+        num_warps=4,
+        enable_fp_fusion=False,
         **dependent_launch(y.device),
-    )  # fmt: skip
+    )
 
 
 def _check(where: list[int], steps: list[int]) -> None:

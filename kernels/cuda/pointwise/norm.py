@@ -54,11 +54,25 @@ def reciprocal_root(x, N: tl.constexpr, EPS_BITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["m"])
 def norm_rows(
-    x, weight, y, sums, bias, residual, m, stride,
-    N: tl.constexpr, EPS_BITS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    COUNT: tl.constexpr, WHERE: tl.constexpr, PROGRAM: tl.constexpr,
-    HAS_BIAS: tl.constexpr, NORM: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    y,
+    sums,
+    bias,
+    residual,
+    m,
+    stride,
+    N: tl.constexpr,
+    EPS_BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COUNT: tl.constexpr,
+    WHERE: tl.constexpr,
+    PROGRAM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """COUNT > 0: h of the fold of `sums`, `bias`, `residual` goes to x first. NORM: y of x."""
     await_earlier(DEPENDENT)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -183,10 +197,18 @@ def _launch(
         x if sums is None else sums.values.contiguous(),
         x if bias is None else bias,
         residual,
-        m, residual.stride(0),
-        N=n, EPS_BITS=eps_bits(eps), ROWS=rows, BLOCK=block,
-        COUNT=count, WHERE=where, PROGRAM=program,
-        HAS_BIAS=bias is not None, NORM=y is not None,
-        num_warps=warps, enable_fp_fusion=False,
+        m,
+        residual.stride(0),
+        N=n,
+        EPS_BITS=eps_bits(eps),
+        ROWS=rows,
+        BLOCK=block,
+        COUNT=count,
+        WHERE=where,
+        PROGRAM=program,
+        HAS_BIAS=bias is not None,
+        NORM=y is not None,
+        num_warps=warps,
+        enable_fp_fusion=False,
         **dependent_launch(x.device),
-    )  # fmt: skip
+    )

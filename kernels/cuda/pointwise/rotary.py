@@ -18,9 +18,16 @@ _HEADS = 8  # heads of a program, at most
 
 @triton.jit
 def rotated_halves(
-    x, norm_weight, cos, sin, lane, mask,
-    HALF: tl.constexpr, NORM: tl.constexpr, EPS_BITS: tl.constexpr,
-):  # fmt: skip
+    x,
+    norm_weight,
+    cos,
+    sin,
+    lane,
+    mask,
+    HALF: tl.constexpr,
+    NORM: tl.constexpr,
+    EPS_BITS: tl.constexpr,
+):
     """Both halves in fp32 of the heads at x [B, LANES] (their first), cos and sin [LANES].
 
     The halves are joined for the norm: its largest and its integer sum know no order.

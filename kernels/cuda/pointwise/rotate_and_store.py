@@ -127,9 +127,16 @@ def rotate_and_store(
     (parts of a wider product). Raises ValueError for another layout.
     """
     return rotate_and_store_as(
-        q, k, v, (cos_table, sin_table), (query_norm, key_norm), eps, (k_pages, v_pages), batch,
+        q,
+        k,
+        v,
+        (cos_table, sin_table),
+        (query_norm, key_norm),
+        eps,
+        (k_pages, v_pages),
+        batch,
         share(q.shape[0]),
-    )  # fmt: skip
+    )
 
 
 def rotate_and_store_as(
@@ -154,14 +161,30 @@ def rotate_and_store_as(
     parts = triton.cdiv(query_heads, block) + 2 * triton.cdiv(key_heads, block)
     weights = tuple(q if norm is None else norm for norm in norms)
     rotate_and_store_heads[(rows, parts)](
-        q, k, v, *tables, *weights, batch.positions, batch.slots, out, *pages,
-        q.stride(0), k.stride(0), v.stride(0),
-        QUERY_HEADS=query_heads, KEY_HEADS=key_heads, HALF=head // 2,
-        LANES=triton.next_power_of_2(head // 2), NORM=norms[0] is not None,
-        EPS_BITS=eps_bits(eps), PAGE=PAGE_TOKENS, BLOCK=block,
-        num_warps=share.warps, enable_fp_fusion=False,
+        q,
+        k,
+        v,
+        *tables,
+        *weights,
+        batch.positions,
+        batch.slots,
+        out,
+        *pages,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        QUERY_HEADS=query_heads,
+        KEY_HEADS=key_heads,
+        HALF=head // 2,
+        LANES=triton.next_power_of_2(head // 2),
+        NORM=norms[0] is not None,
+        EPS_BITS=eps_bits(eps),
+        PAGE=PAGE_TOKENS,
+        BLOCK=block,
+        num_warps=share.warps,
+        enable_fp_fusion=False,
         **dependent_launch(q.device),
-    )  # fmt: skip
+    )
     return out
 
 

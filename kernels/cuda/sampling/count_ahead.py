@@ -36,7 +36,15 @@ def count_ahead(
     rows, columns = len(logits), max(1, triton.cdiv(width, _SPAN))
     parts = torch.empty(rows, columns, dtype=torch.int32, device=logits.device)
     count_parts[rows, columns](
-        logits, chosen.contiguous(), at.contiguous(), parts, width, logits.stride(0), _SPAN, _BLOCK,
-        num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
+        logits,
+        chosen.contiguous(),
+        at.contiguous(),
+        parts,
+        width,
+        logits.stride(0),
+        _SPAN,
+        _BLOCK,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
     return parts.sum(-1)

@@ -29,9 +29,18 @@ def values_at(start, first, width, temperature, BLOCK: tl.constexpr):
 
 @triton.jit
 def weigh_digits(
-    start, width, temperature, top, floor, digits, before, shift, BY_MASS: tl.constexpr,
-    BLOCK: tl.constexpr, DIGITS: tl.constexpr,
-):  # fmt: skip
+    start,
+    width,
+    temperature,
+    top,
+    floor,
+    digits,
+    before,
+    shift,
+    BY_MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DIGITS: tl.constexpr,
+):
     """int64 [DIGITS]: what the ids from the order `floor` up weigh (1, or their mass) by a digit.
 
     before: the digits above it, as one number; shift: bits below it. digits: room for the sums.
@@ -72,9 +81,17 @@ def last_of_value(start, width, temperature, floor, key, kept, BLOCK: tl.constex
 
 @triton.jit
 def search_row(
-    start, width, temperature, top, floor, wanted, digits, BY_MASS: tl.constexpr,
-    BLOCK: tl.constexpr, DIGITS: tl.constexpr,
-):  # fmt: skip
+    start,
+    width,
+    temperature,
+    top,
+    floor,
+    wanted,
+    digits,
+    BY_MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DIGITS: tl.constexpr,
+):
     """The largest order from which the ids, of those from `floor` up, weigh enough.
 
     wanted: how many, or P of their own mass.
@@ -102,9 +119,16 @@ def search_row(
 
 @triton.jit
 def bound_by_digits(
-    start, width, temperature, top, top_k, numerator, digits, BLOCK: tl.constexpr,
+    start,
+    width,
+    temperature,
+    top,
+    top_k,
+    numerator,
+    digits,
+    BLOCK: tl.constexpr,
     DIGITS: tl.constexpr,
-):  # fmt: skip
+):
     """A row's smallest kept order, over all its ids; digits: int64 [DIGITS], room for sums."""
     bound = tl.full((), -9007199254740992, tl.int64)
     if top_k < width:

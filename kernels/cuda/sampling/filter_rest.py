@@ -36,9 +36,21 @@ def bound_of_window(orders, listed, top, vocabulary, top_k, numerator, above, ma
 
 @triton.jit
 def bound_in_window(
-    start, temperature, top, top_k, numerator, total, state, lists, parts_of, parts, width,
-    BLOCK: tl.constexpr, CAPACITY: tl.constexpr, ROW_PARTS: tl.constexpr,
-):  # fmt: skip
+    start,
+    temperature,
+    top,
+    top_k,
+    numerator,
+    total,
+    state,
+    lists,
+    parts_of,
+    parts,
+    width,
+    BLOCK: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    ROW_PARTS: tl.constexpr,
+):
     """A row's smallest kept order from its window (`filter_window`); 2^62 where that was wrong.
 
     state, lists and parts_of are the row's own; total: its mass.
@@ -54,9 +66,16 @@ def bound_in_window(
             )
             if kept > 0:
                 bound = order_in_run(
-                    start, width, temperature, key, parts_of + run * parts, parts, kept, BLOCK,
+                    start,
+                    width,
+                    temperature,
+                    key,
+                    parts_of + run * parts,
+                    parts,
+                    kept,
+                    BLOCK,
                     ROW_PARTS,
-                )  # fmt: skip
+                )
         elif count <= CAPACITY:
             at = tl.arange(0, CAPACITY)
             listed = at < count
@@ -69,12 +88,36 @@ def bound_in_window(
 
 @triton.jit(do_not_specialize=["rows", "peak_parts"])
 def bound_rest(
-    logits, copies, table, peaks, slots, tops, bounds, lists, parts_of, state, digits, rows, width,
-    stride, peak_parts, parts, FIELDS: tl.constexpr, TOPS: tl.constexpr, STATE: tl.constexpr,
-    PARTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
-    ROW_PARTS: tl.constexpr, ROW_BLOCK: tl.constexpr, DIGITS: tl.constexpr, WINDOW: tl.constexpr,
-    ROWS: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    logits,
+    copies,
+    table,
+    peaks,
+    slots,
+    tops,
+    bounds,
+    lists,
+    parts_of,
+    state,
+    digits,
+    rows,
+    width,
+    stride,
+    peak_parts,
+    parts,
+    FIELDS: tl.constexpr,
+    TOPS: tl.constexpr,
+    STATE: tl.constexpr,
+    PARTS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    ROW_PARTS: tl.constexpr,
+    ROW_BLOCK: tl.constexpr,
+    DIGITS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """bounds[slot] of the rows left over (2^62); program (slot,). BLOCK is `collect_window`'s.
 
     WINDOW and ROWS: whether the window, and whole rows where it was wrong, may answer.
@@ -84,23 +127,54 @@ def bound_rest(
     if WINDOW:
         if tl.load(bounds + slot * 2) == 4611686018427387904:
             start, temperature, top, top_k, numerator = row_of_slot(
-                logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS,
-                PARTS, WHOLE,
-            )  # fmt: skip
+                logits,
+                copies,
+                table,
+                peaks,
+                slots,
+                rows,
+                width,
+                stride,
+                peak_parts,
+                FIELDS,
+                PARTS,
+                WHOLE,
+            )
             bound = bound_in_window(
-                start, temperature, top, top_k, numerator, tl.load(tops + slot * TOPS + 2),
-                state + slot * STATE, lists + slot.to(tl.int64) * CAPACITY,
-                parts_of + slot * 3 * parts, parts, width, BLOCK, CAPACITY, ROW_PARTS,
-            )  # fmt: skip
+                start,
+                temperature,
+                top,
+                top_k,
+                numerator,
+                tl.load(tops + slot * TOPS + 2),
+                state + slot * STATE,
+                lists + slot.to(tl.int64) * CAPACITY,
+                parts_of + slot * 3 * parts,
+                parts,
+                width,
+                BLOCK,
+                CAPACITY,
+                ROW_PARTS,
+            )
             tl.store(bounds + slot * 2, bound)
         tl.debug_barrier()  # read again, as the row is: nothing of it is held meanwhile
     if ROWS:
         bound = tl.load(bounds + slot * 2)
         if bound == 4611686018427387904:
             start, temperature, top, top_k, numerator = row_of_slot(
-                logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS,
-                PARTS, WHOLE,
-            )  # fmt: skip
+                logits,
+                copies,
+                table,
+                peaks,
+                slots,
+                rows,
+                width,
+                stride,
+                peak_parts,
+                FIELDS,
+                PARTS,
+                WHOLE,
+            )
             mine = digits + slot.to(tl.int64) * DIGITS
             bound = bound_by_digits(
                 start, width, temperature, top, top_k, numerator, mine, ROW_BLOCK, DIGITS

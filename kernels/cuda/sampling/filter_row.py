@@ -16,9 +16,19 @@ def threshold_of(numerator, total):
 
 @triton.jit
 def row_of_slot(
-    logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS: tl.constexpr,
-    PARTS: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
+    logits,
+    copies,
+    table,
+    peaks,
+    slots,
+    rows,
+    width,
+    stride,
+    peak_parts,
+    FIELDS: tl.constexpr,
+    PARTS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
     """Of a filtered row: where it starts, temperature, largest scaled value, k, P."""
     slot = tl.program_id(0)
     row = tl.load(slots + slot)

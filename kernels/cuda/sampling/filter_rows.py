@@ -60,32 +60,74 @@ def find_bounds(
     lists = torch.empty(filtered, filter_top.CAPACITY, dtype=torch.int64, device=device)
     used = groups.shape[1]
     filter_top.choose_floor[filtered,](
-        *given, groups, state, counts, bounds, used, *rest, *sizes,
-        triton.next_power_of_2(used), enough, filter_top.CAPACITY, buckets,
-        num_warps=8, enable_fp_fusion=False,
+        *given,
+        groups,
+        state,
+        counts,
+        bounds,
+        used,
+        *rest,
+        *sizes,
+        triton.next_power_of_2(used),
+        enough,
+        filter_top.CAPACITY,
+        buckets,
+        num_warps=8,
+        enable_fp_fusion=False,
         **dependent_launch(device),
-    )  # fmt: skip
+    )
     filter_top.list_top[filtered, triton.cdiv(vocabulary, _LIST_BLOCK)](
-        logits, copies, table, slots, lists, state, vocabulary, logits.stride(0), FIELDS,
-        filter_top.STATE, whole, _LIST_BLOCK, filter_top.CAPACITY,
-        num_warps=4, enable_fp_fusion=False,
+        logits,
+        copies,
+        table,
+        slots,
+        lists,
+        state,
+        vocabulary,
+        logits.stride(0),
+        FIELDS,
+        filter_top.STATE,
+        whole,
+        _LIST_BLOCK,
+        filter_top.CAPACITY,
+        num_warps=4,
+        enable_fp_fusion=False,
         **dependent_launch(device),
-    )  # fmt: skip
+    )
     if "list" in ways:
         filter_top.bound_top[filtered,](
-            table, slots, lists, groups, state, bounds, used, vocabulary, FIELDS, filter_top.STATE,
-            whole, _COMPARED, _FEW, filter_top.CAPACITY, triton.next_power_of_2(used),
-            num_warps=16, enable_fp_fusion=False,
+            table,
+            slots,
+            lists,
+            groups,
+            state,
+            bounds,
+            used,
+            vocabulary,
+            FIELDS,
+            filter_top.STATE,
+            whole,
+            _COMPARED,
+            _FEW,
+            filter_top.CAPACITY,
+            triton.next_power_of_2(used),
+            num_warps=16,
+            enable_fp_fusion=False,
             **dependent_launch(device),
-        )  # fmt: skip
+        )
     _bound_rest(given, rest, state, counts, bounds, whole, ways)
     return bounds, state
 
 
 def _bound_rest(
-    given: tuple[torch.Tensor, ...], rest: tuple[int, int, int, int], tops: torch.Tensor,
-    counts: torch.Tensor, bounds: torch.Tensor, whole: bool, ways: tuple[str, ...],
-) -> None:  # fmt: skip
+    given: tuple[torch.Tensor, ...],
+    rest: tuple[int, int, int, int],
+    tops: torch.Tensor,
+    counts: torch.Tensor,
+    bounds: torch.Tensor,
+    whole: bool,
+    ways: tuple[str, ...],
+) -> None:
     """The bounds of rows left over; a program of another row ends at once."""
     slots, device, vocabulary = given[4], given[2].device, rest[1]
     filtered, peak_width = len(slots), triton.next_power_of_2(rest[3])
@@ -97,19 +139,56 @@ def _bound_rest(
     digits = torch.empty(filtered, filter_digits.DIGITS, dtype=torch.int64, device=device)
     sizes = FIELDS, filter_top.STATE, filter_window.STATE, peak_width, whole
     filter_window.count_buckets[filtered, triton.cdiv(vocabulary, _COUNT_BLOCK)](
-        *given, tops, bounds, counts, state, *rest, *sizes, _COUNT_BLOCK, buckets,
-        filter_window.ROOM, capacity, num_warps=16, enable_fp_fusion=False,
+        *given,
+        tops,
+        bounds,
+        counts,
+        state,
+        *rest,
+        *sizes,
+        _COUNT_BLOCK,
+        buckets,
+        filter_window.ROOM,
+        capacity,
+        num_warps=16,
+        enable_fp_fusion=False,
         **dependent_launch(device),
-    )  # fmt: skip
+    )
     filter_window.collect_window[filtered, parts](
-        *given, tops, bounds, lists, parts_of, state, *rest, *sizes, _COLLECT_BLOCK, buckets,
-        capacity, num_warps=8, enable_fp_fusion=False,
+        *given,
+        tops,
+        bounds,
+        lists,
+        parts_of,
+        state,
+        *rest,
+        *sizes,
+        _COLLECT_BLOCK,
+        buckets,
+        capacity,
+        num_warps=8,
+        enable_fp_fusion=False,
         **dependent_launch(device),
-    )  # fmt: skip
+    )
     filter_rest.bound_rest[filtered,](
-        *given, tops, bounds, lists, parts_of, state, digits, *rest, parts, *sizes,
-        _COLLECT_BLOCK, capacity, triton.next_power_of_2(parts), _ROW_BLOCK,
-        filter_digits.DIGITS, "window" in ways, "rows" in ways,
-        num_warps=16, enable_fp_fusion=False,
+        *given,
+        tops,
+        bounds,
+        lists,
+        parts_of,
+        state,
+        digits,
+        *rest,
+        parts,
+        *sizes,
+        _COLLECT_BLOCK,
+        capacity,
+        triton.next_power_of_2(parts),
+        _ROW_BLOCK,
+        filter_digits.DIGITS,
+        "window" in ways,
+        "rows" in ways,
+        num_warps=16,
+        enable_fp_fusion=False,
         **dependent_launch(device),
-    )  # fmt: skip
+    )

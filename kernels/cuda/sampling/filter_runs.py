@@ -50,9 +50,16 @@ def enough_of_runs(runs, top, vocabulary, top_k, numerator, above, mass, total):
 
 @triton.jit
 def order_in_run(
-    start, width, temperature, key, parts_of, parts, kept, BLOCK: tl.constexpr,
+    start,
+    width,
+    temperature,
+    key,
+    parts_of,
+    parts,
+    kept,
+    BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
-):  # fmt: skip
+):
     """The order of the kept-th lowest id whose scaled value has `key`."""
     at = tl.arange(0, PARTS)
     count = tl.load(parts_of + at, mask=at < parts, other=0).to(tl.int64)

@@ -37,11 +37,30 @@ STATE = 10
 
 @triton.jit(do_not_specialize=["rows", "peak_parts"])
 def choose_floor(
-    logits, copies, table, peaks, slots, groups, state, counts, bounds, used, rows, width, stride,
-    peak_parts, FIELDS: tl.constexpr, STATE: tl.constexpr, PARTS: tl.constexpr,
-    WHOLE: tl.constexpr, GROUPS: tl.constexpr, ENOUGH: tl.constexpr, CAPACITY: tl.constexpr,
-    COUNTS: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    logits,
+    copies,
+    table,
+    peaks,
+    slots,
+    groups,
+    state,
+    counts,
+    bounds,
+    used,
+    rows,
+    width,
+    stride,
+    peak_parts,
+    FIELDS: tl.constexpr,
+    STATE: tl.constexpr,
+    PARTS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ENOUGH: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    COUNTS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """The floor of each filtered row; clears what is counted later; (slot,).
 
     groups: int64 [R, used] of all rows, or with WHOLE of the filtered ones [F, used].
@@ -56,8 +75,9 @@ def choose_floor(
     if not WHOLE:
         place = tl.load(slots + slot).to(tl.int32)
     at = tl.arange(0, GROUPS)
-    group = tl.load(groups + place.to(tl.int64) * used + at, mask=at < used,
-                    other=-4611686018427387904)  # fmt: skip
+    group = tl.load(
+        groups + place.to(tl.int64) * used + at, mask=at < used, other=-4611686018427387904
+    )
     values = tl.where(group > -4611686018427387904, value_of(group), -float("inf"))
     reaching = tl.sum((values > -float("inf")).to(tl.int32), axis=0)
     wanted = tl.where(top_k < width, top_k, ENOUGH)
@@ -88,10 +108,21 @@ def choose_floor(
 
 @triton.jit
 def list_top(
-    logits, copies, table, slots, lists, state, width, stride, FIELDS: tl.constexpr,
-    STATE: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
+    logits,
+    copies,
+    table,
+    slots,
+    lists,
+    state,
+    width,
+    stride,
+    FIELDS: tl.constexpr,
+    STATE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CAPACITY: tl.constexpr,
     DEPENDENT: tl.constexpr,
-):  # fmt: skip
+):
     """Lists the orders from the floor up, adds the row's masses; program (slot, part).
 
     The atomics are integers: the list is used as a set.
@@ -125,8 +156,11 @@ def list_top(
             before = tl.atomic_add(out + 1, count.to(tl.int64))
             if before < CAPACITY:
                 place = before + tl.cumsum(inside, axis=0) - 1
-                tl.store(lists + slot.to(tl.int64) * CAPACITY + place, order_of(x, at),
-                         mask=(inside > 0) & (place < CAPACITY))  # fmt: skip
+                tl.store(
+                    lists + slot.to(tl.int64) * CAPACITY + place,
+                    order_of(x, at),
+                    mask=(inside > 0) & (place < CAPACITY),
+                )
 
 
 @triton.jit
@@ -221,10 +255,23 @@ def spread_of(groups, used, top, temperature, GROUPS: tl.constexpr):
 
 @triton.jit
 def bound_top(
-    table, slots, lists, groups, state, bounds, used, width, FIELDS: tl.constexpr,
-    STATE: tl.constexpr, WHOLE: tl.constexpr, COMPARED: tl.constexpr, FEW: tl.constexpr,
-    CAPACITY: tl.constexpr, GROUPS: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    table,
+    slots,
+    lists,
+    groups,
+    state,
+    bounds,
+    used,
+    width,
+    FIELDS: tl.constexpr,
+    STATE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    COMPARED: tl.constexpr,
+    FEW: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    GROUPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """bounds[slot]: the bound, and the best score's order, from the list; program (slot,).
 
     A row that is left over keeps its 2^62 in both, and is told its spread. groups: of

@@ -59,9 +59,14 @@ def counted(start, at, width, temperature, top, unit, cut, BUCKETS: tl.constexpr
 
 @triton.jit
 def window_of_mass(
-    tops, count, bucket, numerator, BUCKETS: tl.constexpr, ROOM: tl.constexpr,
+    tops,
+    count,
+    bucket,
+    numerator,
+    BUCKETS: tl.constexpr,
+    ROOM: tl.constexpr,
     CAPACITY: tl.constexpr,
-):  # fmt: skip
+):
     """(first position, the one after the last, middle run or -1) of the window of top-p alone.
 
     tops: a row's state of `filter_top`. What it has listed is known: the guess is of the rest.
@@ -89,9 +94,16 @@ def window_of_mass(
 
 @triton.jit
 def choose_window(
-    top_k, numerator, tops, counts, state, vocabulary, BUCKETS: tl.constexpr, ROOM: tl.constexpr,
+    top_k,
+    numerator,
+    tops,
+    counts,
+    state,
+    vocabulary,
+    BUCKETS: tl.constexpr,
+    ROOM: tl.constexpr,
     CAPACITY: tl.constexpr,
-):  # fmt: skip
+):
     """The window of a row left over into its `state`, nothing collected yet.
 
     tops: the row's state of `filter_top`; counts: its buckets, which other programs added to.
@@ -125,11 +137,30 @@ def choose_window(
 
 @triton.jit(do_not_specialize=["rows", "peak_parts"])
 def count_buckets(
-    logits, copies, table, peaks, slots, tops, bounds, counts, state, rows, width, stride,
-    peak_parts, FIELDS: tl.constexpr, TOPS: tl.constexpr, STATE: tl.constexpr,
-    PARTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
-    ROOM: tl.constexpr, CAPACITY: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    logits,
+    copies,
+    table,
+    peaks,
+    slots,
+    tops,
+    bounds,
+    counts,
+    state,
+    rows,
+    width,
+    stride,
+    peak_parts,
+    FIELDS: tl.constexpr,
+    TOPS: tl.constexpr,
+    STATE: tl.constexpr,
+    PARTS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    ROOM: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """Counts and chooses the window of each row left over; program (slot, part).
 
     counts[slot, bucket] int32, and the arrivals in the row's `tops`, are cleared before; a row's
@@ -140,9 +171,19 @@ def count_buckets(
     slot = tl.program_id(0)
     if tl.load(bounds + slot * 2) == 4611686018427387904:
         start, temperature, top, top_k, numerator = row_of_slot(
-            logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS, PARTS,
+            logits,
+            copies,
+            table,
+            peaks,
+            slots,
+            rows,
+            width,
+            stride,
+            peak_parts,
+            FIELDS,
+            PARTS,
             WHOLE,
-        )  # fmt: skip
+        )
         held = tops + slot * TOPS
         unit = unit_of(tl.load(held + 3))
         cut = tl.full((), float("inf"), tl.float32)
@@ -168,11 +209,30 @@ def count_buckets(
 
 @triton.jit(do_not_specialize=["rows", "peak_parts"])
 def collect_window(
-    logits, copies, table, peaks, slots, tops, bounds, lists, parts_of, state, rows, width,
-    stride, peak_parts, FIELDS: tl.constexpr, TOPS: tl.constexpr, STATE: tl.constexpr,
-    PARTS: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, BUCKETS: tl.constexpr,
-    CAPACITY: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    logits,
+    copies,
+    table,
+    peaks,
+    slots,
+    tops,
+    bounds,
+    lists,
+    parts_of,
+    state,
+    rows,
+    width,
+    stride,
+    peak_parts,
+    FIELDS: tl.constexpr,
+    TOPS: tl.constexpr,
+    STATE: tl.constexpr,
+    PARTS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BUCKETS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """Lists the window's orders, or tells of its runs; adds the mass above; program (slot, part).
 
     parts_of[slot, run, part]: ids of each run in BLOCK. The atomics are integers: no order matters.
@@ -185,9 +245,19 @@ def collect_window(
         high = tl.load(out + 1).to(tl.int32).to(tl.float32, bitcast=True)
         middle = tl.load(out + 5)
         start, temperature, top, _, numerator = row_of_slot(
-            logits, copies, table, peaks, slots, rows, width, stride, peak_parts, FIELDS, PARTS,
+            logits,
+            copies,
+            table,
+            peaks,
+            slots,
+            rows,
+            width,
+            stride,
+            peak_parts,
+            FIELDS,
+            PARTS,
             WHOLE,
-        )  # fmt: skip
+        )
         at = part * BLOCK + tl.arange(0, BLOCK)
         x = scaled(tl.load(start + at, mask=at < width, other=-float("inf")), temperature)
         position = position_of(x, top, unit_of(tl.load(tops + slot * TOPS + 3)), BUCKETS)
@@ -198,8 +268,11 @@ def collect_window(
                 before = tl.atomic_add(out + 3, count.to(tl.int64))
                 if before < CAPACITY:
                     place = before + tl.cumsum(inside.to(tl.int32), axis=0) - 1
-                    tl.store(lists + slot.to(tl.int64) * CAPACITY + place, order_of(x, at),
-                             mask=inside & (place < CAPACITY))  # fmt: skip
+                    tl.store(
+                        lists + slot.to(tl.int64) * CAPACITY + place,
+                        order_of(x, at),
+                        mask=inside & (place < CAPACITY),
+                    )
         else:
             parts = tl.num_programs(1)
             bucket = bucket_at(position, BUCKETS)

@@ -74,9 +74,17 @@ def kept_values(start, at, width, first_id, temperature, bound, last_id, least):
 
 @triton.jit
 def best_score(
-    start, part, width, first_id, fields, temperature, top, bound, SPAN: tl.constexpr,
+    start,
+    part,
+    width,
+    first_id,
+    fields,
+    temperature,
+    top,
+    bound,
+    SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """The largest order of the scores of SPAN columns; -2^62 if none is kept."""
     key0, key1 = tl.load(fields).to(tl.uint32), tl.load(fields + 1).to(tl.uint32)
     position, choice = tl.load(fields + 2).to(tl.uint32), tl.load(fields + 3).to(tl.uint32)
@@ -118,9 +126,23 @@ def best_score(
 
 @triton.jit
 def draw_of_part(
-    logits, copies, table, peaks, bounds, row, part, rows, width, first_id, stride, peak_parts,
-    FIELDS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
+    logits,
+    copies,
+    table,
+    peaks,
+    bounds,
+    row,
+    part,
+    rows,
+    width,
+    first_id,
+    stride,
+    peak_parts,
+    FIELDS: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+):
     """The largest order of a kept id's score in a part of a random row; -2^62 of other rows.
 
     bounds: int64 [F, 2] of `find_bounds`. A draw that stands there is taken over.
@@ -136,7 +158,15 @@ def draw_of_part(
             temperature = tl.load(fields + 4).to(tl.int32).to(tl.float32, bitcast=True)
             peak = value_of(largest(peaks + 1, row, rows, peak_parts, 2, PARTS))
             result = best_score(
-                start, part, width, first_id, fields, temperature, scaled(peak, temperature),
-                bound, SPAN, BLOCK,
-            )  # fmt: skip
+                start,
+                part,
+                width,
+                first_id,
+                fields,
+                temperature,
+                scaled(peak, temperature),
+                bound,
+                SPAN,
+                BLOCK,
+            )
     return result

@@ -56,9 +56,16 @@ def log_mass(logits: torch.Tensor, maximum: torch.Tensor) -> torch.Tensor:
     parts = triton.cdiv(vocabulary, _SPAN)
     masses = torch.empty(rows, parts, dtype=torch.int64, device=logits.device)
     add_masses[rows, parts](
-        logits, maximum.contiguous(), masses, vocabulary, logits.stride(0), _SPAN, _BLOCK,
-        num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
+        logits,
+        maximum.contiguous(),
+        masses,
+        vocabulary,
+        logits.stride(0),
+        _SPAN,
+        _BLOCK,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
     return torch.log(masses.sum(-1).to(torch.float64) * 2.0**-MASS_BITS)
 
 

@@ -88,9 +88,12 @@ def _counts(x: torch.Tensor, ids: list[Sequence[int]], first_id: int) -> torch.T
 
 
 def _put(
-    logits: torch.Tensor, draws: Sequence[Draw], values: Callable[[Draw], dict[int, float]],
-    first_id: int, add: bool,
-) -> None:  # fmt: skip
+    logits: torch.Tensor,
+    draws: Sequence[Draw],
+    values: Callable[[Draw], dict[int, float]],
+    first_id: int,
+    add: bool,
+) -> None:
     """Set (or add to) single ids of rows; an id stands at most once in a row's values."""
     width = logits.shape[1]
     flat: dict[int, float] = {}

@@ -17,8 +17,9 @@ from tpdet.kernels.cuda.sampling.row_scan import is_fit, largest, token_of, valu
 
 
 @triton.jit
-def chosen_token(table, peaks, score, row, rows, peak_parts, FIELDS: tl.constexpr,
-                 PARTS: tl.constexpr):  # fmt: skip
+def chosen_token(
+    table, peaks, score, row, rows, peak_parts, FIELDS: tl.constexpr, PARTS: tl.constexpr
+):
     """A row's token: given (kind 2), of the best score (1), or of the largest drawn from (0)."""
     kind = tl.load(table + row * FIELDS + 5)
     token = tl.load(table + row * FIELDS + 10)
@@ -60,12 +61,34 @@ def combined(parts_of, row, rows, OWN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "first_id", "peak_parts"])
 def weigh_rows(
-    logits, copies, table, peaks, bounds, tops, parts_of, arrivals, gathered, answers, maxima,
-    rows, width, first_id, stride, peak_parts, FIELDS: tl.constexpr, SPAN: tl.constexpr,
-    BLOCK: tl.constexpr, SCORED: tl.constexpr, PARTS: tl.constexpr, OWN: tl.constexpr,
-    DRAWN: tl.constexpr, WHOLE: tl.constexpr, LISTED: tl.constexpr, TOPS: tl.constexpr,
+    logits,
+    copies,
+    table,
+    peaks,
+    bounds,
+    tops,
+    parts_of,
+    arrivals,
+    gathered,
+    answers,
+    maxima,
+    rows,
+    width,
+    first_id,
+    stride,
+    peak_parts,
+    FIELDS: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SCORED: tl.constexpr,
+    PARTS: tl.constexpr,
+    OWN: tl.constexpr,
+    DRAWN: tl.constexpr,
+    WHOLE: tl.constexpr,
+    LISTED: tl.constexpr,
+    TOPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
-):  # fmt: skip
+):
     """The answers of whole rows, or gathered[row]: mass, best score, its logit's bits (of a shard).
 
     Program (row, part) takes SPAN columns into parts_of[part, row]: mass, and with DRAWN the best
@@ -96,9 +119,23 @@ def weigh_rows(
         score = tl.full((), -4611686018427387904, tl.int64)
         if DRAWN:
             score = draw_of_part(
-                logits, copies, table, peaks, bounds, row, part, rows, width, first_id, stride,
-                peak_parts, FIELDS, SPAN, SCORED, PARTS,
-            )  # fmt: skip
+                logits,
+                copies,
+                table,
+                peaks,
+                bounds,
+                row,
+                part,
+                rows,
+                width,
+                first_id,
+                stride,
+                peak_parts,
+                FIELDS,
+                SPAN,
+                SCORED,
+                PARTS,
+            )
         last = part == 0
         if not answered:
             out = parts_of + (part * rows + row) * 2
@@ -126,9 +163,17 @@ def weigh_rows(
 
 @triton.jit(do_not_specialize=["rows", "ranks"])
 def answer_rows(
-    table, peaks, gathered, answers, maxima, rows, ranks, FIELDS: tl.constexpr,
-    RANKS: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    table,
+    peaks,
+    gathered,
+    answers,
+    maxima,
+    rows,
+    ranks,
+    FIELDS: tl.constexpr,
+    RANKS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """The answers of rows whose columns ranks share; program (row,).
 
     peaks int64 [ranks, rows, 2] and gathered [ranks, rows, 3]. A random row's bits are those of the
@@ -150,9 +195,19 @@ def answer_rows(
 
 @triton.jit(do_not_specialize=["rows", "share", "length"])
 def pack_rows(
-    answers, places, tokens, fits, logprobs, packed, rows, share, length, PLACED: tl.constexpr,
-    BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    answers,
+    places,
+    tokens,
+    fits,
+    logprobs,
+    packed,
+    rows,
+    share,
+    length,
+    PLACED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """Log-probabilities, and the answers as they go to the host; BLOCK rows a program.
 
     answers: fp64 [ranks, length], each rank's beginning with its [4, share]. places[row]: where the

@@ -14,10 +14,16 @@ _BLOCK = 2048
 
 
 def weighed_answers(
-    logits: torch.Tensor, copies: torch.Tensor, table: torch.Tensor, arrivals: torch.Tensor,
-    peaks: torch.Tensor, found: tuple[torch.Tensor, torch.Tensor] | None, width: int, shard: Shard,
+    logits: torch.Tensor,
+    copies: torch.Tensor,
+    table: torch.Tensor,
+    arrivals: torch.Tensor,
+    peaks: torch.Tensor,
+    found: tuple[torch.Tensor, torch.Tensor] | None,
+    width: int,
+    shard: Shard,
     drawn: bool,
-) -> RowWeights:  # fmt: skip
+) -> RowWeights:
     """Mass, draw and answer of R rows; `arrivals` int32 [R] are zero before.
 
     `drawn`: whether any row is random; `peaks` int64 [parts or ranks, R, 2]; `found` of
@@ -34,18 +40,51 @@ def weighed_answers(
     bounds, tops = found or (peaks, peaks)
     listed = found is not None and whole
     weigh_rows[grid](
-        logits, copies, table, peaks, bounds, tops, parts_of, arrivals, gathered,
-        answers, maximum, rows, width, shard.first_id, logits.stride(0), peak_parts,
-        FIELDS, span, block, min(block, 1024), peak_width, triton.next_power_of_2(grid[1]), drawn,
-        whole, listed, STATE, num_warps=4, enable_fp_fusion=False,
+        logits,
+        copies,
+        table,
+        peaks,
+        bounds,
+        tops,
+        parts_of,
+        arrivals,
+        gathered,
+        answers,
+        maximum,
+        rows,
+        width,
+        shard.first_id,
+        logits.stride(0),
+        peak_parts,
+        FIELDS,
+        span,
+        block,
+        min(block, 1024),
+        peak_width,
+        triton.next_power_of_2(grid[1]),
+        drawn,
+        whole,
+        listed,
+        STATE,
+        num_warps=4,
+        enable_fp_fusion=False,
         **dependent_launch(device),
-    )  # fmt: skip
+    )
     if shard.gather is not None:
         answer_rows[rows,](
-            table, peaks, shard.gather(gathered), answers, maximum, rows, peak_parts, FIELDS,
-            peak_width, num_warps=1, enable_fp_fusion=False,
+            table,
+            peaks,
+            shard.gather(gathered),
+            answers,
+            maximum,
+            rows,
+            peak_parts,
+            FIELDS,
+            peak_width,
+            num_warps=1,
+            enable_fp_fusion=False,
             **dependent_launch(device),
-        )  # fmt: skip
+        )
     answers[3].log_()
     return RowWeights(answers, maximum)
 
@@ -62,10 +101,21 @@ def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor | None 
     )
     packed = torch.empty(rows, 3, dtype=torch.float64, device=answers.device)
     pack_rows[triton.cdiv(rows, 128),](
-        answers, tokens if places is None else places, tokens, fit, logprobs, packed, rows, share,
-        answers.stride(0), places is not None, 128, num_warps=4, enable_fp_fusion=False,
+        answers,
+        tokens if places is None else places,
+        tokens,
+        fit,
+        logprobs,
+        packed,
+        rows,
+        share,
+        answers.stride(0),
+        places is not None,
+        128,
+        num_warps=4,
+        enable_fp_fusion=False,
         **dependent_launch(answers.device),
-    )  # fmt: skip
+    )
     return tokens, logprobs, fit, packed
 
 

@@ -96,10 +96,22 @@ def store_groups(groups, lanes, part, PER_PART: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "first_id"])
 def scan_peaks(
-    logits, copies, table, peaks, groups, arrivals, rows, width, first_id, stride,
-    FIELDS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr, PER_PART: tl.constexpr,
+    logits,
+    copies,
+    table,
+    peaks,
+    groups,
+    arrivals,
+    rows,
+    width,
+    first_id,
+    stride,
+    FIELDS: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PER_PART: tl.constexpr,
     DEPENDENT: tl.constexpr,
-):  # fmt: skip
+):
     """peaks[part, row]: the largest orders of the logits and of what is drawn from.
 
     groups[row, part]: with PER_PART, the largest orders of that many groups of what is drawn from.
@@ -125,9 +137,15 @@ def scan_peaks(
 
 @triton.jit
 def scan_groups(
-    logits, groups, width, stride, SPAN: tl.constexpr, BLOCK: tl.constexpr,
-    PER_PART: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
+    logits,
+    groups,
+    width,
+    stride,
+    SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PER_PART: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """groups[row, part] of whole rows."""
     await_earlier(DEPENDENT)
     row, part = tl.program_id(0), tl.program_id(1)

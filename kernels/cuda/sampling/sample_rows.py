@@ -82,10 +82,8 @@ def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> R
     logits = _fit(logits, shard)
     width = shard.width(logits.shape[1])
     numbers = [
-        number
-        for token in tokens
-        for number in (0, 0, 0, 0, 0, _GIVEN, 0, 0, 0, -1, token, 0)
-    ]  # fmt: skip
+        number for token in tokens for number in (0, 0, 0, 0, 0, _GIVEN, 0, 0, 0, -1, token, 0)
+    ]
     table = to_device(numbers, torch.int64, logits.device)
     arrivals = torch.empty(len(tokens), dtype=torch.int32, device=logits.device)
     peaks, _ = _peaks(logits, logits, table, arrivals, len(tokens), width, shard, False)
@@ -181,9 +179,15 @@ def _group_count(width: int, span: int) -> int:
 
 
 def _peaks(
-    logits: torch.Tensor, copies: torch.Tensor, table: torch.Tensor, arrivals: torch.Tensor,
-    rows: int, width: int, shard: Shard, grouped: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    logits: torch.Tensor,
+    copies: torch.Tensor,
+    table: torch.Tensor,
+    arrivals: torch.Tensor,
+    rows: int,
+    width: int,
+    shard: Shard,
+    grouped: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Largest orders of the logits and of what is drawn from, and those of groups of the latter.
 
     int64 [parts or ranks, R, 2], and where `grouped` of this rank's columns [R, groups]. `arrivals`
@@ -194,11 +198,24 @@ def _peaks(
     peaks = torch.empty(grid[1], rows, 2, dtype=torch.int64, device=logits.device)
     groups = torch.empty(rows, grid[1] * each, dtype=torch.int64, device=logits.device)
     scan_peaks[grid](
-        logits, copies, table, peaks, groups if grouped else peaks, arrivals, rows, width,
-        shard.first_id, logits.stride(0), FIELDS, span, block, each,
-        num_warps=4, enable_fp_fusion=False,
+        logits,
+        copies,
+        table,
+        peaks,
+        groups if grouped else peaks,
+        arrivals,
+        rows,
+        width,
+        shard.first_id,
+        logits.stride(0),
+        FIELDS,
+        span,
+        block,
+        each,
+        num_warps=4,
+        enable_fp_fusion=False,
         **dependent_launch(logits.device),
-    )  # fmt: skip
+    )
     return (peaks if shard.gather is None else shard.gather(peaks.amax(0))), groups
 
 
@@ -209,22 +226,36 @@ def _groups(whole_rows: torch.Tensor) -> torch.Tensor:
     each = _group_count(width, span)
     groups = torch.empty(rows, grid[1] * each, dtype=torch.int64, device=whole_rows.device)
     scan_groups[grid](
-        whole_rows, groups, width, whole_rows.stride(0), span, block, each,
-        num_warps=4, enable_fp_fusion=False,
+        whole_rows,
+        groups,
+        width,
+        whole_rows.stride(0),
+        span,
+        block,
+        each,
+        num_warps=4,
+        enable_fp_fusion=False,
         **dependent_launch(whole_rows.device),
-    )  # fmt: skip
+    )
     return groups
 
 
 def _filtered_rows(
-    logits: torch.Tensor, copies: torch.Tensor, slots: torch.Tensor, changed: list[int],
-    filtered: list[int], shard: Shard,
-) -> torch.Tensor:  # fmt: skip
+    logits: torch.Tensor,
+    copies: torch.Tensor,
+    slots: torch.Tensor,
+    changed: list[int],
+    filtered: list[int],
+    shard: Shard,
+) -> torch.Tensor:
     """A shard's filtered rows, or their copies, gathered whole: fp32 [F, V]."""
     mine = logits[slots]
     places = [(i, changed.index(row)) for i, row in enumerate(filtered) if row in changed]
     if places:
-        into, out = to_device([i for pair in places for i in pair], torch.int64,
-                              logits.device).view(-1, 2).unbind(1)  # fmt: skip
+        into, out = (
+            to_device([i for pair in places for i in pair], torch.int64, logits.device)
+            .view(-1, 2)
+            .unbind(1)
+        )
         mine[into, : copies.shape[1]] = copies[out]
     return shard.whole(mine)

@@ -129,9 +129,15 @@ def gumbel_noise(word):
 
 @triton.jit
 def draw_parts(
-    x, parameters, bounds, best, vocabulary, FIELDS: tl.constexpr, SPAN: tl.constexpr,
+    x,
+    parameters,
+    bounds,
+    best,
+    vocabulary,
+    FIELDS: tl.constexpr,
+    SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """best[row, part]: the largest order of a kept score among SPAN ids; program (row, part)."""
     row, part = tl.program_id(0), tl.program_id(1)
     start = x + row.to(tl.int64) * vocabulary
@@ -182,15 +188,30 @@ def _draw(x: torch.Tensor, hows: list[Draw]) -> torch.Tensor:
     bounds = torch.full((height,), -(1 << 53), dtype=torch.int64, device=x.device)
     if any(_filters(how, vocabulary) for how in hows):
         find_bounds[height,](
-            x, maximum, parameters, bounds, vocabulary, _FIELDS, _BOUND_BLOCK,
-            num_warps=8, enable_fp_fusion=False,
-        )  # fmt: skip
+            x,
+            maximum,
+            parameters,
+            bounds,
+            vocabulary,
+            _FIELDS,
+            _BOUND_BLOCK,
+            num_warps=8,
+            enable_fp_fusion=False,
+        )
     parts = triton.cdiv(vocabulary, _SPAN)
     best = torch.empty(height, parts, dtype=torch.int64, device=x.device)
     draw_parts[height, parts](
-        x, parameters, bounds, best, vocabulary, _FIELDS, _SPAN, _BLOCK,
-        num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
+        x,
+        parameters,
+        bounds,
+        best,
+        vocabulary,
+        _FIELDS,
+        _SPAN,
+        _BLOCK,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
     chosen = best.amax(-1)
     return torch.where((chosen >> ID_BITS) > LEAST_KEY, id_of(chosen), NO_TOKEN)
 

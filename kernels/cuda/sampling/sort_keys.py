@@ -71,9 +71,16 @@ def top_orders(rows: torch.Tensor, count: int, first_id: int = 0) -> torch.Tenso
     parts = max(1, triton.cdiv(vocabulary, _SPAN))
     tops = torch.empty(height, parts, count, dtype=torch.int64, device=rows.device)
     top_of_parts[height, parts](
-        rows, tops, vocabulary, rows.stride(0), count, _SPAN, _BLOCK,
-        num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
+        rows,
+        tops,
+        vocabulary,
+        rows.stride(0),
+        count,
+        _SPAN,
+        _BLOCK,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
     best = torch.sort(tops.view(height, -1), dim=-1, descending=True, stable=True).values
     return best[:, :count] - first_id
 

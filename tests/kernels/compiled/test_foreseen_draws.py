@@ -44,11 +44,18 @@ def asked(work):
 def rows_of(params, count):
     return [
         SamplingRow(
-            key=(i, 0), request_id="a", params=SamplingParams(**params[i % len(params)]), seed=1,
-            choice=0, prompt_length=2, token_ids=(1, 2, 3), position=3, forbidden_ids=(),
+            key=(i, 0),
+            request_id="a",
+            params=SamplingParams(**params[i % len(params)]),
+            seed=1,
+            choice=0,
+            prompt_length=2,
+            token_ids=(1, 2, 3),
+            position=3,
+            forbidden_ids=(),
         )
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def test_every_kind_at_every_number_of_rows_is_foreseen(monkeypatch, tmp_path):

@@ -59,8 +59,9 @@ def descriptor_types(variant, out):
         "x": f"tensordesc<bf16[{variant.rows},{variant.depth}]>",
         "w": f"tensordesc<bf16[{variant.columns},{variant.depth}]>",
         "y": f"tensordesc<{out}{block}>",
-        "m": "i32", "n": "i32",
-    }  # fmt: skip
+        "m": "i32",
+        "n": "i32",
+    }
 
 
 def tile(variant):
@@ -104,9 +105,13 @@ def test_elementwise_kernels_compile_without_fusion():
         types = dict.fromkeys(("x", "weight", "y", "bias", "residual"), "*bf16")
         types |= {"sums": "*fp32", "m": "i32", "stride": "i32"}
         constants = {
-            "N": size, "EPS_BITS": norm.eps_bits(1e-6), "ROWS": rows, "BLOCK": block,
-            "HAS_BIAS": True, "NORM": True,
-        } | dict(zip(("COUNT", "WHERE", "PROGRAM"), fold.root_program(0), strict=True))  # fmt: skip
+            "N": size,
+            "EPS_BITS": norm.eps_bits(1e-6),
+            "ROWS": rows,
+            "BLOCK": block,
+            "HAS_BIAS": True,
+            "NORM": True,
+        } | dict(zip(("COUNT", "WHERE", "PROGRAM"), fold.root_program(0), strict=True))
         ptx, log = compile_for_hopper(norm.norm_rows, types, constants, warps, 3)
         check(ptx, log, "norm", ["div.rn.f64", "sqrt.rn.f64"])
 

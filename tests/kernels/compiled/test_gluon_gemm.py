@@ -40,14 +40,21 @@ def compiled(form, even=True, stages=5, sent=True):
         "x_tiles": f"tensordesc<bf16[64,64],{ring!r}>",
         "w_tiles": f"tensordesc<bf16[{columns},64],{ring!r}>",
         "y_tiles": f"tensordesc<{out}[64,{columns}],{place!r}>",
-        "y": f"*{out}", "bias": "*bf16",
-    } | dict.fromkeys(("m", "n", "roots", "steps"), "i32")  # fmt: skip
+        "y": f"*{out}",
+        "bias": "*bf16",
+    } | dict.fromkeys(("m", "n", "roots", "steps"), "i32")
     groups, parts, pair, _ = FORMS[form]
     constants = {
-        "COLUMNS": columns, "BK": 64, "GROUPS": groups, "PARTS": parts, "PAIR": pair,
-        "EVEN": even, "SENT": sent, "HAS_BIAS": form == "shifted",
+        "COLUMNS": columns,
+        "BK": 64,
+        "GROUPS": groups,
+        "PARTS": parts,
+        "PAIR": pair,
+        "EVEN": even,
+        "SENT": sent,
+        "HAS_BIAS": form == "shifted",
         "STAGES": 3 if columns == 256 else stages,
-    }  # fmt: skip
+    }
     done = hopper_kernel(fold_by_trades, types, constants, ("y", "bias", "n"), {"num_warps": 4})
     return done.asm["ptx"], assemble(done.asm["ptx"]), done.metadata.shared
 

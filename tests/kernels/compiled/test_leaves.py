@@ -122,9 +122,13 @@ def test_fold_and_norm_compiles_without_fusion_or_spills(count, block, rows, war
     types |= {"sums": "*fp32", "m": "i32", "stride": "i32"}
     program = fold.root_program(order.fold_tree("pairs", count))
     constants = {
-        "N": block, "EPS_BITS": norm.eps_bits(1e-6), "ROWS": rows, "BLOCK": block,
-        "HAS_BIAS": False, "NORM": True,
-    } | dict(zip(("COUNT", "WHERE", "PROGRAM"), program, strict=True))  # fmt: skip
+        "N": block,
+        "EPS_BITS": norm.eps_bits(1e-6),
+        "ROWS": rows,
+        "BLOCK": block,
+        "HAS_BIAS": False,
+        "NORM": True,
+    } | dict(zip(("COUNT", "WHERE", "PROGRAM"), program, strict=True))
     ptx, log = compile_for_hopper(norm.norm_rows, types, constants, warps, 3)
     check(ptx, log, "norm", ["div.rn.f64", "sqrt.rn.f64"])
     assert len(re.findall(r"ld\.global\.v4", ptx)) >= count, "a row is read 16 bytes a time"

@@ -34,12 +34,24 @@ def constants(name, ranks, rank, n):
     roots = relative_roots(plan.roots[rank], rank * share)
     sent, whole = sending(roots), finishing(plan.final, rank, roots, plan.slots)
     return {
-        "RANK": rank, "RANKS": ranks, "SLOTS": plan.slots, "N": n,
-        "BLOCK": triton.next_power_of_2(n), "EPS_BITS": eps_bits(1e-6), "START": 0, "ROWS": 64,
-        "SENT": sent.count, "SENT_WHERE": sent.where, "SENT_STEPS": sent.steps,
-        "COUNT": whole.count, "WHERE": whole.where, "STEPS": whole.steps,
-        "PUSH": True, "FOLD": True, "LIVE": True,
-    }  # fmt: skip
+        "RANK": rank,
+        "RANKS": ranks,
+        "SLOTS": plan.slots,
+        "N": n,
+        "BLOCK": triton.next_power_of_2(n),
+        "EPS_BITS": eps_bits(1e-6),
+        "START": 0,
+        "ROWS": 64,
+        "SENT": sent.count,
+        "SENT_WHERE": sent.where,
+        "SENT_STEPS": sent.steps,
+        "COUNT": whole.count,
+        "WHERE": whole.where,
+        "STEPS": whole.steps,
+        "PUSH": True,
+        "FOLD": True,
+        "LIVE": True,
+    }
 
 
 def aligned_compile(kernel, types, values, warps, strides=("plane", "stride")):

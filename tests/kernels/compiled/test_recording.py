@@ -112,8 +112,12 @@ def test_a_kernel_of_gluon_is_recorded():
 def test_memory_that_no_kernel_wrote_is_zero():
     held = torch.ones(5, dtype=torch.int64)
     with recording():
-        for made in (torch.empty(1000, dtype=torch.int64), torch.empty_like(held),
-                     held.new_empty(3), torch.empty(2, dtype=torch.bool)):  # fmt: skip
+        for made in (
+            torch.empty(1000, dtype=torch.int64),
+            torch.empty_like(held),
+            held.new_empty(3),
+            torch.empty(2, dtype=torch.bool),
+        ):
             assert not made.any()
     assert held.all()
 

@@ -98,9 +98,14 @@ def taken(monkeypatch, m, product=PAIRS, sms=132):
 
 def test_an_admitted_cut_runs_at_every_row_count_of_its_bucket(monkeypatch):
     static = taken(monkeypatch, 16)
-    shape_table.admit({PAIRS: {
-        16: Choice(16, FED, None, 2, "flat"), 64: Choice(64, SMALL, None, 1, "chain"),
-    }})  # fmt: skip
+    shape_table.admit(
+        {
+            PAIRS: {
+                16: Choice(16, FED, None, 2, "flat"),
+                64: Choice(64, SMALL, None, 1, "chain"),
+            }
+        }
+    )
     for m in (1, 9, 16):
         assert taken(monkeypatch, m) == (2, ("flat", FED))
     for m in (17, 40, 64, 500):
@@ -113,8 +118,9 @@ def test_an_admitted_cut_runs_at_every_row_count_of_its_bucket(monkeypatch):
 
 
 def apart(x, weight, variant=None):
-    return torch.einsum("mlk,lnk->lmn", x.double().unflatten(1, (weight.shape[0], -1)),
-                        weight.double()).float()  # fmt: skip
+    return torch.einsum(
+        "mlk,lnk->lmn", x.double().unflatten(1, (weight.shape[0], -1)), weight.double()
+    ).float()
 
 
 def sums_by_cut(x, weight, roots, choice=None):
@@ -183,8 +189,11 @@ def test_a_cut_that_folds_in_another_order_or_does_not_run_stops_the_start(machi
 def test_row_products_stand_in_the_file_by_their_roots(tmp_path):
     path = tmp_path / "gpu.json"
     row = Row(Choice(16, FED, None, 2, "flat"), 1.0, 1.0, 2.0)
-    write_table(path, {"gpu": "A"}, [Tuned(Product("column", 96, 64), {16: Row(
-        Choice(16, SMALL), 1.0, 1.0, 2.0)})])  # fmt: skip
+    write_table(
+        path,
+        {"gpu": "A"},
+        [Tuned(Product("column", 96, 64), {16: Row(Choice(16, SMALL), 1.0, 1.0, 2.0)})],
+    )
     write_table(path, {"gpu": "A"}, [Tuned(PAIRS, {16: row}), Tuned(CHAIN, {16: row})])
     table = shape_table.parse_table(path.read_text(), "file")
     assert set(table.products) == {Product("column", 96, 64), PAIRS, CHAIN}
@@ -231,18 +240,23 @@ def test_a_whole_run_on_a_made_up_gpu(machine, monkeypatch, tmp_path, capsys):
     assert "other bits, not used: cut 4 nested 64x256x64 w4 s4 tma at 48" in printed
     assert "30 entries of the shape table admitted" in printed and "96:0.11/4" in printed
     table = shape_table.parse_table(path.read_text(), "file")
-    cuts = {product: {choice.cut for choice in table.products[product].values()}
-            for product in table.products}  # fmt: skip
+    cuts = {
+        product: {choice.cut for choice in table.products[product].values()}
+        for product in table.products
+    }
     assert cuts == {wide[APART]: {1}, wide[CHAIN]: {1, 4}, wide[PAIRS]: {1, 4}}
     kernels = {choice.kernel for p in table.products.values() for choice in p.values()}
     assert kernels == {"chain", "flat"}
 
 
 def test_one_kernel_is_measured_once_for_all_roots():
-    roots = [relative_roots(order.fold_plan(name, 4, 1).roots[0], 0)
-             for name in ("sequential", "pairs")]  # fmt: skip
-    works = [set(leaves_module.bucket_choices(product, mine, 64, 132))
-             for product, mine in zip((CHAIN, PAIRS), roots, strict=True)]  # fmt: skip
+    roots = [
+        relative_roots(order.fold_plan(name, 4, 1).roots[0], 0) for name in ("sequential", "pairs")
+    ]
+    works = [
+        set(leaves_module.bucket_choices(product, mine, 64, 132))
+        for product, mine in zip((CHAIN, PAIRS), roots, strict=True)
+    ]
     shared = works[0] & works[1]
     assert shared and all(form.leaves == 1 for form, _, _ in shared)
     assert all(form.leaves > 1 for form, _, _ in works[0] ^ works[1])

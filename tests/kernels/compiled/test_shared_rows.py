@@ -146,9 +146,11 @@ def test_where_there_is_peer_memory_ranks_draw_together():
 
 def test_a_plan_that_this_rank_cannot_follow_is_refused():
     partition = SimpleNamespace(
-        vocabulary_share=8, mine=(0,), world=SimpleNamespace(size=2, rank=0),
+        vocabulary_share=8,
+        mine=(0,),
+        world=SimpleNamespace(size=2, rank=0),
         config=SimpleNamespace(vocab_size=16),
-    )  # fmt: skip
+    )
     exchange = SimpleNamespace(memory=None, all_gather=None)
     sharing = shared_rows.RowSharing(exchange, partition, 4, open_rows=False)
     with pytest.raises(IntegrityError, match="draw together"):
@@ -177,10 +179,18 @@ def test_draws_together_have_the_bits_of_whole_rows(ranks, rows):
     padded = torch.full((rows, ranks * width), float("nan"))
     padded[:, :vocabulary] = logits
     draws = [
-        Draw(temperature=p.temperature, seed=one.seed, position=one.position, choice=one.choice,
-             top_k=p.top_k, top_p=p.top_p, min_p=p.min_p)
-        for one in inputs for p in [one.params]
-    ]  # fmt: skip
+        Draw(
+            temperature=p.temperature,
+            seed=one.seed,
+            position=one.position,
+            choice=one.choice,
+            top_k=p.top_k,
+            top_p=p.top_p,
+            min_p=p.min_p,
+        )
+        for one in inputs
+        for p in [one.params]
+    ]
     counts = [one.params.logprobs for one in inputs]
 
     def one_rank(world):
@@ -199,6 +209,13 @@ def test_draws_together_have_the_bits_of_whole_rows(ranks, rows):
 def sampling_row(index):
     params = ask("x", (1,), **{**WAYS[index % len(WAYS)], "n": 1}).params
     return SamplingRow(
-        key=(index, 0), request_id=str(index), params=params, seed=2**64 - 1 - index,
-        choice=index % 3, prompt_length=4, token_ids=(), position=9 + index, forbidden_ids=(),
-    )  # fmt: skip
+        key=(index, 0),
+        request_id=str(index),
+        params=params,
+        seed=2**64 - 1 - index,
+        choice=index % 3,
+        prompt_length=4,
+        token_ids=(),
+        position=9 + index,
+        forbidden_ids=(),
+    )

@@ -63,9 +63,10 @@ def test_partials_on_the_wire_are_those_of_the_documentation():
 def test_by_default_a_rank_sends_one_partial_at_every_size():
     """What the default is chosen for; it is the only such order."""
     one = [
-        name for name in order.FOLD_ORDERS
+        name
+        for name in order.FOLD_ORDERS
         if all(order.fold_plan(name, 8, ranks).slots == 1 for ranks in (1, 2, 4, 8))
-    ]  # fmt: skip
+    ]
     assert one == [order.DEFAULT_FOLD_ORDER] == ["tree"]
 
 

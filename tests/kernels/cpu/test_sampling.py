@@ -39,10 +39,17 @@ def test_bias_and_penalties_come_in_the_frozen_order_with_one_rounding_each(monk
     seen = {}
     monkeypatch.setattr(torch, "argmax", lambda y: seen.setdefault("logits", y)[0] * 0)
     how = Draw(
-        temperature=0.0, seed=0, position=11, bias=bias, repetition_penalty=1.3,
-        frequency_penalty=0.7, presence_penalty=-0.3, prompt_ids=prompt, output_ids=output,
+        temperature=0.0,
+        seed=0,
+        position=11,
+        bias=bias,
+        repetition_penalty=1.3,
+        frequency_penalty=0.7,
+        presence_penalty=-0.3,
+        prompt_ids=prompt,
+        output_ids=output,
         forbidden=(33,),
-    )  # fmt: skip
+    )
     choose_token(x, how)
     assert_same_bits(seen["logits"], torch.tensor(numpy.array(expected)))
 
@@ -52,9 +59,15 @@ def test_extreme_penalties_and_temperatures_never_make_a_nan_or_an_empty_choice(
         for temperature in (0.0, 1e-3, 2.0):
             for x in (torch.full((50,), -3e38), torch.zeros(50), torch.full((50,), 3e38)):
                 how = Draw(
-                    temperature=temperature, seed=1, position=50, repetition_penalty=penalty,
-                    output_ids=list(range(50)), top_k=10, top_p=0.5, min_p=0.1,
-                )  # fmt: skip
+                    temperature=temperature,
+                    seed=1,
+                    position=50,
+                    repetition_penalty=penalty,
+                    output_ids=list(range(50)),
+                    top_k=10,
+                    top_p=0.5,
+                    min_p=0.1,
+                )
                 assert 0 <= choose_token(x, how) < 50
 
 
@@ -124,10 +137,14 @@ def test_the_chain_equals_the_slow_reference():
         for seed in range(12):
             x = logits_with_ties(vocabulary, seed) if seed % 2 else logits_smooth(vocabulary, seed)
             how = Draw(
-                temperature=(0.3, 1.0, 1.7)[seed % 3], seed=seed << 40 | 5, position=seed * 1_000,
-                choice=seed % 5, top_k=(-1, 5, 700)[seed % 3], top_p=(1.0, 0.6)[seed // 2 % 2],
+                temperature=(0.3, 1.0, 1.7)[seed % 3],
+                seed=seed << 40 | 5,
+                position=seed * 1_000,
+                choice=seed % 5,
+                top_k=(-1, 5, 700)[seed % 3],
+                top_p=(1.0, 0.6)[seed // 2 % 2],
                 min_p=(0.0, 0.05)[seed // 3 % 2],
-            )  # fmt: skip
+            )
             assert choose_token(x, how) == exact_choice(x, how)
 
 

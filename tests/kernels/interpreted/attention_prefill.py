@@ -56,14 +56,25 @@ def groups(q, pages, first, window, stages):
         SimpleNamespace(tensor=x.view(-1, GROUPS_HEAD), layout=None, block_type=tile) for x in pages
     ]
     arguments = {
-        "q": Pointer(q), "k_tiles": tiles[0], "v_tiles": tiles[1], "out": Pointer(out),
-        "blocks": Pointer(batch.blocks), "rows": Pointer(batch.rows),
-        "tables": Pointer(batch.tables), "q_stride": q.stride(0), "widest": batch.tables.shape[1],
-        "window": window or 0, "scale": attention_split.score_scale(GROUPS_HEAD), "KEY_HEADS": 1,
-        "GROUP": group, "HEAD": GROUPS_HEAD, "WINDOW": window is not None,
-        "BLOCK": BLOCK_TOKENS, "STAGES": stages,
+        "q": Pointer(q),
+        "k_tiles": tiles[0],
+        "v_tiles": tiles[1],
+        "out": Pointer(out),
+        "blocks": Pointer(batch.blocks),
+        "rows": Pointer(batch.rows),
+        "tables": Pointer(batch.tables),
+        "q_stride": q.stride(0),
+        "widest": batch.tables.shape[1],
+        "window": window or 0,
+        "scale": attention_split.score_scale(GROUPS_HEAD),
+        "KEY_HEADS": 1,
+        "GROUP": group,
+        "HEAD": GROUPS_HEAD,
+        "WINDOW": window is not None,
+        "BLOCK": BLOCK_TOKENS,
+        "STAGES": stages,
         "items": batch.blocks.shape[0] * BLOCK_TOKENS * group // 128,
-    }  # fmt: skip
+    }
     others = (attention_whole_split, attention_items, warp_ring)
     for program in range(PROGRAMS):
         run_program(GROUPS, attention_split, program, arguments, PROGRAMS, others)

@@ -20,9 +20,17 @@ def bounds_are_the_old_ones_by_each_way():
     left_over = {}
     for kind in KINDS:
         x = rows(kind, 1)
-        for way in ({"top_k": 1}, {"top_k": 40}, {"top_k": 4000}, {"top_p": 0.9}, {"top_p": 1e-9},
-                    {"top_k": 40, "top_p": 0.5}, {"top_k": 6000, "top_p": 0.5}, {"top_p": 0.9999},
-                    {"top_k": V - 1}):  # fmt: skip
+        for way in (
+            {"top_k": 1},
+            {"top_k": 40},
+            {"top_k": 4000},
+            {"top_p": 0.9},
+            {"top_p": 1e-9},
+            {"top_k": 40, "top_p": 0.5},
+            {"top_k": 6000, "top_p": 0.5},
+            {"top_p": 0.9999},
+            {"top_k": V - 1},
+        ):
             how = [Draw(1.0, 1, 1, **way)]
             old = torch.empty(1, dtype=torch.int64)
             parameters = sampling._parameters(how, V, x.amax(-1))

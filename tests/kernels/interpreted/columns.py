@@ -48,8 +48,10 @@ def case_several_leaves_stay_apart():
 def case_the_reference_shows_an_order():
     """Negative control: two chains added are not one chain."""
     x, w = draw(9, 96, dtype=torch.float16, spread=True), draw(1, 64, 96, dtype=torch.float16)
-    halves = [chain(x[:, at : at + 48].contiguous(), w[..., at : at + 48].contiguous(), REFERENCE)
-              for at in (0, 48)]  # fmt: skip
+    halves = [
+        chain(x[:, at : at + 48].contiguous(), w[..., at : at + 48].contiguous(), REFERENCE)
+        for at in (0, 48)
+    ]
     assert not same_bits(halves[0] + halves[1], swapped(x, w, SWAPPED[1]))
 
 

@@ -84,11 +84,16 @@ def padded(sequences, rows, splits):
         return torch.cat([x, pad])
 
     return PagedBatch(
-        sequences, batch.positions, batch.slots,
+        sequences,
+        batch.positions,
+        batch.slots,
         more(batch.tables, [0] * batch.tables.shape[1], height + 1),
-        more(batch.rows, [0, 0, 0], height + 1), batch.blocks,
-        more(batch.splits, [height, 0], splits), more(batch.short, [height, 0], rows), 1,
-    )  # fmt: skip
+        more(batch.rows, [0, 0, 0], height + 1),
+        batch.blocks,
+        more(batch.splits, [height, 0], splits),
+        more(batch.short, [height, 0], rows),
+        1,
+    )
 
 
 def case_a_batch_with_pads_gives_each_sequence_its_own_bits():
@@ -148,10 +153,21 @@ def merge_by(kernel, states, batch, window, **options):
     _, key_heads, rows, lanes = states[2].shape
     out = torch.full((2, key_heads * rows // 2, lanes), torch.nan)
     kernel[(2 * out.shape[1],)](
-        out, *(x.reshape(-1) for x in states), batch.short, batch.rows, window or 0, rows,
-        batch.short_rows, KEY_HEADS=key_heads, GROUP=rows // 2, HEAD=lanes, LANES=lanes,
-        WINDOW=window is not None, enable_fp_fusion=False, **options,
-    )  # fmt: skip
+        out,
+        *(x.reshape(-1) for x in states),
+        batch.short,
+        batch.rows,
+        window or 0,
+        rows,
+        batch.short_rows,
+        KEY_HEADS=key_heads,
+        GROUP=rows // 2,
+        HEAD=lanes,
+        LANES=lanes,
+        WINDOW=window is not None,
+        enable_fp_fusion=False,
+        **options,
+    )
     return out
 
 

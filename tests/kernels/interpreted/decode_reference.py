@@ -178,13 +178,37 @@ def attend_reference(q, k_pages, v_pages, batch, window, rows=16, warps=4, stage
     total = torch.empty(states, head, dtype=torch.float32, device=q.device)
     state, span = (largest, mass, total), window or 0
     attend_splits[(splits * parts * k_pages.shape[1],)](
-        q, k_pages, v_pages, *state, batch.splits, batch.rows, batch.tables, q.stride(0),
-        batch.tables.shape[1], span, count, parts, score_scale(head),
-        **shape, ROWS=rows, STAGES=stages, num_warps=warps, num_stages=stages,
+        q,
+        k_pages,
+        v_pages,
+        *state,
+        batch.splits,
+        batch.rows,
+        batch.tables,
+        q.stride(0),
+        batch.tables.shape[1],
+        span,
+        count,
+        parts,
+        score_scale(head),
+        **shape,
+        ROWS=rows,
+        STAGES=stages,
+        num_warps=warps,
+        num_stages=stages,
         enable_fp_fusion=False,
-    )  # fmt: skip
+    )
     merge_splits[(batch.short.shape[0] * batch.short_rows * q.shape[1],)](
-        out, *state, batch.short, batch.rows, span, count, batch.short_rows,
-        **shape, UNROLL=16, num_warps=max(1, shape["LANES"] // 128), enable_fp_fusion=False,
-    )  # fmt: skip
+        out,
+        *state,
+        batch.short,
+        batch.rows,
+        span,
+        count,
+        batch.short_rows,
+        **shape,
+        UNROLL=16,
+        num_warps=max(1, shape["LANES"] // 128),
+        enable_fp_fusion=False,
+    )
     return out

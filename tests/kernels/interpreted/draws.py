@@ -115,13 +115,15 @@ def every_cut_of_the_vocabulary_answers_alike():
         top = row_draws.top_of_rows(x, [1, 4], 20, Shard(0, V))
         for ranks, width in sizes:
             for found in over_shards(
-                x, ranks, width,
+                x,
+                ranks,
+                width,
                 lambda piece, shard, how=how, tokens=tokens: (
                     row_draws.draw_rows(piece, how, shard),
                     row_draws.score_tokens(piece, tokens, shard),
                     row_draws.top_of_rows(piece, [1, 4], 20, shard),
                 ),
-            ):  # fmt: skip
+            ):
                 assert torch.equal(found[0].packed, expected.packed), (kind, ranks)
                 assert torch.equal(found[1].packed, scored.packed), (kind, ranks)
                 assert torch.equal(found[2][0], top[0]) and torch.equal(found[2][1], top[1])

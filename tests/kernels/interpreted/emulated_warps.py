@@ -205,23 +205,38 @@ def language(machine, program, programs):
 
     through_numpy = lambda f: lambda *xs: torch.from_numpy(f(*(x.numpy() for x in xs)))
     return SimpleNamespace(
-        constexpr=None, float32=torch.float32, int32=torch.int32, int64=torch.int64,
+        constexpr=None,
+        float32=torch.float32,
+        int32=torch.int32,
+        int64=torch.int64,
         int1=torch.bool,
-        NVMMADistributedLayout=anything, NVMMASharedLayout=anything, SliceLayout=anything,
-        DotOperandLayout=anything, BlockedLayout=anything, convert_layout=lambda x, _: x,
-        program_id=lambda _: program, num_programs=lambda _: programs,
-        where=where, load=load, store=store, cdiv=lambda a, b: -(-a // b),
+        NVMMADistributedLayout=anything,
+        NVMMASharedLayout=anything,
+        SliceLayout=anything,
+        DotOperandLayout=anything,
+        BlockedLayout=anything,
+        convert_layout=lambda x, _: x,
+        program_id=lambda _: program,
+        num_programs=lambda _: programs,
+        where=where,
+        load=load,
+        store=store,
+        cdiv=lambda a, b: -(-a // b),
         cast=lambda x, dtype, bitcast: x.view(dtype),
         arange=lambda first, end, layout: torch.arange(first, end),
         full=lambda shape, value, dtype, layout=None: torch.full(shape, value, dtype=dtype),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
-        minimum=min, static_range=range,
+        minimum=min,
+        static_range=range,
         maximum=lambda a, b: max(a, b) if isinstance(a, int) else through_numpy(numpy.fmax)(a, b),
         max=lambda x, axis: torch.as_tensor(numpy.fmax.reduce(x.numpy(), axis)),
-        exp2=through_numpy(numpy.exp2), div_rn=lambda a, b: a / b, fma=fused,
+        exp2=through_numpy(numpy.exp2),
+        div_rn=lambda a, b: a / b,
+        fma=fused,
         broadcast_to=lambda x, shape: x.expand(shape),
-        allocate_shared_memory=allocate, warp_specialize=machine.warp_specialize,
-    )  # fmt: skip
+        allocate_shared_memory=allocate,
+        warp_specialize=machine.warp_specialize,
+    )
 
 
 def run_program(kernel, shared_arithmetic, program, arguments, programs=1, others=()):

@@ -162,9 +162,11 @@ def case_a_depth_that_does_not_divide_k_is_refused():
     gemm.descriptor_sms = lambda *_: 0
     x, w = draw(3, 48), draw(16, 48)
     assert_same_bits(gemm.column_gemm(x, w, None, x.dtype), chain(x, w[None], SMALL[1])[0], "table")
-    for bad in (lambda: gemm.column_gemm(x, w, None, x.dtype, SMALL[0]),
-                lambda: gemm.column_gemm(x[:, :40], w[:, :40], None, x.dtype),
-                lambda: gemm.column_gemm(x, w.half(), None, x.dtype)):  # fmt: skip
+    for bad in (
+        lambda: gemm.column_gemm(x, w, None, x.dtype, SMALL[0]),
+        lambda: gemm.column_gemm(x[:, :40], w[:, :40], None, x.dtype),
+        lambda: gemm.column_gemm(x, w.half(), None, x.dtype),
+    ):
         try:
             bad()
         except ValueError:

@@ -38,14 +38,26 @@ def launch(x, w, y, bias, form, columns, stages, programs, sent):
     leaves, n, k = w.shape
     y.fill_(torch.nan)
     arguments = {
-        "x_tiles": described(x), "w_tiles": described(w.view(leaves * n, k)),
-        "y_tiles": described(y.view(-1, n)), "y": Pointer(y),
+        "x_tiles": described(x),
+        "w_tiles": described(w.view(leaves * n, k)),
+        "y_tiles": described(y.view(-1, n)),
+        "y": Pointer(y),
         "bias": Pointer(x if bias is None else bias),
-        "m": x.shape[0], "n": n, "roots": form.roots, "steps": k // DEPTH, "COLUMNS": columns,
-        "BK": DEPTH, "GROUPS": form.groups, "PARTS": form.parts, "PAIR": form.pair,
-        "EVEN": n % columns == 0, "SENT": sent, "HAS_BIAS": bias is not None, "STAGES": stages,
+        "m": x.shape[0],
+        "n": n,
+        "roots": form.roots,
+        "steps": k // DEPTH,
+        "COLUMNS": columns,
+        "BK": DEPTH,
+        "GROUPS": form.groups,
+        "PARTS": form.parts,
+        "PAIR": form.pair,
+        "EVEN": n % columns == 0,
+        "SENT": sent,
+        "HAS_BIAS": bias is not None,
+        "STAGES": stages,
         "DEPENDENT": False,
-    }  # fmt: skip
+    }
     for program in range(programs):
         run_program(KERNEL, gemm_pointer, program, arguments, programs, (warp_ring,))
     return y

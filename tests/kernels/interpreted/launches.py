@@ -82,8 +82,14 @@ def a_step_by_shares_launches_no_more_than_this():
             how = [Draw(seed=i, position=1, **way) for i in range(8)]
             with Counted() as seen:
                 drawn = sampler.draw_shared(x, how, [None] * 8, Alone(), 0, 4, 4096)
-            assert seen.names == ["repeat", "scan_peaks", *filters, "weigh_rows", "log_",
-                                  "pack_rows"], seen.names  # fmt: skip
+            assert seen.names == [
+                "repeat",
+                "scan_peaks",
+                *filters,
+                "weigh_rows",
+                "log_",
+                "pack_rows",
+            ], seen.names
             expected = row_draws.draw_rows(x[:2].repeat(1, 4), how[:2], Shard(0, 4096))
             assert torch.equal(drawn.packed, expected.packed.repeat(4, 1)), way
             assert torch.equal(drawn.tokens, expected.tokens.repeat(4)), way

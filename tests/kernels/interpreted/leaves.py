@@ -70,9 +70,12 @@ def case_every_cut_has_the_bits_of_leaves_apart():
                     leaf = lambda i, partials=partials: partials[i]
                     totals = [order.evaluate(root, leaf, torch.add) for root in roots]
                     done = check_rank(
-                        mine, w[first : first + share], relative_roots(roots, first),
-                        totals, f"{m} {name} {ranks} {rank}",
-                    )  # fmt: skip
+                        mine,
+                        w[first : first + share],
+                        relative_roots(roots, first),
+                        totals,
+                        f"{m} {name} {ranks} {rank}",
+                    )
                     cuts.setdefault((name, ranks, rank), done)
     assert cuts["pairs", 1, 0] == {1, 2, 8} and cuts["tree", 1, 0] == {1, 2, 4, 8}
     assert cuts["sequential", 1, 0] == {1, 8} and cuts["sequential", 2, 1] == {1}
@@ -129,9 +132,13 @@ def case_a_choice_that_does_not_fit_is_refused():
     roots = (order.fold_tree("sequential", 8),)
     one_step = Variant(32, 16, 32, 4, 3, descriptor=True)
     too_deep = Variant(16, 16, 64, 4, 3)
-    for bad in (LeafChoice(2, "flat", TILES[0]), LeafChoice(8, "flat", one_step),
-                LeafChoice(8, "parked", TILES[0]), LeafChoice(8, "nested", TILES[2]),
-                LeafChoice(1, "chain", too_deep)):  # fmt: skip
+    for bad in (
+        LeafChoice(2, "flat", TILES[0]),
+        LeafChoice(8, "flat", one_step),
+        LeafChoice(8, "parked", TILES[0]),
+        LeafChoice(8, "nested", TILES[2]),
+        LeafChoice(1, "chain", too_deep),
+    ):
         try:
             leaf_gemm.leaf_sums(x, w, roots, bad)
         except ValueError:

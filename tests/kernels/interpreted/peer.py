@@ -123,8 +123,10 @@ def exchanges_are_numbered():
 def rounding_is_not_shared_by_another_order():
     """Negative control: these data tell the orders apart."""
     leaves, residual, weight = inputs(Host("pairs", 2, 64, torch.float32), 4, 0, "heavy")
-    found = [Host(name, 2, 64, torch.float32).exchange(leaves, residual, weight, False)[0][0]
-             for name in ("sequential", "pairs")]  # fmt: skip
+    found = [
+        Host(name, 2, 64, torch.float32).exchange(leaves, residual, weight, False)[0][0]
+        for name in ("sequential", "pairs")
+    ]
     assert not same_bits(*found)
 
 
@@ -155,8 +157,10 @@ def an_exchange_cuts_a_step_into_pieces():
     """Steps over the room go piece by piece, small ones at once; the host's side as it is."""
     ranks, hidden, dtype = 2, 32, torch.float16
     host = Host("sequential", ranks, hidden, dtype)
-    made = [PeerExchange(host.plan, FakeMemory(rank, ranks), 40, hidden, dtype, 4, piece_rows=11)
-            for rank in range(ranks)]  # fmt: skip
+    made = [
+        PeerExchange(host.plan, FakeMemory(rank, ranks), 40, hidden, dtype, 4, piece_rows=11)
+        for rank in range(ranks)
+    ]
     addresses = torch.tensor([exchange._shared.own.data_ptr() for exchange in made])
     for exchange in made:
         exchange._shared.addresses.copy_(addresses)
@@ -208,9 +212,16 @@ def gathers_words_of_any_bits():
     host = Host("pairs", 4, 32, torch.float16, programs=2)
     start, room = host.layout.gather_start // 8, 1 << 16
     for turn, words in enumerate((1, 3000, 7, 2048)):
-        sent = [torch.randint(-(2**31), 2**31, (words,), dtype=torch.int64,
-                              generator=torch.Generator().manual_seed(turn * 8 + r)).int()
-                for r in range(4)]  # fmt: skip
+        sent = [
+            torch.randint(
+                -(2**31),
+                2**31,
+                (words,),
+                dtype=torch.int64,
+                generator=torch.Generator().manual_seed(turn * 8 + r),
+            ).int()
+            for r in range(4)
+        ]
         for x in sent:
             x[0] = -1
         found = [torch.zeros(4, words, dtype=torch.int32) for _ in range(4)]

@@ -45,11 +45,20 @@ class Host:
         self.memory = [self._memory() for _ in range(ranks)]
         table = torch.tensor([words.data_ptr() for words in self.memory])
         self.peers = [
-            [Peers(rank, table, torch.zeros(2, dtype=torch.int64),
-                   torch.zeros(2, dtype=torch.int64), programs, tile=tile, live=False)
-             for rank in range(ranks)]
+            [
+                Peers(
+                    rank,
+                    table,
+                    torch.zeros(2, dtype=torch.int64),
+                    torch.zeros(2, dtype=torch.int64),
+                    programs,
+                    tile=tile,
+                    live=False,
+                )
+                for rank in range(ranks)
+            ]
             for _ in range(3)
-        ]  # fmt: skip
+        ]
 
     def _memory(self):
         words = torch.full((self.layout.bytes // 4,), -1, dtype=torch.int32)
@@ -98,12 +107,20 @@ class Host:
         for phase in peer_direct.PHASES:
             for rank in range(self.ranks):
                 peer_direct.run_two_shot_direct(
-                    self.sums(leaves, rank, folded), residual, weight, EPS, hidden[rank],
-                    self.plan, self.peers[1][rank], place, (phase,),
-                )  # fmt: skip
+                    self.sums(leaves, rank, folded),
+                    residual,
+                    weight,
+                    EPS,
+                    hidden[rank],
+                    self.plan,
+                    self.peers[1][rank],
+                    place,
+                    (phase,),
+                )
         words = [memory[begin // 4 :][: residual.numel() * size // 4] for memory in self.memory]
-        return list(zip(hidden, (w.view(self.dtype).view(residual.shape) for w in words),
-                        strict=True))  # fmt: skip
+        return list(
+            zip(hidden, (w.view(self.dtype).view(residual.shape) for w in words), strict=True)
+        )
 
     def flags(self, rank):
         start = self.layout.flag_start // 4

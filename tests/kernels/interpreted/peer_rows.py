@@ -43,8 +43,11 @@ class Host:
         finally:
             peer_rows.run_take_rows = run
         last = self.ranks - 1
-        turns = [*((rank, ("push",)) for rank in range(last)), (last, peer_rows.PHASES),
-                 *((rank, ("take",)) for rank in range(last))]  # fmt: skip
+        turns = [
+            *((rank, ("push",)) for rank in range(last)),
+            (last, peer_rows.PHASES),
+            *((rank, ("take",)) for rank in range(last)),
+        ]
         for rank, phases in turns:
             if kept := tuple(phase for phase in phases if rank != absent or phase == "take"):
                 run(*calls[rank], phases=kept)

@@ -26,10 +26,14 @@ WAYS = (
 
 def draws(count, first=0):
     return [
-        Draw(seed=i * 0x9E3779B97F4A7C15 % 2**64, position=40 + i, choice=i % 3,
-             **WAYS[(i + first) % len(WAYS)])
+        Draw(
+            seed=i * 0x9E3779B97F4A7C15 % 2**64,
+            position=40 + i,
+            choice=i % 3,
+            **WAYS[(i + first) % len(WAYS)],
+        )
         for i in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def rows(kind, count=12, vocabulary=V):

@@ -73,10 +73,21 @@ def _case(
     ours, peer = time(heads, keys, size, count, length, repeats)
     base = peer or floor
     return BenchRow(
-        case=f"attention {kind}", model=name, dtype="bfloat16", tp=ranks, batch=count,
-        context=length, value=ours, unit="us", floor=floor, peer="cuDNN" if peer else None,
-        peer_value=peer, ratio=ours / base if base else None, flops=work.flops, bytes=work.bytes,
-    )  # fmt: skip
+        case=f"attention {kind}",
+        model=name,
+        dtype="bfloat16",
+        tp=ranks,
+        batch=count,
+        context=length,
+        value=ours,
+        unit="us",
+        floor=floor,
+        peer="cuDNN" if peer else None,
+        peer_value=peer,
+        ratio=ours / base if base else None,
+        flops=work.flops,
+        bytes=work.bytes,
+    )
 
 
 def _pages(count: int, length: int) -> list[tuple[int, ...]]:
@@ -104,8 +115,9 @@ def _decode_times(
     batch = make_batch(tuple(sequences), q.device)
     (ours,) = times_us(
         [lambda pool: ops.paged_attention(q, pool[0], pool[1], batch)],
-        _pools(keys, size, total, copies), repeats,
-    )  # fmt: skip
+        _pools(keys, size, total, copies),
+        repeats,
+    )
     return ours, None
 
 

@@ -38,11 +38,17 @@ def gemm_rows(size: int, rows: tuple[int, ...]) -> list[dict]:
         )
         found.append(
             {
-                "case": "gemm", "dtype": "float32", "mode": f"{size}x{size}", "batch": count,
-                "value": ours, "unit": "ms", "peer": "torch.mm", "peer_value": theirs,
+                "case": "gemm",
+                "dtype": "float32",
+                "mode": f"{size}x{size}",
+                "batch": count,
+                "value": ours,
+                "unit": "ms",
+                "peer": "torch.mm",
+                "peer_value": theirs,
                 "ratio": ours / theirs,
             }
-        )  # fmt: skip
+        )
     return found
 
 

@@ -54,9 +54,12 @@ def product_work(product: str, n: int, k: int, rows: int) -> Work:
 
 
 def _case(
-    name: str, partition: Partition, shape: tuple[str, int, int], count: int,
+    name: str,
+    partition: Partition,
+    shape: tuple[str, int, int],
+    count: int,
     options: argparse.Namespace,
-) -> BenchRow:  # fmt: skip
+) -> BenchRow:
     product, n, k = shape
     repeats, fold_order = options.repeats, options.fold_order
     ranks, row_parallel = partition.world.size, product in _ROW_PARALLEL
@@ -69,11 +72,21 @@ def _case(
         out = torch.float32 if product == "head" else torch.bfloat16
         ours, peer = _column_times(weights, count, out, repeats)
     return BenchRow(
-        case=f"gemm {product}", model=name, dtype="bfloat16", tp=ranks, batch=count,
-        mode=fold_order if row_parallel else None, value=ours, unit="us", floor=floor,
-        peer="linear + norm" if row_parallel else "linear", peer_value=peer, ratio=ours / peer,
-        flops=work.flops, bytes=work.bytes,
-    )  # fmt: skip
+        case=f"gemm {product}",
+        model=name,
+        dtype="bfloat16",
+        tp=ranks,
+        batch=count,
+        mode=fold_order if row_parallel else None,
+        value=ours,
+        unit="us",
+        floor=floor,
+        peer="linear + norm" if row_parallel else "linear",
+        peer_value=peer,
+        ratio=ours / peer,
+        flops=work.flops,
+        bytes=work.bytes,
+    )
 
 
 def _column_times(

@@ -59,9 +59,18 @@ def _case(mode: str, ranks: int, count: int, vocabulary: int, repeats: int) -> B
         name, peer = _torchs_way(whole, way)
         taken = interleaved_us([ours, peer], _COPIES, repeats)
     return BenchRow(
-        case="sampler", mode=mode, tp=ranks, batch=count, dtype="float32", value=taken[0],
-        unit="us", floor=floor, peer=name, peer_value=taken[1], ratio=taken[0] / taken[1],
-    )  # fmt: skip
+        case="sampler",
+        mode=mode,
+        tp=ranks,
+        batch=count,
+        dtype="float32",
+        value=taken[0],
+        unit="us",
+        floor=floor,
+        peer=name,
+        peer_value=taken[1],
+        ratio=taken[0] / taken[1],
+    )
 
 
 def _torchs_way(logits: list[torch.Tensor], way: dict[str, Any]) -> tuple[str, Replayable]:

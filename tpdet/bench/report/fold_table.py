@@ -36,9 +36,11 @@ def fold_table(path: Path) -> list[str]:
     found = [row for size in sorted(rows) for row in rows[size]]
     lines = ["Bold: the best of a size.", "", *_lines(found, commits), "", *_notes(stamps)]
     lacking = other_orders(
-        (tp, row["mode"]) for (_, tp), mine in rows.items() for row in mine
+        (tp, row["mode"])
+        for (_, tp), mine in rows.items()
+        for row in mine
         if row["mode"] in FOLD_ORDERS and not any(r["mode"] == DEFAULT_FOLD_ORDER for r in mine)
-    )  # fmt: skip
+    )
     return [*lines, "", lacking] if lacking else lines
 
 
@@ -96,9 +98,10 @@ def _lines(rows: list[Row], commits: dict[Size, str]) -> list[str]:
 def _title(cell: Cell) -> str:
     case, batch, context, unit = cell
     where = ", ".join(
-        text for text, value in ((f"batch {batch}", batch), (f"context {context}", context))
+        text
+        for text, value in ((f"batch {batch}", batch), (f"context {context}", context))
         if value is not None
-    )  # fmt: skip
+    )
     return f"{case}{where and f', {where}'} [{unit}]"
 
 

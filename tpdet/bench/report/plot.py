@@ -105,22 +105,31 @@ def _draw_latency(gpu: str, model: str, found: list[Curve]) -> Any:
 
     figure, axes = _new_figure(
         f"{model}, decode on {gpu}: throughput against latency",
-        "milliseconds a step (what each reader waits for a token)", "tokens a second, all readers",
-    )  # fmt: skip
+        "milliseconds a step (what each reader waits for a token)",
+        "tokens a second, all readers",
+    )
     sizes = sorted({curve.tp for curve in found})
     modes = sorted({curve.mode for curve in found}, key=lambda mode: (mode == APPROXIMATE, mode))
     for curve in found:
         colour = _COLOURS[sizes.index(curve.tp) % len(_COLOURS)]
         style = ("-", "--", ":", "-.")[modes.index(curve.mode) % 4]
         axes.plot(
-            [ms for _, ms in curve.steps], [1e3 * batch / ms for batch, ms in curve.steps],
-            style, marker="o", color=colour, label=curve.label,
-        )  # fmt: skip
+            [ms for _, ms in curve.steps],
+            [1e3 * batch / ms for batch, ms in curve.steps],
+            style,
+            marker="o",
+            color=colour,
+            label=curve.label,
+        )
         for batch, ms in curve.steps:
             axes.annotate(
-                str(batch), (ms, 1e3 * batch / ms), textcoords="offset points", xytext=(5, -10),
-                fontsize=7, color=colour,
-            )  # fmt: skip
+                str(batch),
+                (ms, 1e3 * batch / ms),
+                textcoords="offset points",
+                xytext=(5, -10),
+                fontsize=7,
+                color=colour,
+            )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.xaxis.set_minor_formatter(StrMethodFormatter("{x:,g}"))
@@ -137,11 +146,12 @@ def _draw_growth(gpu: str, model: str, found: list[Growth]) -> Any:
     batches = sorted({growth.batch for growth in found})
     for growth in found:
         axes.plot(
-            [context for context, _ in growth.steps], [ms for _, ms in growth.steps],
+            [context for context, _ in growth.steps],
+            [ms for _, ms in growth.steps],
             marker=_MARKERS[batches.index(growth.batch) % len(_MARKERS)],
             color=_COLOURS[sizes.index(growth.tp) % len(_COLOURS)],
             label=f"TP {growth.tp}, batch {growth.batch}, {growth.mode}",
-        )  # fmt: skip
+        )
     axes.legend(fontsize=7)
     return figure
 
@@ -161,8 +171,10 @@ def _draw_cost(gpu: str, model: str, found: list[Cost]) -> Any:
         bars = axes.bar(
             [names.index(name) - 0.4 + (index + 0.5) * width for name, _ in cost.cases],
             [ratio - 1 for _, ratio in cost.cases],
-            width, color=_COLOURS[index % len(_COLOURS)], label=f"TP {cost.tp}, {cost.mode}",
-        )  # fmt: skip
+            width,
+            color=_COLOURS[index % len(_COLOURS)],
+            label=f"TP {cost.tp}, {cost.mode}",
+        )
         axes.bar_label(bars, [f"{100 * (ratio - 1):+.0f} %" for _, ratio in cost.cases], fontsize=7)
     axes.axhline(0.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
@@ -174,24 +186,33 @@ def _draw_cost(gpu: str, model: str, found: list[Cost]) -> Any:
 def _draw_roofline(gpu: str, measured: list[Point]) -> Any:
     """Operations a second over operations a byte, under the GPU's bandwidth and peak."""
     figure, axes = _new_figure(
-        f"Roofline on one {gpu}", "bf16 operations a byte", "operations a second",
-    )  # fmt: skip
+        f"Roofline on one {gpu}",
+        "bf16 operations a byte",
+        "operations a second",
+    )
     rates = gpu_rates(gpu)
     if rates is not None:
         low = min(point.intensity for point in measured) / 2
         high = max(max(point.intensity for point in measured), rates.flops / rates.bytes) * 2
         ridge = rates.flops / rates.bytes
         axes.plot(
-            [low, ridge, high], [low * rates.bytes, rates.flops, rates.flops], color="black",
+            [low, ridge, high],
+            [low * rates.bytes, rates.flops, rates.flops],
+            color="black",
             label=f"{rates.bytes / 1e12:g} TB/s, {rates.flops / 1e12:g} TFLOP/s",
-        )  # fmt: skip
+        )
     for index, group in enumerate(dict.fromkeys(point.group for point in measured)):
         mine = [point for point in measured if point.group == group]
         axes.scatter(
-            [point.intensity for point in mine], [point.speed for point in mine], s=18,
-            color=_COLOURS[index % len(_COLOURS)], marker=_MARKERS[index % len(_MARKERS)],
-            label=group, alpha=0.8, zorder=3,
-        )  # fmt: skip
+            [point.intensity for point in mine],
+            [point.speed for point in mine],
+            s=18,
+            color=_COLOURS[index % len(_COLOURS)],
+            marker=_MARKERS[index % len(_MARKERS)],
+            label=group,
+            alpha=0.8,
+            zorder=3,
+        )
     axes.legend(fontsize=8)
     return figure
 

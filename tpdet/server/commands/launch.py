@@ -132,9 +132,13 @@ def _torchrun(options: argparse.Namespace, rest: list[str], settings: Settings) 
 
     def command(node: int | None) -> list[str]:
         return torchrun.cluster_command(
-            options.nodes, options.ranks_per_node, options.rdzv_endpoint, rest, node,
+            options.nodes,
+            options.ranks_per_node,
+            options.rdzv_endpoint,
+            rest,
+            node,
             options.rdzv_backend,
-        )  # fmt: skip
+        )
 
     if options.rdzv_backend == torchrun.C10D:
         _warn(torchrun.C10D_WARNING)
@@ -163,9 +167,14 @@ def _mpirun(options: argparse.Namespace, rest: list[str], settings: Settings) ->
     if as_root is not None and options.run:
         raise NotPermittedError(as_root)
     command = mpirun.mpirun_command(
-        options.ranks, rest, kind, options.ranks_per_node, options.hosts, exports,
+        options.ranks,
+        rest,
+        kind,
+        options.ranks_per_node,
+        options.hosts,
+        exports,
         as_root=options.allow_run_as_root,
-    )  # fmt: skip
+    )
     if not options.run:
         if as_root is not None:
             _warn(as_root)

@@ -74,33 +74,43 @@ class EngineCollector(Collector):
         status = self._status()
         counters = status.counters
         yield from self._gauge(
-            "tpdet_requests_running", "num_requests_running", status.running,
+            "tpdet_requests_running",
+            "num_requests_running",
+            status.running,
             "Requests whose choices are being computed",
-        )  # fmt: skip
+        )
         yield from self._gauge(
-            "tpdet_requests_waiting", "num_requests_waiting", status.waiting,
+            "tpdet_requests_waiting",
+            "num_requests_waiting",
+            status.waiting,
             "Requests that wait in the queue",
-        )  # fmt: skip
+        )
         if "sequences_running" in counters:
             yield from self._gauge(
-                "tpdet_batch_rows", None, counters["sequences_running"],
+                "tpdet_batch_rows",
+                None,
+                counters["sequences_running"],
                 "Sequences that a step computes, one for each choice",
-            )  # fmt: skip
+            )
         if {"pages_used", "pages_free"} <= counters.keys():
             used, free = counters["pages_used"], counters["pages_free"]
             cached = counters.get("pages_cached", 0.0)  # free, and kept for the prefix cache
             pages = GaugeMetricFamily(
-                "tpdet_kv_pages", "Pages of the KV cache, of 256 tokens each, by state: used, "
-                "free, or free and kept for the prefix cache (cached)", labels=["state"],
-            )  # fmt: skip
+                "tpdet_kv_pages",
+                "Pages of the KV cache, of 256 tokens each, by state: used, "
+                "free, or free and kept for the prefix cache (cached)",
+                labels=["state"],
+            )
             for state, count in (("used", used), ("cached", cached), ("free", free - cached)):
                 pages.add_metric([state], count)
             yield pages
             share = used / (used + free) if used + free else 0.0
             yield from self._gauge(
-                None, "kv_cache_usage_perc", share,
+                None,
+                "kv_cache_usage_perc",
+                share,
                 "Share of the KV cache's pages that sequences use, 0 to 1",
-            )  # fmt: skip
+            )
         for name, (ours, text) in ENGINE_GAUGES.items():
             if name in counters:
                 yield from self._gauge(ours, None, counters[name], text)

@@ -76,9 +76,13 @@ class _Worker:
 
     async def _start(self) -> Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tpdet.server.body.worker",
-            stdin=PIPE, stdout=PIPE, stderr=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "tpdet.server.body.worker",
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
         assert process.stdin is not None
         start = WorkerStart(os.getpid(), self._tokenizer)
         process.stdin.write(frame(msgspec.msgpack.encode(start)))

@@ -86,44 +86,60 @@ class Metrics:
         self._registry = CollectorRegistry(auto_describe=False)
         self._model = {"model_name": model_name}
         self._first = self._histograms(
-            "time_to_first_token_seconds", FIRST_TOKEN_BUCKETS,
+            "time_to_first_token_seconds",
+            FIRST_TOKEN_BUCKETS,
             "Time from a request's arrival in the queue to its first token, in seconds",
-        )  # fmt: skip
+        )
         self._inter = self._histograms(
-            "inter_token_seconds", INTER_TOKEN_BUCKETS,
-            "Time between two tokens of a choice, in seconds", "inter_token_latency_seconds",
-        )  # fmt: skip
+            "inter_token_seconds",
+            INTER_TOKEN_BUCKETS,
+            "Time between two tokens of a choice, in seconds",
+            "inter_token_latency_seconds",
+        )
         self._whole = self._histograms(
-            "request_seconds", REQUEST_BUCKETS,
+            "request_seconds",
+            REQUEST_BUCKETS,
             "Time from a request's arrival in the queue to the end of each of its choices, in "
-            "seconds", "e2e_request_latency_seconds",
-        )  # fmt: skip
+            "seconds",
+            "e2e_request_latency_seconds",
+        )
         self._step = Histogram(
-            "tpdet_step_seconds", "Time of one engine step, in seconds",
-            buckets=FIRST_TOKEN_BUCKETS, registry=self._registry,
-        )  # fmt: skip
+            "tpdet_step_seconds",
+            "Time of one engine step, in seconds",
+            buckets=FIRST_TOKEN_BUCKETS,
+            registry=self._registry,
+        )
         self.prompt_tokens = self._pair("prompt_tokens", "Prompt tokens of admitted requests")
         self.generation_tokens = self._pair("generation_tokens", "Generated tokens")
         self._requests = Counter(
-            "tpdet_requests", "Requests that reached the engine, by how they ended: completed, "
-            "aborted or failed", ["outcome"], registry=self._registry,
-        )  # fmt: skip
+            "tpdet_requests",
+            "Requests that reached the engine, by how they ended: completed, aborted or failed",
+            ["outcome"],
+            registry=self._registry,
+        )
         self._rejected = Counter(
-            "tpdet_rejected", "HTTP requests that were refused before the engine ran them, by the "
-            "error's code", ["code"], registry=self._registry,
-        )  # fmt: skip
+            "tpdet_rejected",
+            "HTTP requests that were refused before the engine ran them, by the error's code",
+            ["code"],
+            registry=self._registry,
+        )
         self._success = Counter(
-            "vllm:request_success", "Finished choices, by their finish reason",
-            ["model_name", "finished_reason"], registry=self._registry,
-        )  # fmt: skip
+            "vllm:request_success",
+            "Finished choices, by their finish reason",
+            ["model_name", "finished_reason"],
+            registry=self._registry,
+        )
         self._swing = Gauge(
-            "tpdet_batch_swing", "Change of the mean batch size between the last two windows of "
-            "10 seconds, as a share of the former (0 to 1 and above)", registry=self._registry,
-        )  # fmt: skip
+            "tpdet_batch_swing",
+            "Change of the mean batch size between the last two windows of "
+            "10 seconds, as a share of the former (0 to 1 and above)",
+            registry=self._registry,
+        )
         self._swing_alarms = Counter(
-            "tpdet_batch_swing_alarms", "Windows of 10 seconds whose mean batch size changed by "
-            "more than --batch-swing-alarm", registry=self._registry,
-        )  # fmt: skip
+            "tpdet_batch_swing_alarms",
+            "Windows of 10 seconds whose mean batch size changed by more than --batch-swing-alarm",
+            registry=self._registry,
+        )
         self._registry.register(EngineCollector(status, model_name))
 
     def clock(self, started: float) -> Clock:
@@ -181,9 +197,12 @@ class Metrics:
     ) -> tuple[Histogram, Histogram]:
         mine = Histogram(f"tpdet_{ours}", text, buckets=buckets, registry=self._registry)
         other = Histogram(
-            f"vllm:{theirs or ours}", text, ["model_name"], buckets=buckets,
+            f"vllm:{theirs or ours}",
+            text,
+            ["model_name"],
+            buckets=buckets,
             registry=self._registry,
-        )  # fmt: skip
+        )
         return mine, other.labels(**self._model)
 
     def _pair(self, name: str, text: str) -> _Pair:

@@ -65,12 +65,12 @@ def _html(style: str, model: str, url: str, guarded: bool, facts: dict[str, str]
         f"<h1>tpdet</h1><p class=soft>One model behind the API of OpenAI.</p>"
         f"<dl class=facts>{shown}</dl><nav>{links}</nav>"
         f"<h2>A first request</h2><pre>{escape(_curl(model, url, guarded))}</pre>"
-        f'<p class=soft>One click selects all of it. The <code>openai</code> client takes '
+        f"<p class=soft>One click selects all of it. The <code>openai</code> client takes "
         f"<code>base_url=&quot;{escape(url)}/v1&quot;</code>.</p>"
-        f'<h2>Routes</h2><div class=card>{routes}</div>'
+        f"<h2>Routes</h2><div class=card>{routes}</div>"
         f"<h2>Limits</h2><p class=soft>Sizes in bytes, times in seconds, ranges with both ends."
         f"</p><div class=card><table>{rows}</table></div></main></body></html>"
-    )  # fmt: skip
+    )
 
 
 def _curl(model: str, url: str, guarded: bool) -> str:

@@ -100,8 +100,11 @@ class Reload:
         seconds = time.monotonic() - began
         _log.warning(
             "weights of %s loaded in %.1f s: %s was %s",
-            model, seconds, engine.system_fingerprint, before,
-        )  # fmt: skip
+            model,
+            seconds,
+            engine.system_fingerprint,
+            before,
+        )
         self._answer(0, "reloaded", f"{model} loaded in {seconds:.1f} s")
 
     def _answer(self, exit_code: int, code: str, message: str) -> None:

@@ -122,8 +122,9 @@ def _descriptor(m: int, n: int) -> Iterator[Variant]:
         yield from _tiles(_DESCRIPTOR_SWAP_32, swap=True, descriptor=True)
         yield from _tiles(narrow * _DESCRIPTOR_SWAP_16, swap=True, descriptor=True)
     elif m <= 64:
-        yield from _tiles(_DESCRIPTOR_SWAP_64 + narrow * _DESCRIPTOR_SWAP_32, swap=True,
-                          descriptor=True)  # fmt: skip
+        yield from _tiles(
+            _DESCRIPTOR_SWAP_64 + narrow * _DESCRIPTOR_SWAP_32, swap=True, descriptor=True
+        )
         yield from _tiles(_DESCRIPTOR_64 + narrow * _DESCRIPTOR_NARROW_64, descriptor=True)
     elif m <= 256:
         yield from _tiles(_DESCRIPTOR_64 + _DESCRIPTOR_128, descriptor=True)

@@ -75,9 +75,16 @@ def cut_roots(
 
 @lru_cache(maxsize=4096)
 def leaf_choice(
-    m: int, n: int, k: int, leaves: int, roots: tuple[Expression, ...],
-    *, float32: bool, sms: int, wgmma: bool = True,
-) -> LeafChoice:  # fmt: skip
+    m: int,
+    n: int,
+    k: int,
+    leaves: int,
+    roots: tuple[Expression, ...],
+    *,
+    float32: bool,
+    sms: int,
+    wgmma: bool = True,
+) -> LeafChoice:
     """For x [m, leaves * k], weight [leaves, n, k]; sms: 0 without descriptors.
 
     wgmma: whether the GPU has Hopper's matrix instruction, which one kernel calls by name.

@@ -183,9 +183,17 @@ def parse_tile(text: str) -> Variant:
     flags = found.group(6).split()
     numbers = {flag[0]: int(flag[1:]) for flag in flags if flag[1:].isdecimal()}
     tile = Variant(
-        rows, columns, depth, warps, stages, "swap" in flags, "tma" in flags,
-        numbers.get("h", 1), numbers.get("c", 1), "trades" in flags,
-    )  # fmt: skip
+        rows,
+        columns,
+        depth,
+        warps,
+        stages,
+        "swap" in flags,
+        "tma" in flags,
+        numbers.get("h", 1),
+        numbers.get("c", 1),
+        "trades" in flags,
+    )
     if format_tile(tile) != text:
         raise ValueError(f"{text!r} is not in canonical form: {format_tile(tile)!r}")
     return tile
