@@ -14,7 +14,7 @@ from tpdet.server.wire.load_bounds import bounded_load
 
 KINDS = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_CORE)
 ENDLESS = """
-from tpdet.server import load_bounds
+from tpdet.server.wire import load_bounds
 load_bounds.CPU_SECONDS = 0
 with load_bounds.bounded_load():
     while True:
