@@ -54,6 +54,6 @@ def test_check_integrity_sees_damage(damage):
     for _ in range(12):
         sim.step()
     sim.scheduler.check_integrity()
-    damage(sim.scheduler.roster.ledger.prefixes.index)
+    damage(sim.scheduler.policy.page_manager.prefixes.index)
     with pytest.raises(IntegrityError):
         sim.scheduler.check_integrity()

@@ -77,7 +77,7 @@ def small_config(model, **settings) -> EngineConfig:
 
 def leave_out_freely(engine):
     """Steps ahead leave out who depends on results, however few others there are (a `change`)."""
-    engine.scheduler.roster.others_per_absent = 0
+    engine.scheduler.policy.others_per_absent = 0
 
 
 def run(

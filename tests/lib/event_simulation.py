@@ -92,14 +92,14 @@ class TimedSimulation(Simulation):
         super().__init__(make_scheduler(prefix_identity=b"m", **world.limits))
         self.asked: dict[str, int] = {}  # choices that have not ended
         self._ended: list[str] = []
-        self._world, preempt = world, self.scheduler.roster.preempt
+        self._world, preempt = world, self.scheduler.policy.preempt
 
         def noted(sequence) -> None:
             world.gaps.preempted.add((sequence.request.request_id, sequence.choice))
             world.preemptions += 1
             preempt(sequence)
 
-        self.scheduler.roster.preempt = noted
+        self.scheduler.policy.preempt = noted
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -171,8 +171,8 @@ class World:
         self.sim.check_idle()
         self.sim.scheduler.forget_prefixes()
         self.sim.check_idle()
-        ledger = self.sim.scheduler.roster.ledger
-        assert ledger.pages.free_count == ledger.num_pages == self.limits["num_pages"]
+        pages = self.sim.scheduler.policy.page_manager
+        assert pages.allocator.free_count == pages.num_pages == self.limits["num_pages"]
 
     def _at(self, moment: float, kind: str, name: str) -> None:
         self._planned += 1
@@ -228,15 +228,15 @@ class World:
     def _step(self) -> None:
         """As the engine steps. What happens meanwhile happens while a step is in flight."""
         sim = self.sim
-        if not sim.flying:
+        if not sim.pending:
             sim.begin()
-        if self.ahead and sim.flying:
+        if self.ahead and sim.pending:
             sim.begin(ahead=True)
-        if sim.flying:
-            self.now += seconds(sim.flying[0])
+        if sim.pending:
+            self.now += seconds(sim.pending[0])
             self._happen()
             if self.sim is sim:
-                sim.end(sim.flying[0])
+                sim.end(sim.pending[0])
         self._collect()
 
     def _collect(self) -> None:

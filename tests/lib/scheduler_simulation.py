@@ -17,13 +17,13 @@ class Simulation:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        pages = scheduler.roster.ledger.num_pages
+        pages = scheduler.policy.page_manager.num_pages
         self.ranks = [FakeRank(pages), FakeRank(pages)]
         self.answers: dict[tuple[str, int], Answer] = {}
         self.prompt_outputs: dict[str, PromptOutput] = {}
         self.failures: dict[str, RequestFailed] = {}
         self.plans: list[StepPlan] = []
-        self.flying: list[StepPlan] = []
+        self.pending: list[StepPlan] = []
         self.results: dict[int, tuple[dict, dict]] = {}
         self.drawn: list[int] = []
         self.drawn_before: list[int] = []
@@ -44,7 +44,7 @@ class Simulation:
         plan = self.scheduler.schedule_ahead() if ahead else self.scheduler.schedule()
         if plan is not None:
             self.plans.append(plan)
-            self.flying.append(plan)
+            self.pending.append(plan)
             self.send(plan)
             self.results[plan.step] = self.sample(plan)
         return plan
@@ -97,8 +97,8 @@ class Simulation:
 
     def end(self, plan: StepPlan) -> None:
         """Commit."""
-        self.flying.remove(plan)
-        for row, sequence in self.scheduler._in_flight.oldest(plan.step).rows:
+        self.pending.remove(plan)
+        for row, sequence in self.scheduler._pending.oldest(plan.step).rows:
             if row.logits and NAN in self.ranks[0].read(row, row.start + len(row.token_ids)):
                 assert any(owner == row.version_id for owner, _ in self.broken), "another's NaN"
                 name = sequence.request.request_id
@@ -134,11 +134,11 @@ class Simulation:
         """As an engine steps: with `ahead`, one step more is in flight when one ends."""
         if not ahead:
             return self.step()
-        if not self.flying:
+        if not self.pending:
             self.begin()
-        if self.flying:
+        if self.pending:
             self.begin(ahead=True)
-            self.end(self.flying[0])
+            self.end(self.pending[0])
             return True
         return False
 
@@ -155,9 +155,9 @@ class Simulation:
         """Nothing is held, and all tables agree down to their bytes."""
         self.scheduler.check_integrity()
         self.send(self.scheduler.heartbeat())
-        ledger = self.scheduler.roster.ledger
-        assert ledger.free_count == ledger.num_pages
-        assert ledger.table.full_digest() == self.ranks[1].table.full_digest()
+        pages = self.scheduler.policy.page_manager
+        assert pages.free_count == pages.num_pages
+        assert pages.table.full_digest() == self.ranks[1].table.full_digest()
 
     def check_answer(self, request: Request) -> None:
         """Every choice of `request` got what it gets alone."""
@@ -182,5 +182,5 @@ def make_scheduler(others_per_absent: int = 1, **settings) -> Scheduler:
         "max_model_len": 4096,
     }
     scheduler = Scheduler(**{**defaults, **settings})
-    scheduler.roster.others_per_absent = others_per_absent
+    scheduler.policy.others_per_absent = others_per_absent
     return scheduler

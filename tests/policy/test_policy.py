@@ -227,8 +227,6 @@ LONG = {
     "kernels/cuda/sampling/row_passes.py: weighed_answers",
     "tpdet/engine/engine.py: Engine",
     "tpdet/llm/model.py: __init__",
-    "tpdet/scheduler/results.py: take_results",
-    "tpdet/scheduler/sequence.py: Sequence",
     "tpdet/server/front/metrics.py: __init__",
     "tpdet/synthetic/make_model.py: make_model",
 }

@@ -15,7 +15,7 @@ from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import IntegrityError, ReloadError
-from tpdet.scheduler.ledger import PageLedger
+from tpdet.scheduler.page_manager import PageManager
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "logprobs": 2}
 _random = random.Random(11)
@@ -75,7 +75,7 @@ def forgetful(monkeypatch):
     def only_rename(self, identity):
         self.prefixes._identity = identity
 
-    monkeypatch.setattr(PageLedger, "reload", only_rename)
+    monkeypatch.setattr(PageManager, "reload", only_rename)
 
 
 def test_the_weights_digest_in_the_key_alone_keeps_old_pages_from_new_answers(

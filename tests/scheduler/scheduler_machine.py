@@ -62,7 +62,7 @@ BODIES = [
 ]
 ENDS = ("abort", "choice", "nan", "fail")
 DISTURBANCES = ("preempt", "forget", "heartbeat", "reload")
-ACTS = ("step", "add", "step_ahead", "add_two", "take_off", "end", "add", "disturb")
+ACTS = ("step", "add", "step_ahead", "add_two", "begin", "end", "add", "disturb")
 PROGRAMS = st.tuples(
     st.sampled_from(SCHEDULERS),
     st.integers(0, 2 ** len(ACTS) - 1),
@@ -117,23 +117,23 @@ class SchedulerMachine:
 
     def step(self, argument) -> None:
         for _ in range(1 + argument % 6):
-            if not self.sim.flying:
-                self.fly(self.sim.begin())
-            if self.sim.flying:
-                self.land()
+            if not self.sim.pending:
+                self.follow(self.sim.begin())
+            if self.sim.pending:
+                self.commit()
 
     def step_ahead(self, argument) -> None:
         for _ in range(1 + argument % 4):
-            if not self.sim.flying:
-                self.fly(self.sim.begin())
-            if len(self.sim.flying) == 1:
-                self.fly(self.sim.begin(ahead=True))
-            if self.sim.flying:
-                self.land()
+            if not self.sim.pending:
+                self.follow(self.sim.begin())
+            if len(self.sim.pending) == 1:
+                self.follow(self.sim.begin(ahead=True))
+            if self.sim.pending:
+                self.commit()
 
-    def take_off(self, _) -> None:
-        if len(self.sim.flying) < 2:
-            self.fly(self.sim.begin(ahead=bool(self.sim.flying)))
+    def begin(self, _) -> None:
+        if len(self.sim.pending) < 2:
+            self.follow(self.sim.begin(ahead=bool(self.sim.pending)))
 
     def end(self, argument) -> None:
         age, how = argument // len(ENDS) % 6, ENDS[argument % len(ENDS)]
@@ -157,7 +157,7 @@ class SchedulerMachine:
             self.scheduler.preempt_all()
         elif what == "forget":
             self.scheduler.forget_prefixes()
-        elif not self.sim.flying:
+        elif not self.sim.pending:
             if what == "reload" and not self.scheduler.has_work:
                 self.scheduler.reload(self.limits["prefix_identity"])
             self.beat()
@@ -176,13 +176,13 @@ class SchedulerMachine:
     def finish(self) -> None:
         """Run to the end: everybody who was not cut short has the answer it gets alone."""
         for _ in range(2000):
-            if self.sim.flying:
-                self.land()
+            if self.sim.pending:
+                self.commit()
                 continue
             plan = self.sim.begin()
             if plan is None:
                 break
-            self.fly(plan)
+            self.follow(plan)
         assert not self.scheduler.has_work, "livelock"
         for name, request in self.asked.items():
             for choice in range(request.params.n):
@@ -197,7 +197,7 @@ class SchedulerMachine:
         self.beat()
         assert self.model.used == 0
         self.sim.check_idle()
-        assert self.scheduler.roster.ledger.pages.free_count == self.limits["num_pages"]
+        assert self.scheduler.policy.page_manager.allocator.free_count == self.limits["num_pages"]
 
     @property
     def live(self) -> set[str]:
@@ -211,7 +211,7 @@ class SchedulerMachine:
                     found.add(name)
         return found - self.ended
 
-    def fly(self, plan) -> None:
+    def follow(self, plan) -> None:
         if plan is None:
             return
         drawn, budget = self.drawn_before, self.limits["max_num_batched_tokens"]
@@ -226,8 +226,8 @@ class SchedulerMachine:
             if any(version_id(name, params.seed, i) in owners for i in range(params.n)):
                 self.started.add(name)
 
-    def land(self) -> None:
-        self.sim.end(self.sim.flying[0])
+    def commit(self) -> None:
+        self.sim.end(self.sim.pending[0])
 
     def beat(self) -> None:
         plan = self.scheduler.heartbeat()

@@ -6,9 +6,9 @@ from tests.lib.event_simulation import LIMITS, World, longest_step, random_clien
 from tests.lib.small_pages import small_pages
 from tpdet.cache.prefix import PrefixIndex
 from tpdet.errors import IntegrityError
-from tpdet.scheduler.ledger import PageLedger
+from tpdet.scheduler.page_manager import PageManager
+from tpdet.scheduler.policy import Policy
 from tpdet.scheduler.prefixes import Prefixes
-from tpdet.scheduler.roster import Roster
 from tpdet.scheduler.sequence import Sequence
 
 
@@ -66,9 +66,9 @@ def test_the_bound_is_broken_by_a_scheduler_that_does_not_keep_it(monkeypatch, b
                     budget -= takes[sequence.key]
             return takes, budget
 
-        monkeypatch.setattr(Roster, "_share_budget", share_budget)
+        monkeypatch.setattr(Policy, "_share_budget", share_budget)
     else:
-        admit = Roster._admit
+        admit = Policy._admit
 
         def admit_whole(self, takes, budget):
             before = set(takes)
@@ -77,7 +77,7 @@ def test_the_bound_is_broken_by_a_scheduler_that_does_not_keep_it(monkeypatch, b
                 if sequence.key in takes and sequence.key not in before:
                     takes[sequence.key] = sequence.remaining
 
-        monkeypatch.setattr(Roster, "_admit", admit_whole)
+        monkeypatch.setattr(Policy, "_admit", admit_whole)
     world = simulate(6, 300, False)
     assert world.gaps.longest > longest_step(LIMITS["max_num_batched_tokens"]) + 1e-9
 
@@ -101,7 +101,7 @@ def free_what_others_read(monkeypatch):
 
 def share_what_is_poisoned(monkeypatch):
     """Pages are shared as soon as they are computed, before logits spoke for them."""
-    admit = PageLedger.admit
+    admit = PageManager.admit
 
     def hasty(self, sequence):
         admitted = admit(self, sequence)
@@ -109,7 +109,7 @@ def share_what_is_poisoned(monkeypatch):
             self.share(sequence, len(sequence.tokens) // 4 * 4)
         return admitted
 
-    monkeypatch.setattr(PageLedger, "admit", hasty)
+    monkeypatch.setattr(PageManager, "admit", hasty)
 
 
 def wait_for_ever(monkeypatch):

@@ -69,8 +69,9 @@ def run_and_check(sim: Faults, random_, count, longest, ahead):
     sim.scheduler.forget_prefixes()
     sim.check_idle()
     assert sim.scheduler.statistics().pages_cached == 0
-    assert sim.scheduler.roster.ledger.pages.free_count == sim.scheduler.roster.ledger.num_pages
-    assert not sim.scheduler.roster.ledger.prefixes._under_way
+    pages = sim.scheduler.policy.page_manager
+    assert pages.allocator.free_count == pages.num_pages
+    assert not pages.prefixes._being_computed
 
 
 @pytest.mark.parametrize(
@@ -161,8 +162,8 @@ def test_the_simulation_sees_a_fault_that_was_shared():
     sim.broken = frozenset({(version_id("a", 1), 10)})
     sim.add(make_prompt("a", STEMS[0][:600], max_tokens=2))
     sim.step()
-    (sequence,) = scheduler.roster.running
-    scheduler.roster.ledger.share(sequence, 256)
+    (sequence,) = scheduler.policy.running
+    scheduler.policy.page_manager.share(sequence, 256)
     sim.add(make_prompt("b", STEMS[0][:300], max_tokens=2))
     with pytest.raises(AssertionError, match="another's NaN"):
         sim.run()

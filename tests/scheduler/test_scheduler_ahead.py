@@ -77,7 +77,7 @@ def test_the_absent_keep_their_share_of_the_budget():
     sim = simulation(penalised, *others, max_num_batched_tokens=3)
     first, second = sim.begin(), sim.begin(ahead=True)
     assert keys(first) == [(0, 0), (1, 0), (2, 0)] and keys(second) == [(1, 0), (2, 0)]
-    assert len(sim.scheduler.roster.running) == 3
+    assert len(sim.scheduler.policy.running) == 3
     sim.end(first)
     sim.end(second)
     sim.run(ahead=True)
@@ -106,7 +106,7 @@ def test_a_sequence_that_stops_keeps_its_pages_until_the_step_ahead_is_done():
     sim = simulation(stopping, make_request("b", max_tokens=50, ignore_eos=True))
     while ("a", 0) not in sim.answers or sim.answers["a", 0].finish is None:
         sim.run_one(ahead=True)
-    assert keys(sim.flying[0]) == [(0, 0), (1, 0)], "a row that is computed for nobody"
+    assert keys(sim.pending[0]) == [(0, 0), (1, 0)], "a row that is computed for nobody"
     assert sim.scheduler.statistics().pages_used == 2
     sim.run_one(ahead=True)
     assert sim.scheduler.statistics().pages_used == 1

@@ -13,9 +13,9 @@ from tpdet.cache.versions import VersionTable
 from tpdet.control.plan import EVICT
 from tpdet.errors import IntegrityError
 from tpdet.scheduler import prefixes
-from tpdet.scheduler.in_flight import InFlight
-from tpdet.scheduler.registry import Registry
-from tpdet.scheduler.roster import Roster
+from tpdet.scheduler.pending_steps import PendingSteps
+from tpdet.scheduler.policy import Policy
+from tpdet.scheduler.request_table import RequestTable
 
 HASH_SEEDS = ("0", "1", "4242")
 EXAMPLES = 3334  # of each: 10,000 together
@@ -45,14 +45,14 @@ def test_no_order_of_events_breaks_the_model_whatever_the_hash_seed():
 
 def forget_to_recompute(monkeypatch):
     """A preempted sequence believes that its positions are still computed."""
-    preempt = Roster.preempt
+    preempt = Policy.preempt
 
     def wrong(self, sequence):
         computed = sequence.computed
         preempt(self, sequence)
         sequence.computed = computed
 
-    monkeypatch.setattr(Roster, "preempt", wrong)
+    monkeypatch.setattr(Policy, "preempt", wrong)
 
 
 def keep_the_version(monkeypatch):
@@ -81,7 +81,7 @@ def compare_nothing_but_the_tokens(monkeypatch):
 
 def free_pages_in_flight(monkeypatch):
     """Pages of a sequence that ends in flight are free at once, while a step still writes them."""
-    monkeypatch.setattr(InFlight, "has", lambda self, sequence: False)
+    monkeypatch.setattr(PendingSteps, "has", lambda self, sequence: False)
 
 
 def give_the_highest_page(monkeypatch):
@@ -98,7 +98,7 @@ def give_the_highest_page(monkeypatch):
 
 def forget_who_waits(monkeypatch):
     """The queue is not bounded."""
-    monkeypatch.setattr(Registry, "started", lambda self, sequence: None)
+    monkeypatch.setattr(RequestTable, "started", lambda self, sequence: None)
 
 
 BUGS = (

@@ -89,13 +89,13 @@ def test_a_step_in_flight_must_be_committed_before_the_next():
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda s: s.roster.ledger.pages.release(0),
-        lambda s: s.roster.ledger.table.apply(s.roster.ledger._events or _nan(s)),
-        lambda s: s.roster.running[0].__setattr__("pages", (1,)),
-        lambda s: s.roster.running.remove(s.roster.running[0]),
-        lambda s: s.roster.waiting.put(s.roster.running[0]),
-        lambda s: s.roster.running[1].__setattr__("computed", 900),
-        lambda s: s.roster.running[1].__setattr__("finished", True),
+        lambda s: s.policy.page_manager.allocator.release(0),
+        lambda s: s.policy.page_manager.table.apply(s.policy.page_manager._events or _nan(s)),
+        lambda s: s.policy.running[0].__setattr__("pages", (1,)),
+        lambda s: s.policy.running.remove(s.policy.running[0]),
+        lambda s: s.policy.waiting.put(s.policy.running[0]),
+        lambda s: s.policy.running[1].__setattr__("computed", 900),
+        lambda s: s.policy.running[1].__setattr__("finished", True),
     ],
 )
 def test_check_integrity_sees_damage(damage):
@@ -110,5 +110,5 @@ def test_check_integrity_sees_damage(damage):
 def _nan(scheduler):
     from tpdet.control.plan import PageEvent
 
-    sequence = scheduler.roster.running[0]
+    sequence = scheduler.policy.running[0]
     return (PageEvent(NAN, sequence.pages[0], sequence.version_id),)

@@ -34,17 +34,17 @@ def random_request(random_: random.Random, name: str, longest: int):
 
 
 def check_plan(plan: StepPlan, sim: Simulation, computed: dict) -> None:
-    roster = sim.scheduler.roster
+    policy = sim.scheduler.policy
     keys = [(row.admission, row.choice) for row in plan.rows]
     assert keys == sorted(set(keys))
-    assert 0 < sum(len(row.token_ids) for row in plan.rows) <= roster.max_num_batched_tokens
-    assert len(roster.running) <= roster.max_num_seqs
+    assert 0 < sum(len(row.token_ids) for row in plan.rows) <= policy.max_num_batched_tokens
+    assert len(policy.running) <= policy.max_num_seqs
     pages = [page for row in plan.rows for page in row.pages]
-    table = roster.ledger.table
+    table = policy.page_manager.table
     own = [page for page in pages if table.owner(page) != SHARED]
     assert len(own) == len(set(own)), "two rows share a page that was not shared"
     computed.update((event.version_id, 0) for event in plan.events if event.kind == EVICT)
-    resumes = roster.ledger.prefixes.shares
+    resumes = policy.page_manager.prefixes.shares
     for row in plan.rows:
         end = row.start + len(row.token_ids)
         assert len(row.pages) == len(row.versions) == -(-end // PAGE_TOKENS)
@@ -77,7 +77,7 @@ def run_load(
             except OverloadedError:
                 break
             requests.append(request)
-        plan = None if sim.flying else sim.begin()
+        plan = None if sim.pending else sim.begin()
         if plan is not None:
             check_plan(plan, sim, computed)
         if requests and random_.random() < 0.08:
@@ -87,12 +87,12 @@ def run_load(
                 sim.scheduler.abort(name)
             else:
                 sim.scheduler.fail(name, "numerical_error", "NaN")
-        following = sim.begin(ahead=True) if sim.flying and random_.random() < ahead else None
+        following = sim.begin(ahead=True) if sim.pending and random_.random() < ahead else None
         if following is not None:
             check_plan(following, sim, computed)
-        if sim.flying:
+        if sim.pending:
             sim.scheduler.check_integrity()
-            sim.end(sim.flying[0])
+            sim.end(sim.pending[0])
         elif random_.random() < 0.5:
             sim.send(sim.scheduler.heartbeat())
         assert len(sim.plans) < 200 * count + 5000, "livelock"

@@ -38,7 +38,7 @@ def calibrate(engine: "Engine", watch: SlowdownWatch) -> None:
 
 
 def _cells(engine: "Engine") -> list[Cell]:
-    most = min(engine.scheduler.roster.max_num_seqs, engine.config.max_queue, ROWS[-1])
+    most = min(engine.scheduler.policy.max_num_seqs, engine.config.max_queue, ROWS[-1])
     heights = sorted({*(rows for rows in ROWS if rows < most), most})
     room = min(MAX_PAGES, engine.runner.num_pages)
     return [(rows, pages) for rows in heights for pages in PAGES if rows * pages <= room]

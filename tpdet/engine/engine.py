@@ -191,10 +191,10 @@ class Engine:
         plans are made is the one by which this rank runs them.
         """
         self.scheduler.check_integrity()
-        ledger = self.scheduler.roster.ledger
-        if ledger.has_events:
+        pages = self.scheduler.policy.page_manager
+        if pages.has_events:
             return  # the runner hears of them with the next plan
-        difference = self.runner.table_difference(ledger.table)
+        difference = self.runner.table_difference(pages.table)
         if difference is not None:
             raise IntegrityError(f"scheduler and runner of rank 0 differ: {difference}")
 

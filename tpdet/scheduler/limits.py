@@ -1,4 +1,4 @@
-"""What the scheduler refuses at the door: requests that could never run."""
+"""What the scheduler refuses at admission: requests that could never run."""
 
 from tpdet.errors import IntegrityError, RequestError
 from tpdet.kernels.order import PAGE_TOKENS
@@ -9,8 +9,9 @@ from tpdet.scheduler.sequence import pages_for
 def check_fits(request: Request, num_pages: int, max_model_len: int) -> None:
     """Refuse a request that is empty, over the context, or larger than the whole KV cache.
 
-    Raises RequestError with the value, the limit and the remedy; IntegrityError when the engine
-    left the seed unresolved.
+    num_pages: pages of the whole KV cache; max_model_len: tokens of one sequence. Raises
+    RequestError with the value, the limit and the remedy; IntegrityError for a request whose seed
+    the engine did not resolve.
     """
     if request.params.seed is None:
         raise IntegrityError(f"request {request.request_id} has no seed: resolve it before add")
@@ -23,7 +24,7 @@ def check_fits(request: Request, num_pages: int, max_model_len: int) -> None:
             f"over the context of {max_model_len}: shorten the prompt or lower max_tokens",
             "max_tokens" if length < max_model_len else "prompt",
         )
-    # The last generated token is never computed, so it needs no place.
+    # The last generated token is never computed, so it needs no page.
     needed = pages_for(length + max(max_tokens - 1, 0))
     if needed > num_pages:
         raise RequestError(

@@ -1,10 +1,10 @@
-"""What sequences share: which pages of the prefix cache one may read, and which it adds.
+"""The prefix cache as sequences use it: which cached pages one reads, and which pages it adds.
 
-A page is added when logits that depend on all of it were committed without a failure, so nothing
-that may hold NaN is ever read by another sequence. Until then the page counts as under way, and
-the head of the waiting line waits for it instead of computing it again: the choices of one request
-share its prompt so, and requests that arrive together share theirs. It never waits long: while a
-prompt is computed there is no token budget for the waiting line anyway.
+A sequence adds a page once logits that depend on all of it were committed without a failure, so no
+other sequence ever reads a page that may hold NaN. Until then the page counts as being computed,
+and the head of the waiting queue waits for it instead of computing it again. In this way the
+choices of one request share its prompt, and so do requests that arrive together. The wait is short:
+while a prompt is computed, it takes the token budget that the waiting queue would need anyway.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from tpdet.scheduler.sequence import Sequence
 
 
 class Prefixes:
-    """The prefix cache as sequences use it. Without an identity nothing is shared."""
+    """Look-up and sharing of cached pages. Without an identity nothing is shared."""
 
     def __init__(self, identity: bytes | None) -> None:
         self.index = PrefixIndex()
         self.query_tokens = 0
         self.hit_tokens = 0
         self._identity = identity
-        self._under_way: dict[bytes, Sequence] = {}
+        self._being_computed: dict[bytes, Sequence] = {}
 
     @property
     def shares(self) -> bool:
@@ -30,10 +30,10 @@ class Prefixes:
         return self._identity is not None
 
     def restart(self, identity: bytes | None) -> None:
-        """Begin again with an empty index, under another identity; the counts go on."""
+        """Empty the index and take another identity; the token counts go on."""
         self.index = PrefixIndex()
         self._identity = identity
-        self._under_way = {}
+        self._being_computed = {}
 
     def find(self, sequence: Sequence) -> list[CachedPage]:
         """The longest cached prefix of `sequence` that leaves a token to compute, page by page."""
@@ -49,15 +49,15 @@ class Prefixes:
         return found
 
     def must_wait(self, sequence: Sequence, found: int) -> bool:
-        """Whether a running sequence computes the page after the `found` first ones."""
+        """Whether a running sequence is computing the page after the first `found` pages."""
         wanted = (len(sequence.tokens) - 1) // PAGE_TOKENS
         if self._identity is None or not sequence.reads_cache or found >= wanted:
             return False
         key = self._chain(sequence, self._identity).key(sequence.tokens, found)
-        return key.key in self._under_way
+        return key.key in self._being_computed
 
     def admitted(self, sequence: Sequence, found: list[CachedPage]) -> None:
-        """Note what `sequence` reads, and that its other full pages are under way."""
+        """Note the cached pages that `sequence` reads; its other full pages are being computed."""
         sequence.last_cached = found[-1] if found else None
         sequence.offered = len(found)
         if self._identity is None:
@@ -69,14 +69,14 @@ class Prefixes:
             sequence.cached_tokens = len(found) * PAGE_TOKENS
         chain = self._chain(sequence, self._identity)
         for index in range(len(found), len(sequence.tokens) // PAGE_TOKENS):
-            self._under_way.setdefault(chain.key(sequence.tokens, index).key, sequence)
+            self._being_computed.setdefault(chain.key(sequence.tokens, index).key, sequence)
 
     def share(self, sequence: Sequence, end: int) -> Iterator[tuple[int, int | None]]:
-        """Add the full pages before `end` that are not there yet.
+        """Add the full pages before position `end` that are not cached yet.
 
-        Yields each page that is shared from now on, with one that its key no longer finds and
-        that must be freed first (None if there is no such page). A page that is there already, of
-        another sequence, is not added: this one's copy stays its own.
+        Yields (page, stale) for each page that is shared from now on. `stale` is the page that the
+        same key found until now, which must be freed first; None if there is none. Where the cache
+        has the page of another sequence already, this sequence's copy stays private.
         """
         if self._identity is None:
             return
@@ -84,7 +84,7 @@ class Prefixes:
         for index in range(sequence.offered, end // PAGE_TOKENS):
             sequence.offered = index + 1
             key = chain.key(sequence.tokens, index)
-            self._arrived(key.key, sequence)
+            self._computed(key.key, sequence)
             parent, page = sequence.last_cached, sequence.pages[index]
             entry = self.index.find(key, parent)
             if entry is None and self.index.holds(parent):
@@ -93,19 +93,19 @@ class Prefixes:
                     stale = occupant.page
                 entry = self.index.put(key, page, parent)
                 yield page, stale
-            # What hangs on a page that cannot be found is never found, so it is not added.
+            # A page whose parent cannot be found is never found either, so it is not added.
             sequence.last_cached = entry or parent
 
     def released(self, sequence: Sequence) -> None:
-        """Forget what `sequence` had under way."""
+        """Forget the pages that `sequence` was computing."""
         if sequence.chain is not None:
             for index in range(sequence.offered, sequence.tokens_when_admitted // PAGE_TOKENS):
-                self._arrived(sequence.chain.key(sequence.tokens, index).key, sequence)
+                self._computed(sequence.chain.key(sequence.tokens, index).key, sequence)
         sequence.last_cached, sequence.offered = None, 0
 
-    def _arrived(self, key: bytes, sequence: Sequence) -> None:
-        if self._under_way.get(key) is sequence:
-            del self._under_way[key]
+    def _computed(self, key: bytes, sequence: Sequence) -> None:
+        if self._being_computed.get(key) is sequence:
+            del self._being_computed[key]
 
     @staticmethod
     def _chain(sequence: Sequence, identity: bytes) -> PrefixChain:

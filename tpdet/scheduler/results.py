@@ -1,4 +1,4 @@
-"""What a step's results mean for a sequence: tokens appended, scores kept, the end decided."""
+"""What a step's results mean for a sequence: its tokens, its prompt scores, its end."""
 
 from collections.abc import Mapping
 
@@ -6,35 +6,37 @@ from tpdet.control.plan import Row
 from tpdet.control.sampling_row import RowKey, SampledToken
 from tpdet.errors import IntegrityError, RequestError
 from tpdet.request import PromptOutput, RequestFailed, TokenOutput
-from tpdet.scheduler.flight import Flight
+from tpdet.scheduler.pending_steps import PendingStep
 from tpdet.scheduler.sequence import Sequence
 
 Output = TokenOutput | PromptOutput | RequestFailed
 Scores = Mapping[RowKey, tuple[SampledToken, ...]]
 
 
-def check_results(flight: Flight, sampled: Mapping[RowKey, SampledToken], scores: Scores) -> None:
-    """Refuse (IntegrityError) results that do not answer the rows of the step in flight.
+def check_results(
+    step: PendingStep, sampled: Mapping[RowKey, SampledToken], scores: Scores
+) -> None:
+    """Refuse (IntegrityError) results that do not answer the rows of a pending step.
 
-    Results of a sequence that finished in flight may be there or not; they are not read.
+    Results of a sequence that finished meanwhile may be there or not; nobody reads them.
     """
-    for key in (sampled.keys() | scores.keys()) - flight.keys:
+    for key in (sampled.keys() | scores.keys()) - step.keys:
         raise IntegrityError(f"a result for {key}, which is not in the step in flight")
-    for row, sequence in flight.rows:
+    for row, sequence in step.rows:
         if row.draws != (sequence.key in sampled) and not sequence.finished:
             end = row.start + len(row.token_ids)
             wanted = "wants a token" if row.draws else "wants no token"
             raise IntegrityError(f"{sequence.key} at position {end} {wanted}")
-    if flight.scoring or scores:
-        _check_scores(flight, scores)
+    if step.scoring or scores:
+        _check_scores(step, scores)
 
 
-def _check_scores(flight: Flight, scores: Scores) -> None:
-    for row, sequence in flight.rows:
+def _check_scores(step: PendingStep, scores: Scores) -> None:
+    for row, sequence in step.rows:
         if sequence.finished:
             continue
         end = row.start + len(row.token_ids)
-        scoring = flight.scoring.get(sequence.key)
+        scoring = step.scoring.get(sequence.key)
         targets = () if scoring is None else scoring.target_ids
         found = tuple(score.token_id for score in scores.get(sequence.key, ()))
         if found != targets:
@@ -51,36 +53,53 @@ def take_results(
     scores: Scores,
     approximate: bool = False,
 ) -> list[Output]:
-    """Change `sequence` by its row's results; what its reader should hear.
+    """Change `sequence` by the results of its row; returns the outputs for its reader.
 
-    approximate: how the step was computed.
+    approximate: whether the step was computed by stock arithmetic.
 
     The last output is a RequestFailed when the token would end the sequence before `min_tokens`
-    (the sampler was told not to draw it), and when its schema reaches a limit.
+    (which the sampler must not choose), and when the schema reaches a limit.
     """
     end = row.start + len(row.token_ids)
     if scores:
         sequence.prompt_scores.extend(scores.get(sequence.key, ()))
-    request, choice = sequence.request, sequence.choice
-    if not row.draws and (request.max_tokens or end < len(sequence.tokens)):
+    if not row.draws and (sequence.request.max_tokens or end < len(sequence.tokens)):
         return []
-    told: list[Output] = []
+    outputs: list[Output] = []
     # Nothing generated before means that the prompt was completed just now, for the first time.
     if sequence.scores_prompt and end == sequence.prompt_length:
-        told.append(sequence.prompt_output())
-    if not row.draws:
-        cached = sequence.cached_tokens or 0
-        ended = TokenOutput(
-            request.request_id, choice, -1, 0.0, (), "length", None, cached, approximate=approximate
-        )
-        return [*told, ended]
-    token = sampled[sequence.key]
+        outputs.append(sequence.prompt_output())
+    if row.draws:
+        outputs.append(_take_token(sequence, end, sampled[sequence.key], approximate))
+    else:
+        outputs.append(_end_of_prompt(sequence, approximate))
+    return outputs
+
+
+def _end_of_prompt(sequence: Sequence, approximate: bool) -> TokenOutput:
+    """The only output of a choice that generates no token."""
+    return TokenOutput(
+        sequence.request.request_id,
+        sequence.choice,
+        -1,
+        0.0,
+        finish_reason="length",
+        cached_tokens=sequence.cached_tokens or 0,
+        approximate=approximate,
+    )
+
+
+def _take_token(
+    sequence: Sequence, end: int, token: SampledToken, approximate: bool
+) -> TokenOutput | RequestFailed:
+    """Put `token` at position `end`, and decide whether it ends the sequence."""
+    request_id = sequence.request.request_id
     if token.token_id in sequence.forbidden_ids(end):
         why = (
             f"token {token.token_id} was drawn after {end - sequence.prompt_length} tokens "
-            f"although min_tokens is {request.params.min_tokens}"
+            f"although min_tokens is {sequence.request.params.min_tokens}"
         )
-        return [*told, RequestFailed(request.request_id, IntegrityError.code, why)]
+        return RequestFailed(request_id, IntegrityError.code, why)
     sequence.tokens[end] = token.token_id
     reason = sequence.finish_reason(end)
     stop = token.token_id if reason == "stop" else None
@@ -89,23 +108,19 @@ def take_results(
         try:
             following = sequence.next_ids(end + 1)
         except RequestError as error:
-            return [*told, RequestFailed(request.request_id, RequestError.code, str(error))]
+            return RequestFailed(request_id, RequestError.code, str(error))
         if following is not None and following.dead:
             reason, dead_end = ("stop", False) if following.complete else ("length", True)
-    cached = (sequence.cached_tokens or 0) if end == sequence.prompt_length else 0
-    told.append(
-        TokenOutput(
-            request.request_id,
-            choice,
-            token.token_id,
-            token.logprob,
-            token.top,
-            reason,
-            stop,
-            cached,
-            dead_end,
-            approximate,
-            token.rank,
-        )
+    return TokenOutput(
+        request_id,
+        sequence.choice,
+        token.token_id,
+        token.logprob,
+        token.top,
+        reason,
+        stop,
+        (sequence.cached_tokens or 0) if end == sequence.prompt_length else 0,
+        dead_end,
+        approximate,
+        token.rank,
     )
-    return told

@@ -1,31 +1,30 @@
-"""A sequence: one choice of one request, with its tokens so far and the pages it holds."""
+"""A sequence: one choice of one request, with its tokens so far and the pages that it holds."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tpdet.cache.prefix import CachedPage, PrefixChain
 from tpdet.cache.versions import version_id
-from tpdet.control.plan import Row
-from tpdet.control.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
+from tpdet.control.sampling_row import RowKey, SampledToken
 from tpdet.errors import RequestError
 from tpdet.grammar.compile import FIELD
 from tpdet.grammar.constraint import Constraint, Next
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.request import PromptOutput, Request
 
-PENDING = -1  # a token that a step in flight draws
+PENDING = -1  # stands for a token that a pending step samples
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """The only mutable object about a request; the request itself is frozen.
 
-    `tokens` are the prompt and what was generated, PENDING where a step in flight will tell;
-    positions below `computed` have their K/V in `pages` (held under `versions`), or will have it
-    after the steps in flight. A preemption empties the pages and sets `computed` to 0, and nothing
-    else: what was generated or scored before is kept, recomputed (or read from the prefix cache)
-    and not told again.
+    `tokens` are the prompt and the generated tokens, PENDING where a pending step samples one.
+    Positions below `computed` have their K/V in `pages` (held under `versions`), or will have it
+    after the pending steps. A preemption empties the pages and sets `computed` to 0, and nothing
+    else: generated tokens and prompt scores are kept. The K/V is recomputed, or read from the
+    prefix cache, and no output is sent twice.
     """
 
     request: Request
@@ -40,21 +39,21 @@ class Sequence:
     tokens_when_admitted: int = 0
     prompt_scores: list[SampledToken] = field(default_factory=list)
     chain: PrefixChain | None = None  # keys of its full pages
-    last_cached: CachedPage | None = None  # where its next page hangs in the prefix cache
+    last_cached: CachedPage | None = None  # parent of its next page in the prefix cache
     offered: int = 0  # pages that were read from the prefix cache or offered to it
     cached_tokens: int | None = None  # how many were read from it when it first got pages
     constraint: Constraint | None = None  # what its schema allows
     choice: int = field(init=False)  # which of the request's `n` answers this is
     prompt_length: int = field(init=False)  # of the original prompt; no preemption changes it
-    full_length: int = field(init=False)  # tokens when the last one is drawn; never, if none is
-    scores_prompt: bool = field(init=False)  # this choice scores the prompt: the first one does
-    reads_results: bool = field(init=False)  # a row of it may depend on the results of another
-    penalises: bool = field(init=False)  # a penalty counts its tokens
+    full_length: int = field(init=False)  # tokens once the last one is sampled
+    scores_prompt: bool = field(init=False)  # the first choice does, if the request asks for it
+    reads_results: bool = field(init=False)  # one of its rows may depend on another's results
+    penalises: bool = field(init=False)  # a penalty counts the tokens so far
     seed: int = field(init=False)
-    least_length: int = field(init=False)  # tokens before which none may end it
+    least_length: int = field(init=False)  # no token before this position may end it
 
     def __post_init__(self) -> None:
-        # Read for every row of every step: a property each would be half of the host's work.
+        # Every row of every step reads these: as properties they would double the host's work.
         params = self.request.params
         self.choice = self.key[1]
         self.prompt_length = len(self.request.prompt_token_ids)
@@ -76,22 +75,17 @@ class Sequence:
         return cls(request, (admission, choice), owner, tokens, constraint=constraint)
 
     @property
-    def generated(self) -> int:
-        """Tokens generated so far, the pending included."""
-        return len(self.tokens) - self.prompt_length
-
-    @property
     def remaining(self) -> int:
-        """Tokens that are still to be computed; 1 while decoding, 0 when the last one is drawn."""
+        """Tokens still to be computed: 1 while decoding, 0 once the last one is sampled."""
         known = len(self.tokens)
         return known - self.computed if known < self.full_length else 0
 
     @property
     def awaits_results(self) -> bool:
-        """Whether its next row cannot be planned before a step in flight has ended.
+        """Whether its next row cannot be planned before a pending step is committed.
 
-        So it is where a penalty or a schema reads the token that the step draws, and where the
-        step scores the prompt.
+        True where a penalty or a schema reads the token that the step samples, and where the step
+        scores the prompt.
         """
         if not self.reads_results:
             return False
@@ -102,83 +96,18 @@ class Sequence:
 
     @property
     def missing_pages(self) -> int:
-        """Pages still wanted so that every known token has a place."""
+        """Pages that its known tokens still lack."""
         return -(-len(self.tokens) // PAGE_TOKENS) - len(self.pages)
 
     @property
     def progressed(self) -> bool:
-        """Whether a token came of the pages it holds."""
+        """Whether it got a token since it last began to run."""
         return len(self.tokens) > self.tokens_when_admitted
 
     @property
     def reads_cache(self) -> bool:
-        """Whether it may read cached pages: prompt scores want every position computed."""
+        """Whether it may read cached pages: prompt scores need every position computed."""
         return self.request.params.prompt_logprobs is None
-
-    def row(self, count: int, drawn: Mapping[RowKey, int]) -> Row:
-        """The row that computes the next `count` tokens.
-
-        drawn: which token of the step before is this or that sequence's.
-        """
-        start, end = self.computed, self.computed + count
-        held = -(-end // PAGE_TOKENS)
-        token_ids = tuple(self.tokens[start:end])
-        if token_ids[-1] == PENDING:
-            token_ids = (*token_ids[:-1], -1 - drawn[self.key])
-        draws = self.samples_at(end)
-        return Row(
-            self.key[0],
-            self.choice,
-            self.version_id,
-            start,
-            token_ids,
-            self.pages[:held],
-            self.versions[:held],
-            end - self.first_logits(start, end) if self.scores_prompt else int(draws),
-            draws,
-        )
-
-    def samples_at(self, end: int) -> bool:
-        """Whether a row that ends before position `end` has a token to draw."""
-        return end == len(self.tokens) and self.request.max_tokens > 0
-
-    def first_logits(self, start: int, end: int) -> int:
-        """First position of the row [start, end) whose logits are wanted; `end` if none is.
-
-        Prompt scores are a prefix of the prompt and a sample comes last, so what is wanted is
-        always a suffix of the row.
-        """
-        first = end - 1 if self.samples_at(end) else end
-        if self.scores_prompt and len(self.prompt_scores) < self.prompt_length - 1:
-            first = min(first, max(start, len(self.prompt_scores)))
-        return first
-
-    def sampling_row(self, end: int) -> SamplingRow:
-        """What the sampler needs after a row that ends before `end` and draws."""
-        params = self.request.params
-        return SamplingRow(
-            key=self.key,
-            request_id=self.request.request_id,
-            params=params,
-            seed=self.seed,
-            choice=self.choice,
-            prompt_length=self.prompt_length,
-            token_ids=tuple(self.tokens[:end]) if self.penalises else (),
-            position=end,
-            forbidden_ids=self.forbidden_ids(end),
-            allowed=None if self.constraint is None else self.allowed_ids(end),
-        )
-
-    def scoring_row(self, start: int, end: int) -> ScoringRow | None:
-        """Which prompt tokens the row [start, end) scores; None if none."""
-        if not self.scores_prompt:
-            return None
-        first, last = self.first_logits(start, end), min(end, self.prompt_length - 1)
-        top = self.request.params.prompt_logprobs
-        if top is None or first >= last:
-            return None
-        targets = self.request.prompt_token_ids[first + 1 : last + 1]
-        return ScoringRow(self.key, self.request.request_id, first, targets, top)
 
     def ending_ids(self) -> tuple[int, ...]:
         """Ids that end the sequence, ascending."""
@@ -187,11 +116,11 @@ class Sequence:
         return tuple(sorted({*eos, *request.params.stop_token_ids}))
 
     def forbidden_ids(self, position: int) -> tuple[int, ...]:
-        """Ids that may not be drawn for `position`, because `min_tokens` is not reached."""
+        """Ids that may not be sampled for `position`, because `min_tokens` is not reached."""
         return self.ending_ids() if position < self.least_length else ()
 
     def allowed_ids(self, position: int) -> bytes | None:
-        """The mask of `next_ids`; without an id where the schema reaches a limit: the row fails."""
+        """The mask of `next_ids`, a bit an id; it allows none where the schema reaches a limit."""
         try:
             following = self.next_ids(position)
         except RequestError:
@@ -199,7 +128,7 @@ class Sequence:
         return None if following is None else following.allowed
 
     def next_ids(self, position: int) -> Next | None:
-        """What its schema allows at `position`, the tokens before it known; None without one.
+        """What its schema allows at `position`, after the tokens before it; None without a schema.
 
         Raises RequestError when the schema reaches a limit.
         """
@@ -220,7 +149,7 @@ class Sequence:
         return "length" if position + 1 >= self.full_length else None
 
     def prompt_output(self) -> PromptOutput:
-        """The prompt's log-probabilities, complete; the first token has none."""
+        """The log-probabilities of the whole prompt; the first token has none."""
         scores = self.prompt_scores
         return PromptOutput(
             self.request.request_id,
@@ -249,7 +178,7 @@ def pages_for(positions: int) -> int:
 
 
 def resolved_seed(request: Request) -> int:
-    """The request's seed, an integer by now (`Scheduler.add` refuses a request without one)."""
+    """The request's seed; `Scheduler.add` has refused a request without one."""
     seed = request.params.seed
     assert seed is not None
     return seed

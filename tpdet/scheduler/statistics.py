@@ -1,18 +1,18 @@
-"""What the scheduler counts, as one frozen snapshot."""
+"""The scheduler's counters and gauges, as one frozen snapshot."""
 
 import msgspec
 
-from tpdet.scheduler.roster import Roster
+from tpdet.scheduler.policy import Policy
 
 
 class Totals(msgspec.Struct, kw_only=True):
     """Running totals since the start; the scheduler adds to them.
 
-    `prompt_tokens` counts each prompt once; `computed_tokens` counts every position that a step
-    computed, recomputation and each choice's own copy included. `prefix_query_tokens` are those
-    that were looked up in the prefix cache, `prefix_hit_tokens` those found, whenever a sequence
-    was given pages: after a preemption again. `batches` are the steps that had rows,
-    `batched_rows` their rows: the mean batch size is the one over the other.
+    `prompt_tokens` counts each prompt once. `computed_tokens` counts every position that a step
+    computed, recomputed ones and each choice's own copy included. `prefix_query_tokens` were
+    looked up in the prefix cache and `prefix_hit_tokens` were found there, each time a sequence
+    began to run. `batches` counts the steps with rows and `batched_rows` their rows, so the mean
+    batch size is `batched_rows / batches`.
     """
 
     requests_added: int = 0
@@ -28,11 +28,11 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """How things stand, and the totals since the start.
+    """The present state, and the totals since the start.
 
-    A request is waiting until one of its choices has been given pages; after that it is running,
-    also while preempted. `requests_finished` are those that ended with an answer. A page is used
-    (somebody holds it) or free; `pages_cached` of the free ones are kept for the prefix cache.
+    A request is waiting until one of its choices gets pages; after that it is running, also while
+    preempted. `requests_finished` counts the requests that ended with an answer. A page is used (a
+    sequence holds it) or free; `pages_cached` of the free ones are kept by the prefix cache.
     """
 
     requests_running: int
@@ -49,11 +49,11 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_statistics(
-    roster: Roster, live: int, waiting: int, steps: int, totals: Totals
+    policy: Policy, live: int, waiting: int, steps: int, totals: Totals
 ) -> SchedulerStatistics:
     """The snapshot of a scheduler with `live` requests, `waiting` of which never had a page."""
-    ledger = roster.ledger
-    prefixes = ledger.prefixes
+    pages = policy.page_manager
+    prefixes = pages.prefixes
     totals = msgspec.structs.replace(
         totals,
         prefix_query_tokens=prefixes.query_tokens,
@@ -66,12 +66,12 @@ def take_statistics(
         - totals.requests_aborted
         - totals.requests_failed
         - live,
-        sequences_running=len(roster.running),
-        sequences_waiting=len(roster.waiting),
-        pages_used=ledger.num_pages - ledger.free_count,
-        pages_free=ledger.free_count,
+        sequences_running=len(policy.running),
+        sequences_waiting=len(policy.waiting),
+        pages_used=pages.num_pages - pages.free_count,
+        pages_free=pages.free_count,
         pages_cached=prefixes.index.idle_count,
         steps=steps,
-        preemptions=roster.preemptions,
+        preemptions=policy.preemptions,
         totals=totals,
     )

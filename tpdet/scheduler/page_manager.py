@@ -1,12 +1,12 @@
-"""The page ledger: who holds which page, and the events that tell every rank so.
+"""The page manager: which sequence holds which KV page, and the events that report each change.
 
-It couples the allocator and the prefix cache with rank 0's own version table. Events are recorded
-as they happen and leave with the next plan, in that order; the table is always the state after
-those events.
+It couples the allocator and the prefix cache with rank 0's own version table. Each change is
+recorded as an event; the next plan carries the events to every rank, in order. The table is always
+the state after those events.
 
-A page that a sequence is given belongs to it until it is freed, or until it is shared: then it
-belongs to nobody (owner SHARED) and no row may write it. It is freed when it has no reader and
-its room is wanted.
+A page belongs to the sequence that it was given to until it is freed or shared. A shared page
+belongs to no sequence (its owner is SHARED), and no row may write it. It is freed when it has no
+reader and another sequence needs a page.
 """
 
 from collections.abc import Iterable
@@ -20,11 +20,15 @@ from tpdet.scheduler.prefixes import Prefixes
 from tpdet.scheduler.sequence import Sequence, pages_for
 
 
-class PageLedger:
-    """Pages of all sequences. `prefix_identity` names model and contract; None: nothing shared."""
+class PageManager:
+    """The KV pages of all sequences.
+
+    `prefix_identity` names the weights and the contract under which pages are shared; None shares
+    none.
+    """
 
     def __init__(self, num_pages: int, prefix_identity: bytes | None = None) -> None:
-        self.pages = PageAllocator(num_pages)
+        self.allocator = PageAllocator(num_pages)
         self.table = VersionTable(num_pages)
         self.prefixes = Prefixes(prefix_identity)
         self._events: list[PageEvent] = []
@@ -32,31 +36,31 @@ class PageLedger:
     @property
     def num_pages(self) -> int:
         """Pages of the whole cache."""
-        return self.pages.num_pages
+        return self.allocator.num_pages
 
     @property
     def free_count(self) -> int:
-        """Pages that nobody holds: the free ones, and the cached ones without a reader."""
-        return self.pages.free_count + self.prefixes.index.idle_count
+        """Pages that no sequence holds: the free ones, and the cached ones without a reader."""
+        return self.allocator.free_count + self.prefixes.index.idle_count
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether enough pages are free for every known token of a running `sequence`."""
         return sequence.missing_pages <= self.free_count
 
     def grow(self, sequence: Sequence) -> None:
-        """Give `sequence` the pages its known tokens still lack; check `fits` first."""
+        """Give `sequence` the pages that its known tokens still lack; check `fits` first."""
         for _ in range(sequence.missing_pages):
-            if not self.pages.free_count:
+            if not self.allocator.free_count:
                 self._free(self.prefixes.index.evict(), SHARED)
-            page = self.pages.allocate()
+            page = self.allocator.allocate()
             self._record(ALLOCATE, page, sequence.version_id)
             self._hold(sequence, page)
 
     def admit(self, sequence: Sequence) -> bool:
         """Give a waiting `sequence` pages for its known tokens, cached ones first.
 
-        Positions of cached pages count as computed. False, changing nothing, when pages are short,
-        or when a running sequence is computing the very page that is wanted next.
+        Positions of cached pages count as computed. Returns False and changes nothing when pages
+        are short, or when a running sequence is computing the very page that is needed next.
         """
         found = self.prefixes.find(sequence)
         if self.prefixes.must_wait(sequence, len(found)):
@@ -74,9 +78,9 @@ class PageLedger:
         return True
 
     def share(self, sequence: Sequence, end: int) -> None:
-        """Let others read the full pages of `sequence` before position `end`.
+        """Let other sequences read the full pages of `sequence` before position `end`.
 
-        To be called when logits that depend on all of them have been seen to be sound.
+        Call it once logits that depend on all these pages are known to be finite.
         """
         for page, stale in self.prefixes.share(sequence, end):
             if stale is not None:
@@ -84,10 +88,10 @@ class PageLedger:
             self._record(SHARE, page, sequence.version_id)
 
     def release(self, sequence: Sequence) -> None:
-        """Take every page of `sequence` back, the last position first; cached ones are kept.
+        """Take every page of `sequence` back, the last position first; shared ones stay cached.
 
-        A poisoned sequence's pages are not kept: they are marked NAN before they are evicted,
-        those that others read as soon as these are done.
+        The pages of a poisoned sequence do not stay: each is marked NAN and evicted, a page with
+        other readers when the last of them is done.
         """
         index = self.prefixes.index
         for page in reversed(sequence.pages):
@@ -100,14 +104,14 @@ class PageLedger:
         sequence.pages = sequence.versions = ()
 
     def forget_prefixes(self) -> None:
-        """Evict every cached page that nobody reads."""
+        """Evict every cached page without a reader."""
         while self.prefixes.index.idle_count:
             self._free(self.prefixes.index.evict(), SHARED)
 
     def reload(self, prefix_identity: bytes | None) -> None:
-        """Empty the prefix cache for other weights and bump every page's version.
+        """Empty the prefix cache for other weights, and bump the version of every page.
 
-        Raises IntegrityError while a page is held: drain first.
+        Raises IntegrityError while a sequence holds a page: drain first.
         """
         self.forget_prefixes()
         event = PageEvent(RELOAD, ALL_PAGES, NOBODY)
@@ -126,11 +130,12 @@ class PageLedger:
         return events
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Refuse (IntegrityError) unless `sequences` hold exactly the used, not idle pages.
+        """Refuse (IntegrityError) unless `sequences` hold exactly the pages that are in use.
 
-        A shared page may have several holders, any other just its owner.
+        A shared page may have several holders, or be kept by the prefix cache without any; any
+        other page in use has one holder, its owner.
         """
-        self.pages.check_integrity()
+        self.allocator.check_integrity()
         index = self.prefixes.index
         holders: dict[int, list[Sequence]] = {}
         for sequence in sequences:
@@ -145,13 +150,13 @@ class PageLedger:
                     first, second = holders[page]
                     raise IntegrityError(f"page {page} is held by {first.key} and by {second.key}")
         index.check_integrity({page: len(found) for page, found in holders.items()})
-        for page in range(self.pages.num_pages):
+        for page in range(self.allocator.num_pages):
             owner = NOBODY
             if index.is_shared(page):
                 owner = SHARED
             elif page in holders:
                 owner = holders[page][0].version_id
-            used = self.pages.is_used(page)
+            used = self.allocator.is_used(page)
             if self.table.owner(page) != owner or used != (owner != NOBODY):
                 raise IntegrityError(
                     f"page {page} is held by {owner:#018x}; the version table has "
@@ -166,7 +171,7 @@ class PageLedger:
         if poisoned:
             self._record(NAN, page, owner)
         self._record(EVICT, page, owner)
-        self.pages.release(page)
+        self.allocator.release(page)
 
     def _record(self, kind: int, page: int, owner: int) -> None:
         event = PageEvent(kind, page, owner)

@@ -1,4 +1,4 @@
-"""A line of sequences in the total order (admission number, choice)."""
+"""A queue of sequences in the total order: by admission number, then by choice."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from tpdet.scheduler.sequence import Sequence
 _key = attrgetter("key")
 
 
-class Line:
-    """Sequences, always sorted by their key, whatever the order they were put in."""
+class SequenceQueue:
+    """Sequences, always sorted by their key, whatever the order they were added in."""
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []
@@ -26,11 +26,11 @@ class Line:
         return self._sequences[index]
 
     def put(self, sequence: Sequence) -> None:
-        """Put `sequence` in its place; one that goes before all others becomes the head."""
+        """Insert `sequence` by its key; one with the smallest key becomes the head."""
         insort(self._sequences, sequence, key=_key)
 
     def remove(self, sequence: Sequence) -> bool:
-        """Take `sequence` out; False when it is not in this line."""
+        """Take `sequence` out; False when it is not in this queue."""
         at = bisect_left(self._sequences, sequence.key, key=_key)
         if at < len(self._sequences) and self._sequences[at] is sequence:
             del self._sequences[at]
@@ -38,7 +38,7 @@ class Line:
         return False
 
     def check_integrity(self, name: str) -> None:
-        """Refuse (IntegrityError) a line out of order, or one that holds a finished sequence."""
+        """Refuse (IntegrityError) a queue out of order, or one that holds a finished sequence."""
         before = (-1, -1)
         for sequence in self._sequences:
             if sequence.key <= before:

@@ -1,4 +1,4 @@
-"""Who is there: the requests by their id, from the door until their last choice has ended."""
+"""All live requests by id, from admission until the last choice ends."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,7 +9,7 @@ from tpdet.scheduler.limits import check_fits
 from tpdet.scheduler.sequence import Sequence, choices_of
 
 
-class Registry:
+class RequestTable:
     """Requests in the order of their admission; `max_queue` of them may wait for a first page."""
 
     def __init__(
@@ -33,14 +33,15 @@ class Registry:
 
     @property
     def waiting_count(self) -> int:
-        """Requests that never had a page: what `max_queue` bounds."""
+        """Requests that never had a page; `max_queue` bounds them."""
         return len(self._unstarted)
 
     def add(self, request: Request, num_pages: int) -> list[Sequence]:
-        """`request` as `n` sequences under the next admission number.
+        """Admit `request`: its `n` sequences, under the next admission number.
 
-        Raises RequestError for one that can never run, whose schema cannot be used or whose id is
-        in use, and OverloadedError when `max_queue` requests wait already.
+        num_pages: pages of the whole KV cache. Raises RequestError for a request that can never
+        run, whose schema cannot be used or whose id is in use; OverloadedError when `max_queue`
+        requests wait already.
         """
         name = request.request_id
         if name in self._requests:
@@ -57,21 +58,21 @@ class Registry:
         return sequences
 
     def started(self, sequence: Sequence) -> None:
-        """A sequence has been given pages: its request waits no longer, now or when preempted."""
+        """Note that a sequence got pages: its request never counts as waiting again."""
         self._unstarted.pop(sequence.request.request_id, None)
 
     def live(self, request_id: str, choice: int | None = None) -> list[Sequence]:
-        """The unfinished choices of a request, or the one named; empty for an unknown id."""
+        """The unfinished choices of a request, or just `choice`; empty for an unknown id."""
         sequences = self._requests.get(request_id, ())
         return [s for s in sequences if not s.finished and choice in (None, s.choice)]
 
-    def everyone(self) -> Iterator[Sequence]:
-        """Every unfinished sequence, by admission and choice."""
+    def unfinished(self) -> Iterator[Sequence]:
+        """Every unfinished sequence, by admission number and choice."""
         for request_id in self._requests:
             yield from self.live(request_id)
 
-    def forget_if_over(self, request_id: str) -> None:
-        """Drop a request none of whose choices is left."""
+    def drop_if_finished(self, request_id: str) -> None:
+        """Drop a request whose choices have all finished."""
         if not self.live(request_id):
             del self._requests[request_id]
             self._unstarted.pop(request_id, None)

@@ -1,0 +1,152 @@
+"""The scheduling policy: which sequences run, which wait, and how many tokens each computes.
+
+A running sequence holds pages for all its known tokens; a waiting one holds none.
+"""
+
+from tpdet.control.sampling_row import RowKey
+from tpdet.errors import IntegrityError
+from tpdet.scheduler.page_manager import PageManager
+from tpdet.scheduler.queue import SequenceQueue
+from tpdet.scheduler.sequence import Sequence, pages_for
+
+
+class Policy:
+    """The waiting and the running queue, and the pages of the running sequences.
+
+    A step that is planned ahead leaves out the sequences that wait for results; each of them then
+    gets a token every second step. `others_per_absent` is the least number of other running
+    sequences for each one left out. It is ten: planning ahead saves less than a tenth of a step's
+    time, so with more sequences absent the batch would lose more than it gains. It also keeps the
+    batch size, and with it the step time, from swinging by the tenth that operators are warned of.
+    """
+
+    others_per_absent = 10
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        num_pages: int,
+        prefix_identity: bytes | None = None,
+    ) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting = SequenceQueue()
+        self.running = SequenceQueue()
+        self.page_manager = PageManager(num_pages, prefix_identity)
+        self.preemptions = 0
+
+    def choose(self) -> dict[RowKey, int]:
+        """How many tokens each sequence of the next step computes, at least 1.
+
+        Decoding sequences come first, then prompts, then the waiting queue, each in the total
+        order. No sequence is admitted while a running one gets no token, so never more sequences
+        run than the budget has tokens. A decoding sequence that keeps its pages is therefore in
+        every step, and at most one chunk of prompts lies between two of its tokens. A sequence
+        that waits for results sits this step out (its token stays reserved) and joins the next.
+        """
+        self._secure_pages()
+        counts, budget = self._share_budget()
+        self._admit(counts, budget)
+        return counts
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether a step may be planned before the results of the last one are known."""
+        missing = sum(sequence.missing_pages for sequence in self.running)
+        absent = sum(sequence.awaits_results for sequence in self.running)
+        others = len(self.running) - absent
+        return missing <= self.page_manager.free_count and absent * self.others_per_absent <= others
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take the pages of a running sequence, which keeps its tokens and waits again."""
+        self.running.remove(sequence)
+        self.page_manager.release(sequence)
+        sequence.computed = 0
+        if sequence.constraint is not None:
+            sequence.constraint.forget()
+        self.waiting.put(sequence)
+        self.preemptions += 1
+
+    def restart(self, prefix_identity: bytes | None) -> None:
+        """Preempt all sequences, empty the prefix cache for another identity, bump every page."""
+        for sequence in reversed(list(self.running)):
+            self.preempt(sequence)
+        for sequence in self.waiting:
+            sequence.chain = None  # its keys belong to the old identity
+        self.page_manager.reload(prefix_identity)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a finished sequence out of its queue; the caller releases its pages."""
+        if not self.running.remove(sequence) and not self.waiting.remove(sequence):
+            raise IntegrityError(f"{sequence.key} leaves, but it neither runs nor waits")
+
+    def check_integrity(self, finished: list[Sequence]) -> None:
+        """Refuse (IntegrityError) queues or pages that break an invariant.
+
+        finished: ended sequences that keep their pages until a pending step is committed.
+        """
+        self.running.check_integrity("running")
+        self.waiting.check_integrity("waiting")
+        for sequence in self.waiting:
+            if sequence.pages or sequence.computed:
+                raise IntegrityError(f"{sequence.key} waits but holds pages {sequence.pages}")
+        for sequence in self.running:
+            if pages_for(sequence.computed) > len(sequence.pages):
+                raise IntegrityError(
+                    f"{sequence.key} has computed {sequence.computed} positions but holds "
+                    f"{len(sequence.pages)} pages"
+                )
+        self.page_manager.check_integrity([*self.running, *finished])
+
+    def _secure_pages(self) -> None:
+        """Give the running sequences, in order, pages for all their tokens; preempt the latest.
+
+        Pages run out one at a time, so afterwards the pages of the last victim, less one, are free.
+        That is too few for it to run again in this step, unless it held copies of cached pages.
+        """
+        done = 0
+        while done < len(self.running):
+            sequence = self.running[done]
+            if not sequence.missing_pages:  # the usual case
+                done += 1
+                continue
+            if self.page_manager.fits(sequence):
+                self.page_manager.grow(sequence)
+                done += 1
+                continue
+            if len(self.running) == 1:
+                raise IntegrityError(f"{sequence.key} runs alone and yet has no page to grow into")
+            self.preempt(self.running[-1])
+
+    def _share_budget(self) -> tuple[dict[RowKey, int], int]:
+        """How many tokens each running sequence computes, and the rest of the budget."""
+        counts: dict[RowKey, int] = {}
+        prompts: list[tuple[RowKey, int]] = []
+        budget = self.max_num_batched_tokens
+        for sequence in self.running:
+            remaining = sequence.remaining
+            if sequence.awaits_results:
+                budget -= 1
+            elif remaining > 1:
+                prompts.append((sequence.key, remaining))
+            elif remaining and budget:
+                counts[sequence.key] = 1
+                budget -= 1
+        for key, remaining in prompts:
+            if budget:
+                counts[key] = min(remaining, budget)
+                budget -= counts[key]
+        return counts, budget
+
+    def _admit(self, counts: dict[RowKey, int], budget: int) -> None:
+        """Run waiting sequences, from the head, while `max_num_seqs`, `budget` and pages last."""
+        while budget and len(self.waiting) and len(self.running) < self.max_num_seqs:
+            sequence = self.waiting[0]
+            if not self.page_manager.admit(sequence):
+                break
+            self.waiting.remove(sequence)
+            sequence.tokens_when_admitted = len(sequence.tokens)
+            self.running.put(sequence)
+            counts[sequence.key] = min(sequence.remaining, budget)
+            budget -= counts[sequence.key]
