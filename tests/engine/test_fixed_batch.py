@@ -8,9 +8,9 @@ from tpdet.config import EngineConfig
 from tpdet.control.plan import Row
 from tpdet.errors import UsageError
 from tpdet.kernels.inputs.paged_batch import PagedSequence
-from tpdet.runner.decode_graphs import MAX_ROWS, row_buckets
+from tpdet.runner.graphs.decode_graphs import MAX_ROWS, row_buckets
 from tpdet.runner.runner import LOGIT_ROWS
-from tpdet.runner.step_rows import gather_rows
+from tpdet.runner.step.step_rows import gather_rows
 
 FIXED = 3
 

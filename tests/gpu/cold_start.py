@@ -63,8 +63,8 @@ def start_rank(report: Path, model: str, way: str) -> None:
 
     from tpdet.comm.device import open_world
     from tpdet.config import EngineConfig
-    from tpdet.runner import compile_ahead
     from tpdet.runner.runner import Runner
+    from tpdet.runner.start import compile_ahead
 
     world = open_world("cuda", LIMIT)
     torch.zeros(1, device="cuda")

@@ -21,7 +21,7 @@ from tpdet.engine import Engine
 from tpdet.kernels import ops
 from tpdet.layers.mlp import GatedMlp
 from tpdet.request import Request, SamplingParams
-from tpdet.runner import decode_graphs, graphs, step_graphs
+from tpdet.runner.graphs import decode_graphs, engine_graphs, step_graphs
 
 PROMPT, PROMPTS, TURNS = 4096, 8, 3
 
@@ -54,7 +54,7 @@ def capture(engine, count, everywhere):
     call = down_on_all if everywhere else GatedMlp.__call__
     with (
         mock.patch.object(step_graphs, "step_rows", lambda most: [most]),
-        mock.patch.object(graphs, "decode_shapes", lambda *_: one_row),
+        mock.patch.object(engine_graphs, "decode_shapes", lambda *_: one_row),
         mock.patch.object(GatedMlp, "__call__", call),
     ):
         torch.cuda.synchronize()

@@ -20,7 +20,7 @@ from typing import Any
 
 from tpdet.config import EngineConfig
 from tpdet.errors import TpdetError
-from tpdet.runner.loading import read_model
+from tpdet.runner.start.loading import read_model
 from tpdet.text.tokenizer import Tokenizer
 
 SECONDS, MEMORY = 6, 3 << 30

@@ -16,8 +16,9 @@ from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedSequence
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models import halves
 from tpdet.models.decoder import Decoder
-from tpdet.runner import graphs, runner
-from tpdet.runner.graph_room import GraphRoom
+from tpdet.runner import runner
+from tpdet.runner.graphs import engine_graphs
+from tpdet.runner.graphs.graph_room import GraphRoom
 
 
 class Recorded:
@@ -95,7 +96,7 @@ def recorded_graphs(halves_from=None):
             return Recorded(step, self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "GraphRoom", Room)
+        patch.setattr(engine_graphs, "GraphRoom", Room)
         patch.setattr(runner, "captures_graphs", lambda config, device: True)
         patch.setattr(rotate_and_store, "store_kv", store_by_slots)
         patch.setattr(attention, "paged_attention", attend_by_lists(attention.paged_attention))

@@ -24,10 +24,11 @@ from tpdet.kernels.known.answers import known_answers
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, fold_plan
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.models.warm_up import warm_up
-from tpdet.runner import Runner, compile_ahead
-from tpdet.runner.compile_ahead import Asked, CompilingAhead, share
-from tpdet.runner.graphs import make_graphs
-from tpdet.runner.start_times import StartTimes
+from tpdet.runner import Runner
+from tpdet.runner.graphs.engine_graphs import make_graphs
+from tpdet.runner.start import compile_ahead
+from tpdet.runner.start.compile_ahead import Asked, CompilingAhead, share
+from tpdet.runner.start.start_times import StartTimes
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.wire.protocol import Status
 

@@ -11,8 +11,14 @@ from tpdet.control.plan import Row
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.halves import MICRO_BATCH_ROWS, first_half
-from tpdet.runner.packed_step import BatchShape, StepShape, StepSpans, pack_step, packed_batches
-from tpdet.runner.step_graphs import LEAST_ROWS, step_rows, step_shapes
+from tpdet.runner.graphs.packed_step import (
+    BatchShape,
+    StepShape,
+    StepSpans,
+    pack_step,
+    packed_batches,
+)
+from tpdet.runner.graphs.step_graphs import LEAST_ROWS, step_rows, step_shapes
 
 WIDTH, SCRATCH = 12, 500
 

@@ -13,8 +13,9 @@ from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import DisagreementError, TpdetError
 from tpdet.kernels import ops
-from tpdet.runner import loading, runner
-from tpdet.runner.poison_check import Workspaces
+from tpdet.runner import runner
+from tpdet.runner.start import loading
+from tpdet.runner.start.poison_check import Workspaces
 
 
 def engine_of(model, world, **settings):

@@ -9,10 +9,11 @@ from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
 from tpdet.model_config import load_model_config
-from tpdet.runner import Runner, memory
-from tpdet.runner.graphs import make_graphs
-from tpdet.runner.packed_step import StepSpans
-from tpdet.runner.step_graphs import StepGraphs
+from tpdet.runner import Runner
+from tpdet.runner.graphs.engine_graphs import make_graphs
+from tpdet.runner.graphs.packed_step import StepSpans
+from tpdet.runner.graphs.step_graphs import StepGraphs
+from tpdet.runner.start import memory
 
 SETTINGS = {"max_num_seqs": 5, "max_model_len": 700, "kv_pages": 14}
 

@@ -1,8 +1,8 @@
 """One rank's step: plan to tensors, through the model, to token ids."""
 
-from tpdet.runner.loading import Tick
 from tpdet.runner.runner import Runner
-from tpdet.runner.shared_rows import RowSharing, SharedRows
-from tpdet.runner.taking import Follower, TakeLogits
+from tpdet.runner.start.loading import Tick
+from tpdet.runner.step.shared_rows import RowSharing, SharedRows
+from tpdet.runner.step.taking import Follower, TakeLogits
 
 __all__ = ["Follower", "RowSharing", "Runner", "SharedRows", "TakeLogits", "Tick"]

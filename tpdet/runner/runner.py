@@ -24,11 +24,9 @@ from tpdet.layers.row_layers import row_rule
 from tpdet.models.halves import micro_batches
 from tpdet.models.warm_up import pages_needed
 from tpdet.runner.arithmetic_choice import ArithmeticChoice, strict_contract
-from tpdet.runner.compile_ahead import CompilingAhead
-from tpdet.runner.gpu_wait import wait_for_step
-from tpdet.runner.graphs import Graphs, captures_graphs, make_graphs
-from tpdet.runner.heartbeat import compare_tables
-from tpdet.runner.kernel_checks import (
+from tpdet.runner.graphs.engine_graphs import Graphs, captures_graphs, make_graphs
+from tpdet.runner.start.compile_ahead import CompilingAhead
+from tpdet.runner.start.kernel_checks import (
     admit_products,
     agree_to_start,
     check_kernels,
@@ -36,14 +34,16 @@ from tpdet.runner.kernel_checks import (
     product_limits,
     threads_per_rank,
 )
-from tpdet.runner.loading import Loader, Tick, read_model
-from tpdet.runner.memory import agreed_pages
-from tpdet.runner.poison_check import poison_check
-from tpdet.runner.shared_rows import open_sharing
-from tpdet.runner.start_times import StartTimes
-from tpdet.runner.step_rows import gather_rows
-from tpdet.runner.taking import TakeLogits
-from tpdet.runner.warming import warm_engine
+from tpdet.runner.start.loading import Loader, Tick, read_model
+from tpdet.runner.start.memory import agreed_pages
+from tpdet.runner.start.poison_check import poison_check
+from tpdet.runner.start.start_times import StartTimes
+from tpdet.runner.start.warming import warm_engine
+from tpdet.runner.step.gpu_wait import wait_for_step
+from tpdet.runner.step.heartbeat import compare_tables
+from tpdet.runner.step.shared_rows import open_sharing
+from tpdet.runner.step.step_rows import gather_rows
+from tpdet.runner.step.taking import TakeLogits
 
 LOGIT_ROWS = 256  # rows of the output head computed at once, at most
 _SHARE_OF_TIMEOUT = 0.8

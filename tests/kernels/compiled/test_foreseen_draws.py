@@ -14,7 +14,7 @@ from tpdet.kernels.inputs.sampling import Draw
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.models.warm_up import draw_every_kind_alone, draw_in_one_step, sizes
 from tpdet.request import SamplingParams
-from tpdet.runner.shared_rows import RowSharing
+from tpdet.runner.step.shared_rows import RowSharing
 from tpdet.sampling.sampler import draw, draw_columns, draw_likeliest, draw_shared, prompt_logprobs
 
 VOCABULARY = 151_936  # passes over a row change form at 14, 28 and 56 rows

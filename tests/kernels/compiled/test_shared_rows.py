@@ -12,7 +12,7 @@ from tpdet.control.sampling_row import SamplingRow
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.sampling import Draw
 from tpdet.kernels.inputs.vocabulary_shard import Shard
-from tpdet.runner import shared_rows
+from tpdet.runner.step import shared_rows
 from tpdet.sampling.sampler import draw_columns, draw_shared, finish, sample
 
 WAYS = (

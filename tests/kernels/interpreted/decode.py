@@ -27,7 +27,13 @@ from tpdet.kernels.cuda.pointwise.rotate_and_store import (
     rotate_and_store_as,
 )
 from tpdet.kernels.inputs.paged_batch import PagedBatch, PagedSequence, make_batch
-from tpdet.runner.packed_step import BatchShape, StepShape, StepSpans, pack_step, packed_batches
+from tpdet.runner.graphs.packed_step import (
+    BatchShape,
+    StepShape,
+    StepSpans,
+    pack_step,
+    packed_batches,
+)
 
 VARIANTS = (
     Variant(16, 4, 1),

@@ -18,7 +18,7 @@ from tpdet.bench.report.shapes import products, shards
 from tpdet.kernels import ops
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.layers.partition import Partition
-from tpdet.runner.kernel_checks import admit_products
+from tpdet.runner.start.kernel_checks import admit_products
 from tpdet.verify.run import parse_sizes
 
 HEAD_ROWS = 256

@@ -11,8 +11,8 @@ import torch
 from tpdet.control.plan import Row
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
-from tpdet.runner.captured_steps import CapturedSteps
-from tpdet.runner.packed_step import BatchShape, StepShape
+from tpdet.runner.graphs.captured_steps import CapturedSteps
+from tpdet.runner.graphs.packed_step import BatchShape, StepShape
 
 MAX_ROWS = 256
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)

@@ -10,8 +10,8 @@ from tpdet.cache.kv import KeyValuePages
 from tpdet.config import EngineConfig
 from tpdet.models.decoder import Decoder
 from tpdet.models.warm_up import warm_up
-from tpdet.runner.compile_ahead import CompilingAhead
-from tpdet.runner.graphs import captures_graphs, make_graphs
+from tpdet.runner.graphs.engine_graphs import captures_graphs, make_graphs
+from tpdet.runner.start.compile_ahead import CompilingAhead
 
 _log = logging.getLogger("tpdet.engine")
 

@@ -10,8 +10,8 @@ from tpdet.cache.kv import KeyValuePages
 from tpdet.control.plan import Row
 from tpdet.kernels import ops
 from tpdet.models.decoder import Decoder
-from tpdet.runner.graph_room import Graph, GraphRoom
-from tpdet.runner.packed_step import StepShape, StepSpans, pack_step, packed_batches
+from tpdet.runner.graphs.graph_room import Graph, GraphRoom
+from tpdet.runner.graphs.packed_step import StepShape, StepSpans, pack_step, packed_batches
 
 
 class CapturedSteps(ABC):

@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 
 from tpdet.kernels.inputs.vocabulary_shard import Shard
-from tpdet.runner.shared_rows import SharedRows
+from tpdet.runner.step.shared_rows import SharedRows
 from tpdet.sampling.sampler import draw_likeliest
 
 

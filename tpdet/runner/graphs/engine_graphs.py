@@ -12,9 +12,9 @@ from tpdet.config import EngineConfig
 from tpdet.control.plan import Row
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
-from tpdet.runner.decode_graphs import DecodeGraphs, decode_shapes
-from tpdet.runner.graph_room import GraphRoom
-from tpdet.runner.step_graphs import StepGraphs, step_shapes
+from tpdet.runner.graphs.decode_graphs import DecodeGraphs, decode_shapes
+from tpdet.runner.graphs.graph_room import GraphRoom
+from tpdet.runner.graphs.step_graphs import StepGraphs, step_shapes
 
 _log = logging.getLogger("tpdet.engine")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpdet.comm.world.world import World
-from tpdet.runner.start_times import StartTimes
+from tpdet.runner.start.start_times import StartTimes
 
 if TYPE_CHECKING:
     from tpdet.kernels.cuda.launch.recording import Recorded

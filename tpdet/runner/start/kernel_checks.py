@@ -18,7 +18,7 @@ from tpdet.kernels.order import GOLDEN_SHA256
 from tpdet.layers.partition import Partition
 from tpdet.layers.row_layers import row_rule
 from tpdet.model_config import ModelConfig
-from tpdet.runner.compile_ahead import CompilingAhead
+from tpdet.runner.start.compile_ahead import CompilingAhead
 
 _log = logging.getLogger("tpdet.engine")
 

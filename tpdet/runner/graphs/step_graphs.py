@@ -15,8 +15,8 @@ from tpdet.control.plan import Row
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.models.halves import first_half
-from tpdet.runner.captured_steps import CapturedSteps
-from tpdet.runner.packed_step import BatchShape, StepShape, StepSpans
+from tpdet.runner.graphs.captured_steps import CapturedSteps
+from tpdet.runner.graphs.packed_step import BatchShape, StepShape, StepSpans
 
 LEAST_ROWS = 256
 """Of the smallest bucket: so few rows are done about as fast as one, the weights are read."""

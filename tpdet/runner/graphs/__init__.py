@@ -1,0 +1,1 @@
+"""CUDA graphs: steps that are captured at start and replayed."""

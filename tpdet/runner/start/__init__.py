@@ -1,0 +1,1 @@
+"""Start: everything that happens once before a rank steps."""
