@@ -8,24 +8,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tpdet.arguments.parameter_checks import (
-    MAX_CHOICES,
-    MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
-    MAX_SCHEMA_BYTES,
-    MAX_SEED,
-    MAX_STOP_BYTES,
-    MAX_STOP_STRINGS,
-    MAX_TEMPERATURE,
-    MAX_TOP_K,
-    MIN_TEMPERATURE,
-)
 from tpdet.arguments.sampling_params import SamplingParams
 from tpdet.errors import IntegrityError, RequestError
 
 __all__ = [
-    "MAX_CHOICES", "MAX_LOGIT_BIAS", "MAX_LOGPROBS", "MAX_SCHEMA_BYTES", "MAX_SEED",
-    "MAX_STOP_BYTES", "MAX_STOP_STRINGS", "MAX_TEMPERATURE", "MAX_TOP_K", "MIN_TEMPERATURE",
     "Candidate", "PromptOutput", "Request", "RequestFailed", "SamplingParams", "TokenOutput",
     "check_against_model", "with_seed",
 ]  # fmt: skip

@@ -1,13 +1,16 @@
 """Sampling parameters as users write them: what is taken, what is refused."""
 
 import inspect
+import math
 
 import msgspec
 import numpy
 import pytest
 
 from tpdet import SamplingParams
+from tpdet.arguments.field_ranges import RANGES
 from tpdet.errors import RequestError
+from tpdet.server.body.schema import CompletionBody
 
 
 def test_its_signature_names_every_parameter_with_its_default():
@@ -94,3 +97,34 @@ def test_it_travels_as_before():
     data = msgspec.msgpack.encode(params)
     assert msgspec.msgpack.decode(data, type=SamplingParams) == params
     assert msgspec.structs.replace(params, n=2).n == 2
+
+
+@pytest.mark.parametrize("name", sorted(RANGES))
+def test_a_range_is_what_is_checked_and_what_is_published(name):
+    allowed = RANGES[name]
+    whole = isinstance(allowed.low, int)
+    (published,) = [
+        kind
+        for kind in CompletionBody.model_json_schema()["properties"][name]["anyOf"]
+        if kind["type"] != "null"
+    ]
+    assert published["type"] == ("integer" if whole else "number")
+    assert published["exclusiveMinimum" if allowed.above_low else "minimum"] == allowed.low
+    assert published.get("maximum", math.inf) == allowed.high
+    step = 1 if whole else 0.5
+    inside = [] if allowed.above_low else [allowed.low]
+    inside += [allowed.high] if allowed.high < math.inf else [1e300]
+    beside = {"max_tokens": None} if name == "min_tokens" else {}
+    for value in inside:
+        assert getattr(SamplingParams(**beside | {name: value}), name) == value
+    outside = [allowed.low - step, allowed.high + step]
+    outside += [allowed.low] if allowed.above_low and name != "top_p" else []
+    for value in outside:
+        with pytest.raises(RequestError) as refused:
+            SamplingParams(**{"temperature": 1.0} | beside | {name: value})
+        assert refused.value.param == name
+
+
+def test_an_integer_that_no_float_holds_is_out_of_range():
+    with pytest.raises(RequestError, match=r"repetition_penalty 1000.* is out of range"):
+        SamplingParams(repetition_penalty=10**400)

@@ -10,13 +10,14 @@ import torch
 from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, leave_out_freely, run
 from tests.server.harness import write_tokenizer
+from tpdet.arguments.field_ranges import MAX_SCHEMA_BYTES
 from tpdet.errors import RequestError
 from tpdet.grammar import trial
 from tpdet.grammar.constraint import Grammars
 from tpdet.kernels.cpu.sampling.sampling import choose_token
 from tpdet.kernels.cuda.sampling.penalties import penalise
 from tpdet.kernels.inputs.sampling import Draw
-from tpdet.request import MAX_SCHEMA_BYTES, SamplingParams
+from tpdet.request import SamplingParams
 from tpdet.text.outputs import RequestAssembler
 from tpdet.text.tokenizer import Tokenizer
 

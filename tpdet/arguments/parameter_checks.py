@@ -1,39 +1,40 @@
-"""What a sampling parameter may be: limits, and a RequestError naming parameter and value."""
+"""Checks of single sampling parameters; a RequestError names the parameter and its value."""
 
-import math
+import sys
 
+from tpdet.arguments.field_ranges import (
+    ALTERNATIVES,
+    LOGIT_BIAS,
+    MAX_LOGIT_BIAS_IDS,
+    MAX_SCHEMA_BYTES,
+    MAX_STOP_BYTES,
+    MAX_STOP_STRINGS,
+    RANGES,
+    SEED,
+    TOKEN_ID,
+    Range,
+)
 from tpdet.errors import RequestError
-
-MAX_CHOICES = 128
-MAX_LOGPROBS = 20
-MAX_STOP_STRINGS = 16
-MAX_STOP_BYTES = 256
-MAX_LOGIT_BIAS = 1024
-MAX_SEED = 2**63 - 1
-MAX_TOP_K = 2**31 - 1
-MIN_TEMPERATURE = 1e-3
-MAX_TEMPERATURE = 2.0
-MAX_SCHEMA_BYTES = 64 << 10
 
 
 def check_seed(seed: object) -> None:
     """A seed, or None."""
     if isinstance(seed, int) and seed < 0:
         raise RequestError(
-            f"seed {seed} is out of range [0, {MAX_SEED}]: leave it out and one is drawn, which "
+            f"seed {seed} is out of range [0, {SEED.high}]: leave it out and one is drawn, which "
             "the answer names",
             "seed",
         )
     if seed is not None:
-        check_integer("seed", seed, 0, MAX_SEED)
+        check_field("seed", seed)
 
 
 def check_lengths(min_tokens: int, max_tokens: int | None) -> None:
     """What bounds the number of tokens; `max_tokens` may be None."""
-    check_integer("min_tokens", min_tokens, 0, 2**31 - 1)
+    check_field("min_tokens", min_tokens)
     if max_tokens is None:
         return
-    check_integer("max_tokens", max_tokens, 0, 2**31 - 1)
+    check_field("max_tokens", max_tokens)
     if min_tokens > max_tokens:
         raise RequestError(
             f"min_tokens {min_tokens} is larger than max_tokens {max_tokens}: "
@@ -43,13 +44,14 @@ def check_lengths(min_tokens: int, max_tokens: int | None) -> None:
 
 
 def check_logprobs(name: str, count: object) -> None:
-    """How many alternatives are told, or None."""
+    """How many alternatives are shown beside each token, or None."""
     if count == -1:
         raise RequestError(
-            f"{name} -1 (the whole vocabulary) is not supported: the limit is {MAX_LOGPROBS}", name
+            f"{name} -1 (the whole vocabulary) is not supported: the limit is {ALTERNATIVES.high}",
+            name,
         )
     if count is not None:
-        check_integer(name, count, 0, MAX_LOGPROBS)
+        check_field(name, count)
 
 
 def check_bias(logit_bias: dict[int, float]) -> None:
@@ -58,13 +60,13 @@ def check_bias(logit_bias: dict[int, float]) -> None:
         raise RequestError(
             f"logit_bias must be a dict of ids and numbers, not {logit_bias!r}", "logit_bias"
         )
-    if len(logit_bias) > MAX_LOGIT_BIAS:
+    if len(logit_bias) > MAX_LOGIT_BIAS_IDS:
         raise RequestError(
-            f"logit_bias has {len(logit_bias)} ids; the limit is {MAX_LOGIT_BIAS}", "logit_bias"
+            f"logit_bias has {len(logit_bias)} ids; the limit is {MAX_LOGIT_BIAS_IDS}", "logit_bias"
         )
     for token, bias in logit_bias.items():
-        check_integer("logit_bias", token, 0, 2**31 - 1)
-        check_number("logit_bias", bias, -100.0, 100.0)
+        check_range("logit_bias", token, TOKEN_ID)
+        check_range("logit_bias", bias, LOGIT_BIAS)
 
 
 def check_ids(name: str, ids: tuple[int, ...]) -> None:
@@ -72,7 +74,7 @@ def check_ids(name: str, ids: tuple[int, ...]) -> None:
     if not isinstance(ids, tuple):
         raise RequestError(f"{name} must be a list of token ids, not {ids!r}", name)
     for token in ids:
-        check_integer(name, token, 0, 2**31 - 1)
+        check_range(name, token, TOKEN_ID)
 
 
 def check_stops(stop: tuple[str, ...]) -> None:
@@ -107,17 +109,18 @@ def check_schema(schema: object) -> None:
         )
 
 
-def check_integer(name: str, value: object, low: int, high: int) -> None:
-    """An integer from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} must be an integer, not {value!r}", name)
-    if not low <= value <= high:
-        raise RequestError(f"{name} {value} is out of range [{low}, {high}]", name)
+def check_field(name: str, value: object) -> None:
+    """The value of a field that has a declared range, whose excluded end the caller refuses."""
+    check_range(name, value, RANGES[name])
 
 
-def check_number(name: str, value: object, low: float, high: float) -> None:
-    """A finite number from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def check_range(name: str, value: object, allowed: Range) -> None:
+    """A finite number of a range; an integer where the range is one of integers."""
+    if isinstance(allowed.low, int):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise RequestError(f"{name} must be an integer, not {value!r}", name)
+    elif isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{name} must be a number, not {value!r}", name)
-    if not math.isfinite(value) or not low <= value <= high:
-        raise RequestError(f"{name} {value} is out of range [{low}, {high}]", name)
+    if not allowed.low <= value <= allowed.high or abs(value) > sys.float_info.max:
+        ends = f"[{allowed.low}, {allowed.high}]"
+        raise RequestError(f"{name} {value} is out of range {ends}", name)

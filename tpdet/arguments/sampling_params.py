@@ -1,23 +1,18 @@
 """How tokens are drawn and when to stop: the parameters of one request, checked when made."""
 
 import inspect
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tpdet.arguments.field_ranges import MIN_TEMPERATURE
 from tpdet.arguments.parameter_checks import (
-    MAX_CHOICES,
-    MAX_TEMPERATURE,
-    MAX_TOP_K,
-    MIN_TEMPERATURE,
     check_bias,
+    check_field,
     check_ids,
-    check_integer,
     check_lengths,
     check_logprobs,
-    check_number,
     check_schema,
     check_seed,
     check_stops,
@@ -143,24 +138,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
 
     def __post_init__(self) -> None:
         _take_what_users_write(self)
-        check_integer("n", self.n, 1, MAX_CHOICES)
-        check_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        check_field("n", self.n)
+        check_field("temperature", self.temperature)
         if 0.0 < self.temperature < MIN_TEMPERATURE:
             raise RequestError(
                 f"temperature {self.temperature} is too small: use 0 (greedy) or at least "
                 f"{MIN_TEMPERATURE}",
                 "temperature",
             )
-        check_number("top_p", self.top_p, 0.0, 1.0)
+        check_field("top_p", self.top_p)
         if self.top_p == 0.0:
             raise RequestError("top_p 0 keeps nothing: use a value in (0, 1]", "top_p")
-        check_integer("top_k", self.top_k, -1, MAX_TOP_K)
-        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_field("top_k", self.top_k)
+        check_field("min_p", self.min_p)
         check_seed(self.seed)
         check_lengths(self.min_tokens, self.max_tokens)
-        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf)
+        check_field("presence_penalty", self.presence_penalty)
+        check_field("frequency_penalty", self.frequency_penalty)
+        check_field("repetition_penalty", self.repetition_penalty)
         if self.repetition_penalty == 0.0:
             raise RequestError("repetition_penalty 0 is not above 0", "repetition_penalty")
         for name in ("logprobs", "prompt_logprobs"):

@@ -4,8 +4,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from tpdet.arguments.field_ranges import MAX_LOGIT_BIAS_IDS
 from tpdet.arguments.suggestions import did_you_mean
-from tpdet.request import MAX_LOGIT_BIAS
 from tpdet.server.body.schema import (
     Body,
     CalledFunction,
@@ -44,9 +44,9 @@ def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
     """The body as its model. Raises ApiError 400 naming the first field that is wrong."""
     given = _known(model, body)
     bias = given.get("logit_bias")
-    if isinstance(bias, dict) and len(bias) > MAX_LOGIT_BIAS:
+    if isinstance(bias, dict) and len(bias) > MAX_LOGIT_BIAS_IDS:
         raise bad_request(
-            f"logit_bias has {len(bias)} ids; the limit is {MAX_LOGIT_BIAS}", "logit_bias"
+            f"logit_bias has {len(bias)} ids; the limit is {MAX_LOGIT_BIAS_IDS}", "logit_bias"
         )
     if isinstance(given.get("messages"), list):
         given["messages"] = [_known_message(message) for message in given["messages"]]

@@ -8,8 +8,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from tpdet.arguments.field_ranges import MAX_STOP_STRINGS
 from tpdet.errors import RequestError
-from tpdet.request import MAX_STOP_STRINGS, Request, SamplingParams, check_against_model
+from tpdet.request import Request, SamplingParams, check_against_model
 from tpdet.server.body.answer_size import check_answer_size
 from tpdet.server.body.prompts import Prompt, PromptReader
 from tpdet.server.body.schema import (

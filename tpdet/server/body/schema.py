@@ -1,39 +1,61 @@
 """The JSON bodies of the API: types and unknown fields are refused here, strictly.
 
-`null` means absent. Ranges are repeated from `tpdet.request` for the published schema's sake;
-what spans fields is checked where a body becomes requests.
+`null` means absent. The ranges of sampling fields come from `tpdet.arguments.field_ranges`; what
+spans fields is checked where a body becomes requests.
 """
 
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from tpdet import request as bounds
+from tpdet.arguments.field_ranges import (
+    ALTERNATIVES,
+    COUNT,
+    LOGIT_BIAS,
+    MAX_LOGIT_BIAS_IDS,
+    MAX_STOP_BYTES,
+    MAX_STOP_STRINGS,
+    PENALTY,
+    RANGES,
+    TOKEN_ID,
+    Range,
+)
 from tpdet.server.body import idle_fields
 from tpdet.server.body.idle_fields import Idle
 from tpdet.server.wire import limits
 
-Integer = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+def _within(allowed: Range) -> Any:
+    """A declared range, as pydantic checks and publishes it."""
+    low, high = allowed.low, None if allowed.high == math.inf else allowed.high
+    return Field(gt=low, le=high) if allowed.above_low else Field(ge=low, le=high)
+
+
+Count = Annotated[int, _within(COUNT)]
 # Without fail_fast a list of a million wrong values makes a million error objects.
-Integers = Annotated[list[Integer], Field(fail_fast=True)]
-TopLogprobs = Annotated[int, Field(ge=0, le=bounds.MAX_LOGPROBS)]
-Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+TokenIds = Annotated[list[Annotated[int, _within(TOKEN_ID)]], Field(fail_fast=True)]
+Alternatives = Annotated[int, _within(ALTERNATIVES)]
+Penalty = Annotated[float, _within(PENALTY)]
+LogitBias = Annotated[
+    dict[str, Annotated[float, _within(LOGIT_BIAS)]], Field(max_length=MAX_LOGIT_BIAS_IDS)
+]
 StopStrings = Annotated[
     Any,
     WithJsonSchema(
         {
             "anyOf": [
                 {"type": "null"},
-                {"type": "string", "minLength": 1, "maxLength": bounds.MAX_STOP_BYTES},
+                {"type": "string", "minLength": 1, "maxLength": MAX_STOP_BYTES},
                 {
                     "type": "array",
-                    "maxItems": bounds.MAX_STOP_STRINGS,
+                    "maxItems": MAX_STOP_STRINGS,
                     "items": {
                         "type": "string",
                         "minLength": 1,
-                        "maxLength": bounds.MAX_STOP_BYTES,
+                        "maxLength": MAX_STOP_BYTES,
                     },
                 },
             ]
@@ -116,39 +138,27 @@ class GenerationBody(Body):
 
     idle = idle_fields.GENERATION
     model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
-    max_tokens: Integer | None = None
-    max_completion_tokens: Integer | None = None
-    n: Annotated[int, Field(ge=1, le=bounds.MAX_CHOICES)] | None = None
-    temperature: Annotated[float, Field(ge=0.0, le=bounds.MAX_TEMPERATURE)] | None = None
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=bounds.MAX_TOP_K)] | None = None
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    seed: Annotated[int, Field(ge=0, le=bounds.MAX_SEED)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    n: Annotated[int, _within(RANGES["n"])] | None = None
+    temperature: Annotated[float, _within(RANGES["temperature"])] | None = None
+    top_p: Annotated[float, _within(RANGES["top_p"])] | None = None
+    top_k: Annotated[int, _within(RANGES["top_k"])] | None = None
+    min_p: Annotated[float, _within(RANGES["min_p"])] | None = None
+    seed: Annotated[int, _within(RANGES["seed"])] | None = None
     stop: StopStrings = None
-    stop_token_ids: Integers | None = None
+    stop_token_ids: TokenIds | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    logit_bias: (
-        Annotated[
-            dict[
-                str,
-                Annotated[
-                    float,
-                    Field(ge=-limits.MAX_LOGIT_BIAS_MAGNITUDE, le=limits.MAX_LOGIT_BIAS_MAGNITUDE),
-                ],
-            ],
-            Field(max_length=bounds.MAX_LOGIT_BIAS),
-        ]
-        | None
-    ) = None
+    logit_bias: LogitBias | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0.0)] | None = None
+    repetition_penalty: Annotated[float, _within(RANGES["repetition_penalty"])] | None = None
     user: str | None = None
     cache_salt: str | None = None
     ignore_eos: bool | None = None
-    min_tokens: Integer | None = None
-    prompt_logprobs: TopLogprobs | None = None
+    min_tokens: Count | None = None
+    prompt_logprobs: Alternatives | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -167,7 +177,7 @@ class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
     prompt: Prompt
-    logprobs: TopLogprobs | None = None
+    logprobs: Alternatives | None = None
     echo: bool | None = None
 
 
@@ -219,7 +229,7 @@ class ChatBody(GenerationBody):
     idle = idle_fields.CHAT
     messages: Messages
     logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = None
+    top_logprobs: Alternatives | None = None
     add_generation_prompt: bool | None = None
 
 
@@ -239,4 +249,4 @@ class DetokenizeBody(Body):
     """`POST /detokenize`."""
 
     model: Annotated[str, Field(max_length=limits.MAX_MODEL_CHARACTERS)] | None = None
-    tokens: Integers
+    tokens: TokenIds

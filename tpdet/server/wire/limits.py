@@ -1,12 +1,13 @@
 """Every limit of the HTTP surface in one place; `--print-limits` prints `all_limits()`.
 
-Limits on sampling parameters belong to `tpdet.request`, which enforces them for the offline API
-too; they are only listed here.
+The ranges of sampling fields are declared in `tpdet.arguments.field_ranges`, since the offline API
+has them too; they are only listed here.
 """
 
 import json
 
-from tpdet import request
+from tpdet.arguments import field_ranges
+from tpdet.arguments.field_ranges import RANGES
 from tpdet.grammar import trial
 
 MAX_BODY_BYTES = 10 << 20
@@ -22,7 +23,6 @@ MAX_CACHE_SALT_BYTES = 256
 MAX_MODEL_CHARACTERS = 1024
 MAX_NAME_CHARACTERS = 256
 MAX_DESCRIPTION_CHARACTERS = 4096
-MAX_LOGIT_BIAS_MAGNITUDE = 100.0
 MAX_PIPELINED = 16
 MAX_WAITING_SCHEMAS = 32
 MAX_WAITING_LARGE_BODIES = 8
@@ -60,25 +60,25 @@ def all_limits() -> dict[str, object]:
         "url_bytes": MAX_URL_BYTES,
         "error_bytes": MAX_ERROR_BYTES,
         "batch_prompts": MAX_BATCH_PROMPTS,
-        "n": [1, request.MAX_CHOICES],
-        "logprobs": [0, request.MAX_LOGPROBS],
-        "top_logprobs": [0, request.MAX_LOGPROBS],
-        "prompt_logprobs": [0, request.MAX_LOGPROBS],
+        "n": RANGES["n"].ends,
+        "logprobs": RANGES["logprobs"].ends,
+        "top_logprobs": RANGES["logprobs"].ends,
+        "prompt_logprobs": RANGES["prompt_logprobs"].ends,
         "logprobs_in_answer": MAX_LOGPROBS_IN_ANSWER,
-        "stop_strings": request.MAX_STOP_STRINGS,
-        "stop_string_bytes": [1, request.MAX_STOP_BYTES],
-        "logit_bias_ids": request.MAX_LOGIT_BIAS,
-        "logit_bias": [-MAX_LOGIT_BIAS_MAGNITUDE, MAX_LOGIT_BIAS_MAGNITUDE],
-        "temperature": [0.0, request.MAX_TEMPERATURE],
-        "smallest_temperature_above_zero": request.MIN_TEMPERATURE,
-        "top_p": [0.0, 1.0],
-        "top_k": [-1, request.MAX_TOP_K],
-        "min_p": [0.0, 1.0],
-        "presence_penalty": [-2.0, 2.0],
-        "frequency_penalty": [-2.0, 2.0],
-        "repetition_penalty_above": 0.0,
-        "seed": [0, request.MAX_SEED],
-        "schema_bytes": request.MAX_SCHEMA_BYTES,
+        "stop_strings": field_ranges.MAX_STOP_STRINGS,
+        "stop_string_bytes": [1, field_ranges.MAX_STOP_BYTES],
+        "logit_bias_ids": field_ranges.MAX_LOGIT_BIAS_IDS,
+        "logit_bias": field_ranges.LOGIT_BIAS.ends,
+        "temperature": RANGES["temperature"].ends,
+        "smallest_temperature_above_zero": field_ranges.MIN_TEMPERATURE,
+        "top_p": RANGES["top_p"].ends,
+        "top_k": RANGES["top_k"].ends,
+        "min_p": RANGES["min_p"].ends,
+        "presence_penalty": RANGES["presence_penalty"].ends,
+        "frequency_penalty": RANGES["frequency_penalty"].ends,
+        "repetition_penalty_above": RANGES["repetition_penalty"].low,
+        "seed": RANGES["seed"].ends,
+        "schema_bytes": field_ranges.MAX_SCHEMA_BYTES,
         "schema_cpu_seconds": trial.CPU_SECONDS,
         "schemas_waiting": MAX_WAITING_SCHEMAS,
         "schema_description_characters": MAX_DESCRIPTION_CHARACTERS,
