@@ -1,6 +1,7 @@
-"""Slurm's short forms: a list of hosts ("gpu[01-03,07],login"), tasks a node ("8(x2),4").
+"""Reads Slurm's short forms: a list of hosts ("gpu[01-03,07],login"), tasks of nodes ("8(x2),4").
 
-The forms are those of `scontrol show hostnames` and of SLURM_TASKS_PER_NODE in `man sbatch`.
+The forms are those of `scontrol show hostnames` and of SLURM_TASKS_PER_NODE in `man sbatch`. We do
+not call `scontrol`, because every rank reads the list and a container has no `scontrol`.
 """
 
 import re
@@ -29,7 +30,7 @@ def first_host(text: str) -> str:
 
 
 def tasks_on_node(text: str, node: int) -> int:
-    """How many tasks the node of that number (from 0) has. Raises UsageError if it is not told."""
+    """How many tasks node `node` (from 0) has. Raises UsageError if the text names none."""
     left = node
     for part in text.split(","):
         match = _TASKS.fullmatch(part)
@@ -55,7 +56,7 @@ def _hosts(text: str) -> Iterator[str]:
 
 
 def _choices(pieces: list[str], text: str) -> list[list[str]]:
-    """Each piece's spellings; every second piece is the inside of brackets."""
+    """The spellings of each piece; every second piece is what stood in brackets."""
     choices = [[piece] for piece in pieces]
     for index in range(1, len(pieces), 2):
         choices[index] = []

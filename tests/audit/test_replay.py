@@ -5,9 +5,9 @@ import re
 import blake3
 import msgspec
 import pytest
+import rfc8785
 
 from tests.lib.tree import ROOT
-from tpdet.audit.canonical_json import canonical_json
 from tpdet.audit.replay import COVERED, LEFT_OUT, SCHEMA, canonical_request, replay_digest
 from tpdet.control.sampling_row import SampledToken
 from tpdet.request import Request, SamplingParams, with_seed
@@ -130,13 +130,12 @@ def test_odd_values_have_a_digest_too():
     ],
 )  # fmt: skip
 def test_canonical_json_is_rfc_8785s(value, text):
-    assert canonical_json(value) == text.encode()
+    assert rfc8785.dumps(value) == text.encode()
 
 
 @pytest.mark.parametrize(
-    ("value", "error"),
-    [(float("nan"), ValueError), (2**53, ValueError), ({1}, TypeError), ("\ud800", ValueError)],
+    "value", [float("nan"), float("inf"), 2**53, -(2**53), {1}, "\ud800", {1: 2}]
 )
-def test_what_has_no_canonical_json_is_refused(value, error):
-    with pytest.raises(error):
-        canonical_json(value)
+def test_what_has_no_canonical_json_is_refused(value):
+    with pytest.raises(ValueError):
+        rfc8785.dumps(value)

@@ -6,10 +6,11 @@ tensor-parallel size. Needs no torch.
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import blake3
+import rfc8785
 
-from tpdet.audit.canonical_json import canonical_json
 from tpdet.control.sampling_row import SampledToken
 from tpdet.request import Request, SamplingParams
 
@@ -41,13 +42,16 @@ def _canonical_pieces(requests: Sequence[Request]) -> Iterator[bytes]:
     """`canonical_request` in pieces: `prompts`, which may hold millions of ids, comes last."""
     first = requests[0]
     ends = () if first.params.ignore_eos else first.eos_token_ids
-    rest = {"eos_token_ids": sorted({*ends}), "params": _canonical_params(first.params)}
-    yield canonical_json(rest)[:-1] + b',"prompts":['
+    rest: dict[str, Any] = {
+        "eos_token_ids": sorted({*ends}),
+        "params": _canonical_params(first.params),
+    }
+    yield rfc8785.dumps(rest)[:-1] + b',"prompts":['
     for place, request in enumerate(requests):
         yield b",[" if place else b"["
         ids = request.prompt_token_ids
         for begin in range(0, len(ids), _IDS):
-            yield (b"," if begin else b"") + canonical_json(ids[begin : begin + _IDS])[1:-1]
+            yield (b"," if begin else b"") + rfc8785.dumps(ids[begin : begin + _IDS])[1:-1]
         yield b"]"
     yield b"]}"
 
@@ -96,8 +100,8 @@ def replay_digest_steps(
     yield digest.hexdigest()
 
 
-def _canonical_params(params: SamplingParams) -> dict[str, object]:
-    found: dict[str, object] = {name: getattr(params, name) for name in COVERED}
+def _canonical_params(params: SamplingParams) -> dict[str, Any]:
+    found: dict[str, Any] = {name: getattr(params, name) for name in COVERED}
     found["top_k"] = max(params.top_k, 0)  # -1 and 0 are both off
     found["repetition_penalty"] = float(params.repetition_penalty)  # has no upper limit
     found["stop"] = [_text(stop) for stop in params.stop]
