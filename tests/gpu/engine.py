@@ -1,8 +1,7 @@
-"""The whole engine on one GPU: bits over every circumstance, the sampler, accuracy, sampler times.
+"""The whole engine on one GPU: bits over every circumstance, the sampler, accuracy.
 
 python -m tests.gpu.engine             everything
 python -m tests.gpu.engine bits        bits and accuracy; --output FILE.json appends their rows
-python -m tests.gpu.engine times       of the sampler
 
 Tensor-parallel sizes above 1 run as threads of this process on the one GPU.
 """
@@ -14,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from tests.gpu.checks import attempt, poisoned_workspaces
-from tests.gpu.engine_parts import check_sampler, check_tables, sampler_times
+from tests.gpu.checks import poisoned_workspaces
+from tests.gpu.engine_parts import check_sampler, check_tables
 from tests.gpu.suite import Check, run_suite
 from tests.lib.engine_harness import Run, ask
 from tests.lib.thread_world import run_threads
@@ -212,9 +211,8 @@ def engine_checks(folder):
 
 def main(arguments):
     """Run the suite on models of its own."""
-    times = {"times": lambda: attempt("sampler times", sampler_times)}
     with tempfile.TemporaryDirectory() as name:
-        return run_suite("engine", lambda: engine_checks(Path(name)), times, arguments)
+        return run_suite("engine", lambda: engine_checks(Path(name)), {}, arguments, ("bits",))
 
 
 if __name__ == "__main__":

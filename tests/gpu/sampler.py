@@ -1,4 +1,4 @@
-"""The sampler's kernels on a GPU: bits against the row-by-row way, then times.
+"""The sampler's kernels on a GPU: bits against the CPU's path, then times.
 
 python -m tests.gpu.sampler [bits|times] [--output FILE.json]; times are in `sampler_times.py`
 """
@@ -13,7 +13,8 @@ import triton.language as tl
 
 from tests.gpu.checks import attempt, same
 from tests.gpu.suite import Check, run_suite
-from tests.kernels.interpreted.draw_reference import (
+from tests.kernels.interpreted.noise import masses_are_rounded_conversions
+from tests.kernels.interpreted.sampling_oracle import (
     answers,
     over_shards,
     prepare,
@@ -21,7 +22,6 @@ from tests.kernels.interpreted.draw_reference import (
     same_answers,
     tops,
 )
-from tests.kernels.interpreted.noise import masses_are_rounded_conversions
 from tpdet.kernels.cuda.sampling import gumbel_scores
 from tpdet.kernels.cuda.sampling import sample_rows as row_draws
 from tpdet.kernels.inputs.sampling import Draw
@@ -198,7 +198,7 @@ def check_no_wait():
 
 
 def checks():
-    """Every kind of data against the row-by-row way, and by every way to a bound."""
+    """Every kind of data against the CPU's path, and by every way to a bound."""
     found = [
         Check("rough noise", check_rough_noise),
         Check("masses", masses_are_rounded_conversions, ("cuda", 1 << 24)),

@@ -6,13 +6,11 @@ launches it, from the host's call to the last kernel (`call`); the floor reads t
 """
 
 import time
-from functools import partial
 
 import torch
 
 from tests.gpu.sampler import draw_shard, draws, only, rows
 from tests.gpu.times import interleaved_medians
-from tests.kernels.interpreted.draw_reference import reference
 from tpdet.kernels.cuda.sampling import sample_rows as row_draws
 from tpdet.kernels.inputs.sampling import Draw
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -71,14 +69,6 @@ def times():
         x = rows(kind, 64, vocabulary)
         found = [f"{left_over(x, TIMED[n])} by {n}" for n in ("k50 p.9", "p.9")]
         print(f"  left to the window and to whole rows, {kind}: {', '.join(found)}", flush=True)
-    for kind in ("random", "tied"):
-        x, how = rows(kind, 4, vocabulary), draws(4, (TIMED["p.9"],))
-        old = call_time(x, how, None, partial(reference, x, how), 3)
-        print(
-            f"  p.9 4 rows {kind}: {call_time(x, how, Shard(0, vocabulary), repeats=3):.0f}, "
-            f"row by row {old:.0f}",
-            flush=True,
-        )
 
 
 def data_times(vocabulary):
@@ -117,8 +107,10 @@ def graph_time(inputs, how, shard):
         row_draws.to_device = original
 
 
-def call_time(x, how, shard, work=None, repeats=10):
-    work = work or (lambda: row_draws.draw_rows(x, how, shard))
+def call_time(x, how, shard, repeats=10):
+    def work():
+        return row_draws.draw_rows(x, how, shard)
+
     work()
     torch.cuda.synchronize()
     taken = []

@@ -26,7 +26,6 @@ from tpdet.control.plan import (
     EVICT,
     NAN,
     RELOAD,
-    REWRITE,
     SHARE,
     PageEvent,
     Row,
@@ -70,8 +69,8 @@ class VersionTable:
     def apply(self, events: Iterable[PageEvent]) -> None:
         """Apply a plan's events in order.
 
-        ALLOCATE wants a free page and gives it to `version_id`; EVICT frees it; REWRITE and NAN
-        only bump the version. SHARE takes a page from its owner for good, so that nobody writes
+        ALLOCATE wants a free page and gives it to `version_id`; EVICT frees it; NAN only
+        bumps the version. SHARE takes a page from its owner for good, so that nobody writes
         it; its tokens stay, and so does its version. These want the owner named (SHARED, once
         shared). RELOAD (page ALL_PAGES) bumps every page, none of which may be owned. Raises
         IntegrityError naming the page and both owners.
@@ -142,7 +141,7 @@ class VersionTable:
 
     def _change(self, event: PageEvent) -> None:
         kind, page = event.kind, event.page
-        if kind not in (ALLOCATE, EVICT, REWRITE, NAN, SHARE):
+        if kind not in (ALLOCATE, EVICT, NAN, SHARE):
             raise IntegrityError(f"page event of unknown kind {kind} for page {page}")
         if not 0 <= page < self.num_pages:
             raise IntegrityError(

@@ -12,8 +12,8 @@ PLAN_VERSION = 5
 MAX_PLAN_BYTES = 64 << 20
 DIGEST_BYTES = 32  # of the version table
 
-ALLOCATE, EVICT, REWRITE, NAN, RELOAD, SHARE = range(6)
-EVENT_NAMES = ("allocate", "evict", "rewrite", "nan", "reload", "share")
+ALLOCATE, EVICT, NAN, RELOAD, SHARE = 0, 1, 3, 4, 5
+EVENT_NAMES = {ALLOCATE: "allocate", EVICT: "evict", NAN: "nan", RELOAD: "reload", SHARE: "share"}
 
 
 class PageEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):

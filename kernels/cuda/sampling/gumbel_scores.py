@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.sampling.row_scan import largest, source, value_of
-from tpdet.kernels.cuda.sampling.sampling import gumbel_noise
 from tpdet.kernels.cuda.sampling.sort_keys import order_of
 
 
@@ -42,6 +41,13 @@ def philox_of(ids, position, choice, key0, key1):
         key0 = key0 + tl.full((), 0x9E3779B9, tl.uint32)
         key1 = key1 + tl.full((), 0xBB67AE85, tl.uint32)
     return c0
+
+
+@triton.jit
+def gumbel_noise(word):
+    """fp32(-log(-log(1 - (word + 0.5) * 2^-32))), logarithms in fp64."""
+    survival = 1.0 - (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10
+    return (-tl.log(-tl.log(survival))).to(tl.float32)
 
 
 @triton.jit

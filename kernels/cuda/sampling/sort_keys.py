@@ -51,16 +51,6 @@ def top_of_parts(values, tops, vocabulary, stride, count, SPAN: tl.constexpr, BL
         tl.store(out + place, previous)
 
 
-def top_ids(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Ids of the `count` largest values, best first, ties by lowest id: int64 [.., count].
-
-    `values` fp32 [V] or rows of it [R, V], without NaN; all V come back when `count` >= V.
-    """
-    rows = values.view(1, -1) if values.dim() == 1 else values
-    count = min(count, rows.shape[1])
-    return id_of(top_orders(rows, count)).view(*values.shape[:-1], count)
-
-
 def top_orders(rows: torch.Tensor, count: int, first_id: int = 0) -> torch.Tensor:
     """Orders of the `count` largest of rows fp32 [R, W], best first: int64 [R, count].
 

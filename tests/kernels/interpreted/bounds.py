@@ -6,9 +6,11 @@ Cases of `tests/kernels/interpreted/draws.py`.
 import torch
 
 from tests.kernels.interpreted.rows import KINDS, V, rows
+from tests.kernels.interpreted.sampling_oracle import last_kept
 from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass
-from tpdet.kernels.cuda.sampling import filter_rows, sampling
+from tpdet.kernels.cuda.sampling import filter_rows
 from tpdet.kernels.cuda.sampling import sample_rows as row_draws
+from tpdet.kernels.cuda.sampling.sort_keys import id_of
 from tpdet.kernels.inputs.sampling import Draw
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
@@ -16,7 +18,7 @@ QUICK = ("random", "tied", "zeros")  # none of their rows may need the slow way
 WAYS_TO_BOUNDS = ("list",), ("window",), ("rows",), ("list", "window")
 
 
-def bounds_are_the_old_ones_by_each_way():
+def bounds_are_the_cpus_by_each_way():
     left_over = {}
     for kind in KINDS:
         x = rows(kind, 1)
@@ -31,17 +33,14 @@ def bounds_are_the_old_ones_by_each_way():
             {"top_p": 0.9999},
             {"top_k": V - 1},
         ):
-            how = [Draw(1.0, 1, 1, **way)]
-            old = torch.empty(1, dtype=torch.int64)
-            parameters = sampling._parameters(how, V, x.amax(-1))
-            sampling.find_bounds[1,](x + 0.0, x.amax(-1), parameters, old, V, 8, 2048)
+            last = last_kept(x[0], Draw(1.0, 1, 1, **way))
             given = given_of(x, way)
             for ways in WAYS_TO_BOUNDS:
                 by = bounds_by(ways, *given, V)
                 left_over[ways] = left_over.get(ways, 0) + (by == 2**62)
                 all_but_rows = ways == ("list", "window")
                 assert by != 2**62 or not all_but_rows or kind not in QUICK, (kind, way)
-                assert by in (int(old), 2**62), (kind, way, ways, by, int(old))
+                assert by == 2**62 or id_of(by) == last, (kind, way, ways, by, last)
     tried = 9 * len(KINDS)
     assert 0 < left_over[("list",)] < tried, left_over  # each way has rows to answer for
     assert left_over[("window",)] < tried / 4, left_over
@@ -60,12 +59,12 @@ def long_runs_of_ties_need_no_search():
         upto = torch.cumsum(masses[keys.indices], 0) / masses.sum()
         last = int((upto < share).sum())
         found = int(bound_of(x, {"top_p": share}, ("list", "window")))
-        assert 4194303 - (found & 4194303) == int(keys.indices[last]), (share, found)
+        assert id_of(found) == int(keys.indices[last]), (share, found)
         ended.add(float(x[0, keys.indices[last]]))
     assert len(ended) == 3, ended
     for k in (9000, 15_000, 29_000):
         found = int(bound_of(x, {"top_k": k}, ("list", "window")))
-        assert 4194303 - (found & 4194303) == int(keys.indices[k - 1]), k
+        assert id_of(found) == int(keys.indices[k - 1]), k
 
 
 def a_few_heavy_ids_do_not_mislead_the_window():
@@ -77,7 +76,7 @@ def a_few_heavy_ids_do_not_mislead_the_window():
     keys = torch.sort(x[0], descending=True, stable=True)
     last = int((torch.cumsum(masses[keys.indices], 0) < 0.95 * masses.sum()).sum())
     found = int(bound_of(x, {"top_p": 0.95}, ("list", "window")))
-    assert last > 6144 and 4194303 - (found & 4194303) == int(keys.indices[last])
+    assert last > 6144 and id_of(found) == int(keys.indices[last])
 
 
 def values_in_one_bucket_are_found_by_digits():
@@ -96,7 +95,7 @@ def values_in_one_bucket_are_found_by_digits():
         masses = fixed_point_mass(x[0], x[0].amax())[keys.indices][: way.get("top_k")]
         if k is None:
             k = int((torch.cumsum(masses, 0) < way["top_p"] * masses.sum()).sum()) + 1
-        assert 4194303 - (found & 4194303) == int(keys.indices[k - 1]), way
+        assert id_of(found) == int(keys.indices[k - 1]), way
 
 
 def bound_of(x, way, names):

@@ -1,4 +1,4 @@
-"""The kernels that draw many rows at once, in Triton's interpreter, beside the row-by-row ones.
+"""The kernels that draw many rows at once, in Triton's interpreter, beside the CPU's path.
 
     TRITON_INTERPRET=1 python -m tests.kernels.interpreted.draws [few] [case]
 
@@ -13,17 +13,9 @@ import torch
 
 from tests.kernels.interpreted.bounds import (
     a_few_heavy_ids_do_not_mislead_the_window,
-    bounds_are_the_old_ones_by_each_way,
+    bounds_are_the_cpus_by_each_way,
     long_runs_of_ties_need_no_search,
     values_in_one_bucket_are_found_by_digits,
-)
-from tests.kernels.interpreted.draw_reference import (
-    answers,
-    over_shards,
-    prepare,
-    reference,
-    same_answers,
-    tops,
 )
 from tests.kernels.interpreted.launches import (
     a_step_by_shares_launches_no_more_than_this,
@@ -35,6 +27,14 @@ from tests.kernels.interpreted.noise import (
     rough_noise_is_near_the_noise,
 )
 from tests.kernels.interpreted.rows import KINDS, QUICKLY, V, draws, rows
+from tests.kernels.interpreted.sampling_oracle import (
+    answers,
+    over_shards,
+    prepare,
+    reference,
+    same_answers,
+    tops,
+)
 from tests.lib.case_runner import run_cases
 from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
 from tpdet.kernels.cpu.sampling.gumbel import gumbel_noise as cpu_noise
@@ -47,7 +47,7 @@ def whole(x, how):
     return row_draws.draw_rows(x, how, Shard(0, x.shape[1]))
 
 
-def answers_every_way_as_the_row_by_row_kernels_do():
+def answers_every_way_as_the_cpu_does():
     for kind in KINDS:
         x, how = rows(kind), draws(12)
         same_answers(whole(x, how), reference(x, how), kind)
@@ -129,7 +129,7 @@ def every_cut_of_the_vocabulary_answers_alike():
                 assert torch.equal(found[2][0], top[0]) and torch.equal(found[2][1], top[1])
 
 
-def top_of_rows_is_as_before():
+def top_of_rows_is_the_cpus():
     for kind in ("random", "tied", "zeros"):
         x = rows(kind)
         found, expected = row_draws.top_of_rows(x, [0, 3], 20, Shard(0, V)), tops(x, [0, 3], 20)
@@ -150,15 +150,15 @@ def near_ties_of_rough_scores_are_settled_by_exact_ones():
 CASES = (
     a_step_by_shares_launches_no_more_than_this,
     memory_that_nobody_wrote_is_never_read,
-    answers_every_way_as_the_row_by_row_kernels_do,
+    answers_every_way_as_the_cpu_does,
     greedy_and_plain_draws_are_the_cpus,
     a_row_alone_is_as_in_a_crowd,
     poisoned_rows_fail_alone,
     says_when_nothing_is_left,
     scores_given_tokens,
     every_cut_of_the_vocabulary_answers_alike,
-    top_of_rows_is_as_before,
-    bounds_are_the_old_ones_by_each_way,
+    top_of_rows_is_the_cpus,
+    bounds_are_the_cpus_by_each_way,
     long_runs_of_ties_need_no_search,
     a_few_heavy_ids_do_not_mislead_the_window,
     values_in_one_bucket_are_found_by_digits,

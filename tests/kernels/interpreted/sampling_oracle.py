@@ -1,25 +1,79 @@
-"""A step's draws as they were made before the kernels that take many rows at once: whole rows,
-one operation after another. Shards of a row in one process, with the gather they would have."""
+"""What the GPU's sampler must answer, by the CPU's path; shards of a row in one process.
+
+Tokens are the CPU's row by row, with one thing of the device's: the softmax mass of each id, since
+`exp2` rounds otherwise on each device. So the comparison is exact, under top-p as well.
+"""
 
 import threading
+from contextlib import contextmanager
 
 import torch
+import triton
+import triton.language as tl
 
-from tpdet.kernels.cuda.sampling import log_softmax, sampling
-from tpdet.kernels.cuda.sampling import sort_keys as order_select
+from tpdet.kernels.cpu.sampling import filters, sampling
+from tpdet.kernels.cpu.sampling.sort_keys import top_ids
+from tpdet.kernels.cuda.sampling import log_softmax
 from tpdet.kernels.inputs.sampled_rows import RowDraws
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 
+@triton.jit
+def store_masses(x, maximum, masses, width, BLOCK: tl.constexpr):
+    """masses[row, id]: an id's fixed-point mass; program (row, part)."""
+    row = tl.program_id(0)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    here, start = at < width, row.to(tl.int64) * width
+    value = tl.load(x + start + at, mask=here, other=-float("inf"))
+    mass = log_softmax.fixed_point(value, tl.load(maximum + row))
+    tl.store(masses + start + at, mass, mask=here)
+
+
+def masses_of(x, maximum):
+    """int64 [R, V] of fp32 rows [R, V] against their maxima [R], by the device they are on."""
+    rows, width = x.shape
+    masses = torch.empty(rows, width, dtype=torch.int64, device=x.device)
+    grid = rows, triton.cdiv(width, 1024)
+    store_masses[grid](x.contiguous(), maximum.contiguous(), masses, width, 1024)
+    return masses
+
+
+@contextmanager
+def masses_by(device):
+    """Meanwhile the CPU's filters take the masses of ids from a device."""
+    own = filters.fixed_point_mass
+
+    def of(values, maximum):
+        return masses_of(values[None].to(device), maximum[None].to(device))[0].cpu()
+
+    filters.fixed_point_mass = of
+    try:
+        yield
+    finally:
+        filters.fixed_point_mass = own
+
+
 def reference(logits, draws):
-    """`RowDraws` (without `packed`) of whole rows by the one-program-a-row kernels."""
+    """`RowDraws` (without `packed`) of whole rows."""
     logits, maximum, fit = prepare(logits)
-    tokens = torch.argmax(logits, -1)
-    wanted = {i: d for i, d in enumerate(draws) if d.temperature != 0.0 or d.changes_logits}
-    if wanted:
-        chosen = sampling.choose_tokens(logits, wanted)
-        tokens[list(chosen)] = torch.tensor(list(chosen.values())).to(tokens.device)
-    return answers(logits, maximum, fit, tokens)
+    with masses_by(logits.device):
+        tokens = [
+            sampling.choose_token(row, how) for row, how in zip(logits.cpu(), draws, strict=True)
+        ]
+    return answers(logits, maximum, fit, torch.tensor(tokens).to(logits.device))
+
+
+def last_kept(x, how):
+    """The last id that top-k and top-p keep of a row fp32 [V] in the order of sort keys."""
+    kept, ids = x + 0.0, torch.arange(len(x))
+    with masses_by(x.device):
+        if 0 < how.top_k < len(x):
+            mask = filters.keep_top_k(kept, how.top_k)
+            kept, ids = kept[mask], ids[mask]
+        if how.top_p < 1.0:
+            mask = filters.keep_top_p(kept, filters.top_p_numerator(how.top_p))
+            kept, ids = kept[mask], ids[mask]
+    return int(ids[kept == kept.amin()].amax())
 
 
 def prepare(logits):
@@ -29,15 +83,17 @@ def prepare(logits):
 
 
 def answers(logits, maximum, fit, tokens):
-    log_masses = log_softmax.log_mass(logits, maximum)
+    """`RowDraws` (without `packed`) of given tokens."""
+    log_masses = torch.log(masses_of(logits, maximum).sum(-1).double() * 2.0**-40)
     chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
     logprobs = log_softmax.log_probabilities(chosen, maximum, log_masses)
     return RowDraws(tokens, logprobs, fit, maximum, log_masses, None)
 
 
 def tops(logits, rows, count):
+    """The likeliest ids of some rows and their logits."""
     wanted = prepare(logits)[0][rows]
-    ids = order_select.top_ids(wanted, count)
+    ids = top_ids(wanted.cpu(), count).to(logits.device)
     return ids, wanted.gather(1, ids)
 
 
