@@ -13,6 +13,7 @@ from typing import cast
 
 import torch
 
+from tpdet.kernels.exact import thresholds
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.inputs.sampled_rows import Packed, RowDraws, RowWeights
 from tpdet.kernels.inputs.sampling import Draw
@@ -121,7 +122,7 @@ def log_probabilities(
     values: torch.Tensor, maximum: torch.Tensor, log_masses: torch.Tensor
 ) -> torch.Tensor:
     """Picked logits [..] fp32, their rows' maxima and log masses -> log-probabilities [..] fp32."""
-    return _on(values, "sampling.log_softmax").log_probabilities(values, maximum, log_masses)
+    return thresholds.log_probabilities(values, maximum, log_masses)
 
 
 def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:

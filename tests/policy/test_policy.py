@@ -11,8 +11,9 @@ import pytest
 from tests.lib.tree import ROOT
 
 FLOORS = (
-    ("errors", "kernels/order", "kernels/exact", "kernels/cpu", "kernels/cuda/launch"),
-    ("arguments", "kernels/inputs", "kernels/node_plan", "kernels/partial_sums", "launch/host"),
+    ("errors", "kernels/order", "kernels/cpu", "kernels/cuda/launch"),
+    ("arguments", "kernels/exact", "kernels/inputs", "kernels/node_plan", "kernels/partial_sums",
+     "launch/host"),
     ("kernels/ops", "kernels/cpu/attention", "kernels/cpu/gemm", "kernels/cpu/pointwise",
      "kernels/cpu/sampling", "kernels/cuda/attention", "kernels/cuda/gemm/choice",
      "kernels/cuda/pointwise", "config", "request", "model_config", "launch/ranks"),
@@ -208,6 +209,18 @@ def test_kernels_import_torch_and_triton_only():
                     continue
                 if not name.startswith("tpdet.kernels"):
                     wrong.append(f"{path.name}: {name}")
+    assert not wrong
+
+
+def test_the_gpu_takes_nothing_from_the_cpu():
+    """Both follow the contract, and what they share is in `kernels/exact`."""
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sources()
+        if room(path).startswith("kernels/cuda")
+        for name in imports(path)
+        if name.startswith("tpdet.kernels.cpu")
+    ]
     assert not wrong
 
 

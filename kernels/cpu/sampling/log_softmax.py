@@ -21,8 +21,8 @@ must be contiguous.
 
 import torch
 
-MASS_BITS = 40
-MAX_VOCABULARY = 1 << 22
+from tpdet.kernels.exact.thresholds import check_vocabulary
+from tpdet.kernels.order import MASS_BITS
 
 _BLOCK_ELEMENTS = 1 << 20
 
@@ -41,19 +41,10 @@ def log_mass(logits: torch.Tensor, maximum: torch.Tensor) -> torch.Tensor:
     Raises ValueError when V is over 2^22.
     """
     rows, vocabulary = logits.shape
-    if vocabulary > MAX_VOCABULARY:
-        raise ValueError(f"vocabulary of {vocabulary} ids; the int64 mass holds {MAX_VOCABULARY}")
+    check_vocabulary(vocabulary)
     block = max(1, _BLOCK_ELEMENTS // vocabulary)  # bounds the temporaries, not the bits
     mass = torch.empty(rows, dtype=torch.int64)
     for start in range(0, rows, block):
         part = slice(start, start + block)
         mass[part] = fixed_point_mass(logits[part], maximum[part, None]).sum(-1)
     return torch.log(mass.to(torch.float64) * 2.0**-MASS_BITS)
-
-
-def log_probabilities(
-    values: torch.Tensor, maximum: torch.Tensor, log_masses: torch.Tensor
-) -> torch.Tensor:
-    """log p of logits picked from rows: fp32 [..], maximum fp32, log_masses fp64 -> fp32 [..]."""
-    distance = values.to(torch.float64) - maximum.to(torch.float64)
-    return (distance - log_masses).to(torch.float32)

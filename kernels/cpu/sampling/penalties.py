@@ -14,12 +14,10 @@ length, also after a preemption. Repetition as in Hugging Face transformers, fre
 as in OpenAI's API; all of it in vLLM's order.
 """
 
-from collections.abc import Sequence
-
 import torch
 
-FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
-FLOAT32_TINY = 2.0**-126
+from tpdet.kernels.exact.allowed_ids import unpack_bits
+from tpdet.kernels.exact.thresholds import held_repetition, hold_finite
 
 
 def add_bias(logits: torch.Tensor, bias: dict[int, float]) -> None:
@@ -31,7 +29,7 @@ def add_bias(logits: torch.Tensor, bias: dict[int, float]) -> None:
 def penalise_repetition(logits: torch.Tensor, ids: torch.Tensor, penalty: float) -> None:
     """Shrink the logits of every id in `ids` (int64, any order, repeats count once), in place."""
     seen = torch.unique(ids)
-    factor = torch.tensor([min(max(penalty, FLOAT32_TINY), FLOAT32_MAX)], dtype=torch.float32)
+    factor = torch.tensor([held_repetition(penalty)], dtype=torch.float32)
     values = logits[seen]
     logits[seen] = hold_finite(torch.where(values > 0, values / factor, values * factor), values)
 
@@ -57,18 +55,3 @@ def forbid(logits: torch.Tensor, ids: tuple[int, ...]) -> None:
 def keep_allowed(logits: torch.Tensor, allowed: bytes) -> None:
     """Make all ids impossible but those whose bit is set, in place."""
     logits.masked_fill_(~unpack_bits([allowed], logits.device)[0, : len(logits)], -torch.inf)
-
-
-def unpack_bits(masks: Sequence[bytes], device: torch.device) -> torch.Tensor:
-    """Masks of one length, the lowest bit of a byte first: bool [masks, 8 * bytes]."""
-    packed = torch.frombuffer(bytearray(b"".join(masks)), dtype=torch.uint8)
-    if device.type == "cuda":
-        packed = packed.pin_memory().to(device, non_blocking=True)
-    bits = 1 << torch.arange(8, dtype=torch.uint8, device=device)
-    return (packed.view(len(masks), -1, 1) & bits).ne(0).flatten(1)
-
-
-def hold_finite(scaled: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
-    """`scaled`, overflow held at the largest finite fp32; -inf stays where `original` has it."""
-    held = scaled.clamp(-FLOAT32_MAX, FLOAT32_MAX)
-    return held.masked_fill_(original == -torch.inf, -torch.inf)

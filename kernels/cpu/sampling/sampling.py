@@ -12,12 +12,10 @@ row is computed by itself: no result depends on the batch. Formulas are in the f
 import torch
 
 from tpdet.kernels.cpu.sampling.filters import (
-    TOP_P_BITS,
     keep_min_p,
     keep_top_k,
     keep_top_p,
     scale_by_temperature,
-    top_p_numerator,
 )
 from tpdet.kernels.cpu.sampling.gumbel import draw
 from tpdet.kernels.cpu.sampling.penalties import (
@@ -28,6 +26,7 @@ from tpdet.kernels.cpu.sampling.penalties import (
     penalise_repetition,
 )
 from tpdet.kernels.cpu.threads import run_pieces
+from tpdet.kernels.exact.thresholds import KEEP_ALL, top_p_numerator
 from tpdet.kernels.inputs.sampling import Draw
 
 NO_TOKEN = -1
@@ -65,7 +64,7 @@ def choose_token(logits: torch.Tensor, how: Draw) -> int:
     if 0 < how.top_k < values.numel():
         values, ids = _keep(keep_top_k(values, how.top_k), values, ids)
     numerator = top_p_numerator(how.top_p)
-    if numerator < 1 << TOP_P_BITS:
+    if numerator < KEEP_ALL:
         values, ids = _keep(keep_top_p(values, numerator), values, ids)
     if how.min_p > 0.0:
         values, ids = _keep(keep_min_p(values, how.min_p), values, ids)

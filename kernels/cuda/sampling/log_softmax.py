@@ -9,11 +9,8 @@ Rounding to an integer is an addition of 1.5 * 2^52 in fp64, after which the int
 low bits (magnitudes < 2^51).
 """
 
-import torch
 import triton
 import triton.language as tl
-
-MAX_VOCABULARY = 1 << 22
 
 
 @triton.jit
@@ -22,11 +19,3 @@ def fixed_point(x, maximum):
     weight = tl.exp2((x - maximum) * 1.4426950408889634)
     scaled = weight.to(tl.float64) * 1099511627776.0
     return (scaled + 6755399441055744.0).to(tl.int64, bitcast=True) - 4843621399236968448
-
-
-def log_probabilities(
-    values: torch.Tensor, maximum: torch.Tensor, log_masses: torch.Tensor
-) -> torch.Tensor:
-    """log p of logits picked from rows: fp32 [..], maximum fp32, log_masses fp64 -> fp32 [..]."""
-    distance = values.to(torch.float64) - maximum.to(torch.float64)
-    return (distance - log_masses).to(torch.float32)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tpdet.kernels.cpu.sampling.penalties import FLOAT32_MAX, FLOAT32_TINY, hold_finite, unpack_bits
+from tpdet.kernels.exact.allowed_ids import unpack_bits
+from tpdet.kernels.exact.thresholds import held_repetition, hold_finite
 from tpdet.kernels.inputs.sampling import Draw
 
 
@@ -57,7 +58,7 @@ def _penalised_rows(x: torch.Tensor, draws: list[Draw], first_id: int) -> torch.
         number
         for how in draws
         for number in (
-            min(max(how.repetition_penalty, FLOAT32_TINY), FLOAT32_MAX),
+            held_repetition(how.repetition_penalty),
             how.frequency_penalty,
             how.presence_penalty,
         )

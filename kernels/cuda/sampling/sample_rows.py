@@ -10,21 +10,24 @@ row; rows with top-k or top-p are gathered whole, and every rank finds their bou
 
 import struct
 from collections.abc import Sequence
-from decimal import Decimal
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 import triton
 
-from tpdet.kernels.cpu.sampling.filters import TOP_P_BITS, top_p_numerator
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
 from tpdet.kernels.cuda.sampling.filter_rows import find_bounds
-from tpdet.kernels.cuda.sampling.log_softmax import MAX_VOCABULARY
 from tpdet.kernels.cuda.sampling.penalties import penalise, to_device
 from tpdet.kernels.cuda.sampling.row_passes import grid_of, pack_answers, weighed_answers
 from tpdet.kernels.cuda.sampling.row_scan import FIELDS, scan_groups, scan_peaks
 from tpdet.kernels.cuda.sampling.sort_keys import id_of, top_orders
+from tpdet.kernels.exact.thresholds import (
+    KEEP_ALL,
+    check_vocabulary,
+    min_p_distance,
+    top_p_numerator,
+)
 from tpdet.kernels.inputs.sampled_rows import RowDraws, RowWeights, packed_draws
 from tpdet.kernels.inputs.sampling import Draw
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -108,10 +111,7 @@ def top_of_rows(
 
 
 def _fit(logits: torch.Tensor, shard: Shard) -> torch.Tensor:
-    if shard.vocab_size > MAX_VOCABULARY:
-        raise ValueError(
-            f"vocabulary of {shard.vocab_size} ids; the int64 mass holds {MAX_VOCABULARY}"
-        )
+    check_vocabulary(shard.vocab_size)
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
@@ -124,14 +124,14 @@ class _Way(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _way(temperature: float, top_k: int, top_p: float, min_p: float, vocabulary: int) -> _Way:
-    random, everything = temperature != 0.0, 1 << TOP_P_BITS
+    random = temperature != 0.0
     most = min(top_k, vocabulary) if random and top_k > 0 else vocabulary
-    share = top_p_numerator(top_p) if random else everything
+    share = top_p_numerator(top_p) if random else KEEP_ALL
     by_min_p = random and min_p > 0.0
-    distance = float(Decimal(min_p).ln()) if by_min_p else -float("inf")
+    distance = min_p_distance(min_p) if by_min_p else -float("inf")
     kind = _RANDOM if random else _GREEDY
     numbers = (_bits(temperature or 1.0), kind, most, share, _bits(distance))
-    return _Way(numbers, most < vocabulary or share < everything)
+    return _Way(numbers, most < vocabulary or share < KEEP_ALL)
 
 
 def _way_of(how: Draw, vocabulary: int) -> _Way:

@@ -12,7 +12,8 @@ from tests.lib.sample_logits import (
     logits_smooth,
 )
 from tpdet.kernels.cpu.sampling import gumbel
-from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass, log_mass, log_probabilities
+from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass, log_mass
+from tpdet.kernels.exact.thresholds import log_probabilities
 
 
 @pytest.mark.parametrize("threads", [1, 2])

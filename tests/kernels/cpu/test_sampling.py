@@ -15,9 +15,10 @@ from tests.lib.sample_logits import (
     total_order,
 )
 from tpdet.kernels.cpu.sampling import gumbel
-from tpdet.kernels.cpu.sampling.filters import keep_min_p, scale_by_temperature, top_p_numerator
+from tpdet.kernels.cpu.sampling.filters import keep_min_p, scale_by_temperature
 from tpdet.kernels.cpu.sampling.log_softmax import log_mass
 from tpdet.kernels.cpu.sampling.sampling import NO_TOKEN, choose_token
+from tpdet.kernels.exact.thresholds import top_p_numerator
 from tpdet.kernels.inputs.sampling import Draw
 
 

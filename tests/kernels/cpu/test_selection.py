@@ -20,11 +20,10 @@ from tpdet.kernels.cpu.sampling.filters import (
     keep_min_p,
     keep_top_k,
     keep_top_p,
-    top_p_numerator,
-    top_p_threshold,
 )
 from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass
 from tpdet.kernels.cpu.sampling.sort_keys import select_prefix, top_ids, unsigned_keys
+from tpdet.kernels.exact.thresholds import top_p_numerator, top_p_threshold
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)

@@ -14,6 +14,7 @@ import triton.language as tl
 from tpdet.kernels.cpu.sampling import filters, sampling
 from tpdet.kernels.cpu.sampling.sort_keys import top_ids
 from tpdet.kernels.cuda.sampling import log_softmax
+from tpdet.kernels.exact.thresholds import log_probabilities, top_p_numerator
 from tpdet.kernels.inputs.sampled_rows import RowDraws
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
@@ -71,7 +72,7 @@ def last_kept(x, how):
             mask = filters.keep_top_k(kept, how.top_k)
             kept, ids = kept[mask], ids[mask]
         if how.top_p < 1.0:
-            mask = filters.keep_top_p(kept, filters.top_p_numerator(how.top_p))
+            mask = filters.keep_top_p(kept, top_p_numerator(how.top_p))
             kept, ids = kept[mask], ids[mask]
     return int(ids[kept == kept.amin()].amax())
 
@@ -86,7 +87,7 @@ def answers(logits, maximum, fit, tokens):
     """`RowDraws` (without `packed`) of given tokens."""
     log_masses = torch.log(masses_of(logits, maximum).sum(-1).double() * 2.0**-40)
     chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
-    logprobs = log_softmax.log_probabilities(chosen, maximum, log_masses)
+    logprobs = log_probabilities(chosen, maximum, log_masses)
     return RowDraws(tokens, logprobs, fit, maximum, log_masses, None)
 
 
