@@ -1,1 +1,1 @@
-"""How ranks exchange bits: worlds (solo, threads, torch.distributed) and the start-up agreement."""
+"""How ranks exchange bits: worlds (solo, torch.distributed, MPI) and the start-up agreement."""

@@ -1,7 +1,7 @@
 """The start-up agreement: ranks compare everything that may change a bit, and refuse to differ.
 
-Facts are a flat table of strings. One gather of 32-byte digests settles the usual case; only when
-they differ are the tables themselves exchanged, to name the field and both values.
+Facts are a flat table of strings. One gather of 32-byte digests is enough when all ranks agree. If
+digests differ, the ranks exchange the tables, to name the field and both values.
 """
 
 import os
@@ -33,7 +33,7 @@ PACKAGES = (
     "jinja2",
     "pydantic",
 )
-"""Packages whose code decides a bit of an answer: arithmetic, weights, tokens, messages."""
+"""Packages whose code decides bits of an answer: arithmetic, weights, tokens, messages."""
 
 ENVIRONMENT = (
     ("ATEN_CPU_CAPABILITY", "picks the vector code of torch's CPU operations"),
@@ -66,11 +66,11 @@ _pairs = msgspec.msgpack.Decoder(list[tuple[str, str]])
 
 
 def agree(world: World, facts: Mapping[str, str]) -> None:
-    """Return if all ranks hold the same facts.
+    """Return if all ranks have the same facts. Collective.
 
-    Raises DisagreementError, the same on every rank, naming the first field in sorted order that
-    differs, two ranks, their nodes and values (and how many more fields differ); PeerLostError if
-    a rank is lost meanwhile.
+    Raises DisagreementError, the same on every rank: it names the first field in sorted order that
+    differs, two ranks with their nodes and values, and how many more fields differ. Raises
+    PeerLostError if a rank is lost meanwhile.
     """
     table = msgspec.msgpack.encode(sorted(facts.items()))
     digests = world.gather_bytes(blake3.blake3(table).digest())
@@ -95,9 +95,9 @@ def agree(world: World, facts: Mapping[str, str]) -> None:
 def collect_facts(settings: Mapping[str, object], device: str = "cpu") -> dict[str, str]:
     """This rank's facts: code, packages, machine, environment, and `settings` as `config.*`.
 
-    `settings` is the engine's configuration, seed included, without what may differ from rank to
-    rank (paths) and without secrets: values are shown when they differ. `device` "cuda" adds the
-    current GPU, its driver and torch's flags.
+    settings: the engine's configuration with its seed, without paths (they may differ from rank to
+    rank) and without secrets (values that differ are printed). device: "cpu" or "cuda"; "cuda"
+    adds the current GPU, its driver and torch's flags.
     """
     facts = {
         "code": code_digest(),
@@ -122,10 +122,10 @@ def collect_facts(settings: Mapping[str, object], device: str = "cpu") -> dict[s
 
 
 def code_digest(root: Path | None = None) -> str:
-    """BLAKE3 (hex) over every .py file below `root` (the tpdet package), in sorted path order.
+    """BLAKE3 (hex) over every .py file below `root`, in sorted path order.
 
-    Each file counts as its relative path, its length and its bytes. Links are followed: in a
-    checkout the folders kernels, comm and launch are links.
+    root: a folder; None for the tpdet package. The digest covers each file's relative path, length
+    and bytes. Links are followed: in a checkout the folders kernels, comm and launch are links.
     """
     root = Path(tpdet.__file__).parent if root is None else root
     paths = []
@@ -148,7 +148,7 @@ def package_version(package: str) -> str:
 
 
 def blas_version() -> str:
-    """Which BLAS and which of its versions torch was built with, from torch's build settings."""
+    """The BLAS that torch was built with, and its version, from torch's build settings."""
     settings = torch.__config__.show()
     name = re.search(r"BLAS_INFO=(\w+)", settings)
     versions = re.findall(

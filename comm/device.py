@@ -1,4 +1,4 @@
-"""Where a rank computes: the CPU, or the GPU that its place among the local ranks gives it."""
+"""The device of a rank: the CPU, or the GPU that belongs to its local rank."""
 
 import importlib.util
 import re
@@ -18,9 +18,9 @@ _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 def resolve_device(wanted: str) -> str:
-    """ "cpu" or "cuda" for "auto", "cpu" or "cuda"; auto takes a GPU if torch sees one.
+    """The kind of device, "cpu" or "cuda". `wanted` "auto" takes a GPU if torch sees one.
 
-    Raises UsageError for a GPU that is missing, too old, or without Triton to compile for it.
+    Raises UsageError for a GPU that is missing or too old, and where Triton is missing.
     """
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return "cpu"
@@ -45,7 +45,7 @@ def resolve_device(wanted: str) -> str:
 
 
 def ranks_per_gpu(environment: RankEnvironment | None = None) -> int:
-    """How many of this host's ranks share a GPU: 1 where there are enough."""
+    """How many of this host's ranks share a GPU; 1 where each has its own."""
     local = (environment or read_environment()).local_size
     return -(-local // max(1, torch.cuda.device_count()))
 
@@ -60,9 +60,10 @@ def open_world(
 ) -> World:
     """The world that the launcher's environment describes; makes this rank's GPU the current one.
 
-    device: as for `resolve_device`. Ranks that outnumber the GPUs are refused unless `share_gpus`;
-    then neighbours share one, and tensors travel through host memory, as with transport "mpi".
-    start_timeout: seconds within which all ranks have to arrive. Raises as `DistributedWorld`.
+    device: as for `resolve_device`. timeout: seconds of each operation. share_gpus: let neighbours
+    share a GPU where there are fewer GPUs than ranks, instead of refusing (UsageError); tensors
+    then travel through host memory. transport: "mpi" sends tensors by MPI. start_timeout: seconds
+    within which all ranks have to arrive. Raises as `DistributedWorld`.
     """
     environment = environment or read_environment()
     staged = False
@@ -94,9 +95,10 @@ def current_device(kind: str) -> torch.device:
 
 
 def free_gpu_bytes(utilization: float) -> int:
-    """What a rank may still take of its GPU: free, less the share that is to stay so, shared out.
+    """Bytes of GPU memory that this rank may still take.
 
-    Memory that torch's allocator holds already counts as taken.
+    utilization: the share of the whole memory that may be used; the rest stays free. Ranks on one
+    GPU divide what is free. Memory that torch's allocator holds counts as taken.
     """
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
@@ -118,7 +120,7 @@ def driver_version() -> str | None:
 
 
 def gpu_facts() -> dict[str, str]:
-    """What of the GPU and its libraries may change a bit, for the start-up agreement."""
+    """Facts of the GPU and its libraries that may change a bit, for the start-up agreement."""
     flags = {
         "matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
         "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,

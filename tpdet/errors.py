@@ -1,14 +1,14 @@
-"""Every error tpdet raises on purpose, each with the exit code and the wire code clients rely on.
+"""Every error that tpdet raises on purpose, with the exit code and the code that clients rely on.
 
-A message names the value that was refused and the remedy. `exit_code` is what a process ends with
-when the error stops it; `code` is the stable machine-readable name in JSON errors.
+A message names the refused value and the remedy. `exit_code` is the exit code of a process that
+the error ends; `code` is the stable machine-readable name in JSON errors.
 """
 
 
 class TpdetError(Exception):
-    """Base of all deliberate errors; on its own it is an internal error.
+    """Base of all deliberate errors; raised itself, it is an internal error.
 
-    `public` is what clients may be told of it besides its code: no paths, no addresses.
+    Clients may read `code` and `public`; the latter names no path and no address.
     """
 
     exit_code = 70
@@ -61,10 +61,12 @@ class PeerLostError(TpdetError):
     exit_code = 75
     code = "engine_dead"
 
-    def told(self, public: str, exit_code: int = 75, code: str = "engine_dead") -> "PeerLostError":
-        """This error, once it is known whom it is about.
+    def explained(
+        self, public: str, exit_code: int = 75, code: str = "engine_dead"
+    ) -> "PeerLostError":
+        """This error, with what clients may read of it, once the lost peer is known.
 
-        Of a peer that told why it gave up, exit code and code are those of its own error.
+        exit_code, code: those of the error that ended the peer, where it reported one.
         """
         self.public, self.exit_code, self.code = public, exit_code, code
         return self
@@ -85,7 +87,7 @@ class DisagreementError(TpdetError):
 
 
 class ReloadError(TpdetError):
-    """A reload of weights that was refused; the old ones serve on. Code and exit code say why."""
+    """A refused reload: the old weights stay in use. `code` and `exit_code` say why."""
 
     def __init__(self, message: str, exit_code: int = 65, code: str = "bad_checkpoint") -> None:
         super().__init__(message)
@@ -93,20 +95,20 @@ class ReloadError(TpdetError):
 
 
 class NumericalError(TpdetError):
-    """NaN or infinity in one request's logits: that request fails, nobody else's."""
+    """NaN or infinity in one request's logits: that request fails, no other does."""
 
     code = "numerical_error"
 
 
 class IntegrityError(TpdetError):
-    """A page, plan or table that is not what it must be; the step is refused."""
+    """A page, plan or table in a state that must not occur; the step is refused."""
 
     exit_code = 75
     code = "integrity_error"
 
     @classmethod
     def in_public(cls, message: str) -> "IntegrityError":
-        """An error whose whole message clients may read: it names no path and no address."""
+        """An error whose whole message clients may read: it must name no path and no address."""
         error = cls(message)
         error.public = message
         return error
@@ -119,7 +121,7 @@ class OverloadedError(TpdetError):
 
 
 class DrainTimeoutError(TpdetError):
-    """Stopped, and requests still ran when the drain timeout was over: they got an error."""
+    """The drain timeout ended while requests still ran; each of them got an error."""
 
     exit_code = 143
     code = "drain_timeout"

@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
                 run.clear_channels()
         return 0
     except Exception as error:
-        end_process(run, rank, error, partial(_last_words, bridges, error))
+        end_process(run, rank, error, partial(_tell_clients, bridges, error))
 
 
 def build_engine(
@@ -93,7 +93,7 @@ def build_engine(
 ) -> "Engine":
     """The engine over the world that the launcher made; `secret` is the run's."""
     from tpdet.comm.device import open_world
-    from tpdet.comm.world.exit_reasons import telling_peers
+    from tpdet.comm.world.exit_reasons import reporting_exit
     from tpdet.engine import Engine
     from tpdet.engine.fault_points import FaultPoints
 
@@ -108,7 +108,7 @@ def build_engine(
     )
     points = FaultPoints(faults, environment.rank) if faults else None
     engine = Engine(config, world, secret=secret, faults=points)
-    with telling_peers(world, lambda: "the start"):
+    with reporting_exit(world, lambda: "the start"):
         engine.runner.check_poison()
     if environment.rank == 0 and find_spec("llguidance") and not config.skip_tokenizer_init:
         # Now rather than at the first schema: it takes a second for a large vocabulary.
@@ -274,7 +274,7 @@ def _device_name(wanted: str, environment: RankEnvironment) -> str:
     return f"cuda:{environment.local_rank}" if resolve_device(wanted) == "cuda" else "cpu"
 
 
-def _last_words(bridges: list[Bridge], error: BaseException) -> None:
+def _tell_clients(bridges: list[Bridge], error: BaseException) -> None:
     for bridge in bridges:
         bridge.die(error)
 

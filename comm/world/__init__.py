@@ -1,1 +1,1 @@
-"""Worlds: the ranks of one engine over gloo, NCCL or MPI, their nodes and their roll call."""
+"""Worlds: the ranks of one engine over gloo, NCCL or MPI, their nodes, their exit reasons."""

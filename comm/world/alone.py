@@ -1,4 +1,4 @@
-"""What a world's tensor operations answer while a rank runs without its peers."""
+"""Stand-ins for a world's tensor operations while a rank runs without its peers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class Alone:
-    """True while inside `while_inside`; its answers have the shapes of the real ones."""
+    """True inside `while_inside`; its operations return zeros in the shapes of the real ones."""
 
     def __init__(self, size: int, beside: "Alone | None" = None) -> None:
-        """beside: another world of this rank, which is alone when this one is."""
+        """beside: another world of this rank; both are alone at the same time."""
         self._size = size
         self._inside: list[bool] = [False] if beside is None else beside._inside
 
@@ -20,7 +20,7 @@ class Alone:
 
     @contextmanager
     def while_inside(self) -> Iterator[None]:
-        """Answer in place of the peers."""
+        """Return zeros in place of the peers' tensors."""
         self._inside[0] = True
         try:
             yield

@@ -1,8 +1,8 @@
-"""Whether an MPI library takes GPU memory, asked of it through ctypes: mpi4py wraps none of this.
+"""Asks an MPI library whether it takes GPU memory, through ctypes: mpi4py does not wrap this.
 
-Open MPI and MPICH have a function MPIX_Query_cuda_support. Open MPI 4's tells how it was built
-(ompi/mpiext/cuda); whether that is switched on, and the CUDA driver was found, is its control
-variable `opal_cuda_support`, read by MPI's tool interface (MPI 4.1, section 15.3).
+Open MPI and MPICH have a function MPIX_Query_cuda_support. Open MPI 4's function says only how the
+library was built (ompi/mpiext/cuda). Its control variable `opal_cuda_support` says whether that is
+switched on and the CUDA driver was found; MPI's tool interface reads it (MPI 4.1, section 15.3).
 """
 
 import ctypes
@@ -10,14 +10,14 @@ from typing import Any
 
 _SWITCH = b"opal_cuda_support"
 _MPI_SUCCESS = 0
-_THREAD_SINGLE = 0  # the lowest level: MPI_T is called here alone, on one thread
+_THREAD_SINGLE = 0  # the lowest level is enough: MPI_T is called only here, on one thread
 
 
 def is_cuda_aware(mpi: Any) -> bool:
-    """Whether the library behind mpi4py's module `mpi`, initialised, says it takes GPU memory.
+    """Whether the library behind mpi4py's initialised module `mpi` says that it takes GPU memory.
 
-    A library without these functions takes none. Symbols are looked for in mpi4py's module and in
-    the libraries that it is linked to, so in the one MPI that it uses.
+    A library without these functions takes none. Symbols are looked up in mpi4py's module and the
+    libraries it is linked to, so in the one MPI that it uses.
     """
     try:
         library = ctypes.CDLL(mpi.__file__)
@@ -27,7 +27,7 @@ def is_cuda_aware(mpi: Any) -> bool:
 
 
 def _switched_on(library: ctypes.CDLL) -> bool:
-    """What the control variable says; True for a library that has none."""
+    """The value of the control variable; True for a library without it."""
     provided, index, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     handle, value = ctypes.c_void_p(), (ctypes.c_ubyte * 8)()  # a bool or an int, by version
     if library.MPI_T_init_thread(_THREAD_SINGLE, ctypes.byref(provided)) != _MPI_SUCCESS:

@@ -1,6 +1,6 @@
 """A world on torch.distributed: one process a rank, gloo on the CPU, NCCL on GPUs.
 
-Ranks and addresses come from the launcher's environment; for what travels how see `group_world`.
+Ranks and addresses come from the launcher's environment; `group_world` says what travels how.
 """
 
 import os
@@ -20,21 +20,23 @@ from tpdet.launch.ranks.node_name import expected_nodes, this_node
 
 LOOPBACK = "lo"
 START_TIMEOUT = 300.0
-"""Seconds within which all ranks have to arrive, unless told otherwise."""
+"""Seconds within which all ranks have to arrive, by default."""
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # set by an agent that hosts the ranks' store
 _kept: dict[tuple[str, int], dist.Store] = {}
-"""The stores that this process hosts, or shares as a file: they last as long as it does."""
+"""The stores that this process hosts, or shares as a file; they live as long as the process."""
 
 
 class DistributedWorld(GroupWorld):
-    """The ranks of one job: of a command of ours, torchrun, srun or mpirun.
+    """The ranks of one job, started by a command of tpdet, torchrun, srun or mpirun.
 
     `device` is "cpu" or "cuda". `staged` sends CUDA tensors through host memory and gloo, for ranks
-    that share a GPU, which NCCL refuses; `mpi` sends tensors by MPI, those of GPUs through host
-    memory unless it is CUDA-aware. `timeout` bounds each operation, `start_timeout` the arrival of
-    all ranks; both in seconds. Raises UsageError without a launcher's environment and for an MPI
-    that does not know the ranks, PeerLostError if a rank does not arrive, naming it and, where the
-    launcher tells, its node, and UsageError on every rank if local ranks contradict each other.
+    that share a GPU, which NCCL refuses. `mpi` sends tensors by MPI; an MPI that is not CUDA-aware
+    gets them in host memory. `timeout` bounds each operation, `start_timeout` the arrival of all
+    ranks; both are in seconds.
+
+    Raises UsageError without a launcher's environment, for an MPI that counts the ranks otherwise,
+    and, on every rank, if local ranks contradict each other. Raises PeerLostError if a rank does
+    not arrive, naming it and, where the launcher knows it, its node.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class DistributedWorld(GroupWorld):
             )
         place = environment.rank, environment.size
         here = environment.local_rank, environment.local_size
-        # NCCL carries CUDA tensors unless they are staged; everything else is gloo's, or MPI's.
+        # NCCL carries CUDA tensors unless they are staged; gloo or MPI carries everything else.
         super().__init__(place, here, "cpu" if staged or mpi else device, start_timeout)
         self._closed = False
         self._owns_default_group = not dist.is_initialized()
@@ -67,7 +69,7 @@ class DistributedWorld(GroupWorld):
         self.set_timeout(timeout)
 
     def _prepare_backends(self, environment: RankEnvironment) -> None:
-        """Settings that gloo and NCCL read from the environment when the group is made."""
+        """Set what gloo and NCCL read from the environment when the group is made."""
         if environment.local_size == environment.size:
             # All ranks are on this host: nothing needs to listen on a real interface.
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -76,15 +78,15 @@ class DistributedWorld(GroupWorld):
             refuse_multicast(os.environ.setdefault("NCCL_NVLS_ENABLE", "0"))
 
     def _meet(self, environment: RankEnvironment, limit: float) -> dist.Store:
-        """This world's own store, once all ranks have come to it. Raises PeerLostError."""
+        """This world's store, once all ranks have arrived there. Raises PeerLostError."""
         expected = expected_nodes(environment)
         if self._owns_default_group:
             whole, hosts = open_store(environment, expected, limit)
         else:
-            # The user's script has a group of its own: its ranks have met already.
+            # The user's script has made the default group: its ranks have met already.
             whole, hosts = dist.distributed_c10d._get_default_store(), self.rank == 0
         try:
-            # A process may open worlds one after the other; an earlier one's entries are stale.
+            # A process may open several worlds in turn; an earlier one's entries are stale.
             opened = whole.add(f"tpdet/worlds/{self.rank}", 1)
             store = dist.PrefixStore(f"tpdet/world/{opened}", whole)
             self._roll = RollCall(store, self.rank, self.size, hosts)
@@ -101,7 +103,7 @@ class DistributedWorld(GroupWorld):
         """The group of all ranks: the process's default group, or a new one if that is taken."""
         limit = timedelta(seconds=start_timeout)
         if not self._owns_default_group:
-            # The user's own group, whose backends and timeout stay as they are.
+            # The default group is the user's: its backends and timeout stay as they are.
             return dist.new_group(backend=self._backend, timeout=limit)
         dist.init_process_group(
             self._backend, store=store, rank=self.rank, world_size=self.size, timeout=limit
@@ -115,7 +117,7 @@ class DistributedWorld(GroupWorld):
         if self._closed:
             return
         if self._broken is None:
-            # Sockets that close under a peer's last operation would look like a lost rank.
+            # Sockets closed during a peer's last operation would look like a lost rank.
             with suppress(PeerLostError):
                 self.barrier()
                 if self._carrier is not None:
@@ -126,7 +128,7 @@ class DistributedWorld(GroupWorld):
         self._leave()
 
     def _leave(self) -> None:
-        """Give up the groups; their sockets close when the last reference goes."""
+        """Destroy the groups; their sockets close with the last reference."""
         super()._leave()
         group, self._group = self._group, None
         if group is not None:
@@ -138,11 +140,12 @@ def open_store(
 ) -> tuple[dist.Store, bool]:
     """The store where ranks meet, and whether this process hosts it.
 
-    A file where a command of ours started the ranks. Else an agent of torchrun hosts it, or rank 0,
-    until its process ends: a rank that is first to open a second world would else come to the store
-    of the first one, just before that goes. Rank 0 listens on the meeting point's address only, the
-    loopback's on one host. Ranks that came first try for `limit` seconds. Raises PeerLostError
-    naming the host that was not there, ResourceError for a port in use.
+    The store is a file where a command of tpdet started the ranks. Otherwise an agent of torchrun
+    hosts it, or rank 0 does, until its process ends (a store that ended earlier could be gone just
+    when the first rank to open a second world connects to it). Rank 0 listens on the meeting
+    point's address only; on one host that is the loopback address. Ranks that come before the host
+    retry for `limit` seconds. Raises PeerLostError naming a host that does not answer,
+    ResourceError for a port in use.
     """
     if environment.store:
         if (environment.store, 0) not in _kept:
@@ -158,7 +161,7 @@ def open_store(
         return _kept[address, port], True
     try:
         listener = store_listener(address, port) if hosts else None
-        # Whoever hosts it does not wait for the others here: the roll call does, and names them.
+        # The host does not wait for the others here: the roll call does, and names them.
         store = dist.TCPStore(
             address,
             port,
@@ -191,7 +194,7 @@ def _host_of_store(expected: Sequence[str]) -> str:
 
 
 def refuse_multicast(value: str) -> None:
-    """Raise UsageError unless NCCL's NVLink multicast is off: it adds inside the switch."""
+    """Raise UsageError unless NCCL's NVLink multicast is off: with it, the switch adds."""
     if value != "0":
         raise UsageError(
             f"NCCL_NVLS_ENABLE is {value!r}: NVLink multicast must stay off, set NCCL_NVLS_ENABLE=0"

@@ -1,85 +1,85 @@
-"""What a rank that cannot go on tells the others, and what it says of a peer that it lost.
+"""Exit reasons: a rank that fails reports why; its peers name the rank, its node and the reason.
 
-    with telling_peers(world, lambda: "step 7"):
-        ...                             # whatever a rank alone may fail in, and every collective
+    with reporting_exit(world, lambda: "step 7"):
+        ...                             # all work in which a rank alone may fail, every collective
 
-An error that ends one rank reaches the others as a lost peer. Its reason goes to them by the roll
-call, so that each of them, on every node, ends naming the rank, its node and the reason; and a
-rank that says nothing is named, with its node, by all that still hear each other.
+The other ranks see a failed rank as a lost peer. It reports its reason through the roll call, so
+that every rank, on every node, ends with a message that names it. A rank that vanishes without a
+report is named, with its node, by all ranks that still reach each other.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tpdet.comm.world.roll_call import Heard, LastWord, rank_list
+from tpdet.comm.world.roll_call import ExitReason, PeerReasons, rank_list
 from tpdet.comm.world.world import World, rank_on_node
 from tpdet.errors import PeerLostError, ReloadError, TpdetError
 
 _ADOPTED = (2, 65, 66, 71, 75, 77, 78)
-"""Exit codes that a lost peer's reason gives this rank too; any other reason is a lost peer."""
+"""Exit codes of a peer that this rank ends with as well; for any other one it ends with 75."""
 
 
 @contextmanager
-def telling_peers(world: World, during: Callable[[], str]) -> Iterator[None]:
-    """Whatever ends this rank inside is told to the others; a lost peer is named and explained.
+def reporting_exit(world: World, during: Callable[[], str]) -> Iterator[None]:
+    """Report any error that is raised inside to the other ranks, and raise it again.
 
-    during: what the rank was at, for a message. Raises what was raised inside; of a PeerLostError
-    it is one that names the ranks and nodes at fault, with the exit code of their reason.
+    during: names the work in messages. A PeerLostError from inside is replaced by one that names
+    the ranks and nodes at fault, with the exit code of their reason.
     """
     try:
         yield
     except ReloadError:
-        raise  # of all ranks together, and the server goes on
+        raise  # raised by all ranks together: the server goes on
     except PeerLostError as error:
         if error.public:
             raise  # explained already
         raise _explained(world, error, during()) from error
     except Exception as error:
-        world.part_with(_word_of(error))
+        world.end_early(_reason_of(error))
         raise
 
 
 def give_up(world: World, error: BaseException) -> None:
-    """Tell the others that this rank ends by `error`, outside of `telling_peers`; end the world.
+    """Report `error`, which ends this rank, from outside of `reporting_exit`; end the world.
 
-    They find it where they wait for this rank, at once on the CPU.
+    Peers that wait for this rank learn of it, on the CPU at once.
     """
-    world.part_with(_word_of(error))
+    world.end_early(_reason_of(error))
 
 
-def _word_of(error: BaseException) -> LastWord:
+def _reason_of(error: BaseException) -> ExitReason:
     kind = error if isinstance(error, TpdetError) else TpdetError()
-    # What clients may not read, the logs of the other nodes may: they are the same operator's.
-    return LastWord(True, kind.exit_code, kind.code, kind.public, str(error) or repr(error))
+    # The full message goes to the logs of the other nodes: the same operator reads them.
+    return ExitReason(True, kind.exit_code, kind.code, kind.public, str(error) or repr(error))
 
 
 def _explained(world: World, error: PeerLostError, during: str) -> PeerLostError:
-    """The error with whom it is about, as far as the others can be asked."""
-    heard = world.part_with(LastWord(False))
-    reasons = {rank: word for rank, word in sorted(heard.words.items()) if word.gave_up}
+    """The error with the ranks it is about, as far as the other ranks can be asked."""
+    found = world.end_early(ExitReason(False))
+    reasons = {rank: reason for rank, reason in sorted(found.reasons.items()) if reason.gave_up}
     if not reasons:
-        public = f"{during}: {_silence(world, heard)}"
-        return PeerLostError(f"{error}; {rank_on_node(world)} says: {public}").told(public)
-    rank, word = next(iter(reasons.items()))
+        public = f"{during}: {_silence(world, found)}"
+        return PeerLostError(f"{error}; {rank_on_node(world)} says: {public}").explained(public)
+    rank, reason = next(iter(reasons.items()))
     who = f"{rank_on_node(world, rank)} gave up"
     more = f" ({len(reasons) - 1} more ranks gave up)" if len(reasons) > 1 else ""
-    found = PeerLostError(f"{who}: {word.reason}{more}; at {during} {error}")
-    public = f"{who}: {word.public}" if word.public else who
-    if word.exit_code not in _ADOPTED:
-        return found.told(public)
-    return found.told(public, word.exit_code, word.code)
+    lost = PeerLostError(f"{who}: {reason.message}{more}; at {during} {error}")
+    public = f"{who}: {reason.public}" if reason.public else who
+    if reason.exit_code not in _ADOPTED:
+        return lost.explained(public)
+    return lost.explained(public, reason.exit_code, reason.code)
 
 
-def _silence(world: World, heard: Heard) -> str:
-    """Who does not answer, when nobody told a reason."""
+def _silence(world: World, found: PeerReasons) -> str:
+    """Which ranks do not answer, when none reported a reason."""
     names = dict(enumerate(world.node_names))
-    if not heard.store_answers:
-        # Nobody can be asked: of other nodes it is known only that rank 0's is not reached.
+    if not found.store_answers:
+        # No rank can be asked: all that is known is that rank 0's node cannot be reached.
         return (
             f"node {world.node_names[0]}, where the ranks of this world meet, cannot be reached "
             f"from node {world.node_names[world.rank]}: it is lost, or one of them is cut off"
         )
-    silent = [r for r in range(world.size) if r != world.rank and r not in heard.words]
+    silent = [r for r in range(world.size) if r != world.rank and r not in found.reasons]
     if silent:
         verb = "does" if len(silent) == 1 else "do"
         return f"{rank_list(silent, names)} {verb} not answer"

@@ -1,8 +1,8 @@
-"""A world on one process group of torch.distributed, and the parts it is cut into.
+"""A world on one process group of torch.distributed, and the parts of that world.
 
-Byte messages always travel through gloo and host memory (`frames`), tensors through the backend of
-their device or through MPI, as bytes. No object collective and no pickle is used, and a reduction
-by the approximate mode alone (`library_sum`).
+Byte messages always travel through gloo and host memory (`frames`). Tensors travel as bytes,
+through the backend of their device or through MPI. No object collective and no pickle is used; a
+library's reduction is used by the approximate mode only (`library_sum`).
 """
 
 import re
@@ -26,16 +26,13 @@ from tpdet.comm.world.frames import (
 )
 from tpdet.comm.world.library_sum import library_sum
 from tpdet.comm.world.mpi_carrier import MpiCarrier
-from tpdet.comm.world.roll_call import Heard, LastWord, RollCall
+from tpdet.comm.world.roll_call import ExitReason, PeerReasons, RollCall
 from tpdet.comm.world.world import checked_message, group_of, local_place
 from tpdet.errors import PeerLostError
 
 
 class GroupWorld:
-    """The ranks of one process group, `group`, which `_leave` gives up.
-
-    `device` is "cpu" or "cuda": where tensors travel. A part breaks with the whole it was cut from.
-    """
+    """The ranks of one process group. A part breaks together with the whole it belongs to."""
 
     def __init__(
         self,
@@ -45,7 +42,11 @@ class GroupWorld:
         timeout: float,
         whole: "GroupWorld | None" = None,
     ) -> None:
-        """place: rank and size; local_place: those among the ranks of this host."""
+        """place: rank and size; local_place: local rank and local size on this host.
+
+        device: "cpu" or "cuda", where tensors travel; timeout: seconds of each operation; whole:
+        the world whose part this is.
+        """
         self.rank, self.size = place
         self.local_rank, self.local_size = local_place
         self.timeout = timeout
@@ -55,10 +56,10 @@ class GroupWorld:
         self._alone: Alone = Alone(self.size, None if whole is None else whole._alone)
         self._parts: list[GroupWorld] = []
         self._group: dist.ProcessGroup | None = None
-        self._carrier: MpiCarrier | None = None  # of tensors, in place of the group
+        self._carrier: MpiCarrier | None = None  # carries tensors in place of the group
         self._broken: str | None = None
-        self._roll: RollCall | None = None  # of the whole
-        self.node_names: tuple[str, ...] = ("",) * self.size  # until they have met
+        self._roll: RollCall | None = None  # None in a part
+        self.node_names: tuple[str, ...] = ("",) * self.size  # until all ranks have arrived
 
     @property
     def one_host(self) -> bool:
@@ -72,12 +73,12 @@ class GroupWorld:
 
     @property
     def carries_cuda(self) -> bool:
-        """Whether CUDA tensors travel from GPU to GPU: each rank has one of its own."""
+        """Whether CUDA tensors travel from GPU to GPU: each rank has its own GPU."""
         return self._device == "cuda"
 
     @property
     def by_mpi(self) -> str:
-        """Which MPI carries the tensors, as `MpiCarrier.name`; "" where none does."""
+        """`MpiCarrier.name` of the MPI that carries tensors; "" where none does."""
         return "" if self._carrier is None else self._carrier.name
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -114,20 +115,20 @@ class GroupWorld:
         """The backend's all-reduce, in x's dtype. Raises PeerLostError."""
         if self._alone:
             return x
-        total = _on(self._device, x)  # the group's, whoever carries other tensors
+        total = _on(self._device, x)  # always by the group, also where MPI carries tensors
         if x.numel():
             with self._peers_needed(f"all-reduce of {tuple(x.shape)} {x.dtype}"):
                 library_sum(total, self._group)
         return total.to(x.device)
 
     def _travels_on(self, x: Tensor) -> str:
-        """The kind of device that x is carried from: its own if that can be, else the group's."""
+        """The kind of device x is sent from: its own where the carrier takes it, or the group's."""
         if self._carrier is not None and self._carrier.takes(x.device.type):
             return x.device.type
         return self._device
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
-        """Rank 0's bytes; one collective up to 4,076 of them, else two. Raises PeerLostError."""
+        """Rank 0's bytes; up to 4,076 bytes take one collective, more two. Raises PeerLostError."""
         self._sequence += 1
         if self.rank == 0:
             message = checked_message(data)
@@ -148,11 +149,11 @@ class GroupWorld:
         return start + rest.numpy().tobytes()
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Every rank's bytes; one collective up to 1,004 of them. Raises PeerLostError."""
+        """Every rank's bytes; up to 1,004 bytes take one collective. Raises PeerLostError."""
         return self._exchange("gather_bytes", checked_message(data))
 
     def barrier(self) -> None:
-        """Return when all ranks came. Raises PeerLostError."""
+        """Return when all ranks have called it. Raises PeerLostError."""
         self._exchange("barrier", b"")
 
     def _exchange(self, operation: str, data: bytes) -> list[bytes]:
@@ -173,13 +174,13 @@ class GroupWorld:
         ]
 
     def _gather_uint8(self, frame: Tensor) -> Tensor:
-        """uint8 [size, n] from every rank's uint8 [n], in host memory."""
+        """Every rank's uint8 [n] as uint8 [size, n], in host memory."""
         frames = torch.empty((self.size, frame.numel()), dtype=torch.uint8)
         _gather_flat(frames.view(-1), frame, self._group)
         return frames
 
     def without_peers(self) -> AbstractContextManager[None]:
-        """What comes from peers is zeros while inside."""
+        """While inside, whatever would come from peers is zeros."""
         return self._alone.while_inside()
 
     def set_timeout(self, seconds: float) -> None:
@@ -190,7 +191,7 @@ class GroupWorld:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), self._group)
 
     def part(self, groups: Sequence[Sequence[int]]) -> "GroupWorld":
-        """Some of the ranks, in a process group of their own. Raises PeerLostError."""
+        """The part of this rank's group: another process group. Raises PeerLostError."""
         if self._whole is not None:
             raise ValueError("a part of a world is not cut again: cut the whole")
         mine = group_of(self.rank, self.size, groups)
@@ -207,27 +208,27 @@ class GroupWorld:
         self._parts.append(part)
         return part
 
-    def part_with(self, word: LastWord) -> Heard:
-        """Tell the others why this rank ends; after a lost peer, wait for what they tell."""
+    def end_early(self, reason: ExitReason) -> PeerReasons:
+        """Report why this rank ends; after a lost peer, wait for the reasons of the others."""
         if self._whole is not None:
-            return self._whole.part_with(word)
+            return self._whole.end_early(reason)
         if self._roll is None:
-            return Heard({}, store_answers=False)
-        heard = self._roll.part(word)
+            return PeerReasons({}, store_answers=False)
+        found = self._roll.report(reason)
         if self._broken is None:
-            self._broken = f"rank {self.rank} of {self.size} has given up: {word.reason}"
+            self._broken = f"rank {self.rank} of {self.size} has given up: {reason.message}"
             self._leave_if_safe()
-        return heard
+        return found
 
     @property
     def _backend(self) -> str:
         return "gloo" if self._device == "cpu" else "cpu:gloo,cuda:nccl"
 
     def close(self) -> None:
-        """Nothing: a part ends with the whole."""
+        """Do nothing: a part ends with the whole."""
 
     def _leave(self) -> None:
-        """Give up the groups of the parts."""
+        """Destroy the groups of the parts."""
         for part in self._parts:
             part._leave()
             group, part._group = part._group, None
@@ -235,16 +236,16 @@ class GroupWorld:
                 dist.destroy_process_group(group)
 
     def _leave_if_safe(self) -> None:
-        """Let a peer that waits for this rank learn of its loss now, not at its timeout.
+        """End waiting peers now, not at their timeout, by closing this rank's connections.
 
-        NCCL could hang here with a kernel in flight; there the process's end does it.
+        NCCL could hang here while a kernel runs; with it, the end of the process closes them.
         """
         if self._device == "cpu":
             self._leave()
 
     @contextmanager
     def _peers_needed(self, operation: str) -> Iterator[None]:
-        """Turn whatever torch.distributed raises inside into PeerLostError, and stay broken."""
+        """Turn any error of torch.distributed into PeerLostError, and mark the world broken."""
         whole = self._whole or self
         among = "" if whole is self else f" among {self.size} ranks of a part"
         if whole._broken is not None:
@@ -262,12 +263,12 @@ class GroupWorld:
 
 
 def _on(kind: str, x: Tensor) -> Tensor:
-    """x, contiguous, on a "cpu" or "cuda"."""
+    """x, contiguous, on `kind` ("cpu" or "cuda")."""
     return x.contiguous() if x.device.type == kind else _room(kind, x.shape, x).copy_(x)
 
 
 def _room(kind: str, shape: Sequence[int], x: Tensor) -> Tensor:
-    """Room for a tensor like x on a "cpu" or "cuda"; pinned for a GPU's."""
+    """An empty tensor of x's dtype on `kind`; pinned host memory where x is on a GPU."""
     staged = x.is_cuda and kind == "cpu"
     device = x.device if x.device.type == kind else kind
     return torch.empty(tuple(shape), dtype=x.dtype, device=device, pin_memory=staged)
@@ -278,12 +279,12 @@ def _as_bytes(x: Tensor) -> Tensor:
 
 
 def _gather_flat(gathered: Tensor, flat: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Fill `gathered` [size * n] with every rank's `flat` [n] (torch < 2.13: the older name)."""
+    """Fill `gathered` [size * n] with every rank's `flat` [n]; torch < 2.13 has the older name."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(gathered, flat, group=group)
 
 
 def _reason(error: Exception) -> str:
-    """The telling part of torch's message: without its source location and advice."""
+    """The first sentence of torch's message, without its source location."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return re.sub(r"^\[\S+:\d+\] ", "", line).split(". This is typically")[0]

@@ -1,7 +1,7 @@
-"""The one call of a library's reduction: for the approximate mode and for nothing else.
+"""The only call of a library's reduction; only the approximate mode uses it.
 
-The library chooses the order of the additions and rounds each to the tensor's dtype. Rule 4 keeps
-this out of the deterministic engine; `tests/policy/test_policy.py` names the only file that may
+The library chooses the order of the additions and rounds each to the tensor's dtype, which the
+deterministic engine must never do; `tests/policy/test_policy.py` names the only file that may
 use it.
 """
 
@@ -10,5 +10,5 @@ from torch import Tensor
 
 
 def library_sum(x: Tensor, group: dist.ProcessGroup | None) -> None:
-    """Replace x by the sum over all ranks of `group`, in whatever order (NCCL, gloo)."""
+    """Replace x by the sum over all ranks of `group`, in the order that NCCL or gloo chooses."""
     dist.all_reduce(x, group=group)

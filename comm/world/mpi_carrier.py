@@ -1,16 +1,16 @@
-"""Tensors carried by MPI: buffers in host memory go as bytes, nothing is added or pickled.
+"""Carries tensors by MPI, as bytes: nothing is added and nothing is pickled.
 
     carrier = open_mpi(rank, size, timeout=60.0)     # once the launcher's ranks run, collective
     carrier.all_gather(gathered, sent, timeout=60.0) # flat uint8 tensors
 
-A CUDA-aware MPI takes GPU memory too, if every rank's does (`takes`). MPI knows nothing of CUDA
-streams, so the current one is waited for before MPI is given anything: what is sent has then been
-written, and kernels of whoever had the memory before, which is received into, read it no more.
-Nothing reads what was received before the request is complete: until then no call here returns.
+Buffers are in host memory; GPU memory is used too if every rank's MPI is CUDA-aware (`takes`). MPI
+knows nothing of CUDA streams, so each call first waits for the current stream: then the data to be
+sent is written, and no earlier kernel still reads the memory that is received into. A call returns
+when its request is complete, so nobody reads received data too early.
 
-MPI is started and ended here, not by mpi4py's import and exit: after a lost rank MPI_Finalize would
-wait for it, so a process ends MPI only if every carrier was left in health. Without that, mpirun
-ends what still runs. Requests are tested, not waited for, because MPI has no timeouts.
+This module starts and ends MPI, not mpi4py's import and exit: MPI_Finalize would wait for a lost
+rank, so a process calls it only if every carrier was left in order. Otherwise mpirun ends the
+remaining processes. Requests are tested, not waited for, because MPI has no timeouts.
 """
 
 import atexit
@@ -28,36 +28,36 @@ from tpdet.errors import PeerLostError, UsageError
 _log = logging.getLogger("tpdet.comm")
 
 _SPINS = 200
-"""Tests of a request before the process sleeps between them."""
+"""How often a request is tested before the process sleeps between tests."""
 _NAP_SECONDS = 50e-6
 
 _BYTE = "B"
-"""mpi4py's name of the datatype of uint8."""
+"""mpi4py's name for the datatype uint8."""
 
 _open: list["MpiCarrier"] = []
-"""Carriers that were not left yet."""
+"""Carriers that are in use."""
 _abandoned: list[Any] = []
-"""Requests that timed out, with their buffers, which MPI may still write to."""
+"""Requests that timed out, kept with their buffers because MPI may still write to them."""
 
 
 class MpiCarrier:
-    """One communicator. Its operations raise PeerLostError after their timeout, in seconds.
+    """One communicator. Its operations raise PeerLostError after `timeout` seconds.
 
-    Both tensors of an operation are on one device, of a kind that it `takes`.
+    Both tensors of an operation are on one device, of a kind that the carrier `takes`.
     """
 
     def __init__(self, communicator: Any, cuda: bool | None = None) -> None:
-        """cuda: whether the MPI of every rank takes GPU memory; None where ranks have no GPU."""
+        """cuda: whether every rank's MPI takes GPU memory; None where ranks have no GPU."""
         self._communicator = communicator
         self._cuda = cuda
 
     @property
     def name(self) -> str:
-        """For logs: "mpi", and of ranks with GPUs "mpi, CUDA-aware" or "mpi, staged"."""
+        """For logs: "mpi"; for ranks with GPUs "mpi, CUDA-aware" or "mpi, staged"."""
         return "mpi" if self._cuda is None else f"mpi, {'CUDA-aware' if self._cuda else 'staged'}"
 
     def takes(self, kind: str) -> bool:
-        """Whether tensors of "cpu" or "cuda" can be given as they are; the same on every rank."""
+        """Whether tensors on `kind` ("cpu" or "cuda") can be sent directly; equal on all ranks."""
         return kind == "cpu" or (kind == "cuda" and bool(self._cuda))
 
     def all_gather(self, gathered: Tensor, sent: Tensor, timeout: float) -> None:
@@ -71,14 +71,14 @@ class MpiCarrier:
         self._finish(self._communicator.Ialltoall(*buffers), buffers, timeout)
 
     def part(self, groups: Sequence[Sequence[int]]) -> "MpiCarrier":
-        """Of the group that holds this rank, in the group's order. Collective."""
+        """The carrier of this rank's group, in the group's order. Collective."""
         rank = self._communicator.Get_rank()
         color = next(index for index, group in enumerate(groups) if rank in group)
         communicator = self._communicator.Split(color, groups[color].index(rank))
         return MpiCarrier(communicator, self._cuda)
 
     def agree_on_cuda(self, mine: bool, timeout: float) -> None:
-        """Take GPU memory from now on if every rank's MPI does; rank 0 logs which it is.
+        """Take GPU memory from now on if every rank's MPI does; rank 0 logs the outcome.
 
         Collective. Raises PeerLostError.
         """
@@ -98,7 +98,7 @@ class MpiCarrier:
             )
 
     def leave(self) -> None:
-        """The last call, of all ranks of a healthy world: MPI may end with the process."""
+        """The last call, by all ranks of a healthy world: MPI may then end with the process."""
         if self in _open:
             _open.remove(self)
 
@@ -115,13 +115,14 @@ class MpiCarrier:
 
 
 def open_mpi(rank: int, size: int, timeout: float, cuda: bool = False) -> MpiCarrier:
-    """All ranks of one mpirun, or of srun with an MPI. Collective.
+    """The carrier of all ranks of one mpirun, or of srun with an MPI. Collective.
 
-    cuda: the ranks have GPUs, and this one's is the current device. Raises UsageError without
-    mpi4py or an MPI library, and if MPI counts the ranks otherwise, PeerLostError after `timeout`.
+    cuda: the ranks have GPUs, and this rank's GPU is the current device. Raises UsageError without
+    mpi4py or an MPI library and if MPI counts the ranks otherwise, PeerLostError after `timeout`
+    seconds.
     """
     if cuda:
-        torch.cuda.synchronize()  # makes the CUDA context, for which some MPIs look as they start
+        torch.cuda.synchronize()  # makes the CUDA context, which some MPIs need when they start
     mpi = _started()
     world = mpi.COMM_WORLD
     if (world.Get_rank(), world.Get_size()) != (rank, size):
@@ -138,7 +139,7 @@ def open_mpi(rank: int, size: int, timeout: float, cuda: bool = False) -> MpiCar
 
 
 def _buffers(sent: Tensor, received: Tensor) -> tuple[Any, Any]:
-    """Both as mpi4py takes them; GPU memory once the current stream has come to its end."""
+    """Both in the form that mpi4py takes; waits for the current stream of GPU memory."""
     if not sent.is_cuda:
         return sent.numpy(), received.numpy()
     torch.cuda.current_stream(sent.device).synchronize()
@@ -146,7 +147,7 @@ def _buffers(sent: Tensor, received: Tensor) -> tuple[Any, Any]:
 
 
 def _started() -> Any:
-    """mpi4py's MPI, initialised. Raises UsageError."""
+    """mpi4py's MPI, initialised. Raises UsageError if there is none."""
     try:
         import mpi4py
 

@@ -1,4 +1,4 @@
-"""A rank's two worlds in a job of several nodes: the ranks of its node, and its like on the others.
+"""The two parts of a world of several nodes: the ranks of one node, and one rank of each node.
 
 rank                 0 1 2 3 | 4 5 6 7        two nodes of four
 inside (of rank 5)             4 5 6 7        rank 1 of 4
@@ -16,7 +16,7 @@ _log = logging.getLogger("tpdet.engine")
 
 @dataclass(frozen=True)
 class Nodes:
-    """`world` and its parts: `inside` one node, `across` the nodes; parts live as long as it."""
+    """`world` and its parts: `inside` one node, `across` the nodes; all end together."""
 
     world: World
     inside: World
@@ -24,11 +24,12 @@ class Nodes:
 
 
 def open_nodes(world: World) -> Nodes | None:
-    """The parts of a world of several nodes; None where two levels bring nothing. Collective.
+    """The parts of a world of several nodes; None where two levels gain nothing. Collective.
 
-    They bring nothing on one node and with one rank a node. They cannot be had if nodes differ in
-    their number of ranks or do not hold neighbouring ones: rank 0 logs a warning then, for answers
-    are the same, but slower. In which order a node numbers its local ranks does not matter.
+    They gain nothing on one node, and with one rank on each node. They are impossible if nodes
+    have different numbers of ranks, or ranks that are not neighbours: then rank 0 logs a warning,
+    because answers have the same bits but come slower. The order of a node's local ranks does not
+    matter.
     """
     ranks_of: dict[str, list[int]] = {}
     for rank, name in enumerate(world.node_names):
@@ -51,7 +52,7 @@ def open_nodes(world: World) -> Nodes | None:
 
 
 def split_nodes(world: World, nodes: int) -> Nodes:
-    """Parts for `nodes` nodes of neighbouring ranks, as many on each. Collective."""
+    """The parts for `nodes` nodes with the same number of neighbouring ranks. Collective."""
     ranks = world.size // nodes
     inside = world.part([range(node * ranks, (node + 1) * ranks) for node in range(nodes)])
     across = world.part([range(local, world.size, ranks) for local in range(ranks)])

@@ -1,10 +1,12 @@
-"""The roll call of a world's ranks, over the store where they met: who came, and who was lost.
+"""The roll call: ranks report in a shared store that they arrived, and later why they end early.
 
-A collective that fails knows that somebody is lost, seldom who. So ranks write into the store when
-they arrive, and once more when they end early: their last word. Those who lost a peer read the
-others' words: one gave up, and said why; or it said nothing, and does not answer.
+A collective that fails knows that a peer is lost, but seldom which one. So each rank writes an
+entry into the store where the ranks met when it arrives, and an exit reason when it ends early. A
+rank that lost a peer reads the others' exit reasons: the lost peer gave up and reported why, or it
+reported nothing and does not answer.
 
-The store is torch's, which believes everybody: its words choose what an error says, never a step.
+The store is torch's and trusts everybody who reaches it, so its entries only choose the text of an
+error, never a step of the engine.
 """
 
 import threading
@@ -20,50 +22,50 @@ from tpdet.errors import PeerLostError, UsageError
 from tpdet.launch.ranks.node_name import Node, check_places, node_names
 
 ROLL_SECONDS = 1.0
-"""How long a rank that lost a peer waits for the others' words, and for the store."""
+"""How long a rank that lost a peer waits for the others' exit reasons, and for the store."""
 _REASON_SECONDS = 0.2
-"""How long it waits for more words once one of them says why."""
+"""How long it waits for more of them once one rank has given up."""
 _POLL_SECONDS = 0.02
 _MAX_CHARACTERS = 1000
 Result = TypeVar("Result")
 
 
-class LastWord(msgspec.Struct, frozen=True, array_like=True):
-    """Why a rank ends: it `gave_up` for a reason of its own, or lost a peer itself.
+class ExitReason(msgspec.Struct, frozen=True, array_like=True):
+    """Why a rank ends: it `gave_up` because of an error, or (False) it lost a peer itself.
 
-    `exit_code` and `code` are those of its error (tpdet.errors), `public` what clients may read of
-    it, `reason` the whole.
+    `exit_code` and `code` are those of its error (tpdet.errors), `message` is the whole message
+    and `public` the part of it that clients may read.
     """
 
     gave_up: bool
     exit_code: int = PeerLostError.exit_code
     code: str = PeerLostError.code
     public: str = ""
-    reason: str = ""
+    message: str = ""
 
 
-class Heard(msgspec.Struct, frozen=True):
-    """The words of other ranks, by rank; `store_answers` is False if nobody could be asked."""
+class PeerReasons(msgspec.Struct, frozen=True):
+    """The other ranks' exit reasons, by rank; `store_answers` is False if the store is lost."""
 
-    words: dict[int, LastWord]
+    reasons: dict[int, ExitReason]
     store_answers: bool = True
 
 
 class Arrival(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank writes when it comes: its node and, if given, (local rank, local size) there."""
+    """The entry of a rank that arrives: its node and, if known, (local rank, local size) there."""
 
     node: Node
     local_place: tuple[int, int] | None
 
 
-_word_decoder = msgspec.json.Decoder(LastWord)
+_reason_decoder = msgspec.json.Decoder(ExitReason)
 _arrival_decoder = msgspec.json.Decoder(Arrival)
 
 
 class RollCall:
-    """One rank's part in the roll call of a world of `size` ranks; `store` is this world's own.
+    """One rank's part in the roll call of a world of `size` ranks; each world has its own `store`.
 
-    A rank that `hosts_store` stays until the others have read it, or for their time.
+    A rank that `hosts_store` stays until the others have read the store, or their time is over.
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, hosts_store: bool) -> None:
@@ -76,12 +78,11 @@ class RollCall:
         limit: float,
         local_place: tuple[int, int] | None = None,
     ) -> tuple[str, ...]:
-        """Wait until all ranks have come, at most `limit` seconds; the names of their nodes.
+        """Wait until all ranks have arrived, at most `limit` seconds; returns their nodes' names.
 
-        expected: those names as far as the launcher tells them, or (). local_place: this rank's
-        local rank and local size, alike given or not by all. Raises PeerLostError naming the ranks
-        that are missing, and who came from where; UsageError for local places that contradict each
-        other.
+        expected: the names that the launcher knows, by rank, or (). local_place: this rank's local
+        rank and local size; all ranks give it, or none. Raises PeerLostError naming the missing
+        ranks and the nodes of the others, UsageError for local places that contradict each other.
         """
         arrival = Arrival(node, local_place)
         self._store.set(f"arrived/{self._rank}", msgspec.json.encode(arrival).decode())
@@ -108,40 +109,42 @@ class RollCall:
         except UsageError:
             self._store.set(f"refused/{self._rank}", "1")
             deadline, seen = time.monotonic() + ROLL_SECONDS, dict[int, bytes]()
-            # The store ends with its host: the others would take that for a lost rank.
+            # The store ends with its host, which the others would mistake for a lost rank.
             while self._hosts and len(seen) < self._size and time.monotonic() < deadline:
                 seen |= self._read("refused", seen, bytes)
                 time.sleep(_POLL_SECONDS)
             raise
 
-    def part(self, word: LastWord, seconds: float = ROLL_SECONDS) -> Heard:
-        """Leave a last word; whoever lost a peer also waits, up to `seconds`, for the others'.
+    def report(self, reason: ExitReason, seconds: float = ROLL_SECONDS) -> PeerReasons:
+        """Write this rank's exit reason; returns the others'.
 
-        Returns in time even if the store's host is cut off, and raises nothing.
+        A rank that did not give up, but lost a peer, waits for them, at most `seconds`. Returns in
+        time even if the store's host is cut off, and raises nothing.
         """
-        words: dict[int, LastWord] = {}
+        reasons: dict[int, ExitReason] = {}
         answered = threading.Event()
-        cut = {"public": word.public[:_MAX_CHARACTERS], "reason": word.reason[:_MAX_CHARACTERS]}
-        word = msgspec.structs.replace(word, **cut)
+        public, message = reason.public[:_MAX_CHARACTERS], reason.message[:_MAX_CHARACTERS]
+        reason = msgspec.structs.replace(reason, public=public, message=message)
 
         def call() -> None:
-            with suppress(Exception):  # a store that is gone: nothing answers
-                self._store.set(f"word/{self._rank}", msgspec.json.encode(word).decode())
-                words.update(self._read("word", words, _word_decoder.decode))
+            with suppress(Exception):  # the store is gone: `answered` stays unset
+                self._store.set(f"exit/{self._rank}", msgspec.json.encode(reason).decode())
+                reasons.update(self._read("exit", reasons, _reason_decoder.decode))
                 answered.set()
-                if self._hosts or not word.gave_up:
-                    self._listen(words, time.monotonic() + seconds)
+                if self._hosts or not reason.gave_up:
+                    self._await_reasons(reasons, time.monotonic() + seconds)
 
         # A store whose host is cut off may hold a call for minutes.
         caller = threading.Thread(target=call, name="roll call", daemon=True)
         caller.start()
         caller.join(seconds + _REASON_SECONDS)
-        return Heard({r: w for r, w in words.copy().items() if r != self._rank}, answered.is_set())
+        others = {rank: found for rank, found in reasons.copy().items() if rank != self._rank}
+        return PeerReasons(others, answered.is_set())
 
-    def _listen(self, words: dict[int, LastWord], deadline: float) -> None:
-        while len(words) < self._size and time.monotonic() < deadline:
-            words.update(self._read("word", words, _word_decoder.decode))
-            if not self._hosts and any(word.gave_up for word in words.values()):
+    def _await_reasons(self, reasons: dict[int, ExitReason], deadline: float) -> None:
+        while len(reasons) < self._size and time.monotonic() < deadline:
+            reasons.update(self._read("exit", reasons, _reason_decoder.decode))
+            if not self._hosts and any(reason.gave_up for reason in reasons.values()):
                 deadline = min(deadline, time.monotonic() + _REASON_SECONDS)
             time.sleep(_POLL_SECONDS)
         if self._hosts:
@@ -150,7 +153,7 @@ class RollCall:
     def _read(
         self, kind: str, known: dict[int, Result], decode: Callable[[bytes], Result]
     ) -> dict[int, Result]:
-        """What ranks have written and is not `known` yet, by rank."""
+        """The entries of one kind that are not `known` yet, by rank."""
         found = {}
         for rank in range(self._size):
             key = f"{kind}/{rank}"
@@ -171,7 +174,7 @@ class RollCall:
 
 
 def rank_list(ranks: Sequence[int], nodes: dict[int, str]) -> str:
-    """The ranks, node by node: "ranks 2, 3 on node gpu07"; without nodes, "ranks 2, 3"."""
+    """The ranks in words, node by node: "ranks 2, 3 on node gpu07"; without nodes "ranks 2, 3"."""
     by_node: dict[str, list[int]] = {}
     for rank in ranks:
         by_node.setdefault(nodes.get(rank, ""), []).append(rank)

@@ -1,6 +1,6 @@
-"""The socket on which rank 0 keeps the store where ranks meet: bound to one address of its host.
+"""The socket of the store where ranks meet, bound to one address of rank 0's host.
 
-A store of torch's own making listens on every address, and believes everybody who reaches it.
+A store that torch opens itself listens on every address, and trusts everybody who reaches it.
 """
 
 import errno
@@ -12,11 +12,11 @@ _log = logging.getLogger("tpdet.engine")
 
 
 def store_listener(address: str, port: int) -> int | None:
-    """The descriptor of a socket bound to `address`, a name or a number, and `port`.
+    """The descriptor of a socket bound to `address` (a host name or an IP address) and `port`.
 
-    None if that is no address of this host that others reach: a proxy's, or a name that means the
-    loopback interface here and another elsewhere (Debian's own host name is 127.0.1.1). The store
-    has to take every address then, which the log says. Raises OSError if the port is taken.
+    None if other hosts do not reach this host by that address: it is a proxy's, or a name that
+    means the loopback interface here (Debian gives a host's own name 127.0.1.1). The store then
+    has to listen on every address, and the log says so. Raises OSError if the port is taken.
     """
     literal = _is_literal(address)
     try:

@@ -1,31 +1,29 @@
-"""The world: the ranks that run one engine, and the things they do together.
+"""The world: the ranks that run one engine, and their collective operations.
 
-A world is one object handed around; there is no global group. Its contract, as patterns of use:
-
-Every rank calls the same operations in the same order, from one thread. There are no tags: the
-n-th call of one rank meets the n-th call of every other.
+A world is an object that its users pass on; there is no global group. Every rank calls the same
+operations in the same order, from one thread. There are no tags: the n-th call of one rank meets
+the n-th call of every other. Patterns of use:
 
     gathered = world.all_gather(partial)          # [size, *partial.shape], rank order, same bits
     mine = world.all_to_all(blocks)               # block r goes to rank r; mine[s] is from rank s
-    plan = world.broadcast_bytes(encode(plan) if world.rank == 0 else None)   # rank 0 speaks
-    digests = world.gather_bytes(table_digest)    # all speak, any lengths; everyone hears all
-    world.barrier()                               # nobody leaves before everybody came
-    world.close()                                 # the last call; again is harmless
+    plan = world.broadcast_bytes(encode(plan) if world.rank == 0 else None)   # rank 0 sends
+    digests = world.gather_bytes(table_digest)    # all send, any lengths; everyone gets all
+    world.barrier()                               # returns when every rank has called it
+    world.close()                                 # the last call; a second one is harmless
 
-A collective moves bits and never adds: NaN payloads, -0.0 and pad bytes arrive
-as they were sent. Only `add_in_any_order`, for the approximate mode, is outside of that.
-`all_gather` and `all_to_all` want one shape and dtype on all ranks, and return memory that no later
-call writes to.
+A collective moves bits and never adds: NaN payloads, -0.0 and pad bytes arrive as they were sent.
+Only `add_in_any_order`, which is for the approximate mode, adds. `all_gather` and `all_to_all` need
+one shape and dtype on all ranks, and return memory that no later call writes to.
 
-A peer that dies, leaves, stops or calls something else ends the call with PeerLostError naming
-the operation, this rank and the timeout; a dead peer at once, a silent one after `timeout`
-seconds. A world that raised it is broken: each later call raises it again, and what remains is
-`close()`. An idle rank 0 must therefore speak more often than the timeout (heartbeats), and a
-phase in which ranks are apart for longer (loading weights) runs under a longer one:
+A peer that dies, leaves, stops or calls another operation ends the call with PeerLostError, which
+names the operation, this rank and the timeout. A dead peer does so at once, a silent one after
+`timeout` seconds. The world is broken then: each later call but `close()` raises the error again.
+So an idle rank 0 must send more often than the timeout (heartbeats), and a phase in which ranks
+need longer (loading weights) runs under a longer timeout:
 
     world.set_timeout(1800.0); load(); world.barrier(); world.set_timeout(config.step_timeout)
 
-Some ranks of a world make a world of their own, a part; it breaks, waits and ends with the whole:
+Some of the ranks can form a part, which is a world too; it breaks and ends with the whole:
 
     inside = world.part([[0, 1], [2, 3]])         # every rank calls it, with the same groups
 """
@@ -37,21 +35,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tpdet.comm.world.roll_call import Heard, LastWord
+from tpdet.comm.world.roll_call import ExitReason, PeerReasons
 from tpdet.errors import IntegrityError
 from tpdet.launch.ranks.node_name import this_node
 from tpdet.launch.ranks.rank_environment import RankEnvironment
 
 MAX_MESSAGE_BYTES = 80 << 20
-"""Cap of one byte message: the largest step plan (64 MiB) with its digest, and some room."""
+"""Largest byte message: the largest step plan (64 MiB) with its digest, and some reserve."""
 
 
 class World(Protocol):
-    """What an engine needs from its ranks; see the module's patterns of use.
+    """The operations of an engine's ranks; the module's docstring shows their use.
 
-    `rank` counts from 0 to `size - 1`, `local_rank` to `local_size - 1` among the ranks of this
-    host; `timeout` is in seconds. `node_names` says, by rank, what its node is called: ranks with
-    one name are on one node, and launchers deal ranks out to nodes in any order.
+    `rank` counts from 0 to `size - 1`; `local_rank` counts from 0 to `local_size - 1` among the
+    ranks of this host. `timeout` is in seconds. `node_names` has the name of each rank's node:
+    ranks with one name are on one node. Launchers assign ranks to nodes in any order.
     """
 
     rank: int
@@ -70,14 +68,14 @@ class World(Protocol):
         ...
 
     def add_in_any_order(self, x: Tensor) -> Tensor:
-        """The sum of every rank's `x`, equal on all of them, in an order that is the library's.
+        """The sum of every rank's `x`, equal on all ranks; the library chooses the order.
 
-        For the approximate mode alone: no bit of it is promised. `x` may be overwritten.
+        For the approximate mode only: no bit of it is promised. `x` may be overwritten.
         """
         ...
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
-        """Rank 0's `data` on every rank; what the other ranks pass is not looked at."""
+        """Rank 0's `data` on every rank; the argument of the other ranks is ignored."""
         ...
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
@@ -91,16 +89,15 @@ class World(Protocol):
     def part(self, groups: Sequence[Sequence[int]]) -> "World":
         """The world of the group that holds this rank; its ranks count in the group's order.
 
-        Collective. groups: equal on every rank, each rank in one of them. A part is a world as
-        this one, whose timeout it has; closing it does nothing, it ends with this one. A part is
-        not cut again.
+        Collective. groups: equal on every rank; each rank is in one of them. A part has the
+        timeout of the whole and ends with it; closing a part does nothing. A part has no parts.
         """
         ...
 
     def without_peers(self) -> AbstractContextManager[None]:
-        """While inside, this rank alone: tensors are not sent, what comes from peers is zeros.
+        """While inside, send no tensors: whatever would come from peers is zeros.
 
-        For work whose results nobody reads; peers need not know. Byte messages are sent as ever.
+        For work whose results nobody reads; peers need not take part. Byte messages are still sent.
         """
         ...
 
@@ -108,21 +105,21 @@ class World(Protocol):
         """Wait at most `seconds` for a peer from the next operation on; alike on every rank."""
         ...
 
-    def part_with(self, word: LastWord) -> Heard:
-        """End this world early, for this rank; what others told that ended so too.
+    def end_early(self, reason: ExitReason) -> PeerReasons:
+        """End this world for this rank; returns the reasons of other ranks that ended early too.
 
-        Peers that wait for this rank lose it and find `word`. A rank that does not give up, but
-        lost a peer itself, waits a second for theirs. See `last_words`.
+        Peers that wait for this rank lose it and find `reason`. A rank that does not give up, but
+        lost a peer itself, waits a second for the reasons of others. See `exit_reasons`.
         """
         ...
 
     def close(self) -> None:
-        """Leave the world. Of a healthy world all ranks leave together."""
+        """Leave the world. All ranks of a healthy world leave together."""
         ...
 
 
 class SoloWorld:
-    """A world of one rank: nothing is sent, nobody can be lost."""
+    """A world of one rank: nothing is sent, and no peer can be lost."""
 
     def __init__(self) -> None:
         self.rank = self.local_rank = 0
@@ -159,23 +156,23 @@ class SoloWorld:
         return SoloWorld()
 
     def without_peers(self) -> AbstractContextManager[None]:
-        """Nothing changes: there are none."""
+        """Do nothing: there are no peers."""
         return nullcontext()
 
     def set_timeout(self, seconds: float) -> None:
-        """Keep the number; there is nobody to wait for."""
+        """Store the number; there is no peer to wait for."""
         self.timeout = seconds
 
-    def part_with(self, word: LastWord) -> Heard:
-        """Nobody needs to be told."""
-        return Heard({})
+    def end_early(self, reason: ExitReason) -> PeerReasons:
+        """Do nothing: there are no peers."""
+        return PeerReasons({})
 
     def close(self) -> None:
         """Do nothing."""
 
 
 def rank_on_node(world: World, rank: int | None = None) -> str:
-    """ "rank 3 on node gpu07"; of the world's own rank unless another is given."""
+    """A rank in words: "rank 3 on node gpu07"; the world's own rank if None."""
     rank = world.rank if rank is None else rank
     return f"rank {rank} on node {world.node_names[rank]}"
 
@@ -188,14 +185,14 @@ def group_of(rank: int, size: int, groups: Sequence[Sequence[int]]) -> Sequence[
 
 
 def local_place(world: World, group: Sequence[int]) -> tuple[int, int]:
-    """(local_rank, local_size) of `world`'s rank in a part: its place among those of its node."""
+    """(local_rank, local_size) of `world`'s rank in the part `group`: counted within its node."""
     names = world.node_names
     here = [member for member in group if names[member] == names[world.rank]]
     return here.index(world.rank), len(here)
 
 
 def checked_message(data: bytes | None) -> bytes:
-    """`data`, if it may be sent. Raises IntegrityError for no message and for one over the cap."""
+    """`data` itself. Raises IntegrityError for None and for more than MAX_MESSAGE_BYTES."""
     if data is None:
         raise IntegrityError("rank 0 must pass the bytes it broadcasts, not None")
     if len(data) > MAX_MESSAGE_BYTES:

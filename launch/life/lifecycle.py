@@ -69,7 +69,7 @@ def check_peers(run: RunDirectory, rank: int) -> None:
         node = this_node(RankEnvironment()).name
         names = ", ".join(f"rank {peer.rank} (pid {peer.pid}) is {peer.reason}" for peer in lost)
         public = ", ".join(f"rank {peer.rank} on node {node} is {peer.reason}" for peer in lost)
-        raise PeerLostError(f"{names} on node {node}: the server ends").told(public)
+        raise PeerLostError(f"{names} on node {node}: the server ends").explained(public)
 
 
 def kill_local_ranks(run: RunDirectory, except_rank: int | None = None) -> None:
@@ -83,11 +83,11 @@ def end_process(
     run: RunDirectory | None,
     rank: int,
     error: BaseException,
-    last_words: Callable[[], None] | None = None,
+    before_exit: Callable[[], None] | None = None,
 ) -> NoReturn:
     """End this rank, and with it the server on this host, because of `error`. From any thread.
 
-    Writes exit.json unless a rank has decided before, runs `last_words` (what still can be told
+    Writes exit.json unless a rank has decided before, runs `before_exit` (what still can be told
     to clients; its failure is ignored), prints what ended the server as the last line of standard
     error unless another does (the rank that decided, or the supervisor), then SIGKILLs all other
     local ranks (rank 0 after two seconds, within which it may tell clients) and ends with the
@@ -99,9 +99,9 @@ def end_process(
     if (mine := run or told) is not None:
         mine.decide_exit(exit_code, code, rank, message)
         decision = (mine.exit_decision() if mine.current else None) or decision
-    if last_words is not None:
+    if before_exit is not None:
         with suppress(Exception):
-            last_words()
+            before_exit()
     flush_log()
     if not isinstance(error, TpdetError):
         write_error("".join(traceback.format_exception(error)))

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.lib.ports import free_port
 from tests.server.harness import eventually
-from tpdet.comm.world.roll_call import LastWord, RollCall, rank_list
+from tpdet.comm.world.roll_call import ExitReason, RollCall, rank_list
 from tpdet.errors import IntegrityError, PeerLostError, UsageError
 from tpdet.launch.ranks.environment import RankEnvironment, read_environment
 from tpdet.launch.ranks.node_name import (
@@ -292,16 +292,16 @@ def test_a_missing_rank_is_named_with_the_node_that_slurm_gave_it():
     )
 
 
-def test_a_word_is_heard_at_once_and_silence_after_its_time():
+def test_an_exit_reason_is_found_at_once_and_silence_after_its_time():
     store = dist.HashStore()
     calls = [RollCall(store, rank, 3, False) for rank in range(3)]
-    calls[2].part(LastWord(True, 65, "bad_checkpoint", "public", "reason"))
+    calls[2].report(ExitReason(True, 65, "bad_checkpoint", "public", "reason"))
     began = time.monotonic()
-    heard = calls[0].part(LastWord(False), 5.0)
-    assert heard.words[2].exit_code == 65 and time.monotonic() - began < 2.0
+    heard = calls[0].report(ExitReason(False), 5.0)
+    assert heard.reasons[2].exit_code == 65 and time.monotonic() - began < 2.0
     quiet = [RollCall(dist.HashStore(), rank, 2, False) for rank in range(2)]
     began = time.monotonic()
-    assert quiet[0].part(LastWord(False), 0.3).words == {}
+    assert quiet[0].report(ExitReason(False), 0.3).reasons == {}
     assert 0.25 < time.monotonic() - began < 2.0
 
 
@@ -316,21 +316,23 @@ def test_a_store_that_hangs_or_is_gone_holds_nobody_up():
 
     for store in (Hangs(), Gone()):
         began = time.monotonic()
-        assert not RollCall(store, 1, 2, False).part(LastWord(False), 0.2).store_answers
+        assert not RollCall(store, 1, 2, False).report(ExitReason(False), 0.2).store_answers
         assert time.monotonic() - began < 2.0
 
 
-def test_a_forged_word_ends_nothing_but_itself():
+def test_a_forged_exit_reason_ends_nothing_but_itself():
     store = dist.HashStore()
-    store.set("word/1", msgspec.json.encode({"not": "a word"}).decode())
-    assert not RollCall(store, 0, 2, False).part(LastWord(False), 0.2).words
+    store.set("exit/1", msgspec.json.encode({"not": "a reason"}).decode())
+    assert not RollCall(store, 0, 2, False).report(ExitReason(False), 0.2).reasons
 
 
 # --- clients -----------------------------------------------------------------------------------
 
 
 def test_streams_are_told_the_node_and_nothing_that_is_not_public():
-    lost = PeerLostError("rank 1 at 10.0.0.7 is gone").told("step 7: rank 1 on node right is gone")
+    lost = PeerLostError("rank 1 at 10.0.0.7 is gone").explained(
+        "step 7: rank 1 on node right is gone"
+    )
     assert _last_message(lost).message.endswith("stopped: step 7: rank 1 on node right is gone")
     damage = IntegrityError.in_public("step 7: page table of rank 1 on node right")
     found = _last_message(damage)

@@ -42,11 +42,11 @@ def main() -> int:
         return live(run, environment.rank, environment.size, arguments.case, signals)
     except Exception as error:
 
-        def last_words() -> None:
+        def before_exit() -> None:
             (run.path / f"last words of {environment.rank}").touch()
             raise ValueError("ignored: the end goes on")
 
-        end_process(run, environment.rank, error, last_words)
+        end_process(run, environment.rank, error, before_exit)
 
 
 def live(run: RunDirectory, rank: int, size: int, case: str, signals: StopSignals) -> int:

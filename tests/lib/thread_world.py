@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from tpdet.comm.world.alone import Alone
-from tpdet.comm.world.roll_call import Heard, LastWord
+from tpdet.comm.world.roll_call import ExitReason, PeerReasons
 from tpdet.comm.world.world import checked_message, group_of, local_place
 from tpdet.errors import PeerLostError
 
 Result = TypeVar("Result")
-_WORD_SECONDS = 0.3
-"""How long a thread that lost a peer waits for the others' last words."""
+_REASON_SECONDS = 0.3
+"""How long a thread that lost a peer waits for the others' exit reasons."""
 
 
 class _Meeting:
@@ -34,7 +34,7 @@ class _Meeting:
         # the meeting of row 1, to which every reader of row 0 came after reading.
         self.slots: list[list[Any]] = [[None] * size, [None] * size]
         self.failed: str | None = None
-        self.last_words: dict[int, LastWord] = {}
+        self.exit_reasons: dict[int, ExitReason] = {}
         self._changed = threading.Condition()
         self._arrived = 0
         self._complete = 0
@@ -152,17 +152,17 @@ class ThreadWorld:
         for part in self._parts:
             part.set_timeout(seconds)
 
-    def part_with(self, word: LastWord) -> Heard:
-        """Leave a word for the other threads and end their operations; what they told before."""
-        words = self._meeting.last_words
-        words[self.rank] = word
-        self._meeting.fail(f"rank {self.rank} ended early: {word.reason}")
-        deadline = time.monotonic() + (0.0 if word.gave_up else _WORD_SECONDS)
-        while time.monotonic() < deadline and len(words) < self.size:
-            if any(told.gave_up for told in words.copy().values()):
+    def end_early(self, reason: ExitReason) -> PeerReasons:
+        """Report why this thread ends, and end the others' operations; returns their reasons."""
+        reasons = self._meeting.exit_reasons
+        reasons[self.rank] = reason
+        self._meeting.fail(f"rank {self.rank} ended early: {reason.message}")
+        deadline = time.monotonic() + (0.0 if reason.gave_up else _REASON_SECONDS)
+        while time.monotonic() < deadline and len(reasons) < self.size:
+            if any(other.gave_up for other in reasons.copy().values()):
                 break
             time.sleep(0.005)
-        return Heard({rank: told for rank, told in words.copy().items() if rank != self.rank})
+        return PeerReasons({rank: r for rank, r in reasons.copy().items() if rank != self.rank})
 
     def close(self) -> None:
         """Leave with the others; alone if the world is broken."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from tpdet.comm.world.exit_reasons import telling_peers
+from tpdet.comm.world.exit_reasons import reporting_exit
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.control.plan import StepPlan
@@ -76,7 +76,7 @@ class Engine:
         self.config = config
         self.world = world
         self._faults = faults
-        with telling_peers(world, lambda: "the start"):
+        with reporting_exit(world, lambda: "the start"):
             self.control = ControlChannel(world, secret)
             self.runner = runner or Runner(config, world)
         self.model_config = self.runner.model_config
@@ -210,7 +210,7 @@ class Engine:
             raise IntegrityError("a reload while requests run: drain first")
         plan = msgspec.structs.replace(self.scheduler.heartbeat(), reload=model)
         self._send(plan, Follower(0))
-        with self._telling_peers():
+        with self._reporting_exit():
             self.runner.reload(model, tick)
         self.scheduler.reload(self._prefix_identity(self.approximate))
         self.heartbeat()
@@ -223,7 +223,7 @@ class Engine:
 
     def worker_loop(self) -> None:
         """Run plans from rank 0 until one says stop (ranks above 0)."""
-        with self._telling_peers():
+        with self._reporting_exit():
             while True:
                 plan = self.control.receive_plan()
                 self._start(plan, Follower(sum(row.draws for row in plan.rows)))
@@ -252,11 +252,11 @@ class Engine:
         self._flights.append(_Flight(plan, results, self._send(plan, results)))
 
     def _send(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
-        with telling_peers(self.world, lambda: f"step {plan.step}"):
+        with reporting_exit(self.world, lambda: f"step {plan.step}"):
             return self._start(self.control.send_plan(plan), results)
 
-    def _telling_peers(self) -> AbstractContextManager[None]:
-        return telling_peers(self.world, lambda: self.control.place)
+    def _reporting_exit(self) -> AbstractContextManager[None]:
+        return reporting_exit(self.world, lambda: self.control.place)
 
     def _start(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
         if self._faults is not None:
@@ -266,7 +266,7 @@ class Engine:
     def _finish(self) -> list[EngineOutput]:
         """Wait for the oldest launched step and commit it."""
         plan, results, event = self._flights.pop(0)
-        with self._telling_peers():
+        with self._reporting_exit():
             self.runner.wait(plan, event)
         results.finish()
         if self.watch is not None:

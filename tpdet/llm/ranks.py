@@ -93,10 +93,10 @@ def share_answers(engine: "Engine", told: Told | None) -> Told:
     world = engine.world
     if world.size == 1 and told is not None:
         return told
-    from tpdet.comm.world.exit_reasons import telling_peers
+    from tpdet.comm.world.exit_reasons import reporting_exit
 
     world.set_timeout(CALL_TIMEOUT)
-    with telling_peers(world, lambda: "the answers of a call"):
+    with reporting_exit(world, lambda: "the answers of a call"):
         if told is not None:
             data = msgspec.msgpack.encode(_encoded(told))
             pieces = [data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES)]
@@ -119,11 +119,11 @@ def give_up_world(engine: "Engine", error: BaseException) -> None:
 
 
 def _first_disagreement(engine: "Engine", word: _Word) -> DisagreementError | None:
-    from tpdet.comm.world.exit_reasons import telling_peers
+    from tpdet.comm.world.exit_reasons import reporting_exit
 
     world = engine.world
     world.set_timeout(CALL_TIMEOUT)
-    with telling_peers(world, lambda: "a call"):
+    with reporting_exit(world, lambda: "a call"):
         words = [_words.decode(data) for data in world.gather_bytes(msgspec.msgpack.encode(word))]
     world.set_timeout(engine.config.step_timeout)
     for rank, other in enumerate(words):
