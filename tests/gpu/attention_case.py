@@ -8,10 +8,10 @@ from tests.gpu.checks import same
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention.variants import (
     Variant,
-    compute_capability,
     decode_variant,
     prefill_variant,
 )
+from tpdet.kernels.cuda.hardware import gpu_of
 from tpdet.kernels.cuda.pointwise import embedding
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
@@ -99,8 +99,8 @@ class Case:
         embedding.store_kv(keys, values, *pages, batch)
 
     def attend(self, q, pages, batch, prefill=None, decode=None):
-        capability = compute_capability(q.device)
-        prefill = prefill or prefill_variant(self.dtype, self.head, capability)
+        gpu = gpu_of(q.device)
+        prefill = prefill or prefill_variant(self.dtype, self.head, gpu)
         rows = batch.short_rows * self.query_heads // self.key_heads
         splits, sequences = batch.splits.shape[0], batch.short.shape[0]
         decode = decode or decode_variant(self.dtype, self.head, rows, splits, sequences)

@@ -18,7 +18,8 @@ from tests.gpu.checks import attempt, failures, same
 from tests.gpu.suite import Check, side_by_side
 from tests.gpu.times import interleaved_medians
 from tpdet.kernels.cuda.attention import attention
-from tpdet.kernels.cuda.attention.variants import Variant, compute_capability, prefill_variant
+from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant
+from tpdet.kernels.cuda.hardware import gpu_of
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 FIRST = Variant(64, 4, 3, True)
@@ -146,7 +147,7 @@ def check_times():
         name = f"{prompts} x {length} tokens, head 128"
         attempt(name, timed, prompts, length, 128, copies, {"first form": FIRST} | sound)
     for head in (64, 256):
-        chosen = prefill_variant(torch.bfloat16, head, compute_capability(torch.device("cuda")))
+        chosen = prefill_variant(torch.bfloat16, head, gpu_of(torch.device("cuda")))
         attempt(f"1 x 4096 tokens, head {head}", timed, 1, 4096, head, 2, {"table": chosen})
 
 

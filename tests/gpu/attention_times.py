@@ -11,10 +11,10 @@ from tests.gpu.times import interleaved_medians
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention.variants import (
     Variant,
-    compute_capability,
     decode_variant,
     prefill_variant,
 )
+from tpdet.kernels.cuda.hardware import gpu_of
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 FAST_PREFILL = [  # of any head
@@ -58,7 +58,7 @@ def prefill_speed(length, head):
     batch = make_batch((PagedSequence(0, length, 0, shuffled(length, spare=0)),), "cuda")
     peer = [draw(1, 32, length, head, dtype=torch.bfloat16, seed=s) for s in (0, 1, 2)]
     runs = [lambda _: F.scaled_dot_product_attention(*peer, is_causal=True)]
-    chosen = prefill_variant(q.dtype, head, compute_capability(q.device))
+    chosen = prefill_variant(q.dtype, head, gpu_of(q.device))
     variants = list(dict.fromkeys([chosen, *FAST_PREFILL]))
     runs += [
         lambda _, v=v: attention.attend(q, *pages, batch, None, v, DECODE[0]) for v in variants

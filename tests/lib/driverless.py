@@ -11,8 +11,7 @@ import triton.runtime
 from triton.backends.compiler import GPUTarget
 
 from tpdet.kernels import ops
-from tpdet.kernels.cuda.attention import attention
-from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda import hardware
 
 HOPPER = SimpleNamespace(
     major=9, minor=0, multi_processor_count=132, name="NVIDIA H200", total_memory=140 << 30
@@ -41,8 +40,7 @@ def compile_for_hopper(monkeypatch, folder):
 def take_gpu_kernels(monkeypatch):
     """Operations on CPU tensors go to the GPU's kernels, by the GPU's choices."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: HOPPER)
-    monkeypatch.setattr(attention, "compute_capability", lambda device: 9)
-    monkeypatch.setattr(leaf_gemm, "has_wgmma", lambda device: True)
+    monkeypatch.setattr(hardware, "gpu_of", lambda device: hardware.H200)
     monkeypatch.setattr(
         ops, "_kernels", lambda _, name: import_module(f"tpdet.kernels.cuda.{name}")
     )

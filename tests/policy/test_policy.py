@@ -11,9 +11,9 @@ import pytest
 from tests.lib.tree import ROOT
 
 FLOORS = (
-    ("errors", "kernels/order", "kernels/cpu", "kernels/cuda/launch"),
-    ("arguments", "kernels/exact", "kernels/inputs", "kernels/node_plan", "kernels/partial_sums",
-     "launch/host"),
+    ("errors", "kernels/order", "kernels/cpu", "kernels/cuda/hardware"),
+    ("arguments", "kernels/cuda/launch", "kernels/exact", "kernels/inputs", "kernels/node_plan",
+     "kernels/partial_sums", "launch/host"),
     ("kernels/ops", "kernels/cpu/attention", "kernels/cpu/gemm", "kernels/cpu/pointwise",
      "kernels/cpu/sampling", "kernels/cuda/attention", "kernels/cuda/gemm/choice",
      "kernels/cuda/pointwise", "config", "request", "model_config", "launch/ranks"),

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from tpdet.cli import main
 from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import UsageError
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
@@ -232,6 +233,7 @@ def test_a_whole_run_on_a_made_up_gpu(monkeypatch, tmp_path, capsys):
             "empty_cache": None,
             "get_device_properties": SimpleNamespace(
                 name="A GPU", multi_processor_count=132, major=9, minor=0)}  # fmt: skip
+    monkeypatch.setattr(hardware, "gpu_of", lambda device: hardware.H200)
     for name, value in cuda.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.cuda.tunable, "is_enabled", lambda: False)

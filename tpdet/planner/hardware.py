@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from tpdet.errors import UsageError
+from tpdet.kernels.cuda.hardware import H200
 
 GIB = 1 << 30
 
@@ -34,8 +35,8 @@ class Network:
     hop: float = 5e-6
 
 
-HARDWARE = {"h200": Hardware(memory=141_000_000_000, reserved=2 * GIB, multiprocessors=132)}
-"""By short name. H200: 141 GB (data sheet), 132 multiprocessors (its shape table says so too)."""
+HARDWARE = {"h200": Hardware(141_000_000_000, 2 * GIB, H200.multiprocessors)}
+"""By short name. H200: 141 GB (data sheet)."""
 
 
 def hardware_of(gpu: str) -> Hardware:

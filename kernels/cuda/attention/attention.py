@@ -9,14 +9,10 @@ has one choice a shape; nothing is tuned at run time.
 import torch
 import triton
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.attention.decode_launch import launch_decode
 from tpdet.kernels.cuda.attention.prefill_launch import launch_prefill
-from tpdet.kernels.cuda.attention.variants import (
-    Variant,
-    compute_capability,
-    decode_variant,
-    prefill_variant,
-)
+from tpdet.kernels.cuda.attention.variants import Variant, decode_variant, prefill_variant
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import PAGE_TOKENS
 
@@ -36,7 +32,7 @@ def paged_attention(
     """
     rows = batch.short_rows * q.shape[1] // k_pages.shape[1]
     splits, sequences = batch.splits.shape[0], batch.short.shape[0]
-    prefill = prefill_variant(q.dtype, q.shape[2], compute_capability(q.device))
+    prefill = prefill_variant(q.dtype, q.shape[2], hardware.gpu_of(q.device))
     decode = decode_variant(q.dtype, q.shape[2], rows, splits, sequences)
     return attend(q, k_pages, v_pages, batch, window, prefill, decode)
 

@@ -1,17 +1,16 @@
 """How attention's kernels are shared out, and the choice for each shape: none reaches a bit."""
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
+
+from tpdet.kernels.cuda.hardware import Gpu
 
 GROUPS_HEAD = 128
 GROUPS_TYPES = (torch.bfloat16, torch.float16)
 _GROUPS_ROWS, _GROUPS_WARPS = 128, 4
 _GROUPS_PLACES = 3  # a tile is asked for while two others are in use
-_DESCRIPTORS_SINCE = 9  # major compute capabilities
-_HOPPER = 9
 _FUSED_SPLITS = 16  # above so many splits a sequence on average the merge is spread wider
 _FEW_SPLITS = 32  # of a step: most multiprocessors idle, and only loads ahead hide the wait
 
@@ -45,22 +44,15 @@ class Variant:
             )
 
 
-@cache
-def compute_capability(device: torch.device) -> int:
-    """The major compute capability of a GPU, 0 for another device."""
-    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
-
-
-def prefill_variant(dtype: torch.dtype, head: int, capability: int) -> Variant:
-    """The choice for sequences with many rows, by the GPU's major compute capability."""
-    descriptors = capability >= _DESCRIPTORS_SINCE
+def prefill_variant(dtype: torch.dtype, head: int, gpu: Gpu) -> Variant:
+    """The choice for sequences with many rows."""
     if dtype == torch.float32:
         return Variant(16, 4, 1)
-    if capability == _HOPPER and head == GROUPS_HEAD and dtype in GROUPS_TYPES:
+    if gpu.wgmma and head == GROUPS_HEAD and dtype in GROUPS_TYPES:
         return Variant(128, 4, 5, True, groups=True)
     if head <= 128:
-        return Variant(64, 4, 3 if descriptors else 2, descriptors)
-    return Variant(64, 8, 2, descriptors)
+        return Variant(64, 4, 3 if gpu.descriptors else 2, gpu.descriptors)
+    return Variant(64, 8, 2, gpu.descriptors)
 
 
 def decode_variant(

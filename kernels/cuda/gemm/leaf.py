@@ -9,6 +9,7 @@ The cut, the tile and the kernel come from the shape table that start-up admitte
 
 import torch
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm.choice.leaf_variants import (
     LeafChoice,
     cut_roots,
@@ -23,7 +24,6 @@ from tpdet.kernels.cuda.gemm.operands import (
     check_depth,
     descriptor_sms,
     fitted,
-    has_wgmma,
     run_chain,
 )
 from tpdet.kernels.cuda.gemm.warp_specialised_launch import run_gluon_fold
@@ -65,7 +65,7 @@ def leaf_sums(
             choice = None
     if choice is None:
         float32 = x.dtype == torch.float32
-        wgmma = has_wgmma(x.device)
+        wgmma = hardware.gpu_of(x.device).wgmma
         choice = leaf_choice(m, n, k, leaves, roots, float32=float32, sms=sms, wgmma=wgmma)
     units, rest, form = _cut(leaves, roots, choice.cut)
     check_depth(choice.tile, w)

@@ -2,6 +2,7 @@
 
 import torch
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm.choice.variants import K_GROUP, Variant
 from tpdet.kernels.cuda.gemm.descriptor import run_descriptor
 from tpdet.kernels.cuda.gemm.pointer import run_pointer
@@ -9,7 +10,6 @@ from tpdet.kernels.cuda.gemm.swapped import run_swapped
 from tpdet.kernels.cuda.gemm.warp_specialised_launch import run_gluon_column
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 
-_DESCRIPTOR_CAPABILITY = (9, 0)
 _DESCRIPTOR_BYTES = 16  # alignment of a base and of a row
 
 
@@ -53,15 +53,9 @@ def fitted(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return (x if x.stride(1) == 1 else x.contiguous()), w.contiguous()
 
 
-def has_wgmma(device: torch.device) -> bool:
-    """Whether the GPU has Hopper's matrix instruction: no other generation has it."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-
-
 def descriptor_sms(*tensors: torch.Tensor) -> int:
     """Multiprocessors of a device with tensor descriptors, 0 if these tensors cannot use them."""
-    properties = torch.cuda.get_device_properties(tensors[0].device)
-    if (properties.major, properties.minor) < _DESCRIPTOR_CAPABILITY:
+    if not hardware.gpu_of(tensors[0].device).descriptors:
         return 0
     for tensor in tensors:
         row = tensor.stride(-2) * tensor.element_size()

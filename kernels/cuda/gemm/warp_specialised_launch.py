@@ -6,7 +6,6 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tpdet.kernels.cuda.gemm.choice.root_form import (
-    SHARED_MEMORY,
     RootForm,
     fold_fits,
     places_bytes,
@@ -14,6 +13,7 @@ from tpdet.kernels.cuda.gemm.choice.root_form import (
 )
 from tpdet.kernels.cuda.gemm.choice.variants import Variant
 from tpdet.kernels.cuda.gemm.warp_specialised import ROWS, fold_by_trades
+from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
 
 
@@ -30,7 +30,7 @@ def run_gluon_fold(
         raise ValueError(f"leaves of {k} by {variant} do not fit 'gluon': fold them otherwise")
     if sms < 1 or x.element_size() != 2:
         raise ValueError(f"'gluon' takes 2-byte values by descriptors: {x.dtype}, {sms} programs")
-    held = places_bytes(variant, y.element_size()) <= SHARED_MEMORY
+    held = places_bytes(variant, y.element_size()) <= H200.shared_bytes
     apart = form.roots == 1 or x.shape[0] % ROWS.value == 0  # no tile reaches into the next root
     _launch(x, w, None, y, form, variant, sms, held and apart)
 
@@ -53,7 +53,7 @@ def run_gluon_column(
             f"{variant} takes one leaf of 2-byte values and columns by eights: {leaves} of "
             f"{x.dtype} to {y.dtype}, {n} columns, {sms} programs: take another tile"
         )
-    if not trades_fit(k, variant) or places_bytes(variant, 2) > SHARED_MEMORY:
+    if not trades_fit(k, variant) or places_bytes(variant, 2) > H200.shared_bytes:
         raise ValueError(f"{variant} has no room for K = {k}: take another tile")
     _launch(x, w, bias, y, RootForm(1, 1, 1, 1), variant, sms, True)
 

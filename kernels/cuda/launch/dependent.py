@@ -3,9 +3,9 @@
     await_earlier(DEPENDENT)                                  # the kernel's first statement
     kernel[grid](.., num_warps=4, **dependent_launch(x.device))
 
-CUDA calls it programmatic dependent launch (capability 9 and more; PTX: griddepcontrol). From the
-end of one kernel of a CUDA graph to the start of the next takes 1.1 us plainly, 0.9 so, and a
-decode step has about 320. Order and bits are those of plain launches:
+CUDA calls it programmatic dependent launch (PTX: griddepcontrol). From the end of one kernel of a
+CUDA graph to the start of the next takes 1.1 us plainly, 0.9 so, and a decode step has about 320.
+Order and bits are those of plain launches:
 
 - The programs come when every program of the kernel before has ended, and wait, before they touch
   memory, until everything earlier in the stream has ended and what it wrote is visible to them,
@@ -20,17 +20,15 @@ then waits for events between kernels, for which CUDA does not say what a depend
 capture, and long kernels gain nothing.
 """
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.launch.multiprocessors import all_free
 
 Options = dict[str, bool]
-_CAPABILITY = 9
 _PLAIN: Options = {"DEPENDENT": False}
 _DEPENDENT: Options = {"DEPENDENT": True, "launch_pdl": True}
 
@@ -47,11 +45,5 @@ def dependent_launch(device: torch.device) -> Options:
 
     Plain on the CPU (Triton's interpreter) and on GPUs before capability 9. Bits are the same.
     """
-    return _options(device) if all_free() else _PLAIN
-
-
-@cache
-def _options(device: torch.device) -> Options:
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < _CAPABILITY:
-        return _PLAIN
-    return _DEPENDENT
+    dependent = all_free() and hardware.gpu_of(device).dependent_launches
+    return _DEPENDENT if dependent else _PLAIN

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+from tpdet.kernels.cuda import hardware
+
 _left = 0
 
 
@@ -30,4 +32,4 @@ def all_free() -> bool:
 
 def multiprocessors(device: torch.device) -> int:
     """Multiprocessors of a GPU, less those to be left free."""
-    return max(1, torch.cuda.get_device_properties(device).multi_processor_count - _left)
+    return max(1, hardware.gpu_of(device).multiprocessors - _left)

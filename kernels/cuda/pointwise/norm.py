@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.pointwise.fold import folded_operands, root_program
 from tpdet.kernels.order import MASS_BITS
@@ -24,7 +25,7 @@ _MASS_BITS = tl.constexpr(MASS_BITS)
 _ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
 _INFINITY = tl.constexpr(0x7F800000)
 _WIDEST = 1 << 16
-_FEW_ROWS = 132  # up to about a program a multiprocessor
+_FEW_ROWS = H200.multiprocessors  # up to about a program a multiprocessor
 
 
 @triton.jit

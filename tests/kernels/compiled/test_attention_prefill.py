@@ -19,6 +19,7 @@ from tests.lib.case_runner import assert_cases_pass
 from tpdet.kernels.cuda.attention.attention import attend
 from tpdet.kernels.cuda.attention.prefill_warp_specialised import attend_groups
 from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant
+from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 GROUPS = Variant(128, 4, 5, True, groups=True)
@@ -83,7 +84,8 @@ def test_the_table_takes_groups_where_they_exist():
         (torch.bfloat16, 256, 9, False),
         (torch.float32, 128, 9, False),
     ):
-        variant = prefill_variant(dtype, head, capability)
+        gpu = replace(H200, capability=(capability, 0))
+        variant = prefill_variant(dtype, head, gpu)
         assert variant.groups == groups
         assert variant.descriptors == (capability >= 9 and dtype != torch.float32)
 

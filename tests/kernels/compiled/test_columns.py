@@ -17,8 +17,8 @@ from tpdet.kernels.cuda.gemm import descriptor as gemm_descriptor
 from tpdet.kernels.cuda.gemm import pointer as gemm_pointer
 from tpdet.kernels.cuda.gemm import swapped as gemm_swapped
 from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
-from tpdet.kernels.cuda.gemm.choice.root_form import SHARED_MEMORY
 from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, format_tile
+from tpdet.kernels.cuda.hardware import H200
 
 
 def candidates(wide_out, counts=BUCKETS):
@@ -87,7 +87,7 @@ def test_candidates_fit_the_machine(wide_out):
             for variant in found:
                 assert k % variant.depth == 0
                 stages = (variant.rows + variant.columns) * variant.depth * 2 * variant.stages
-                assert stages <= SHARED_MEMORY
+                assert stages <= H200.shared_bytes
             plain = column_candidates(m, n, k, wide_out=wide_out, descriptors=False)
             assert not any(variant.descriptor for variant in plain)
 

@@ -1,6 +1,7 @@
 """Dependent launches: what is launched so waits before it touches memory, and only where it can."""
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from tests.lib.driverless import compile_for_hopper
 from tests.lib.hopper_kernels import check_waits_first, hopper_kernel
 from tests.policy.test_policy import sources
-from tpdet.kernels.cuda.launch import dependent
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.multiprocessors import leaving
 from tpdet.kernels.cuda.launch.recording import recording
@@ -113,11 +114,14 @@ def test_every_kind_of_access_counts(touch):
 
 @pytest.fixture
 def capability(monkeypatch):
-    """Sets what the GPU can do; nothing is remembered of it."""
-    remembered = dependent._options
-    remembered.cache_clear()
-    yield lambda *pair: monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: pair)
-    remembered.cache_clear()
+    """Sets what the GPU can do; another device stays one."""
+
+    def pretend(*pair):
+        gpu = replace(hardware.H200, capability=pair)
+        known = {"cuda": gpu, "cpu": hardware.NO_GPU}
+        monkeypatch.setattr(hardware, "gpu_of", lambda device: known[device.type])
+
+    return pretend
 
 
 @pytest.mark.parametrize("pair", [(9, 0), (10, 0), (12, 0)])
@@ -142,11 +146,9 @@ def test_launches_are_plain_while_something_runs_aside(capability):
         assert dependent_launch(GPU)["DEPENDENT"]
 
 
-def test_a_kernel_compiled_ahead_is_the_one_that_is_launched(monkeypatch, tmp_path, capability):
+def test_a_kernel_compiled_ahead_is_the_one_that_is_launched(monkeypatch, tmp_path):
     compile_for_hopper(monkeypatch, tmp_path)
-    capability(9, 0)
-    options = dependent._options(GPU)
-    monkeypatch.setattr(dependent, "_options", lambda _: options)
+    monkeypatch.setattr(hardware, "gpu_of", lambda device: hardware.H200)
     with recording() as asked:
         silu_and_multiply(torch.zeros(2, 64))
     (each,) = asked.values()
@@ -154,8 +156,8 @@ def test_a_kernel_compiled_ahead_is_the_one_that_is_launched(monkeypatch, tmp_pa
     with recording() as again:
         silu_and_multiply(torch.zeros(2, 64))
         assert not again
-        monkeypatch.setattr(dependent, "_options", lambda _: {"DEPENDENT": False})
-        silu_and_multiply(torch.zeros(2, 64))
+        with leaving(20):
+            silu_and_multiply(torch.zeros(2, 64))
     assert len(again) == 1, "a plain launch is another kernel"
 
 

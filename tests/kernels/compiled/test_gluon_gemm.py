@@ -12,7 +12,6 @@ from tests.kernels.compiled.test_gemm import assemble, check
 from tests.lib.case_runner import assert_cases_pass
 from tests.lib.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.gemm.choice.root_form import (
-    SHARED_MEMORY,
     RootForm,
     fold_fits,
     places_bytes,
@@ -20,6 +19,7 @@ from tpdet.kernels.cuda.gemm.choice.root_form import (
 from tpdet.kernels.cuda.gemm.choice.variants import Variant
 from tpdet.kernels.cuda.gemm.warp_specialised import fold_by_trades
 from tpdet.kernels.cuda.gemm.warp_specialised_launch import run_gluon_column, run_gluon_fold
+from tpdet.kernels.cuda.hardware import H200
 
 FORMS = {  # GROUPS, PARTS, PAIR; additions a value, in the code
     "cut": (2, 1, 1, 1), "sequential": (8, 1, 1, 1), "pairs": (4, 1, 2, 2), "tree": (2, 2, 2, 5),
@@ -69,7 +69,7 @@ def test_every_sum_stays_in_registers(form, even, sent):
     width = 256 if form in COLUMNS else 128
     check(ptx, log, form, [f"wgmma.mma_async.sync.aligned.m64n{width}k16", "cp.async.bulk.tensor"])
     stored = "cp.async.bulk.tensor.2d.global.shared::cta" in ptx
-    assert stored == sent and held <= SHARED_MEMORY, held
+    assert stored == sent and held <= H200.shared_bytes, held
     # Two groups of warps have 64 or 128 values a thread; what a leaf adds stands in the code.
     found = len(re.findall(r"\badd(?:\.rn)?\.f32\b", ptx))
     assert found == width * FORMS[form][3], (form, found)
@@ -88,10 +88,10 @@ def test_what_is_said_to_fit_does_and_no_stage_more(name, form, sent, most):
     fits = [fold_fits(form, 512, replace(TILE, stages=n), "gluon") for n in (most, most + 1)]
     assert fits == [True, False]
     sizes = [compiled(name, stages=n, sent=sent)[2] for n in (most, most + 1)]
-    assert sizes[0] <= SHARED_MEMORY < sizes[1]
+    assert sizes[0] <= H200.shared_bytes < sizes[1]
     for variant, size in ((WIDE, 2), (replace(TILE, stages=5), 4)):
-        assert places_bytes(variant, size) <= SHARED_MEMORY
-        assert places_bytes(replace(variant, stages=variant.stages + 1), size) > SHARED_MEMORY
+        assert places_bytes(variant, size) <= H200.shared_bytes
+        assert places_bytes(replace(variant, stages=variant.stages + 1), size) > H200.shared_bytes
 
 
 @pytest.mark.parametrize(

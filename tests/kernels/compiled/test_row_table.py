@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from tpdet.kernels import order
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm import admission, trial_data
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
@@ -222,6 +223,7 @@ def test_a_whole_run_on_a_made_up_gpu(machine, monkeypatch, tmp_path, capsys):
     cuda = {"get_device_name": "A GPU", "get_device_capability": (9, 0), "synchronize": None,
             "empty_cache": None, "get_device_properties": SimpleNamespace(
                 name="A GPU", multi_processor_count=132, major=9, minor=0)}  # fmt: skip
+    monkeypatch.setattr(hardware, "gpu_of", lambda device: hardware.H200)
     for name, value in cuda.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.cuda.tunable, "is_enabled", lambda: False)

@@ -8,8 +8,9 @@ programs, so each must keep many bytes in flight), tiles of 8 or 16 weight rows 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tpdet.kernels.cuda.gemm.choice.root_form import SHARED_MEMORY, TRADES_DEPTH
+from tpdet.kernels.cuda.gemm.choice.root_form import TRADES_DEPTH
 from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.hardware import H200
 
 _NARROW = 3072  # columns up to which one tile of 64 a program leaves processors idle
 _WIDE = 12288
@@ -90,7 +91,7 @@ def column_candidates(
         raw += [replace(t, trades=True) for t in _tiles(_TRADES_MANY, descriptor=True)]
     found = (_pieces(tile.at(k), wide_out) for tile in raw)
     size = 4 if wide_out else 2
-    return tuple(dict.fromkeys(t for t in found if t.shared_bytes(size) <= SHARED_MEMORY))
+    return tuple(dict.fromkeys(t for t in found if t.shared_bytes(size) <= H200.shared_bytes))
 
 
 def _pointer(m: int, n: int) -> Iterator[Variant]:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
-from tpdet.kernels.cuda.gemm.choice.root_form import FOLDS, SHARED_MEMORY, fold_fits, root_form
+from tpdet.kernels.cuda.gemm.choice.root_form import FOLDS, fold_fits, root_form
 from tpdet.kernels.cuda.gemm.choice.variants import Variant, chain_variant
+from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import operands
 
@@ -118,7 +119,7 @@ def leaf_candidates(
         for tile in tiles:
             for kernel in ("chain",) if cut == 1 else _kernels(tile, cut):
                 fits = cut == 1 or fold_fits(form, k, tile, kernel)
-                if fits and tile.shared_bytes(4) <= SHARED_MEMORY:
+                if fits and tile.shared_bytes(4) <= H200.shared_bytes:
                     yield LeafChoice(cut, kernel, tile)
         for tile in _GLUON if cut > 1 and m > 128 else ():
             if fold_fits(form, k, tile, "gluon"):

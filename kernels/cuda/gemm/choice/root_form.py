@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.order import Expression
 
-SHARED_MEMORY = 227 * 1024  # bytes a program may take on compute capability 9.0
 TRADES_DEPTH = 64  # of a step: a row of the ring is then one swizzled line of 128 bytes
 MIN_FOLD_STEPS = 2  # steps of K in a leaf that is folded inside a program
 FOLDS = ("flat", "nested")
@@ -75,7 +75,7 @@ def fold_fits(form: RootForm, k: int, variant: Variant, kernel: str) -> bool:
     if kernel == "gluon":
         rests = form.parts == 2 and form.groups > 1  # a half rests in the place of its tile
         room = places_bytes(variant, 4) if rests else ring_bytes(variant)
-        return variant.columns == 128 and trades_fit(k, variant) and room <= SHARED_MEMORY
+        return variant.columns == 128 and trades_fit(k, variant) and room <= H200.shared_bytes
     return kernel == "flat" or (kernel == "nested" and not variant.swap)
 
 

@@ -1,0 +1,57 @@
+"""What a GPU is to the kernels: its capability, its multiprocessors, its shared memory.
+
+No other file of the kernels names a number of a chip. Static choices (tiles, programs, estimates)
+were measured on an H200; the bits are the same on every GPU of one matrix instruction. The planner
+reads it too, so nothing heavy is imported before a GPU is asked for.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """name: as the driver reports it; shared_bytes: shared memory that one program may take."""
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_bytes: int
+
+    @property
+    def descriptors(self) -> bool:
+        """Whether it has the tensor memory accelerator, which loads and stores by descriptors."""
+        return self.capability >= (9, 0)
+
+    @property
+    def dependent_launches(self) -> bool:
+        """Whether a kernel's programs may come while the kernel before it goes."""
+        return self.capability >= (9, 0)
+
+    @property
+    def wgmma(self) -> bool:
+        """Whether it has the matrix instruction of a warpgroup: no other generation has it."""
+        return self.capability[0] == 9
+
+
+KIB = 1024
+H200 = Gpu("NVIDIA H200", (9, 0), 132, 227 * KIB)
+
+NO_GPU = Gpu("", (0, 0), 0, 0)
+"""Another device: Triton's interpreter on the CPU."""
+
+
+@cache
+def gpu_of(device: "torch.device") -> Gpu:
+    """The GPU of a device, as the driver reports it; NO_GPU for another device."""
+    if device.type != "cuda":
+        return NO_GPU
+    import torch
+
+    found = torch.cuda.get_device_properties(device)
+    shared = found.shared_memory_per_multiprocessor - KIB  # which the driver keeps of a program's
+    return Gpu(found.name, (found.major, found.minor), found.multi_processor_count, shared)
