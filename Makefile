@@ -25,18 +25,21 @@ $(MODEL): | $(VENV)/.serving
 serve: $(VENV)/.serving $(MODEL)
 	@bash scripts/demo.sh $(BIN)
 
-# Two runs: tests that bear company in WORKERS processes, one thread each, a file's in one of them for
-# its fixtures; then, one by one, those with servers and time limits. The second runs also after a
-# first that failed.
+# Three runs: kernels in Triton's interpreter; tests that bear company, in WORKERS processes of one
+# thread, a file's in one of them for its fixtures; then, one by one, those with time limits. Each
+# runs also after one that failed.
 WORKERS ?= 2
 SPEED := not slow
 SLOWEST := --durations=20 --durations-min=5
+PYTEST := $(BIN)/python -m pytest -q $(SLOWEST)
 
 test: setup
 	failed=; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(SLOWEST) -n $(WORKERS) --dist loadfile \
-	  --no-loadscope-reorder -m "($(SPEED)) and not alone" || failed=1; \
-	$(BIN)/python -m pytest -q $(SLOWEST) -m "($(SPEED)) and alone" && test -z "$$failed"
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist worksteal \
+	  -m "($(SPEED)) and interpreted" tests/kernels/interpreted || failed=1; \
+	OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	  -m "($(SPEED)) and not interpreted and not alone" || failed=1; \
+	$(PYTEST) -m "($(SPEED)) and alone" && test -z "$$failed"
 
 test-long:
 	$(MAKE) test SPEED="slow or not slow"

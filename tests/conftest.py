@@ -10,29 +10,34 @@ from tpdet.text.tokenizer import Tokenizer
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 HERE = Path(__file__).parent
+# Files that hold a server to its times, or count what it holds. Other servers bear company.
 ALONE = (
-    *("server/", "attack/"),  # servers that are held to their times
-    "accuracy/test_accuracy_lm_eval.py",
-    # ranks in processes that must see a lost peer within a second or so
-    *("comm/test_comm.py", "comm/test_nodes.py", "comm/test_mpi.py"),
+    "attack/test_listeners.py",
+    *("server/test_batch_swing.py", "server/test_faults.py", "server/test_held_bytes.py"),
+    *("server/test_http_soak.py", "server/test_large_answers.py", "server/test_limits.py"),
+    *("server/test_load_bounds.py", "server/test_overload.py", "server/test_partition.py"),
+    *("server/test_reload.py", "server/test_soak.py", "server/test_template_bounds.py"),
 )
 LONGEST_FIRST = (
-    "verify/test_verify.py", "kernels/compiled/test_peer.py", "kernels/compiled/test_draws.py",
-    "engine/test_engine.py", "kernels/compiled/test_leaves.py", "kernels/compiled/test_decode.py",
-    "kernels/compiled/test_attention.py", "scheduler/test_scheduler_machine.py",
-    "launch/test_supervise.py",
+    "verify/test_verify.py", "server/test_end_to_end.py", "scheduler/test_scheduler_machine.py",
+    "engine/test_engine.py", "server/test_mpirun.py", "server/test_reload_end_to_end.py",
+    "server/test_real_starts.py", "server/test_slurm.py", "kernels/compiled/test_draws.py",
+    "kernels/compiled/test_leaves.py", "kernels/compiled/test_decode.py",
+    "kernels/compiled/test_attention.py", "kernels/compiled/test_peer.py",
+    "server/test_start_refusals.py", "verify/test_verify_bare.py", "launch/test_supervise.py",
+    "weights/test_damaged_models.py", "comm/test_nodes.py",
 )  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
-    """Begin the long files. Servers are marked `alone`: `make test` runs them after the others."""
+    """Begin the long files, and mark those that are `alone`: `make test` runs them one by one."""
     order = {name: place for place, name in enumerate(LONGEST_FIRST)}
 
     def place(item):
         return order.get(item.path.relative_to(HERE).as_posix(), len(order))
 
     for item in items:
-        if item.path.relative_to(HERE).as_posix().startswith(ALONE):
+        if item.path.relative_to(HERE).as_posix() in ALONE:
             item.add_marker("alone")
     items.sort(key=place)
 

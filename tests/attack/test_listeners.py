@@ -15,8 +15,6 @@ from tests.server.served import Served
 from tpdet.launch.host.listeners import Listener, listeners
 from tpdet.launch.life.stop import stop
 
-pytestmark = pytest.mark.alone
-
 
 def whole_tree(pid):
     """The process and all it has started."""

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from tests.gpu.checks import attempt, same
 from tests.gpu.suite import Check, run_suite
-from tests.kernels.interpreted.noise import masses_are_rounded_conversions
+from tests.kernels.interpreted.masses import masses_are_rounded_conversions
 from tests.kernels.interpreted.sampling_oracle import (
     answers,
     over_shards,

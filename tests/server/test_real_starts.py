@@ -14,8 +14,6 @@ from tests.server.harness import eventually
 from tpdet.cli import main
 from tpdet.launch.life.run_directory import RunDirectory
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture
 def serve(tmp_path):

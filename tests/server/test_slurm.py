@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,10 @@ DRAINS = [
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """The folder of a Slurm that is up."""
-    folder = tmp_path_factory.mktemp("slurm")
-    with slurm_cluster(folder):
-        yield folder
+def root():
+    """The folder of a Slurm that is up; its path is short, for a socket's is bounded."""
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, slurm_cluster(Path(folder)):
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")

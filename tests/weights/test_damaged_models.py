@@ -30,7 +30,6 @@ def outcomes(model, scratch, every):
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_damage_ends_in_a_refusal_or_in_a_sound_model(tiny_model, tmp_path, every):
     found = outcomes(tiny_model("qwen3", kv_heads=2), tmp_path, every)

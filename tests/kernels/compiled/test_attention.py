@@ -1,8 +1,4 @@
-"""The GPU's attention-side kernels without a GPU: compiled for Hopper here, interpreted elsewhere.
-
-Interpreting and compiling need separate processes; the interpreted cases stand in
-`tests/kernels/interpreted/attention.py`.
-"""
+"""The GPU's attention-side kernels without a GPU: compiled for Hopper."""
 
 import re
 
@@ -13,7 +9,6 @@ pytest.importorskip("triton")
 import torch
 
 from tests.kernels.compiled.test_gemm import compile_for_hopper
-from tests.lib.case_runner import assert_cases_pass
 from tpdet.kernels.cuda.attention.prefill import attend_blocks
 from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant
 from tpdet.kernels.cuda.pointwise import embedding, norm, rotary
@@ -92,7 +87,3 @@ def test_the_copies_compile_without_fusion():
     types |= {"k_stride": "i32", "v_stride": "i32"}
     constants = {"KEY_HEADS": 8, "HEAD": 128, "PAGE": 256, "BLOCK": 1024}
     check(*compile_for_hopper(embedding._store_rows, types, constants, 4, 3), 0)
-
-
-def test_the_interpreted_kernels_keep_their_bits():
-    assert_cases_pass("tests.kernels.interpreted.attention")

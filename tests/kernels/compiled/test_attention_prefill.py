@@ -1,7 +1,7 @@
 """Prefill attention by groups of warps, without a GPU: compiled for Hopper here, run elsewhere.
 
-Interpreting and compiling need separate processes; the cases that run stand in
-`tests/kernels/interpreted/attention_prefill.py`.
+The cases that run stand in
+`tests/kernels/interpreted/test_attention_prefill.py`.
 """
 
 import re
@@ -15,7 +15,6 @@ import torch
 
 from tests.kernels.compiled.test_attention import NAMES, check
 from tests.kernels.compiled.test_gemm import assemble
-from tests.lib.case_runner import assert_cases_pass
 from tpdet.kernels.cuda.attention.attention import attend
 from tpdet.kernels.cuda.attention.prefill_warp_specialised import attend_groups
 from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant
@@ -102,7 +101,3 @@ def test_groups_without_a_kernel_are_refused(dtype, head):
     batch = make_batch((PagedSequence(0, 20, 0, (0,)),), short_tokens=0)
     with pytest.raises(ValueError, match=f"{dtype} heads of {head}: they have heads of 128"):
         attend(q, pages, pages, batch, None, GROUPS, Variant(16, 4, 1))
-
-
-def test_groups_have_the_bits_of_the_first_form():
-    assert_cases_pass("tests.kernels.interpreted.attention_prefill")

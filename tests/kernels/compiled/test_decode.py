@@ -1,7 +1,4 @@
-"""Decode attention and the rotation that stores, without a GPU: compiled here, interpreted beside.
-
-The interpreted cases stand in `tests/kernels/interpreted/decode.py`.
-"""
+"""Decode attention and the rotation that stores, without a GPU: compiled for Hopper."""
 
 import re
 
@@ -14,7 +11,6 @@ import triton
 
 from tests.kernels.compiled.test_attention import fuses_exponents_alone
 from tests.kernels.compiled.test_gemm import assemble
-from tests.lib.case_runner import assert_cases_pass
 from tests.lib.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.attention.decode import attend_splits
 from tpdet.kernels.cuda.attention.decode_launch import decode_constants, merge_chunk
@@ -146,7 +142,3 @@ def test_variants_depend_on_shapes_that_a_captured_graph_fixes():
         wanted = Variant(16, 4, stages, fused=fused, swapped=True)
         assert decode_variant(torch.bfloat16, 128, 4, splits, sequences) == wanted
     assert decode_variant(torch.bfloat16, 128, 64, 16, 16).rows == 64
-
-
-def test_the_interpreted_kernels_keep_their_bits():
-    assert_cases_pass("tests.kernels.interpreted.decode")

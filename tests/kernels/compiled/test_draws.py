@@ -1,4 +1,4 @@
-"""The kernels that draw many rows, without a GPU: compiled for Hopper, interpreted elsewhere."""
+"""The kernels that draw many rows, without a GPU: compiled for Hopper."""
 
 import re
 
@@ -7,8 +7,6 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.kernels.compiled.test_gemm import compile_for_hopper
-from tests.kernels.interpreted.draws import CASES
-from tests.lib.case_runner import PASSED, results_of
 from tpdet.kernels.cuda.sampling import (
     filter_rest,
     filter_top,
@@ -100,19 +98,3 @@ def test_a_kernel_compiles_without_float_atomics_fusion_or_spills(name):
     assert name in FUSED or not re.search(r"fma\.rn\.f(32|64)", ptx)
     spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", log)]
     assert spilled and max(spilled) == 0, log
-
-
-@pytest.fixture(scope="module")
-def interpreted():
-    return results_of("tests.kernels.interpreted.draws", "few")
-
-
-@pytest.mark.slow
-def test_in_the_interpreter_every_kind_of_data_keeps_its_bits():
-    results = results_of("tests.kernels.interpreted.draws")
-    assert set(results.values()) == {PASSED}, results
-
-
-@pytest.mark.parametrize("case", [case.__name__ for case in CASES])
-def test_in_the_interpreter_it(interpreted, case):
-    assert interpreted[case] == PASSED, interpreted[case]

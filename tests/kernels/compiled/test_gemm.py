@@ -1,8 +1,4 @@
-"""The GPU's GEMM-side kernels without a GPU: compiled for Hopper here, interpreted in a subprocess.
-
-Interpreting and compiling need separate processes; the interpreted cases stand in
-`tests/kernels/interpreted/gemm.py`.
-"""
+"""The GPU's GEMM-side kernels without a GPU: compiled for Hopper."""
 
 import re
 import subprocess
@@ -14,7 +10,6 @@ pytest.importorskip("triton")
 
 import triton
 
-from tests.lib.case_runner import assert_cases_pass
 from tests.lib.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.gemm import descriptor as gemm_descriptor
 from tpdet.kernels.cuda.gemm import pointer as gemm_pointer
@@ -114,7 +109,3 @@ def test_elementwise_kernels_compile_without_fusion():
         } | dict(zip(("COUNT", "WHERE", "PROGRAM"), fold.root_program(0), strict=True))
         ptx, log = compile_for_hopper(norm.norm_rows, types, constants, warps, 3)
         check(ptx, log, "norm", ["div.rn.f64", "sqrt.rn.f64"])
-
-
-def test_the_interpreted_kernels_keep_their_bits():
-    assert_cases_pass("tests.kernels.interpreted.gemm")

@@ -1,4 +1,4 @@
-"""Products by warps of several trades: compiled for Hopper, emulated in a subprocess."""
+"""Products by warps of several trades: compiled for Hopper."""
 
 import re
 from dataclasses import replace
@@ -9,7 +9,6 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.compiled.test_gemm import assemble, check
-from tests.lib.case_runner import assert_cases_pass
 from tests.lib.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.gemm.choice.root_form import (
     RootForm,
@@ -128,7 +127,3 @@ def test_a_column_product_that_does_not_fit_is_refused(leaves, n, k, variant, ou
     x, w = torch.empty(2, leaves * k).bfloat16(), torch.empty(leaves, n, k).bfloat16()
     with pytest.raises(ValueError, match="take another tile"):
         run_gluon_column(x, w, None, torch.empty(leaves, 2, n, dtype=out), variant, 132)
-
-
-def test_the_emulated_kernel_keeps_its_bits():
-    assert_cases_pass("tests.kernels.interpreted.gluon_gemm")

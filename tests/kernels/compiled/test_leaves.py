@@ -1,7 +1,4 @@
-"""Folds inside a program and cuts of a rank's roots: compiled for Hopper, interpreted apart.
-
-The interpreted cases stand in `tests/kernels/interpreted/leaves.py`.
-"""
+"""Folds inside a program and cuts of a rank's roots: compiled for Hopper."""
 
 import re
 import subprocess
@@ -19,7 +16,6 @@ from tests.kernels.compiled.test_gemm import (
     descriptor_types,
     tile,
 )
-from tests.lib.case_runner import assert_cases_pass
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm import leaf_fold as gemm_fold
 from tpdet.kernels.cuda.gemm.choice.leaf_variants import cut_roots, leaf_candidates, leaf_choice
@@ -216,7 +212,3 @@ def test_without_descriptors_or_in_fp32_every_leaf_is_apart():
         for float32, sms in ((True, 132), (False, 0)):
             choice = leaf_choice(512, 4096, 512, leaves, roots, float32=float32, sms=sms)
             assert choice.cut == 1 and choice.kernel == "chain" and not choice.tile.descriptor
-
-
-def test_the_interpreted_kernels_keep_their_bits():
-    assert_cases_pass("tests.kernels.interpreted.leaves")

@@ -1,8 +1,4 @@
-"""The exchange kernels without peers: compiled for Hopper here, interpreted in a subprocess.
-
-Interpreting and compiling need separate processes; the interpreted cases stand in
-`tests/kernels/interpreted/peer.py`.
-"""
+"""The exchange kernels without peers: compiled for Hopper."""
 
 import re
 
@@ -13,7 +9,6 @@ pytest.importorskip("triton")
 import triton
 
 from tests.kernels.compiled.test_gemm import assemble, compile_for_hopper
-from tests.lib.case_runner import assert_cases_pass
 from tests.lib.hopper_kernels import hopper_kernel
 from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import direct as peer_direct
@@ -121,7 +116,3 @@ def test_words_are_gathered_and_rows_read_by_address():
     values = {"RANKS": 4, "SHARE": 38016, "N": 2048, "BLOCK": 2048}
     ptx, _ = compile_for_hopper(peer_gather.rows_of_peers, types, values, 4, 3)
     assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx
-
-
-def test_the_interpreted_exchanges_keep_their_bits():
-    assert_cases_pass("tests.kernels.interpreted.peer")

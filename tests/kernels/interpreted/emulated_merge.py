@@ -5,7 +5,6 @@ from types import FunctionType, SimpleNamespace
 import torch
 
 from tests.kernels.interpreted.emulated_warps import Machine, Pointer, Shared, language
-from tpdet.kernels.cuda.attention import decode_launch as attention_decode_launch
 from tpdet.kernels.cuda.attention import merge_splits as attention_merge_splits
 
 
@@ -54,8 +53,3 @@ class EmulatedLaunch:
                 )
 
         return launch
-
-
-def install():
-    """From now on the launches of decode attention take the emulated merge."""
-    attention_decode_launch.merge_splits = EmulatedLaunch()

@@ -10,6 +10,7 @@ Registers, layouts and what happens between the warps of one partition are not e
 
 import threading
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy
@@ -242,7 +243,8 @@ def language(machine, program, programs):
 def run_program(kernel, shared_arithmetic, program, arguments, programs=1, others=()):
     """Run one program of a Gluon kernel's module.
 
-    `shared_arithmetic` is the Triton module it calls, `others` the Gluon modules.
+    `shared_arithmetic` is the Triton module it calls, `others` the Gluon modules; their names are
+    replaced while it runs.
     """
     machine = Machine()
     names = {
@@ -262,14 +264,27 @@ def run_program(kernel, shared_arithmetic, program, arguments, programs=1, other
         "warpgroup_mma": machine.warpgroup_mma,
         "warpgroup_mma_wait": machine.warpgroup_mma_wait,
     }
-    own = kernel.fn.__globals__
-    for space in (vars(shared_arithmetic), *map(vars, others), own):
-        for name, value in list(space.items()):
-            if hasattr(value, "fn"):
-                space[name] = value.fn
-            elif type(value).__name__ == "constexpr":
-                space[name] = value.value
-    vars(shared_arithmetic)["tl"] = names["gl"]
-    for space in (*map(vars, others), own):
-        space.update(names)
-    kernel.fn(**arguments)
+    arithmetic, gluon = vars(shared_arithmetic), [*map(vars, others), kernel.fn.__globals__]
+    with _restored([arithmetic, *gluon]):
+        for space in (arithmetic, *gluon):
+            for name, value in list(space.items()):
+                if hasattr(value, "fn"):
+                    space[name] = value.fn
+                elif type(value).__name__ == "constexpr":
+                    space[name] = value.value
+        arithmetic["tl"] = names["gl"]
+        for space in gluon:
+            space.update(names)
+        kernel.fn(**arguments)
+
+
+@contextmanager
+def _restored(spaces):
+    """Within, names of modules may be replaced; afterwards all stand as before."""
+    before = [dict(space) for space in spaces]
+    try:
+        yield
+    finally:
+        for space, kept in zip(spaces, before, strict=True):
+            space.clear()
+            space.update(kept)

@@ -1,7 +1,6 @@
-"""Rows of logits and ways to draw from them, for the cases of `draws.py`."""
+"""Rows of logits and ways to draw from them, for the tests of the kernels that draw."""
 
-import sys
-
+import pytest
 import torch
 
 from tpdet.kernels.inputs.sampling import Draw
@@ -56,6 +55,14 @@ def rows(kind, count=12, vocabulary=V):
     return x
 
 
-FEW = ("tied",)
-QUICKLY = "few" in sys.argv[1:]
-KINDS = FEW if QUICKLY else ("random", *FEW, "zeros", "peaked", "holes", "huge")
+QUICK = "tied"  # the kind of `make test`; the others are for `make test-long`
+KINDS = ("random", QUICK, "zeros", "peaked", "holes", "huge")
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+of_each_kind = pytest.mark.parametrize(
+    "kind", [QUICK, *(slow(kind) for kind in KINDS if kind != QUICK)]
+)

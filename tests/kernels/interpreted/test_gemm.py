@@ -1,58 +1,21 @@
 """The GPU's GEMM-side kernels in Triton's interpreter, their sums in an exact order.
 
-    TRITON_INTERPRET=1 python -m tests.kernels.interpreted.gemm
-
-prints one JSON line with the result of each case. The interpreter's `dot` shows no order,
-so it is patched to add groups of 16 in turn, fp64 inside a group, rounded once a group. bf16 is
-wrong in the interpreter: fp16 and fp32 here.
+fp16 and fp32: bf16 is wrong in the interpreter.
 """
 
+import pytest
 import torch
 
+from tests.kernels.interpreted.product_inputs import chain, draw
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.case_runner import cases_of, run_cases
 from tpdet.kernels import order
 from tpdet.kernels.cpu.pointwise import fold as cpu_fold
 from tpdet.kernels.cpu.pointwise import norm as cpu_norm
-from tpdet.kernels.cuda.gemm import descriptor as gemm_descriptor
+from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import leaf_fold as gemm_fold
-from tpdet.kernels.cuda.gemm import pointer as gemm_pointer
 from tpdet.kernels.cuda.gemm.choice.root_form import FOLDS, fold_fits, root_form
 from tpdet.kernels.cuda.gemm.choice.variants import Variant
 from tpdet.kernels.cuda.pointwise import activation, fold, norm
-
-
-def draw(*shape, dtype=torch.float32, seed=0, spread=False):
-    x = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-    return (x * (2.0 * x).exp() if spread else x).to(dtype)
-
-
-def grouped_dot(builder, a, b, total, *_):
-    """total + a @ b, groups of 16 in turn: what the interpreter's dot is replaced by."""
-    import numpy
-    from triton.runtime.interpreter import TensorHandle
-
-    left, right, sums = a.data.astype(numpy.float64), b.data.astype(numpy.float64), total.data
-    for k in range(0, left.shape[1], order.K_GROUP):
-        group = left[:, k : k + order.K_GROUP] @ right[k : k + order.K_GROUP]
-        sums = (sums + group).astype(numpy.float32)
-    return TensorHandle(sums, total.dtype.scalar)
-
-
-def patch_interpreter():
-    from triton.runtime import interpreter
-
-    interpreter.InterpreterBuilder.create_dot = grouped_dot
-
-
-def chain(x, w, variant, bias=None, dtype=torch.float32):
-    y = torch.empty(w.shape[0], x.shape[0], w.shape[1], dtype=dtype)
-    if variant.descriptor:
-        gemm_descriptor.run_descriptor(x, w, bias, y, variant, 3)
-    else:
-        gemm_pointer.run_pointer(x, w, bias, y, variant)
-    return y
-
 
 SMALL = (
     Variant(16, 64, 32, 4, 3, swap=True),
@@ -63,7 +26,7 @@ SMALL = (
 )
 
 
-def case_every_tile_is_one_bit_class():
+def test_every_tile_is_one_bit_class():
     for dtype in (torch.float16, torch.float32):
         x, w = draw(37, 3 * 64, dtype=dtype), draw(3, 80, 64, dtype=dtype, seed=1, spread=True)
         bias = draw(80, dtype=dtype, seed=2)
@@ -75,7 +38,7 @@ def case_every_tile_is_one_bit_class():
             assert_same_bits(got, rounded, f"bias {dtype} {variant}")
 
 
-def case_rows_and_shards_keep_their_bits():
+def test_rows_and_shards_keep_their_bits():
     x, w = draw(37, 64, dtype=torch.float16), draw(1, 80, 64, dtype=torch.float16, seed=1)
     whole = chain(x, w, SMALL[3])
     for row in (0, 16, 36):
@@ -84,7 +47,7 @@ def case_rows_and_shards_keep_their_bits():
     assert_same_bits(torch.cat(parts, 2), whole, "shards")
 
 
-def case_poison_beside_a_leaf_and_under_the_rows_changes_nothing():
+def test_poison_beside_a_leaf_and_under_the_rows_changes_nothing():
     """Rows of one leaf are not those of the next; a NaN row stays in its row."""
     x, w = draw(20, 2 * 48, dtype=torch.float16), draw(2, 48, 48, dtype=torch.float16, seed=1)
     for variant in SMALL:
@@ -122,7 +85,7 @@ def fold_case(name, leaves, ranks, variant):
     return total
 
 
-def case_leaves_fold_to_the_same_bits_at_every_tensor_parallel_size():
+def test_leaves_fold_to_the_same_bits_at_every_tensor_parallel_size():
     totals = {}
     for name in order.FOLD_ORDERS:
         for ranks in (1, 2, 4, 8):
@@ -132,7 +95,7 @@ def case_leaves_fold_to_the_same_bits_at_every_tensor_parallel_size():
     assert not same_bits(totals["sequential"], totals["pairs"])
 
 
-def case_a_fold_keeps_minus_zero():
+def test_a_fold_keeps_minus_zero():
     x, w = torch.full((1, 64), -1e-30), torch.full((2, 16, 32), 1e-30)
     y = torch.zeros(1, 1, 16)
     form = root_form(0, 2, ((0, 1),))
@@ -143,7 +106,7 @@ def case_a_fold_keeps_minus_zero():
     assert_same_bits(fold.fold_roots(partials, 0, ((0, 1),), 1)[0], partials[0], "-0.0")
 
 
-def case_sixteen_leaves_fold():
+def test_sixteen_leaves_fold():
     partials = draw(16, 5, 48, spread=True)
     for name in order.FOLD_ORDERS:
         for ranks in (1, 2, 4):
@@ -156,10 +119,8 @@ def case_sixteen_leaves_fold():
                 assert_same_bits(got, wanted, f"{name} {ranks} {rank}")
 
 
-def case_a_depth_that_does_not_divide_k_is_refused():
-    from tpdet.kernels.cuda.gemm import column as gemm
-
-    gemm.descriptor_sms = lambda *_: 0
+def test_a_depth_that_does_not_divide_k_is_refused(monkeypatch):
+    monkeypatch.setattr(gemm, "descriptor_sms", lambda *_: 0)
     x, w = draw(3, 48), draw(16, 48)
     assert_same_bits(gemm.column_gemm(x, w, None, x.dtype), chain(x, w[None], SMALL[1])[0], "table")
     for bad in (
@@ -167,14 +128,11 @@ def case_a_depth_that_does_not_divide_k_is_refused():
         lambda: gemm.column_gemm(x[:, :40], w[:, :40], None, x.dtype),
         lambda: gemm.column_gemm(x, w.half(), None, x.dtype),
     ):
-        try:
+        with pytest.raises(ValueError):
             bad()
-        except ValueError:
-            continue
-        raise AssertionError("not refused")
 
 
-def case_norms_have_the_bits_of_the_cpu():
+def test_norms_have_the_bits_of_the_cpu():
     for dtype in (torch.float32, torch.float16):
         for size in (64, 200, 1024):
             x = draw(5, size, dtype=dtype, spread=True)
@@ -196,7 +154,7 @@ def case_norms_have_the_bits_of_the_cpu():
     assert norm.rms_norm(x, torch.ones(64), 1e-6).isnan().all()
 
 
-def case_silu_gives_a_slice_the_bits_of_the_whole():
+def test_silu_gives_a_slice_the_bits_of_the_whole():
     gate, up = draw(3, 1100), draw(3, 1100, seed=1)
     gate[0, :4] = torch.tensor([0.0, -0.0, -200.0, 200.0])
     whole = activation.silu_and_multiply(torch.cat([gate, up], 1))
@@ -204,12 +162,3 @@ def case_silu_gives_a_slice_the_bits_of_the_whole():
     assert_same_bits(part, whole[:, 3:103].contiguous(), "slice")
     exact = gate.double() / (1 + (-gate.double()).exp()) * up.double()
     assert ((whole - exact).abs() <= 1e-6 * exact.abs() + 1e-30).all()
-
-
-def main():
-    patch_interpreter()
-    run_cases(cases_of(globals()))
-
-
-if __name__ == "__main__":
-    main()

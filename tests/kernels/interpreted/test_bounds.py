@@ -1,11 +1,9 @@
-"""Bounds of rows with top-k or top-p in Triton's interpreter, by each way that finds them.
+"""Bounds of rows with top-k or top-p in Triton's interpreter, by each way that finds them."""
 
-Cases of `tests/kernels/interpreted/draws.py`.
-"""
-
+import pytest
 import torch
 
-from tests.kernels.interpreted.rows import KINDS, V, rows
+from tests.kernels.interpreted.rows import KINDS, QUICK, V, rows, slow
 from tests.kernels.interpreted.sampling_oracle import last_kept
 from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass
 from tpdet.kernels.cuda.sampling import filter_rows
@@ -14,13 +12,14 @@ from tpdet.kernels.cuda.sampling.sort_keys import id_of
 from tpdet.kernels.inputs.sampling import Draw
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
-QUICK = ("random", "tied", "zeros")  # none of their rows may need the slow way
+PLAIN = ("random", "tied", "zeros")  # none of their rows may need the slow way
 WAYS_TO_BOUNDS = ("list",), ("window",), ("rows",), ("list", "window")
 
 
-def bounds_are_the_cpus_by_each_way():
+@pytest.mark.parametrize("kinds", [(QUICK,), slow(KINDS)], ids=" ".join)
+def test_bounds_are_the_cpus_by_each_way(kinds):
     left_over = {}
-    for kind in KINDS:
+    for kind in kinds:
         x = rows(kind, 1)
         for way in (
             {"top_k": 1},
@@ -39,16 +38,16 @@ def bounds_are_the_cpus_by_each_way():
                 by = bounds_by(ways, *given, V)
                 left_over[ways] = left_over.get(ways, 0) + (by == 2**62)
                 all_but_rows = ways == ("list", "window")
-                assert by != 2**62 or not all_but_rows or kind not in QUICK, (kind, way)
+                assert by != 2**62 or not all_but_rows or kind not in PLAIN, (kind, way)
                 assert by == 2**62 or id_of(by) == last, (kind, way, ways, by, last)
-    tried = 9 * len(KINDS)
+    tried = 9 * len(kinds)
     assert 0 < left_over[("list",)] < tried, left_over  # each way has rows to answer for
     assert left_over[("window",)] < tried / 4, left_over
     assert left_over[("rows",)] == 0, left_over
     assert left_over[("list", "window")] < tried / 6, left_over
 
 
-def long_runs_of_ties_need_no_search():
+def test_long_runs_of_ties_need_no_search():
     """Values with more ids than a window lists, under shares that end in each of their runs."""
     vocabulary, ended = 30_000, set()
     x = torch.randint(0, 3, (1, vocabulary), generator=torch.Generator().manual_seed(3)) * 0.7
@@ -67,7 +66,7 @@ def long_runs_of_ties_need_no_search():
         assert id_of(found) == int(keys.indices[k - 1]), k
 
 
-def a_few_heavy_ids_do_not_mislead_the_window():
+def test_a_few_heavy_ids_do_not_mislead_the_window():
     """A third of the mass on one id, which counts four times or not when a quarter of them are."""
     vocabulary = 151_936  # of which a window is a small part
     x = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(4)) * 3
@@ -79,7 +78,7 @@ def a_few_heavy_ids_do_not_mislead_the_window():
     assert last > 6144 and id_of(found) == int(keys.indices[last])
 
 
-def values_in_one_bucket_are_found_by_digits():
+def test_values_in_one_bucket_are_found_by_digits():
     """Ten thousand values near each other, which neither lists nor runs can tell apart."""
     vocabulary = 12_000
     x = torch.rand(1, vocabulary, generator=torch.Generator().manual_seed(5)) * 1e-3

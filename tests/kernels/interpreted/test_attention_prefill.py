@@ -1,27 +1,21 @@
 """Prefill attention by groups of warps, without a GPU: the bits of the first form.
 
-    TRITON_INTERPRET=1 python -m tests.kernels.interpreted.attention_prefill
-
-prints one JSON line with the result of each case. The groups run in
-`emulated_warps.py`, beside `attention_prefill` in Triton's interpreter; fp16.
+The groups run in `emulated_warps.py`, beside `attention_prefill` in Triton's interpreter; fp16.
 """
 
 from types import SimpleNamespace
 
 import torch
 
-from tests.kernels.interpreted import emulated_merge
-from tests.kernels.interpreted.attention import (
+from tests.kernels.interpreted.emulated_warps import Pointer, run_program
+from tests.kernels.interpreted.paged_inputs import (
     LONG,
     PAGES,
     attend,
     pages_of,
     sequence_of,
 )
-from tests.kernels.interpreted.emulated_warps import Pointer, run_program
-from tests.kernels.interpreted.gemm import patch_interpreter
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.case_runner import cases_of, run_cases
 from tpdet.kernels.cuda.attention import items as attention_items
 from tpdet.kernels.cuda.attention import prefill_warp_specialised as attention_prefill_warps
 from tpdet.kernels.cuda.attention import split as attention_split
@@ -81,7 +75,7 @@ def groups(q, pages, first, window, stages):
     return out
 
 
-def case_groups_have_the_bits_of_the_first_form():
+def test_groups_have_the_bits_of_the_first_form():
     """One case: once the emulation has replaced names, the interpreter is of no more use here."""
     cuts = [(*cut, None) for cut in CUTS] + [(*cut, 77) for cut in WINDOWED]
     wanted = [reference_of(*cut) for cut in cuts] + [reference_of(200, 0, None, 3)]
@@ -95,13 +89,3 @@ def case_groups_have_the_bits_of_the_first_form():
     moved = [torch.cat([x[:, :, 64:], x[:, :, :64]], 2) for x in pages]
     if same_bits(groups(q, moved, 490, None, 3), out):
         raise AssertionError("the order of the keys reached no bit: this test shows nothing")
-
-
-def main() -> None:
-    patch_interpreter()
-    emulated_merge.install()
-    run_cases(cases_of(globals()))
-
-
-if __name__ == "__main__":
-    main()

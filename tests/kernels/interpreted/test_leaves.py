@@ -1,16 +1,10 @@
-"""Leaf products, their cuts and the kernel that folds and norms, in Triton's interpreter.
+"""Leaf products, their cuts and the kernel that folds and norms, in Triton's interpreter."""
 
-    TRITON_INTERPRET=1 python -m tests.kernels.interpreted.leaves
-
-prints one JSON line with the result of each case (`tests/kernels/interpreted/gemm.py` has why the
-interpreter's `dot` is replaced, and why there is no bf16 here).
-"""
-
+import pytest
 import torch
 
-from tests.kernels.interpreted.gemm import chain, draw, patch_interpreter
+from tests.kernels.interpreted.product_inputs import chain, draw
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.case_runner import cases_of, run_cases
 from tpdet.kernels import order
 from tpdet.kernels.cpu.pointwise import norm as cpu_norm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
@@ -29,6 +23,11 @@ TILES = (
     Variant(64, 32, 16, 4, 3, descriptor=True, halves=2),
     Variant(16, 32, 16, 4, 3, descriptor=True, swap=True),
 )
+
+
+@pytest.fixture(autouse=True)
+def a_device_with_descriptors(monkeypatch):
+    monkeypatch.setattr(leaf_gemm, "descriptor_sms", lambda *_: 3)
 
 
 def choices(roots, leaves):
@@ -55,8 +54,9 @@ def check_rank(x, w, roots, wanted, what):
     return {choice.cut for choice in found}
 
 
-def case_every_cut_has_the_bits_of_leaves_apart():
-    cuts = {}
+def test_every_cut_has_the_bits_of_leaves_apart():
+    """Roots that are placed alike within their ranks take the same kernels: once a row count."""
+    cuts, of_roots = {}, {}
     for m, orders in ((37, order.FOLD_ORDERS), (1, ("pairs",))):
         x = draw(m, LEAVES * WIDTH, dtype=torch.float16, spread=True)
         w = draw(LEAVES, COLUMNS, WIDTH, dtype=torch.float16, seed=1)
@@ -69,20 +69,22 @@ def case_every_cut_has_the_bits_of_leaves_apart():
                     mine = x[:, first * WIDTH : (first + share) * WIDTH]
                     leaf = lambda i, partials=partials: partials[i]
                     totals = [order.evaluate(root, leaf, torch.add) for root in roots]
-                    done = check_rank(
-                        mine,
-                        w[first : first + share],
-                        relative_roots(roots, first),
-                        totals,
-                        f"{m} {name} {ranks} {rank}",
-                    )
-                    cuts.setdefault((name, ranks, rank), done)
+                    placed = relative_roots(roots, first)
+                    if (m, placed) not in of_roots:
+                        of_roots[m, placed] = check_rank(
+                            mine,
+                            w[first : first + share],
+                            placed,
+                            totals,
+                            f"{m} {name} {ranks} {rank}",
+                        )
+                    cuts[name, ranks, rank] = of_roots[m, placed]
     assert cuts["pairs", 1, 0] == {1, 2, 8} and cuts["tree", 1, 0] == {1, 2, 4, 8}
     assert cuts["sequential", 1, 0] == {1, 8} and cuts["sequential", 2, 1] == {1}
     assert cuts["pairs", 2, 0] == {1, 2, 4} and cuts["pairs", 2, 1] == {1, 2}
 
 
-def case_an_order_shows():
+def test_an_order_shows():
     """Negative control: the orders differ on this data, so a wrong one would be seen."""
     x = draw(37, LEAVES * WIDTH, dtype=torch.float16, spread=True)
     w = draw(LEAVES, COLUMNS, WIDTH, dtype=torch.float16, seed=1)
@@ -93,7 +95,7 @@ def case_an_order_shows():
     assert not same_bits(totals[0], totals[1]) and not same_bits(totals[1], totals[2])
 
 
-def case_a_trial_sees_another_order():
+def test_a_trial_sees_another_order():
     x = draw(37, LEAVES * WIDTH, dtype=torch.float16, spread=True)
     w = draw(LEAVES, COLUMNS, WIDTH, dtype=torch.float16, seed=1)
     for name in order.FOLD_ORDERS:
@@ -107,7 +109,7 @@ def case_a_trial_sees_another_order():
             assert found == (name != other), f"{name} {other}"
 
 
-def case_minus_zero_and_neighbours_stay():
+def test_minus_zero_and_neighbours_stay():
     x, w = torch.full((1, 128), -1e-30), torch.full((4, 16, 32), 1e-30)
     roots = (((0, 1), (2, 3)),)
     wanted = leaf_gemm.leaf_sums(x, w, roots, LeafChoice(1, "chain", TILES[0]))
@@ -127,7 +129,7 @@ def case_minus_zero_and_neighbours_stay():
         assert_same_bits(dirty[0, keep], clean[0, keep], f"{tile}")
 
 
-def case_a_choice_that_does_not_fit_is_refused():
+def test_a_choice_that_does_not_fit_is_refused():
     x, w = draw(3, 8 * 32, dtype=torch.float16), draw(8, 16, 32, dtype=torch.float16)
     roots = (order.fold_tree("sequential", 8),)
     one_step = Variant(32, 16, 32, 4, 3, descriptor=True)
@@ -139,14 +141,11 @@ def case_a_choice_that_does_not_fit_is_refused():
         LeafChoice(8, "nested", TILES[2]),
         LeafChoice(1, "chain", too_deep),
     ):
-        try:
+        with pytest.raises(ValueError):
             leaf_gemm.leaf_sums(x, w, roots, bad)
-        except ValueError:
-            continue
-        raise AssertionError(f"not refused: {bad}")
 
 
-def case_fold_and_norm_is_one_kernel_with_the_bits_of_the_cpu():
+def test_fold_and_norm_is_one_kernel_with_the_bits_of_the_cpu():
     for size, m in ((64, 5), (200, 3), (1024, 2)):
         for dtype in (torch.float16, torch.float32):
             residual = draw(m, 2 * size, dtype=dtype, seed=2)[:, :size]
@@ -163,18 +162,5 @@ def case_fold_and_norm_is_one_kernel_with_the_bits_of_the_cpu():
                         assert_same_bits(got[0], wanted[0], f"h {what}")
                         assert_same_bits(got[1], wanted[1], f"y {what}")
     two = PartialSums(draw(2, 3, 64), (0, 1))
-    try:
+    with pytest.raises(ValueError):
         norm.fold_and_norm(two, None, draw(3, 64), draw(64), 1e-6)
-    except ValueError:
-        return
-    raise AssertionError("two roots are not refused")
-
-
-def main():
-    patch_interpreter()
-    leaf_gemm.descriptor_sms = lambda *_: 3
-    run_cases(cases_of(globals()))
-
-
-if __name__ == "__main__":
-    main()

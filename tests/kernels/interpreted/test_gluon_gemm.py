@@ -1,9 +1,6 @@
 """`gluon_leaf_gemm` without a GPU: its programs emulated, beside leaves folded in torch.
 
-    python -m tests.kernels.interpreted.gluon_gemm
-
-prints one JSON line with the result of each case (`emulated_warps.py` has what the emulation shows
-and what it does not).
+`emulated_warps.py` has what the emulation shows and what it does not.
 """
 
 from types import SimpleNamespace
@@ -12,7 +9,6 @@ import torch
 
 from tests.kernels.interpreted.emulated_warps import Pointer, grouped_product, run_program
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.case_runner import cases_of, run_cases
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm import pointer as gemm_pointer
 from tpdet.kernels.cuda.gemm import warp_specialised as gluon_leaf_gemm
@@ -88,7 +84,7 @@ def rank_forms():
     return [(share, roots, form) for (share, form), roots in seen.items() if form.leaves > 1]
 
 
-def case_every_form_has_the_bits_of_leaves_folded_apart():
+def test_every_form_has_the_bits_of_leaves_folded_apart():
     for index, (leaves, roots, form) in enumerate(rank_forms()):
         m, width = (1, 70, 150, 130)[index % 4], (2 + index % 2) * DEPTH
         for n in (144, 256):
@@ -100,7 +96,7 @@ def case_every_form_has_the_bits_of_leaves_folded_apart():
                 assert_same_bits(got, torch.stack(wanted), f"{form}, {m} rows, {n} columns, {sent}")
 
 
-def case_a_column_product_is_one_chain_with_its_bias_rounded_once():
+def test_a_column_product_is_one_chain_with_its_bias_rounded_once():
     for m, n, programs in ((1, 264, 2), (150, 512, 3), (130, 256, 1)):
         x, w, bias = draw(m, 80), draw(1, n, 80, seed=1), draw(n, seed=2)
         zeros = torch.zeros(m, n)
@@ -112,14 +108,14 @@ def case_a_column_product_is_one_chain_with_its_bias_rounded_once():
             assert_same_bits(got[0], wanted.half(), f"{m} rows, {n} columns, bias {shift is None}")
 
 
-def case_tiles_of_several_roots_stay_apart_when_rows_are_sixty_fours():
+def test_tiles_of_several_roots_stay_apart_when_rows_are_sixty_fours():
     x, w = draw(192, 4 * 32), draw(4, 144, 32, seed=1)
     sums = leaf_sums(x, w)
     wanted = torch.stack([sums[0] + sums[1], sums[2] + sums[3]])
     assert_same_bits(fold(x, w, RootForm(2, 1, 1, 2), 2, 2), wanted, "two roots of 192 rows")
 
 
-def case_the_order_shows_and_a_cancelled_sum_is_plus_zero():
+def test_the_order_shows_and_a_cancelled_sum_is_plus_zero():
     x, w = draw(3, LEAVES * 32), draw(LEAVES, 128, 32, seed=1)
     forms = RootForm(1, 8, 1, 1), RootForm(1, 4, 1, 2), RootForm(1, 2, 2, 2)
     chained, paired, halved = (fold(x, w, form, 3, 1) for form in forms)
@@ -130,11 +126,3 @@ def case_the_order_shows_and_a_cancelled_sum_is_plus_zero():
     w[1] = -w[1]
     got = fold(half(2.0**-24), w, RootForm(1, 2, 1, 1), 2, 1)
     assert_same_bits(got, torch.zeros_like(got), "a sum that cancels")
-
-
-def main():
-    run_cases(cases_of(globals()))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,12 @@
-"""Decode attention and the rotation that stores, in Triton's interpreter, sums in an exact order.
-
-    TRITON_INTERPRET=1 python -m tests.kernels.interpreted.decode
-
-prints one JSON line with the result of each case.
-"""
+"""Decode attention and the rotation that stores, in Triton's interpreter."""
 
 import torch
 
-from tests.kernels.interpreted import decode_reference, emulated_merge
-from tests.kernels.interpreted.attention import PAGES, pages_of, sequence_of
+from tests.kernels.interpreted import decode_reference
 from tests.kernels.interpreted.decode_reference import attend_reference
-from tests.kernels.interpreted.gemm import draw, patch_interpreter
+from tests.kernels.interpreted.paged_inputs import PAGES, pages_of, sequence_of
+from tests.kernels.interpreted.product_inputs import draw
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.case_runner import cases_of, run_cases
 from tpdet.control.plan import Row
 from tpdet.kernels.cpu.pointwise import rotate_and_store as cpu_rotation
 from tpdet.kernels.cuda.attention import attention
@@ -53,7 +47,7 @@ def decode(q, pages, batch, variant, window=None):
     return out
 
 
-def case_every_variant_has_the_bits_of_two_kernels_at_every_tail():
+def test_every_variant_has_the_bits_of_two_kernels_at_every_tail():
     for dtype, head, window in ((torch.float16, 16, None), (torch.float32, 48, 77)):
         q, k, v = sequence_of(530, dtype, head=head, query_heads=2, key_heads=1)
         for length in (1, 65, 256, 257, 530):
@@ -67,7 +61,7 @@ def case_every_variant_has_the_bits_of_two_kernels_at_every_tail():
                 assert_same_bits(got, wanted, f"{dtype} length {length} {variant}")
 
 
-def case_many_rows_of_a_sequence_keep_their_bits():
+def test_many_rows_of_a_sequence_keep_their_bits():
     """More rows than a program has: every part merges its own, with its own splits in a window."""
     for window in (None, 60):
         q, k, v = sequence_of(530, torch.float16)
@@ -102,7 +96,7 @@ def padded(sequences, rows, splits):
     )
 
 
-def case_a_batch_with_pads_gives_each_sequence_its_own_bits():
+def test_a_batch_with_pads_gives_each_sequence_its_own_bits():
     lengths, numbers = (300, 1, 256, 600), ((0, 1), (2,), (3,), (4, 5, 6))
     pages = [torch.full((8, 2, 256, 16), torch.nan, dtype=torch.float16) for _ in "kv"]
     sequences, queries, alone = [], [], []
@@ -121,7 +115,7 @@ def case_a_batch_with_pads_gives_each_sequence_its_own_bits():
             assert_same_bits(got, torch.cat(alone), f"{variant}")
 
 
-def case_a_packed_step_gives_the_bits_of_its_rows():
+def test_a_packed_step_gives_the_bits_of_its_rows():
     """Chunk and decode rows in two halves of a graph's shape; pads hold NaN, and touch nothing."""
     q, k, v = sequence_of(530, torch.float16, query_heads=2, key_heads=1)
     pages = pages_of(k, v, 530)
@@ -142,7 +136,7 @@ def case_a_packed_step_gives_the_bits_of_its_rows():
     assert_same_bits(got[:22], torch.cat(wanted), "rows of a packed step")
 
 
-def case_the_order_of_splits_reaches_a_bit():
+def test_the_order_of_splits_reaches_a_bit():
     """Negative control: pages exchanged (every key seen by the last row) give other bits."""
     q, k, v = sequence_of(768, torch.float32, query_heads=2, key_heads=1)
     pages = pages_of(k, v, 768)
@@ -177,7 +171,7 @@ def merge_by(kernel, states, batch, window, **options):
     return out
 
 
-def case_a_merge_of_several_chunks_has_the_bits_of_one_chain():
+def test_a_merge_of_several_chunks_has_the_bits_of_one_chain():
     """Of two tokens the second alone sees the last of 70 splits: the first's state is NaN there."""
     sequence = PagedSequence(0, 2, 69 * 256 - 1, tuple(range(70)))
     batch = make_batch((sequence,))
@@ -200,7 +194,7 @@ def case_a_merge_of_several_chunks_has_the_bits_of_one_chain():
         raise AssertionError("the order of states reached no bit: this test shows nothing")
 
 
-def case_one_launch_rotates_and_stores_the_bits_of_three():
+def test_one_launch_rotates_and_stores_the_bits_of_three():
     sequences = (PagedSequence(0, 7, 253, (4, 1)), PagedSequence(7, 2, 30, (3,)))
     host = make_batch(sequences)
     for dtype in (torch.float16, torch.float32):
@@ -227,13 +221,3 @@ def case_one_launch_rotates_and_stores_the_bits_of_three():
                     angles = [table[host.positions] for table in tables]
                     three = rotary.rotate_heads(q, *angles, norms[0], 1e-6)
                     assert_same_bits(got, three, f"rotate_heads {name}")
-
-
-def main() -> None:
-    patch_interpreter()
-    emulated_merge.install()
-    run_cases(cases_of(globals()))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,15 @@
 """The kernel that exchanges rows in Triton's interpreter; tensors stand for the peers' memory.
 
-    TRITON_INTERPRET=1 python -m tests.kernels.interpreted.peer_rows
-
-prints one JSON line with the result of each case. The ranks take turns, phase by phase; the last
-one, for which all is there, does both in one launch.
+The ranks take turns, phase by phase; the last one, for which all is there, does both in one launch.
 """
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from tests.kernels.interpreted.peer_host import FakeMemory, draw
 from tests.lib.bits import assert_same_bits
-from tests.lib.case_runner import run_cases
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.rows import first_rows, share_of
 from tpdet.kernels import order
@@ -57,7 +54,7 @@ class Host:
         return all((each._buffers.own == -1).all() for each in self.made)
 
 
-def every_rank_gets_its_share_of_whole_rows():
+def test_every_rank_gets_its_share_of_whole_rows():
     """Any number of rows follows any other through both buffers; fewer rows than ranks too."""
     for ranks, columns in ((2, 48), (4, 3000), (8, 16)):
         host = Host(ranks, columns, 9)
@@ -70,7 +67,7 @@ def every_rank_gets_its_share_of_whole_rows():
         assert all(each._peers.counter.tolist() == [5, 0] for each in host.made)
 
 
-def words_like_those_that_have_not_come_stay_nan():
+def test_words_like_those_that_have_not_come_stay_nan():
     host = Host(2, 64, 4)
     whole = draw(4, 128, seed=1)
     whole.view(torch.int32)[1, 3] = -1
@@ -81,36 +78,17 @@ def words_like_those_that_have_not_come_stay_nan():
     assert host.armed()
 
 
-def what_has_not_come_is_seen():
+def test_what_has_not_come_is_seen():
     """Negative control: a kernel that looks once finds no columns of a rank that pushed none."""
     first, second = Host(2, 64, 4).whole_rows(draw(4, 128, seed=1), absent=1)
     assert first[:, 64:].isnan().all() and not first[:, :64].isnan().any()
     assert not second[:, :64].isnan().any()
 
 
-def what_does_not_fit_is_refused():
+def test_what_does_not_fit_is_refused():
     exchange = Host(2, 64, 4).made[0]
     for x, reason in ((torch.zeros(5, 64), "5 rows"), (torch.zeros(4, 64).half(), "float16")):
-        try:
+        with pytest.raises(ValueError, match=reason):
             exchange.whole_rows(x)
-        except ValueError as error:
-            assert reason in str(error)
-        else:
-            raise AssertionError(reason)
-    try:
+    with pytest.raises(ValueError, match="take fewer rows"):
         peer_rows.run_take_rows(torch.zeros(9, 64), torch.zeros(5, 128), exchange._peers, (0, 2048))
-    except ValueError as error:
-        assert "take fewer rows" in str(error)
-    else:
-        raise AssertionError("more than a buffer holds")
-
-
-CASES = (
-    every_rank_gets_its_share_of_whole_rows,
-    words_like_those_that_have_not_come_stay_nan,
-    what_has_not_come_is_seen,
-    what_does_not_fit_is_refused,
-)
-
-if __name__ == "__main__":
-    run_cases(CASES)

@@ -1,14 +1,10 @@
 """The GPU's sampler in Triton's interpreter, beside the CPU's.
 
-    TRITON_INTERPRET=1 python -m tests.kernels.interpreted.sampler
-
-prints one JSON line with the result of each case. The interpreter's exp2 and logarithms
-are numpy's, so tokens are compared, not the bits of a mass.
+The interpreter's exp2 and logarithms are numpy's, so tokens are compared, not the bits of a mass.
 """
 
 import torch
 
-from tests.lib.case_runner import run_cases
 from tpdet.kernels.cpu.sampling import count_ahead as cpu_count
 from tpdet.kernels.cpu.sampling import log_softmax as cpu_mass
 from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
@@ -28,7 +24,7 @@ def rows():
     return x
 
 
-def draws_by_the_cpus_noise():
+def test_draws_by_the_cpus_noise():
     """Of equal logits the largest noise wins: all four words of the counter and the key matter."""
     x = torch.zeros(1, VOCABULARY)
     draws = [
@@ -43,14 +39,14 @@ def draws_by_the_cpus_noise():
     assert len(set(found)) == 16
 
 
-def finds_the_cpus_top_ids():
+def test_finds_the_cpus_top_ids():
     x = rows()
     for part, count in ((x, 20), (x[1:2], 1), (x[:1, :5], 5)):
         found = sort_keys.id_of(sort_keys.top_orders(part, count))
         assert torch.equal(found, cpu_select.top_ids(part, count))
 
 
-def adds_a_mass_that_no_neighbour_changes():
+def test_adds_a_mass_that_no_neighbour_changes():
     x, how = rows(), Draw(1.0, 1, 1)
     mass = sample_rows.draw_rows(x, [how] * len(x), Shard(0, VOCABULARY)).log_masses
     assert (mass - cpu_mass.log_mass(x, x.amax(-1))).abs().max() < 1e-6
@@ -58,26 +54,10 @@ def adds_a_mass_that_no_neighbour_changes():
     assert torch.equal(mass[2:3], alone)
 
 
-def counts_the_ids_ahead_as_the_cpu_does():
+def test_counts_the_ids_ahead_as_the_cpu_does():
     x = rows()
     at = torch.tensor([0, 3, VOCABULARY - 1, 700, 1, 5])[: len(x)]
     chosen = x.gather(1, at[:, None])[:, 0]
     for width in (VOCABULARY, VOCABULARY - 1, 5, 0):
         found = count_ahead.count_ahead(x, chosen, at, width)
         assert torch.equal(found, cpu_count.count_ahead(x, chosen, at, width)), width
-
-
-CASES = (
-    counts_the_ids_ahead_as_the_cpu_does,
-    draws_by_the_cpus_noise,
-    finds_the_cpus_top_ids,
-    adds_a_mass_that_no_neighbour_changes,
-)
-
-
-def main():
-    run_cases(CASES)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,19 +1,22 @@
 """The GPU's attention-side kernels in Triton's interpreter, their sums in an exact order.
 
-    TRITON_INTERPRET=1 python -m tests.kernels.interpreted.attention
-
-prints one JSON line with the result of each case. fp16 and fp32: bf16 is wrong in the
-interpreter, whose `dot` is patched to add groups of 16 in turn.
+fp16 and fp32: bf16 is wrong in the interpreter.
 """
 
 import random
 
 import torch
 
-from tests.kernels.interpreted import emulated_merge
-from tests.kernels.interpreted.gemm import draw, patch_interpreter
+from tests.kernels.interpreted.paged_inputs import (
+    LONG,
+    PAGES,
+    SHORT,
+    attend,
+    pages_of,
+    sequence_of,
+)
+from tests.kernels.interpreted.product_inputs import draw
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.case_runner import cases_of, run_cases
 from tpdet.kernels.cpu.attention import attention as cpu_attention
 from tpdet.kernels.cpu.pointwise import embedding as cpu_embedding
 from tpdet.kernels.cpu.pointwise import rotary as cpu_rotary
@@ -22,33 +25,11 @@ from tpdet.kernels.cuda.attention.variants import Variant
 from tpdet.kernels.cuda.pointwise import embedding, rotary
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
-PAGES = (4, 1, 2)
-LONG, SHORT = 0, 1 << 20
 PREFILL = Variant(16, 4, 1), Variant(64, 4, 1), Variant(128, 8, 1), Variant(64, 4, 1, True)
 DECODE = Variant(16, 4, 1), Variant(64, 4, 1)
 
 
-def sequence_of(length, dtype, head=16, query_heads=4, key_heads=2):
-    """q, k, v of one sequence."""
-    q = draw(length, query_heads, head, dtype=dtype) * 2
-    return q, *(draw(length, key_heads, head, dtype=dtype, seed=s) for s in (1, 2))
-
-
-def pages_of(k, v, length):
-    """Pages that hold the first `length` keys and NaN everywhere else."""
-    shape = (6, k.shape[1], 256, k.shape[2])
-    pages = [torch.full(shape, torch.nan, dtype=k.dtype) for _ in "kv"]
-    batch = make_batch((PagedSequence(0, length, 0, PAGES),))
-    embedding.store_kv(k[:length], v[:length], *pages, batch)
-    return pages
-
-
-def attend(q, pages, start, short, variant, window=None):
-    batch = make_batch((PagedSequence(0, q.shape[0], start, PAGES),), short_tokens=short)
-    return attention.attend(q, *pages, batch, window, variant, variant)
-
-
-def case_every_variant_chunk_and_phase_is_one_bit_class():
+def test_every_variant_chunk_and_phase_is_one_bit_class():
     for dtype, window in ((torch.float16, None), (torch.float32, 77)):
         length = 530
         q, k, v = sequence_of(length, dtype, query_heads=2, key_heads=1)
@@ -67,7 +48,7 @@ def case_every_variant_chunk_and_phase_is_one_bit_class():
             assert_same_bits(got, whole[-20:], f"{dtype} {window} splits {variant}")
 
 
-def case_what_follows_a_row_changes_nothing():
+def test_what_follows_a_row_changes_nothing():
     q, k, v = sequence_of(530, torch.float16, query_heads=2, key_heads=1)
     whole = attend(q, pages_of(k, v, 530), 0, LONG, PREFILL[2])
     for length in (1, 63, 65, 256, 257, 513):
@@ -79,7 +60,7 @@ def case_what_follows_a_row_changes_nothing():
         assert_same_bits(part, whole[length - last : length], f"chunk up to {length}")
 
 
-def case_a_mixed_batch_gives_each_sequence_its_own_bits():
+def test_a_mixed_batch_gives_each_sequence_its_own_bits():
     chance, spans = random.Random(5), ((0, 30), (299, 300), (260, 265), (240, 280), (0, 1))
     numbers = chance.sample(range(12), 9)
     pages = [torch.full((12, 2, 256, 16), torch.nan, dtype=torch.float16) for _ in "kv"]
@@ -101,7 +82,7 @@ def case_a_mixed_batch_gives_each_sequence_its_own_bits():
         assert_same_bits(out, torch.cat([*alone, torch.zeros_like(pad)]), f"short {short}")
 
 
-def case_heads_of_a_rank_keep_their_bits():
+def test_heads_of_a_rank_keep_their_bits():
     q, k, v = sequence_of(280, torch.float16, head=96, query_heads=6)
     pages = pages_of(k, v, 280)
     whole = attend(q[250:], pages, 250, LONG, PREFILL[1])
@@ -112,7 +93,7 @@ def case_heads_of_a_rank_keep_their_bits():
             assert_same_bits(part, whole[:, heads], f"heads {heads} short {short}")
 
 
-def case_an_online_softmax_without_splits_is_another_function():
+def test_an_online_softmax_without_splits_is_another_function():
     """Negative control: splits that began elsewhere would give other bits."""
     q, k, v = sequence_of(400, torch.float32)
     whole = attend(q[-1:], pages_of(k, v, 400), 399, LONG, PREFILL[0])
@@ -122,7 +103,7 @@ def case_an_online_softmax_without_splits_is_another_function():
         raise AssertionError("the order of the keys reached no bit: this test shows nothing")
 
 
-def case_rotated_heads_have_the_bits_of_the_cpu():
+def test_rotated_heads_have_the_bits_of_the_cpu():
     for dtype in (torch.float16, torch.float32):
         for head in (64, 96):
             wide = draw(9, 3 * head + 16, dtype=dtype, seed=head, spread=True)
@@ -138,7 +119,7 @@ def case_rotated_heads_have_the_bits_of_the_cpu():
                 assert_same_bits(got, wanted, f"{dtype} {head} {weight is not None}")
 
 
-def case_stored_rows_have_the_bits_of_the_cpu():
+def test_stored_rows_have_the_bits_of_the_cpu():
     k, v = draw(300, 3, 16, dtype=torch.float16), draw(300, 3, 16, dtype=torch.float16, seed=1)
     sequences = (PagedSequence(0, 290, 100, (4, 1)), PagedSequence(290, 1, 255, (3,)))
     shape = (6, 3, 256, 16)
@@ -148,13 +129,3 @@ def case_stored_rows_have_the_bits_of_the_cpu():
     cpu_embedding.store_kv(k, v, *theirs, make_batch(sequences))
     for left, right in zip(ours, theirs, strict=True):
         assert_same_bits(left, right, "pages")
-
-
-def main() -> None:
-    patch_interpreter()
-    emulated_merge.install()
-    run_cases(cases_of(globals()))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,9 @@
-"""The swapped descriptor kernel in Triton's interpreter, beside the pointer kernel.
-
-    TRITON_INTERPRET=1 python -m tests.kernels.interpreted.columns
-
-prints one JSON line with the result of each case; see `tests/kernels/interpreted/gemm.py`.
-"""
+"""The swapped descriptor kernel in Triton's interpreter, beside the pointer kernel."""
 
 import torch
 
-from tests.kernels.interpreted.gemm import chain, draw, patch_interpreter
+from tests.kernels.interpreted.product_inputs import chain, draw
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.case_runner import cases_of, run_cases
 from tpdet.kernels.cuda.gemm import swapped as gemm_swapped
 from tpdet.kernels.cuda.gemm.choice.variants import Variant
 
@@ -28,7 +22,7 @@ def swapped(x, w, variant, bias=None, dtype=torch.float32):
     return y
 
 
-def case_swapped_tiles_have_the_bits_of_the_reference():
+def test_swapped_tiles_have_the_bits_of_the_reference():
     for m, n in ((1, 48), (9, 64), (21, 144)):
         x, w = draw(m, 96, dtype=torch.float16, spread=True), draw(1, n, 96, dtype=torch.float16)
         bias = draw(n, dtype=torch.float16, seed=2)
@@ -38,14 +32,14 @@ def case_swapped_tiles_have_the_bits_of_the_reference():
                 assert_same_bits(swapped(x, w, variant, shift), wanted, f"{m} {n} {variant}")
 
 
-def case_several_leaves_stay_apart():
+def test_several_leaves_stay_apart():
     x, w = draw(5, 2 * 64, dtype=torch.float16), draw(2, 48, 64, dtype=torch.float16, seed=1)
     wanted = chain(x, w, REFERENCE)
     for variant in SWAPPED:
         assert_same_bits(swapped(x, w, variant), wanted, f"{variant}")
 
 
-def case_the_reference_shows_an_order():
+def test_the_reference_shows_an_order():
     """Negative control: two chains added are not one chain."""
     x, w = draw(9, 96, dtype=torch.float16, spread=True), draw(1, 64, 96, dtype=torch.float16)
     halves = [
@@ -53,12 +47,3 @@ def case_the_reference_shows_an_order():
         for at in (0, 48)
     ]
     assert not same_bits(halves[0] + halves[1], swapped(x, w, SWAPPED[1]))
-
-
-def main():
-    patch_interpreter()
-    run_cases(cases_of(globals()))
-
-
-if __name__ == "__main__":
-    main()

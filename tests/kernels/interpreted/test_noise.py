@@ -1,13 +1,11 @@
-"""The words, noise and masses that draws are made of, in Triton's interpreter or on a GPU.
-
-Cases of `tests/kernels/interpreted/draws.py`.
-"""
+"""The words, noise and masses that draws are made of, in Triton's interpreter."""
 
 import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.sampling import gumbel_scores, log_softmax
+from tests.kernels.interpreted.masses import masses_are_rounded_conversions
+from tpdet.kernels.cuda.sampling import gumbel_scores
 from tpdet.kernels.exact.philox import philox_words
 
 
@@ -27,7 +25,7 @@ def philox_words_of(ids, words, position, choice, key0, key1, BLOCK: tl.constexp
     tl.store(words + at, word.to(tl.int64))
 
 
-def rough_noise_is_near_the_noise():
+def test_rough_noise_is_near_the_noise():
     edges = torch.tensor([0, 1, 2, 3, 2**28, 2**29 - 1, 2**29, 2**29 + 1, 2**31])
     steps = torch.arange(0, 2**32, 2**32 // 4000)
     powers = 2 ** torch.arange(32)
@@ -40,7 +38,7 @@ def rough_noise_is_near_the_noise():
     assert error < 1e-4, error
 
 
-def philox_words_are_the_cpus():
+def test_philox_words_are_the_cpus():
     ids = torch.arange(1024) * 4093 % (1 << 22)
     for seed in (0, 2**32 - 1, 2**32, 2**64 - 3):
         for position, choice in ((0, 0), (2**32 - 1, 5), (77, 2**31)):
@@ -52,20 +50,5 @@ def philox_words_are_the_cpus():
             )
 
 
-@triton.jit
-def masses_of(x, ours, plain, BLOCK: tl.constexpr):
-    """Fixed-point masses against 0, as the kernels make them and by rounding and conversion."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + at)
-    tl.store(ours + at, log_softmax.fixed_point(value, 0.0))
-    scaled = tl.exp2((value - 0.0) * 1.4426950408889634).to(tl.float64) * 1099511627776.0
-    rounded = (scaled + 6755399441055744.0) - 6755399441055744.0
-    tl.store(plain + at, rounded.to(tl.int64))
-
-
-def masses_are_rounded_conversions(device="cpu", count=1 << 16):
-    steps = torch.arange(count - 1024, device=device, dtype=torch.float32) * (-40.0 / count)
-    x = torch.cat([steps, torch.full((1024,), -torch.inf, device=device)])
-    ours, plain = (torch.empty(count, dtype=torch.int64, device=device) for _ in range(2))
-    masses_of[count // 1024,](x, ours, plain, 1024, enable_fp_fusion=False)
-    assert torch.equal(ours, plain) and int(ours.max()) == 1 << 40
+def test_masses_are_rounded_conversions():
+    masses_are_rounded_conversions()

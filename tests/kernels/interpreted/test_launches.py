@@ -67,7 +67,7 @@ FILTERED = (
 )
 
 
-def a_step_by_shares_launches_no_more_than_this():
+def test_a_step_by_shares_launches_no_more_than_this():
     """In order; the exchange of rows and the gather of answers are two more."""
     x = torch.randn(8, 1024, generator=torch.Generator().manual_seed(7)) * 3
     on = ops._on
@@ -104,7 +104,7 @@ def a_step_by_shares_launches_no_more_than_this():
         ops._on, sampler._to_device = on, to_device
 
 
-def memory_that_nobody_wrote_is_never_read():
+def test_memory_that_nobody_wrote_is_never_read():
     """What counts arrivals or is added to is cleared by a kernel before: here it begins full."""
     x = torch.randn(4, 3000, generator=torch.Generator().manual_seed(8)) * 3
     x[1] = torch.round(x[1])

@@ -1,18 +1,16 @@
 """The kernels that gather columns in Triton's interpreter; tensors stand for the peers' memory.
 
-    TRITON_INTERPRET=1 python -m tests.kernels.interpreted.peer_columns
-
-prints one JSON line with the result of each case. The ranks take turns, phase by phase.
+The ranks take turns, phase by phase.
 """
 
 from contextlib import contextmanager
 from dataclasses import replace
 
+import pytest
 import torch
 
 from tests.kernels.interpreted.peer_host import EPS, FakeMemory, draw
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.case_runner import run_cases
 from tpdet.comm.exchange.peer_columns import PeerColumns
 from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import columns as peer_columns
@@ -81,7 +79,7 @@ def _recorded_calls():
             setattr(peer_columns, name, run)
 
 
-def columns_stand_side_by_side_on_every_rank():
+def test_columns_stand_side_by_side_on_every_rank():
     """Rows of any number and width follow each other through both buffers, and piece by piece."""
     for ranks, dtype in ((2, torch.float32), (4, torch.float16), (8, torch.float16)):
         host = Host(ranks, 48 * ranks, 32, dtype, piece_rows=5)
@@ -92,7 +90,7 @@ def columns_stand_side_by_side_on_every_rank():
             assert host.armed(), "words were left behind"
 
 
-def the_norm_has_the_bits_of_the_whole_rows():
+def test_the_norm_has_the_bits_of_the_whole_rows():
     for ranks, dtype, hidden in ((2, torch.float16, 96), (4, torch.float32, 64)):
         host = Host(ranks, hidden, hidden, dtype, piece_rows=4)
         for turn, rows in enumerate((1, 4, 7)):
@@ -108,7 +106,7 @@ def the_norm_has_the_bits_of_the_whole_rows():
             assert host.armed()
 
 
-def both_kinds_may_alternate():
+def test_both_kinds_may_alternate():
     host = Host(2, 64, 32, torch.float16)
     for turn, normed in enumerate((False, True, True, False, False, True)):
         whole = draw(3, 32 if normed else 64, seed=turn).half()
@@ -123,7 +121,7 @@ def both_kinds_may_alternate():
     assert all(each._counter.tolist() == [6, 0] for each in host.made)
 
 
-def words_like_those_that_have_not_come_stay_nan():
+def test_words_like_those_that_have_not_come_stay_nan():
     host = Host(2, 64, 32, torch.float16)
     whole = draw(4, 64, seed=1).half()
     whole.view(torch.int16)[1, 6:8] = -1
@@ -140,7 +138,7 @@ def words_like_those_that_have_not_come_stay_nan():
     assert host.armed()
 
 
-def what_has_not_come_is_seen():
+def test_what_has_not_come_is_seen():
     """Negative control: a kernel that looks once finds no columns of a rank that pushed none."""
     host = Host(2, 64, 32, torch.float16)
     whole = draw(2, 64, seed=1).half()
@@ -149,35 +147,14 @@ def what_has_not_come_is_seen():
     assert not second[:, :32].isnan().any()
 
 
-def what_does_not_fit_is_refused():
+def test_what_does_not_fit_is_refused():
     host = Host(2, 64, 32, torch.float16, piece_rows=4)
     x, whole = torch.zeros(9, 32).half(), torch.zeros(9, 64).half()
     for arguments, reason in (
         ((x, whole, host.made[0]._peers, (0, 1024)), "take fewer rows"),
         ((x[:, :31], whole, host.made[0]._peers, (0, 4096)), "multiples of 4 bytes"),
     ):
-        try:
+        with pytest.raises(ValueError, match=reason):
             peer_columns.run_gather_columns(*arguments)
-        except ValueError as error:
-            assert reason in str(error)
-        else:
-            raise AssertionError(reason)
-    try:
+    with pytest.raises(ValueError, match=r"torch\.float32"):
         host.made[0].gather_columns(x.float())
-    except ValueError as error:
-        assert "torch.float32" in str(error)
-    else:
-        raise AssertionError("another dtype")
-
-
-CASES = (
-    columns_stand_side_by_side_on_every_rank,
-    the_norm_has_the_bits_of_the_whole_rows,
-    both_kinds_may_alternate,
-    words_like_those_that_have_not_come_stay_nan,
-    what_has_not_come_is_seen,
-    what_does_not_fit_is_refused,
-)
-
-if __name__ == "__main__":
-    run_cases(CASES)

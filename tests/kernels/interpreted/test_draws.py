@@ -1,0 +1,125 @@
+"""The kernels that draw many rows at once, in Triton's interpreter, beside the CPU's path."""
+
+import pytest
+import torch
+
+from tests.kernels.interpreted.rows import V, draws, of_each_kind, rows, slow
+from tests.kernels.interpreted.sampling_oracle import (
+    answers,
+    over_shards,
+    prepare,
+    reference,
+    same_answers,
+    tops,
+)
+from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
+from tpdet.kernels.cpu.sampling.gumbel import gumbel_noise as cpu_noise
+from tpdet.kernels.cuda.sampling import sample_rows as row_draws
+from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.vocabulary_shard import Shard
+
+
+def whole(x, how):
+    return row_draws.draw_rows(x, how, Shard(0, x.shape[1]))
+
+
+@of_each_kind
+def test_answers_every_way_as_the_cpu_does(kind):
+    x, how = rows(kind), draws(12)
+    same_answers(whole(x, how), reference(x, how), kind)
+
+
+@of_each_kind
+def test_greedy_and_plain_draws_are_the_cpus(kind):
+    x = rows(kind, 6, 5003)
+    how = [Draw(t, 2**63 + i, 9, i) for i, t in enumerate((0.0, 1.0, 0.3, 3.0, 1e-4, 1e4))]
+    found = whole(x, how).tokens.tolist()
+    assert found == [cpu_sampling.choose_token(row, way) for row, way in zip(x, how, strict=True)]
+
+
+@pytest.mark.parametrize("tried", [range(5), slow(range(5, 12))])
+def test_a_row_alone_is_as_in_a_crowd(tried):
+    x, how = rows("random"), draws(12)
+    together = whole(x, how)
+    for i in tried:
+        way = how[i]
+        alone = whole(x[i : i + 1], [way])
+        assert torch.equal(alone.packed[0], together.packed[i]), i
+
+
+@pytest.mark.parametrize(
+    ("count", "at", "poison"),
+    [
+        (5, 4444, -torch.nan),
+        slow(12, 0, torch.nan),
+        slow(12, V - 1, torch.inf),
+        slow(12, 4444, -torch.nan),
+    ],
+)
+def test_poisoned_rows_fail_alone(count, at, poison):
+    y, how = rows("random", count), draws(count)
+    y[1::2, at] = poison
+    if poison is not torch.inf:
+        y[1::2].view(torch.int32)[:, at] |= -(2**31)  # a NaN with its sign set
+    y[4] = -torch.inf
+    found = whole(y, how)
+    same_answers(found, reference(y, how), str(poison))
+    assert found.tokens[~found.fit].eq(0).all()
+
+
+def test_says_when_nothing_is_left():
+    x = torch.zeros(4, 6)
+    every = tuple(range(6))
+    how = [Draw(t, 1, 1, forbidden=every, top_k=k) for t in (0.0, 1.0) for k in (-1, 3)]
+    assert whole(x, how).tokens.tolist() == [-1] * 4
+
+
+def test_scores_given_tokens():
+    x = rows("holes")
+    tokens = [i * 701 % V for i in range(12)]
+    found = row_draws.score_tokens(x, tokens, Shard(0, V))
+    same_answers(found, answers(*prepare(x), torch.tensor(tokens)), "scores")
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "ranks", "width"),
+    [
+        slow("random", 0, 1, 9001),
+        slow("random", 0, 2, 4512),
+        slow("random", 0, 8, 1136),
+        ("tied", 4, 4, 2256),
+        slow("holes", 8, 4, 3072),  # the last rank holds padding alone
+    ],
+)
+def test_every_cut_of_the_vocabulary_answers_alike(kind, first, ranks, width):
+    x, how = rows(kind, 6), draws(6, first)
+    tokens = [i * 701 % V for i in range(6)]
+
+    def work(piece, shard):
+        return (
+            row_draws.draw_rows(piece, how, shard).packed,
+            row_draws.score_tokens(piece, tokens, shard).packed,
+            *row_draws.top_of_rows(piece, [1, 4], 20, shard),
+        )
+
+    expected = work(x, Shard(0, V))
+    for found in over_shards(x, ranks, width, work):
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["random", "tied", "zeros"])
+def test_top_of_rows_is_the_cpus(kind):
+    x = rows(kind)
+    found, expected = row_draws.top_of_rows(x, [0, 3], 20, Shard(0, V)), tops(x, [0, 3], 20)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+
+
+def test_near_ties_of_rough_scores_are_settled_by_exact_ones():
+    """Two ids of one lane whose exact scores differ by one rounding: the better one wins."""
+    noise = cpu_noise(torch.arange(4096), seed=3, position=5, choice=0)
+    for delta in (0.0, 1e-6, -1e-6):
+        x = torch.full((1, 4096), -5.0)
+        x[0, 100], x[0, 1124] = 20.0 - noise[100], 20.0 - noise[1124] + delta
+        scores = x[0] + noise
+        found = int(whole(x, [Draw(1.0, 3, 5)]).tokens)
+        assert found == int(torch.argmax(scores)), delta
