@@ -9,7 +9,7 @@ where it crosses from node to node.
 
 from dataclasses import dataclass
 
-from tpdet.kernels.order import FinalExpression, FoldPlan, Slot, evaluate, evaluate_final
+from tpdet.kernels.order import FinalExpression, FoldPlan, Slot, operands, substitute
 
 
 @dataclass(frozen=True)
@@ -47,27 +47,16 @@ def node_plan(plan: FoldPlan, nodes: int) -> NodePlan:
     sent: list[list[FinalExpression]] = [[] for _ in range(nodes)]
 
     def cut(part: FinalExpression) -> FinalExpression:
-        holders = {slot.rank // ranks for slot in slots_of(part)}
+        holders = {slot.rank // ranks for slot in operands(part)}
         if len(holders) == 1:
             (node,) = holders
-            sent[node].append(_local(part, ranks))
+            sent[node].append(substitute(part, lambda slot: Slot(slot.rank % ranks, slot.index)))
             return Slot(node, len(sent[node]) - 1)
         assert not isinstance(part, Slot)  # a rank lies in one node
         return cut(part[0]), cut(part[1])
 
     across = cut(plan.final)
     return NodePlan(nodes, ranks, plan.slots, tuple(tuple(roots) for roots in sent), across)
-
-
-def slots_of(part: FinalExpression) -> list[Slot]:
-    """The slots that an expression reads, in order."""
-    return evaluate_final(part, lambda slot: [slot], lambda left, right: left + right)
-
-
-def _local(part: FinalExpression, ranks: int) -> FinalExpression:
-    if isinstance(part, Slot):
-        return Slot(part.rank % ranks, part.index)
-    return _local(part[0], ranks), _local(part[1], ranks)
 
 
 def _check_leaves(plan: FoldPlan, nodes: int) -> None:
@@ -77,7 +66,7 @@ def _check_leaves(plan: FoldPlan, nodes: int) -> None:
             leaf
             for roots in plan.roots[node * ranks : (node + 1) * ranks]
             for root in roots
-            for leaf in evaluate(root, lambda leaf: [leaf], lambda left, right: left + right)
+            for leaf in operands(root)
         ]
         if held != list(range(node * share, (node + 1) * share)):
             raise ValueError(

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 NUMERICS_VERSION = 2
 
@@ -27,10 +27,15 @@ ROW_LAYERS = ("fold", "gather")
 # SHA-256 of the vectors in kernels/known/golden.py; a change of either is a new contract.
 GOLDEN_SHA256 = "11b211c97a7b23c653639f1b62407a02f539e0d04670582777492552133e107d"
 
-Expression = int | tuple["Expression", "Expression"]
-"""A leaf's index, or the sum of two expressions (left operand first)."""
-
 Value = TypeVar("Value")
+Operand = TypeVar("Operand")
+Replaced = TypeVar("Replaced")
+
+Tree: TypeAlias = Operand | tuple["Tree[Operand]", "Tree[Operand]"]
+"""An operand, which is no tuple, or the sum of two trees (left operand first)."""
+
+Expression: TypeAlias = Tree[int]
+"""A fold over leaves, by their index."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,8 @@ class Slot:
     index: int
 
 
-FinalExpression = Slot | tuple["FinalExpression", "FinalExpression"]
+FinalExpression: TypeAlias = Tree[Slot]
+"""What is left to fold after the exchange, over everyone's slots."""
 
 
 @dataclass(frozen=True)
@@ -160,23 +166,27 @@ def fold_plan(order: str, leaves: int, ranks: int) -> FoldPlan:
 
 
 def evaluate(
-    node: Expression, leaf: Callable[[int], Value], add: Callable[[Value, Value], Value]
+    node: Tree[Operand], read: Callable[[Operand], Value], add: Callable[[Value, Value], Value]
 ) -> Value:
     """Evaluate an expression: left operand first, one `add` a node, beginning with leaf 0."""
-    if isinstance(node, int):
-        return leaf(node)
-    left = evaluate(node[0], leaf, add)
-    return add(left, evaluate(node[1], leaf, add))
+    if not isinstance(node, tuple):
+        return read(node)
+    left = evaluate(node[0], read, add)
+    return add(left, evaluate(node[1], read, add))
 
 
-def evaluate_final(
-    node: FinalExpression, slot: Callable[[Slot], Value], add: Callable[[Value, Value], Value]
-) -> Value:
-    """Evaluate the part of a fold that runs after the exchange."""
-    if isinstance(node, Slot):
-        return slot(node)
-    left = evaluate_final(node[0], slot, add)
-    return add(left, evaluate_final(node[1], slot, add))
+def substitute(
+    node: Tree[Operand], replacement: Callable[[Operand], Tree[Replaced]]
+) -> Tree[Replaced]:
+    """The same expression with another operand, or a whole tree, for each of its operands."""
+    if not isinstance(node, tuple):
+        return replacement(node)
+    return substitute(node[0], replacement), substitute(node[1], replacement)
+
+
+def operands(node: Tree[Operand]) -> list[Operand]:
+    """The operands that an expression reads, in order."""
+    return evaluate(node, lambda operand: [operand], lambda left, right: left + right)
 
 
 def describe(node: Expression) -> str:

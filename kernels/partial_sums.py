@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpdet.kernels.order import Expression, FinalExpression, Slot, evaluate
+from tpdet.kernels.order import Expression, FinalExpression, substitute
 
 
 @dataclass(frozen=True)
@@ -32,25 +32,11 @@ class PartialSums:
 
 def relative_roots(roots: Sequence[Expression], first_leaf: int) -> tuple[Expression, ...]:
     """A rank's roots over its own leaves, counted from 0."""
-
-    def moved(node: Expression) -> Expression:
-        return node - first_leaf if isinstance(node, int) else (moved(node[0]), moved(node[1]))
-
-    return tuple(moved(root) for root in roots)
+    return tuple(substitute(root, lambda leaf: leaf - first_leaf) for root in roots)
 
 
 def gathered_sums(gathered: torch.Tensor, *finals: FinalExpression) -> PartialSums:
     """Everyone's roots [ranks, slots, M, N] fp32 and what to make of them, a root for each."""
     slots = gathered.shape[1]
-
-    def flat(node: FinalExpression) -> Expression:
-        if isinstance(node, Slot):
-            return node.rank * slots + node.index
-        return flat(node[0]), flat(node[1])
-
-    return PartialSums(gathered.flatten(0, 1), tuple(flat(final) for final in finals))
-
-
-def operands(root: Expression) -> list[int]:
-    """Indices that an expression reads, in order."""
-    return evaluate(root, lambda index: [index], lambda left, right: left + right)
+    roots = (substitute(final, lambda slot: slot.rank * slots + slot.index) for final in finals)
+    return PartialSums(gathered.flatten(0, 1), tuple(roots))

@@ -40,14 +40,14 @@ def through_levels(plan: order.FoldPlan, nodes: int) -> str:
     by_rank = [[order.describe(root) for root in roots] for roots in plan.roots]
     by_node = [
         [
-            order.evaluate_final(
+            order.evaluate(
                 root, lambda slot, n=node: by_rank[n * levels.ranks + slot.rank][slot.index], joined
             )
             for root in roots
         ]
         for node, roots in enumerate(levels.inside)
     ]
-    return order.evaluate_final(levels.across, lambda slot: by_node[slot.rank][slot.index], joined)
+    return order.evaluate(levels.across, lambda slot: by_node[slot.rank][slot.index], joined)
 
 
 @pytest.mark.parametrize("name", order.FOLD_ORDERS)

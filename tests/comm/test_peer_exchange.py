@@ -1,4 +1,4 @@
-"""What of the exchange over peer memory needs no GPU: programs, places, owners, refusals."""
+"""What of the exchange over peer memory needs no GPU: places, owners, refusals."""
 
 import pytest
 import torch
@@ -10,54 +10,10 @@ from tpdet.comm.exchange.slot_layout import PIECE_ROWS, SLOT_BYTES, SlotLayout
 from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import UsageError
 from tpdet.kernels import order
-from tpdet.kernels.partial_sums import relative_roots
 
 pytest.importorskip("triton")
 
-from tpdet.kernels.cuda.exchange.program import PEER, Program, finishing, sending
 from tpdet.kernels.cuda.exchange.two_shot import everyone_owns
-
-
-def run(program: Program, operand):
-    """What a stack machine makes of a program: expressions by root number, in words."""
-    stack, roots = [], {}
-    for i in range(program.count):
-        stack.append(operand((program.where >> (16 * i)) & 65535))
-        step = (program.steps >> (16 * i)) & 65535
-        for _ in range(step & 255):
-            right = stack.pop()
-            stack.append(f"({stack.pop()}+{right})")
-        if step >> 8:
-            roots[step >> 8] = stack.pop()
-    assert not stack
-    return roots
-
-
-@pytest.mark.parametrize("name", order.FOLD_ORDERS)
-@pytest.mark.parametrize("leaves", [8, 64])
-def test_every_rank_evaluates_the_whole_tree(name, leaves):
-    whole = order.describe(order.fold_tree(name, leaves))
-    for ranks in (2, 4, 8):
-        plan, share = order.fold_plan(name, leaves, ranks), leaves // ranks
-        for rank in range(ranks):
-            first = rank * share
-            relative = relative_roots(plan.roots[rank], first)
-            sent = run(sending(relative), lambda i, first=first: f"l{first + i}")
-            wanted = [order.describe(root) for root in plan.roots[rank]]
-            assert [sent[number] for number in sorted(sent)] == wanted
-
-            def seen(operand, plan=plan, first=first):
-                if operand < PEER:
-                    return f"l{first + operand}"
-                source, slot = divmod(operand - PEER, plan.slots)
-                return order.describe(plan.roots[source][slot])
-
-            assert run(finishing(plan.final, rank, relative, plan.slots), seen) == {1: whole}
-
-
-def test_a_fold_too_deep_for_the_stack_is_refused():
-    with pytest.raises(ValueError, match="values deep"):
-        sending([order.fold_tree("tree", 128)])
 
 
 def test_parts_of_the_shared_memory_do_not_overlap():

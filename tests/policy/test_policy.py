@@ -12,8 +12,8 @@ from tests.lib.tree import ROOT
 
 FLOORS = (
     ("errors", "kernels/order", "kernels/cpu", "kernels/cuda/hardware"),
-    ("arguments", "kernels/cuda/launch", "kernels/exact", "kernels/inputs", "kernels/node_plan",
-     "kernels/partial_sums", "launch/host"),
+    ("arguments", "kernels/cuda/launch", "kernels/exact", "kernels/fold_program",
+     "kernels/inputs", "kernels/node_plan", "kernels/partial_sums", "launch/host"),
     ("kernels/ops", "kernels/cpu/attention", "kernels/cpu/gemm", "kernels/cpu/pointwise",
      "kernels/cpu/sampling", "kernels/cuda/attention", "kernels/cuda/gemm/choice",
      "kernels/cuda/pointwise", "config", "request", "model_config", "launch/ranks"),

@@ -11,8 +11,7 @@ from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm.choice.leaf_variants import LeafChoice
 from tpdet.kernels.cuda.gemm.choice.variants import Variant
-from tpdet.kernels.order import Expression
-from tpdet.kernels.partial_sums import operands
+from tpdet.kernels.order import Expression, operands
 
 _WORKERS = 14
 

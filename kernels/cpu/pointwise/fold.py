@@ -2,7 +2,7 @@
 
 import torch
 
-from tpdet.kernels.order import Expression, FinalExpression, evaluate, evaluate_final
+from tpdet.kernels.order import Expression, FinalExpression, evaluate
 
 
 def fold_roots(
@@ -21,4 +21,4 @@ def fold_roots(
 
 def fold_final(gathered: torch.Tensor, final: FinalExpression) -> torch.Tensor:
     """gathered [ranks, slots, ...] fp32 -> [...] fp32."""
-    return evaluate_final(final, lambda slot: gathered[slot.rank, slot.index], torch.add)
+    return evaluate(final, lambda slot: gathered[slot.rank, slot.index], torch.add)

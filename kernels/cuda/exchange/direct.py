@@ -93,11 +93,7 @@ def two_shot_direct(
     FLAG_START: tl.constexpr,
     FLAG_COUNT: tl.constexpr,
     SENT: tl.constexpr,
-    SENT_WHERE: tl.constexpr,
-    SENT_STEPS: tl.constexpr,
-    COUNT: tl.constexpr,
-    WHERE: tl.constexpr,
-    STEPS: tl.constexpr,
+    WHOLE: tl.constexpr,
     TILE: tl.constexpr,
     PUSH: tl.constexpr,
     FOLD: tl.constexpr,
@@ -139,8 +135,6 @@ def two_shot_direct(
                     ROWS,
                     TILE,
                     SENT,
-                    SENT_WHERE,
-                    SENT_STEPS,
                 )
         first_place -= tl.num_programs(0) * TILE
         if FOLD:  # noqa: SIM102
@@ -162,14 +156,11 @@ def two_shot_direct(
                     control,
                     number,
                     RANK,
-                    SLOTS,
                     N,
                     ROWS,
                     EPS_BITS,
                     TILE,
-                    COUNT,
-                    WHERE,
-                    STEPS,
+                    WHOLE,
                     LIVE,
                 )
                 for ahead in range(0, RANKS):

@@ -15,17 +15,16 @@ The two-shot's kernel is in `peer_two_shot`.
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.program import finishing, sending
 from tpdet.kernels.cuda.exchange.words import advance, awaited_sum, push_roots, words_of
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.pointwise.norm import eps_bits, reciprocal_root
-from tpdet.kernels.order import Expression, FoldPlan
+from tpdet.kernels.fold_program import FoldProgram, own_program, rank_program
+from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
 PHASES = ("push", "fold", "take")
@@ -92,11 +91,7 @@ def one_shot(
     START: tl.constexpr,
     ROWS: tl.constexpr,
     SENT: tl.constexpr,
-    SENT_WHERE: tl.constexpr,
-    SENT_STEPS: tl.constexpr,
-    COUNT: tl.constexpr,
-    WHERE: tl.constexpr,
-    STEPS: tl.constexpr,
+    WHOLE: tl.constexpr,
     PUSH: tl.constexpr,
     FOLD: tl.constexpr,
     LIVE: tl.constexpr,
@@ -124,8 +119,6 @@ def one_shot(
                 ROWS * N,
                 present,
                 SENT,
-                SENT_WHERE,
-                SENT_STEPS,
                 RANKS,
             )
     if FOLD:
@@ -144,10 +137,7 @@ def one_shot(
                 present,
                 control,
                 number,
-                COUNT,
-                WHERE,
-                STEPS,
-                SLOTS,
+                WHOLE,
                 LIVE,
             )
             normed = finish_row(total, at, beside, scale, h, present, N, EPS_BITS)
@@ -199,34 +189,23 @@ def run_one_shot(
     )
 
 
-def known_of(sums: PartialSums, plan: FoldPlan, peers: Peers, n: int, eps: float) -> dict[str, int]:
+def known_of(
+    sums: PartialSums, plan: FoldPlan, peers: Peers, n: int, eps: float
+) -> dict[str, int | FoldProgram]:
     """What both kernels know at compile time."""
     if sums.values[0].numel() >= 1 << 31:
         raise ValueError(f"sums of {sums.values[0].numel()} values: offsets here have 31 bits")
     if n > _WIDEST:
         raise ValueError(f"a row of {n} values: peer memory takes at most {_WIDEST}, use gather")
-    return _programs(sums.roots, plan, peers.rank) | {
+    return {
         "RANK": peers.rank,
         "RANKS": peers.ranks,
         "SLOTS": plan.slots,
         "N": n,
         "BLOCK": triton.next_power_of_2(n),
         "EPS_BITS": eps_bits(eps),
-    }
-
-
-@cache
-def _programs(roots: tuple[Expression, ...], plan: FoldPlan, rank: int) -> dict[str, int]:
-    """What a rank sends and what it finishes, as the kernels read it."""
-    sent = sending(roots)
-    whole = finishing(plan.final, rank, roots, plan.slots)
-    return {
-        "SENT": sent.count,
-        "SENT_WHERE": sent.where,
-        "SENT_STEPS": sent.steps,
-        "COUNT": whole.count,
-        "WHERE": whole.where,
-        "STEPS": whole.steps,
+        "SENT": own_program(sums.roots),
+        "WHOLE": rank_program(plan.final, peers.rank, sums.roots, plan.slots),
     }
 
 

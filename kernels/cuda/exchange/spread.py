@@ -49,11 +49,7 @@ def two_shot_spread(
     Y_START: tl.constexpr,
     Y_ROWS: tl.constexpr,
     SENT: tl.constexpr,
-    SENT_WHERE: tl.constexpr,
-    SENT_STEPS: tl.constexpr,
-    COUNT: tl.constexpr,
-    WHERE: tl.constexpr,
-    STEPS: tl.constexpr,
+    WHOLE: tl.constexpr,
     PUSH: tl.constexpr,
     FOLD: tl.constexpr,
     TAKE: tl.constexpr,
@@ -84,8 +80,6 @@ def two_shot_spread(
                     ROWS * N,
                     present,
                     SENT,
-                    SENT_WHERE,
-                    SENT_STEPS,
                     RANKS,
                 )
     if FOLD:
@@ -105,10 +99,7 @@ def two_shot_spread(
                     present,
                     control,
                     number,
-                    COUNT,
-                    WHERE,
-                    STEPS,
-                    SLOTS,
+                    WHOLE,
                     LIVE,
                 )
                 normed = finish_row(total, at, beside, scale, h, present, N, EPS_BITS)

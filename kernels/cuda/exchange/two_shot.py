@@ -43,8 +43,6 @@ def push_places(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     SENT: tl.constexpr,
-    SENT_WHERE: tl.constexpr,
-    SENT_STEPS: tl.constexpr,
 ):
     """Push the roots of TILE rows of every peer's share, from `first_place` on, to their owner."""
     place = first_place + tl.arange(0, TILE)[:, None]
@@ -63,8 +61,6 @@ def push_places(
             ROWS * N,
             sent,
             SENT,
-            SENT_WHERE,
-            SENT_STEPS,
             RANKS,
         )
 
@@ -87,14 +83,11 @@ def finish_places(
     control,
     number,
     RANK: tl.constexpr,
-    SLOTS: tl.constexpr,
     N: tl.constexpr,
     ROWS: tl.constexpr,
     EPS_BITS: tl.constexpr,
     TILE: tl.constexpr,
-    COUNT: tl.constexpr,
-    WHERE: tl.constexpr,
-    STEPS: tl.constexpr,
+    WHOLE: tl.constexpr,
     LIVE: tl.constexpr,
 ):
     """Finish TILE own rows from `first_place` on: (their norm, where they stand, which count)."""
@@ -113,10 +106,7 @@ def finish_places(
         mine,
         control,
         number,
-        COUNT,
-        WHERE,
-        STEPS,
-        SLOTS,
+        WHOLE,
         LIVE,
     )
     return finish_row(total, at, beside, scale, h, mine, N, EPS_BITS), at, mine
@@ -161,11 +151,7 @@ def two_shot(
     Y_START: tl.constexpr,
     Y_ROWS: tl.constexpr,
     SENT: tl.constexpr,
-    SENT_WHERE: tl.constexpr,
-    SENT_STEPS: tl.constexpr,
-    COUNT: tl.constexpr,
-    WHERE: tl.constexpr,
-    STEPS: tl.constexpr,
+    WHOLE: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     PUSH: tl.constexpr,
@@ -213,8 +199,6 @@ def two_shot(
                     ROWS,
                     TILE,
                     SENT,
-                    SENT_WHERE,
-                    SENT_STEPS,
                 )
         first_place -= tl.num_programs(0) * TILE
         if FOLD:  # noqa: SIM102
@@ -236,14 +220,11 @@ def two_shot(
                     control,
                     number,
                     RANK,
-                    SLOTS,
                     N,
                     ROWS,
                     EPS_BITS,
                     TILE,
-                    COUNT,
-                    WHERE,
-                    STEPS,
+                    WHOLE,
                     LIVE,
                 )
                 push_finished(normed, y_words, table, y_begin, at, mine, RANK, RANKS)

@@ -26,10 +26,9 @@ memory, and waits for no peer; its successor comes when its last program has end
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.program import PEER
+from tpdet.kernels.cuda.pointwise.fold import push_and_add
 
 ARMED = tl.constexpr(-1)
-_PEER = tl.constexpr(PEER)
 _LOOK_UP = tl.constexpr(256)  # polls, of about a microsecond, between looks at clock and control
 
 
@@ -97,44 +96,25 @@ def push_roots(
     target,
     slot_plane,
     present,
-    COUNT: tl.constexpr,
-    WHERE: tl.constexpr,
-    STEPS: tl.constexpr,
+    PROGRAM: tl.constexpr,
     RANKS: tl.constexpr,
 ):
     """Fold own sums at `at` of planes of `values`; store root i at `target` + i * slot_plane.
 
     To ranks first .. last - 1, counted modulo RANKS.
     """
-    s0 = tl.zeros(at.shape, tl.float32)
-    s1 = s0
-    s2 = s0
-    s3 = s0
-    s4 = s0
-    s5 = s0
-    s6 = s0
-    for i in tl.static_range(COUNT):
-        s6 = s5
-        s5 = s4
-        s4 = s3
-        s3 = s2
-        s2 = s1
-        s1 = s0
-        s0 = tl.load(values + ((WHERE >> (16 * i)) & 65535) * plane + at, mask=present, other=0.0)
-        for _ in tl.static_range((STEPS >> (16 * i)) & 255):
-            s0 = s1 + s0
-            s1 = s2
-            s2 = s3
-            s3 = s4
-            s4 = s5
-            s5 = s6
-        if ((STEPS >> (16 * i)) & 65280) != 0:
-            place = target + (((STEPS >> (16 * i)) & 65280) // 256 - 1) * slot_plane
-            word = s0.to(tl.int32, bitcast=True)
+    stack = ()
+    for i in tl.static_range(len(PROGRAM.planes)):
+        value = tl.load(values + PROGRAM.planes[i] * plane + at, mask=present, other=0.0)
+        stack = push_and_add(stack, value, PROGRAM.additions[i])
+        if PROGRAM.roots[i] >= 0:
+            place = target + PROGRAM.roots[i] * slot_plane
+            word = stack[0].to(tl.int32, bitcast=True)
             word = tl.where(word == ARMED, 0x7FFFFFFF, word)
             for peer in range(first, last):
                 slots = words_of(table, peer % RANKS, tl.int32)
                 tl.store(slots + place, word, mask=present)
+            stack = stack[1:]
 
 
 @triton.jit
@@ -148,15 +128,12 @@ def awaited_sum(
     present,
     control,
     number,
-    COUNT: tl.constexpr,
-    WHERE: tl.constexpr,
-    STEPS: tl.constexpr,
-    SLOTS: tl.constexpr,
+    PROGRAM: tl.constexpr,
     LIVE: tl.constexpr,
 ):
     """The whole fold, over own sums and over slots, once all of them are there; arms them again.
 
-    Operand (rank, slot) is the plane rank * SLOTS + slot of `slots` + `target`.
+    Operands of a peer are planes of `slots` + `target`, slot_plane apart.
     """
     total = tl.zeros(at.shape, tl.float32)
     waiting = 1
@@ -164,42 +141,23 @@ def awaited_sum(
     deadline = tl.full((), 0, tl.int64)
     while waiting != 0:
         missing = tl.zeros(at.shape, tl.int32)
-        s0 = tl.zeros(at.shape, tl.float32)
-        s1 = s0
-        s2 = s0
-        s3 = s0
-        s4 = s0
-        s5 = s0
-        s6 = s0
-        for i in tl.static_range(COUNT):
-            s6 = s5
-            s5 = s4
-            s4 = s3
-            s3 = s2
-            s2 = s1
-            s1 = s0
-            if ((WHERE >> (16 * i)) & 65535) < _PEER:
-                own = values + ((WHERE >> (16 * i)) & 65535) * plane
-                s0 = tl.load(own + at, mask=present, other=0.0)
+        stack = ()
+        for i in tl.static_range(len(PROGRAM.planes)):
+            if PROGRAM.sources[i] < 0:
+                own = values + PROGRAM.planes[i] * plane
+                value = tl.load(own + at, mask=present, other=0.0)
             else:
-                place = target + (((WHERE >> (16 * i)) & 65535) - _PEER) * slot_plane
+                place = target + PROGRAM.planes[i] * slot_plane
                 word = tl.load(slots + place, mask=present, other=0, volatile=True)
-                source = (((WHERE >> (16 * i)) & 65535) - _PEER) // SLOTS + 1
-                missing = tl.where(word == ARMED, source, missing)
-                s0 = word.to(tl.float32, bitcast=True)
-            for _ in tl.static_range((STEPS >> (16 * i)) & 255):
-                s0 = s1 + s0
-                s1 = s2
-                s2 = s3
-                s3 = s4
-                s4 = s5
-                s5 = s6
-        total = s0
+                missing = tl.where(word == ARMED, PROGRAM.sources[i] + 1, missing)
+                value = word.to(tl.float32, bitcast=True)
+            stack = push_and_add(stack, value, PROGRAM.additions[i])
+        total = stack[0]  # type: ignore[misc] # no longer the empty tuple
         waiting, deadline = next_poll(missing, polls, deadline, control, number, LIVE)
         polls += 1
-    for i in tl.static_range(COUNT):
-        if ((WHERE >> (16 * i)) & 65535) >= _PEER:
-            place = target + (((WHERE >> (16 * i)) & 65535) - _PEER) * slot_plane
+    for i in tl.static_range(len(PROGRAM.planes)):
+        if PROGRAM.sources[i] >= 0:
+            place = target + PROGRAM.planes[i] * slot_plane
             tl.store(slots + place, tl.full(at.shape, ARMED, tl.int32), mask=present)
     return total
 

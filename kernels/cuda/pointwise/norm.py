@@ -17,7 +17,8 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
-from tpdet.kernels.cuda.pointwise.fold import folded_operands, root_program
+from tpdet.kernels.cuda.pointwise.fold import folded_operands
+from tpdet.kernels.fold_program import NO_FOLD, own_program
 from tpdet.kernels.order import MASS_BITS
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -67,22 +68,20 @@ def norm_rows(
     EPS_BITS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    COUNT: tl.constexpr,
-    WHERE: tl.constexpr,
     PROGRAM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     NORM: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """COUNT > 0: h of the fold of `sums`, `bias`, `residual` goes to x first. NORM: y of x."""
+    """With a PROGRAM, h of the fold of `sums`, `bias`, `residual` goes to x first. NORM: y of x."""
     await_earlier(DEPENDENT)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     present = columns < N
     here = (rows < m)[:, None] & present[None, :]
     at = rows[:, None] * N + columns[None, :]
-    if COUNT > 0:
-        value = folded_operands(sums, m * N, at, here, COUNT, WHERE, PROGRAM)
+    if len(PROGRAM.planes) > 0:
+        value = folded_operands(sums, m * N, at, here, PROGRAM)
         if HAS_BIAS:
             shift = tl.load(bias + columns, mask=present, other=0.0).to(tl.float32)
             value = value + shift[None, :]
@@ -188,7 +187,6 @@ def _launch(
     if sums is not None and len(sums.roots) != 1:
         raise ValueError(f"{len(sums.roots)} roots: fold them into one total first")
     residual = residual if residual.stride(1) == 1 else residual.contiguous()
-    count, where, program = root_program(sums.roots[0]) if sums else (0, 0, 0)
     block = triton.next_power_of_2(n)
     rows = max(1, min(512 // block, 8))
     norm_rows[(triton.cdiv(m, rows),)](
@@ -204,9 +202,7 @@ def _launch(
         EPS_BITS=eps_bits(eps),
         ROWS=rows,
         BLOCK=block,
-        COUNT=count,
-        WHERE=where,
-        PROGRAM=program,
+        PROGRAM=own_program(sums.roots) if sums else NO_FOLD,
         HAS_BIAS=bias is not None,
         NORM=y is not None,
         num_warps=warps,

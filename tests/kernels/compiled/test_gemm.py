@@ -15,6 +15,7 @@ from tpdet.kernels.cuda.gemm import descriptor as gemm_descriptor
 from tpdet.kernels.cuda.gemm import pointer as gemm_pointer
 from tpdet.kernels.cuda.gemm.choice.variants import every_variant
 from tpdet.kernels.cuda.pointwise import activation, fold, norm
+from tpdet.kernels.fold_program import own_program
 
 
 def compile_for_hopper(kernel, types, constants, warps, stages):
@@ -91,8 +92,8 @@ def test_descriptor_kernels_compile_without_serialised_matrix_instructions(out):
 
 def test_elementwise_kernels_compile_without_fusion():
     types = {"operands": "*fp32", "y": "*fp32", "elements": "i32"}
-    constants = {"COUNT": 4, "WHERE": 0x03020100, "PROGRAM": 0x12010100, "BLOCK": 512}
-    check(*compile_for_hopper(fold.fold_program, types, constants, 4, 3), "fold", ["add."])
+    constants = {"PROGRAM": own_program((((0, 1), (2, 3)),)), "BLOCK": 512}
+    check(*compile_for_hopper(fold.fold_planes, types, constants, 4, 3), "fold", ["add."])
     types = {"gate_up": "*bf16", "y": "*bf16", "width": "i32", "stride": "i32"}
     ptx, log = compile_for_hopper(activation.silu_multiply_rows, types, {"BLOCK": 1024}, 4, 3)
     check(ptx, log, "silu", ["div.rn.f32", "ex2.approx"])
@@ -106,6 +107,7 @@ def test_elementwise_kernels_compile_without_fusion():
             "BLOCK": block,
             "HAS_BIAS": True,
             "NORM": True,
-        } | dict(zip(("COUNT", "WHERE", "PROGRAM"), fold.root_program(0), strict=True))
+            "PROGRAM": own_program((0,)),
+        }
         ptx, log = compile_for_hopper(norm.norm_rows, types, constants, warps, 3)
         check(ptx, log, "norm", ["div.rn.f64", "sqrt.rn.f64"])

@@ -21,7 +21,8 @@ from tpdet.kernels.cuda.gemm import leaf_fold as gemm_fold
 from tpdet.kernels.cuda.gemm.choice.leaf_variants import cut_roots, leaf_candidates, leaf_choice
 from tpdet.kernels.cuda.gemm.choice.root_form import root_form
 from tpdet.kernels.cuda.gemm.choice.variants import Variant
-from tpdet.kernels.cuda.pointwise import fold, norm
+from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.fold_program import own_program
 from tpdet.kernels.partial_sums import relative_roots
 
 LARGEST = Variant(128, 256, 64, 8, 3, descriptor=True, halves=2)
@@ -116,7 +117,6 @@ def test_with_one_step_known_the_additions_vanish():
 def test_fold_and_norm_compiles_without_fusion_or_spills(count, block, rows, warps):
     types = dict.fromkeys(("x", "weight", "y", "bias", "residual"), "*bf16")
     types |= {"sums": "*fp32", "m": "i32", "stride": "i32"}
-    program = fold.root_program(order.fold_tree("pairs", count))
     constants = {
         "N": block,
         "EPS_BITS": norm.eps_bits(1e-6),
@@ -124,7 +124,8 @@ def test_fold_and_norm_compiles_without_fusion_or_spills(count, block, rows, war
         "BLOCK": block,
         "HAS_BIAS": False,
         "NORM": True,
-    } | dict(zip(("COUNT", "WHERE", "PROGRAM"), program, strict=True))
+        "PROGRAM": own_program((order.fold_tree("pairs", count),)),
+    }
     ptx, log = compile_for_hopper(norm.norm_rows, types, constants, warps, 3)
     check(ptx, log, "norm", ["div.rn.f64", "sqrt.rn.f64"])
     assert len(re.findall(r"ld\.global\.v4", ptx)) >= count, "a row is read 16 bytes a time"

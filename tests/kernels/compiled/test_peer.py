@@ -16,8 +16,8 @@ from tpdet.kernels.cuda.exchange import gather as peer_gather
 from tpdet.kernels.cuda.exchange import one_shot as peer_fold
 from tpdet.kernels.cuda.exchange import spread as peer_spread
 from tpdet.kernels.cuda.exchange import two_shot as peer_two_shot
-from tpdet.kernels.cuda.exchange.program import finishing, sending
 from tpdet.kernels.cuda.pointwise.norm import eps_bits
+from tpdet.kernels.fold_program import own_program, rank_program
 from tpdet.kernels.partial_sums import relative_roots
 
 PLACES = ("table", "counter", "control")
@@ -27,7 +27,6 @@ SPILL_ALLOWANCE = 256  # bytes a thread, rows of 8,192 values
 def constants(name, ranks, rank, n):
     plan, share = order.fold_plan(name, 8, ranks), 8 // ranks
     roots = relative_roots(plan.roots[rank], rank * share)
-    sent, whole = sending(roots), finishing(plan.final, rank, roots, plan.slots)
     return {
         "RANK": rank,
         "RANKS": ranks,
@@ -37,12 +36,8 @@ def constants(name, ranks, rank, n):
         "EPS_BITS": eps_bits(1e-6),
         "START": 0,
         "ROWS": 64,
-        "SENT": sent.count,
-        "SENT_WHERE": sent.where,
-        "SENT_STEPS": sent.steps,
-        "COUNT": whole.count,
-        "WHERE": whole.where,
-        "STEPS": whole.steps,
+        "SENT": own_program(roots),
+        "WHOLE": rank_program(plan.final, rank, roots, plan.slots),
         "PUSH": True,
         "FOLD": True,
         "LIVE": True,

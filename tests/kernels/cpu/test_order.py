@@ -16,7 +16,7 @@ def through_plan(plan: order.FoldPlan) -> str:
         [order.evaluate(root, lambda i: f"l{i}", lambda a, b: f"({a}+{b})") for root in roots]
         for roots in plan.roots
     ]
-    return order.evaluate_final(
+    return order.evaluate(
         plan.final, lambda slot: sent[slot.rank][slot.index], lambda a, b: f"({a}+{b})"
     )
 

@@ -14,8 +14,7 @@ from functools import cache, lru_cache
 from tpdet.kernels.cuda.gemm.choice.root_form import FOLDS, fold_fits, root_form
 from tpdet.kernels.cuda.gemm.choice.variants import Variant, chain_variant
 from tpdet.kernels.cuda.hardware import H200
-from tpdet.kernels.order import Expression
-from tpdet.kernels.partial_sums import operands
+from tpdet.kernels.order import Expression, operands
 
 _LARGEST = 128 * 256  # a tile that fills the registers with two leaves
 _FEW = 16  # rows up to which a product is one read of the weight

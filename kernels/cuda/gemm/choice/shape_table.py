@@ -27,8 +27,7 @@ import torch
 from tpdet.kernels.cuda.gemm.choice.leaf_variants import KERNELS, LeafChoice
 from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES
 from tpdet.kernels.cuda.gemm.choice.variants import Variant
-from tpdet.kernels.order import Expression
-from tpdet.kernels.partial_sums import operands
+from tpdet.kernels.order import Expression, operands
 
 FORMAT = 1
 FOLDER = Path(__file__).resolve().parent / "shape_tables"
