@@ -15,8 +15,8 @@ import torch
 
 from tpdet.kernels.exact import thresholds
 from tpdet.kernels.inputs.paged_batch import PagedBatch
-from tpdet.kernels.inputs.sampled_rows import Packed, RowDraws, RowWeights
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.kernels.inputs.sampled_rows import Packed, RowWeights, SampledRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.order import Expression, FinalExpression
 from tpdet.kernels.partial_sums import PartialSums
@@ -102,9 +102,9 @@ def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return _on(table, "pointwise.embedding").embed(ids, table)
 
 
-def resolve_drawn(ids: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """ids [M] int64, where -1 - i stands for drawn[i] -> ids [M], none of them negative."""
-    return _on(ids, "pointwise.embedding").resolve_drawn(ids, drawn)
+def resolve_sampled(ids: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
+    """ids [M] int64, where -1 - i stands for sampled[i] -> ids [M], none of them negative."""
+    return _on(ids, "pointwise.embedding").resolve_sampled(ids, sampled)
 
 
 def paged_attention(
@@ -125,14 +125,16 @@ def log_probabilities(
     return thresholds.log_probabilities(values, maximum, log_masses)
 
 
-def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:
-    """logits [R, W] fp32 of a shard, R draws -> tokens and log-probabilities, without waiting."""
-    return cast(RowDraws, _on(logits, "sampling.sample_rows").draw_rows(logits, draws, shard))
+def sample_rows(logits: torch.Tensor, params: Sequence[RowParams], shard: Shard) -> SampledRows:
+    """logits [R, W] fp32 of a shard, R params -> tokens and log-probabilities, without waiting."""
+    return cast(SampledRows, _on(logits, "sampling.sample_rows").sample_rows(logits, params, shard))
 
 
-def weigh_draws(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowWeights:
-    """`draw_rows` before its last step, for ranks that show each other theirs in between."""
-    return cast(RowWeights, _on(logits, "sampling.sample_rows").weigh_draws(logits, draws, shard))
+def weigh_samples(logits: torch.Tensor, params: Sequence[RowParams], shard: Shard) -> RowWeights:
+    """`sample_rows` before its last step, for ranks that show each other theirs in between."""
+    return cast(
+        RowWeights, _on(logits, "sampling.sample_rows").weigh_samples(logits, params, shard)
+    )
 
 
 def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor) -> Packed:
@@ -140,9 +142,11 @@ def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor) -> Pac
     return cast(Packed, _on(answers, "sampling.sample_rows").pack_answers(answers, share, places))
 
 
-def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> RowDraws:
+def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> SampledRows:
     """logits [T, W] fp32 of a shard and T ids -> the ids' log-probabilities."""
-    return cast(RowDraws, _on(logits, "sampling.sample_rows").score_tokens(logits, tokens, shard))
+    return cast(
+        SampledRows, _on(logits, "sampling.sample_rows").score_tokens(logits, tokens, shard)
+    )
 
 
 def top_of_rows(

@@ -21,7 +21,7 @@ ALONE = (
 LONGEST_FIRST = (
     "verify/test_verify.py", "server/test_end_to_end.py", "scheduler/test_scheduler_machine.py",
     "engine/test_engine.py", "server/test_mpirun.py", "server/test_reload_end_to_end.py",
-    "server/test_real_starts.py", "server/test_slurm.py", "kernels/compiled/test_draws.py",
+    "server/test_real_starts.py", "server/test_slurm.py", "kernels/compiled/test_sample_rows.py",
     "kernels/compiled/test_leaves.py", "kernels/compiled/test_decode.py",
     "kernels/compiled/test_attention.py", "kernels/compiled/test_peer.py",
     "server/test_start_refusals.py", "verify/test_verify_bare.py", "launch/test_supervise.py",

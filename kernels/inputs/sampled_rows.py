@@ -7,7 +7,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class RowDraws:
+class SampledRows:
     """Answers of R rows; where `fit` is False, the others mean nothing (the token is 0).
 
     `tokens` int64 [R] (-1: none left to choose), `logprobs` fp32 [R], `fit` bool [R] (maximum
@@ -24,10 +24,10 @@ class RowDraws:
 
 @dataclass(frozen=True, slots=True)
 class RowWeights:
-    """Answers of R rows, one step before `RowDraws`: ranks may show each other theirs.
+    """Answers of R rows, one step before `SampledRows`: ranks may show each other theirs.
 
     `answers` fp64 [4, R]: fit, token, the chosen logit's distance from the maximum, log mass.
-    `maximum` as of RowDraws.
+    `maximum` as of SampledRows.
     """
 
     answers: torch.Tensor
@@ -40,10 +40,10 @@ class RowWeights:
 
 
 Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Tokens, log-probabilities, fit and packed, as of RowDraws."""
+"""Tokens, log-probabilities, fit and packed, as of SampledRows."""
 
 
-def packed_draws(found: RowWeights, pack: Callable[[torch.Tensor, int], Packed]) -> RowDraws:
+def packed_samples(found: RowWeights, pack: Callable[[torch.Tensor, int], Packed]) -> SampledRows:
     """The last step for rows of one rank, in order; `pack`: the device's `pack_answers`."""
     tokens, logprobs, fit, packed = pack(found.answers.view(1, -1), len(found.maximum))
-    return RowDraws(tokens, logprobs, fit, found.maximum, found.log_masses, packed)
+    return SampledRows(tokens, logprobs, fit, found.maximum, found.log_masses, packed)

@@ -11,7 +11,7 @@ import torch
 from tpdet.kernels import ops
 from tpdet.kernels.exact.philox import philox_words
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS, fold_plan
 from tpdet.kernels.partial_sums import gathered_sums, relative_roots
@@ -58,7 +58,7 @@ def _answers(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor
     everyone = gathered_sums(torch.stack(roots), plan.final)
     hidden, normed = ops.fold_and_norm(everyone, None, residual, residual[0], 1e-6)
     logits = _values(4, (3, _VOCABULARY), device) * 4.0
-    drawn = ops.draw_rows(logits, _draws(), Shard(0, _VOCABULARY))
+    sampled = ops.sample_rows(logits, _params(), Shard(0, _VOCABULARY))
     return {
         "column gemm": gate_up,
         "leaf gemm": torch.stack(roots),
@@ -66,8 +66,8 @@ def _answers(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor
         "norm": torch.stack([hidden, normed]),
         "activation": ops.silu_and_multiply(gate_up),
         "attention": _attention(device, dtype),
-        "log softmax": drawn.log_masses,
-        "sampler": drawn.packed,
+        "log softmax": sampled.log_masses,
+        "sampler": sampled.packed,
     }
 
 
@@ -90,11 +90,13 @@ def _attention(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _draws() -> list[Draw]:
+def _params() -> list[RowParams]:
     return [
-        Draw(0.7, 11, 5, top_k=50, top_p=0.9),
-        Draw(1.0, 12, 6, min_p=0.02, repetition_penalty=1.2, prompt_ids=(3, 4), output_ids=(5,)),
-        Draw(0.0, 13, 7, bias={9: 50.0}, forbidden=(1, 2)),
+        RowParams(0.7, 11, 5, top_k=50, top_p=0.9),
+        RowParams(
+            1.0, 12, 6, min_p=0.02, repetition_penalty=1.2, prompt_ids=(3, 4), output_ids=(5,)
+        ),
+        RowParams(0.0, 13, 7, bias={9: 50.0}, forbidden=(1, 2)),
     ]
 
 

@@ -132,10 +132,10 @@ def test_torchs_way_keeps_to_its_filters():
     logits = drawn(64, 50, dtype=torch.float32) * 2
     likeliest = logits.argsort(dim=-1, descending=True, stable=True)
     for _ in range(20):
-        ids, logprobs = sampler.torch_draw(logits, 1.0, top_k=2)
+        ids, logprobs = sampler.torch_sample(logits, 1.0, top_k=2)
         assert ((ids == likeliest[:, :1]) | (ids == likeliest[:, 1:2])).all()
         assert (logprobs <= 0).all()
-    assert torch.equal(sampler.torch_draw(logits, 1.0, top_p=1e-6)[0], likeliest[:, :1])
+    assert torch.equal(sampler.torch_sample(logits, 1.0, top_p=1e-6)[0], likeliest[:, :1])
 
 
 SPEC = ExchangeSpec(kilobytes=(1,), hidden=64, fold_order="pairs", repeats=3)

@@ -9,7 +9,7 @@ from tpdet.control.plan import (
     PLAN_VERSION,
     PageEvent,
     Row,
-    RowDraw,
+    RowSampling,
     StepPlan,
     decode_plan,
     encode_plan,
@@ -33,9 +33,12 @@ def test_a_plan_survives_its_bytes_and_the_bytes_are_canonical():
 
 
 def test_row_draws_survive_in_every_bit():
-    draws = (RowDraw(2**64 - 1, 0.1, -1, 1 / 3, 5e-324, 20), RowDraw(0, 0.0, 0, 1.0, 0.0, 0))
-    data = encode_plan(msgspec.structs.replace(PLAN, row_draws=draws))
-    assert decode_plan(data).row_draws == draws
+    draws = (
+        RowSampling(2**64 - 1, 0.1, -1, 1 / 3, 5e-324, 20),
+        RowSampling(0, 0.0, 0, 1.0, 0.0, 0),
+    )
+    data = encode_plan(msgspec.structs.replace(PLAN, row_sampling=draws))
+    assert decode_plan(data).row_sampling == draws
     assert len(data) - len(encode_plan(PLAN)) < 100
 
 

@@ -8,7 +8,7 @@ from tpdet.kernels.cpu.sampling import sort_keys as cpu_select
 from tpdet.kernels.cuda.sampling import sample_rows
 from tpdet.kernels.exact.rotary_frequencies import RotarySpec
 from tpdet.kernels.exact.rotary_tables import rotary_table
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 VOCABULARY = 151_936
@@ -36,8 +36,8 @@ def rows(count, vocabulary=VOCABULARY, seed=0):
     return x
 
 
-def draws(count):
-    """Every way of drawing, in turn."""
+def params(count):
+    """Every way of sampling, in turn."""
     ways = (
         {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
         {"temperature": 1.0, "top_k": 1000},
@@ -49,13 +49,13 @@ def draws(count):
         {"temperature": 1.0, "top_p": 1e-6},
     )  # fmt: skip
     return [
-        Draw(seed=i * 0x9E3779B97F4A7C15 % 2**64, position=40 + i, choice=i % 3, **ways[i % 7])
+        RowParams(seed=i * 0x9E3779B97F4A7C15 % 2**64, position=40 + i, choice=i % 3, **ways[i % 7])
         for i in range(count)
     ]
 
 
 def sampled(x, how):
-    return sample_rows.draw_rows(x, how, Shard(0, x.shape[1]))
+    return sample_rows.sample_rows(x, how, Shard(0, x.shape[1]))
 
 
 def top_of(x):
@@ -64,7 +64,7 @@ def top_of(x):
 
 def check_sampler():
     """A row's token, mass and top ids have the bits it has alone; ids and ties as on the CPU."""
-    x, how = rows(35), draws(35)
+    x, how = rows(35), params(35)
     together = sampled(x, how)
     backwards = sampled(x.flip(0).contiguous(), how[::-1]).tokens.flip(0)
     mass, top = together.log_masses, top_of(x)
@@ -82,6 +82,6 @@ def check_sampler():
     different = [i for i, token in expected.items() if together.tokens[i] != token]
     # exp2 on the GPU rounds otherwise than exp on the CPU: a top-p bound may move by one id.
     assert len(different) <= 2, f"rows {different} choose other tokens than the CPU"
-    nothing = Draw(1.0, 1, 1, forbidden=(0, 1, 2, 3))
+    nothing = RowParams(1.0, 1, 1, forbidden=(0, 1, 2, 3))
     assert sampled(torch.zeros(1, 4, device="cuda"), [nothing]).tokens.tolist() == [-1]
     return f"log mass within {error:.1e}, {len(different)} of 35 tokens differ from the CPU's"

@@ -22,9 +22,8 @@ from tests.kernels.interpreted.sampling_oracle import (
     same_answers,
     tops,
 )
-from tpdet.kernels.cuda.sampling import gumbel_scores
-from tpdet.kernels.cuda.sampling import sample_rows as row_draws
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.cuda.sampling import gumbel_scores, sample_rows
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.token_ranks import token_ranks
 
@@ -73,9 +72,9 @@ def rows(kind, count, vocabulary, seed=0):
     return x
 
 
-def draws(count, ways=WAYS):
+def params(count, ways=WAYS):
     return [
-        Draw(
+        RowParams(
             seed=i * 0x9E3779B97F4A7C15 % 2**64,
             position=40 + i,
             choice=i % 3,
@@ -87,31 +86,31 @@ def draws(count, ways=WAYS):
 
 def check_bits(kind):
     for vocabulary in VOCABULARIES:
-        x, how = rows(kind, 36, vocabulary), draws(36)
-        found, expected = row_draws.draw_rows(x, how, Shard(0, vocabulary)), reference(x, how)
+        x, how = rows(kind, 36, vocabulary), params(36)
+        found, expected = sample_rows.sample_rows(x, how, Shard(0, vocabulary)), reference(x, how)
         same_answers(found, expected, f"{kind} {vocabulary}")
         given = [i * 701 % vocabulary for i in range(36)]
         scored = answers(*prepare(x), torch.tensor(given).cuda())
-        same_answers(row_draws.score_tokens(x, given, Shard(0, vocabulary)), scored, "scores")
+        same_answers(sample_rows.score_tokens(x, given, Shard(0, vocabulary)), scored, "scores")
         if kind != "poisoned":
             top, old = (
-                row_draws.top_of_rows(x, [0, 5], 20, Shard(0, vocabulary)),
+                sample_rows.top_of_rows(x, [0, 5], 20, Shard(0, vocabulary)),
                 tops(x, [0, 5], 20),
             )
             assert torch.equal(top[0], old[0]) and torch.equal(top[1], old[1]), "top"
         for i in (0, 1, 2, 3, 4):
-            alone = row_draws.draw_rows(x[i : i + 1], how[i : i + 1], Shard(0, vocabulary))
+            alone = sample_rows.sample_rows(x[i : i + 1], how[i : i + 1], Shard(0, vocabulary))
             if found.fit[i]:
                 same(alone.packed.float(), found.packed[i : i + 1].float(), f"row {i} alone")
 
 
 def check_shards():
     for vocabulary in (151_936, 32_003):
-        x, how = rows("random", 24, vocabulary), draws(24)
-        expected = row_draws.draw_rows(x, how, Shard(0, vocabulary)).packed
+        x, how = rows("random", 24, vocabulary), params(24)
+        expected = sample_rows.sample_rows(x, how, Shard(0, vocabulary)).packed
         for ranks in (1, 2, 4, 8):
             width = -(-vocabulary // (16 * ranks)) * 16 + 16 * (ranks > 1)
-            work = partial(draw_shard, how)
+            work = partial(sample_shard, how)
             for found in over_shards(x, ranks, width, work):
                 assert torch.equal(found.packed, expected), (vocabulary, ranks)
 
@@ -139,8 +138,8 @@ def rank_shard(ids, piece, shard):
     return token_ranks(piece, ids, shard)
 
 
-def draw_shard(how, piece, shard):
-    return row_draws.draw_rows(piece, how, shard)
+def sample_shard(how, piece, shard):
+    return sample_rows.sample_rows(piece, how, shard)
 
 
 @triton.jit
@@ -162,37 +161,37 @@ def check_rough_noise():
 
 @contextmanager
 def only(ways):
-    """Draws with bounds found in some of the ways."""
-    find = row_draws.find_bounds
-    row_draws.find_bounds = partial(find, ways=ways)
+    """Samples with bounds found in some of the ways."""
+    find = sample_rows.find_bounds
+    sample_rows.find_bounds = partial(find, ways=ways)
     try:
         yield
     finally:
-        row_draws.find_bounds = find
+        sample_rows.find_bounds = find
 
 
 def check_ways(kind):
-    """Each of the three ways to a bound gives the draws that all of them together give."""
+    """Each of the three ways to a bound gives the samples that all of them together give."""
     for vocabulary in VOCABULARIES:
-        x, how = rows(kind, 28, vocabulary), draws(28)
-        together = row_draws.draw_rows(x, how, Shard(0, vocabulary)).packed
+        x, how = rows(kind, 28, vocabulary), params(28)
+        together = sample_rows.sample_rows(x, how, Shard(0, vocabulary)).packed
         for ways in (("window", "rows"), ("rows",)):  # the list alone leaves rows over
             with only(ways):
-                found = row_draws.draw_rows(x, how, Shard(0, vocabulary)).packed
+                found = sample_rows.sample_rows(x, how, Shard(0, vocabulary)).packed
             assert torch.equal(found.nan_to_num(), together.nan_to_num()), (vocabulary, ways)
 
 
 def check_no_wait():
-    """`draw` waits for nothing: the device is kept busy, and the call is back before it is done."""
+    """Sampling waits for nothing: the device is kept busy, and the call is back before it ends."""
     from tests.gpu.engine_parts import VOCABULARY
 
-    x, how = rows("random", 36, VOCABULARY), draws(36)
-    row_draws.draw_rows(x, how, Shard(0, VOCABULARY))
+    x, how = rows("random", 36, VOCABULARY), params(36)
+    sample_rows.sample_rows(x, how, Shard(0, VOCABULARY))
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        row_draws.draw_rows(x, how, Shard(0, VOCABULARY))
-        row_draws.top_of_rows(x, [0, 5], 20, Shard(0, VOCABULARY))
+        sample_rows.sample_rows(x, how, Shard(0, VOCABULARY))
+        sample_rows.top_of_rows(x, [0, 5], 20, Shard(0, VOCABULARY))
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -1,11 +1,11 @@
-"""Drawing together on several GPUs: bits against one rank's, times of each way.
+"""Sampling together on several GPUs: bits against one rank's, times of each way.
 
 torchrun --nproc-per-node 4 -m tests.gpu.sampler_shares
 
 Columns, microseconds a step of the slowest rank, in CUDA graphs whose replays take turns: `shares`
-(rows exchanged over peer memory, each rank draws its own), `shares by gather` (the same by NCCL),
-`columns` (each rank draws over its part of the vocabulary; filtered rows are gathered whole) and
-`whole` (logits gathered, one rank's draw of all rows, ids gathered). `exchange` is the exchange of
+(rows exchanged over peer memory, each rank samples its own), `shares by gather` (the same by NCCL),
+`columns` (each rank samples over its part of the vocabulary; filtered rows are gathered whole) and
+`whole` (logits gathered, one rank samples all rows, ids gathered). `exchange` is the exchange of
 rows alone; the floor is its bytes over 450 GB/s and a rank's rows three times over 4.5 TB/s.
 """
 
@@ -17,14 +17,14 @@ import torch
 
 from tests.gpu.peer import attempt
 from tests.gpu.peer_times import _interleaved
-from tests.gpu.sampler import draws, rows
+from tests.gpu.sampler import params, rows
 from tests.gpu.sampler_times import TIMED
 from tpdet.comm.device import open_world
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_memory import open_peer_memory
 from tpdet.comm.exchange.rows import GatherRows
 from tpdet.kernels import order
-from tpdet.kernels.cuda.sampling import sample_rows as row_draws
+from tpdet.kernels.cuda.sampling import sample_rows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.sampling import sampler
 
@@ -43,7 +43,7 @@ def columns_of(whole, world):
 
 
 def shared(logits, how, counts, exchange, world):
-    return sampler.draw_shared(logits, how, counts, exchange, world.rank, world.size, VOCABULARY)
+    return sampler.sample_shared(logits, how, counts, exchange, world.rank, world.size, VOCABULARY)
 
 
 def check_bits(world, sums, peer):
@@ -52,27 +52,27 @@ def check_bits(world, sums, peer):
     wrong = []  # told at the end: no rank leaves the others waiting
     for kind in ("random", "tied", "poisoned"):
         for count in (1, 3, 17, 64, 256):
-            whole, how = rows(kind, count, VOCABULARY, seed=count), draws(count, WAYS)
+            whole, how = rows(kind, count, VOCABULARY, seed=count), params(count, WAYS)
             mine = columns_of(whole, world)
             for counts in ([0] * count, [i % 3 * 2 for i in range(count)]):
-                expected = row_draws.draw_rows(whole, how, Shard(0, VOCABULARY))
+                expected = sample_rows.sample_rows(whole, how, Shard(0, VOCABULARY))
                 alone = sampler.finish(
-                    sampler._drawn(
+                    sampler._pending(
                         whole, expected, counts, sampler._ranks(how, counts), Shard(0, VOCABULARY)
                     )
                 )
                 shard = Shard(world.rank * mine.shape[1], VOCABULARY, sums.all_gather)
-                by_columns = partial(sampler.draw_columns, mine, how, counts, shard)
+                by_columns = partial(sampler.sample_columns, mine, how, counts, shard)
                 works = {"columns": by_columns}
                 for exchange in (peer, GatherRows(world, ROWS)):
                     works[type(exchange).__name__] = partial(
                         shared, mine, how, counts, exchange, world
                     )
                 for name, work in works.items():
-                    drawn = work()
-                    same = torch.equal(drawn.fit, expected.fit)
-                    same &= torch.equal(drawn.tokens[drawn.fit], expected.tokens[drawn.fit])
-                    if not same or repr(sampler.finish(drawn)) != repr(alone):
+                    sampled = work()
+                    same = torch.equal(sampled.fit, expected.fit)
+                    same &= torch.equal(sampled.tokens[sampled.fit], expected.tokens[sampled.fit])
+                    if not same or repr(sampler.finish(sampled)) != repr(alone):
                         wrong.append((kind, count, name))
     sums.report()
     torch.cuda.synchronize()
@@ -97,7 +97,7 @@ def kept_on_the_device():
 
         return once
 
-    for module, name in ((row_draws, "to_device"), (sampler, "_to_device")):
+    for module, name in ((sample_rows, "to_device"), (sampler, "_to_device")):
         homes.append((module, name, getattr(module, name)))
         setattr(module, name, once_of(getattr(module, name)))
     homes.append((sampler, "_to_host", sampler._to_host))
@@ -114,18 +114,18 @@ def print_times(world, sums, peer):
     for name, way in TIMED.items():
         for count in (1, 16, 32, 64, 256):
             mine = columns_of(rows("random", count, VOCABULARY), world)
-            how, none = draws(count, (way,)), [0] * count
+            how, none = params(count, (way,)), [0] * count
             shard = Shard(world.rank * mine.shape[1], VOCABULARY, sums.all_gather)
 
             def whole(mine=mine, how=how):
                 everyone = world.all_gather(mine).permute(1, 0, 2).reshape(len(mine), -1)
-                found = row_draws.draw_rows(everyone, how, Shard(0, VOCABULARY))
+                found = sample_rows.sample_rows(everyone, how, Shard(0, VOCABULARY))
                 return world.all_gather(found.tokens)
 
             works = {
                 "shares": lambda m=mine, h=how, n=none: shared(m, h, n, peer, world),
                 "shares by gather": lambda m=mine, h=how, n=none: shared(m, h, n, gather, world),
-                "columns": lambda m=mine, h=how, s=shard: row_draws.draw_rows(m, h, s),
+                "columns": lambda m=mine, h=how, s=shard: sample_rows.sample_rows(m, h, s),
                 "whole": whole,
                 "exchange": lambda m=mine: peer.whole_rows(m),
             }

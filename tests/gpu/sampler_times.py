@@ -1,6 +1,6 @@
 """Times of the sampler's kernels on a GPU, and how many rows each way to a bound leaves over.
 
-Microseconds in a CUDA graph that begins with the table on the device (`graph`), and as `draw`
+Microseconds in a CUDA graph that begins with the table on the device (`graph`), and as `sample`
 launches it, from the host's call to the last kernel (`call`); the floor reads the logits twice
 (greedy) or three times (random) from HBM at 4.5 TB/s.
 """
@@ -9,10 +9,10 @@ import time
 
 import torch
 
-from tests.gpu.sampler import draw_shard, draws, only, rows
+from tests.gpu.sampler import only, params, rows, sample_shard
 from tests.gpu.times import interleaved_medians
-from tpdet.kernels.cuda.sampling import sample_rows as row_draws
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.cuda.sampling import sample_rows
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 TIMED = {
@@ -28,21 +28,21 @@ DATA = ("random", "peaked", "heavy", "flat", "tied", "zeros")
 def left_over(x, way):
     """How many rows of x the list leaves to the window, and the window to whole rows."""
     height, vocabulary = x.shape
-    how, found, kept = [Draw(seed=i, position=1, **way) for i in range(height)], [], {}
-    find = row_draws.find_bounds
+    how, found, kept = [RowParams(seed=i, position=1, **way) for i in range(height)], [], {}
+    find = sample_rows.find_bounds
 
     def watch(*arguments, **named):
         found.append(find(*arguments, **named))
         return found[-1]
 
-    row_draws.find_bounds = watch
+    sample_rows.find_bounds = watch
     try:
         for ways in (("list",), ("list", "window")):
             with only(ways):
-                row_draws.draw_rows(x, how, Shard(0, vocabulary))
+                sample_rows.sample_rows(x, how, Shard(0, vocabulary))
             kept[ways] = int((found[-1][0][:, 0] == 2**62).sum())
     finally:
-        row_draws.find_bounds = find
+        sample_rows.find_bounds = find
     return "{} and {}".format(*kept.values())
 
 
@@ -53,7 +53,7 @@ def times():
             for ranks in (1, 4):
                 columns = vocabulary // ranks
                 inputs = [rows("random", count, columns, seed) for seed in range(2)]
-                how = draws(count, (way,))
+                how = params(count, (way,))
                 shard = Shard(0, vocabulary, None if ranks == 1 else Copies(ranks))
                 graph = graph_time(inputs, how, shard)
                 call = call_time(inputs[0], how, shard)
@@ -76,7 +76,7 @@ def data_times(vocabulary):
     for kind in DATA:
         inputs = [rows(kind, 64, vocabulary, seed) for seed in range(2)]
         for name in ("k50 p.9", "p.9"):
-            graph = graph_time(inputs, draws(64, (TIMED[name],)), Shard(0, vocabulary))
+            graph = graph_time(inputs, params(64, (TIMED[name],)), Shard(0, vocabulary))
             print(f"  64 rows, {kind:7s} {name:8s} graph {graph:8.1f}", flush=True)
 
 
@@ -92,7 +92,7 @@ class Copies:
 
 def graph_time(inputs, how, shard):
     """Microseconds in a graph: what comes from the host is put there before."""
-    kept, original = {}, row_draws.to_device
+    kept, original = {}, sample_rows.to_device
 
     def once(values, dtype, device):
         key = (tuple(values), dtype)
@@ -100,16 +100,16 @@ def graph_time(inputs, how, shard):
             kept[key] = original(values, dtype, device)
         return kept[key]
 
-    row_draws.to_device = once
+    sample_rows.to_device = once
     try:
-        return interleaved_medians([lambda x: draw_shard(how, x, shard)], inputs, repeats=7)[0]
+        return interleaved_medians([lambda x: sample_shard(how, x, shard)], inputs, repeats=7)[0]
     finally:
-        row_draws.to_device = original
+        sample_rows.to_device = original
 
 
 def call_time(x, how, shard, repeats=10):
     def work():
-        return row_draws.draw_rows(x, how, shard)
+        return sample_rows.sample_rows(x, how, shard)
 
     work()
     torch.cuda.synchronize()

@@ -16,7 +16,7 @@ from tpdet.grammar import trial
 from tpdet.grammar.constraint import Grammars
 from tpdet.kernels.cpu.sampling.sampling import choose_token
 from tpdet.kernels.cuda.sampling.penalties import penalise
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.request import SamplingParams
 from tpdet.text.outputs import RequestAssembler
 from tpdet.text.tokenizer import Tokenizer
@@ -166,9 +166,9 @@ def test_both_devices_code_applies_a_mask_by_select(width):
     logits = torch.linspace(-3.0, 3.0, V)[None].clone()
     logits[0, 7] = torch.inf
     mask = bytes(draw.randrange(256) for _ in range(V // 8))
-    how = Draw(temperature=0.0, seed=1, position=2, allowed=mask, bias={3: 1.0})
+    how = RowParams(temperature=0.0, seed=1, position=2, allowed=mask, bias={3: 1.0})
     rows = logits[:, 100 : 100 + width].repeat(2, 1)
-    penalise(rows, [Draw(temperature=0.0, seed=1, position=2), how], first_id=100)
+    penalise(rows, [RowParams(temperature=0.0, seed=1, position=2), how], first_id=100)
     expected = logits[0, 100 : 100 + width].clone()
     expected[[i for i in range(len(expected)) if 100 + i not in ids(mask)]] = -torch.inf
     assert_same_bits(rows[1], expected, "masked")
@@ -176,7 +176,10 @@ def test_both_devices_code_applies_a_mask_by_select(width):
     wanted = [i for i in ids(mask) if i != 7]
     logits[0, 7] = 0.0
     assert choose_token(logits[0], how) == max(wanted, key=lambda i: (logits[0, i], -i))
-    assert choose_token(logits[0], Draw(temperature=1.0, seed=1, position=2, allowed=bytes(64))) < 0
+    assert (
+        choose_token(logits[0], RowParams(temperature=1.0, seed=1, position=2, allowed=bytes(64)))
+        < 0
+    )
 
 
 def questions():

@@ -73,7 +73,7 @@ class Simulation:
             wanted = 0
             end = row.start + len(row.token_ids)
             if row.logits and NAN in self.ranks[0].read(row, end):
-                drawn += [0] * row.draws
+                drawn += [0] * row.samples
                 continue
             if scoring is not None:
                 wanted = end - scoring.start
@@ -81,7 +81,7 @@ class Simulation:
                     score(self.ranks[0].read(row, scoring.start + j + 1), target)
                     for j, target in enumerate(scoring.target_ids)
                 ]
-            assert row.draws is (sampling is not None)
+            assert row.samples is (sampling is not None)
             if sampling is not None:
                 wanted = max(wanted, 1)
                 ids = self.ranks[1].read(row, end)

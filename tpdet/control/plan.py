@@ -30,10 +30,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `token_ids` are computed at positions `start`, `start + 1`, ...; `pages[i]` holds positions
     256*i to 256*i+255 and `versions[i]` is the version the sequence was given it under. `logits`
     says for which of the row's last tokens logits are wanted (0: none, 1: the last one, n: the
-    last n of the row). `draws` says that the last logits draw a token.
+    last n of the row). `samples` says that a token is sampled from the last logits.
 
-    A negative token id `-1 - i` stands for the i-th token that the step before drew, in the order
-    of its rows: a step is planned while that one still runs.
+    A negative token id `-1 - i` stands for the i-th token that the step before sampled, in the
+    order of its rows: a step is planned while that one still runs.
     """
 
     admission: int
@@ -44,11 +44,11 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pages: tuple[int, ...]
     versions: tuple[int, ...]
     logits: int
-    draws: bool = False
+    samples: bool = False
 
 
-class RowDraw(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How a row's token is drawn, where ranks share the rows of a step: as `SamplingParams` say.
+class RowSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How a row's token is sampled, where ranks share the rows of a step: as `SamplingParams` say.
 
     Place and choice are the plan row's. `logprobs`: how many of the likeliest are told beside it
     and its rank; None for neither.
@@ -72,10 +72,10 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
     `table_digest` is the digest of the version table after `events` are applied. `stop` ends the
     worker loop cleanly after this plan. `feeds`: the next plan may name tokens that this one
-    draws, so every rank learns them. `shards`: no rank needs whole rows of logits; each looks
-    for every row's token in its part of the vocabulary. `row_draws`, one for each row with logits,
-    or none: how tokens are drawn that ranks draw together, with `shards` by parts of the
-    vocabulary, else each for its share of whole rows; `shards` alone: every token is the likeliest.
+    samples, so every rank learns them. `shards`: no rank needs whole rows of logits; each looks
+    for every row's token in its part of the vocabulary. `row_sampling`, one for each row with
+    logits, or none: how ranks sample together, with `shards` by parts of the vocabulary, else each
+    for its share of whole rows; `shards` alone: every token is the likeliest.
     `reload`, in a plan
     without rows: load the weights of this model (directory or hub name) in place of the present.
     `approximate`: by stock arithmetic; from the first plan that says so on, all do.
@@ -91,7 +91,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     shards: bool = False
     reload: str = ""
     approximate: bool = False
-    row_draws: tuple[RowDraw, ...] = ()
+    row_sampling: tuple[RowSampling, ...] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()

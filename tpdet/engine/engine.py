@@ -226,7 +226,7 @@ class Engine:
         with self._reporting_exit():
             while True:
                 plan = self.control.receive_plan()
-                self._start(plan, Follower(sum(row.draws for row in plan.rows)))
+                self._start(plan, Follower(sum(row.samples for row in plan.rows)))
                 if plan.reload:
                     with suppress(ReloadError):  # rank 0 raises the same, and answers for all
                         self.runner.reload(plan.reload, lambda: None)
@@ -247,8 +247,8 @@ class Engine:
         if plan is None:
             return
         results = StepResults(plan, self.scheduler, self._tap)
-        drawing = results.drawing(self.runner.sharing) if self._run_ahead else {}
-        plan = msgspec.structs.replace(plan, feeds=self._run_ahead, **drawing)
+        sampling_fields = results.sampling_fields(self.runner.sharing) if self._run_ahead else {}
+        plan = msgspec.structs.replace(plan, feeds=self._run_ahead, **sampling_fields)
         self._flights.append(_Flight(plan, results, self._send(plan, results)))
 
     def _send(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:

@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tpdet.control.plan import Row, RowDraw, StepPlan
+from tpdet.control.plan import Row, RowSampling, StepPlan
 from tpdet.control.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.runner import RowSharing, SharedRows
 from tpdet.sampling.sampler import (
-    Drawn,
     NumericalFailure,
-    draw,
-    draw_likeliest,
+    PendingSample,
+    begin_sampling,
     finish,
     prompt_logprobs,
+    sample_likeliest,
 )
 from tpdet.scheduler.scheduler import Scheduler
 
@@ -44,29 +44,29 @@ class StepResults:
             if row.logits:
                 self._wanted.append(_Wanted(first, row, sampling, scoring))
                 first += row.logits
-        self._drawn: list[tuple[list[SamplingRow], Drawn]] = []
+        self._pending: list[tuple[list[SamplingRow], PendingSample]] = []
         self.sampled: dict[RowKey, SampledToken] = {}
         self.scores: dict[RowKey, list[SampledToken]] = {}
         self.failures: dict[str, str] = {}
 
     @cached_property
     def likeliest_only(self) -> bool:
-        """Whether the step only draws the likeliest token of each row, and shows no logits."""
+        """Whether the step only samples the likeliest token of each row, and shows no logits."""
         return self._tap is None and all(
             wanted.sampling is not None and wanted.row.logits == 1 and wanted.sampling.likeliest
             for wanted in self._wanted
         )
 
     @property
-    def row_draws(self) -> tuple[RowDraw, ...]:
-        """What other ranks must know to draw the rows with rank 0; empty: they cannot."""
-        draws: list[RowDraw] = []
+    def row_sampling(self) -> tuple[RowSampling, ...]:
+        """What other ranks must know to sample the rows with rank 0; empty: they cannot."""
+        params: list[RowSampling] = []
         for wanted in self._wanted:
             if wanted.sampling is None or wanted.row.logits != 1 or not wanted.sampling.plain:
                 return ()
             how = wanted.sampling.params
-            draws.append(
-                RowDraw(
+            params.append(
+                RowSampling(
                     wanted.sampling.seed,
                     how.temperature,
                     how.top_k,
@@ -75,23 +75,23 @@ class StepResults:
                     how.logprobs,
                 )
             )
-        return () if self._tap is not None else tuple(draws)
+        return () if self._tap is not None else tuple(params)
 
-    def drawing(self, sharing: RowSharing) -> dict[str, Any]:
-        """What the plan says of who draws (`StepPlan`); nothing: rank 0 does, from whole rows."""
+    def sampling_fields(self, sharing: RowSharing) -> dict[str, Any]:
+        """What the plan says of who samples (`StepPlan`); nothing: rank 0 does, from whole rows."""
         if not sharing.several:
             return {}
         if self.likeliest_only:
             return {"shards": True}
-        draws = self.row_draws if sharing.open else ()
+        params = self.row_sampling if sharing.open else ()
         # Each way is the faster one for its rows: with top-k or top-p they are needed whole.
-        columns = len(draws) > 0 and not any(draw.filtered for draw in draws)
-        return {"row_draws": draws, "shards": columns}
+        columns = len(params) > 0 and not any(how.filtered for how in params)
+        return {"row_sampling": params, "shards": columns}
 
     def take(self, first: int, logits: torch.Tensor) -> torch.Tensor:
         """Take fp32 logits [n, V] that stand at `first`, `first + 1`, ... of the step's.
 
-        Returns the ids int64 of the tokens drawn from them, on their device.
+        Returns the ids int64 of the tokens sampled from them, on their device.
         """
         if self.likeliest_only:
             return self.take_shard(logits, Shard(0, logits.shape[1]))
@@ -116,31 +116,31 @@ class StepResults:
             return logits.new_empty(0, dtype=torch.int64)
         if indices != list(range(len(logits))):
             logits = logits[indices]
-        return self._keep(rows, draw(logits, rows))
+        return self._keep(rows, begin_sampling(logits, rows))
 
     def take_shard(self, logits: torch.Tensor, shard: Shard) -> torch.Tensor:
-        """Take this rank's columns of every row's logits: each row draws its likeliest."""
+        """Take this rank's columns of every row's logits: each row samples its likeliest."""
         rows = [one.sampling for one in self._wanted if one.sampling is not None]
-        taken = sum(len(rows) for rows, _ in self._drawn)
-        return self._keep(rows[taken : taken + len(logits)], draw_likeliest(logits, shard))
+        taken = sum(len(rows) for rows, _ in self._pending)
+        return self._keep(rows[taken : taken + len(logits)], sample_likeliest(logits, shard))
 
     def take_shared(self, first: int, logits: torch.Tensor, shared: SharedRows) -> torch.Tensor:
-        """Take this rank's columns of every row's logits: ranks draw for the rows together."""
+        """Take this rank's columns of every row's logits: ranks sample for the rows together."""
         rows = [one.sampling for one in self._wanted if one.sampling is not None]
-        return self._keep(rows[first : first + len(logits)], shared.draw(first, logits))
+        return self._keep(rows[first : first + len(logits)], shared.sample(first, logits))
 
     def finish(self) -> None:
-        """Read what was drawn; the step has run."""
-        for rows, drawn in self._drawn:
-            for row, result in zip(rows, finish(drawn), strict=True):
+        """Read what was sampled; the step has run."""
+        for rows, pending in self._pending:
+            for row, result in zip(rows, finish(pending), strict=True):
                 if isinstance(result, NumericalFailure):
                     self.failures.setdefault(row.request_id, result.reason)
                 else:
                     self.sampled[row.key] = result
 
-    def _keep(self, rows: list[SamplingRow], drawn: Drawn) -> torch.Tensor:
-        self._drawn.append((rows, drawn))
-        return drawn.tokens
+    def _keep(self, rows: list[SamplingRow], pending: PendingSample) -> torch.Tensor:
+        self._pending.append((rows, pending))
+        return pending.tokens
 
     def _score(self, wanted: ScoringRow, position: int, logits: torch.Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow these positions."""

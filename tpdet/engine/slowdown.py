@@ -107,4 +107,4 @@ class SlowdownWatch:
 
 def _decodes(rows: tuple[Row, ...]) -> bool:
     """Whether a step computes one token of each of its rows and draws the next."""
-    return bool(rows) and all(len(row.token_ids) == 1 and row.draws for row in rows)
+    return bool(rows) and all(len(row.token_ids) == 1 and row.samples for row in rows)

@@ -42,7 +42,7 @@ def warm_up(
     logit_rows: int,
 ) -> None:
     """Prefill and decode at every power of two up to the limits, one row more, and the limits."""
-    drawn: set[int] = set()
+    sampled: set[int] = set()
     for rows in sizes(max_tokens):
         firsts = range(0, rows, context)
         counts = [min(context, rows - first) for first in firsts]
@@ -50,11 +50,11 @@ def warm_up(
             PagedSequence(first, count, 0, tuple(range(-(-count // PAGE_TOKENS))))
             for first, count in zip(firsts, counts, strict=True)
         )
-        _step(model, pages, device, sequences, logit_rows, drawn)
+        _step(model, pages, device, sequences, logit_rows, sampled)
     start = min(_CONTEXT, context) - 1
     for rows in sizes(min(max_seqs, max_tokens)):
         sequences = tuple(PagedSequence(i, 1, start, (0, 1)) for i in range(rows))
-        _step(model, pages, device, sequences, logit_rows, drawn)
+        _step(model, pages, device, sequences, logit_rows, sampled)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -75,7 +75,7 @@ def _step(
     device: torch.device,
     sequences: tuple[PagedSequence, ...],
     logit_rows: int,
-    drawn: set[int],
+    sampled: set[int],
 ) -> None:
     """drawn: numbers of rows that were drawn in every way, to which this step's is added."""
     rows = sum(sequence.count for sequence in sequences)
@@ -83,19 +83,19 @@ def _step(
     batches = micro_batches(sequences, device, model.exchanges_aside)
     hidden_MH = model.hidden(ids, pages, *batches)
     logits = model.whole_logits(model.local_logits(hidden_MH[-logit_rows:]))
-    draw_in_one_step(logits)
-    if len(logits) not in drawn:
-        draw_every_kind_alone(logits)
-        drawn.add(len(logits))
+    sample_in_one_step(logits)
+    if len(logits) not in sampled:
+        sample_every_kind_alone(logits)
+        sampled.add(len(logits))
 
 
-def draw_every_kind_alone(logits: torch.Tensor) -> None:
+def sample_every_kind_alone(logits: torch.Tensor) -> None:
     """Sample rows fp32 [R, V], R > 0, of each kind in turn, and forget what came."""
     for kind in _ALONE:
-        draw_in_one_step(logits, kind)
+        sample_in_one_step(logits, kind)
 
 
-def draw_in_one_step(logits: torch.Tensor, kinds: tuple[SamplingParams, ...] = _ALL) -> None:
+def sample_in_one_step(logits: torch.Tensor, kinds: tuple[SamplingParams, ...] = _ALL) -> None:
     """Sample rows fp32 [R, V], R > 0, of these kinds in turn, and forget what came."""
     sample(logits, [_sampling_row(i, kinds[i % len(kinds)]) for i in range(len(logits))])
 

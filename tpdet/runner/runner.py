@@ -98,8 +98,8 @@ class Runner:
         if admits:
             admit_products(partition, self.device, limits)
             self.times.mark("admission")
-        # Ids that the last step drew, for the rows of the next one that was planned before.
-        self._drawn = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=self.device)
+        # Ids that the last step sampled, for the rows of the next one that was planned before.
+        self._sampled = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=self.device)
         held = self._warm_up(config) if kind == "cuda" else 0
         shape = self.model_config, self._key_heads, self.max_model_len
         pages = agreed_pages(config, *shape, world, self.device, held)
@@ -165,7 +165,7 @@ class Runner:
 
     def _capture_graphs(self) -> None:
         if self._pages is not None and captures_graphs(self._config, self.device):
-            of = self.model, self._pages, self._drawn
+            of = self.model, self._pages, self._sampled
             self._graphs = make_graphs(*of, self._config, self.max_model_len)
 
     def _allocate(self, pages: int) -> KeyValuePages:
@@ -176,9 +176,9 @@ class Runner:
 
     def _warm_up(self, config: EngineConfig) -> int:
         pages = self._allocate(pages_needed(config.max_num_batched_tokens, self.max_model_len))
-        draw = partial(self.sharing.warm_up, self.device)
-        of = self.model, pages, self._drawn, config, self.max_model_len, LOGIT_ROWS
-        held = warm_engine(*of, self._ahead, draw)
+        sample = partial(self.sharing.warm_up, self.device)
+        of = self.model, pages, self._sampled, config, self.max_model_len, LOGIT_ROWS
+        held = warm_engine(*of, self._ahead, sample)
         self.times.mark("warm-up")
         return held
 
@@ -209,10 +209,10 @@ class Runner:
         if not plan.rows:
             compare_tables(self._world, self._table, plan.step)
             return None
-        drawn = self._draw(plan, results)
+        sampled = self._sample(plan, results)
         if plan.feeds:
             # -1 (a row that found no token, and fails) must not be read as an id.
-            self._drawn[: len(drawn)].copy_(drawn.clamp(min=0))
+            self._sampled[: len(sampled)].copy_(sampled.clamp(min=0))
         if self.device.type == "cpu":
             return None
         self._exchange.report()
@@ -243,25 +243,25 @@ class Runner:
             wait_for_step(plan.step, event, self._world)
             self._exchange.check()
 
-    def _draw(self, plan: StepPlan, results: TakeLogits) -> torch.Tensor:
-        """Run the model and draw: ids int64 [n] of the step's tokens.
+    def _sample(self, plan: StepPlan, results: TakeLogits) -> torch.Tensor:
+        """Run the model and sample: ids int64 [n] of the step's tokens.
 
         They are equal on every rank if the plan feeds the next one; else rank 0 has them.
         """
         none = torch.empty(0, dtype=torch.int64, device=self.device)
-        if plan.row_draws:
-            drawn = self.sharing.take_all(plan, self._shards(plan), results.take_shared)
-            return torch.cat([none, *drawn])
+        if plan.row_sampling:
+            sampled = self.sharing.take_all(plan, self._shards(plan), results.take_shared)
+            return torch.cat([none, *sampled])
         if plan.shards:
             size = self.model_config.vocab_size
             shard = Shard(self.model.first_local_id, size, self._exchange.all_gather)
-            drawn = [results.take_shard(logits_RV, shard) for _, logits_RV in self._shards(plan)]
-            return torch.cat([none, *drawn])
-        drawn = [
+            sampled = [results.take_shard(logits_RV, shard) for _, logits_RV in self._shards(plan)]
+            return torch.cat([none, *sampled])
+        sampled = [
             results.take(first, self.model.whole_logits(logits_RV))
             for first, logits_RV in self._shards(plan)
         ]
-        ids = torch.cat([none, *drawn])
+        ids = torch.cat([none, *sampled])
         if plan.feeds and self._world.size > 1:
             ids = self._world.all_gather(ids)[0]
         return ids
@@ -288,7 +288,7 @@ class Runner:
             both = both.pin_memory().to(self.device, non_blocking=True)
         batches = micro_batches(step.sequences, self.device, self.model.exchanges_aside)
         ids_M, wanted_R = both.split([len(step.token_ids), len(step.wanted)])
-        ids_M = ops.resolve_drawn(ids_M, self._drawn)
+        ids_M = ops.resolve_sampled(ids_M, self._sampled)
         return self.model.hidden(ids_M, self._pages, *batches)[wanted_R]
 
     @property

@@ -5,7 +5,7 @@ and filters. A row's answer has the same bits alone or in any batch, and over an
 vocabulary. NaN or +inf in a row's logits, or nothing finite in it, fails that row alone. The
 arithmetic is in the kernels' files; R rows, T prompt positions, V ids, W columns of a shard.
 
-`draw` starts the work, `finish` waits for it: between them the device holds the tokens.
+`begin_sampling` starts the work, `finish` waits for it: between them the device holds the tokens.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ import torch
 from tpdet.comm.exchange.rows import RowExchange, first_rows, row_places, share_of
 from tpdet.control.sampling_row import SampledToken, SamplingRow
 from tpdet.kernels import ops
-from tpdet.kernels.inputs.sampled_rows import RowDraws, RowWeights
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.kernels.inputs.sampled_rows import RowWeights, SampledRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.token_ranks import token_ranks
 from tpdet.request import Candidate
 
-_LIKELIEST = Draw(temperature=0.0, seed=0, position=0)
-_COUNTED = -1  # in `Drawn.ranks`: the rank is counted on the device
+_LIKELIEST = RowParams(temperature=0.0, seed=0, position=0)
+_COUNTED = -1  # in `PendingSample.ranks`: the rank is counted on the device
 Counts = Sequence[int | None]
 """How many of the likeliest a row is told beside its token; None: nor the token's rank."""
 
@@ -36,7 +36,7 @@ class NumericalFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class PendingSample:
     """A step's answers on their way to the host.
 
     A later step may gather its token ids from `tokens` (int64 [R] on the device) before `finish`:
@@ -59,7 +59,9 @@ class Drawn:
         return self.packed[:, 0] != 0.0
 
 
-def draw(logits: torch.Tensor, rows: Sequence[SamplingRow], shard: Shard | None = None) -> Drawn:
+def begin_sampling(
+    logits: torch.Tensor, rows: Sequence[SamplingRow], shard: Shard | None = None
+) -> PendingSample:
     """Launch the sampling of one token a row, without waiting: fp32 [R, W] and R rows, R > 0.
 
     `shard` says which ids the columns are (None: all, in order); over a sharded vocabulary every
@@ -68,36 +70,38 @@ def draw(logits: torch.Tensor, rows: Sequence[SamplingRow], shard: Shard | None 
     """
     _check(logits, len(rows))
     shard = shard or Shard(0, logits.shape[1])
-    draws, counts = [_draw(row) for row in rows], [row.params.logprobs for row in rows]
-    return _drawn(logits, ops.draw_rows(logits, draws, shard), counts, _ranks(draws, counts), shard)
+    params, counts = [_params_of(row) for row in rows], [row.params.logprobs for row in rows]
+    return _pending(
+        logits, ops.sample_rows(logits, params, shard), counts, _ranks(params, counts), shard
+    )
 
 
-def draw_likeliest(logits: torch.Tensor, shard: Shard) -> Drawn:
-    """`draw` of each row's likeliest token, with nothing else told: fp32 [R, W], R > 0."""
-    found = ops.draw_rows(logits, [_LIKELIEST] * len(logits), shard)
-    return _drawn(logits, found, [None] * len(logits), (1,) * len(logits), shard)
+def sample_likeliest(logits: torch.Tensor, shard: Shard) -> PendingSample:
+    """Begin to sample each row's likeliest token and nothing else: fp32 [R, W], R > 0."""
+    found = ops.sample_rows(logits, [_LIKELIEST] * len(logits), shard)
+    return _pending(logits, found, [None] * len(logits), (1,) * len(logits), shard)
 
 
-def draw_shared(
+def sample_shared(
     logits: torch.Tensor,
-    draws: Sequence[Draw],
+    params: Sequence[RowParams],
     counts: Counts,
     exchange: RowExchange,
     rank: int,
     ranks: int,
     vocab_size: int,
-) -> Drawn:
-    """`draw` by shares of whole rows: fp32 [R, W] of every rank, R > 0, and R draws of no lists.
+) -> PendingSample:
+    """Begin by shares of whole rows: fp32 [R, W] of every rank, R > 0; R params without id lists.
 
-    Each rank draws for its own rows over the whole vocabulary, then all gather the answers, with
+    Each rank samples for its own rows over the whole vocabulary, then all gather the answers, with
     the likeliest `counts[row]` and its rank beside each. Called on every rank; equal on all.
     """
-    _check(logits, len(draws))
-    first, share = first_rows(len(draws), ranks)[rank], share_of(len(draws), ranks)
+    _check(logits, len(params))
+    first, share = first_rows(len(params), ranks)[rank], share_of(len(params), ranks)
     mine = exchange.whole_rows(logits)[:, :vocab_size]
     shard = Shard(0, vocab_size)
-    found = ops.weigh_draws(mine, draws[first : first + share], shard)
-    known, answers, most = _ranks(draws, counts), [found.answers.view(-1)], _most(counts)
+    found = ops.weigh_samples(mine, params[first : first + share], shard)
+    known, answers, most = _ranks(params, counts), [found.answers.view(-1)], _most(counts)
     # Of every row: the ranks' answers must have one shape.
     if most:
         answers.append(_likeliest(mine, found, list(range(share)), most, shard).view(-1))
@@ -105,45 +109,45 @@ def draw_shared(
         answers.append(token_ranks(mine, found.answers[1].long(), shard).double())
     everyone = exchange.all_gather(torch.cat(answers) if len(answers) > 1 else answers[0])
     rows, counted = _with_counts(counts), _counted(known)
-    places = row_places(len(draws), ranks)
-    order = [*range(len(draws)), *rows, *counted]
+    places = row_places(len(params), ranks)
+    order = [*range(len(params)), *rows, *counted]
     at = _to_device([places[row] for row in order], logits.device)
-    tokens, _, _, packed = ops.pack_answers(everyone, share, at[: len(draws)])
+    tokens, _, _, packed = ops.pack_answers(everyone, share, at[: len(params)])
     pieces, end = [packed.view(-1)], (4 + 2 * most) * share
     if rows:
         tops = everyone[:, 4 * share : end].reshape(ranks * share, -1)
-        pieces.append(tops[at[len(draws) : len(draws) + len(rows)]].view(-1))
+        pieces.append(tops[at[len(params) : len(params) + len(rows)]].view(-1))
     if counted:
-        pieces.append(everyone[:, end:].reshape(-1)[at[len(draws) + len(rows) :]])
+        pieces.append(everyone[:, end:].reshape(-1)[at[len(params) + len(rows) :]])
     host, copied = _to_host(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
-    return Drawn(tokens, packed, tuple(counts), known, host, copied)
+    return PendingSample(tokens, packed, tuple(counts), known, host, copied)
 
 
-def draw_columns(
-    logits: torch.Tensor, draws: Sequence[Draw], counts: Counts, shard: Shard
-) -> Drawn:
-    """`draw` of R given draws over a rank's part of the vocabulary: fp32 [R, W], R > 0.
+def sample_columns(
+    logits: torch.Tensor, params: Sequence[RowParams], counts: Counts, shard: Shard
+) -> PendingSample:
+    """Begin by columns, over a rank's part of the vocabulary: fp32 [R, W] and R params, R > 0.
 
     With the likeliest `counts[row]` beside each, and its rank. Called on every rank; equal on all.
     """
-    _check(logits, len(draws))
-    found = ops.draw_rows(logits, draws, shard)
-    return _drawn(logits, found, counts, _ranks(draws, counts), shard)
+    _check(logits, len(params))
+    found = ops.sample_rows(logits, params, shard)
+    return _pending(logits, found, counts, _ranks(params, counts), shard)
 
 
-def finish(drawn: Drawn) -> list[SampledToken | NumericalFailure]:
-    """Wait for a draw: its R results, in order."""
-    if drawn.copied is not None:
-        drawn.copied.synchronize()
-    count, counted = len(drawn.counts), _counted(drawn.ranks)
-    last = len(drawn.answers) - len(counted)
-    tops = _tops(drawn.answers[3 * count : last], drawn.counts)
-    ranks = list(drawn.ranks)
-    for row, rank in zip(counted, drawn.answers[last:].tolist(), strict=True):
+def finish(pending: PendingSample) -> list[SampledToken | NumericalFailure]:
+    """Wait for a pending sample: its R results, in order."""
+    if pending.copied is not None:
+        pending.copied.synchronize()
+    count, counted = len(pending.counts), _counted(pending.ranks)
+    last = len(pending.answers) - len(counted)
+    tops = _tops(pending.answers[3 * count : last], pending.counts)
+    ranks = list(pending.ranks)
+    for row, rank in zip(counted, pending.answers[last:].tolist(), strict=True):
         ranks[row] = int(rank)
     results: list[SampledToken | NumericalFailure] = []
     for row, (healthy, token, logprob) in enumerate(
-        drawn.answers[: 3 * count].view(count, 3).tolist()
+        pending.answers[: 3 * count].view(count, 3).tolist()
     ):
         if not healthy:
             results.append(NumericalFailure("NaN or infinity in the logits"))
@@ -157,9 +161,9 @@ def finish(drawn: Drawn) -> list[SampledToken | NumericalFailure]:
 def sample(
     logits: torch.Tensor, rows: Sequence[SamplingRow], shard: Shard | None = None
 ) -> list[SampledToken | NumericalFailure]:
-    """One token a row: `draw` and `finish`; no rows, no results."""
+    """One token a row: `begin_sampling` and `finish`; no rows, no results."""
     _check(logits, len(rows))
-    return finish(draw(logits, rows, shard)) if rows else []
+    return finish(begin_sampling(logits, rows, shard)) if rows else []
 
 
 def prompt_logprobs(
@@ -175,7 +179,7 @@ def prompt_logprobs(
     shard = shard or Shard(0, logits.shape[1])
     found = ops.score_tokens(logits, next_ids, shard)
     scored = len(next_ids)
-    return finish(_drawn(logits, found, [count] * scored, (_COUNTED,) * scored, shard))
+    return finish(_pending(logits, found, [count] * scored, (_COUNTED,) * scored, shard))
 
 
 def _check(logits: torch.Tensor, rows: int) -> None:
@@ -186,11 +190,11 @@ def _check(logits: torch.Tensor, rows: int) -> None:
         )
 
 
-def _draw(row: SamplingRow) -> Draw:
+def _params_of(row: SamplingRow) -> RowParams:
     params = row.params
     needs_output = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
     needs_prompt = params.repetition_penalty != 1.0
-    return Draw(
+    return RowParams(
         temperature=params.temperature,
         seed=row.seed,
         position=row.position,
@@ -209,9 +213,9 @@ def _draw(row: SamplingRow) -> Draw:
     )
 
 
-def _drawn(
-    logits: torch.Tensor, found: RowDraws, counts: Counts, ranks: tuple[int, ...], shard: Shard
-) -> Drawn:
+def _pending(
+    logits: torch.Tensor, found: SampledRows, counts: Counts, ranks: tuple[int, ...], shard: Shard
+) -> PendingSample:
     """The answers with the likeliest `counts[row]` beside each, copied to the host in one go."""
     pieces = [found.packed.view(-1)]
     rows, counted = _with_counts(counts), _counted(ranks)
@@ -224,14 +228,14 @@ def _drawn(
             mine, tokens = logits[at], tokens[at]
         pieces.append(token_ranks(mine, tokens, shard).double())
     answers, copied = _to_host(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
-    return Drawn(found.tokens, found.packed, tuple(counts), ranks, answers, copied)
+    return PendingSample(found.tokens, found.packed, tuple(counts), ranks, answers, copied)
 
 
-def _ranks(draws: Sequence[Draw], counts: Counts) -> tuple[int, ...]:
-    """What `Drawn.ranks` says of draws: the likeliest token's is 1 without counting."""
+def _ranks(params: Sequence[RowParams], counts: Counts) -> tuple[int, ...]:
+    """What `PendingSample.ranks` says of rows: the likeliest token's is 1 without counting."""
     return tuple(
         1 if how.temperature == 0.0 and not how.changes_logits else 0 if count is None else _COUNTED
-        for how, count in zip(draws, counts, strict=True)
+        for how, count in zip(params, counts, strict=True)
     )
 
 
@@ -249,7 +253,7 @@ def _most(counts: Counts) -> int:
 
 
 def _likeliest(
-    logits: torch.Tensor, found: RowDraws | RowWeights, rows: list[int], count: int, shard: Shard
+    logits: torch.Tensor, found: SampledRows | RowWeights, rows: list[int], count: int, shard: Shard
 ) -> torch.Tensor:
     """The likeliest `count` ids of some rows and their log-probabilities: fp64 [rows, count, 2]."""
     ids, values = ops.top_of_rows(logits, rows, count, shard)

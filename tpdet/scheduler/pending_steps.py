@@ -67,7 +67,7 @@ class PendingSteps:
                 if scoring is not None:
                     step.scoring[key] = scoring
             sequence.computed = end
-            if row.draws:
+            if row.samples:
                 sampling[key] = sampling_row(sequence, end)
                 sampled[key] = len(sampled)
                 sequence.tokens.append(PENDING)

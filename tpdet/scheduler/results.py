@@ -23,9 +23,9 @@ def check_results(
     for key in (sampled.keys() | scores.keys()) - step.keys:
         raise IntegrityError(f"a result for {key}, which is not in the step in flight")
     for row, sequence in step.rows:
-        if row.draws != (sequence.key in sampled) and not sequence.finished:
+        if row.samples != (sequence.key in sampled) and not sequence.finished:
             end = row.start + len(row.token_ids)
-            wanted = "wants a token" if row.draws else "wants no token"
+            wanted = "wants a token" if row.samples else "wants no token"
             raise IntegrityError(f"{sequence.key} at position {end} {wanted}")
     if step.scoring or scores:
         _check_scores(step, scores)
@@ -63,13 +63,13 @@ def take_results(
     end = row.start + len(row.token_ids)
     if scores:
         sequence.prompt_scores.extend(scores.get(sequence.key, ()))
-    if not row.draws and (sequence.request.max_tokens or end < len(sequence.tokens)):
+    if not row.samples and (sequence.request.max_tokens or end < len(sequence.tokens)):
         return []
     outputs: list[Output] = []
     # Nothing generated before means that the prompt was completed just now, for the first time.
     if sequence.scores_prompt and end == sequence.prompt_length:
         outputs.append(sequence.prompt_output())
-    if row.draws:
+    if row.samples:
         outputs.append(_take_token(sequence, end, sampled[sequence.key], approximate))
     else:
         outputs.append(_end_of_prompt(sequence, approximate))

@@ -11,9 +11,9 @@ def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return table.index_select(0, ids)
 
 
-def resolve_drawn(ids: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """ids [M] int64, where -1 - i stands for drawn[i] -> ids [M]."""
-    return torch.where(ids < 0, drawn[(-1 - ids).clamp(min=0)], ids)
+def resolve_sampled(ids: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
+    """ids [M] int64, where -1 - i stands for sampled[i] -> ids [M]."""
+    return torch.where(ids < 0, sampled[(-1 - ids).clamp(min=0)], ids)
 
 
 def store_kv(

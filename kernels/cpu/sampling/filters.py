@@ -1,4 +1,4 @@
-"""Temperature and the three filters, on one row of logits: which ids may be drawn.
+"""Temperature and the three filters, on one row of logits: which ids may be sampled.
 
     temperature  x = x / fp32(T) + 0.0      true division; overflow held at the largest finite fp32
     top-k        the first k of the order (value desc, id asc): exactly k, low ids on ties

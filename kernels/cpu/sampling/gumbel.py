@@ -1,4 +1,4 @@
-"""The draw: Gumbel-max over the ids that are left.
+"""The choice: Gumbel-max over the ids that are left.
 
     w      = Philox word 0 of (seed; id, position, choice, purpose)         [0, 2^32), exact
     v      = (w + 0.5) * 2^-32                                              fp64, exact, in (0, 1)
@@ -10,7 +10,7 @@ log1p(-v) is computed as log(1 - v): 1 - v has 33 bits, so it is exact in fp64 a
 same number; torch's log1p is a slow scalar loop. The noise lies in [-3.14, 22.88], never infinite.
 An id's noise depends on nothing but the request and the id, so only ids that are left need it.
 
-Source: Gumbel, 1954; the argmax of logit + Gumbel noise is a draw from the softmax.
+Source: Gumbel, 1954; the argmax of logit + Gumbel noise is a sample from the softmax.
 """
 
 import torch
@@ -26,7 +26,9 @@ def gumbel_noise(ids: torch.Tensor, *, seed: int, position: int, choice: int) ->
     return torch.log(exponential).neg_().to(torch.float32)
 
 
-def draw(logits: torch.Tensor, ids: torch.Tensor, *, seed: int, position: int, choice: int) -> int:
+def gumbel_max(
+    logits: torch.Tensor, ids: torch.Tensor, *, seed: int, position: int, choice: int
+) -> int:
     """One token: fp32 logits [N], some finite, of ascending ids int64 [N] -> vocabulary id."""
     noise = gumbel_noise(ids, seed=seed, position=position, choice=choice)
     # torch.argmax promises the first of equal maxima, and `ids` ascend.

@@ -7,22 +7,22 @@ import torch
 from tpdet.kernels.cpu.sampling.log_softmax import log_mass
 from tpdet.kernels.cpu.sampling.sampling import choose_tokens
 from tpdet.kernels.cpu.sampling.sort_keys import top_ids
-from tpdet.kernels.inputs.sampled_rows import Packed, RowDraws, RowWeights, packed_draws
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.kernels.inputs.sampled_rows import Packed, RowWeights, SampledRows, packed_samples
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 
-def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:
-    """One token a row: fp32 [R, W] and R draws."""
-    return packed_draws(weigh_draws(logits, draws, shard), pack_answers)
+def sample_rows(logits: torch.Tensor, params: Sequence[RowParams], shard: Shard) -> SampledRows:
+    """One token a row: fp32 [R, W] and R params."""
+    return packed_samples(weigh_samples(logits, params, shard), pack_answers)
 
 
-def weigh_draws(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowWeights:
-    """`draw_rows` before the last subtraction."""
+def weigh_samples(logits: torch.Tensor, params: Sequence[RowParams], shard: Shard) -> RowWeights:
+    """`sample_rows` before the last subtraction."""
     logits, maximum, fit = _prepare(shard.whole(logits))
     tokens = torch.argmax(logits, dim=-1)  # the first of equal maxima
     wanted = {
-        row: how for row, how in enumerate(draws) if how.temperature != 0.0 or how.changes_logits
+        row: how for row, how in enumerate(params) if how.temperature != 0.0 or how.changes_logits
     }
     if wanted:
         chosen = choose_tokens(logits, wanted)
@@ -30,10 +30,10 @@ def weigh_draws(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> Ro
     return _answers(logits, maximum, fit, tokens)
 
 
-def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> RowDraws:
+def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> SampledRows:
     """Log-probabilities of given tokens: fp32 [T, W] and T ids."""
     logits, maximum, fit = _prepare(shard.whole(logits))
-    return packed_draws(
+    return packed_samples(
         _answers(logits, maximum, fit, torch.tensor(tokens, dtype=torch.int64)), pack_answers
     )
 

@@ -2,7 +2,7 @@
 
     x + 0.0  ->  bias  ->  repetition, frequency, presence penalties  ->  forbidden, allowed
       ->  temperature 0: argmax, ties to the lowest id
-      ->  else: temperature  ->  top-k  ->  top-p  ->  min-p  ->  Gumbel-max draw
+      ->  else: temperature  ->  top-k  ->  top-p  ->  min-p  ->  Gumbel-max
 
 Each filter hands on the ids that are left, in ascending order, with their values; a value, its mass
 and its noise have the same bits alone or among others, so leaving out the rest changes nothing. A
@@ -17,7 +17,7 @@ from tpdet.kernels.cpu.sampling.filters import (
     keep_top_p,
     scale_by_temperature,
 )
-from tpdet.kernels.cpu.sampling.gumbel import draw
+from tpdet.kernels.cpu.sampling.gumbel import gumbel_max
 from tpdet.kernels.cpu.sampling.penalties import (
     add_bias,
     forbid,
@@ -27,27 +27,27 @@ from tpdet.kernels.cpu.sampling.penalties import (
 )
 from tpdet.kernels.cpu.threads import run_pieces
 from tpdet.kernels.exact.thresholds import KEEP_ALL, top_p_numerator
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
 
 NO_TOKEN = -1
 
 _COSTLY = 1 << 16  # logits; below that handing rows to threads costs more than it saves
 
 
-def choose_tokens(logits: torch.Tensor, draws: dict[int, Draw]) -> dict[int, int]:
-    """Tokens of some rows: fp32 [R, V] and draws by row -> tokens by row, side by side."""
-    rows = list(draws)
+def choose_tokens(logits: torch.Tensor, params: dict[int, RowParams]) -> dict[int, int]:
+    """Tokens of some rows: fp32 [R, V] and params by row -> tokens by row, side by side."""
+    rows = list(params)
     tokens = dict.fromkeys(rows, NO_TOKEN)
 
     def choose(piece: int) -> None:
         row = rows[piece]
-        tokens[row] = choose_token(logits[row], draws[row])
+        tokens[row] = choose_token(logits[row], params[row])
 
     run_pieces(len(rows), choose, costly=len(rows) * logits.shape[1] >= _COSTLY)
     return tokens
 
 
-def choose_token(logits: torch.Tensor, how: Draw) -> int:
+def choose_token(logits: torch.Tensor, how: RowParams) -> int:
     """The token of one row: fp32 [V] with a finite maximum -> vocabulary id.
 
     NO_TOKEN (-1) when bias, forbidden and allowed ids leave nothing to choose. `logits` stay.
@@ -68,10 +68,10 @@ def choose_token(logits: torch.Tensor, how: Draw) -> int:
         values, ids = _keep(keep_top_p(values, numerator), values, ids)
     if how.min_p > 0.0:
         values, ids = _keep(keep_min_p(values, how.min_p), values, ids)
-    return draw(values, ids, seed=how.seed, position=how.position, choice=how.choice)
+    return gumbel_max(values, ids, seed=how.seed, position=how.position, choice=how.choice)
 
 
-def _penalise(logits: torch.Tensor, how: Draw) -> None:
+def _penalise(logits: torch.Tensor, how: RowParams) -> None:
     """Bias, penalties and forbidden ids, in place and in this order."""
     if how.bias:
         add_bias(logits, how.bias)

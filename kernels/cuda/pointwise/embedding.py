@@ -17,21 +17,21 @@ def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _resolve(ids, drawn, out, rows, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+def _resolve(ids, sampled, out, rows, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     await_earlier(DEPENDENT)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids + at, mask=at < rows, other=0)
-    named = tl.load(drawn + (-1 - token), mask=(at < rows) & (token < 0), other=0)
+    named = tl.load(sampled + (-1 - token), mask=(at < rows) & (token < 0), other=0)
     tl.store(out + at, tl.where(token < 0, named, token), mask=at < rows)
 
 
-def resolve_drawn(ids: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """ids [M] int64, where -1 - i stands for drawn[i] -> ids [M]."""
+def resolve_sampled(ids: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
+    """ids [M] int64, where -1 - i stands for sampled[i] -> ids [M]."""
     out = torch.empty_like(ids)
     if ids.numel():
         grid = (triton.cdiv(ids.numel(), _IDS),)
         _resolve[grid](
-            ids, drawn, out, ids.numel(), BLOCK=_IDS, num_warps=1, **dependent_launch(ids.device)
+            ids, sampled, out, ids.numel(), BLOCK=_IDS, num_warps=1, **dependent_launch(ids.device)
         )
     return out
 

@@ -1,6 +1,6 @@
-"""Bounds of top-k and top-p for all filtered rows of a step, and draws where the kept are few.
+"""Bounds of top-k and top-p for all filtered rows of a step, and samples where the kept are few.
 
-`filter_top` finds most rows' bound and draw; `filter_rest` the bounds of rows left over, from the
+`filter_top` finds most rows' bound and sample; `filter_rest` the bounds of rows left over, from the
 windows that `filter_window` collects or, for a guess that proved wrong, from whole rows.
 """
 
@@ -39,10 +39,10 @@ def find_bounds(
     whole: bool,
     ways: tuple[str, ...] = WAYS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Smallest kept orders and draws int64 [F, 2] of the rows `slots` [F] of the table, and states.
+    """Smallest kept orders and samples int64 [F, 2] of the table's rows `slots` [F], and states.
 
-    A draw is the order of the best score, or 2^62 if `weigh_rows` has to find it. `logits` are all
-    rows' [R, >= V] (a row's copy, where it has one, in `copies` [P, V]), or with `whole` the
+    A sample is the order of the best score, or 2^62 if `weigh_rows` has to find it. `logits` are
+    all rows' [R, >= V] (a row's copy, where it has one, in `copies` [P, V]), or with `whole` the
     filtered rows' themselves [F, V]; `peaks` [parts, R, 2] and `groups` [R or F, G] are of
     `scan_peaks`; states are of `filter_top`. Kernels only. `ways` may be
     fewer (tests): a row that none answers for keeps 2^62.

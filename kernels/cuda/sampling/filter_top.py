@@ -1,4 +1,4 @@
-"""Top-k and top-p where the kept ids are few: a floor, a short list above it, and the draw.
+"""Top-k and top-p where the kept ids are few: a floor, a short list above it, and the sample.
 
     groups    the largest order of each run of ids, as the scan for the peaks saw them
     floor     a value that K groups or a few more reach: K ids at least do, so the top K do too
@@ -184,8 +184,8 @@ def bound_by_list(orders, listed, top, vocabulary, top_k, numerator, total):
 
 
 @triton.jit
-def draw_of_list(orders, kept, fields):
-    """The largest order of the exact scores of kept orders: a row's draw."""
+def sample_of_list(orders, kept, fields):
+    """The largest order of the exact scores of kept orders: a row's sample."""
     key0, key1 = tl.load(fields).to(tl.uint32), tl.load(fields + 1).to(tl.uint32)
     position, choice = tl.load(fields + 2).to(tl.uint32), tl.load(fields + 3).to(tl.uint32)
     ids = id_of_order(orders)
@@ -195,7 +195,7 @@ def draw_of_list(orders, kept, fields):
 
 @triton.jit
 def bound_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.constexpr):
-    """Bound, draw and mass of a row whose list is no longer than LANES."""
+    """Bound, sample and mass of a row whose list is no longer than LANES."""
     top_k, numerator = tl.load(fields + 6), tl.load(fields + 7)
     at = tl.arange(0, LANES)
     listed = at < count
@@ -205,7 +205,7 @@ def bound_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.constexp
     best = tl.full((), 4611686018427387904, tl.int64)
     if bound < 4611686018427387904:
         kept = listed & (orders >= bound) & (value_of(orders) >= least)
-        best = draw_of_list(orders, kept, fields)
+        best = sample_of_list(orders, kept, fields)
     return bound, best, inside
 
 
@@ -238,7 +238,7 @@ def compare_lanes(lists, count, fields, top, vocabulary, total, LANES: tl.conste
             bound = tl.maximum(bound, tl.max(heaviest, axis=0))
     least = top + tl.load(fields + 8).to(tl.int32).to(tl.float32, bitcast=True)
     kept = listed & (orders >= bound) & (value_of(orders) >= least)
-    return bound, draw_of_list(orders, kept, fields), inside
+    return bound, sample_of_list(orders, kept, fields), inside
 
 
 @triton.jit

@@ -131,7 +131,7 @@ def best_score(
 
 
 @triton.jit
-def draw_of_part(
+def sample_of_part(
     logits,
     copies,
     table,
@@ -151,7 +151,7 @@ def draw_of_part(
 ):
     """The largest order of a kept id's score in a part of a random row; -2^62 of other rows.
 
-    bounds: int64 [F, 2] of `find_bounds`. A draw that stands there is taken over.
+    bounds: int64 [F, 2] of `find_bounds`. A sample that stands there is taken over.
     """
     fields = table + row * FIELDS
     result = tl.full((), -4611686018427387904, tl.int64)

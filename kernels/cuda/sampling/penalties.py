@@ -11,7 +11,7 @@ import torch
 
 from tpdet.kernels.exact.allowed_ids import unpack_bits
 from tpdet.kernels.exact.thresholds import held_repetition, hold_finite
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
 
 
 def to_device(
@@ -22,22 +22,22 @@ def to_device(
     return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held
 
 
-def penalise(logits: torch.Tensor, draws: Sequence[Draw], first_id: int = 0) -> None:
-    """Bias, penalties, forbidden and allowed ids in place: fp32 [D, W] contiguous and D draws.
+def penalise(logits: torch.Tensor, params: Sequence[RowParams], first_id: int = 0) -> None:
+    """Bias, penalties, forbidden and allowed ids in place: fp32 [D, W] contiguous, D params.
 
     Columns are the ids from `first_id`; ids elsewhere are another rank's.
     """
-    _put(logits, draws, lambda how: how.bias, first_id, add=True)
-    rows = [index for index, how in enumerate(draws) if _penalised(how)]
+    _put(logits, params, lambda how: how.bias, first_id, add=True)
+    rows = [index for index, how in enumerate(params) if _penalised(how)]
     if rows:
         at = to_device(rows, torch.int64, logits.device)
-        logits[at] = _penalised_rows(logits[at], [draws[row] for row in rows], first_id)
-    _put(logits, draws, lambda how: dict.fromkeys(how.forbidden, -torch.inf), first_id, add=False)
-    _keep_allowed(logits, draws, first_id)
+        logits[at] = _penalised_rows(logits[at], [params[row] for row in rows], first_id)
+    _put(logits, params, lambda how: dict.fromkeys(how.forbidden, -torch.inf), first_id, add=False)
+    _keep_allowed(logits, params, first_id)
 
 
-def _keep_allowed(logits: torch.Tensor, draws: Sequence[Draw], first_id: int) -> None:
-    masks = {row: how.allowed for row, how in enumerate(draws) if how.allowed is not None}
+def _keep_allowed(logits: torch.Tensor, params: Sequence[RowParams], first_id: int) -> None:
+    masks = {row: how.allowed for row, how in enumerate(params) if how.allowed is not None}
     if not masks:
         return
     at = to_device(list(masks), torch.int64, logits.device)
@@ -46,17 +46,17 @@ def _keep_allowed(logits: torch.Tensor, draws: Sequence[Draw], first_id: int) ->
     logits[at] = torch.where(kept, logits[at], -torch.inf)
 
 
-def _penalised(how: Draw) -> bool:
+def _penalised(how: RowParams) -> bool:
     return how.repetition_penalty != 1.0 or bool(how.frequency_penalty or how.presence_penalty)
 
 
-def _penalised_rows(x: torch.Tensor, draws: list[Draw], first_id: int) -> torch.Tensor:
+def _penalised_rows(x: torch.Tensor, params: list[RowParams], first_id: int) -> torch.Tensor:
     """Repetition, frequency and presence penalties of x [P, W]."""
-    output = _counts(x, [how.output_ids for how in draws], first_id)
-    anywhere = (output + _counts(x, [how.prompt_ids for how in draws], first_id)) > 0
+    output = _counts(x, [how.output_ids for how in params], first_id)
+    anywhere = (output + _counts(x, [how.prompt_ids for how in params], first_id)) > 0
     numbers = [
         number
-        for how in draws
+        for how in params
         for number in (
             held_repetition(how.repetition_penalty),
             how.frequency_penalty,
@@ -90,15 +90,15 @@ def _counts(x: torch.Tensor, ids: list[Sequence[int]], first_id: int) -> torch.T
 
 def _put(
     logits: torch.Tensor,
-    draws: Sequence[Draw],
-    values: Callable[[Draw], dict[int, float]],
+    params: Sequence[RowParams],
+    values: Callable[[RowParams], dict[int, float]],
     first_id: int,
     add: bool,
 ) -> None:
     """Set (or add to) single ids of rows; an id stands at most once in a row's values."""
     width = logits.shape[1]
     flat: dict[int, float] = {}
-    for row, how in enumerate(draws):
+    for row, how in enumerate(params):
         for token, value in values(how).items():
             if first_id <= token < first_id + width:
                 flat[row * width + token - first_id] = value

@@ -1,4 +1,4 @@
-"""The last pass over rows of logits that every sampled row takes: the mass, the draw, the answer.
+"""The last pass over rows of logits that every sampled row takes: the mass, the sample, the answer.
 
 `weigh_rows` adds a row's integer mass (`log_softmax`) and, for random rows, finds the best score
 (`gumbel_scores`). The program that ends a row's last part combines the parts and picks the chosen
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier
-from tpdet.kernels.cuda.sampling.gumbel_scores import draw_of_part
+from tpdet.kernels.cuda.sampling.gumbel_scores import sample_of_part
 from tpdet.kernels.cuda.sampling.log_softmax import fixed_point
 from tpdet.kernels.cuda.sampling.row_scan import is_fit, largest, token_of, value_of
 
@@ -20,7 +20,7 @@ from tpdet.kernels.cuda.sampling.row_scan import is_fit, largest, token_of, valu
 def chosen_token(
     table, peaks, score, row, rows, peak_parts, FIELDS: tl.constexpr, PARTS: tl.constexpr
 ):
-    """A row's token: given (kind 2), of the best score (1), or of the largest drawn from (0)."""
+    """A row's token: given (kind 2), of the best score (1), or of the largest logit (0)."""
     kind = tl.load(table + row * FIELDS + 5)
     token = tl.load(table + row * FIELDS + 10)
     if kind == 1:
@@ -83,7 +83,7 @@ def weigh_rows(
     SCORED: tl.constexpr,
     PARTS: tl.constexpr,
     OWN: tl.constexpr,
-    DRAWN: tl.constexpr,
+    RANDOM: tl.constexpr,
     WHOLE: tl.constexpr,
     LISTED: tl.constexpr,
     TOPS: tl.constexpr,
@@ -91,10 +91,10 @@ def weigh_rows(
 ):
     """The answers of whole rows, or gathered[row]: mass, best score, its logit's bits (of a shard).
 
-    Program (row, part) takes SPAN columns into parts_of[part, row]: mass, and with DRAWN the best
+    Program (row, part) takes SPAN columns into parts_of[part, row]: mass, and with RANDOM the best
     score (SCORED columns at a time). arrivals[row] int32 is 0 before. bounds and tops: of
     `find_bounds`; with LISTED, that has the masses of filtered rows without a copy, and where the
-    draw of one stands there too, part 0 answers alone.
+    sample of one stands there too, part 0 answers alone.
     """
     await_earlier(DEPENDENT)
     row, part = tl.program_id(0), tl.program_id(1)
@@ -117,8 +117,8 @@ def weigh_rows(
                 total += fixed_point(x, value_of(peak))
             mass = tl.sum(total, axis=0)
         score = tl.full((), -4611686018427387904, tl.int64)
-        if DRAWN:
-            score = draw_of_part(
+        if RANDOM:
+            score = sample_of_part(
                 logits,
                 copies,
                 table,

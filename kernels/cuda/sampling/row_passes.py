@@ -22,11 +22,11 @@ def weighed_answers(
     found: tuple[torch.Tensor, torch.Tensor] | None,
     width: int,
     shard: Shard,
-    drawn: bool,
+    random: bool,
 ) -> RowWeights:
-    """Mass, draw and answer of R rows; `arrivals` int32 [R] are zero before.
+    """Mass, sample and answer of R rows; `arrivals` int32 [R] are zero before.
 
-    `drawn`: whether any row is random; `peaks` int64 [parts or ranks, R, 2]; `found` of
+    `random`: whether any row is; `peaks` int64 [parts or ranks, R, 2]; `found` of
     `find_bounds`, None without filtered rows.
     """
     peak_parts, rows = peaks.shape[:2]
@@ -62,7 +62,7 @@ def weighed_answers(
         min(block, 1024),
         peak_width,
         triton.next_power_of_2(grid[1]),
-        drawn,
+        random,
         whole,
         listed,
         STATE,

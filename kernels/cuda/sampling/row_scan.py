@@ -56,7 +56,7 @@ def largest(parts_of, row, rows, parts, WIDTH: tl.constexpr, PARTS: tl.constexpr
 
 @triton.jit
 def source(logits, copies, row, copy, stride, width):
-    """Where a row that is drawn from starts: its copy if it has one."""
+    """Where a row that is sampled from starts: its copy if it has one."""
     plain = logits + row.to(tl.int64) * stride
     return tl.where(copy >= 0, copies + copy * width, plain)
 
@@ -112,9 +112,9 @@ def scan_peaks(
     PER_PART: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """peaks[part, row]: the largest orders of the logits and of what is drawn from.
+    """peaks[part, row]: the largest orders of the logits and of what is sampled from.
 
-    groups[row, part]: with PER_PART, the largest orders of that many groups of what is drawn from.
+    groups[row, part]: with PER_PART, the largest orders of that many groups of the latter.
     arrivals[row]: cleared for `weigh_rows`.
     """
     await_earlier(DEPENDENT)

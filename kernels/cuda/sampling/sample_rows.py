@@ -28,46 +28,46 @@ from tpdet.kernels.exact.thresholds import (
     min_p_distance,
     top_p_numerator,
 )
-from tpdet.kernels.inputs.sampled_rows import RowDraws, RowWeights, packed_draws
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.kernels.inputs.sampled_rows import RowWeights, SampledRows, packed_samples
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
-__all__ = ["draw_rows", "pack_answers", "score_tokens", "top_of_rows", "weigh_draws"]
+__all__ = ["pack_answers", "sample_rows", "score_tokens", "top_of_rows", "weigh_samples"]
 
 _GREEDY, _RANDOM, _GIVEN = 0, 1, 2
 _GROUPS = 4096
 
 
-def draw_rows(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowDraws:
-    """One token a row: fp32 [R, W] and R draws, R > 0. Raises ValueError when V is over 2^22."""
-    return packed_draws(weigh_draws(logits, draws, shard), pack_answers)
+def sample_rows(logits: torch.Tensor, params: Sequence[RowParams], shard: Shard) -> SampledRows:
+    """One token a row: fp32 [R, W] and R params, R > 0. Raises ValueError when V is over 2^22."""
+    return packed_samples(weigh_samples(logits, params, shard), pack_answers)
 
 
-def weigh_draws(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> RowWeights:
-    """`draw_rows` before the last subtraction. Raises as it does."""
+def weigh_samples(logits: torch.Tensor, params: Sequence[RowParams], shard: Shard) -> RowWeights:
+    """`sample_rows` before the last subtraction. Raises as it does."""
     logits = _fit(logits, shard)
     vocabulary, width = shard.vocab_size, shard.width(logits.shape[1])
-    if _all_likeliest(draws):
+    if _all_likeliest(params):
         changed: list[int] = []
         filtered: list[int] = []
-        held = _likeliest_table(len(draws), vocabulary, logits.device)
+        held = _likeliest_table(len(params), vocabulary, logits.device)
     else:
-        changed = [row for row, how in enumerate(draws) if how.changes_logits]
-        filtered = [row for row, how in enumerate(draws) if _way_of(how, vocabulary).filters]
-        numbers = _row_table(draws, changed, filtered, vocabulary)
+        changed = [row for row, how in enumerate(params) if how.changes_logits]
+        filtered = [row for row, how in enumerate(params) if _way_of(how, vocabulary).filters]
+        numbers = _row_table(params, changed, filtered, vocabulary)
         # Slots stand behind the table, where they are aligned: the alignment is compiled in.
         held = to_device([*numbers, *filtered, *changed], torch.int64, logits.device)
-    table = held[: len(draws) * FIELDS]
+    table = held[: len(params) * FIELDS]
     slots = held[len(table) : len(table) + len(filtered)]
     copies = logits
     if changed:
         at = held[len(table) + len(filtered) :]
         copies = logits[at, :width] + 0.0
-        penalise(copies, [draws[row] for row in changed], shard.first_id)
+        penalise(copies, [params[row] for row in changed], shard.first_id)
     whole = shard.gather is None
-    arrivals = torch.empty(len(draws), dtype=torch.int32, device=logits.device)
+    arrivals = torch.empty(len(params), dtype=torch.int32, device=logits.device)
     peaks, groups = _peaks(
-        logits, copies, table, arrivals, len(draws), width, shard, bool(filtered) and whole
+        logits, copies, table, arrivals, len(params), width, shard, bool(filtered) and whole
     )
     found = None
     if filtered:
@@ -76,11 +76,11 @@ def weigh_draws(logits: torch.Tensor, draws: Sequence[Draw], shard: Shard) -> Ro
             mine = _filtered_rows(logits, copies, slots, changed, filtered, shard)
             groups = _groups(mine)
         found = find_bounds(mine, copies, table, peaks, slots, groups, vocabulary, not whole)
-    drawn = any(how.temperature != 0.0 for how in draws)
-    return weighed_answers(logits, copies, table, arrivals, peaks, found, width, shard, drawn)
+    random = any(how.temperature != 0.0 for how in params)
+    return weighed_answers(logits, copies, table, arrivals, peaks, found, width, shard, random)
 
 
-def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> RowDraws:
+def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> SampledRows:
     """Log-probabilities of given tokens: fp32 [T, W] and T ids, T > 0."""
     logits = _fit(logits, shard)
     width = shard.width(logits.shape[1])
@@ -91,7 +91,7 @@ def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> R
     arrivals = torch.empty(len(tokens), dtype=torch.int32, device=logits.device)
     peaks, _ = _peaks(logits, logits, table, arrivals, len(tokens), width, shard, False)
     found = weighed_answers(logits, logits, table, arrivals, peaks, None, width, shard, False)
-    return packed_draws(found, pack_answers)
+    return packed_samples(found, pack_answers)
 
 
 def top_of_rows(
@@ -134,33 +134,33 @@ def _way(temperature: float, top_k: int, top_p: float, min_p: float, vocabulary:
     return _Way(numbers, most < vocabulary or share < KEEP_ALL)
 
 
-def _way_of(how: Draw, vocabulary: int) -> _Way:
+def _way_of(how: RowParams, vocabulary: int) -> _Way:
     return _way(how.temperature, how.top_k, how.top_p, how.min_p, vocabulary)
 
 
-def _all_likeliest(draws: Sequence[Draw]) -> bool:
+def _all_likeliest(params: Sequence[RowParams]) -> bool:
     """Whether one object, over and over, asks for each row's likeliest: a step of greedy rows."""
-    how = draws[0]
-    same = draws[-1] is how and draws.count(how) == len(draws)
+    how = params[0]
+    same = params[-1] is how and params.count(how) == len(params)
     return same and how.temperature == 0.0 and not how.changes_logits
 
 
 @lru_cache(maxsize=1024)
 def _likeliest_table(rows: int, vocabulary: int, device: torch.device) -> torch.Tensor:
     """`_row_table` of rows whose seeds, positions and choices nobody reads, kept on the device."""
-    numbers = _row_table([Draw(0.0, 0, 0)] * rows, [], [], vocabulary)
+    numbers = _row_table([RowParams(0.0, 0, 0)] * rows, [], [], vocabulary)
     return to_device(numbers, torch.int64, device)
 
 
 def _row_table(
-    draws: Sequence[Draw], changed: list[int], filtered: list[int], vocabulary: int
+    params: Sequence[RowParams], changed: list[int], filtered: list[int], vocabulary: int
 ) -> list[int]:
     """int64 [R, 12]: two seed words, position, choice, T's bits, kind, top-k, top-p's P, bits of
     ln(min_p), copy (-1: none), slot among filtered rows (-1) or given token, unused."""
     copy = {row: place for place, row in enumerate(changed)}
     slot = {row: place for place, row in enumerate(filtered)}
     numbers: list[int] = []
-    for row, how in enumerate(draws):
+    for row, how in enumerate(params):
         numbers += (
             how.seed & 0xFFFFFFFF, how.seed >> 32, how.position, how.choice,
             *_way_of(how, vocabulary).numbers, copy.get(row, -1), slot.get(row, -1), 0,
@@ -188,7 +188,7 @@ def _peaks(
     shard: Shard,
     grouped: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Largest orders of the logits and of what is drawn from, and those of groups of the latter.
+    """Largest orders of the logits and of what is sampled from, and those of groups of the latter.
 
     int64 [parts or ranks, R, 2], and where `grouped` of this rank's columns [R, groups]. `arrivals`
     int32 [R] are cleared.

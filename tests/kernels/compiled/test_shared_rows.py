@@ -1,4 +1,4 @@
-"""Steps that the ranks draw together, by shares of rows or by columns. Who drew is in no bit."""
+"""Steps that the ranks sample together, by shares of rows or by columns, with the same bits."""
 
 from types import SimpleNamespace
 
@@ -10,10 +10,10 @@ from tests.lib.thread_world import run_threads
 from tpdet.comm.exchange.rows import GatherRows, first_rows, row_places, share_of
 from tpdet.control.sampling_row import SamplingRow
 from tpdet.errors import IntegrityError
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.runner.step import shared_rows
-from tpdet.sampling.sampler import draw_columns, draw_shared, finish, sample
+from tpdet.sampling.sampler import finish, sample, sample_columns, sample_shared
 
 WAYS = (
     {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
@@ -34,24 +34,24 @@ def requests(*more):
 
 @pytest.fixture
 def shared(monkeypatch):
-    """Numbers of rows of the draws by shares, on rank 0."""
-    return counted(monkeypatch, "draw_shared")
+    """Numbers of rows of the samples by shares, on rank 0."""
+    return counted(monkeypatch, "sample_shared")
 
 
 @pytest.fixture
 def columns(monkeypatch):
-    """Numbers of rows of the draws by columns, on any rank."""
-    return counted(monkeypatch, "draw_columns")
+    """Numbers of rows of the samples by columns, on any rank."""
+    return counted(monkeypatch, "sample_columns")
 
 
 def counted(monkeypatch, name):
     counts = []
     original = getattr(shared_rows, name)
 
-    def count(logits, draws, counts_of, exchange, *rest):
+    def count(logits, params, counts_of, exchange, *rest):
         if rest[:1] in ((), (0,)):
-            counts.append(len(draws))
-        return original(logits, draws, counts_of, exchange, *rest)
+            counts.append(len(params))
+        return original(logits, params, counts_of, exchange, *rest)
 
     monkeypatch.setattr(shared_rows, name, count)
     return counts
@@ -116,7 +116,7 @@ def test_one_row_with_top_k_or_top_p_has_its_step_drawn_by_shares(tiny_model, sh
         asked = [ask("p", range(9), seed=5, temperature=1.0, max_tokens=8), filtered]
         found = run(model, asked, tp=2, ahead=True, look=False, share_draws="on")
         same_answers(found, run(model, asked), asked)
-        # The plain row is drawn on alone, once the other has its three tokens.
+        # The plain row is sampled on alone, once the other has its three tokens.
         assert shared == [2, 2, 2] and set(columns) == {1} and len(columns) == 2 * 5
         shared.clear()
         columns.clear()
@@ -153,7 +153,7 @@ def test_a_plan_that_this_rank_cannot_follow_is_refused():
     )
     exchange = SimpleNamespace(memory=None, all_gather=None)
     sharing = shared_rows.RowSharing(exchange, partition, 4, open_rows=False)
-    with pytest.raises(IntegrityError, match="draw together"):
+    with pytest.raises(IntegrityError, match="sample together"):
         sharing.take_all(None, [], None)
 
 
@@ -178,8 +178,8 @@ def test_draws_together_have_the_bits_of_whole_rows(ranks, rows):
     inputs = [sampling_row(i) for i in range(rows)]
     padded = torch.full((rows, ranks * width), float("nan"))
     padded[:, :vocabulary] = logits
-    draws = [
-        Draw(
+    params = [
+        RowParams(
             temperature=p.temperature,
             seed=one.seed,
             position=one.position,
@@ -197,8 +197,8 @@ def test_draws_together_have_the_bits_of_whole_rows(ranks, rows):
         mine = padded[:, world.rank * width : (world.rank + 1) * width].contiguous()
         exchange = GatherRows(world, rows)
         shard = Shard(world.rank * width, vocabulary, world.all_gather)
-        shares = draw_shared(mine, draws, counts, exchange, world.rank, ranks, vocabulary)
-        return finish(shares), finish(draw_columns(mine, draws, counts, shard))
+        shares = sample_shared(mine, params, counts, exchange, world.rank, ranks, vocabulary)
+        return finish(shares), finish(sample_columns(mine, params, counts, shard))
 
     expected = sample(logits, inputs)
     for shares, columns in run_threads(ranks, one_rank):

@@ -1,4 +1,4 @@
-"""How a token is chosen: penalties, temperature and the draw, against slow exact references."""
+"""How a token is chosen: penalties, temperature and the sample, against slow exact references."""
 
 import math
 
@@ -19,7 +19,7 @@ from tpdet.kernels.cpu.sampling.filters import keep_min_p, scale_by_temperature
 from tpdet.kernels.cpu.sampling.log_softmax import log_mass
 from tpdet.kernels.cpu.sampling.sampling import NO_TOKEN, choose_token
 from tpdet.kernels.exact.thresholds import top_p_numerator
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
 
 
 def test_bias_and_penalties_come_in_the_frozen_order_with_one_rounding_each(monkeypatch):
@@ -39,7 +39,7 @@ def test_bias_and_penalties_come_in_the_frozen_order_with_one_rounding_each(monk
     expected[33] = f(-math.inf)
     seen = {}
     monkeypatch.setattr(torch, "argmax", lambda y: seen.setdefault("logits", y)[0] * 0)
-    how = Draw(
+    how = RowParams(
         temperature=0.0,
         seed=0,
         position=11,
@@ -59,7 +59,7 @@ def test_extreme_penalties_and_temperatures_never_make_a_nan_or_an_empty_choice(
     for penalty in (1e-300, 1e-39, 1e39, 1e300):
         for temperature in (0.0, 1e-3, 2.0):
             for x in (torch.full((50,), -3e38), torch.zeros(50), torch.full((50,), 3e38)):
-                how = Draw(
+                how = RowParams(
                     temperature=temperature,
                     seed=1,
                     position=50,
@@ -82,9 +82,9 @@ def test_temperature_divides_and_keeps_minus_infinity():
 
 def test_a_tiny_temperature_takes_the_largest_and_a_huge_one_spreads():
     x = torch.arange(10.0)
-    cold = {choose_token(x, Draw(temperature=1e-3, seed=1, position=p)) for p in range(100)}
+    cold = {choose_token(x, RowParams(temperature=1e-3, seed=1, position=p)) for p in range(100)}
     assert cold == {9}
-    hot = {choose_token(x, Draw(temperature=1e6, seed=1, position=p)) for p in range(200)}
+    hot = {choose_token(x, RowParams(temperature=1e6, seed=1, position=p)) for p in range(200)}
     assert hot == set(range(10))
 
 
@@ -94,28 +94,28 @@ def test_greedy_takes_the_lowest_of_equal_largest_whatever_the_size():
         for places in ([vocabulary - 1], [700, vocabulary - 2], [1, 2, vocabulary // 2]):
             y = x.clone()
             y[places] = 50.0
-            assert choose_token(y, Draw(temperature=0.0, seed=0, position=0)) == places[0]
+            assert choose_token(y, RowParams(temperature=0.0, seed=0, position=0)) == places[0]
     zeros = torch.tensor([-1.0, -0.0, 0.0])
-    assert choose_token(zeros, Draw(temperature=0.0, seed=0, position=0)) == 1
+    assert choose_token(zeros, RowParams(temperature=0.0, seed=0, position=0)) == 1
 
 
 def test_forbidden_ids_are_never_chosen_and_nothing_left_is_told():
     x = torch.tensor([9.0, 8.0, 1.0, -torch.inf])
     for temperature in (0.0, 1.0):
-        how = Draw(temperature=temperature, seed=1, position=1, forbidden=(0, 1))
+        how = RowParams(temperature=temperature, seed=1, position=1, forbidden=(0, 1))
         assert choose_token(x, how) == 2
-        nothing = Draw(temperature=temperature, seed=1, position=1, forbidden=(0, 1, 2))
+        nothing = RowParams(temperature=temperature, seed=1, position=1, forbidden=(0, 1, 2))
         assert choose_token(x, nothing) == NO_TOKEN
 
 
 def test_choosing_does_not_change_the_logits():
     x = logits_with_ties(100, 14)
     before = x.clone()
-    choose_token(x, Draw(temperature=0.7, seed=1, position=1, bias={3: 1.0}, forbidden=(2,)))
+    choose_token(x, RowParams(temperature=0.7, seed=1, position=1, bias={3: 1.0}, forbidden=(2,)))
     assert_same_bits(x, before)
 
 
-def exact_choice(x: torch.Tensor, how: Draw) -> int:
+def exact_choice(x: torch.Tensor, how: RowParams) -> int:
     """The whole chain by lists and fractions; only exp, log and Philox are the kernels'."""
     values = scale_by_temperature(x, how.temperature)
     kept = total_order(values)
@@ -137,7 +137,7 @@ def test_the_chain_equals_the_slow_reference():
     for vocabulary in (1_000, 4_099):
         for seed in range(12):
             x = logits_with_ties(vocabulary, seed) if seed % 2 else logits_smooth(vocabulary, seed)
-            how = Draw(
+            how = RowParams(
                 temperature=(0.3, 1.0, 1.7)[seed % 3],
                 seed=seed << 40 | 5,
                 position=seed * 1_000,
@@ -165,7 +165,7 @@ def test_sampling_follows_the_softmax():
     expected = torch.softmax(x / 0.8, 0) * 4_000
     counts = torch.zeros(6)
     for position in range(4_000):
-        counts[choose_token(x, Draw(temperature=0.8, seed=99, position=position))] += 1
+        counts[choose_token(x, RowParams(temperature=0.8, seed=99, position=position))] += 1
     assert counts[5] == 0
     assert float(((counts - expected)[:5] ** 2 / expected[:5]).sum()) < 18.5  # 4 d.o.f., p 0.001
 
@@ -175,7 +175,7 @@ def test_choices_and_positions_draw_independently():
     pairs = torch.zeros(4)
     for position in range(1_000):
         first, second = (
-            choose_token(x, Draw(temperature=1.0, seed=5, position=position, choice=choice))
+            choose_token(x, RowParams(temperature=1.0, seed=5, position=position, choice=choice))
             for choice in (0, 1)
         )
         pairs[2 * first + second] += 1
@@ -191,7 +191,7 @@ def test_thread_counts_do_not_change_a_token_or_a_logprob(vocabulary):
         for threads in (1, 2):
             torch.set_num_threads(threads)
             tokens = [
-                choose_token(row, Draw(temperature=1.0, seed=s, position=s, top_p=p, top_k=k))
+                choose_token(row, RowParams(temperature=1.0, seed=s, position=s, top_p=p, top_k=k))
                 for row in x
                 for s, p, k in ((1, 1.0, -1), (2, 0.9, -1), (3, 0.8, 500))
             ]

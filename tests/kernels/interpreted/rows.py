@@ -1,9 +1,9 @@
-"""Rows of logits and ways to draw from them, for the tests of the kernels that draw."""
+"""Rows of logits and ways to sample from them, for the tests of the kernels that sample."""
 
 import pytest
 import torch
 
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
 
 V = 9001  # more than one part, and a part cut short
 WAYS = (
@@ -23,9 +23,9 @@ WAYS = (
 )  # fmt: skip
 
 
-def draws(count, first=0):
+def params(count, first=0):
     return [
-        Draw(
+        RowParams(
             seed=i * 0x9E3779B97F4A7C15 % 2**64,
             position=40 + i,
             choice=i % 3,

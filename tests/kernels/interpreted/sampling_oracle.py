@@ -15,7 +15,7 @@ from tpdet.kernels.cpu.sampling import filters, sampling
 from tpdet.kernels.cpu.sampling.sort_keys import top_ids
 from tpdet.kernels.cuda.sampling import log_softmax
 from tpdet.kernels.exact.thresholds import log_probabilities, top_p_numerator
-from tpdet.kernels.inputs.sampled_rows import RowDraws
+from tpdet.kernels.inputs.sampled_rows import SampledRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 
@@ -54,12 +54,12 @@ def masses_by(device):
         filters.fixed_point_mass = own
 
 
-def reference(logits, draws):
-    """`RowDraws` (without `packed`) of whole rows."""
+def reference(logits, params):
+    """`SampledRows` (without `packed`) of whole rows."""
     logits, maximum, fit = prepare(logits)
     with masses_by(logits.device):
         tokens = [
-            sampling.choose_token(row, how) for row, how in zip(logits.cpu(), draws, strict=True)
+            sampling.choose_token(row, how) for row, how in zip(logits.cpu(), params, strict=True)
         ]
     return answers(logits, maximum, fit, torch.tensor(tokens).to(logits.device))
 
@@ -84,11 +84,11 @@ def prepare(logits):
 
 
 def answers(logits, maximum, fit, tokens):
-    """`RowDraws` (without `packed`) of given tokens."""
+    """`SampledRows` (without `packed`) of given tokens."""
     log_masses = torch.log(masses_of(logits, maximum).sum(-1).double() * 2.0**-40)
     chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
     logprobs = log_probabilities(chosen, maximum, log_masses)
-    return RowDraws(tokens, logprobs, fit, maximum, log_masses, None)
+    return SampledRows(tokens, logprobs, fit, maximum, log_masses, None)
 
 
 def tops(logits, rows, count):

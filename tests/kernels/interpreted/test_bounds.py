@@ -6,10 +6,9 @@ import torch
 from tests.kernels.interpreted.rows import KINDS, QUICK, V, rows, slow
 from tests.kernels.interpreted.sampling_oracle import last_kept
 from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass
-from tpdet.kernels.cuda.sampling import filter_rows
-from tpdet.kernels.cuda.sampling import sample_rows as row_draws
+from tpdet.kernels.cuda.sampling import filter_rows, sample_rows
 from tpdet.kernels.cuda.sampling.sort_keys import id_of
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 PLAIN = ("random", "tied", "zeros")  # none of their rows may need the slow way
@@ -32,7 +31,7 @@ def test_bounds_are_the_cpus_by_each_way(kinds):
             {"top_p": 0.9999},
             {"top_k": V - 1},
         ):
-            last = last_kept(x[0], Draw(1.0, 1, 1, **way))
+            last = last_kept(x[0], RowParams(1.0, 1, 1, **way))
             given = given_of(x, way)
             for ways in WAYS_TO_BOUNDS:
                 by = bounds_by(ways, *given, V)
@@ -104,9 +103,9 @@ def bound_of(x, way, names):
 def given_of(x, way):
     """What `find_bounds` takes of one row: logits, copies, table, peaks and slots; its groups."""
     vocabulary = x.shape[1]
-    table = torch.tensor(row_draws._row_table([Draw(1.0, 1, 1, **way)], [], [0], vocabulary))
+    table = torch.tensor(sample_rows._row_table([RowParams(1.0, 1, 1, **way)], [], [0], vocabulary))
     arrivals, shard = torch.empty(1, dtype=torch.int32), Shard(0, vocabulary)
-    peaks, groups = row_draws._peaks(x, x, table, arrivals, 1, vocabulary, shard, True)
+    peaks, groups = sample_rows._peaks(x, x, table, arrivals, 1, vocabulary, shard, True)
     return (x, x, table, peaks, torch.zeros(1, dtype=torch.int64)), groups
 
 

@@ -1,4 +1,4 @@
-"""How many kernels a step's draws take, in order: counted in Triton's interpreter."""
+"""How many kernels a step's samples take, in order: counted in Triton's interpreter."""
 
 from functools import partial
 from importlib import import_module
@@ -8,9 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 from tpdet.kernels import ops
-from tpdet.kernels.cuda.sampling import filter_rows
-from tpdet.kernels.cuda.sampling import sample_rows as row_draws
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.cuda.sampling import filter_rows, sample_rows
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.sampling import sampler
 
@@ -79,9 +78,9 @@ def test_a_step_by_shares_launches_no_more_than_this():
             ({"temperature": 1.0, "min_p": 0.1}, ()),
             ({"temperature": 0.0}, ()),
         ):
-            how = [Draw(seed=i, position=1, **way) for i in range(8)]
+            how = [RowParams(seed=i, position=1, **way) for i in range(8)]
             with Counted() as seen:
-                drawn = sampler.draw_shared(x, how, [None] * 8, Alone(), 0, 4, 4096)
+                sampled = sampler.sample_shared(x, how, [None] * 8, Alone(), 0, 4, 4096)
             assert seen.names == [
                 "repeat",
                 "scan_peaks",
@@ -90,14 +89,14 @@ def test_a_step_by_shares_launches_no_more_than_this():
                 "log_",
                 "pack_rows",
             ], seen.names
-            expected = row_draws.draw_rows(x[:2].repeat(1, 4), how[:2], Shard(0, 4096))
-            assert torch.equal(drawn.packed, expected.packed.repeat(4, 1)), way
-            assert torch.equal(drawn.tokens, expected.tokens.repeat(4)), way
+            expected = sample_rows.sample_rows(x[:2].repeat(1, 4), how[:2], Shard(0, 4096))
+            assert torch.equal(sampled.packed, expected.packed.repeat(4, 1)), way
+            assert torch.equal(sampled.tokens, expected.tokens.repeat(4)), way
             if filters:
                 continue  # minutes in the interpreter; the ranks are counted alike
             # Ranks are counted only where log-probabilities are asked for, in one reading.
             with Counted() as asked:
-                sampler.draw_shared(x, how, [0] * 8, Alone(), 0, 4, 4096)
+                sampler.sample_shared(x, how, [0] * 8, Alone(), 0, 4, 4096)
             counted = 0 if way == {"temperature": 0.0} else 1
             assert asked.names.count("count_parts") == counted, asked.names
     finally:
@@ -109,17 +108,17 @@ def test_memory_that_nobody_wrote_is_never_read():
     x = torch.randn(4, 3000, generator=torch.Generator().manual_seed(8)) * 3
     x[1] = torch.round(x[1])
     how = [
-        Draw(seed=i, position=1, temperature=i * 0.4, top_k=50 * (i < 2) - 1, top_p=0.9)
+        RowParams(seed=i, position=1, temperature=i * 0.4, top_k=50 * (i < 2) - 1, top_p=0.9)
         for i in range(4)
     ]
-    expected = row_draws.draw_rows(x, how, Shard(0, 3000)).packed
+    expected = sample_rows.sample_rows(x, how, Shard(0, 3000)).packed
     torch.use_deterministic_algorithms(True)  # empty tensors begin with the largest integer
     try:
         assert torch.empty(1, dtype=torch.int32) == 2**31 - 1
         for ways in (filter_rows.WAYS, ("window",)):
-            row_draws.find_bounds = partial(filter_rows.find_bounds, ways=ways)
-            found = row_draws.draw_rows(x, how, Shard(0, 3000)).packed
+            sample_rows.find_bounds = partial(filter_rows.find_bounds, ways=ways)
+            found = sample_rows.sample_rows(x, how, Shard(0, 3000)).packed
             assert torch.equal(found, expected), ways
     finally:
-        row_draws.find_bounds = filter_rows.find_bounds
+        sample_rows.find_bounds = filter_rows.find_bounds
         torch.use_deterministic_algorithms(False)

@@ -1,4 +1,4 @@
-"""The words, noise and masses that draws are made of, in Triton's interpreter."""
+"""The words, noise and masses that samples are made of, in Triton's interpreter."""
 
 import torch
 import triton

@@ -10,7 +10,7 @@ from tpdet.kernels.cpu.sampling import log_softmax as cpu_mass
 from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
 from tpdet.kernels.cpu.sampling import sort_keys as cpu_select
 from tpdet.kernels.cuda.sampling import count_ahead, sample_rows, sort_keys
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 VOCABULARY = 9001  # more than one part, and a part cut short
@@ -27,15 +27,15 @@ def rows():
 def test_draws_by_the_cpus_noise():
     """Of equal logits the largest noise wins: all four words of the counter and the key matter."""
     x = torch.zeros(1, VOCABULARY)
-    draws = [
-        Draw(1.0, seed, position, choice)
+    params = [
+        RowParams(1.0, seed, position, choice)
         for seed in (0, 2**32 - 1, 2**32, 2**64 - 3)
         for position in (0, 2**32 - 1)
         for choice in (0, 5)
     ]
     x = x.expand(16, -1).contiguous()
-    found = sample_rows.draw_rows(x, draws, Shard(0, VOCABULARY)).tokens.tolist()
-    assert found == [cpu_sampling.choose_token(x[0], how) for how in draws]
+    found = sample_rows.sample_rows(x, params, Shard(0, VOCABULARY)).tokens.tolist()
+    assert found == [cpu_sampling.choose_token(x[0], how) for how in params]
     assert len(set(found)) == 16
 
 
@@ -47,10 +47,10 @@ def test_finds_the_cpus_top_ids():
 
 
 def test_adds_a_mass_that_no_neighbour_changes():
-    x, how = rows(), Draw(1.0, 1, 1)
-    mass = sample_rows.draw_rows(x, [how] * len(x), Shard(0, VOCABULARY)).log_masses
+    x, how = rows(), RowParams(1.0, 1, 1)
+    mass = sample_rows.sample_rows(x, [how] * len(x), Shard(0, VOCABULARY)).log_masses
     assert (mass - cpu_mass.log_mass(x, x.amax(-1))).abs().max() < 1e-6
-    alone = sample_rows.draw_rows(x[2:3], [how], Shard(0, VOCABULARY)).log_masses
+    alone = sample_rows.sample_rows(x[2:3], [how], Shard(0, VOCABULARY)).log_masses
     assert torch.equal(mass[2:3], alone)
 
 

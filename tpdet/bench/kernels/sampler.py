@@ -18,7 +18,7 @@ from tpdet.bench.kernels.timing import Launched, Replayable, capture, interleave
 from tpdet.bench.report.floor import Work, print_floor
 from tpdet.bench.report.record import BenchRow, finish
 from tpdet.kernels import ops
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.verify.run import parse_sizes
 
@@ -50,12 +50,12 @@ def _case(mode: str, ranks: int, count: int, vocabulary: int, repeats: int) -> B
     work = Work(0.0, passes * 4.0 * count * min(share, vocabulary))
     floor = print_floor(f"{mode}, TP {ranks}, {count} rows", work)
     way = WAYS[mode]
-    draws = [Draw(seed=i, position=40 + i, **way) for i in range(count)]
+    params = [RowParams(seed=i, position=40 + i, **way) for i in range(count)]
     shard = Shard(0, vocabulary, None if ranks == 1 else _copies(ranks))
     parts = [drawn(count, share, seed=s, dtype=torch.float32) * 3 for s in range(_COPIES)]
     whole = [drawn(count, vocabulary, seed=s, dtype=torch.float32) * 3 for s in range(_COPIES)]
     with _tables_kept():
-        ours = capture(lambda x: ops.draw_rows(x, draws, shard), parts)
+        ours = capture(lambda x: ops.sample_rows(x, params, shard), parts)
         name, peer = _torchs_way(whole, way)
         taken = interleaved_us([ours, peer], _COPIES, repeats)
     return BenchRow(
@@ -77,7 +77,7 @@ def _torchs_way(logits: list[torch.Tensor], way: dict[str, Any]) -> tuple[str, R
     """Its name and its graph; its calls, where one of them waits for the GPU."""
 
     def run(x: torch.Tensor) -> object:
-        return torch_draw(x, **way)
+        return torch_sample(x, **way)
 
     try:
         return "torch", capture(run, logits)
@@ -86,7 +86,7 @@ def _torchs_way(logits: list[torch.Tensor], way: dict[str, Any]) -> tuple[str, R
         return "torch, launched", Launched(run, logits)
 
 
-def torch_draw(
+def torch_sample(
     logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """logits [R, V] -> ids [R, 1] and their log-probabilities, by torch's own operations."""
@@ -116,9 +116,9 @@ def _copies(ranks: int) -> Callable[[torch.Tensor], torch.Tensor]:
 @contextmanager
 def _tables_kept() -> Iterator[None]:
     """Send each table of numbers to the GPU once: a graph's copies from the host would be lost."""
-    from tpdet.kernels.cuda.sampling import sample_rows as row_draws
+    from tpdet.kernels.cuda.sampling import sample_rows
 
-    send, kept = row_draws.to_device, {}
+    send, kept = sample_rows.to_device, {}
 
     def once(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         key = tuple(values), dtype
@@ -126,8 +126,8 @@ def _tables_kept() -> Iterator[None]:
             kept[key] = send(values, dtype, device)
         return kept[key]
 
-    row_draws.to_device = once
+    sample_rows.to_device = once
     try:
         yield
     finally:
-        row_draws.to_device = send
+        sample_rows.to_device = send

@@ -22,7 +22,7 @@ class CapturedSteps(ABC):
         model: Decoder,
         first: Decoder,
         pages: KeyValuePages,
-        drawn: torch.Tensor,
+        sampled: torch.Tensor,
         shapes: Sequence[StepShape],
         room: GraphRoom | None,
     ) -> None:
@@ -30,18 +30,18 @@ class CapturedSteps(ABC):
 
         Without a `room` each is launched once and there are no graphs: what they need compiled.
 
-        first: launches what the model does, before it is captured; drawn: ids int64 of the step
+        first: launches what the model does, before it is captured; sampled: ids int64 of the step
         before, which negative token ids name; shapes: ascending.
         """
         self._pages = pages
-        self._drawn = drawn
+        self._sampled = sampled
         self._scratch = pages.layers[0].keys.shape[0] - 1
         self._room = room
         self._kept: torch.Tensor | None = None  # [largest, ...], every graph writes here
         self._buckets: list[tuple[StepShape, Graph]] = []
         for shape in reversed(shapes):
             if room is None:
-                packed = torch.zeros(shape.words, dtype=torch.int32, device=drawn.device)
+                packed = torch.zeros(shape.words, dtype=torch.int32, device=sampled.device)
                 self._step(first, shape, packed)
                 continue
             self._fill(room, shape, (), self._spans((), shape).within(shape) or [])
@@ -73,7 +73,7 @@ class CapturedSteps(ABC):
     def _step(self, model: Decoder, shape: StepShape, packed: torch.Tensor) -> None:
         """What a graph holds: the model over the packed rows, to what is kept of them."""
         ids, batches = packed_batches(shape, packed, self._scratch)
-        x_MH = model.hidden(ops.resolve_drawn(ids, self._drawn), self._pages, *batches)
+        x_MH = model.hidden(ops.resolve_sampled(ids, self._sampled), self._pages, *batches)
         result = self._result(model, x_MH)
         if self._kept is None:
             self._kept = torch.empty_like(result)

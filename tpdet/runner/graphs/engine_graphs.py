@@ -46,7 +46,7 @@ def captures_graphs(config: EngineConfig, device: torch.device) -> bool:
 def make_graphs(
     model: Decoder,
     pages: KeyValuePages,
-    drawn: torch.Tensor,
+    sampled: torch.Tensor,
     config: EngineConfig,
     context: int,
     capture: bool = True,
@@ -54,7 +54,7 @@ def make_graphs(
     """The graphs an engine needs for sequences of up to `context` tokens. Collective.
 
     Without `capture` every step is launched once and nothing is captured: what graphs need
-    compiled; `model` may then be shallow. drawn: ids of the step before, as for `DecodeGraphs`.
+    compiled; `model` may then be shallow. sampled: ids of the step before, as for `DecodeGraphs`.
     """
     width = -(-context // PAGE_TOKENS)
     decode = decode_shapes(config.seats, width, config.fixed_batch or 0)
@@ -66,8 +66,8 @@ def make_graphs(
     if capture:
         _log.info("capturing CUDA graphs: %d of decode steps, %d others", len(decode), len(steps))
         words = max(shape.words for shape in (*decode, *steps))
-        room, first = GraphRoom(drawn.device, words), model.shallow()
-    of = model, first, pages, drawn
+        room, first = GraphRoom(sampled.device, words), model.shallow()
+    of = model, first, pages, sampled
     # The larger first: the others fit into their memory.
     step_graphs = StepGraphs(*of, steps, room) if steps else None
     return Graphs(DecodeGraphs(*of, decode, room), step_graphs, config.fixed_batch is not None)

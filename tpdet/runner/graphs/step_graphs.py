@@ -3,7 +3,7 @@
 Launching such a step kernel by kernel takes a slow host longer than the GPU takes to run it. It is
 replayed from a graph captured at start for a bucket of rows and of attention splits, up to which
 it is padded (`packed_step`): embedding and layers, in two halves where exchanges run aside, to the
-normed rows. The output head and the draw follow one by one: which rows have logits varies.
+normed rows. The output head and sampling follow one by one: which rows have logits varies.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,8 +53,8 @@ class StepGraphs(CapturedSteps):
         ends = np.cumsum(logits)
         firsts = spans.first + spans.count - ends
         wanted = torch.from_numpy(np.arange(logits.sum()) + np.repeat(firsts, logits))
-        if self._drawn.device.type == "cuda":
-            wanted = wanted.pin_memory().to(self._drawn.device, non_blocking=True)
+        if self._sampled.device.type == "cuda":
+            wanted = wanted.pin_memory().to(self._sampled.device, non_blocking=True)
         return wanted
 
     def _result(self, model: Decoder, x_MH: torch.Tensor) -> torch.Tensor:

@@ -19,17 +19,17 @@ _log = logging.getLogger("tpdet.engine")
 def warm_engine(
     model: Decoder,
     pages: KeyValuePages,
-    drawn: torch.Tensor,
+    sampled: torch.Tensor,
     config: EngineConfig,
     context: int,
     logit_rows: int,
     ahead: CompilingAhead,
-    draw: Callable[[], None],
+    sample: Callable[[], None],
 ) -> int:
     """Run every size of step on `pages`, what graphs will hold compiled as well; collective.
 
-    drawn: ids of the step before, as for `DecodeGraphs`. draw: the ways that ranks draw together,
-    each size once. Returns bytes of the GPU for graphs: what
+    sampled: ids of the step before, as for `DecodeGraphs`. sample: the ways that ranks sample
+    together, each size once. Returns bytes of the GPU for graphs: what
     the largest step took, which those of steps with prompt rows take again, for good.
     """
     limits = config.max_num_seqs, config.max_num_batched_tokens, context, logit_rows
@@ -37,17 +37,17 @@ def warm_engine(
     def rehearse() -> None:
         shallow = model.shallow()
         with shallow.exchange.rehearsal():
-            warm_up(shallow, pages, drawn.device, *limits)
-            if captures_graphs(config, drawn.device):
-                make_graphs(shallow, pages, drawn, config, context, capture=False)
-            draw()
+            warm_up(shallow, pages, sampled.device, *limits)
+            if captures_graphs(config, sampled.device):
+                make_graphs(shallow, pages, sampled, config, context, capture=False)
+            sample()
 
     ahead.compile(rehearse, "warm-up")
     _log.info("warming up")
-    warm = partial(warm_up, model, pages, drawn.device, *limits)
-    draw()
-    if captures_graphs(config, drawn.device) and model.attends_in_fixed_shapes:
-        return _bytes_taken(warm, drawn.device)
+    warm = partial(warm_up, model, pages, sampled.device, *limits)
+    sample()
+    if captures_graphs(config, sampled.device) and model.attends_in_fixed_shapes:
+        return _bytes_taken(warm, sampled.device)
     warm()
     return 0
 

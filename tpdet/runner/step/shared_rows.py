@@ -1,10 +1,10 @@
-"""Drawing together: by shares of a step's rows or by columns, and all ranks hear the tokens.
+"""Ranks sample together: by shares of a step's rows or by columns; every rank gets the tokens.
 
-By shares, the columns of logits that a rank has computed become some whole rows by an exchange, and
-it draws for these: steps with top-k or top-p. By columns, each rank looks for every row's token in
-its part of the vocabulary. What else a row's token depends on stands in the plan (`RowDraw`), so
-rows that bias, penalties, forbidden ids or a schema change are not for this: rank 0 draws all rows
-of a step that has one.
+By shares, an exchange turns the columns of logits that a rank has computed into some whole rows,
+for which the rank samples: steps with top-k or top-p. By columns, each rank looks for every row's
+token in its part of the vocabulary. What else a row's token depends on stands in the plan
+(`RowSampling`). Rows that bias, penalties, forbidden ids or a schema change are not for this:
+rank 0 samples all rows of a step that has one.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,48 +15,48 @@ from tpdet.comm.exchange.fold import RankExchange
 from tpdet.comm.exchange.rows import RowExchange
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
-from tpdet.control.plan import RowDraw, StepPlan
+from tpdet.control.plan import RowSampling, StepPlan
 from tpdet.errors import IntegrityError
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.layers.partition import Partition
-from tpdet.sampling.sampler import Drawn, draw_columns, draw_shared
+from tpdet.sampling.sampler import PendingSample, sample_columns, sample_shared
 
 Blocks = Iterable[tuple[int, torch.Tensor]]
 """(first row, this rank's columns of logits from it on)"""
 TakeShared = Callable[[int, torch.Tensor, "SharedRows"], torch.Tensor]
 
-_LIKELIEST = Draw(temperature=0.0, seed=0, position=0)
-_PLAIN = Draw(temperature=1.0, seed=0, position=0, min_p=0.01)
-_FILTERED = Draw(temperature=0.8, seed=0, position=0, top_k=20, top_p=0.9, min_p=0.01)
+_LIKELIEST = RowParams(temperature=0.0, seed=0, position=0)
+_PLAIN = RowParams(temperature=1.0, seed=0, position=0, min_p=0.01)
+_FILTERED = RowParams(temperature=0.8, seed=0, position=0, top_k=20, top_p=0.9, min_p=0.01)
 _BY_COLUMNS = (_LIKELIEST,), (_PLAIN,)
 _BY_SHARES = *_BY_COLUMNS, (_FILTERED,), (_LIKELIEST, _FILTERED, _PLAIN)
 """What rows of a step, or of a rank's share of it, may be: kernels leave out what none needs."""
 
 
 class SharedRows:
-    """The rows of one plan that the ranks draw for together."""
+    """The rows of one plan that the ranks sample for together."""
 
     def __init__(self, plan: StepPlan, exchange: RowExchange, world: World, shard: Shard) -> None:
-        """plan: with `row_draws`, one for each of its rows with logits. shard: this rank's."""
+        """plan: with `row_sampling`, one for each of its rows with logits. shard: this rank's."""
         rows = [row for row in plan.rows if row.logits]
-        self._draws = [
-            _draw(how, row.start + len(row.token_ids), row.choice)
-            for how, row in zip(plan.row_draws, rows, strict=True)
+        self._params = [
+            _params_of(how, row.start + len(row.token_ids), row.choice)
+            for how, row in zip(plan.row_sampling, rows, strict=True)
         ]
-        self._counts = [how.logprobs for how in plan.row_draws]
+        self._counts = [how.logprobs for how in plan.row_sampling]
         self._exchange, self._world, self._shard = exchange, world, shard
         self._by_columns = plan.shards
 
-    def draw(self, first: int, logits: torch.Tensor) -> Drawn:
+    def sample(self, first: int, logits: torch.Tensor) -> PendingSample:
         """This rank's columns fp32 [n, W] of the rows from `first` on; on every rank alike."""
         last = first + len(logits)
-        draws, counts = self._draws[first:last], self._counts[first:last]
+        params, counts = self._params[first:last], self._counts[first:last]
         if self._by_columns:
-            return draw_columns(logits, draws, counts, self._shard)
-        return draw_shared(
+            return sample_columns(logits, params, counts, self._shard)
+        return sample_shared(
             logits,
-            draws,
+            params,
             counts,
             self._exchange,
             self._world.rank,
@@ -66,9 +66,9 @@ class SharedRows:
 
 
 class RowSharing:
-    """The ranks' way to draw together.
+    """The ranks' way to sample together.
 
-    `several`: there is another rank; `open`: plans may have `row_draws`. Alike on every rank.
+    `several`: there is another rank; `open`: plans may have `row_sampling`. Alike on every rank.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RowSharing:
         Raises IntegrityError where nothing was opened.
         """
         if self._given is None:
-            raise IntegrityError("the plan has ranks draw together: this rank was not started so")
+            raise IntegrityError("the plan has ranks sample together: this rank was not started so")
         shared = SharedRows(plan, *self._given)
         return [
             take(first + skip, logits[skip : skip + self._most], shared)
@@ -99,7 +99,7 @@ class RowSharing:
         ]
 
     def warm_up(self, device: torch.device) -> None:
-        """Draw for every number of rows that may compile something; collective."""
+        """Sample for every number of rows that may compile something; collective."""
         if self._given is None:
             return
         exchange, world, shard = self._given
@@ -108,24 +108,24 @@ class RowSharing:
             logits = torch.zeros(rows, self._columns, device=device)
             counts, size = [5] * rows, shard.vocab_size
             for kinds in _BY_SHARES:
-                draws = [kinds[i % len(kinds)] for i in range(rows)]
-                draw_shared(logits, draws, counts, exchange, world.rank, world.size, size)
+                params = [kinds[i % len(kinds)] for i in range(rows)]
+                sample_shared(logits, params, counts, exchange, world.rank, world.size, size)
             for (kind,) in _BY_COLUMNS:
-                draw_columns(logits, [kind] * rows, counts, shard)
+                sample_columns(logits, [kind] * rows, counts, shard)
             rows = min(2 * rows, self._most) if rows < self._most else 0
 
 
 def open_sharing(
     config: EngineConfig, exchange: RankExchange, partition: Partition, rows: int
 ) -> RowSharing:
-    """For up to `rows` rows at once, if the configuration has ranks draw together. Collective."""
+    """For up to `rows` rows at once, if the configuration has ranks sample together. Collective."""
     asked = {"auto": exchange.memory is not None, "on": True, "off": False}[config.share_draws]
     several = partition.world.size > 1
     return RowSharing(exchange, partition, min(rows, config.seats), asked and several)
 
 
-def _draw(how: RowDraw, position: int, choice: int) -> Draw:
-    return Draw(
+def _params_of(how: RowSampling, position: int, choice: int) -> RowParams:
+    return RowParams(
         temperature=how.temperature,
         seed=how.seed,
         position=position,

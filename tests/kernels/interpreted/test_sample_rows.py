@@ -1,9 +1,9 @@
-"""The kernels that draw many rows at once, in Triton's interpreter, beside the CPU's path."""
+"""The kernels that sample many rows at once, in Triton's interpreter, beside the CPU's path."""
 
 import pytest
 import torch
 
-from tests.kernels.interpreted.rows import V, draws, of_each_kind, rows, slow
+from tests.kernels.interpreted.rows import V, of_each_kind, params, rows, slow
 from tests.kernels.interpreted.sampling_oracle import (
     answers,
     over_shards,
@@ -14,32 +14,32 @@ from tests.kernels.interpreted.sampling_oracle import (
 )
 from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
 from tpdet.kernels.cpu.sampling.gumbel import gumbel_noise as cpu_noise
-from tpdet.kernels.cuda.sampling import sample_rows as row_draws
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.cuda.sampling import sample_rows
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
 
 def whole(x, how):
-    return row_draws.draw_rows(x, how, Shard(0, x.shape[1]))
+    return sample_rows.sample_rows(x, how, Shard(0, x.shape[1]))
 
 
 @of_each_kind
 def test_answers_every_way_as_the_cpu_does(kind):
-    x, how = rows(kind), draws(12)
+    x, how = rows(kind), params(12)
     same_answers(whole(x, how), reference(x, how), kind)
 
 
 @of_each_kind
 def test_greedy_and_plain_draws_are_the_cpus(kind):
     x = rows(kind, 6, 5003)
-    how = [Draw(t, 2**63 + i, 9, i) for i, t in enumerate((0.0, 1.0, 0.3, 3.0, 1e-4, 1e4))]
+    how = [RowParams(t, 2**63 + i, 9, i) for i, t in enumerate((0.0, 1.0, 0.3, 3.0, 1e-4, 1e4))]
     found = whole(x, how).tokens.tolist()
     assert found == [cpu_sampling.choose_token(row, way) for row, way in zip(x, how, strict=True)]
 
 
 @pytest.mark.parametrize("tried", [range(5), slow(range(5, 12))])
 def test_a_row_alone_is_as_in_a_crowd(tried):
-    x, how = rows("random"), draws(12)
+    x, how = rows("random"), params(12)
     together = whole(x, how)
     for i in tried:
         way = how[i]
@@ -57,7 +57,7 @@ def test_a_row_alone_is_as_in_a_crowd(tried):
     ],
 )
 def test_poisoned_rows_fail_alone(count, at, poison):
-    y, how = rows("random", count), draws(count)
+    y, how = rows("random", count), params(count)
     y[1::2, at] = poison
     if poison is not torch.inf:
         y[1::2].view(torch.int32)[:, at] |= -(2**31)  # a NaN with its sign set
@@ -70,14 +70,14 @@ def test_poisoned_rows_fail_alone(count, at, poison):
 def test_says_when_nothing_is_left():
     x = torch.zeros(4, 6)
     every = tuple(range(6))
-    how = [Draw(t, 1, 1, forbidden=every, top_k=k) for t in (0.0, 1.0) for k in (-1, 3)]
+    how = [RowParams(t, 1, 1, forbidden=every, top_k=k) for t in (0.0, 1.0) for k in (-1, 3)]
     assert whole(x, how).tokens.tolist() == [-1] * 4
 
 
 def test_scores_given_tokens():
     x = rows("holes")
     tokens = [i * 701 % V for i in range(12)]
-    found = row_draws.score_tokens(x, tokens, Shard(0, V))
+    found = sample_rows.score_tokens(x, tokens, Shard(0, V))
     same_answers(found, answers(*prepare(x), torch.tensor(tokens)), "scores")
 
 
@@ -92,14 +92,14 @@ def test_scores_given_tokens():
     ],
 )
 def test_every_cut_of_the_vocabulary_answers_alike(kind, first, ranks, width):
-    x, how = rows(kind, 6), draws(6, first)
+    x, how = rows(kind, 6), params(6, first)
     tokens = [i * 701 % V for i in range(6)]
 
     def work(piece, shard):
         return (
-            row_draws.draw_rows(piece, how, shard).packed,
-            row_draws.score_tokens(piece, tokens, shard).packed,
-            *row_draws.top_of_rows(piece, [1, 4], 20, shard),
+            sample_rows.sample_rows(piece, how, shard).packed,
+            sample_rows.score_tokens(piece, tokens, shard).packed,
+            *sample_rows.top_of_rows(piece, [1, 4], 20, shard),
         )
 
     expected = work(x, Shard(0, V))
@@ -110,7 +110,7 @@ def test_every_cut_of_the_vocabulary_answers_alike(kind, first, ranks, width):
 @pytest.mark.parametrize("kind", ["random", "tied", "zeros"])
 def test_top_of_rows_is_the_cpus(kind):
     x = rows(kind)
-    found, expected = row_draws.top_of_rows(x, [0, 3], 20, Shard(0, V)), tops(x, [0, 3], 20)
+    found, expected = sample_rows.top_of_rows(x, [0, 3], 20, Shard(0, V)), tops(x, [0, 3], 20)
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
 
 
@@ -121,5 +121,5 @@ def test_near_ties_of_rough_scores_are_settled_by_exact_ones():
         x = torch.full((1, 4096), -5.0)
         x[0, 100], x[0, 1124] = 20.0 - noise[100], 20.0 - noise[1124] + delta
         scores = x[0] + noise
-        found = int(whole(x, [Draw(1.0, 3, 5)]).tokens)
+        found = int(whole(x, [RowParams(1.0, 3, 5)]).tokens)
         assert found == int(torch.argmax(scores)), delta

@@ -1,4 +1,4 @@
-"""The kernels that draw many rows, without a GPU: compiled for Hopper."""
+"""The kernels that sample many rows, without a GPU: compiled for Hopper."""
 
 import re
 
@@ -32,12 +32,12 @@ KERNELS = {
     ),
     "masses": (
         row_answers.weigh_rows, ROW | SHAPE | ANSWERS,
-        SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "DRAWN": False,
+        SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "RANDOM": False,
                  "WHOLE": False, "LISTED": False, "TOPS": 10}, 4,
     ),
-    "draws": (
+    "samples": (
         row_answers.weigh_rows, ROW | SHAPE | ANSWERS,
-        SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "DRAWN": True,
+        SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "RANDOM": True,
                  "WHOLE": True, "LISTED": True, "TOPS": 10}, 4,
     ),
     "answers": (
@@ -83,7 +83,7 @@ KERNELS = {
                           "ROW_BLOCK": 2048, "DIGITS": 2048, "ROWS": True}, 16,
     ),
 }  # fmt: skip
-FUSED = ("draws", "top")  # the fp64 logarithm is a sequence of fma's that asks for them
+FUSED = ("samples", "top")  # the fp64 logarithm is a sequence of fma's that asks for them
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
@@ -94,7 +94,7 @@ def test_a_kernel_compiles_without_float_atomics_fusion_or_spills(name):
     ptx, log = compile_for_hopper(kernel, types, constants, warps, 3)
     atomics = re.findall(r"(?<![a-z])(?:atom|red)\.[a-z0-9.:_]+", ptx)
     assert all(re.search(r"\.[us](32|64)$", atomic) for atomic in atomics), atomics
-    assert not atomics or name in ("count", "collect", "list", "rest", "masses", "draws"), atomics
+    assert not atomics or name in ("count", "collect", "list", "rest", "masses", "samples"), atomics
     assert name in FUSED or not re.search(r"fma\.rn\.f(32|64)", ptx)
     spilled = [int(count) for count in re.findall(r"(\d+) bytes spill stores", log)]
     assert spilled and max(spilled) == 0, log

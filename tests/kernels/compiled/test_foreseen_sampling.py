@@ -1,4 +1,4 @@
-"""No way of drawing that a request may ask for compiles a kernel while serving."""
+"""No way of sampling that a request may ask for compiles a kernel while serving."""
 
 from types import SimpleNamespace
 
@@ -10,12 +10,18 @@ pytest.importorskip("triton")
 from tests.lib.driverless import compile_for_hopper, take_gpu_kernels
 from tpdet.control.sampling_row import SamplingRow
 from tpdet.kernels.cuda.launch.recording import recording
-from tpdet.kernels.inputs.sampling import Draw
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
-from tpdet.models.warm_up import draw_every_kind_alone, draw_in_one_step, sizes
+from tpdet.models.warm_up import sample_every_kind_alone, sample_in_one_step, sizes
 from tpdet.request import SamplingParams
 from tpdet.runner.step.shared_rows import RowSharing
-from tpdet.sampling.sampler import draw, draw_columns, draw_likeliest, draw_shared, prompt_logprobs
+from tpdet.sampling.sampler import (
+    begin_sampling,
+    prompt_logprobs,
+    sample_columns,
+    sample_likeliest,
+    sample_shared,
+)
 
 VOCABULARY = 151_936  # passes over a row change form at 14, 28 and 56 rows
 MOST = 64
@@ -62,17 +68,19 @@ def test_every_kind_at_every_number_of_rows_is_foreseen(monkeypatch, tmp_path):
     compile_for_hopper(monkeypatch, tmp_path)
     take_gpu_kernels(monkeypatch)
     logits = torch.zeros(MOST, VOCABULARY)
-    mixed = asked(lambda: [draw_in_one_step(logits[:rows]) for rows in sizes(MOST)])
-    alone = asked(lambda: [draw_every_kind_alone(logits[:rows]) for rows in sizes(MOST)])
+    mixed = asked(lambda: [sample_in_one_step(logits[:rows]) for rows in sizes(MOST)])
+    alone = asked(lambda: [sample_every_kind_alone(logits[:rows]) for rows in sizes(MOST)])
     foreseen = mixed | alone
     late = {}
     for rows in (1, 7, 13, 14, 28, 55, 56, 64):
         part = logits[:rows]
         works = {
-            name: lambda part=part, params=params, rows=rows: draw(part, rows_of(params, rows))
+            name: lambda part=part, params=params, rows=rows: begin_sampling(
+                part, rows_of(params, rows)
+            )
             for name, params in KINDS.items()
         }
-        works["likeliest"] = lambda part=part: draw_likeliest(part, Shard(0, VOCABULARY))
+        works["likeliest"] = lambda part=part: sample_likeliest(part, Shard(0, VOCABULARY))
         works["given"] = lambda part=part, rows=rows: prompt_logprobs(part, [5] * rows, 3)
         for name, work in works.items():
             if new := {kernel for at, kernel in asked(work).items() if at not in foreseen}:
@@ -112,12 +120,12 @@ def test_every_kind_that_ranks_draw_together_is_foreseen(monkeypatch, tmp_path):
     for rows in (2, 14, 30, 56, 60, 112, 128):
         part, counts = logits[:rows], [0] * rows
         for name, params in kinds.items():
-            draws = [Draw(seed=1, position=2, **params[i % len(params)]) for i in range(rows)]
-            works = [lambda *of: draw_shared(*of, exchange, 0, 2, VOCABULARY)]
+            given = [RowParams(seed=1, position=2, **params[i % len(params)]) for i in range(rows)]
+            works = [lambda *of: sample_shared(*of, exchange, 0, 2, VOCABULARY)]
             if name in ("greedy", "plain"):
-                works.append(lambda *of: draw_columns(*of, shard))
+                works.append(lambda *of: sample_columns(*of, shard))
             for way, work in zip(("shares", "columns"), works, strict=False):
-                found = asked(lambda work=work, of=(part, draws, counts): work(*of))
+                found = asked(lambda work=work, of=(part, given, counts): work(*of))
                 if new := {kernel for at, kernel in found.items() if at not in foreseen}:
                     late[f"{name}, {rows} rows by {way}"] = new
     assert not late

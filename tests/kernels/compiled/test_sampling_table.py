@@ -1,0 +1,67 @@
+"""The table that the GPU's sampler reads: what it says of each row."""
+
+import math
+import random
+import struct
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+
+from tpdet.kernels.cuda.sampling import sample_rows
+from tpdet.kernels.inputs.row_params import RowParams
+
+VOCABULARY = 1000
+
+
+def table(params):
+    filtered = [
+        row for row, how in enumerate(params) if sample_rows._way_of(how, VOCABULARY).filters
+    ]
+    return sample_rows._row_table(params, [1], filtered, VOCABULARY), filtered
+
+
+def bits(value):
+    return struct.unpack("<i", struct.pack("<f", value))[0]
+
+
+def test_a_row_says_its_seed_place_and_parameters():
+    how = RowParams(0.7, (5 << 32) + 9, 31, choice=2, top_k=40, top_p=0.5, min_p=0.5)
+    numbers, filtered = table([RowParams(1.0, 1, 2), RowParams(0.0, 3, 4, top_k=5), how])
+    inf = bits(-float("inf"))
+    assert filtered == [2], "a greedy row is not filtered"
+    assert numbers[:12] == [1, 0, 2, 0, bits(1.0), 1, VOCABULARY, 1 << 30, inf, -1, -1, 0]
+    assert numbers[12:24] == [3, 0, 4, 0, bits(1.0), 0, VOCABULARY, 1 << 30, inf, 0, -1, 0]
+    distance = bits(math.log(0.5))
+    assert numbers[24:] == [9, 5, 31, 2, bits(0.7), 1, 40, 1 << 29, distance, -1, 0, 0]
+
+
+def test_top_k_of_the_whole_vocabulary_filters_nothing():
+    ways = (RowParams(1.0, 0, 0, top_k=VOCABULARY), RowParams(1.0, 0, 0, top_k=VOCABULARY - 1))
+    assert table(ways)[1] == [1]
+
+
+def test_a_step_of_likeliest_rows_has_the_table_of_its_rows():
+    how = RowParams(temperature=0.0, seed=0, position=0)
+    assert sample_rows._all_likeliest([how] * 5)
+    kept = sample_rows._likeliest_table(5, VOCABULARY, torch.device("cpu"))
+    assert kept.tolist() == sample_rows._row_table([how] * 5, [], [], VOCABULARY)
+    numbers = [bits(1.0), 0, VOCABULARY, 1 << 30, bits(-float("inf"))]
+    assert kept.tolist() == [0, 0, 0, 0, *numbers, -1, -1, 0] * 5
+
+
+def test_rows_that_are_not_all_the_likeliest_have_a_table_of_their_own():
+    how = RowParams(temperature=0.0, seed=0, position=0)
+    others = (
+        RowParams(1.0, 0, 0), RowParams(0.0, 0, 0, bias={3: 1.0}),
+        RowParams(0.0, 0, 0, forbidden=(2,)),
+        RowParams(0.0, 0, 0, repetition_penalty=1.5), RowParams(0.0, 0, 0, allowed=b"\xff" * 125),
+    )  # fmt: skip
+    place = random.Random(1)
+    for other in others:
+        params = [how] * 6
+        params[place.randrange(6)] = other
+        assert not sample_rows._all_likeliest(params)
+        assert not sample_rows._all_likeliest([other] * 6)
