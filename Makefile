@@ -38,26 +38,23 @@ test: setup
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist worksteal \
 	  -m "($(SPEED)) and interpreted" tests/kernels/interpreted || failed=1; \
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-	  -m "($(SPEED)) and not interpreted and not alone" || failed=1; \
+	  -m "($(SPEED)) and not interpreted and not gpu and not alone" || failed=1; \
 	$(PYTEST) -m "($(SPEED)) and alone" && test -z "$$failed"
 
 test-long:
 	$(MAKE) test SPEED="slow or not slow"
 
-# On a machine with a GPU: bits, accuracy and times of the kernels, then of the whole engine. Every
-# suite runs, also after one that failed. RESULTS=docs/results appends the rows of the bits there.
-GPU_SUITES := gemm attention sampler engine
-GPU_KERNELS := dependent gemm_columns attention_prefill attention_decode
+# On a machine with a GPU: bits and accuracy of the kernels and of the whole engine, then times.
+# Times run also after checks that failed. RESULTS=docs/results appends the rows of the checks there.
+GPU_TIMES := gemm attention attention_prefill attention_decode gemm_columns sampler
 RESULTS ?=
 
 test-gpu: setup
 	failed=; \
-	for suite in $(patsubst tests/gpu/%.py,%,$(wildcard $(GPU_KERNELS:%=tests/gpu/%.py))); do \
-	  $(BIN)/python -m tests.gpu.$$suite || failed="$$failed $$suite"; \
-	done; \
-	for suite in $(GPU_SUITES); do \
-	  $(BIN)/python -m tests.gpu.$$suite $(if $(RESULTS),--output $(RESULTS)) || \
-	    failed="$$failed $$suite"; \
+	$(PYTEST) -m gpu -o timeout=1300 tests/gpu $(if $(RESULTS),--results $(RESULTS)) || \
+	  failed=" bits"; \
+	for program in $(GPU_TIMES); do \
+	  $(BIN)/python -m tests.gpu.$$program || failed="$$failed $$program"; \
 	done; \
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 

@@ -1,18 +1,16 @@
-"""Decode attention and the rotation that stores, on a GPU: equal bits, then times in CUDA graphs.
+"""Decode attention and the rotation that stores, on a GPU: bits, and times in CUDA graphs.
 
-`python -m tests.gpu.attention_decode` holds every variant against the first two-kernel form and
-against prefill; one line a case, exit status 1 when one failed.
+The checks hold every variant against the first two-kernel form and against prefill;
+`python -m tests.gpu.attention_decode` prints times, one line a case.
 """
 
-import multiprocessing
 import random
 import sys
-import time
-from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
 from tests.gpu.checks import attempt, draw, failures, same
+from tests.gpu.suite import Check
 from tests.gpu.times import interleaved_medians
 from tests.kernels.interpreted.decode_reference import attend_reference
 from tpdet.kernels.cuda.attention import attention
@@ -31,7 +29,6 @@ WIDE = [
 NARROW = [Variant(16, w, s, fused=True) for w, s in ((2, 3), (4, 1))]
 VARIANTS = [*WIDE, *NARROW]
 PREFILL = Variant(64, 4, 2)
-_WORKERS = 10
 TIMED = [
     (1, 128), (16, 128), (64, 128), (256, 128), (1, 8192), (16, 8192), (64, 2048), (1, 32768),
     (1, 131072),
@@ -212,34 +209,27 @@ def decode_times(size, context):
     return "\n      ".join(lines)
 
 
-def bit_cases():
-    for kind in ("normal", "heavy", "cancelling", "tiny"):
-        yield f"every length, {kind}", every_length, kind, VARIANTS
-    yield "every length, window", every_length, "heavy", [WIDE[0], WIDE[3], NARROW[0]], 300
-    yield "every shape", every_shape
-    for variant in VARIANTS:
-        yield f"100 replays, {variant}", replayed, variant
-    yield "rotation bits", rotation_bits
-
-
-def check_bits():
-    """Each case in a process of its own, side by side: compiling takes most of the time."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(_WORKERS, context, max_tasks_per_child=1) as pool:
-        futures = [(name, pool.submit(*call)) for name, *call in bit_cases()]
-        for name, future in futures:
-            attempt(name, future.result, 240)
+def decode_checks():
+    """Every check of bits."""
+    window = "heavy", [WIDE[0], WIDE[3], NARROW[0]], 300
+    return [
+        *(
+            Check(f"every length, {kind}", every_length, (kind, VARIANTS))
+            for kind in ("normal", "heavy", "cancelling", "tiny")
+        ),
+        Check("every length, window", every_length, window),
+        Check("every shape", every_shape),
+        *(Check(f"100 replays, {variant}", replayed, (variant,)) for variant in VARIANTS),
+        Check("rotation bits", rotation_bits),
+    ]
 
 
 def main() -> int:
-    begin = time.perf_counter()
-    check_bits()
-    print(f"bits: {time.perf_counter() - begin:.0f} s", flush=True)
     for rows in (1, 16, 64, 256, 8192):
         attempt(f"rotation of {rows}", rotation_times, rows)
     for size, context in TIMED:
         attempt(f"batch {size} context {context}", decode_times, size, context)
-    print("FAILED: " + ", ".join(failures) if failures else "all equal")
+    print("FAILED: " + ", ".join(failures) if failures else "all timed")
     return 1 if failures else 0
 
 

@@ -1,21 +1,18 @@
-"""Prefill attention's forms on an H200: bits against the first form, then times beside SDPA.
+"""Prefill attention's forms on an H200: bits against the first form; times beside SDPA.
 
-python -m tests.gpu.attention_prefill [bits] [times]        both by default, half a minute
-
-Bits: every form in a process of its own. Times: CUDA graphs over rotating pages, interleaved
-with scaled_dot_product_attention pinned to cuDNN and to flash.
+`python -m tests.gpu.attention_prefill` times CUDA graphs over rotating pages, interleaved with
+scaled_dot_product_attention pinned to cuDNN and to flash.
 """
 
 import sys
-import time
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.gpu.attention_case import ALL_LONG, KINDS, PAGE, Case, draw, shuffled
-from tests.gpu.checks import attempt, failures, same
-from tests.gpu.suite import Check, side_by_side
+from tests.gpu.checks import attempt, same
+from tests.gpu.suite import Check, run_parts
 from tests.gpu.times import interleaved_medians
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant
@@ -131,37 +128,23 @@ def timed(prompts, length, head, copies, candidates):
     return Step(prompts, length, head, copies).times(candidates)
 
 
-def check_bits():
-    """Every form's bits; names of those that failed go into `failures`."""
+def prefill_checks():
+    """Every form's bits, once and again and again."""
     checks = [Check(name, same_bits_as_first, (v,)) for name, v in GROUPS.items()]
-    rows = side_by_side(checks, len(checks))
-    failures.extend(row["case"] for row in rows if not row["equal"])
     for name, variant in GROUPS.items():
-        attempt(f"again and again, {name}", same_bits_again_and_again, variant)
+        checks.append(Check(f"again and again, {name}", same_bits_again_and_again, (variant,)))
+    return checks
 
 
 def check_times():
-    """Speed of the forms whose bits are right; heads other than 128 have the table's alone."""
-    sound = {n: v for n, v in GROUPS.items() if n not in failures}
+    """Speed of every form; heads other than 128 have the table's alone."""
     for prompts, length, copies in ((1, 4096, 4), (1, 16384, 2), (2, 4096, 8)):
         name = f"{prompts} x {length} tokens, head 128"
-        attempt(name, timed, prompts, length, 128, copies, {"first form": FIRST} | sound)
+        attempt(name, timed, prompts, length, 128, copies, {"first form": FIRST} | GROUPS)
     for head in (64, 256):
         chosen = prefill_variant(torch.bfloat16, head, gpu_of(torch.device("cuda")))
         attempt(f"1 x 4096 tokens, head {head}", timed, 1, 4096, head, 2, {"table": chosen})
 
 
-def main(parts):
-    start = time.time()
-    print(torch.__version__, torch.cuda.get_device_name(), flush=True)
-    if "bits" in parts:
-        check_bits()
-        print(f"bits: {time.time() - start:.0f} s", flush=True)
-    if "times" in parts:
-        check_times()
-    print(f"{time.time() - start:.0f} s, failed: {', '.join(failures) or 'nothing'}", flush=True)
-    return 1 if failures else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or ["bits", "times"]))
+    sys.exit(run_parts("attention_prefill", {"times": check_times}, sys.argv[1:]))

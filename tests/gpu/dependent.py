@@ -1,21 +1,18 @@
 """Dependent launches on a GPU: the bits of plain ones, launched singly and out of a CUDA graph.
 
-    python -m tests.gpu.dependent          # about 20 seconds; exits 1 if anything failed
-
 A chain of a decode step's kernels writes over the same memory turn after turn, from inputs that
 change every turn: a program that read before its predecessor's stores were there would read another
 turn's values. That this would be noticed shows a reader that does not wait, after a kernel that
 lets it in early.
 """
 
-import sys
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from tests.gpu.checks import attempt, draw, failures
+from tests.gpu.checks import draw
+from tests.gpu.suite import Check
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
@@ -147,15 +144,14 @@ def one_that_does_not_is_noticed():
         raise AssertionError("nothing here shows whether a program waits")
 
 
-def main():
-    """All checks; the exit status."""
-    for rows in (1, 16, 64, 256):
-        attempt(f"a chain of {rows} rows", chains_have_the_bits_of_plain_launches, rows)
-    attempt("a reader that waits", a_program_that_waits_sees_everything)
-    attempt("a reader that does not", one_that_does_not_is_noticed)
-    print(f"{len(failures)} failed" if failures else "all equal", flush=True)
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def dependent_checks():
+    """Every check."""
+    chains = [
+        Check(f"a chain of {rows} rows", chains_have_the_bits_of_plain_launches, (rows,))
+        for rows in (1, 16, 64, 256)
+    ]
+    return [
+        *chains,
+        Check("a reader that waits", a_program_that_waits_sees_everything),
+        Check("a reader that does not", one_that_does_not_is_noticed),
+    ]

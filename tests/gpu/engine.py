@@ -1,21 +1,15 @@
 """The whole engine on one GPU: bits over every circumstance, the sampler, accuracy.
 
-python -m tests.gpu.engine             everything
-python -m tests.gpu.engine bits        bits and accuracy; --output FILE.json appends their rows
-
 Tensor-parallel sizes above 1 run as threads of this process on the one GPU.
 """
 
 import random
-import sys
-import tempfile
-from pathlib import Path
 
 import torch
 
 from tests.gpu.checks import poisoned_workspaces
 from tests.gpu.engine_parts import check_sampler, check_tables
-from tests.gpu.suite import Check, run_suite
+from tests.gpu.suite import Check
 from tests.lib.engine_harness import Run, ask
 from tests.lib.thread_world import run_threads
 from tpdet.comm.world.world import SoloWorld
@@ -188,11 +182,19 @@ def check_accuracy(folder, family, dtype):
     return {"value": error, "unit": "relative error", "limit": limit, **peer}
 
 
+SIZES = {"hidden": 512, "layers": 2, "kv_heads": 2, "head_dim": 64}
+
+
+def make_models(folder):
+    """The models of `engine_checks`."""
+    for family in FAMILIES:
+        make_model(folder / family, like=family, **SIZES)
+    make_model(folder / "window", like="mistral", sliding_window=100, **SIZES)
+
+
 def engine_checks(folder):
-    """Every check, the longest first; models are made in `folder`."""
-    sizes = {"hidden": 512, "layers": 2, "kv_heads": 2, "head_dim": 64}
-    models = {f: make_model(folder / f, like=f, **sizes) for f in FAMILIES}
-    models["window"] = make_model(folder / "w", like="mistral", sliding_window=100, **sizes)
+    """Every check, the longest first; their models are in `folder`."""
+    models = {name: folder / name for name in (*FAMILIES, "window")}
     checks = [
         Check(f"{family} {dtype}", check_circumstances, (model, dtype))
         for family, model in models.items()
@@ -207,13 +209,3 @@ def engine_checks(folder):
             name = f"accuracy {family} {dtype}"
             checks.append(Check(name, check_accuracy, (folder, family, dtype)))
     return [*checks, Check("sampler", check_sampler), Check("rotary tables", check_tables)]
-
-
-def main(arguments):
-    """Run the suite on models of its own."""
-    with tempfile.TemporaryDirectory() as name:
-        return run_suite("engine", lambda: engine_checks(Path(name)), {}, arguments, ("bits",))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

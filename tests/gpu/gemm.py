@@ -1,7 +1,5 @@
-"""GEMMs, folds, norms and SiLU on a GPU: bits, accuracy, then times beside cuBLAS and the floor.
+"""GEMMs, folds, norms and SiLU on a GPU: checks of bits and accuracy; times beside cuBLAS.
 
-python -m tests.gpu.gemm            everything, about two minutes
-python -m tests.gpu.gemm bits       bits and accuracy; --output FILE.json appends their rows
 python -m tests.gpu.gemm times      times of the table's choices
 python -m tests.gpu.gemm sweep      times of every variant, best first: what the table rests on
 """
@@ -12,7 +10,7 @@ from tests.gpu.column_bits import column_checks
 from tests.gpu.gemm_times import check_times, sweep
 from tests.gpu.leaf_bits import leaf_checks
 from tests.gpu.norm_bits import norm_checks
-from tests.gpu.suite import run_suite
+from tests.gpu.suite import run_parts
 
 
 def all_checks():
@@ -21,4 +19,5 @@ def all_checks():
 
 
 if __name__ == "__main__":
-    sys.exit(run_suite("gemm", all_checks, {"times": check_times, "sweep": sweep}, sys.argv[1:]))
+    parts = {"times": check_times, "sweep": sweep}
+    sys.exit(run_parts("gemm", parts, sys.argv[1:] or ["times"]))

@@ -1,7 +1,7 @@
-"""Column products on a GPU: bits of every candidate, then the table's choice beside `linear`.
+"""Column products on a GPU: bits of every candidate; the table's choice beside `linear`.
 
-python -m tests.gpu.gemm_columns                bits, then times with this GPU's committed table
-python -m tests.gpu.gemm_columns TABLE.json     the same with another table
+python -m tests.gpu.gemm_columns                times with this GPU's committed table
+python -m tests.gpu.gemm_columns TABLE.json     bits, then times, with another table
 python -m tests.gpu.gemm_columns candidates     the fastest candidates of the narrow shards
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from tests.gpu.checks import attempt, draw, failures, same
+from tests.gpu.suite import Check
 from tests.gpu.times import interleaved_medians
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.gemm import column as gemm
@@ -177,14 +178,32 @@ def more_jobs():
 
 
 def main(arguments):
-    print(torch.__version__, torch.cuda.get_device_name(), flush=True)
-    begin = time.time()
     if arguments[:1] == ["candidates"]:
         show_candidates()
         return 0
-    table = None
     if arguments:
-        table = shape_table.parse_table(Path(arguments[0]).read_text(), arguments[0])
+        check_bits(shape_table.parse_table(Path(arguments[0]).read_text(), arguments[0]))
+    else:
+        attempt("admission", the_table_is_admitted, None)
+    check_times()
+    print(f"failed: {', '.join(failures) or 'nothing'}", flush=True)
+    return 1 if failures else 0
+
+
+def column_checks():
+    """One check, for its kernels are compiled together."""
+    return [Check("with this GPU's committed table", all_bits, (), 1200.0)]
+
+
+def all_bits():
+    check_bits(None)
+    if failures:
+        raise AssertionError(", ".join(failures))
+
+
+def check_bits(table):
+    """Bits of every candidate and of a table, None being this GPU's; `failures` names the wrong."""
+    begin = time.time()
     device = torch.device("cuda", torch.cuda.current_device())
     jobs = compile_jobs(tuned_products(MODELS, RANKS), 8192, device) | more_jobs()
     print(f"{len(jobs)} kernels, {precompile(jobs)} refused")
@@ -197,9 +216,6 @@ def main(arguments):
     attempt("library", the_library_is_judged)
     attempt("admission", the_table_is_admitted, table)
     print(f"bits: {time.time() - begin:.0f} s", flush=True)
-    check_times()
-    print(f"{time.time() - begin:.0f} s, failed: {', '.join(failures) or 'nothing'}", flush=True)
-    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The sampler's kernels on a GPU: bits against the CPU's path, then times.
+"""The sampler's kernels on a GPU: bits against the CPU's path.
 
-python -m tests.gpu.sampler [bits|times] [--output FILE.json]; times are in `sampler_times.py`
+python -m tests.gpu.sampler times them, by `sampler_times.py`.
 """
 
 import sys
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from tests.gpu.checks import attempt, same
-from tests.gpu.suite import Check, run_suite
+from tests.gpu.suite import Check, run_parts
 from tests.kernels.interpreted.masses import masses_are_rounded_conversions
 from tests.kernels.interpreted.sampling_oracle import (
     answers,
@@ -219,4 +219,4 @@ def all_times():
 
 
 if __name__ == "__main__":
-    sys.exit(run_suite("sampler", checks, {"times": all_times}, sys.argv[1:]))
+    sys.exit(run_parts("sampler", {"times": all_times}, sys.argv[1:]))

@@ -3,16 +3,19 @@
 import json
 import os
 import random
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from tests.gpu import attention_lengths, checks, suite
-from tests.gpu.attention_bits import attention_checks
+from tests.gpu import attention_lengths, checks, conftest
 from tests.gpu.checks import outcome, poisoned_workspaces, same, surrounded
-from tests.gpu.engine import engine_checks
-from tests.gpu.gemm import all_checks
-from tests.gpu.suite import Check, run_suite, side_by_side
+from tests.gpu.suite import Check, run_parts, side_by_side
+from tests.gpu.test_bits import SUITES, names, prepare
+from tests.lib.tree import ROOT
 from tpdet.kernels.cpu.attention import attention
 from tpdet.kernels.cpu.pointwise import embedding
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
@@ -23,16 +26,40 @@ from tpdet.verify.spec import Machine
 def no_gpu(monkeypatch):
     """What the suites ask of a GPU besides kernels."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Test")
-    monkeypatch.setattr(suite, "machine", lambda device, ranks: Machine(gpu="NVIDIA Test", gpus=1))
+    monkeypatch.setattr(conftest, "machine", lambda *_: Machine(gpu="NVIDIA Test", gpus=1))
     monkeypatch.setattr(checks, "failures", [])
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
 
 
-def test_every_suite_lists_checks_with_names_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.gpu.engine.make_model", lambda folder, **_: folder)
-    for found in (all_checks(), attention_checks(), engine_checks(tmp_path)):
-        names = [check.name for check in found]
-        assert len(set(names)) == len(names) > 20
+def test_every_suite_lists_checks_with_names_of_their_own(tmp_path):
+    for suite in SUITES.values():
+        found = [check.name for check in suite(tmp_path)]
+        assert found and len(set(found)) == len(found)
+    assert len(names()) > 150
+    assert not any(tmp_path.iterdir()), "a list makes models"
+
+
+def test_the_engine_suite_finds_the_models_that_are_made_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.gpu.engine.make_model", lambda folder, **_: folder.mkdir())
+    prepare(tmp_path, ["gemm: shards"])
+    assert not any(tmp_path.iterdir())
+    prepare(tmp_path, ["engine: sampler"])
+    used = {check.arguments[0] for check in SUITES["engine"](tmp_path) if check.arguments}
+    assert used == {tmp_path, *tmp_path.iterdir()}
+
+
+def test_pytest_collects_every_check_and_none_passes_without_a_gpu():
+    """Nor does one run that nobody asked for: `make test` and a bare pytest leave them out."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu"]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*command, "tests/gpu"], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert done.returncode == 1 and "no GPU here" in done.stdout and "passed" not in done.stdout
+    assert f"{len(names())} errors" in done.stdout
+    assert all(f"::test_a_check_of_bits[{name}]" in done.stdout for name in names())
+    for file in ("pyproject.toml", "Makefile"):
+        assert "not gpu" in (ROOT / file).read_text()
 
 
 def test_a_check_becomes_a_row_whether_it_fails_or_not(no_gpu):
@@ -49,29 +76,44 @@ def test_a_check_becomes_a_row_whether_it_fails_or_not(no_gpu):
     assert not row["equal"] and "zeros: 1 of 3 differ, first at (1,)" in row["error"]
 
 
-def test_a_suite_appends_its_rows_and_fails_with_a_check(no_gpu, tmp_path, monkeypatch):
-    serial = lambda found, workers: [outcome(c.name, c.function, *c.arguments) for c in found]
-    monkeypatch.setattr(suite, "side_by_side", serial)
-    listed, timed = [Check("good", dict), Check("bad", int, ("x",))], []
-    output = tmp_path / "bits.json"
-    others = {"times": lambda: timed.append(1)}
-    code = run_suite("gemm", lambda: listed, others, ["bits", "--output", str(output)])
-    assert code == 1 and not timed
-    (run,) = json.loads(output.read_text())
-    assert (run["bench"], run["command"]) == ("bits", "python -m tests.gpu.gemm bits")
-    assert [(row["case"], row["equal"]) for row in run["rows"]] == [
+def test_each_suite_appends_a_run_of_its_rows(no_gpu, tmp_path):
+    rows = {
+        "gemm: good": outcome("good", dict),
+        "gemm: bad": outcome("bad", int, "x"),
+        "engine: sampler": outcome("sampler", dict),
+    }
+    conftest.record(tmp_path / "bits.json", rows)
+    gemm, engine = json.loads((tmp_path / "bits.json").read_text())
+    assert (gemm["bench"], gemm["command"]) == ("bits", "pytest -m gpu tests/gpu -k gemm")
+    assert [(row["case"], row["equal"]) for row in gemm["rows"]] == [
         ("gemm: good", True),
         ("gemm: bad", False),
     ]
-    assert run_suite("gemm", lambda: listed, others, ["bits", "times", "--only", "good"]) == 0
-    assert timed
+    assert [row["case"] for row in engine["rows"]] == ["engine: sampler"]
 
 
-def test_a_check_has_a_process_of_its_own_and_may_die_in_it(capfd):
-    found = side_by_side([Check("dies", os._exit, (3,)), Check("lives", str, ("4 cases",))], 2)
-    assert found[0] == {"case": "dies", "equal": False, "error": "the process died"}
-    assert (found[1]["case"], found[1]["equal"], found[1]["note"]) == ("lives", True, "4 cases")
-    assert "FAIL  dies" in capfd.readouterr().out
+def test_a_timing_program_runs_the_parts_that_are_named(no_gpu, monkeypatch):
+    timed = []
+    parts = {"times": lambda: timed.append("times"), "sweep": lambda: timed.append("sweep")}
+    assert run_parts("gemm", parts, ["sweep"]) == 0 and timed == ["sweep"]
+    assert run_parts("gemm", parts, []) == 0 and timed == ["sweep", "times", "sweep"]
+    monkeypatch.setattr("tests.gpu.suite.failures", ["times"])
+    assert run_parts("gemm", parts, ["times"]) == 1
+    with pytest.raises(SystemExit):
+        run_parts("gemm", parts, ["bits"])
+
+
+def test_a_check_has_a_process_of_its_own_and_may_die_in_it():
+    with ThreadPoolExecutor(3) as threads:
+        listed = [
+            Check("dies", os._exit, (3,)),
+            Check("lives", str, ("4 cases",)),
+            Check("hangs", time.sleep, (600,), 1.0),
+        ]
+        died, lived, hung = (row.result() for row in side_by_side(listed, threads))
+    assert died == {"case": "dies", "equal": False, "error": "the process died"}
+    assert (lived["case"], lived["equal"], lived["note"]) == ("lives", True, "4 cases")
+    assert hung == {"case": "hangs", "equal": False, "error": "no answer in 1 s"}
 
 
 def test_poison_fills_outputs_and_finds_what_is_written_beside_them():

@@ -84,6 +84,7 @@ def test_stock_arithmetic_differs_under_mpirun_too(tiny_model, tmp_path):
 
 @needs_mpirun
 @pytest.mark.slow
+@pytest.mark.timeout(2500)  # 163 processes of 35 worlds: 12 minutes of processor time
 def test_every_launcher_transport_and_layout_of_nodes_gives_one_digest(tiny_model, tmp_path):
     output = tmp_path / "verify.json"
     with slurm_cluster(tmp_path / "slurm") as environment:
@@ -114,6 +115,7 @@ def test_every_launcher_transport_and_layout_of_nodes_gives_one_digest(tiny_mode
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1300)
 def test_sixteen_ranks_of_sixteen_leaves_fold_in_two_levels_as_in_one(tiny_model, tmp_path):
     output = tmp_path / "verify.json"
     model = tiny_model("llama", heads=16, intermediate=512)

@@ -1,0 +1,82 @@
+"""What the documents say of the tree: files, modules, commands and make targets they name exist.
+What the planner says of its figures: the files they come from exist, and go as far as it notes.
+
+Not looked at: `docs/journal.md`, which is dated, and `docs/gpu.md`, which quotes its measurements'
+commits. Flags and numbers are not checked here.
+"""
+
+import json
+import re
+from functools import cache
+
+import pytest
+
+from tests.lib.tree import ROOT
+from tpdet import cli
+
+OF_THEIR_TIME = ("journal.md", "gpu.md")
+DOCUMENTS = [
+    ROOT / "README.md",
+    *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in OF_THEIR_TIME),
+]
+FILE = re.compile(r"`(\w[\w./-]*\.(?:py|md|json|sh|toml|svg|css|sbatch|ya?ml))`")
+LINK = re.compile(r"\]\(((?!\w+:)[^)#\s]+)")
+MODULE = re.compile(r"\b(?:tests|tpdet)(?:\.[a-z]\w*)+\b")
+COMMAND = re.compile(r"(?:^\s*|`)tpdet ([a-z][\w-]*)", re.MULTILINE)
+TARGET = re.compile(r"(?:^\s*|`)make ([\w-]+)", re.MULTILINE)
+OF_MODELS_AND_RUNS = {"config.json", "tokenizer.json", "ready.json", "exit.json"}
+"""Files of a checkpoint or of a run directory, which no clone has."""
+
+
+@cache
+def tree():
+    """Every file of the clone that a document may name, by its name alone."""
+    tops = ("tpdet", "kernels", "comm", "launch", "tests", "scripts", "docs", "configs", "deploy")
+    return {path.name for top in tops for path in (ROOT / top).rglob("*.*")}
+
+
+def there(name):
+    """Whether a document may name this file: from the root, from `tpdet`, or by its name alone."""
+    if "/" in name:
+        return any((ROOT / top / name).exists() for top in (".", "tpdet", "docs"))
+    return name in tree() or (ROOT / name).exists()
+
+
+def is_module(name):
+    """Whether a dotted name is a module, or something that a module defines."""
+    for path in (ROOT.joinpath(*name.split(".")), ROOT.joinpath(*name.split(".")[:-1])):
+        if path.is_dir() or path.with_suffix(".py").exists():
+            return True
+    return False
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_what_a_document_names_exists(document):
+    text = document.read_text()
+    files = {name for name in FILE.findall(text) if name.split("/")[-1] not in OF_MODELS_AND_RUNS}
+    missing = [f"no file {name}" for name in files if not there(name)]
+    links = {*LINK.findall(text)}
+    missing += [f"no file {name}" for name in links if not (document.parent / name).exists()]
+    missing += [f"no module {name}" for name in {*MODULE.findall(text)} if not is_module(name)]
+    commands = {*re.findall(r"^  tpdet ([a-z-]+)", cli.OVERVIEW, re.MULTILINE)}
+    missing += [f"no command tpdet {name}" for name in {*COMMAND.findall(text)} - commands]
+    targets = {*re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)}
+    missing += [f"no target {name}" for name in {*TARGET.findall(text)} - targets]
+    assert not missing, "\n".join(sorted(missing))
+
+
+def test_a_name_that_is_not_there_is_found():
+    assert there("kernels/ops.py") and there("README.md") and there("exchange_time.py")
+    assert not there("kernels/nothing.py") and not there("nothing.py")
+    assert is_module("tpdet.serve") and is_module("tpdet.launch.submit")
+    assert is_module("tests.gpu.sustained") and not is_module("tests.nothing.sustained")
+    assert COMMAND.findall("`tpdet frobnicate x`\n    tpdet serve M") == ["frobnicate", "serve"]
+    assert TARGET.findall("`make tea`\nmake test") == ["tea", "test"]
+
+
+def test_the_planner_names_the_files_of_its_constants_and_how_far_they_go():
+    constants = json.loads((ROOT / "tpdet/planner/constants/h200.json").read_text())
+    assert constants["sources"] and all(there(each["file"]) for each in constants["sources"])
+    runs = json.loads((ROOT / "docs/results/allreduce.h200.json").read_text())
+    note = "exchanges of more than {} GPUs were not measured".format(max(r["gpus"] for r in runs))
+    assert note in (ROOT / "tpdet/planner/plan.py").read_text()
