@@ -1,4 +1,4 @@
-"""The one format of log lines, for every process of a server:
+"""The log of every process of a server: one format of lines, written by a thread.
 
     2026-11-22 14:50:29.123 INFO    [rank 0] listening at http://127.0.0.1:8000
 
@@ -10,9 +10,9 @@ import logging
 import os
 import queue
 import sys
-import threading
 import time
 import traceback
+from logging.handlers import QueueHandler, QueueListener
 from types import TracebackType
 
 MAX_LINES = 4096
@@ -20,47 +20,52 @@ _LEVEL_WIDTH = len("WARNING")
 _FLUSH_SECONDS = 0.2
 
 
-class Log(logging.Handler):
+class Log(QueueHandler):
     """Writes to `descriptor` from a thread; when nobody reads, lines are dropped and counted."""
 
+    queue: "queue.Queue[logging.LogRecord]"
+
     def __init__(self, descriptor: int, who: str, lines: int = MAX_LINES) -> None:
-        super().__init__()
+        super().__init__(queue.Queue(lines))
         self.setFormatter(LineFormatter(who))
         self.dropped = 0
-        self._descriptor = descriptor
-        self._lines: queue.Queue[str] = queue.Queue(lines)
-        threading.Thread(target=self._write, name="log", daemon=True).start()
+        QueueListener(self.queue, _Writer(descriptor, self)).start()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Queue a line; drop it if there are too many."""
-        try:
-            self._lines.put_nowait(self.format(record))
-        except queue.Full:
-            self.dropped += 1
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Count a line that cannot be queued; logging's own handler would write to stderr here."""
+        self.dropped += 1
 
     def flush(self) -> None:
-        """Wait a moment for what is queued; before a line that must come last."""
+        """Wait a moment for the queued lines; to be called before a line that must come last."""
         self.finish(_FLUSH_SECONDS)
 
     def finish(self, seconds: float) -> None:
-        """Wait until what was queued is written, for at most `seconds`."""
+        """Wait until the queued lines are written, for at most `seconds`."""
         deadline = time.monotonic() + seconds
-        while self._lines.unfinished_tasks and time.monotonic() < deadline:
+        while self.queue.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.005)
 
-    def _write(self) -> None:
-        told = 0
-        while True:
-            text = self._lines.get() + "\n"
-            if self.dropped > told:
-                told, missed = self.dropped, self.dropped - told
-                lost = f"{missed} log lines were dropped, nobody read them"
-                text += self.format(_warning(lost)) + "\n"
-            try:
-                _write_all(self._descriptor, text.encode("utf-8", "backslashreplace"))
-            except OSError:
-                self.dropped += 1
-            self._lines.task_done()
+
+class _Writer(logging.Handler):
+    """The end of the queue: writes formatted lines, and how many were dropped before each."""
+
+    def __init__(self, descriptor: int, log: Log) -> None:
+        super().__init__()
+        self._descriptor, self._log = descriptor, log
+        self._reported = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line; this may wait for the reader for ever."""
+        text = f"{record.msg}\n"
+        dropped = self._log.dropped
+        if dropped > self._reported:
+            lost = f"{dropped - self._reported} log lines were dropped, nobody read them"
+            self._reported = dropped
+            text += self._log.format(_warning(lost)) + "\n"
+        try:
+            _write_all(self._descriptor, text.encode("utf-8", "backslashreplace"))
+        except OSError:
+            self._log.dropped += 1
 
 
 class LineFormatter(logging.Formatter):
