@@ -32,7 +32,7 @@ from tpdet.launch.ranks.pinned import pin_environment
 from tpdet.server.leader.bridge import Bridge
 from tpdet.server.leader.canary import Canary
 from tpdet.server.leader.drain import Drain
-from tpdet.server.leader.idle_checks import Books
+from tpdet.server.leader.idle_checks import IdleChecks
 from tpdet.server.leader.reload import Reload
 from tpdet.server.leader.start import (
     acting_at_start,
@@ -149,9 +149,9 @@ def _lead(
     log_model(settings.served_name, engine, environment)
     _log.info("%s at %s, run directory %s", settings.served_name, port.url, run.path)
     drain = Drain(signals, run, settings.server.drain_timeout)
-    books = Books(engine, settings.engine.step_timeout / 4)
+    idle_checks = IdleChecks(engine, settings.engine.step_timeout / 4)
     reload = Reload(run, engine, bridge, canary, announce)
-    serve(engine, bridge, drain, pulse, canary, books, reload)
+    serve(engine, bridge, drain, pulse, canary, idle_checks, reload)
     if not environment.one_host:
         engine.heartbeat()  # a rank lost on another host means 75, not a drain
     run.decide_exit(0, "drained", 0)
@@ -167,14 +167,14 @@ def serve(
     drain: Drain,
     pulse: "Pulse",
     canary: Canary,
-    books: Books,
+    idle_checks: IdleChecks,
     reload: Reload,
 ) -> None:
     """Rank 0's loop: take in, step, hand out; returns when a drain is complete."""
     while True:
         drain.look(engine)
         reload.look()
-        bridge.state = state(drain, canary, books, reload)
+        bridge.state = state(drain, canary, idle_checks, reload)
         if bridge.state != "reloading":
             reload.refuse(f"the server is {bridge.state}")
         bridge.report(engine, canary_mismatches=canary.mismatches, **engine.gauges)
@@ -195,11 +195,11 @@ def serve(
             return
         else:
             pulse.beat_if_due()
-            books.look_if_due()
+            idle_checks.check_if_due()
         drain.force_if_overdue(engine)
 
 
-def state(drain: Drain, canary: Canary, books: Books, reload: Reload) -> str:
+def state(drain: Drain, canary: Canary, idle_checks: IdleChecks, reload: Reload) -> str:
     """What clients are told of the server: "accepting", or why it takes no requests."""
     if drain.begun:
         return "draining"
@@ -207,7 +207,7 @@ def state(drain: Drain, canary: Canary, books: Books, reload: Reload) -> str:
         return "reloading"
     if not canary.healthy:
         return "unusable" if canary.failed else "untrusted"
-    if not books.sound:
+    if not idle_checks.sound:
         return "damaged"
     return "reloading" if reload.begun else "accepting"
 

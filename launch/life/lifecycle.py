@@ -87,8 +87,8 @@ def end_process(
 ) -> NoReturn:
     """End this rank, and with it the server on this host, because of `error`. From any thread.
 
-    Writes exit.json unless a rank has decided before, runs `before_exit` (what still can be told
-    to clients; its failure is ignored), prints what ended the server as the last line of standard
+    Writes exit.json unless a rank has decided before, runs `before_exit` (whose failure is
+    ignored), prints what ended the server as the last line of standard
     error unless another does (the rank that decided, or the supervisor), then SIGKILLs all other
     local ranks (rank 0 after two seconds, within which it may tell clients) and ends with the
     decided code. Without a run directory of its own (`run` is None) a rank ends alone.

@@ -108,7 +108,7 @@ def test_the_deciding_ranks_code_and_message_are_passed_on(
         assert found == {"event": "fatal", "code": name, "exit": code, "rank": rank}
         assert it.errors.count('"fatal"') == 1 and "torch" not in it.errors
         assert it.living() == []
-        assert (it.run.path / f"last words of {rank}").exists()
+        assert (it.run.path / f"clients told by {rank}").exists()
 
 
 def test_a_stop_signal_reaches_a_watching_thread_while_the_main_thread_waits(tmp_path):

@@ -43,7 +43,7 @@ def main() -> int:
     except Exception as error:
 
         def before_exit() -> None:
-            (run.path / f"last words of {environment.rank}").touch()
+            (run.path / f"clients told by {environment.rank}").touch()
             raise ValueError("ignored: the end goes on")
 
         end_process(run, environment.rank, error, before_exit)

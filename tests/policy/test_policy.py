@@ -242,8 +242,6 @@ LONG = {
     "kernels/cuda/sampling/row_passes.py: weighed_answers",
     "tpdet/engine/engine.py: Engine",
     "tpdet/llm/model.py: __init__",
-    "tpdet/server/front/metrics.py: __init__",
-    "tpdet/synthetic/make_model.py: make_model",
 }
 """What is longer still, to be cut: nothing may be added."""
 

@@ -43,7 +43,7 @@ def single(value: float) -> float:
 
 
 class FakeEngine:
-    damaged_after = 0  # looks at the books after which they are damaged; 0: never
+    damaged_after = 0  # integrity checks after which one fails; 0: never
     drift_after = 0  # answers to the canary after which all log-probabilities are wrong; 0: none
 
     def __init__(self, vocab_size: int, eos: int, max_model_len: int, max_queue: int, seats: int):

@@ -163,11 +163,11 @@ def test_an_answer_goes_with_the_facts_of_the_moment_it_was_accepted():
         try:
             client._take(starts[0])
             client.say_serving()
-            ticket = client.submit((request,), "g")
+            handle = client.submit((request,), "g")
             client._take(starts[1])
-            assert ticket.facts is None
+            assert handle.facts is None
             client._take(Accepted("g", 1))
-            assert await ticket.accepted == 1 and ticket.facts is starts[1]
+            assert await handle.accepted == 1 and handle.facts is starts[1]
         finally:
             client.shut()
 
@@ -221,7 +221,7 @@ def test_a_server_that_never_was_cannot_be_asked(tmp_path):
     assert "out of range" in reload(nobody, "--patience", "-1", code=2)
 
 
-def test_books_that_are_damaged_close_the_server_and_its_log_says_how(tmp_path):
+def test_damaged_page_tables_close_the_server_and_its_log_says_how(tmp_path):
     server = Server(tmp_path, "--step-timeout", "2.5", damaged_after=2)
     try:
         assert server.complete().status_code == 200
@@ -235,7 +235,7 @@ def test_books_that_are_damaged_close_the_server_and_its_log_says_how(tmp_path):
         assert server.stop() == 0
 
 
-def test_sound_books_leave_it_open(tmp_path):
+def test_whole_page_tables_leave_it_open(tmp_path):
     server = Server(tmp_path, "--step-timeout", "2.5")
     try:
         time.sleep(1.0)

@@ -1,13 +1,14 @@
 """Small random checkpoints, complete Hugging Face directories: the demo's and the tests' models.
 
-Weights are drawn so that answers are worth comparing: projections keep the size of what they read,
-norm weights lie around 1, and logits spread over several units, neither uniform nor one-hot.
+The random weights make answers worth comparing: projections keep the size of their input, norm
+weights lie around 1, and logits spread over several units, neither uniform nor one-hot.
 """
 
 import json
 import os
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,63 +25,85 @@ _CLASSES = {
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
 }
+_DTYPES = ("float32", "bfloat16", "float16")
 _INTERMEDIATE_GROUP = 128
 _MIN_VOCABULARY = 1024
 _LOGIT_SPREAD = 3.0
 
 
-def make_model(
-    directory: Path | str,
-    *,
-    like: str,
-    hidden: int = 512,
-    layers: int = 4,
-    heads: int = 8,
-    kv_heads: int | None = None,
-    head_dim: int = 64,
-    intermediate: int | None = None,
-    vocab: int = 2048,
-    context: int = 4096,
-    seed: int = 0,
-    dtype: str = "float32",
-    shards: int = 1,
-    tie: bool | None = None,
-    rope_scaling: dict[str, Any] | None = None,
-    sliding_window: int | None = None,
-) -> Path:
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A model to be made: its family (`like`), its sizes and its dtype.
+
+    kv_heads: half the heads by default; intermediate: a multiple of 128 near 3 * hidden; tie
+    (whether the output head is the embedding): only Qwen2 by default. Raises UsageError for values
+    that tpdet could not serve.
+    """
+
+    like: str
+    hidden: int = 512
+    layers: int = 4
+    heads: int = 8
+    kv_heads: int | None = None
+    head_dim: int = 64
+    intermediate: int | None = None
+    vocab: int = 2048
+    context: int = 4096
+    dtype: str = "float32"
+    tie: bool | None = None
+    rope_scaling: dict[str, Any] | None = None
+    sliding_window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.like not in _CLASSES:
+            raise UsageError(f"like {self.like!r}: use one of {', '.join(_CLASSES)}")
+        if self.heads < 1 or self.key_heads < 1 or self.heads % self.key_heads:
+            raise UsageError(
+                f"{self.key_heads} key heads do not divide {self.heads} attention heads"
+            )
+        if self.head_dim not in HEAD_SIZES:
+            sizes = ", ".join(map(str, HEAD_SIZES))
+            raise UsageError(f"head_dim {self.head_dim}: use one of {sizes}")
+        if self.middle % _INTERMEDIATE_GROUP:
+            raise UsageError(f"intermediate {self.middle}: use a multiple of {_INTERMEDIATE_GROUP}")
+        if self.vocab < _MIN_VOCABULARY:
+            raise UsageError(f"vocab {self.vocab}: use at least {_MIN_VOCABULARY}")
+        if self.dtype not in _DTYPES:
+            raise UsageError(f"dtype {self.dtype!r}: use float32, bfloat16 or float16")
+
+    @property
+    def key_heads(self) -> int:
+        """Key and value heads."""
+        return self.kv_heads or max(1, self.heads // 2)
+
+    @property
+    def middle(self) -> int:
+        """Columns between the two products of the MLP."""
+        groups = -(-3 * self.hidden // _INTERMEDIATE_GROUP)
+        return self.intermediate or groups * _INTERMEDIATE_GROUP
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output head is the embedding."""
+        return self.like == "qwen2" if self.tie is None else self.tie
+
+
+def make_model(directory: Path | str, *, seed: int = 0, shards: int = 1, **shape: Any) -> Path:
     """Write a checkpoint of a family: config, safetensors (in `shards` files), tokenizer.
 
-    kv_heads: half the heads by default; intermediate: a multiple of 128 near 3 * hidden; tie: only
-    Qwen2 by default. The directory appears whole or not at all. Raises UsageError for values that
-    tpdet could not serve and for a directory that is not empty.
+    shape: the fields of `Shape`. The directory appears whole or not at all. Raises UsageError for
+    values that tpdet could not serve and for a directory that is not empty.
     """
     directory = Path(directory)
-    kv_heads = kv_heads or max(1, heads // 2)
-    intermediate = intermediate or -(-3 * hidden // _INTERMEDIATE_GROUP) * _INTERMEDIATE_GROUP
-    tie = like == "qwen2" if tie is None else tie
-    _check(like, heads, kv_heads, head_dim, intermediate, vocab, shards, dtype)
+    model = Shape(**shape)
+    if shards < 1:
+        raise UsageError(f"shards {shards}: use at least 1")
     if directory.exists() and any(os.scandir(directory)):
         raise UsageError(f"{directory} is not empty: choose another directory or remove it")
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
-        special = train_tokenizer(temporary, vocab)
-        config = _config(
-            like,
-            hidden,
-            layers,
-            heads,
-            kv_heads,
-            head_dim,
-            intermediate,
-            vocab,
-            context,
-            dtype,
-            tie,
-            rope_scaling,
-            sliding_window,
-            special,
-        )
+        config = _config(model, train_tokenizer(temporary, model.vocab))
         _write_json(temporary / "config.json", config)
         _write_json(
             temporary / "generation_config.json",
@@ -97,92 +120,51 @@ def make_model(
     return directory
 
 
-def _check(
-    like: str,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    intermediate: int,
-    vocab: int,
-    shards: int,
-    dtype: str,
-) -> None:
-    if like not in _CLASSES:
-        raise UsageError(f"like {like!r}: use one of {', '.join(_CLASSES)}")
-    if heads < 1 or kv_heads < 1 or heads % kv_heads:
-        raise UsageError(f"{kv_heads} key heads do not divide {heads} attention heads")
-    if head_dim not in HEAD_SIZES:
-        raise UsageError(f"head_dim {head_dim}: use one of {', '.join(map(str, HEAD_SIZES))}")
-    if intermediate % _INTERMEDIATE_GROUP:
-        raise UsageError(f"intermediate {intermediate}: use a multiple of {_INTERMEDIATE_GROUP}")
-    if vocab < _MIN_VOCABULARY:
-        raise UsageError(f"vocab {vocab}: use at least {_MIN_VOCABULARY}")
-    if shards < 1:
-        raise UsageError(f"shards {shards}: use at least 1")
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise UsageError(f"dtype {dtype!r}: use float32, bfloat16 or float16")
-
-
-def _config(
-    like: str,
-    hidden: int,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    intermediate: int,
-    vocab: int,
-    context: int,
-    dtype: str,
-    tie: bool,
-    rope_scaling: dict[str, Any] | None,
-    sliding_window: int | None,
-    special: dict[str, int],
-) -> dict[str, Any]:
+def _config(model: Shape, special: dict[str, int]) -> dict[str, Any]:
     """config.json in the style that transformers 4 and 5 both read."""
-    architecture, model_type = _CLASSES[like]
+    architecture, model_type = _CLASSES[model.like]
     config: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": model_type,
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
+        "vocab_size": model.vocab,
+        "hidden_size": model.hidden,
+        "intermediate_size": model.middle,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.key_heads,
+        "head_dim": model.head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": context,
+        "max_position_embeddings": model.context,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
-        "rope_scaling": rope_scaling,
-        "tie_word_embeddings": tie,
-        "torch_dtype": dtype,
+        "rope_scaling": model.rope_scaling,
+        "tie_word_embeddings": model.tied,
+        "torch_dtype": model.dtype,
         "use_cache": True,
         "bos_token_id": special["bos_token_id"],
         "eos_token_id": special["eos_token_id"],
     }
-    if like == "mistral":
-        config["sliding_window"] = sliding_window
-    elif like.startswith("qwen"):
+    if model.like == "mistral":
+        config["sliding_window"] = model.sliding_window
+    elif model.like.startswith("qwen"):
         config |= {
-            "use_sliding_window": sliding_window is not None,
-            "sliding_window": sliding_window,
-            "max_window_layers": layers // 2,
+            "use_sliding_window": model.sliding_window is not None,
+            "sliding_window": model.sliding_window,
+            "max_window_layers": model.layers // 2,
         }
-    elif sliding_window is not None:
+    elif model.sliding_window is not None:
         raise UsageError("llama has no sliding window: use mistral or a qwen")
-    if like in ("llama", "qwen3"):
+    if model.like in ("llama", "qwen3"):
         config["attention_bias"] = False
     return config
 
 
 def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: int) -> None:
-    """Draw every tensor and save them, in order, over `shards` files."""
+    """Make every tensor and save them, in order, in `shards` files."""
     generator = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, config["torch_dtype"])
     tensors = {
-        name: _draw(name, shape, generator).to(dtype) for name, shape in _shapes(config).items()
+        name: _random(name, shape, generator).to(dtype) for name, shape in _shapes(config).items()
     }
     names = list(tensors)
     if shards > len(names):
@@ -230,7 +212,7 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     values = torch.randn(shape, generator=generator)
     if name.endswith("norm.weight"):
         return 1.0 + 0.1 * values

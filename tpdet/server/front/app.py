@@ -1,4 +1,4 @@
-"""The application: which path does what. What is common to all requests is settled in the gate."""
+"""The application: a handler for each path; the request middleware does what all have in common."""
 
 import asyncio
 from dataclasses import dataclass, replace

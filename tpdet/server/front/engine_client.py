@@ -1,7 +1,7 @@
 """The HTTP process's side of the bridge: submits groups of requests, hands out what comes back.
 
 A group is one HTTP request: its prompts are admitted together under one seed. Its handler reads
-the outputs through a `Ticket`.
+the outputs through a `ResponseHandle`.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from tpdet.errors import IntegrityError
 from tpdet.request import Request
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.front.pace import SLICE_SECONDS
-from tpdet.server.front.response_handle import Output, Ticket
+from tpdet.server.front.response_handle import Output, ResponseHandle
 from tpdet.server.wire import protocol
 from tpdet.server.wire.limits import MAX_MESSAGE_BYTES
 from tpdet.server.wire.problems import from_code
@@ -47,8 +47,8 @@ class EngineClient:
         self.status = protocol.Status("starting", 0, 0, {})
         self.heard = time.monotonic()
         self.started, self.stopped = asyncio.Event(), asyncio.Event()
-        self._tickets: dict[str, Ticket] = {}
-        self._owners: dict[str, Ticket] = {}
+        self._handles: dict[str, ResponseHandle] = {}
+        self._owners: dict[str, ResponseHandle] = {}
         self._pending = 0
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
@@ -65,7 +65,7 @@ class EngineClient:
 
     def hung(self, patience: float) -> bool:
         """Whether requests are open and the engine has been silent for `patience` seconds."""
-        return bool(self._tickets) and time.monotonic() - self.heard > patience
+        return bool(self._handles) and time.monotonic() - self.heard > patience
 
     @property
     def approximate(self) -> bool:
@@ -99,25 +99,25 @@ class EngineClient:
                 "engine_overloaded", f"{self.max_queue} requests wait already: try again later"
             )
 
-    def submit(self, requests: tuple[Request, ...], group_id: str) -> Ticket:
-        """Send a group to the engine; the ticket's `accepted` tells what became of it."""
+    def submit(self, requests: tuple[Request, ...], group_id: str) -> ResponseHandle:
+        """Send a group to the engine; the handle's `accepted` tells what became of it."""
         self.check_open(len(requests))
-        ticket = Ticket(self, group_id, requests, self.metrics.clock(time.monotonic()))
-        self._tickets[group_id] = ticket
+        handle = ResponseHandle(self, group_id, requests, self.metrics.clock(time.monotonic()))
+        self._handles[group_id] = handle
         for request in requests:
-            self._owners[request.request_id] = ticket
+            self._owners[request.request_id] = handle
         self._pending += len(requests)
         self._send(protocol.Submit(group_id, requests))
-        return ticket
+        return handle
 
-    def close(self, ticket: Ticket) -> None:
+    def close(self, handle: ResponseHandle) -> None:
         """Forget a group, aborting in the engine what nobody will read."""
-        if self._tickets.pop(ticket.group_id, None) is None:
+        if self._handles.pop(handle.group_id, None) is None:
             return
-        self._answered(ticket)
-        for request_id in ticket.request_ids:
+        self._answered(handle)
+        for request_id in handle.request_ids:
             self._owners.pop(request_id, None)
-        for request_id in ticket.open_requests:
+        for request_id in handle.open_requests:
             self.abort(request_id)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -129,8 +129,8 @@ class EngineClient:
         if self.dead is not None:
             return
         self.dead, self.state = (code, message), "dead"
-        for ticket in list(self._tickets.values()):
-            ticket.fail(from_code(code, message))
+        for handle in list(self._handles.values()):
+            handle.fail(from_code(code, message))
         self.stopped.set()
 
     def say_hello(self) -> None:
@@ -189,9 +189,9 @@ class EngineClient:
                 self.facts = message
                 self.started.set()
             case protocol.Stop():
-                for ticket in list(self._tickets.values()):
-                    if ticket.open_requests:
-                        ticket.fail(from_code("draining", "the server has shut down"))
+                for handle in list(self._handles.values()):
+                    if handle.open_requests:
+                        handle.fail(from_code("draining", "the server has shut down"))
                 self.state = "draining"
                 self.stopped.set()
             case protocol.Dead():
@@ -200,22 +200,22 @@ class EngineClient:
     def _settle(
         self, group_id: str, seed: int | None = None, problem: Exception | None = None
     ) -> None:
-        ticket = self._tickets.get(group_id)
-        if ticket is None or ticket.accepted.done():
+        handle = self._handles.get(group_id)
+        if handle is None or handle.accepted.done():
             return
-        self._answered(ticket)
+        self._answered(handle)
         if seed is not None:
-            ticket.facts = self.facts  # the weights it runs on: a reload waits until it is done
-            ticket.accepted.set_result(seed)
+            handle.facts = self.facts  # the weights it runs on: a reload waits until it is done
+            handle.accepted.set_result(seed)
         elif problem is not None:
-            for request_id in ticket.request_ids:
-                ticket.failed_request(request_id, problem)
+            for request_id in handle.request_ids:
+                handle.failed_request(request_id, problem)
 
-    def _answered(self, ticket: Ticket) -> None:
+    def _answered(self, handle: ResponseHandle) -> None:
         """The engine's own count includes the group from now on, or it never will."""
-        if ticket.pending:
-            ticket.pending = False
-            self._pending -= len(ticket.request_ids)
+        if handle.pending:
+            handle.pending = False
+            self._pending -= len(handle.request_ids)
 
     def _deliver(self, message: protocol.Outputs) -> None:
         self.metrics.step(message.step_seconds)

@@ -12,7 +12,7 @@ from tpdet.control.sampling_row import SampledToken
 from tpdet.request import TokenOutput
 from tpdet.server.body.prepare import Call
 from tpdet.server.front.answers import ChoiceWriter, Json, envelope, usage
-from tpdet.server.front.engine_client import EngineClient, Ticket
+from tpdet.server.front.engine_client import EngineClient, ResponseHandle
 from tpdet.server.front.middleware import ClientGone
 from tpdet.server.front.pace import Pace
 from tpdet.server.front.response_handle import Output
@@ -69,17 +69,17 @@ class GenerationResponse(Response):
         """Answer. Raises ApiError before the first byte, ClientGone when nobody reads."""
         outcome = "aborted"
         try:
-            with self._client.submit(self._call.requests, self._call.group_id) as ticket:
-                self._gone.add_done_callback(lambda _: ticket.fail(ClientGone()))
-                seed = await ticket.accepted
+            with self._client.submit(self._call.requests, self._call.group_id) as handle:
+                self._gone.add_done_callback(lambda _: handle.fail(ClientGone()))
+                seed = await handle.accepted
                 # Not those that the call was checked against: weights may have been reloaded since.
-                self._facts = ticket.facts or self._facts
+                self._facts = handle.facts or self._facts
                 self._client.metrics.prompt_tokens.count(usage(self._call, 0)["prompt_tokens"])
                 if self._call.stream:
                     scope["tpdet_probe"] = b":\n\n"  # a comment
-                    outcome = await self._stream(ticket, seed, send)
+                    outcome = await self._stream(handle, seed, send)
                 else:
-                    outcome = await self._whole(ticket, seed, scope, send)
+                    outcome = await self._whole(handle, seed, scope, send)
         except ApiError:
             outcome = "failed"
             raise
@@ -88,10 +88,10 @@ class GenerationResponse(Response):
             counts = self._usage()
             scope["tpdet"].tokens = counts["prompt_tokens"], counts["completion_tokens"]
 
-    async def _whole(self, ticket: Ticket, seed: int, scope: Scope, send: Send) -> str:
+    async def _whole(self, handle: ResponseHandle, seed: int, scope: Scope, send: Send) -> str:
         """Send the answer, in one part if it is small or for HTTP/1.0; the outcome."""
         while not self._finished:
-            async for _ in self._pace.slices(self._taken(ticket, await ticket.outputs())):
+            async for _ in self._pace.slices(self._taken(handle, await handle.outputs())):
                 pass
         receipt = await self._receipt(seed)
         chunks = self._pace.chunks(json_pieces(self._answer(seed, receipt)))
@@ -110,13 +110,13 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": first, "more_body": False})
         return "completed"
 
-    async def _stream(self, ticket: Ticket, seed: int, send: Send) -> str:
+    async def _stream(self, handle: ResponseHandle, seed: int, send: Send) -> str:
         """Send the events; the outcome: "failed" if an error event was the last one."""
         chunk = envelope(self._call, seed, self._fingerprint, stream=True)
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
             while not self._finished:
-                taken = self._taken(ticket, await ticket.outputs())
+                taken = self._taken(handle, await handle.outputs())
                 await self._send_all(self._events(chunk, taken), send)
             chunk["tpdet"] = await self._receipt(seed)
             await self._send_all(self._last_event(chunk), send)
@@ -140,7 +140,7 @@ class GenerationResponse(Response):
         if self._gone.done():
             raise ClientGone
 
-    def _taken(self, ticket: Ticket, outputs: list[Output]) -> Iterator[_Taken | None]:
+    def _taken(self, handle: ResponseHandle, outputs: list[Output]) -> Iterator[_Taken | None]:
         """Feed what has come to the assemblers; stop in the engine what a stop string ended."""
         for output in outputs:
             if isinstance(output, PromptPart):
@@ -149,7 +149,7 @@ class GenerationResponse(Response):
                 continue
             delta = self._assemblers[output.request_id].push(output)
             if delta is not None and delta.abort:
-                ticket.stop(output.request_id, output.choice)
+                handle.stop(output.request_id, output.choice)
             yield None if delta is None else (output, delta)
 
     def _events(self, chunk: Json, outputs: Iterator[_Taken | None]) -> Iterator[str]:

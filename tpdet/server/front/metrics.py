@@ -34,6 +34,24 @@ REQUEST_BUCKETS = (
     480.0, 960.0, 1920.0,
 )  # fmt: skip
 
+_HELP = {
+    "time_to_first_token_seconds":
+        "Time from a request's arrival in the queue to its first token, in seconds",
+    "inter_token_seconds": "Time between two tokens of a choice, in seconds",
+    "request_seconds":
+        "Time from a request's arrival in the queue to the end of each of its choices, in seconds",
+    "step_seconds": "Time of one engine step, in seconds",
+    "prompt_tokens": "Prompt tokens of admitted requests",
+    "generation_tokens": "Generated tokens",
+    "requests": "Requests that reached the engine, by how they ended: completed, aborted or failed",
+    "rejected": "HTTP requests that were refused before the engine ran them, by the error's code",
+    "batch_swing":
+        "Change of the mean batch size between the last two windows of 10 seconds, as a share of "
+        "the former (0 to 1 and above)",
+    "batch_swing_alarms":
+        "Windows of 10 seconds whose mean batch size changed by more than --batch-swing-alarm",
+}  # fmt: skip
+
 
 class Clock:
     """Times one group of requests: to the first token, and between the tokens of each choice."""
@@ -78,68 +96,35 @@ class _Pair:
 
 
 class Metrics:
-    """All metrics of one HTTP process, in a registry of its own."""
+    """All metrics of one HTTP process."""
 
     def __init__(self, model_name: str, status: Callable[[], Status]) -> None:
-        # A process has one such set: without this every series had a second one, `..._created`.
+        # Without this call every series has a second one, `..._created`.
         disable_created_metrics()
         self._registry = CollectorRegistry(auto_describe=False)
         self._model = {"model_name": model_name}
-        self._first = self._histograms(
-            "time_to_first_token_seconds",
-            FIRST_TOKEN_BUCKETS,
-            "Time from a request's arrival in the queue to its first token, in seconds",
-        )
+        self._first = self._histograms("time_to_first_token_seconds", FIRST_TOKEN_BUCKETS)
         self._inter = self._histograms(
-            "inter_token_seconds",
-            INTER_TOKEN_BUCKETS,
-            "Time between two tokens of a choice, in seconds",
-            "inter_token_latency_seconds",
+            "inter_token_seconds", INTER_TOKEN_BUCKETS, "inter_token_latency_seconds"
         )
         self._whole = self._histograms(
-            "request_seconds",
-            REQUEST_BUCKETS,
-            "Time from a request's arrival in the queue to the end of each of its choices, in "
-            "seconds",
-            "e2e_request_latency_seconds",
+            "request_seconds", REQUEST_BUCKETS, "e2e_request_latency_seconds"
         )
         self._step = Histogram(
-            "tpdet_step_seconds",
-            "Time of one engine step, in seconds",
-            buckets=FIRST_TOKEN_BUCKETS,
-            registry=self._registry,
+            *_named("step_seconds"), buckets=FIRST_TOKEN_BUCKETS, registry=self._registry
         )
-        self.prompt_tokens = self._pair("prompt_tokens", "Prompt tokens of admitted requests")
-        self.generation_tokens = self._pair("generation_tokens", "Generated tokens")
-        self._requests = Counter(
-            "tpdet_requests",
-            "Requests that reached the engine, by how they ended: completed, aborted or failed",
-            ["outcome"],
-            registry=self._registry,
-        )
-        self._rejected = Counter(
-            "tpdet_rejected",
-            "HTTP requests that were refused before the engine ran them, by the error's code",
-            ["code"],
-            registry=self._registry,
-        )
+        self.prompt_tokens = self._pair("prompt_tokens")
+        self.generation_tokens = self._pair("generation_tokens")
+        self._requests = Counter(*_named("requests"), ["outcome"], registry=self._registry)
+        self._rejected = Counter(*_named("rejected"), ["code"], registry=self._registry)
         self._success = Counter(
             "vllm:request_success",
             "Finished choices, by their finish reason",
             ["model_name", "finished_reason"],
             registry=self._registry,
         )
-        self._swing = Gauge(
-            "tpdet_batch_swing",
-            "Change of the mean batch size between the last two windows of "
-            "10 seconds, as a share of the former (0 to 1 and above)",
-            registry=self._registry,
-        )
-        self._swing_alarms = Counter(
-            "tpdet_batch_swing_alarms",
-            "Windows of 10 seconds whose mean batch size changed by more than --batch-swing-alarm",
-            registry=self._registry,
-        )
+        self._swing = Gauge(*_named("batch_swing"), registry=self._registry)
+        self._swing_alarms = Counter(*_named("batch_swing_alarms"), registry=self._registry)
         self._registry.register(EngineCollector(status, model_name))
 
     def clock(self, started: float) -> Clock:
@@ -193,19 +178,23 @@ class Metrics:
             yield metric.name + suffix, metric.type, labels, metric.documentation
 
     def _histograms(
-        self, ours: str, buckets: tuple[float, ...], text: str, theirs: str | None = None
+        self, ours: str, buckets: tuple[float, ...], theirs: str | None = None
     ) -> tuple[Histogram, Histogram]:
-        mine = Histogram(f"tpdet_{ours}", text, buckets=buckets, registry=self._registry)
+        mine = Histogram(*_named(ours), buckets=buckets, registry=self._registry)
         other = Histogram(
             f"vllm:{theirs or ours}",
-            text,
+            _HELP[ours],
             ["model_name"],
             buckets=buckets,
             registry=self._registry,
         )
         return mine, other.labels(**self._model)
 
-    def _pair(self, name: str, text: str) -> _Pair:
-        mine = Counter(f"tpdet_{name}", text, registry=self._registry)
-        other = Counter(f"vllm:{name}", text, ["model_name"], registry=self._registry)
+    def _pair(self, name: str) -> _Pair:
+        mine = Counter(*_named(name), registry=self._registry)
+        other = Counter(f"vllm:{name}", _HELP[name], ["model_name"], registry=self._registry)
         return _Pair(mine, other.labels(**self._model))
+
+
+def _named(name: str) -> tuple[str, str]:
+    return f"tpdet_{name}", _HELP[name]

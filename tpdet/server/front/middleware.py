@@ -35,7 +35,7 @@ class ClientGone(Exception):
 
 @dataclass
 class Exchange:
-    """What the gate hands to a handler.
+    """What the middleware hands to a handler.
 
     `body` is the parsed object; of a large body (see limits) it is empty, `data` then being what
     another process parses. `gone` resolves when the client closes the connection;
@@ -58,7 +58,7 @@ class Exchange:
             self.hold.release()
 
 
-class Gate:
+class RequestMiddleware:
     """Wraps the application; `routes` are the application's own, so no path is listed twice."""
 
     def __init__(

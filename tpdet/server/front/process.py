@@ -33,7 +33,7 @@ from tpdet.server.front.large_bodies import LargeBodies
 from tpdet.server.front.log import log_loop_problem, open_log
 from tpdet.server.front.memory import give_back, limit_arenas
 from tpdet.server.front.metrics import Metrics
-from tpdet.server.front.middleware import Gate
+from tpdet.server.front.middleware import RequestMiddleware
 from tpdet.server.front.statistics_line import StatisticsLine
 from tpdet.server.http1.held_bytes import HeldBytes
 from tpdet.server.http1.protocol import GuardedProtocol
@@ -162,7 +162,7 @@ async def _serve(
 
 def _make_server(config: ProcessConfig, services: Services) -> HttpServer:
     app = make_app(services)
-    gate = Gate(
+    middleware = RequestMiddleware(
         app,
         app.routes,
         KeyRing(config.key_digests),
@@ -170,13 +170,13 @@ def _make_server(config: ProcessConfig, services: Services) -> HttpServer:
         services.client.metrics.rejected,
     )
     GuardedProtocol.header_timeout = config.header_timeout
-    # The gate's own timer answers 408 first.
+    # The middleware's own timer answers 408 first.
     GuardedProtocol.body_timeout = config.body_timeout + 1.0
     GuardedProtocol.slow_reader_timeout = config.slow_reader_timeout
     GuardedProtocol.held = HeldBytes(config.held_bytes)
     return HttpServer(
         uvicorn.Config(
-            gate,
+            middleware,
             http=GuardedProtocol,
             ws="none",
             lifespan="off",

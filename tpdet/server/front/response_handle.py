@@ -1,6 +1,6 @@
-"""A ticket: what the handler of one HTTP request holds while the engine works for it.
+"""The response handle: what the handler of one HTTP request holds while the engine works for it.
 
-It gathers the outputs of a group of requests, and aborts whatever is unfinished when it is closed.
+It gathers the outputs of a group of requests. Closing it aborts what is unfinished.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ Output = PromptPart | TokenOutput
 
 
 class Connection(Protocol):
-    """What a ticket asks of the connection it came from."""
+    """What a handle asks of the connection it came from."""
 
-    def close(self, ticket: "Ticket") -> None:
+    def close(self, handle: "ResponseHandle") -> None:
         """Forget the group and abort what still runs."""
         ...
 
@@ -28,7 +28,7 @@ class Connection(Protocol):
         ...
 
 
-class Ticket:
+class ResponseHandle:
     """The outputs of one group. Use as a context manager: leaving it aborts what still runs.
 
     `facts` are those of the engine that accepted it, once it has.
@@ -54,7 +54,7 @@ class Ticket:
         self._wake = asyncio.Event()
         self._clock = clock
 
-    def __enter__(self) -> "Ticket":
+    def __enter__(self) -> "ResponseHandle":
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""Idle time is used to look through the engine's books; what is found closes the server."""
+"""Integrity checks of the page tables while the server is idle; a finding closes the server."""
 
 import logging
 import time
@@ -12,34 +12,34 @@ if TYPE_CHECKING:
 _log = logging.getLogger("tpdet.server")
 
 
-class Books:
+class IdleChecks:
     """Runs `Engine.check_integrity` every `interval` seconds of an idle server.
 
-    A finding is never forgotten: pages that are not whose the books say could answer one request
-    with another's, so the server takes no more requests and its log says what was found.
+    A finding is never forgotten. A page that is not the one its table names could answer one
+    request with another's text, so the server takes no more requests and its log names the finding.
     """
 
     def __init__(self, engine: "Engine", interval: float) -> None:
         self._engine, self._interval = engine, interval
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         self.finding: str | None = None
 
     @property
     def sound(self) -> bool:
-        """Whether nothing was found so far."""
+        """Whether no check has found anything so far."""
         return self.finding is None
 
-    def look_if_due(self) -> None:
-        """Look, if it is time; to be called when the engine has nothing to do."""
+    def check_if_due(self) -> None:
+        """Check, if it is time; to be called when the engine has nothing to do."""
         now = time.monotonic()
-        if not self.sound or now - self._looked < self._interval:
+        if not self.sound or now - self._checked < self._interval:
             return
-        self._looked = now
+        self._checked = now
         try:
             self._engine.check_integrity()
         except IntegrityError as error:
             self.finding = str(error)
             _log.error(
-                "the engine's books are damaged: %s; the server takes no more requests, restart it",
+                "the page tables are damaged: %s; the server takes no more requests, restart it",
                 error,
             )
