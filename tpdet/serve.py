@@ -1,4 +1,4 @@
-"""`python -m tpdet.serve`: what every rank runs, under torchrun, srun or mpirun, or alone.
+"""`python -m tpdet.serve`: the program of every rank, under torchrun, srun or mpirun, or alone.
 
 Rank 0 talks to the HTTP process and decides; the others execute its plans. Every refusal happens
 before the port opens; every fatal error ends all streams with an error, then all local ranks.

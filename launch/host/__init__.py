@@ -1,1 +1,1 @@
-"""What this host knows: processes, listening sockets, files read and written with care."""
+"""Facts of this host: processes, listening sockets, files that are read and written safely."""

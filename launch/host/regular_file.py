@@ -1,4 +1,4 @@
-"""Files that are opened without waiting: a named pipe in a file's place would hold a start up."""
+"""Opens regular files only: a named pipe in a file's place would make a start wait for ever."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Files that are complete when their name appears: written beside it, then renamed."""
+"""Atomic file writes: a temporary file is written beside the target, then renamed."""
 
 import json
 import os

@@ -1,9 +1,9 @@
-"""Fault points: what a test asks to go wrong, at which rank and step; strictly parsed.
+"""Fault injection for tests: parses which fault happens, at which rank and step.
 
 TPDET_FAULTS holds faults separated by ";", each "rank=R,step=S,action=A" with exactly these
-fields, in this order. A fault happens once, at the first plan of step S or later. Honoured only by
-a server started with --allow-faults; anywhere else the variable is an error, so that none is
-forgotten in an environment.
+fields, in this order. A fault happens once, at the first plan of step S or later. Only a server
+started with --allow-faults reads the variable. Anywhere else it is an error, so that no fault stays
+behind in an environment.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""`tpdet reload` and the server it speaks to: two files in the run directory, which is its owner's.
+"""The files in the run directory by which `tpdet reload` asks a server for other weights.
 
-    reload.json        {"id", "model", "patience"}: what is wanted; one at a time
-    reload-done.json   {"id", "exit", "code", "message", "system_fingerprint"}: what became of it
+    reload.json        {"id", "model", "patience"}: the request; one at a time
+    reload-done.json   {"id", "exit", "code", "message", "system_fingerprint"}: its result
 
-Whoever may write into the run directory (mode 0700) may reload, as they may stop the server; no
-port and no socket is involved, so no API key is either.
+Whoever may write into the run directory (mode 0700) may reload and stop the server. No port or
+socket is involved, and hence no API key.
 """
 
 import os

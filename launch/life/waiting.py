@@ -1,4 +1,4 @@
-"""Progress of a start: after a silence the last line is said again, with its age."""
+"""Repeats the last log line, with its age, while a start takes long."""
 
 import logging
 import threading

@@ -1,1 +1,1 @@
-"""Which rank a process is, and on which node, by what its launcher told it."""
+"""Which rank a process is, and on which node, as its launcher's environment says."""

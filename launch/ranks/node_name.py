@@ -1,7 +1,7 @@
-"""What the nodes of a job are called: in errors, so that an operator knows where to look.
+"""Names of a job's nodes, for errors that tell an operator where to look.
 
-A node is called as TPDET_NODE says, else as Slurm's daemon on it is (SLURMD_NODENAME), else by its
-host name, which is what MPI calls a processor. Containers of several hosts may all be called
+A node's name is TPDET_NODE, else Slurm's (SLURMD_NODENAME), else its host name, which is what MPI
+calls a processor. Containers of several hosts may all be called
 "localhost": the launcher's number tells them apart (torchrun's GROUP_RANK, SLURM_NODEID), else the
 kernel that they run on, its network namespace, and what Hydra calls the host. A rank's number tells
 nothing of its node: launchers deal ranks out to nodes in any order.

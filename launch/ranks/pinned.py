@@ -1,6 +1,6 @@
-"""The environment that every rank runs in, whoever started it: one table, and its check.
+"""The environment variables that every rank runs with: one table, and its check.
 
-What may change a bit is compared over all ranks besides (tpdet.comm.agreement).
+tpdet.comm.agreement also compares, over all ranks, whatever may change a bit.
 """
 
 import os

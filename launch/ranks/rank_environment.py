@@ -1,4 +1,4 @@
-"""A process's place among the ranks, as its launcher told it."""
+"""The rank, the sizes and the meeting point of a process, as its launcher set them."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
-"""The ranks of a world on this host, started as this process's own children.
+"""Starts the ranks of a world on this host, as children of this process.
 
-Nothing listens so that they can meet: they come to a file in a folder that nobody else may enter,
-where torchrun's agent would open a store on every address.
+The ranks meet at a file in a private folder, so nothing listens on a port. torchrun's agent would
+open a store on every address.
 
     python -m tpdet.launch.start.local_ranks 4 -m tpdet.verify.rank FOLDER
 

@@ -1,4 +1,4 @@
-"""The sbatch scripts of `launch/start/templates`, filled in for one job, and their submission.
+"""Fills in the sbatch scripts of `launch/start/templates` for one job, and submits them.
 
 A template is a complete script that `sbatch` takes as it is. Filling it in changes its #SBATCH
 lines, names this Python, and sets the server's flags where the script's own arguments stood.

@@ -1,4 +1,4 @@
-"""Starting a server from Python with submitit, on Slurm or on this host.
+"""Starts a server from Python with submitit, on Slurm or on this host.
 
 submitit (the extra `slurm`) sends the function below to the tasks; what it writes into its folder
 is its own format, to be kept private. Each task then becomes the parent of one rank.

@@ -1,7 +1,8 @@
-"""What `tpdet serve --tp N` runs: start the ranks, signal them, outlive them.
+"""The supervisor of `tpdet serve --tp N`: it starts the ranks, signals them and outlives them.
 
-Signals go to the ranks, whose pids are in the run directory. Nothing stays behind: the ranks die
-with the supervisor, and it adopts and ends whatever is left. It prints the last line, for all.
+Signals go to the ranks, whose pids are in the run directory. No process stays
+behind: the ranks die with the supervisor, and it adopts and ends their orphans. It alone prints the
+last line.
 """
 
 import logging

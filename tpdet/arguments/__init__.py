@@ -1,1 +1,1 @@
-"""What users write, checked: command lines, sampling parameters, vLLM's names for them."""
+"""Checks of what users write: command lines, sampling parameters, vLLM's names for them."""

@@ -1,5 +1,7 @@
-"""argparse as this package's commands use it: `_` and `-` are one in flags, unknown names get a
-suggestion, mistakes are UsageErrors, and help shows each flag's type, choices and default.
+"""The argument parser of all commands, made from argparse.
+
+`_` and `-` are one in flags, unknown names get a suggestion, mistakes are UsageErrors, and help
+shows each flag's type, choices and default.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How tokens are drawn and when to stop: the parameters of one request, checked when made."""
+"""`SamplingParams`: how one request's tokens are sampled, and when it stops."""
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence

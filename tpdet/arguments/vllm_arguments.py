@@ -1,5 +1,6 @@
-"""What vLLM's users write by habit: short names of dtypes, sizes such as 2k, arguments for what is
-always on here or never happens. Shared by the command line, the environment, files and `LLM`.
+"""vLLM's spellings that tpdet accepts: short dtypes, sizes such as 2k, arguments without an effect.
+
+The command line, the environment, configuration files and `LLM` share them.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Sampling parameters of vLLM's that are none here, and which of their values ask for nothing."""
+"""vLLM's sampling parameters that tpdet lacks, and their values that change nothing."""
 
 from collections.abc import Iterable
 

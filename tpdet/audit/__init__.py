@@ -1,1 +1,1 @@
-"""What names an answer's bits: receipts and replay digests."""
+"""Receipts and replay digests: short names for the bits of an answer."""

@@ -1,4 +1,4 @@
-"""What names the bits of an answer: contract, weights and architecture, in one short string.
+"""The system fingerprint: contract, weights and architecture of an answer in one short string.
 
 `system_fingerprint` holds what may change bits and nothing that may not: not the tensor-parallel
 size, the load, the host or the transport.

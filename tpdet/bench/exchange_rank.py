@@ -1,8 +1,8 @@
 """One rank that times the exchange: `torchrun ... -m tpdet.bench.exchange_rank SPEC RESULT`.
 
-An exchange folds everyone's fp32 sums, adds the residual stream and norms it. Beside it, in turn
-and in graphs: the gathered form, and NCCL's bf16 all-reduce, with the norm kernel after it and
-alone. The bytes of ours are compared with the gathered form's first.
+An exchange folds all ranks' fp32 sums, adds the residual stream and norms it. CUDA graphs time it
+in turn with the gathered form and with NCCL's bf16 all-reduce, with and without the norm kernel
+after it. Our bytes are first compared with those of the gathered form.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Times of the engine's steps: decode by batch and context, and prefill.
 
 A step's time is what a client sees: from the end of one step to the end of the next, in steady
-state. Where the engine launches a step ahead, that is shorter than a step's way through it.
+state. An engine that launches a step ahead makes it shorter than the latency of one step.
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""What a benchmark world of ranks is told, and what it reports: plain data in JSON files."""
+"""The work of a benchmark's ranks, and their results, as plain data in JSON files."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""A running OpenAI-compatible server as these clients see it: JSON there and back, or a stream."""
+"""HTTP to a running OpenAI-compatible server: a JSON answer, or a stream of events."""
 
 import http.client
 import json

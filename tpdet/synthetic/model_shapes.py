@@ -1,4 +1,4 @@
-"""Configurations of well-known models, to be run with drawn weights (`--load-format dummy`).
+"""Configurations of well-known models, for random weights (`--load-format dummy`).
 
 Only `config.json` is written: no weights and no tokenizer, so prompts are token ids
 (`--skip-tokenizer-init`). The numbers are those of the published checkpoints.

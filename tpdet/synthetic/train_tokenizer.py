@@ -1,7 +1,7 @@
 """The tokenizer of small random checkpoints: byte-level BPE, trained on Python's own sources.
 
-The text is that of standard library modules every CPython has, code and English prose, in a fixed
-order: so one Python always gives one tokenizer, without a network.
+The text is that of standard library modules, in a fixed order, so one version of Python always
+gives the same tokenizer, without a network.
 """
 
 import importlib.util

@@ -1,8 +1,8 @@
 """`tpdet bench gemm`: the engine's matrix products beside torch's `linear`, in turn, in graphs.
 
-Row-parallel products go through their leaves' fold with residual stream and norm; beside them
-`linear` and that norm of its product. At TP above 1 rank 0's first root is folded, as if it were
-all: the rest is the exchange's.
+Row-parallel products include the fold of their leaves with residual stream and norm; `linear` is
+followed by the same norm. At TP above 1 only rank 0's first root is folded: the exchange, which is
+not timed here, does the rest.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The GPU that kernel benchmarks run on, and drawn operands there."""
+"""The GPU that kernel benchmarks run on, and random operands on it."""
 
 import torch
 

@@ -1,9 +1,9 @@
-"""`tpdet bench sampler`: drawing tokens and their log-probabilities beside torch's way.
+"""`tpdet bench sampler`: sampling tokens, with log-probabilities, beside torch's way.
 
-Both in graphs over rotating logits, in turn; what the host sends each step is there before. Torch's
-way is what engines run: sort, masks and an exponential race for random rows, argmax for greedy
-ones, log_softmax for the log-probability. At TP above 1 a rank's share of the vocabulary is timed,
-with copies of it in place of what the other ranks show; torch's way has no shares: whole rows.
+CUDA graphs over rotating logits time both in turn; the host's data of each step is there before.
+Torch's way is what engines run: sort, masks and an exponential race for random rows, argmax for
+greedy ones, log_softmax for the log-probability. At TP above 1 a rank's share of the vocabulary is
+timed, with copies of it in place of the other ranks' results; torch's way always takes whole rows.
 """
 
 import argparse

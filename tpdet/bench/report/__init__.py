@@ -1,1 +1,1 @@
-"""What benchmarks leave beside what they are held against: floors, results, tables, pictures."""
+"""Results of benchmarks: records, the floors they are compared with, tables, plots."""

@@ -1,4 +1,4 @@
-"""`tpdet bench plot`: results files as pictures (PNG and SVG), drawn with matplotlib."""
+"""`tpdet bench plot`: plots of results files (PNG and SVG), made by matplotlib."""
 
 import argparse
 import importlib.util

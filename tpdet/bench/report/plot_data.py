@@ -1,4 +1,4 @@
-"""What the pictures show, out of results files' rows: curves of decode steps, roofline points."""
+"""Data of the plots, from rows of results files: curves of decode steps, roofline points."""
 
 import re
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
-"""What a benchmark leaves: a table for people, a run in a results file, one JSON line on stdout.
+"""Output of a benchmark: a table, a run in a results file, one JSON line on stdout.
 
-The last line of stdout is the run as the results file holds it, where stdout is no terminal or
-`--json` asks for it.
+The last line of stdout is the run as the results file holds it, if stdout is no terminal or
+`--json` is given.
 """
 
 import shlex

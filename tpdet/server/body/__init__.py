@@ -1,1 +1,1 @@
-"""From a request's body to requests the engine can run; large ones in processes apart."""
+"""Turns bodies of HTTP requests into requests for the engine; large ones in other processes."""

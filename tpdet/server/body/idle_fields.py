@@ -1,7 +1,7 @@
-"""Known fields without an effect here: values of them that ask for nothing, why others are refused.
+"""API fields without an effect here: which values are accepted, why others are refused.
 
-Clients, and wrappers around them, send many fields by themselves. A value that asks for nothing
-(`store: false`, `tools: []`) is taken; any other one is refused, with what to do instead.
+Clients, and wrappers around them, send many fields unasked. A value that asks for nothing
+(`store: false`, `tools: []`) is accepted; any other is refused, with what to do instead.
 """
 
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""What the HTTP process and a body worker say to each other: frames of MessagePack over pipes.
+"""Messages between the HTTP process and a body worker: frames of MessagePack over pipes.
 
 A frame is its length (8 bytes, big-endian) and that many bytes. The first frame to a worker is its
 WorkerStart; then each Job is followed by a frame with the body as the client sent it, and answered

@@ -1,4 +1,4 @@
-"""A parsed JSON object as one of the schema's bodies, or the first thing wrong with it."""
+"""Validates a parsed JSON object as one of the schema's bodies; reports the first error."""
 
 from typing import Any, TypeVar
 

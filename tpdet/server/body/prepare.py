@@ -1,4 +1,4 @@
-"""From a checked body to requests the engine can run; everything that can be refused is, here.
+"""Turns a checked body into requests for the engine; refuses what the engine cannot run.
 
 Runs in the HTTP process, in a thread when the body is large. Needs no torch.
 """

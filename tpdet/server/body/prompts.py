@@ -1,4 +1,4 @@
-"""Prompts: text, token ids and conversations, as the token ids the model reads."""
+"""Turns prompts (text, token ids, conversations) into the token ids that the model reads."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""The JSON bodies of the API: types and unknown fields are refused here, strictly.
+"""The JSON bodies of the API as pydantic models, strict about types and unknown fields.
 
 `null` means absent. The ranges of sampling fields come from `tpdet.arguments.field_ranges`; what
 spans fields is checked where a body becomes requests.

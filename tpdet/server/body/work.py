@@ -1,6 +1,6 @@
-"""What a request's body becomes, route by route; needs the tokenizer and no event loop.
+"""All work on a request's body, by route; it needs the tokenizer and no event loop.
 
-Small bodies are done in the HTTP process, large ones in a process of their own: the same function.
+The HTTP process calls it for small bodies, and a worker process for large ones.
 """
 
 from typing import Any, Literal

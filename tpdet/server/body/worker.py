@@ -1,8 +1,8 @@
 """Works on large bodies, one after the other: `python -m tpdet.server.body.worker`.
 
-Started by the HTTP process alone. A process, because the tokenizer and Python's JSON hold the
-interpreter for up to seconds at a time, which no other thread survives unharmed; because a text can
-end the library (Rust panics) or take for ever; and because it can be ended when its client goes.
+Only the HTTP process starts it. A thread would not do: the tokenizer and Python's JSON hold the
+interpreter for up to seconds at a time; a text can crash the library (a Rust panic) or take for
+ever; and a process can be killed when its client goes away.
 """
 
 import os

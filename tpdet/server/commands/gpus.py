@@ -1,7 +1,7 @@
 """How many GPUs torch will see, without importing torch, which takes seconds.
 
-The driver is asked by a process of its own (`python -m tpdet.server.commands.gpus`): whoever
-asks it keeps its devices open.
+A separate process (`python -m tpdet.server.commands.gpus`) asks the driver, because whoever asks it
+keeps its devices open.
 """
 
 import ctypes

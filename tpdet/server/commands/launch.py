@@ -1,8 +1,8 @@
 """`tpdet launch slurm|torchrun|mpirun`: prints how to start ranks on a cluster, or starts them.
 
-What the launcher does not know is the server's: those flags are checked here as `tpdet serve`
-checks them, and paths are made absolute, since ranks may start in another folder. Of the model it
-is only looked whether there is one.
+Flags that the launcher does not know go to the server. They are checked here as `tpdet serve`
+checks them, and paths become absolute, since ranks may start in another folder. Of the model only
+its existence is checked.
 """
 
 import argparse

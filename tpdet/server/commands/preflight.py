@@ -1,7 +1,7 @@
-"""What `tpdet serve` refuses before any process starts: all that can be told without a rank.
+"""Checks that `tpdet serve` makes before any process starts.
 
 Flags, `config.json`, files, the port and the device; each check raises what a rank would raise
-seconds later. What only a rank can tell is refused by it.
+seconds later. A rank refuses what only a rank can know.
 """
 
 import importlib.util

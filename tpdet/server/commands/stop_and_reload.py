@@ -1,4 +1,4 @@
-"""`tpdet stop` and `tpdet reload`: what an operator tells a server, by its run directory."""
+"""`tpdet stop` and `tpdet reload`: commands to a running server through its run directory."""
 
 import argparse
 import sys

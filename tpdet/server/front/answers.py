@@ -1,4 +1,4 @@
-"""What answers look like in JSON: choices, log-probabilities, usage, and the chunks of a stream.
+"""JSON of answers: choices, log-probabilities, usage, and the chunks of a stream.
 
 A float32 is written as its shortest round-trip decimal, minus infinity as -9999.0. Arrays of a
 whole answer, and what repeats the prompt, are made only while they are written (`Each`).

@@ -1,4 +1,4 @@
-"""The alarm on a batch whose size swings: the time of a step, and so of a token, swings with it."""
+"""An alarm for a batch size that swings, as the time of a step swings with it."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The HTTP process's side of the bridge: submits groups of requests, hands out what comes back.
+"""The HTTP process's side of the bridge: submits groups of requests, receives their outputs.
 
 A group is one HTTP request: its prompts are admitted together under one seed. Its handler reads
 the outputs through a `ResponseHandle`.

@@ -1,4 +1,4 @@
-"""One request for text: submitted, assembled from what comes back, answered whole or streamed."""
+"""Answers one request for text: submits it, assembles its outputs, writes them or streams them."""
 
 import asyncio
 import logging

@@ -1,6 +1,6 @@
-"""Large bodies on their way to the engine: a few processes work on them, others wait their turn.
+"""A few processes that work on large request bodies; further bodies wait for a free one.
 
-So nobody with a small request, nor /health, waits for a text of megabytes.
+No small request, nor /health, waits for a text of megabytes.
 """
 
 import asyncio

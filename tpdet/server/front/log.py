@@ -1,4 +1,4 @@
-"""What the HTTP process logs: a line for each answered request, and what its event loop meets.
+"""The log of the HTTP process: a line for each answered request, and errors of its event loop.
 
 Neither holds a query, a prompt or a key.
 """

@@ -1,7 +1,7 @@
-"""Memory that large requests leave free goes back to the system.
+"""Gives memory that large requests have freed back to the operating system.
 
-glibc keeps what was freed between pieces that are still used: after a storm of large bodies and
-answers that is several times what the HTTP process needs. Nothing leaks; it is only not returned.
+glibc keeps freed memory that lies between pieces still in use. After many large bodies and answers
+that is several times what the HTTP process needs. Nothing leaks; the memory is only not returned.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""The outermost ASGI layer: request id, key, route, method and body are settled here, in order.
+"""Request middleware, the outermost ASGI layer: request id, key, route, method and body.
 
-Checks: 401 (on unknown paths too), 404, 405, 411, 413, 415, 408, then 400 for the JSON. Behind it
-a handler finds the parsed body and a future that resolves when the client goes away in
-`scope["tpdet"]`. Whatever is raised becomes an answer of the one serialiser.
+Checks, in order: 401 (on unknown paths too), 404, 405, 411, 413, 415, 408, then 400 for the JSON.
+Behind it a handler finds the parsed body and a future that resolves when the client goes away in
+`scope["tpdet"]`. Every exception becomes an answer here, by one serialiser.
 """
 
 import asyncio

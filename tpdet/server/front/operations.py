@@ -1,4 +1,4 @@
-"""What each operation of the API is for, in words: the published schema and the page have them."""
+"""Summaries and descriptions of the API's operations, for the schema and the page."""
 
 from typing import NamedTuple
 

@@ -1,8 +1,8 @@
-"""Long work on the event loop, in slices: between two of them everybody else has a turn.
+"""Runs long work on the event loop in slices, so that other tasks get their turn.
 
-A slice ends with the first item that is done after SLICE_SECONDS. Work that is done within its
-first slice just runs; of what takes longer one slice runs at a time, in the order of asking, so
-that many large answers delay `/health` and other streams no more than one does.
+A slice ends with the first item that is done after SLICE_SECONDS. Work that ends within its first
+slice just runs. Longer work takes turns, one slice at a time, so that many large answers delay
+`/health` and other streams no more than one does.
 """
 
 import asyncio

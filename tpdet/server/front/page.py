@@ -1,7 +1,7 @@
 """The page for browsers: routes, limits and a first request, in one answer without any script.
 
-Nothing on it comes from elsewhere, and its content policy lets nothing but its own style sheet in,
-so whatever a model is called, no name can run or load anything.
+Its content policy admits nothing but its own style sheet, so no model's name can run or load
+anything.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Schemas on their way to the engine: each is tried in a process of its own, a few at a time."""
+"""Tries each JSON schema in a separate process before the engine sees it, a few at a time."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""The line that says every ten seconds how fast the server is and how full, as vLLM's does."""
+"""The log line of throughput, queue and cache usage, every ten seconds, as vLLM prints it."""
 
 import asyncio
 import logging

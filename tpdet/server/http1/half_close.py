@@ -1,8 +1,8 @@
-"""A client that has said its last word: does it still read?
+"""Finds out whether a client that half-closed its connection still reads.
 
-The end of what a client sends looks the same whether it only half-closed the connection, which
-HTTP/1.1 allows and which must get its answer, or left it. A few bytes tell: the system of a client
-that left answers them with a reset, after which the connection is closed here too.
+The end of a client's input looks the same whether the client half-closed the connection, which
+HTTP/1.1 allows and which must get its answer, or left it. A few bytes tell the two apart: the
+system of a client that left answers them with a reset, and then the connection is closed here too.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""A bound on what all requests hold before they are worked on: heads and bodies, as they arrive.
+"""A bound on the bytes of all requests that have arrived, in whole or part, and wait for work.
 
-Past it the largest body that has not come whole is refused, so that nobody with a small request
-pays for many large ones that never end.
+Past the bound the largest body that is still incomplete is refused, so that small requests do not
+pay for large ones that never end.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """uvicorn's httptools protocol with the limits it lacks: header size and count, timers, readers.
 
 The parser accepts a header of megabytes, a hundred thousand headers, a head that never ends and a
-reader that never reads. Each is cut here, before any application code runs for it. What RFC 9110
-and 9112 ask of headers is here too: fields behind a body are none, and a request has one Host.
+reader that never reads. Each is cut here, before any application code runs for it. So are two
+demands of RFC 9110 and 9112: fields behind a body are no headers, and a request has one Host.
 """
 
 import asyncio

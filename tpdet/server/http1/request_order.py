@@ -1,7 +1,7 @@
 """uvicorn's httptools protocol with what RFC 9110 and 9112 ask of the order of requests.
 
-What was asked before an error, or before the client stopped sending, is answered first; an upgrade
-that is offered changes nothing; each request has an account of what it holds.
+Requests that came before an error, or before the client stopped sending, are answered first. An
+offered upgrade changes nothing. Each request has an account of the bytes it holds.
 """
 
 from typing import Any

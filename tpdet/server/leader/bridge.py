@@ -1,4 +1,4 @@
-"""Rank 0's side of the bridge: what the HTTP process wants goes in, what the engine did comes out.
+"""Rank 0's side of the bridge: the HTTP process's requests go in, the engine's outputs go out.
 
 Everything here is called from rank 0's loop, between steps, and never waits for the HTTP process.
 """

@@ -1,8 +1,8 @@
 """The canary: one fixed request, answered at start and again while idle; its bits must not change.
 
-It takes the engine's ordinary path. A client's request ends it, so it holds no seat that anybody
-waits for. Each run has a cache salt of its own, so no cached prefix can stand in for computing it.
-An approximate engine has none: no bit of its answers is promised.
+It takes the engine's ordinary path. A client's request ends it, so no client waits for its seat.
+Each run has a cache salt of its own, so no cached prefix can stand in for computing it. An
+approximate engine has none: no bit of its answers is promised.
 """
 
 import logging

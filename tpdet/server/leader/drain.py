@@ -1,4 +1,4 @@
-"""The drain: from a stop signal on, running requests get their time and new ones are refused."""
+"""The drain: after a stop signal running requests may finish, and new ones are refused."""
 
 import logging
 import signal

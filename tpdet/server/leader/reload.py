@@ -1,4 +1,4 @@
-"""Weight reload in rank 0's loop: refuse new requests, let the running finish, load, serve again.
+"""Weight reload in rank 0's loop: refuse new requests, finish running ones, load, serve again.
 
 The HTTP process hears of the new weights before anything is accepted under them, on the same
 ordered connection, so each answer names the weights that it was computed with.

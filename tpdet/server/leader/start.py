@@ -1,4 +1,4 @@
-"""How rank 0 brings up the HTTP process: the port first, so that a taken one is refused early."""
+"""Starts the HTTP process from rank 0: the port first, so that a taken one is refused early."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""The server's command line, made of the fields of its settings: everyday flags first."""
+"""The server's command line, made from the fields of its settings; everyday flags first."""
 
 import argparse
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The server's settings: flags, the environment, a TOML file, and what they become.
 
 Flags, variables and keys are those of the fields of EngineConfig, ServerConfig and WorldConfig, so
-that no name is written twice: `max_model_len` is `--max-model-len`, TPDET_MAX_MODEL_LEN and, in
+that each name is written once: `max_model_len` is `--max-model-len`, TPDET_MAX_MODEL_LEN and, in
 TOML, either spelling.
 """
 

@@ -1,8 +1,8 @@
-"""Where settings stand beside the command line: a TOML file, and TPDET_ variables.
+"""Settings from outside the command line: a TOML file and TPDET_ variables.
 
 A setting `max_model_len` is `max_model_len` or `max-model-len` in a file, and TPDET_MAX_MODEL_LEN
-in the environment. In a file numbers are numbers; in the environment everything is text and is
-parsed as on the command line.
+in the environment. Numbers in a file are numbers. Values in the environment are text, parsed as on
+the command line.
 """
 
 import hashlib

@@ -1,1 +1,1 @@
-"""What every process of a server knows: messages, limits, errors as clients see them."""
+"""Shared by the processes of a server: messages, limits, errors as clients see them."""

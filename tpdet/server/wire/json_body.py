@@ -1,8 +1,8 @@
-"""Request bodies: bytes to plain Python objects, strictly.
+"""Parses request bodies: bytes to plain Python objects, strictly.
 
-Python's parser lets through what JSON forbids or what cannot be answered for: NaN and infinities,
-numbers that overflow to infinity, lone surrogates, duplicate keys, nesting without end. All of it
-is refused here, before any model sees it.
+Python's parser accepts what JSON forbids and what no server should work on: NaN and infinities,
+numbers that overflow to infinity, lone surrogates, duplicate keys, endless nesting. All of it is
+refused here, before any model sees it.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""JSON in pieces: an answer of any size is written without holding up the event loop.
+"""Writes JSON in pieces: an answer of any size never holds up the event loop.
 
-Python's encoder keeps the interpreter from everybody for the whole of a value; here large arrays
-and texts come in parts, each of them a fraction of a millisecond.
+Python's encoder holds the interpreter for the whole of a value. Here large arrays and texts come
+in parts, each of which takes a fraction of a millisecond.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What went wrong, as the wire shows it: one exception, one serialiser, used by every route.
+"""Errors as clients see them: one exception, one serialiser, used by every route.
 
 `{"error": {"message", "type", "param", "code"}}`, at most 4 KiB, without paths, addresses or
 tracebacks.

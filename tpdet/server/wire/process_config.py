@@ -1,4 +1,4 @@
-"""What rank 0 tells the HTTP process when it starts it: one line of JSON on standard input."""
+"""Configuration of the HTTP process: one line of JSON from rank 0 on standard input."""
 
 import msgspec
 

@@ -1,7 +1,7 @@
-"""A prompt's log-probabilities on their way from the engine to an answer: packed, and in parts.
+"""A prompt's log-probabilities between the engine and an answer: packed, and in parts.
 
-As objects they would be a hundred bytes each, and a million of them half a second in which the
-HTTP process hears nobody. Packed they are eight bytes, and a message holds a bounded part.
+An object of Python's takes a hundred bytes; a million of them would block the HTTP process for half
+a second. Packed, each takes eight bytes, and a message holds a bounded part.
 """
 
 import math
