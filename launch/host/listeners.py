@@ -12,27 +12,20 @@ _TCP_LISTEN, _UDP_UNCONNECTED = "0A", "07"
 
 @dataclass(frozen=True, order=True)
 class Listener:
-    """A socket that takes what comes to `address`, `port`; `protocol` is "tcp" or "udp"."""
+    """A socket that listens on `address` and `port`; `protocol` is "tcp" or "udp"."""
 
     protocol: str
     address: str
     port: int
 
     @property
-    def loopback(self) -> bool:
-        """Whether only this host reaches it."""
-        found = ipaddress.ip_address(self.address)
-        mapped = getattr(found, "ipv4_mapped", None)
-        return (mapped or found).is_loopback
-
-    @property
     def everywhere(self) -> bool:
-        """Whether it takes what comes to any address."""
+        """Whether it listens on every address of the host."""
         return ipaddress.ip_address(self.address).is_unspecified
 
 
 def listeners(pid: int) -> list[Listener]:
-    """The listening sockets that a process of this host holds, in order; [] if that is hidden."""
+    """The listening sockets that a process of this host holds, in order; [] if /proc hides them."""
     held = set()
     with suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):

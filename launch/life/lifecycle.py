@@ -132,7 +132,7 @@ def end_start(run: RunDirectory) -> NoReturn:
 
 
 def _let_rank_0_speak(run: RunDirectory) -> None:
-    """Wait a little for rank 0 to end by itself: it alone can tell clients who was lost."""
+    """Wait a little for rank 0 to end by itself: only it can tell clients which rank was lost."""
     deadline = time.monotonic() + _RANK_0_SECONDS
     leaders = [record for record in run.records() if record.rank == 0 and record.local]
     while time.monotonic() < deadline and any(_why_lost(leader) is None for leader in leaders):
@@ -140,7 +140,7 @@ def _let_rank_0_speak(run: RunDirectory) -> None:
 
 
 def exit_of(error: BaseException) -> tuple[int, str]:
-    """(exit code, name) an error ends a process with; what is not ours is an internal error."""
+    """Exit code and name for an error; an error of no class of ours is internal."""
     if isinstance(error, TpdetError):
         return error.exit_code, error.code
     if isinstance(error, MemoryError) or getattr(error, "errno", None) in _DISK_FULL:

@@ -48,7 +48,7 @@ class ReloadAnswer:
 
 
 def pending_reload(run: RunDirectory) -> ReloadRequest | None:
-    """What is wanted and not answered; None if nothing is, or nothing that can be read."""
+    """The request that is not answered yet; None if there is none, or none that can be read."""
     path = run.path / REQUEST
     try:
         owner = path.lstat().st_uid
@@ -68,7 +68,7 @@ def pending_reload(run: RunDirectory) -> ReloadRequest | None:
 
 
 def answer_reload(run: RunDirectory, answer: ReloadAnswer) -> None:
-    """Say what became of it, and take the next one."""
+    """Write the result, and make room for the next request."""
     write_json(run.path / ANSWER, asdict(answer))
     with suppress(OSError):
         (run.path / REQUEST).unlink()

@@ -166,7 +166,7 @@ class RunDirectory:
         return self.path / "keys"
 
     def clear_channels(self) -> None:
-        """Remove what only a running server has; all of a directory that nobody named."""
+        """Remove the files of a running server, and the directory if the user did not name it."""
         for name in CHANNEL_FILES:
             with suppress(OSError):
                 (self.path / name).unlink(missing_ok=True)
@@ -211,7 +211,7 @@ class RunDirectory:
             return False
 
     def exit_decision(self) -> ExitDecision | None:
-        """What exit.json says, or None while nobody has decided."""
+        """The content of exit.json, or None while no rank has decided."""
         content = read_json(self.path / "exit.json")
         if content is None:
             return None

@@ -20,7 +20,7 @@ def stop(run_dir: Path, timeout: float = 60.0, say: Callable[[str], None] = _sil
     """Drain the server of a run directory, under any launcher; the code it ended with.
 
     Sends SIGTERM to rank 0, and waits until all its ranks on this host have ended. A server that
-    had ended already gives its code again. `say` is told in a line how it ended. Raises
+    had ended already gives its code again. `say` gets one line about how it ended. Raises
     NotFoundError if none runs here, PeerLostError if it still runs after `timeout` seconds, or
     ended without deciding a code.
     """

@@ -35,7 +35,7 @@ class Waiting(logging.Handler):
         self._over.set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note what was said last; a warning says nothing of what is being done."""
+        """Note the last line; a warning is no progress."""
         self._last = time.monotonic()
         if record.levelno == logging.INFO and record.name != _log.name:
             self._said, self._since = record.getMessage(), self._last

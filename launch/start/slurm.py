@@ -32,7 +32,7 @@ _DIRECTIVE = re.compile(r"#SBATCH --([a-z-]+)(?:=(.*))?")
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What a job asks Slurm for; `options` are more of sbatch's, by name ("partition": "gpu").
+    """Resources that a job asks Slurm for; `options` are more of sbatch's ("partition": "gpu").
 
     Raises UsageError for sizes that make no world.
     """
@@ -96,7 +96,7 @@ def script(job: SlurmJob, arguments: Sequence[str], python: str = sys.executable
 def submit(text: str, environ: Mapping[str, str] | None = None) -> str:
     """Hand a script to sbatch; the job's number.
 
-    Raises NotFoundError where there is no sbatch, ResourceError with its words if it refuses.
+    Raises NotFoundError where there is no sbatch, ResourceError with its message if it refuses.
     """
     try:
         done = subprocess.run(

@@ -179,7 +179,7 @@ class _Supervisor:
         self._run.decide_exit(error.exit_code, error.code, rank, str(error))
 
     def _decision(self, ranks: LocalRanks) -> ExitDecision:
-        """How the server ended; where no rank told it, by how they ended, written for them."""
+        """How the server ended; if no rank decided, the supervisor does, by their exit codes."""
         if (found := self._run.exit_decision()) is not None:
             return found
         failed = ranks.failed

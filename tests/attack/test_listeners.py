@@ -9,6 +9,7 @@ import sys
 import psutil
 import pytest
 
+from tests.lib.loopback import is_loopback
 from tests.lib.ports import free_port
 from tests.server.harness import eventually
 from tests.server.served import Served
@@ -41,10 +42,10 @@ def test_every_listener_of_this_process_is_seen_and_told_apart():
         ]
         found = listeners(os.getpid())
         assert {*wanted} <= {*found}
-        assert [w.loopback for w in wanted] == [True, False, False]
+        assert [is_loopback(w) for w in wanted] == [True, False, False]
         assert [w.everywhere for w in wanted] == [False, True, True]
     assert not {*wanted} & {*listeners(os.getpid())}
-    assert Listener("tcp", "::ffff:127.0.0.1", 1).loopback
+    assert is_loopback(Listener("tcp", "::ffff:127.0.0.1", 1))
 
 
 @pytest.mark.parametrize("tp", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -57,7 +58,7 @@ def test_a_supervised_server_opens_its_port_and_otherwise_loopback_only(tiny_mod
         port = int(served.ready["url"].rsplit(":", 1)[1])
         api = {(pid, one) for pid, one in found if one.port == port}
         assert {pid for pid, _ in api} == {served.pid(0), served.http_pid()}
-        assert all(one.loopback and one.protocol == "tcp" for _, one in found)
+        assert all(is_loopback(one) and one.protocol == "tcp" for _, one in found)
         # gloo's, of each rank; with one rank there is nobody to talk to.
         talking = {*map(served.pid, range(tp))} if tp > 1 else set()
         assert {pid for pid, _ in found - api} == talking
@@ -88,7 +89,7 @@ def test_under_torchrun_its_agent_alone_listens_beyond_loopback_and_rank_0_says_
     try:
         eventually(lambda: ready.exists() or agent.poll() is not None, 120)
         assert agent.poll() is None, log.read_text()
-        beyond = {(pid, one) for pid, one in held(whole_tree(agent.pid)) if not one.loopback}
+        beyond = {(pid, one) for pid, one in held(whole_tree(agent.pid)) if not is_loopback(one)}
         assert {pid for pid, _ in beyond} == {agent.pid}  # none of ours
         assert all(one.everywhere and one.protocol == "tcp" for _, one in beyond)
         ports = sorted({one.port for _, one in beyond})

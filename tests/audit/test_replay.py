@@ -8,7 +8,7 @@ import pytest
 import rfc8785
 
 from tests.lib.tree import ROOT
-from tpdet.audit.replay import COVERED, LEFT_OUT, SCHEMA, canonical_request, replay_digest
+from tpdet.audit.replay import COVERED, LEFT_OUT, SCHEMA, replay_digest
 from tpdet.control.sampling_row import SampledToken
 from tpdet.request import Request, SamplingParams, with_seed
 
@@ -42,8 +42,7 @@ def changed(**fields) -> Request:
 
 
 def test_the_vector_on_the_page_is_what_the_code_gives():
-    request, vector = re.findall(r"^    (\S.*)$", PAGE, re.MULTILINE)
-    assert canonical_request([REQUEST]) == request.encode()
+    _, vector = re.findall(r"^    (\S.*)$", PAGE, re.MULTILINE)
     assert digest() == vector
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lib.loopback import is_loopback
 from tests.lib.openmpi_place import MPIRUN
 from tests.lib.slurm_cluster import slurm_cluster, slurm_environment
 from tests.server.cluster import Asking, ask
@@ -142,7 +143,9 @@ def test_ranks_dealt_out_to_nodes_in_any_way_serve_the_bits_of_one_rank(
         assert [sorted(ranks) for ranks in step.ranks()] == by_node
         assert ask(step.url) == answers_alone[0]
         opened = [each for process in step.everyone for each in listeners(process.pid)]
-        assert opened and ("MASTER_ADDR" in more) == all(each.loopback for each in opened), opened
+        assert opened and ("MASTER_ADDR" in more) == all(is_loopback(each) for each in opened), (
+            opened
+        )
         in_one_level = "nodes do not hold neighbouring ranks" in step.log.read_text()
         assert in_one_level == (by_node[0] != [0, 1])
         assert step.drain() == 0, step.log.read_text()

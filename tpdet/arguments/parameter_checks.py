@@ -30,7 +30,7 @@ def check_seed(seed: object) -> None:
 
 
 def check_lengths(min_tokens: int, max_tokens: int | None) -> None:
-    """What bounds the number of tokens; `max_tokens` may be None."""
+    """The least and the largest number of tokens; `max_tokens` may be None."""
     check_field("min_tokens", min_tokens)
     if max_tokens is None:
         return
@@ -55,7 +55,7 @@ def check_logprobs(name: str, count: object) -> None:
 
 
 def check_bias(logit_bias: dict[int, float]) -> None:
-    """Ids and what is added to their logits."""
+    """Token ids and the numbers added to their logits."""
     if not isinstance(logit_bias, dict):
         raise RequestError(
             f"logit_bias must be a dict of ids and numbers, not {logit_bias!r}", "logit_bias"
@@ -70,7 +70,7 @@ def check_bias(logit_bias: dict[int, float]) -> None:
 
 
 def check_ids(name: str, ids: tuple[int, ...]) -> None:
-    """Token ids, as far as they can be judged without a model."""
+    """Token ids; only a model knows its vocabulary, so the range is that of every model."""
     if not isinstance(ids, tuple):
         raise RequestError(f"{name} must be a list of token ids, not {ids!r}", name)
     for token in ids:
@@ -94,7 +94,7 @@ def check_stops(stop: tuple[str, ...]) -> None:
 
 
 def check_schema(schema: object) -> None:
-    """Whether it is a schema that can be used is found where it is compiled."""
+    """A JSON schema as text; its compilation finds out whether it is usable."""
     if schema is None:
         return
     if not isinstance(schema, str):

@@ -39,14 +39,14 @@ class _Parameters(msgspec.StructMeta):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Parameters):
-    """How tokens are drawn and when to stop. Names, meanings and defaults are vLLM's.
+    """How tokens are sampled and when to stop. Names, meanings and defaults are vLLM's.
 
     n: choices of the prompt, 1 to 128. Choice i is the same whatever n is.
     temperature: 0 takes the likeliest token (of equals the lowest id); else 0.001 to 2.
-    top_p: draw from the likeliest tokens whose probabilities reach this sum, above 0, to 1.
-    top_k: draw from so many of the likeliest tokens; -1 or 0 for all.
-    min_p: draw from tokens with at least this share of the likeliest one's probability, 0 to 1.
-    seed: 0 to 2**63 - 1. None: the engine draws one, which the answer names.
+    top_p: sample from the likeliest tokens whose probabilities reach this sum, above 0, to 1.
+    top_k: sample from this many of the likeliest tokens; -1 or 0 for all.
+    min_p: sample from tokens with at least this share of the largest probability, 0 to 1.
+    seed: 0 to 2**63 - 1. None: the engine chooses one, which the answer names.
     max_tokens: tokens to generate, at most. 0 scores the prompt only; None is as many as the
         model's context has room for.
     min_tokens: tokens before which nothing ends the choice.
@@ -55,7 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
     ignore_eos: the model's own ids do not end it.
     include_stop_str_in_output: what ended the choice is part of its text.
     skip_special_tokens: special tokens are no part of the text.
-    logprobs: how many of the likeliest tokens, 0 to 20, are told beside each drawn one. None: no
+    logprobs: how many of the likeliest tokens, 0 to 20, are shown beside each sampled one. None: no
         log-probabilities.
     prompt_logprobs: the same for the tokens of the prompt.
     presence_penalty: taken from the logit of each token that was generated, -2 to 2.
@@ -192,7 +192,7 @@ SamplingParams.__init__ = _parameters()  # type: ignore[method-assign]
 
 
 def _take_what_users_write(params: SamplingParams) -> None:
-    """Tuples of lists, Python's numbers of numpy's, and no filter where nothing is drawn."""
+    """Tuples of lists, Python's numbers of numpy's, and no filter for greedy choice."""
     for name in params.__struct_fields__:
         value = getattr(params, name)
         if type(value) not in _PLAIN:

@@ -33,13 +33,11 @@ LEFT_OUT = ("logprobs", "prompt_logprobs", "detokenize")
 _IDS = 4096  # of a prompt that are written together
 
 
-def canonical_request(requests: Sequence[Request]) -> bytes:
-    """The canonical JSON of the prompts of one call and of the parameters they share."""
-    return b"".join(_canonical_pieces(requests))
-
-
 def _canonical_pieces(requests: Sequence[Request]) -> Iterator[bytes]:
-    """`canonical_request` in pieces: `prompts`, which may hold millions of ids, comes last."""
+    """The canonical JSON of the prompts of one call and of the parameters they share, in pieces.
+
+    `prompts`, which may hold millions of ids, comes last.
+    """
     first = requests[0]
     ends = () if first.params.ignore_eos else first.eos_token_ids
     rest: dict[str, Any] = {

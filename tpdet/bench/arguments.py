@@ -18,7 +18,7 @@ _SHAPES = "qwen3-8b,llama-3-70b"
 
 def complete(arguments: Sequence[str]) -> list[str]:
     """`tpdet bench MODEL ...` means `tpdet bench latency MODEL ...`, where MODEL is a directory or
-    a hub name with its owner; a word that is neither is a benchmark's name that is not known.
+    a hub name with its owner; anything else is an unknown benchmark's name.
     """
     rest = list(arguments)
     if rest[:1] != ["bench"] or rest[1:2] in ([], ["-h"], ["--help"]):
@@ -113,7 +113,7 @@ def _engine(command: argparse.ArgumentParser) -> None:
         help="of weights and activations; auto takes the checkpoint's",
     )
     command.add_argument(
-        "--load-format", default="auto", choices=["auto", "dummy"], help="dummy: drawn weights"
+        "--load-format", default="auto", choices=["auto", "dummy"], help="dummy: random weights"
     )
     command.add_argument(
         "--device", default="auto", choices=["auto", "cpu", "cuda"], help="where the model runs"
@@ -196,20 +196,22 @@ def _kernel(
     return command
 
 
-def _gemm(group: argparse._SubParsersAction) -> None:
-    command = _kernel(group, "gemm", "matrix products beside torch's linear", "1,2,4")
+def _model_shapes(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--model-shape", default=_SHAPES, help=f"a list of {', '.join(sorted(SHAPES))}"
     )
+
+
+def _gemm(group: argparse._SubParsersAction) -> None:
+    command = _kernel(group, "gemm", "matrix products beside torch's linear", "1,2,4")
+    _model_shapes(command)
     _fold_order(command)
     command.add_argument("--rows", default="1,8,16,32,64,128,256,512,1024,4096", help="a list")
 
 
 def _attention(group: argparse._SubParsersAction) -> None:
     command = _kernel(group, "attention", "prefill beside cuDNN's attention, decode", "1,4")
-    command.add_argument(
-        "--model-shape", default=_SHAPES, help=f"a list of {', '.join(sorted(SHAPES))}"
-    )
+    _model_shapes(command)
     command.add_argument(
         "--decode", default="1:8192,16:8192,64:2048,256:512,1:32768", help="BATCH:CONTEXT pairs"
     )
@@ -217,7 +219,7 @@ def _attention(group: argparse._SubParsersAction) -> None:
 
 
 def _sampler(group: argparse._SubParsersAction) -> None:
-    command = _kernel(group, "sampler", "drawing tokens beside torch's way", "1,4")
+    command = _kernel(group, "sampler", "sampling tokens beside torch's way", "1,4")
     command.add_argument("--vocabulary", type=whole_number, default=151_936, help="its tokens")
     command.add_argument("--batch", default="1,16,64,256", help="rows, a list")
 

@@ -44,7 +44,7 @@ class Address:
 
 @dataclass
 class Answer:
-    """What one request saw: seconds by `time.perf_counter`, and the counts the server told.
+    """What one request saw: seconds by `time.perf_counter`, and the server's own counts.
 
     `pieces` are the times at which tokens arrived. `error` is None if all went well.
     """

@@ -13,7 +13,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from tpdet.bench.kernels.gpu import drawn
+from tpdet.bench.kernels.gpu import random_values
 from tpdet.bench.kernels.timing import capture
 from tpdet.bench.report.floor import exchange_seconds, here
 from tpdet.bench.report.record import BenchRow
@@ -75,11 +75,11 @@ class _Case:
         self._world, self._plan, self._exchange, self._spec = world, plan, exchange, spec
         self._count = count
         roots = len(plan.roots[world.rank])
-        values = drawn(roots, count, spec.hidden, seed=world.rank, dtype=torch.float32)
+        values = random_values(roots, count, spec.hidden, seed=world.rank, dtype=torch.float32)
         self._sums = PartialSums(values, tuple(range(roots)))
         self._whole = PartialSums(values[:1], (0,))
-        self._residual = drawn(count, spec.hidden, seed=100)
-        self._gain = drawn(spec.hidden, seed=101)
+        self._residual = random_values(count, spec.hidden, seed=100)
+        self._gain = random_values(spec.hidden, seed=101)
         self._reduced = torch.zeros(count, spec.hidden, dtype=torch.bfloat16, device="cuda")
 
     def rows(self, kilobytes: int) -> list[BenchRow]:

@@ -9,14 +9,14 @@ from tpdet.request import Request, SamplingParams
 
 def prompt(length: int, vocabulary: int, seed: int) -> tuple[int, ...]:
     """`length` token ids, the same for the same seed."""
-    draw = random.Random(seed)
-    return tuple(draw.randrange(vocabulary) for _ in range(length))
+    generator = random.Random(seed)
+    return tuple(generator.randrange(vocabulary) for _ in range(length))
 
 
 def lengths(count: int, shortest: int, longest: int, seed: int) -> list[int]:
-    """Prompt lengths, drawn evenly from `shortest` to `longest`, both included."""
-    draw = random.Random(seed)
-    return [draw.randint(shortest, longest) for _ in range(count)]
+    """Random prompt lengths, even from `shortest` to `longest`, both included."""
+    generator = random.Random(seed)
+    return [generator.randint(shortest, longest) for _ in range(count)]
 
 
 def submit(engine: Engine, prompts: Sequence[tuple[int, ...]], tokens: int, name: str) -> None:

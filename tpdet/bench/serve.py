@@ -96,12 +96,12 @@ async def _load(options: argparse.Namespace) -> tuple[str, list[Answer], float]:
             except TimeoutError:
                 return Answer(error=f"no end within {options.timeout:g} s")
 
-    draw, begin, tasks = random.Random(options.seed), time.perf_counter(), []
+    generator, begin, tasks = random.Random(options.seed), time.perf_counter(), []
     due = begin
     for index, count in enumerate(counts):
         if options.rate is not None:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            due += draw.expovariate(options.rate)
+            due += generator.expovariate(options.rate)
         tasks.append(asyncio.create_task(one(index, count)))
     answers = await asyncio.gather(*tasks)
     return model, answers, time.perf_counter() - begin

@@ -17,7 +17,7 @@ class LatencyCases(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MixedCase(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests submitted at once: lengths drawn evenly from `shortest` to `longest`."""
+    """Requests submitted at once: random lengths, even from `shortest` to `longest`."""
 
     requests: int
     shortest: int
@@ -63,5 +63,5 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def output_rows(kilobytes: int, hidden: int) -> int:
-    """Rows of `hidden` bf16 values in an output of so many kilobytes, at least 1."""
+    """Rows of `hidden` bf16 values in an output of `kilobytes`, at least 1."""
     return max(1, kilobytes * 1024 // (2 * hidden))

@@ -104,7 +104,7 @@ PUBLISHED = {
 
 
 def write_shape(directory: Path | str, name: str) -> Path:
-    """Write the `config.json` of a shape. Raises UsageError for an unknown name or a full place."""
+    """Write the `config.json` of a shape. Raises UsageError for unknown names and used folders."""
     directory = Path(directory)
     if name not in SHAPES:
         raise UsageError(f"model shape {name!r}: use one of {', '.join(SHAPES)}")

@@ -10,7 +10,7 @@ import random
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tpdet.bench.kernels.gpu import drawn, gpu_only, this_gpu
+from tpdet.bench.kernels.gpu import gpu_only, random_values, this_gpu
 from tpdet.bench.kernels.timing import times_us
 from tpdet.bench.report.floor import Work, print_floor
 from tpdet.bench.report.record import BenchRow, finish
@@ -99,7 +99,7 @@ def _pages(count: int, length: int) -> list[tuple[int, ...]]:
 
 def _pools(keys: int, size: int, pages: int, copies: int) -> list[list[torch.Tensor]]:
     return [
-        [drawn(pages, keys, PAGE_TOKENS, size, seed=2 * copy + part) for part in (0, 1)]
+        [random_values(pages, keys, PAGE_TOKENS, size, seed=2 * copy + part) for part in (0, 1)]
         for copy in range(copies)
     ]
 
@@ -110,7 +110,7 @@ def _decode_times(
     pages = _pages(count, length)
     total = sum(map(len, pages))
     copies = max(2, -(-_COLD_BYTES // (4 * total * keys * PAGE_TOKENS * size)))
-    q = drawn(count, heads, size, seed=99)
+    q = random_values(count, heads, size, seed=99)
     sequences = [PagedSequence(i, 1, length - 1, mine) for i, mine in enumerate(pages)]
     batch = make_batch(tuple(sequences), q.device)
     (ours,) = times_us(
@@ -125,12 +125,12 @@ def _prefill_times(
     heads: int, keys: int, size: int, count: int, length: int, repeats: int
 ) -> tuple[float, float]:
     pages = _pages(count, length)
-    q = drawn(count * length, heads, size, seed=99)
+    q = random_values(count * length, heads, size, seed=99)
     sequences = [PagedSequence(i * length, length, 0, mine) for i, mine in enumerate(pages)]
     batch = make_batch(tuple(sequences), q.device)
     pools = _pools(keys, size, sum(map(len, pages)), _PREFILL_COPIES)
     dense = [
-        [drawn(count, heads, length, size, seed=3 * copy + part) for part in (0, 1, 2)]
+        [random_values(count, heads, length, size, seed=3 * copy + part) for part in (0, 1, 2)]
         for copy in range(_PREFILL_COPIES)
     ]
 

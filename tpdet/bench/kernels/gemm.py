@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tpdet.bench.kernels.gpu import drawn, gpu_only, this_gpu
+from tpdet.bench.kernels.gpu import gpu_only, random_values, this_gpu
 from tpdet.bench.kernels.timing import enough, rotated, times_us
 from tpdet.bench.report.floor import Work, print_floor
 from tpdet.bench.report.record import BenchRow, finish
@@ -65,7 +65,7 @@ def _case(
     ranks, row_parallel = partition.world.size, product in _ROW_PARALLEL
     work = product_work(product, n, k, count)
     floor = print_floor(f"{name} {product}, TP {ranks}, {count} rows", work)
-    weights = enough(rotated(drawn(n, k, seed=1)), count)
+    weights = enough(rotated(random_values(n, k, seed=1)), count)
     if row_parallel:
         ours, peer = _row_times(partition, weights, count, repeats)
     else:
@@ -93,7 +93,7 @@ def _column_times(
     weights: Sequence[torch.Tensor], count: int, out: torch.dtype, repeats: int
 ) -> list[float]:
     """Microseconds of ours and of `linear`."""
-    x = drawn(count, weights[0].shape[1])
+    x = random_values(count, weights[0].shape[1])
 
     def ours(weight: torch.Tensor) -> object:
         return ops.column_gemm(x, weight, None, out)
@@ -113,7 +113,11 @@ def _row_times(
     n, k = weights[0].shape
     leaves = len(partition.mine)
     roots = relative_roots(partition.plan.roots[0], 0)
-    x, residual, gain = drawn(count, k), drawn(count, n, seed=2), drawn(n, seed=3)
+    x, residual, gain = (
+        random_values(count, k),
+        random_values(count, n, seed=2),
+        random_values(n, seed=3),
+    )
 
     def ours(weight: torch.Tensor) -> object:
         sums = ops.leaf_sums(x, weight.view(leaves, n, k // leaves), roots)

@@ -23,7 +23,7 @@ def this_gpu() -> Machine:
     return Machine(gpu=torch.cuda.get_device_name(), gpus=1, driver=driver_version())
 
 
-def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def random_values(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """Normal values on the current GPU, the same for the same seed."""
     generator = torch.Generator("cuda").manual_seed(seed)
     return torch.randn(*shape, generator=generator, device="cuda", dtype=dtype)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tpdet.bench.kernels.gpu import drawn, gpu_only, this_gpu
+from tpdet.bench.kernels.gpu import gpu_only, random_values, this_gpu
 from tpdet.bench.kernels.timing import Launched, Replayable, capture, interleaved_us
 from tpdet.bench.report.floor import Work, print_floor
 from tpdet.bench.report.record import BenchRow, finish
@@ -52,8 +52,10 @@ def _case(mode: str, ranks: int, count: int, vocabulary: int, repeats: int) -> B
     way = WAYS[mode]
     params = [RowParams(seed=i, position=40 + i, **way) for i in range(count)]
     shard = Shard(0, vocabulary, None if ranks == 1 else _copies(ranks))
-    parts = [drawn(count, share, seed=s, dtype=torch.float32) * 3 for s in range(_COPIES)]
-    whole = [drawn(count, vocabulary, seed=s, dtype=torch.float32) * 3 for s in range(_COPIES)]
+    parts = [random_values(count, share, seed=s, dtype=torch.float32) * 3 for s in range(_COPIES)]
+    whole = [
+        random_values(count, vocabulary, seed=s, dtype=torch.float32) * 3 for s in range(_COPIES)
+    ]
     with _tables_kept():
         ours = capture(lambda x: ops.sample_rows(x, params, shard), parts)
         name, peer = _torchs_way(whole, way)

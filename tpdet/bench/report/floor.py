@@ -97,14 +97,14 @@ def decode_work(config: ModelConfig, batch: int, context: int) -> Work:
 
 
 def prefill_work(config: ModelConfig, prompts: int, length: int) -> Work:
-    """Prompts of `length` tokens each, one token drawn for each; weights are read once."""
+    """Prompts of `length` tokens each, one token sampled for each; weights are read once."""
     head = config.vocab_size * config.hidden_size
     each = length * (2 * linear_weights(config) + attention_flops(config, length) / 2) + 2 * head
     return Work(prompts * each, weight_bytes(config))
 
 
 def mixed_work(config: ModelConfig, lengths: list[int], generate: int) -> Work:
-    """Prompts of these lengths and `generate` tokens each; weights are read once a token drawn."""
+    """Prompts of these lengths and `generate` tokens each; weights are read once a token."""
     flops = 0.0
     for length in lengths:
         flops += prefill_work(config, 1, length).flops

@@ -57,7 +57,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Point:
-    """A case on one GPU: operations a byte, operations a second, and the group it is drawn in."""
+    """A case on one GPU: operations a byte, operations a second, and its group in the plot."""
 
     group: str
     intensity: float

@@ -85,8 +85,8 @@ class EngineClient:
     def check_open(self, count: int = 1) -> None:
         """Refuse (503) `count` new requests when draining, dead, or over the queue's bound.
 
-        The engine would say the same, but only between two steps; what it will find there is
-        known here: those it last reported waiting, and those sent since.
+        The engine would refuse them too, but only between two steps. Its queue is known here: the
+        requests it last reported waiting, and those sent since.
         """
         if self.dead is not None:
             raise from_code(*self.dead)
@@ -100,7 +100,7 @@ class EngineClient:
             )
 
     def submit(self, requests: tuple[Request, ...], group_id: str) -> ResponseHandle:
-        """Send a group to the engine; the handle's `accepted` tells what became of it."""
+        """Send a group to the engine; the handle's `accepted` resolves when the engine answers."""
         self.check_open(len(requests))
         handle = ResponseHandle(self, group_id, requests, self.metrics.clock(time.monotonic()))
         self._handles[group_id] = handle
@@ -111,7 +111,7 @@ class EngineClient:
         return handle
 
     def close(self, handle: ResponseHandle) -> None:
-        """Forget a group, aborting in the engine what nobody will read."""
+        """Forget a group, and abort its unfinished requests in the engine."""
         if self._handles.pop(handle.group_id, None) is None:
             return
         self._answered(handle)

@@ -35,10 +35,10 @@ class ClientGone(Exception):
 
 @dataclass
 class Exchange:
-    """What the middleware hands to a handler.
+    """One HTTP request, as the middleware hands it to a handler.
 
-    `body` is the parsed object; of a large body (see limits) it is empty, `data` then being what
-    another process parses. `gone` resolves when the client closes the connection;
+    `body` is the parsed object; of a large body (see limits) it is empty, and another
+    process parses `data`. `gone` resolves when the client closes the connection;
     `tenant_salt` stands for the client's key and is empty without keys. `tokens` is for the log:
     how many the prompt has and how many were generated, once a handler knows.
     """
@@ -219,7 +219,7 @@ class _BodyReader:
         return bytes(found)
 
     async def discard(self, timeout: float) -> None:
-        """Drop what still arrives of the body, for at most `timeout` seconds."""
+        """Drop the rest of the body, for at most `timeout` seconds."""
         if self.complete or _header(self.scope, b"expect") is not None:
             return
         try:

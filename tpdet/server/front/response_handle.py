@@ -17,10 +17,10 @@ Output = PromptPart | TokenOutput
 
 
 class Connection(Protocol):
-    """What a handle asks of the connection it came from."""
+    """The part of the engine client that a handle uses."""
 
     def close(self, handle: "ResponseHandle") -> None:
-        """Forget the group and abort what still runs."""
+        """Forget the group and abort its unfinished requests."""
         ...
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -29,9 +29,9 @@ class Connection(Protocol):
 
 
 class ResponseHandle:
-    """The outputs of one group. Use as a context manager: leaving it aborts what still runs.
+    """The outputs of one group. Use as a context manager: its end aborts unfinished requests.
 
-    `facts` are those of the engine that accepted it, once it has.
+    `facts`: those of the engine, once it has accepted the group.
     """
 
     facts: Start | None = None
@@ -83,7 +83,7 @@ class ResponseHandle:
         self._wake.set()
 
     def fail(self, error: Exception) -> None:
-        """End the group with an error, after what has already come."""
+        """End the group with an error, behind the outputs that have come."""
         if self._failure is None:
             self._failure = error
         if not self.accepted.done():
@@ -105,7 +105,7 @@ class ResponseHandle:
             self._connection.abort(request_id, choice)
 
     async def outputs(self) -> list[Output]:
-        """What has come since the last call, at least one. Raises what ended the group."""
+        """The outputs since the last call, at least one. Raises the error that ended the group."""
         while not self._outputs:
             if self._failure is not None:
                 raise self._failure

@@ -10,7 +10,7 @@ HEADER_OVERHEAD_BYTES = 100  # what Python adds to the text of a header
 
 
 class HeldBytes:
-    """What is held now, of at most `limit` bytes."""
+    """The bytes that all requests hold now, at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.total = limit, 0
@@ -42,7 +42,7 @@ class HeldBytes:
 
 
 class Hold:
-    """What one request holds."""
+    """The bytes that one request holds."""
 
     def __init__(self, budget: HeldBytes, refuse: Callable[[], None]) -> None:
         self._budget, self.refuse = budget, refuse

@@ -214,7 +214,7 @@ class GuardedProtocol(OrderedProtocol):
         self._refuse(self._refusal)
 
     def _refuse(self, problem: ApiError | None) -> None:
-        """End the connection with an answer of its own, behind those that are still being made."""
+        """End the connection with this answer, behind those that are still being written."""
         self._refusal = problem
         self._disarm()
         self._discarding = True

@@ -30,7 +30,7 @@ class OrderedProtocol(HttpToolsProtocol):
         self._reader_watch: ReaderWatch | None = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the request that is answered, and let go of all."""
+        """Tell the running request that its client is gone, and release all of them."""
         if self._reader_watch is not None:
             self._reader_watch.stop()
         for hold in self._holds:
@@ -55,7 +55,7 @@ class OrderedProtocol(HttpToolsProtocol):
         return True
 
     def _probe(self) -> None:
-        """Send what means nothing."""
+        """Send bytes without a meaning, which a gone client answers with a reset."""
         cycle = self._running
         if cycle is None or cycle.response_complete:
             return
@@ -66,7 +66,7 @@ class OrderedProtocol(HttpToolsProtocol):
             self.transport.write(b"%x\r\n%s\r\n" % (len(comment), comment))
 
     def _feed(self, data: bytes) -> None:
-        """Parse; what offers an upgrade is read again as if it did not."""
+        """Parse; a head that offers an upgrade is parsed again without the offer."""
         while True:
             try:
                 self.parser.feed_data(data)
@@ -102,7 +102,7 @@ class OrderedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """The next request's turn, or what was left to be said behind the last one."""
+        """Start the next request, or end the connection as the last one left it."""
         if self._running is not None:
             hold = self._running.scope["tpdet_hold"]  # type: ignore[typeddict-item]
             hold.release()

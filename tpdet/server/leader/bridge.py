@@ -115,11 +115,11 @@ class Bridge:
         self.listen_again()
 
     def listen_again(self) -> None:
-        """Count the HTTP process's silence from now: rank 0 was busy and heard nobody."""
+        """Count the HTTP process's silence from now: rank 0 was busy and read nothing."""
         self._heard = time.monotonic()
 
     def receive(self, engine: "Engine", seconds: float) -> bool:
-        """Take in what clients want, after waiting up to `seconds`; False if there was nothing."""
+        """Take messages of the HTTP process, waiting up to `seconds`; False if none came."""
         messages, self._early = self._early + self._socket.receive(seconds), []
         if messages:
             self._heard = time.monotonic()
@@ -137,7 +137,7 @@ class Bridge:
         outputs: Iterable[TokenOutput | PromptOutput | RequestFailed],
         step_seconds: float,
     ) -> None:
-        """Send what a step committed."""
+        """Send the outputs that a step committed."""
         found = tuple(outputs)
         prompts = [output for output in found if isinstance(output, PromptOutput)]
         for parts in messages_of(prompts):

@@ -52,7 +52,7 @@ class Canary:
         return bool(self._failure)
 
     def learn(self) -> None:
-        """Take the answer to compare with; before clients are served, nothing else may run.
+        """Compute the answer to compare with, before the server takes requests.
 
         Raises CheckpointError where the model gives none (NaN).
         """
@@ -147,7 +147,7 @@ class Canary:
 
 
 def canary_request(name: str, vocab_size: int, max_model_len: int) -> Request:
-    """The fixed request, cut to what a small model takes."""
+    """The fixed request, shortened for a small model."""
     room = max_model_len - OUTPUT_TOKENS
     length = max(1, min(PROMPT_TOKENS, room))
     return Request(

@@ -29,7 +29,7 @@ _log = logging.getLogger("tpdet.server")
 
 
 class Reload:
-    """At most one reload at a time. `announce` tells all what the engine serves from now on."""
+    """At most one reload at a time. `announce` publishes the new weights' facts."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Reload:
         return self._wanted is not None
 
     def look(self) -> None:
-        """See whether somebody wants a reload; a look at a file, ten times a second at most."""
+        """Look for a reload request in the run directory, at most ten times a second."""
         now = time.monotonic()
         if self.begun or now - self._looked < LOOK_SECONDS:
             return
@@ -68,7 +68,7 @@ class Reload:
             self._answer(75, "refused", why)
 
     def go_on(self) -> bool:
-        """Load if nobody's request runs any more; True if it was tried. To be called each round."""
+        """Load once no client's request runs; True if loading was tried. Called each round."""
         if self._wanted is None:
             return False
         self._canary.abandon()

@@ -103,7 +103,7 @@ def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: Stop
 
 
 def start_facts(engine: "Engine", environment: RankEnvironment) -> Start:
-    """What the HTTP process has to know of the engine."""
+    """The facts of the engine that the HTTP process needs."""
     return Start(
         system_fingerprint=engine.system_fingerprint,
         contract=engine.runner.contract,

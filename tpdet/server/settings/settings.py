@@ -32,7 +32,7 @@ from tpdet.server.wire.limits import limits_json
 
 
 class ServerConfig(BaseModel):
-    """What fixes a server, beside its engine. Times in seconds."""
+    """Settings of a server besides those of its engine. Times in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), strict=True)
 

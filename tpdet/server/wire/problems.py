@@ -70,7 +70,7 @@ def from_code(code: str, message: str, param: str | None = None) -> ApiError:
 
 
 def internal_error() -> ApiError:
-    """The answer for a fault of ours; what it was goes to the log, not onto the wire."""
+    """The answer for a fault of ours, whose details go to the log only."""
     return from_code("internal_error", "internal error; the server's log has the details")
 
 

@@ -23,7 +23,7 @@ SOCKET_NAME = "engine.sock"
 MAX_SOCKET_PATH_BYTES = 107
 _TO_HTTP, _TO_ENGINE = "tpdet engine to http", "tpdet http to engine"
 
-# What new requests are told in a state of the engine that takes none: wire code and message.
+# Wire code and message for new requests, by the states in which the engine takes none.
 REFUSALS = {
     "draining": ("draining", "the server is shutting down and takes no new requests"),
     "untrusted": ("engine_dead", "the server's answers have changed: it takes no requests"),
@@ -46,7 +46,7 @@ class Serving(msgspec.Struct, frozen=True, tag="serving"):
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """HTTP to engine: the prompts of one HTTP request, admitted together or not at all.
 
-    If the first request's seed is None the engine draws one, and all of the group use it: one
+    If the first request's seed is None the engine chooses one, and all of the group use it: one
     seed replays the whole answer.
     """
 
@@ -66,7 +66,7 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """Engine to HTTP: what the engine turned out to be; take requests from now on.
+    """Engine to HTTP: facts of the engine; requests may come from now on.
 
     Sent again after a reload: what is accepted after it is answered by the new weights.
     `contract` and `model_digest` (64 hex digits each) go into replay digests.
@@ -107,7 +107,7 @@ class Prompts(msgspec.Struct, frozen=True, tag="prompts"):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """Engine to HTTP: what else one step committed."""
+    """Engine to HTTP: tokens and failures of one step."""
 
     step_seconds: float
     tokens: tuple[TokenOutput, ...]
