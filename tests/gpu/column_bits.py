@@ -6,16 +6,17 @@ from tests.gpu.checks import draw, poisoned_workspaces, same, surrounded
 from tests.gpu.gemm_shapes import COLUMN_SHAPES, KINDS, ROWS, each, relative_error
 from tests.gpu.suite import Check
 from tpdet.kernels.cuda.gemm import column as gemm
-from tpdet.kernels.cuda.gemm.choice.variants import Variant, every_variant
+from tpdet.kernels.cuda.gemm.choice.static import static_tiles
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 
 
 def variants_are_one_class(dtype, out_dtype, kind, n, k):
-    reference = Variant(64, 64, 16, 8, 3) if dtype == torch.float32 else Variant(64, 64, 64, 4, 3)
+    reference = Tile(64, 64, 16, 8, 3) if dtype == torch.float32 else Tile(64, 64, 64, 4, 3)
     x, w = draw(max(ROWS), k, dtype=dtype, kind=kind), draw(n, k, dtype=dtype, kind=kind, seed=1)
     bias = draw(n, dtype=dtype, seed=2) if out_dtype == torch.bfloat16 else None
     variants = [
         variant.at(k)
-        for variant in every_variant(
+        for variant in static_tiles(
             float32=dtype == torch.float32,
             wide_out=out_dtype == torch.float32,
             descriptors=torch.cuda.get_device_capability() >= (9, 0),
@@ -33,7 +34,7 @@ def the_table_keeps_the_class(n, k, rows):
         x, w = draw(max(rows), k, kind=kind), draw(n, k, kind=kind, seed=1)
         for m in rows:
             for out in (torch.bfloat16, torch.float32):
-                wanted = gemm.column_gemm(x[:m], w, None, out, Variant(64, 64, 64, 4, 3).at(k))
+                wanted = gemm.column_gemm(x[:m], w, None, out, Tile(64, 64, 64, 4, 3).at(k))
                 same(gemm.column_gemm(x[:m], w, None, out), wanted, f"{kind} M={m} {out}")
 
 
@@ -67,7 +68,7 @@ def shards_have_the_bits_of_the_whole():
 def odd_sizes_keep_the_class(dtype):
     for n, k in ((48, 16), (16, 592), (80, 1040), (272, 4112), (1008, 48)):
         x, w = draw(300, k, dtype=dtype), draw(n, k, dtype=dtype, seed=1)
-        wanted = gemm.column_gemm(x, w, None, torch.float32, Variant(64, 64, 16, 4, 3))
+        wanted = gemm.column_gemm(x, w, None, torch.float32, Tile(64, 64, 16, 4, 3))
         exact = x.double() @ w.double().t()
         error = ((wanted.double() - exact).norm() / exact.norm()).item()
         assert error < 1e-5, f"N={n} K={k}: error {error}"

@@ -19,8 +19,9 @@ from tests.gpu.times import interleaved_medians
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
-from tpdet.kernels.cuda.gemm.choice import shape_table
+from tpdet.kernels.cuda.gemm.choice import shape_table, tile_text
 from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
+from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.tune.precompile import precompile
 from tpdet.tune.product import ProductTuner
 from tpdet.tune.run import compile_jobs
@@ -46,7 +47,7 @@ def candidates_are_one_class(kind, wide_out):
                 for m in (bucket, bucket - bucket // 3, min(1100, bucket + 5)):
                     try:
                         got = gemm.column_gemm(x[:m], w, None, out, tile)
-                        same(got, wanted[:m], f"{shape_table.format_tile(tile)} M={m}")
+                        same(got, wanted[:m], f"{tile_text.format_tile(tile)} M={m}")
                     except Exception as error:
                         torch.cuda.synchronize()
                         wrong.append(str(error)[:150])
@@ -63,7 +64,7 @@ def odd_columns_keep_the_class():
         for m in (1, 7, 33, 64):
             for tile in column_candidates(m, n, k, wide_out=True, descriptors=True):
                 got = gemm.column_gemm(x[:m], w, None, torch.float32, tile)
-                same(got, wanted[:m], f"N={n} M={m} {shape_table.format_tile(tile)}")
+                same(got, wanted[:m], f"N={n} M={m} {tile_text.format_tile(tile)}")
 
 
 def a_bias_is_added_before_the_rounding():
@@ -72,7 +73,7 @@ def a_bias_is_added_before_the_rounding():
     plain = gemm.column_gemm(x, w, None, torch.float32, admission.REFERENCE)
     same((plain + shift.float()).to(x.dtype), wanted, "the reference")
     for name in ("16x64x128 w4 s6 swap tma", "64x64x128 w4 s6 tma", "16x16x512 w4 s4 swap"):
-        tile = shape_table.parse_tile(name)
+        tile = tile_text.parse_tile(name)
         same(gemm.column_gemm(x, w, shift, x.dtype, tile), wanted, name)
 
 
@@ -168,7 +169,7 @@ def show_candidates():
 def more_jobs():
     """What the checks of bits launch beside the products' own."""
     return {
-        (tile, True, tile.descriptor or even)
+        (tile, True, variant_of(tile).descriptors or even)
         for even in (True, False)
         for n in (1536, 24576)
         for m in shape_table.BUCKETS

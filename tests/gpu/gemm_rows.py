@@ -26,13 +26,13 @@ from tests.gpu.times import interleaved_medians
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table
-from tpdet.kernels.cuda.gemm.choice.leaf_variants import (
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import (
     LeafChoice,
     leaf_candidates,
     leaf_choice,
-    leaf_variant,
+    leaf_tile,
 )
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
@@ -51,12 +51,11 @@ EPS = 1e-6
 def words(choice):
     tile = choice.tile
     size = f"{tile.rows}x{tile.columns}x{tile.depth} w{tile.warps} s{tile.stages}"
-    flags = f"{' swap' if tile.swap else ''}{'' if tile.descriptor else ' pointer'}"
-    return f"cut {choice.cut} {choice.kernel} {size}{flags}"
+    return f"cut {choice.cut} {choice.kernel} {size} {tile.variant}"
 
 
 def all_choices(m, n, k, leaves, roots):
-    apart = LeafChoice(1, "chain", leaf_variant(m, n, k, leaves, float32=False, sms=132))
+    apart = LeafChoice(1, "chain", leaf_tile(m, n, k, leaves, float32=False, sms=132))
     return list(dict.fromkeys([apart, *leaf_candidates(m, n, k, leaves, roots)]))
 
 
@@ -71,7 +70,7 @@ def cuts_keep_their_bits(kind, name, ranks, n=1024, width=512):
     w = draw(share, n, width, kind=kind, seed=1)
     for m in BIT_ROWS:
         x = draw(m, share * width, kind=kind)
-        leaves = leaf_gemm.leaf_gemm(x, w, Variant(64, 64, 64, 4, 3).at(width))
+        leaves = leaf_gemm.leaf_gemm(x, w, Tile(64, 64, 64, 4, 3).at(width))
         for rank in sorted({0, min(1, ranks - 1), ranks - 1}):
             roots = rank_roots(name, ranks, rank)
             wanted = [order.evaluate(root, lambda i, p=leaves: p[i], torch.add) for root in roots]

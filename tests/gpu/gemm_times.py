@@ -10,7 +10,8 @@ from tests.gpu.leaf_folds import leaf_fold
 from tests.gpu.times import interleaved_medians
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm import column as gemm
-from tpdet.kernels.cuda.gemm.choice.variants import Variant, every_variant
+from tpdet.kernels.cuda.gemm.choice.static import static_tiles
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import activation, fold, norm
 
 TIMED_ROWS = (1, 16, 64, 256, 1024, 4096)
@@ -93,7 +94,7 @@ def check_times():
 
 
 def sweep_candidates(wide_out):
-    yield from every_variant(float32=False, wide_out=wide_out, descriptors=True)
+    yield from static_tiles(float32=False, wide_out=wide_out, descriptors=True)
     for rows, columns, depth, warps, stages in (
         (16, 64, 256, 4, 3),
         (32, 64, 128, 4, 5),
@@ -113,7 +114,7 @@ def sweep_candidates(wide_out):
         (32, 128, 64, 4, 6),
     ):
         if columns != 192:
-            plain = Variant(rows, columns, depth, warps, stages, descriptor=True)
+            plain = Tile(rows, columns, depth, warps, stages, "descriptor")
             yield plain
             if rows * columns <= 64 * 128:
                 yield replace(plain, ctas=2)
@@ -140,7 +141,7 @@ def sweep():
             found.sort(key=lambda entry: entry[0])
             best = " | ".join(
                 f"{t / peer:.2f} {v.rows}x{v.columns}x{v.depth} w{v.warps} s{v.stages}"
-                f"{' swap' if v.swap else ''}{' tma' if v.descriptor else ''} c{v.ctas}"
+                f" {v.variant} c{v.ctas}"
                 for t, v in found[:4]
             )
             print(f"{name:10s} M={m:4d} cuBLAS {peer:6.1f} us: {best}", flush=True)

@@ -21,23 +21,23 @@ from tests.gpu.checks import attempt, draw, failures, same
 from tests.gpu.times import interleaved_medians
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
-from tpdet.kernels.cuda.gemm.choice.leaf_variants import cut_roots, leaf_choice
-from tpdet.kernels.cuda.gemm.choice.root_form import fold_fits, root_form
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import cut_roots, leaf_choice
 from tpdet.kernels.cuda.gemm.operands import run_chain
-from tpdet.kernels.cuda.gemm.warp_specialised_launch import run_gluon_fold
+from tpdet.kernels.cuda.gemm.variants.root_form import root_form
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import folds, run_gluon_fold
 from tpdet.kernels.partial_sums import relative_roots
 
 LEAVES = 8
 KINDS = ("normal", "heavy", "cancelling", "tiny")
 BIT_ROWS = (1, 37, 128, 500, 1000, 4097)
-TILE = Variant(128, 128, 64, 4, 6, descriptor=True)
+TILE = Tile(128, 128, 64, 4, 6, "descriptor")
 STAGES = (5, 6, 7)
 COLUMN_TILES = [
-    Variant(128, columns, 64, 4, stages, descriptor=True, trades=True)
+    Tile(128, columns, 64, 4, stages, "warp_specialised")
     for columns, stages in ((256, 3), (128, 5), (128, 6))
 ]
-PLAIN = Variant(64, 64, 64, 4, 3)
+PLAIN = Tile(64, 64, 64, 4, 3)
 ROWS = (512, 1024, 2048, 4096, 8192)
 SHAPES = {"o": (4096, 512), "down": (4096, 1536)}  # name: N, K of a leaf
 BUDGET = 30.0  # seconds of timing
@@ -63,7 +63,7 @@ def forms(leaves, roots):
 
 def fitting(form):
     """Stages that leave room for what the form keeps."""
-    return [n for n in STAGES if fold_fits(form, 512, replace(TILE, stages=n), "gluon")]
+    return [n for n in STAGES if folds(form, 512, replace(TILE, stages=n))]
 
 
 def fold(x, w, form, stages):

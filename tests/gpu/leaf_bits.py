@@ -10,8 +10,9 @@ from tpdet.kernels import order
 from tpdet.kernels.cpu.pointwise import fold as cpu_fold
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
-from tpdet.kernels.cuda.gemm.choice.leaf_variants import leaf_candidates
-from tpdet.kernels.cuda.gemm.choice.variants import Variant, every_variant
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import leaf_candidates
+from tpdet.kernels.cuda.gemm.choice.static import static_tiles
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import fold
 from tpdet.kernels.partial_sums import relative_roots
 
@@ -73,11 +74,11 @@ def leaf_variants_are_one_class(kind):
     w = leaf_weights(n, k, torch.bfloat16, kind)
     variants = [
         variant.at(k // LEAVES)
-        for variant in every_variant(float32=False, wide_out=True, descriptors=True)
+        for variant in static_tiles(float32=False, wide_out=True, descriptors=True)
     ]
     for m in (1, 17, 100, 300):
         x = draw(m, k, kind=kind)
-        wanted = leaf_gemm.leaf_gemm(x, w, Variant(64, 64, 64, 4, 3).at(k // LEAVES))
+        wanted = leaf_gemm.leaf_gemm(x, w, Tile(64, 64, 64, 4, 3).at(k // LEAVES))
         each(variants, lambda v, x=x: leaf_gemm.leaf_gemm(x, w, v), wanted, f"M={m}")
         chains = [
             gemm.column_gemm(part.contiguous(), w[i], None, torch.float32)

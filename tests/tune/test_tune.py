@@ -18,7 +18,7 @@ from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table
 from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, Product, parse_table
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import ColumnLinear, RowLinear
 from tpdet.layers.partition import make_partition
@@ -36,7 +36,7 @@ from tpdet.tune.table_file import write_table
 from tpdet.weights.source import open_weights
 
 COLUMN = Product("column", 96, 64)
-FAST, SLOW = Variant(16, 64, 64, 4, 5, swap=True), Variant(16, 64, 64, 4, 4, swap=True)
+FAST, SLOW = Tile(16, 64, 64, 4, 5, "pointer_swapped"), Tile(16, 64, 64, 4, 4, "pointer_swapped")
 
 
 def test_it_is_refused_without_a_gpu(capsys, monkeypatch):
@@ -145,7 +145,7 @@ def tuner(monkeypatch, times, wrong=()):
     made = object.__new__(ProductTuner)
     made.product, made._repeats, made._cold = COLUMN, 1, [None]
     made._rows = {"random": torch.zeros(64, 64)}
-    tiles = [name for name in times if isinstance(name, Variant)]
+    tiles = [name for name in times if isinstance(name, Tile)]
     calls = {name: name for name in times}
     monkeypatch.setattr(made, "_calls", lambda bucket: calls)
     monkeypatch.setattr(made, "_quick", lambda bucket, some: sorted(tiles, key=times.get))

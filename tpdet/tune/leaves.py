@@ -15,14 +15,16 @@ from tpdet.bench.kernels.timing import capture, enough, interleaved_us, rotated
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm import leaf_trials, trial_data
 from tpdet.kernels.cuda.gemm.admission import REFERENCE
-from tpdet.kernels.cuda.gemm.choice.leaf_variants import (
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import (
     LeafChoice,
     cut_roots,
     leaf_candidates,
     leaf_choice,
 )
-from tpdet.kernels.cuda.gemm.choice.root_form import RootForm, root_form
-from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, Product, format_tile, read_roots
+from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, Product, read_roots
+from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
+from tpdet.kernels.cuda.gemm.choice.variants import variant_of
+from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.order import Expression, fold_tree
 from tpdet.kernels.partial_sums import PartialSums
@@ -182,7 +184,9 @@ def bucket_choices(
     n, k, leaves = product.n, product.k, product.leaves
     found = [leaf_choice(bucket, n, k, leaves, roots, float32=False, sms=sms)]
     found += [
-        c for c in leaf_candidates(bucket, n, k, leaves, roots) if sms or not c.tile.descriptor
+        c
+        for c in leaf_candidates(bucket, n, k, leaves, roots)
+        if sms or not variant_of(c.tile).descriptors
     ]
     return {work_of(choice, leaves, roots): choice for choice in found}
 

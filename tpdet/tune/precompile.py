@@ -9,13 +9,13 @@ import torch
 
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
-from tpdet.kernels.cuda.gemm.choice.leaf_variants import LeafChoice
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.order import Expression, operands
 
 _WORKERS = 14
 
-ColumnJob = tuple[Variant, bool, bool]
+ColumnJob = tuple[Tile, bool, bool]
 """A variant, whether its output is fp32, whether its tiles divide N: what a kernel is made for."""
 
 LeafJob = tuple[tuple[Expression, ...], LeafChoice]
@@ -48,7 +48,7 @@ def compile_all(jobs: list[Job]) -> int:
     return failed
 
 
-def _compile_column(variant: Variant, wide_out: bool, even: bool) -> None:
+def _compile_column(variant: Tile, wide_out: bool, even: bool) -> None:
     n, k = 2 * variant.columns + (0 if even else 16), 2 * variant.depth
     x = torch.zeros(1, k, dtype=torch.bfloat16, device="cuda")
     weight = torch.zeros(n, k, dtype=torch.bfloat16, device="cuda")

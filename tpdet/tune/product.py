@@ -16,14 +16,16 @@ from tpdet.kernels.cuda.gemm import trial_data
 from tpdet.kernels.cuda.gemm.admission import REFERENCE, output_dtype
 from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
 from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES, library_product
-from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Choice, Product, format_tile
-from tpdet.kernels.cuda.gemm.choice.variants import Variant, column_variant
+from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Choice, Product
+from tpdet.kernels.cuda.gemm.choice.static import column_tile
+from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 
 _QUICK = 3  # replays of every candidate
 _FINALISTS = 4  # tiles that are measured in full
 _GAIN = 0.985  # a library must beat the tile by so much: the tile serves every row count
 
-Name = Variant | str
+Name = Tile | str
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -106,7 +108,7 @@ class ProductTuner:
         way = min(ways, key=lambda name: us[name], default=None)
         if way is not None and us[way] >= _GAIN * us[tile]:
             way = None
-        assert isinstance(tile, Variant)
+        assert isinstance(tile, Tile)
         choice = Choice(bucket, tile, way if isinstance(way, str) else None)
         return Row(choice, us[tile if way is None else way], us[tile], peer)
 
@@ -114,7 +116,7 @@ class ProductTuner:
         product, out = self.product, self._out
         wide = out == torch.float32
         sms = self._sms if self._descriptors else 0
-        static = column_variant(bucket, product.n, product.k, float32=False, wide_out=wide, sms=sms)
+        static = column_tile(bucket, product.n, product.k, float32=False, wide_out=wide, sms=sms)
         tiles = column_candidates(
             bucket, product.n, product.k, wide_out=wide, descriptors=self._descriptors
         )
@@ -182,7 +184,7 @@ class ProductTuner:
 
 
 def _tile_product(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.dtype, tile: Variant
+    x: torch.Tensor, weight: torch.Tensor, out: torch.dtype, tile: Tile
 ) -> torch.Tensor:
     return gemm.column_gemm(x, weight, None, out, tile)
 

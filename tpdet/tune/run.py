@@ -21,6 +21,7 @@ from tpdet.kernels.cuda.gemm.choice.shape_table import (
     read_roots,
     table_path,
 )
+from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.tune.shapes import tuned_gathered_products, tuned_products, tuned_row_products
 from tpdet.verify.run import parse_row_layers, parse_sizes
 
@@ -147,7 +148,7 @@ def compile_jobs(products: Iterable[Product], max_rows: int, device: torch.devic
     """Everything that tuning and the start-up check will launch."""
     from tpdet.kernels.cuda.gemm.admission import REFERENCE
     from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
-    from tpdet.kernels.cuda.gemm.choice.variants import column_variant
+    from tpdet.kernels.cuda.gemm.choice.static import column_tile
 
     properties = torch.cuda.get_device_properties(device)
     descriptors = (properties.major, properties.minor) >= (9, 0)
@@ -159,16 +160,18 @@ def compile_jobs(products: Iterable[Product], max_rows: int, device: torch.devic
         n, k, wide = product.n, product.k, product.kind == "head"
         tiles = [REFERENCE.at(k)]
         for bucket in buckets_of(product, max_rows):
-            tiles.append(column_variant(bucket, n, k, float32=False, wide_out=wide, sms=sms))
+            tiles.append(column_tile(bucket, n, k, float32=False, wide_out=wide, sms=sms))
             tiles += column_candidates(bucket, n, k, wide_out=wide, descriptors=descriptors)
-        jobs |= {(tile, wide, tile.descriptor or n % tile.columns == 0) for tile in tiles}
+        jobs |= {
+            (tile, wide, variant_of(tile).descriptors or n % tile.columns == 0) for tile in tiles
+        }
     return jobs
 
 
 def leaf_jobs(products: Iterable[Product], max_rows: int, sms: int) -> list[tuple]:
     """The same of row products; sms: 0 without descriptors. Kernels that roots share stand once."""
     from tpdet.kernels.cuda.gemm.admission import REFERENCE
-    from tpdet.kernels.cuda.gemm.choice.leaf_variants import LeafChoice
+    from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice
     from tpdet.tune.leaves import bucket_choices
 
     found: dict[tuple, tuple] = {}

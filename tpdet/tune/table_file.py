@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tpdet.kernels.cuda.gemm.choice.shape_table import FORMAT, format_tile, parse_table
+from tpdet.kernels.cuda.gemm.choice.shape_table import FORMAT, parse_table
+from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.tune.product import Row, Tuned
 
 _FREE = ("date",)  # may differ between runs that share a file

@@ -3,7 +3,7 @@
 Every tile, cut and library product that the model's shapes will use is compared in bytes with the
 reference variant (leaves: every one apart) on three kinds of data. One that differs, or does not
 run, stops the start: it is never replaced silently. A shape that is not in the table runs on the
-static choice of `gemm_variants` or `leaf_variants` and is reported. Library entries count only in
+static choice and is reported. Library entries count only in
 the environment that admitted them.
 """
 
@@ -26,10 +26,11 @@ from tpdet.kernels.cuda.gemm.choice.shape_table import (
     bucket_of,
     read_roots,
 )
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 
-REFERENCE = Variant(64, 64, 64, 4, 3)
-"""What every other variant is compared with: the plainest member of the class."""
+REFERENCE = Tile(64, 64, 64, 4, 3)
+"""What every other tile is compared with: the plainest member of the class."""
 
 Result = TypeVar("Result")
 Flags = dict[str, torch.Tensor | str]
@@ -183,7 +184,7 @@ def _try_product(
     for bucket, choice in choices.items():
         x, wanted = rows[:bucket], whole[:bucket]
         name = f"{product}, {bucket} rows, {{}}, {kind} data"
-        tile = shape_table.format_tile(choice.tile)
+        tile = format_tile(choice.tile)
         runs = {tile: lambda x=x, tile=choice.tile: gemm.column_gemm(x, weight, None, out, tile)}
         if choice.library:
             way = choice.library
@@ -201,7 +202,7 @@ def _try_row_product(
     weight, roots = leaf_trials.trial_leaves(kind, product, rows.device), read_roots(product.roots)
     whole = leaf_trials.wanted_roots(rows[: max(choices)], weight, product, REFERENCE)
     for bucket, choice in choices.items():
-        what = f"cut {choice.cut} {choice.kernel} {shape_table.format_tile(choice.tile)}"
+        what = f"cut {choice.cut} {choice.kernel} {format_tile(choice.tile)}"
         x, wanted = rows[:bucket], whole[:, :bucket]
         run = partial(leaf_gemm.leaf_sums, x, weight, roots, choice.leaf_choice)
         name = f"{product}, {bucket} rows, {what}, {kind} data"

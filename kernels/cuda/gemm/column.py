@@ -3,7 +3,7 @@
     column:  y[m, n] = round(sum over k of x[m, k] * w[n, k] + bias[n])
 
 bf16 and fp16 run on tensor cores, fp32 by `ieee` fma. A column product runs on what the shape table
-names once `admission` has tried it, else on the static choice of `gemm_variants`; all are one bit
+names once `admission` has tried it, else on the static choice; all are one bit
 class, so the choice shows in time only.
 """
 
@@ -11,8 +11,10 @@ import torch
 
 from tpdet.kernels.cuda.gemm.choice.library import library_fits, library_product
 from tpdet.kernels.cuda.gemm.choice.shape_table import admitted_choice, library_rows
-from tpdet.kernels.cuda.gemm.choice.variants import Variant, column_variant
+from tpdet.kernels.cuda.gemm.choice.static import column_tile
+from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.operands import descriptor_sms, fitted, run_chain
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch.multiprocessors import all_free
 
 
@@ -21,26 +23,26 @@ def column_gemm(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     out_dtype: torch.dtype,
-    variant: Variant | None = None,
+    tile: Tile | None = None,
 ) -> torch.Tensor:
     """x [M, K] times weight [N, K] transposed, plus bias [N] in fp32, rounded once to out_dtype.
 
-    `variant` overrides the table (its tile depth must divide K). Raises ValueError when K is not a
+    `tile` overrides the table (its depth must divide K). Raises ValueError when K is not a
     multiple of 16 or the operands differ in dtype.
     """
     x, w = fitted(x, weight.unsqueeze(0))
     (m, k), n = x.shape, w.shape[1]
-    choice = admitted_choice(x, n, out_dtype) if variant is None else None
+    choice = admitted_choice(x, n, out_dtype) if tile is None else None
     if choice is not None and choice.library is not None and bias is None and all_free():
         rows = library_rows(m, choice.bucket)
         if rows is not None and library_fits(x, w[0]):
             return library_product(x, w[0], out_dtype, rows, choice.library)
     y = torch.empty(1, m, n, dtype=out_dtype, device=x.device)
     sms = descriptor_sms(x, w, y)
-    if choice is not None and (sms or not choice.tile.descriptor):
-        variant = choice.tile
-    if variant is None:
+    if choice is not None and (sms or not variant_of(choice.tile).descriptors):
+        tile = choice.tile
+    if tile is None:
         float32, wide_out = x.dtype == torch.float32, out_dtype == torch.float32
-        variant = column_variant(m, n, k, float32=float32, wide_out=wide_out, sms=sms)
-    run_chain(x, w, bias, y, variant, sms)
+        tile = column_tile(m, n, k, float32=float32, wide_out=wide_out, sms=sms)
+    run_chain(x, w, bias, y, tile, sms)
     return y[0]

@@ -4,44 +4,31 @@
     sums:   y[c, m, n] = subtree c of a rank's roots over its leaves                    fp32
 
 The cut, the tile and the kernel come from the shape table that start-up admitted, else from
-`leaf_variants`; all are one bit class, so the choice shows in time only.
+`leaf_choice`; all are one bit class, so the choice shows in time only.
 """
 
 import torch
 
 from tpdet.kernels.cuda import hardware
-from tpdet.kernels.cuda.gemm.choice.leaf_variants import (
-    LeafChoice,
-    cut_roots,
-    leaf_choice,
-    leaf_variant,
-)
-from tpdet.kernels.cuda.gemm.choice.root_form import RootForm, root_form
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots, leaf_choice, leaf_tile
 from tpdet.kernels.cuda.gemm.choice.shape_table import admitted_leaf_choice
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
-from tpdet.kernels.cuda.gemm.leaf_fold import run_fold
-from tpdet.kernels.cuda.gemm.operands import (
-    check_depth,
-    descriptor_sms,
-    fitted,
-    run_chain,
-)
-from tpdet.kernels.cuda.gemm.warp_specialised_launch import run_gluon_fold
+from tpdet.kernels.cuda.gemm.choice.variants import FOLDS, variant_of
+from tpdet.kernels.cuda.gemm.operands import check_depth, descriptor_sms, fitted, run_chain
+from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import PartialSums
 
 
-def leaf_gemm(
-    x: torch.Tensor, weight: torch.Tensor, variant: Variant | None = None
-) -> torch.Tensor:
+def leaf_gemm(x: torch.Tensor, weight: torch.Tensor, tile: Tile | None = None) -> torch.Tensor:
     """One fp32 chain a leaf: x [M, L * K], weight [L, N, K] -> partial sums [L, M, N] in fp32."""
     x, w = fitted(x, weight)
     m, (leaves, n, k) = x.shape[0], w.shape
     y = torch.empty(leaves, m, n, dtype=torch.float32, device=x.device)
     sms = descriptor_sms(x, w, y)
-    if variant is None:
-        variant = leaf_variant(m, n, k, leaves, float32=x.dtype == torch.float32, sms=sms)
-    run_chain(x, w, None, y, variant, sms)
+    if tile is None:
+        tile = leaf_tile(m, n, k, leaves, float32=x.dtype == torch.float32, sms=sms)
+    run_chain(x, w, None, y, tile, sms)
     return y
 
 
@@ -61,21 +48,21 @@ def leaf_sums(
     sms = 0 if n % 4 else descriptor_sms(x, w)  # a descriptor's rows are multiples of 16 bytes
     if choice is None:
         choice = admitted_leaf_choice(x, n, leaves, roots)
-        if choice is not None and choice.tile.descriptor and not sms:
+        if choice is not None and variant_of(choice.tile).descriptors and not sms:
             choice = None
     if choice is None:
         float32 = x.dtype == torch.float32
         wgmma = hardware.gpu_of(x.device).wgmma
         choice = leaf_choice(m, n, k, leaves, roots, float32=float32, sms=sms, wgmma=wgmma)
+    if choice.kernel not in FOLDS and choice.cut > 1:
+        raise ValueError(f"no kernel {choice.kernel!r} folds leaves: use one of {tuple(FOLDS)}")
     units, rest, form = _cut(leaves, roots, choice.cut)
     check_depth(choice.tile, w)
     y = torch.empty(len(units), m, n, dtype=torch.float32, device=x.device)
     if choice.cut == 1:
         run_chain(x, w, None, y, choice.tile, sms)
-    elif choice.kernel == "gluon" and y.numel():
-        run_gluon_fold(x, w, y, form, choice.tile, sms)
     elif y.numel():
-        run_fold(x, w, y, form, choice.tile, sms, choice.kernel)
+        FOLDS[choice.kernel].run(x, w, y, form, choice.tile, sms)
     return PartialSums(y, rest)
 
 

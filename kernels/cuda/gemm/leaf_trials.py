@@ -8,7 +8,7 @@ import torch
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm import trial_data
 from tpdet.kernels.cuda.gemm.choice.shape_table import Product, read_roots
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.order import evaluate
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -26,7 +26,7 @@ def folded(sums: PartialSums) -> torch.Tensor:
 
 
 def wanted_roots(
-    x: torch.Tensor, weight: torch.Tensor, product: Product, reference: Variant
+    x: torch.Tensor, weight: torch.Tensor, product: Product, reference: Tile
 ) -> torch.Tensor:
     """x [M, leaves * k], every leaf apart by `reference` -> [R, M, at most BASE_ROWS] in fp32."""
     base = weight[:, : trial_data.BASE_ROWS]

@@ -3,11 +3,8 @@
 import torch
 
 from tpdet.kernels.cuda import hardware
-from tpdet.kernels.cuda.gemm.choice.variants import K_GROUP, Variant
-from tpdet.kernels.cuda.gemm.descriptor import run_descriptor
-from tpdet.kernels.cuda.gemm.pointer import run_pointer
-from tpdet.kernels.cuda.gemm.swapped import run_swapped
-from tpdet.kernels.cuda.gemm.warp_specialised_launch import run_gluon_column
+from tpdet.kernels.cuda.gemm.choice.variants import variant_of
+from tpdet.kernels.cuda.gemm.variants.tile import K_GROUP, Tile
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 
 _DESCRIPTOR_BYTES = 16  # alignment of a base and of a row
@@ -18,27 +15,20 @@ def run_chain(
     w: torch.Tensor,
     bias: torch.Tensor | None,
     y: torch.Tensor,
-    variant: Variant,
+    tile: Tile,
     sms: int,
 ) -> None:
     """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
     if y.numel() == 0:
         return
-    check_depth(variant, w)
-    if variant.trades:
-        run_gluon_column(x, w, bias, y, variant, sms)
-    elif variant.descriptor and variant.swap:
-        run_swapped(x, w, bias, y, variant, sms)
-    elif variant.descriptor:
-        run_descriptor(x, w, bias, y, variant, sms)
-    else:
-        run_pointer(x, w, bias, y, variant)
+    check_depth(tile, w)
+    variant_of(tile).run(x, w, bias, y, tile, sms)
 
 
-def check_depth(variant: Variant, w: torch.Tensor) -> None:
+def check_depth(tile: Tile, w: torch.Tensor) -> None:
     """A tile that crossed the end of a leaf's K would read its neighbour."""
-    if w.shape[2] % variant.depth:
-        raise ValueError(f"depth {variant.depth} does not divide K = {w.shape[2]}: use .at(K)")
+    if w.shape[2] % tile.depth:
+        raise ValueError(f"depth {tile.depth} does not divide K = {w.shape[2]}: use .at(K)")
 
 
 def fitted(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

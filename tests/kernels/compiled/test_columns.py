@@ -12,11 +12,13 @@ from tests.kernels.compiled.test_gemm import (
     descriptor_types,
     tile,
 )
-from tpdet.kernels.cuda.gemm import descriptor as gemm_descriptor
-from tpdet.kernels.cuda.gemm import pointer as gemm_pointer
-from tpdet.kernels.cuda.gemm import swapped as gemm_swapped
 from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
-from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, format_tile
+from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS
+from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
+from tpdet.kernels.cuda.gemm.choice.variants import variant_of
+from tpdet.kernels.cuda.gemm.variants import descriptor as gemm_descriptor
+from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
+from tpdet.kernels.cuda.gemm.variants import swapped as gemm_swapped
 from tpdet.kernels.cuda.hardware import H200
 
 
@@ -33,14 +35,22 @@ def candidates(wide_out, counts=BUCKETS):
 
 def compile_candidate(variant, out):
     constants = tile(variant)
-    if variant.descriptor:
+    if variant_of(variant).descriptors:
         types = descriptor_types(variant, out) | {"k": "i32", "leaves": "i32", "bias": "*bf16"}
         constants |= {"HALVES": variant.halves, "HAS_BIAS": False}
-        kernel = gemm_swapped.swapped_chain if variant.swap else gemm_descriptor.descriptor_chain
+        kernel = (
+            gemm_swapped.swapped_chain
+            if variant.variant.endswith("swapped")
+            else gemm_descriptor.descriptor_chain
+        )
     else:
         types = dict.fromkeys(("x", "w", "bias"), "*bf16") | {"y": f"*{out}"}
         types |= dict.fromkeys(("m", "n", "k", "stride_x"), "i32")
-        constants |= {"SWAP": variant.swap, "EVEN_N": True, "HAS_BIAS": False}
+        constants |= {
+            "SWAP": variant.variant.endswith("swapped"),
+            "EVEN_N": True,
+            "HAS_BIAS": False,
+        }
         kernel = gemm_pointer.pointer_chain
     ptx, log = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
     check(ptx, log, format_tile(variant), ["mma"])
@@ -49,7 +59,7 @@ def compile_candidate(variant, out):
 
 def test_swapped_descriptor_tiles_compile_to_wgmma_fed_by_the_copy_engine():
     for variant in candidates(False, (1, 16, 32, 64)):
-        if variant.swap and variant.descriptor:
+        if variant.variant.endswith("swapped") and variant_of(variant).descriptors:
             ptx, _ = compile_candidate(variant, "bf16")
             assert "cp.async.bulk.tensor" in ptx and "wgmma.mma_async" in ptx
             assert f"m64n{variant.rows}k16" in ptx
@@ -65,16 +75,16 @@ def test_narrow_tiles_compile_without_spills():
 @pytest.mark.parametrize("out", ["bf16", "fp32"])
 def test_every_candidate_compiles_without_spills_or_serialised_instructions(out):
     for variant in candidates(out == "fp32", BUCKETS if out == "bf16" else BUCKETS[:13]):
-        if not variant.trades:  # test_gluon_gemm compiles those
+        if variant.variant != "warp_specialised":  # test_gluon_gemm compiles those
             compile_candidate(variant, out)
 
 
 def test_a_serialised_tile_is_noticed():
     """Negative control: the tile that the candidates leave out."""
-    from tpdet.kernels.cuda.gemm.choice.variants import Variant
+    from tpdet.kernels.cuda.gemm.variants.tile import Tile
 
     with pytest.raises(AssertionError):
-        compile_candidate(Variant(8, 64, 256, 4, 4, swap=True), "bf16")
+        compile_candidate(Tile(8, 64, 256, 4, 4, "pointer_swapped"), "bf16")
 
 
 @pytest.mark.parametrize("wide_out", [False, True])
@@ -88,7 +98,7 @@ def test_candidates_fit_the_machine(wide_out):
                 stages = (variant.rows + variant.columns) * variant.depth * 2 * variant.stages
                 assert stages <= H200.shared_bytes
             plain = column_candidates(m, n, k, wide_out=wide_out, descriptors=False)
-            assert not any(variant.descriptor for variant in plain)
+            assert not any(variant_of(variant).descriptors for variant in plain)
 
 
 def test_names_of_tiles_are_unique():

@@ -11,9 +11,10 @@ pytest.importorskip("triton")
 import triton
 
 from tests.lib.hopper_kernels import hopper_kernel
-from tpdet.kernels.cuda.gemm import descriptor as gemm_descriptor
-from tpdet.kernels.cuda.gemm import pointer as gemm_pointer
-from tpdet.kernels.cuda.gemm.choice.variants import every_variant
+from tpdet.kernels.cuda.gemm.choice.static import static_tiles
+from tpdet.kernels.cuda.gemm.choice.variants import variant_of
+from tpdet.kernels.cuda.gemm.variants import descriptor as gemm_descriptor
+from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
 from tpdet.kernels.cuda.pointwise import activation, fold, norm
 from tpdet.kernels.fold_program import own_program
 
@@ -67,10 +68,14 @@ def tile(variant):
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_pointer_kernels_compile_to_matrix_instructions(dtype):
     float32 = dtype == "fp32"
-    for variant in every_variant(float32=float32, wide_out=False, descriptors=False):
+    for variant in static_tiles(float32=float32, wide_out=False, descriptors=False):
         types = dict.fromkeys(("x", "w", "bias", "y"), f"*{dtype}")
         types |= {"m": "i32", "n": "i32", "k": "i32", "stride_x": "i32"}
-        constants = tile(variant) | {"SWAP": variant.swap, "EVEN_N": False, "HAS_BIAS": True}
+        constants = tile(variant) | {
+            "SWAP": variant.variant == "pointer_swapped",
+            "EVEN_N": False,
+            "HAS_BIAS": True,
+        }
         kernel = gemm_pointer.pointer_chain
         ptx, log = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
         wanted = ["fma.rn.f32"] if float32 else ["wgmma.mma_async", "cp.async.cg.shared.global"]
@@ -80,8 +85,8 @@ def test_pointer_kernels_compile_to_matrix_instructions(dtype):
 @pytest.mark.parametrize("out", ["bf16", "fp32"])
 def test_descriptor_kernels_compile_without_serialised_matrix_instructions(out):
     wide = out == "fp32"
-    for variant in every_variant(float32=False, wide_out=wide, descriptors=True):
-        if not variant.descriptor:
+    for variant in static_tiles(float32=False, wide_out=wide, descriptors=True):
+        if not variant_of(variant).descriptors:
             continue
         types = descriptor_types(variant, out) | {"k": "i32", "leaves": "i32", "bias": "*bf16"}
         constants = tile(variant) | {"HALVES": variant.halves, "HAS_BIAS": not wide}

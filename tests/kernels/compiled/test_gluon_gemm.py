@@ -10,14 +10,17 @@ pytest.importorskip("triton")
 
 from tests.kernels.compiled.test_gemm import assemble, check
 from tests.lib.hopper_kernels import hopper_kernel
-from tpdet.kernels.cuda.gemm.choice.root_form import (
+from tpdet.kernels.cuda.gemm.variants.root_form import (
     RootForm,
-    fold_fits,
-    places_bytes,
 )
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
-from tpdet.kernels.cuda.gemm.warp_specialised import fold_by_trades
-from tpdet.kernels.cuda.gemm.warp_specialised_launch import run_gluon_column, run_gluon_fold
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.warp_specialised import warp_specialised_fold
+from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import (
+    folds,
+    run_gluon_column,
+    run_gluon_fold,
+    slots_bytes,
+)
 from tpdet.kernels.cuda.hardware import H200
 
 FORMS = {  # GROUPS, PARTS, PAIR; additions a value, in the code
@@ -25,8 +28,8 @@ FORMS = {  # GROUPS, PARTS, PAIR; additions a value, in the code
     "column": (1, 1, 1, 0), "shifted": (1, 1, 1, 1),
 }  # fmt: skip
 COLUMNS = ("column", "shifted")
-TILE = Variant(128, 128, 64, 4, 6, descriptor=True)
-WIDE = Variant(128, 256, 64, 4, 3, descriptor=True, trades=True)
+TILE = Tile(128, 128, 64, 4, 6, "descriptor")
+WIDE = Tile(128, 256, 64, 4, 3, "warp_specialised")
 
 
 def compiled(form, even=True, stages=5, sent=True):
@@ -54,7 +57,9 @@ def compiled(form, even=True, stages=5, sent=True):
         "HAS_BIAS": form == "shifted",
         "STAGES": 3 if columns == 256 else stages,
     }
-    done = hopper_kernel(fold_by_trades, types, constants, ("y", "bias", "n"), {"num_warps": 4})
+    done = hopper_kernel(
+        warp_specialised_fold, types, constants, ("y", "bias", "n"), {"num_warps": 4}
+    )
     return done.asm["ptx"], assemble(done.asm["ptx"]), done.metadata.shared
 
 
@@ -76,7 +81,7 @@ def test_every_sum_stays_in_registers(form, even, sent):
     granted = [int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)]
     if granted:  # Triton 3.6 moves registers from the fetching warp to those that compute
         assert granted.count(240) >= 2 and min(granted) == 24, granted
-    assert "steps" in fold_by_trades.do_not_specialize
+    assert "steps" in warp_specialised_fold.do_not_specialize
 
 
 @pytest.mark.parametrize(
@@ -84,13 +89,13 @@ def test_every_sum_stays_in_registers(form, even, sent):
     [("pairs", RootForm(1, 4, 1, 2), False, 7), ("tree", RootForm(1, 2, 2, 2), True, 5)],
 )
 def test_what_is_said_to_fit_does_and_no_stage_more(name, form, sent, most):
-    fits = [fold_fits(form, 512, replace(TILE, stages=n), "gluon") for n in (most, most + 1)]
+    fits = [folds(form, 512, replace(TILE, stages=n)) for n in (most, most + 1)]
     assert fits == [True, False]
     sizes = [compiled(name, stages=n, sent=sent)[2] for n in (most, most + 1)]
     assert sizes[0] <= H200.shared_bytes < sizes[1]
     for variant, size in ((WIDE, 2), (replace(TILE, stages=5), 4)):
-        assert places_bytes(variant, size) <= H200.shared_bytes
-        assert places_bytes(replace(variant, stages=variant.stages + 1), size) > H200.shared_bytes
+        assert slots_bytes(variant, size) <= H200.shared_bytes
+        assert slots_bytes(replace(variant, stages=variant.stages + 1), size) > H200.shared_bytes
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,7 @@ def test_what_is_said_to_fit_does_and_no_stage_more(name, form, sent, most):
         (512, replace(TILE, columns=256), 132, torch.bfloat16),
         (512, replace(TILE, rows=64), 132, torch.bfloat16),
         (512, replace(TILE, depth=32), 132, torch.bfloat16),
-        (512, replace(TILE, swap=True), 132, torch.bfloat16),
+        (512, replace(TILE, variant="descriptor_swapped"), 132, torch.bfloat16),
         (528, TILE, 132, torch.bfloat16),
         (64, TILE, 132, torch.bfloat16),
         (512, TILE, 0, torch.bfloat16),

@@ -17,17 +17,18 @@ from tests.kernels.compiled.test_gemm import (
     tile,
 )
 from tpdet.kernels import order
-from tpdet.kernels.cuda.gemm import leaf_fold as gemm_fold
-from tpdet.kernels.cuda.gemm.choice.leaf_variants import cut_roots, leaf_candidates, leaf_choice
-from tpdet.kernels.cuda.gemm.choice.root_form import root_form
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import cut_roots, leaf_candidates, leaf_choice
+from tpdet.kernels.cuda.gemm.choice.variants import variant_of
+from tpdet.kernels.cuda.gemm.variants import leaf_fold as gemm_fold
+from tpdet.kernels.cuda.gemm.variants.root_form import root_form
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.fold_program import own_program
 from tpdet.kernels.partial_sums import relative_roots
 
-LARGEST = Variant(128, 256, 64, 8, 3, descriptor=True, halves=2)
-SQUARE = Variant(128, 128, 64, 8, 4, descriptor=True)
-SMALL = Variant(64, 128, 128, 4, 4, descriptor=True, swap=True)
+LARGEST = Tile(128, 256, 64, 8, 3, "descriptor", halves=2)
+SQUARE = Tile(128, 128, 64, 8, 4, "descriptor")
+SMALL = Tile(64, 128, 128, 4, 4, "descriptor_swapped")
 FORMS = {  # LEAVES, PARTS, PAIR
     "sequential": (8, 1, 1), "pairs cut": (2, 1, 1), "pairs": (8, 1, 2),
     "tree": (8, 2, 2),
@@ -46,7 +47,12 @@ def compile_fold(variant, form, kernel="flat", **changed):
         constants |= {"GROUPS": leaves // (parts * pair), "PARTS": parts, "PAIR": pair}
     else:
         function, types = gemm_fold.flat_fold, types | {"steps": "i32"}
-        constants |= {"LEAVES": leaves, "PARTS": parts, "PAIR": pair, "SWAP": variant.swap}
+        constants |= {
+            "LEAVES": leaves,
+            "PARTS": parts,
+            "PAIR": pair,
+            "SWAP": variant.variant.endswith("swapped"),
+        }
     types = {name: kind for name, kind in types.items() if name not in changed}
     return compile_for_hopper(function, types, constants | changed, variant.warps, variant.stages)
 
@@ -212,4 +218,8 @@ def test_without_descriptors_or_in_fp32_every_leaf_is_apart():
     for leaves, roots in rank_roots():
         for float32, sms in ((True, 132), (False, 0)):
             choice = leaf_choice(512, 4096, 512, leaves, roots, float32=float32, sms=sms)
-            assert choice.cut == 1 and choice.kernel == "chain" and not choice.tile.descriptor
+            assert (
+                choice.cut == 1
+                and choice.kernel == "chain"
+                and not variant_of(choice.tile).descriptors
+            )

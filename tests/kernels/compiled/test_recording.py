@@ -12,9 +12,9 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from tests.lib.driverless import compile_for_hopper
-from tpdet.kernels.cuda.gemm.choice.root_form import RootForm
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
-from tpdet.kernels.cuda.gemm.warp_specialised_launch import run_gluon_fold
+from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import run_gluon_fold
 from tpdet.kernels.cuda.launch import recording as module
 from tpdet.kernels.cuda.launch.compile_pool import compile_all, watching_compilations
 from tpdet.kernels.cuda.launch.recording import recording
@@ -103,10 +103,8 @@ def test_a_kernel_of_gluon_is_recorded():
     x, w = torch.zeros(1, 512, dtype=torch.bfloat16), torch.zeros(2, 128, 256, dtype=torch.bfloat16)
     y = torch.empty(1, 1, 128)
     with recording() as asked:
-        run_gluon_fold(
-            x, w, y, RootForm(1, 2, 1, 1), Variant(128, 128, 64, 4, 6, descriptor=True), 8
-        )
-    assert [each.name for each in asked.values()] == ["fold_by_trades"]
+        run_gluon_fold(x, w, y, RootForm(1, 2, 1, 1), Tile(128, 128, 64, 4, 6, "descriptor"), 8)
+    assert [each.name for each in asked.values()] == ["warp_specialised_fold"]
 
 
 def test_memory_that_no_kernel_wrote_is_zero():

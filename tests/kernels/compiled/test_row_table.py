@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,9 +16,10 @@ from tpdet.kernels.cuda.gemm import admission, trial_data
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table
-from tpdet.kernels.cuda.gemm.choice.leaf_variants import LeafChoice, cut_roots
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
 from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, Product, ShapeTable
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.choice.variants import FOLDS, variant_of
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.tune import leaves as leaves_module
@@ -29,8 +31,8 @@ from tpdet.tune.table_file import write_table
 PAIRS = Product("row", 96, 32, 4, "(0+1)+(2+3)")
 APART = Product("row", 96, 32, 4, "0 1 2 3")
 CHAIN = Product("row", 96, 32, 4, "((0+1)+2)+3")
-SMALL = Variant(16, 64, 32, 4, 5, swap=True)
-FED = Variant(16, 64, 16, 4, 5, swap=True, descriptor=True)
+SMALL = Tile(16, 64, 32, 4, 5, "pointer_swapped")
+FED = Tile(16, 64, 16, 4, 5, "descriptor_swapped")
 LIMITS = {"column": 64, "head": 8}
 ENVIRONMENT = {"gpu": "A GPU", "torch": "1", "cublas": "13.1.0"}
 
@@ -88,9 +90,8 @@ def taken(monkeypatch, m, product=PAIRS, sms=132):
     runs = []
     monkeypatch.setattr(leaf_gemm, "descriptor_sms", lambda *_: sms)
     monkeypatch.setattr(leaf_gemm, "run_chain", lambda x, w, b, y, tile, sms: runs.append(tile))
-    monkeypatch.setattr(
-        leaf_gemm, "run_fold", lambda x, w, y, form, tile, sms, kernel: runs.append((kernel, tile))
-    )
+    flat = replace(FOLDS["flat"], run=lambda x, w, y, form, tile, sms: runs.append(("flat", tile)))
+    monkeypatch.setattr(leaf_gemm, "FOLDS", {"flat": flat})
     x = torch.zeros(m, product.leaves * product.k, dtype=torch.bfloat16)
     w = torch.zeros(product.leaves, product.n, product.k, dtype=torch.bfloat16)
     sums = leaf_gemm.leaf_sums(x, w, shape_table.read_roots(product.roots))
@@ -112,7 +113,7 @@ def test_an_admitted_cut_runs_at_every_row_count_of_its_bucket(monkeypatch):
     for m in (17, 40, 64, 500):
         assert taken(monkeypatch, m) == (4, SMALL)
     without = taken(monkeypatch, 16, sms=0)
-    assert without[0] == 4 and not without[1].descriptor
+    assert without[0] == 4 and not variant_of(without[1]).descriptors
     assert taken(monkeypatch, 40, APART)[1] != SMALL  # other roots are not in the table
     shape_table.admit({})
     assert taken(monkeypatch, 16) == static

@@ -11,13 +11,14 @@ from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels.cuda.gemm import admission, trial_data
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
-from tpdet.kernels.cuda.gemm.choice import shape_table
+from tpdet.kernels.cuda.gemm.choice import shape_table, tile_text
 from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, Product, ShapeTable
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.choice.variants import variant_of
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 
 ENVIRONMENT = {"gpu": "Some GPU", "torch": "1", "cublas": "13.1.0"}
 COLUMN, HEAD = Product("column", 96, 64), Product("head", 2064, 64)
-TILE = Variant(16, 64, 64, 4, 5, swap=True)
+TILE = Tile(16, 64, 64, 4, 5, "pointer_swapped")
 LIMITS = {"column": 512, "head": 8}
 
 
@@ -45,7 +46,7 @@ def nothing_admitted():
     "text", ["16x64x128 w4 s5 swap", "128x256x64 w8 s3 tma h2", "64x64x128 w4 s4 swap tma c2"]
 )
 def test_a_tile_is_written_as_it_is_read(text):
-    assert shape_table.format_tile(shape_table.parse_tile(text)) == text
+    assert tile_text.format_tile(tile_text.parse_tile(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_a_tile_is_written_as_it_is_read(text):
 )
 def test_another_tile_is_refused(text):
     with pytest.raises(ValueError):
-        shape_table.parse_tile(text)
+        tile_text.parse_tile(text)
 
 
 def test_a_table_is_read():
@@ -163,7 +164,7 @@ def run_column(monkeypatch, m, bias=None):
 
 def test_a_product_takes_the_admitted_way(monkeypatch):
     static = run_column(monkeypatch, 16)
-    fed = Variant(64, 64, 64, 4, 4, descriptor=True)
+    fed = Tile(64, 64, 64, 4, 4, "descriptor")
     shape_table.admit(
         {COLUMN: {16: Choice(16, TILE, "mm"), 64: Choice(64, fed), 512: Choice(512, TILE, "mm")}}
     )
@@ -173,7 +174,7 @@ def test_a_product_takes_the_admitted_way(monkeypatch):
     assert run_column(monkeypatch, 500) == 512
     assert run_column(monkeypatch, 300) == TILE
     found = run_column(monkeypatch, 60)  # no descriptors for these operands
-    assert isinstance(found, Variant) and not found.descriptor and found != fed
+    assert isinstance(found, Tile) and not variant_of(found).descriptors and found != fed
     shape_table.admit({})
     assert run_column(monkeypatch, 16) == static
 

@@ -4,15 +4,15 @@ import torch
 
 from tests.kernels.interpreted.product_inputs import chain, draw
 from tests.lib.bits import assert_same_bits, same_bits
-from tpdet.kernels.cuda.gemm import swapped as gemm_swapped
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.variants import swapped as gemm_swapped
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 
-REFERENCE = Variant(16, 16, 16, 4, 3)
+REFERENCE = Tile(16, 16, 16, 4, 3)
 SWAPPED = (
-    Variant(8, 64, 32, 4, 6, swap=True, descriptor=True),
-    Variant(16, 64, 16, 4, 6, swap=True, descriptor=True),
-    Variant(32, 32, 32, 4, 4, swap=True, descriptor=True, ctas=2),
-    Variant(64, 64, 16, 4, 4, swap=True, descriptor=True, halves=2),
+    Tile(8, 64, 32, 4, 6, "descriptor_swapped"),
+    Tile(16, 64, 16, 4, 6, "descriptor_swapped"),
+    Tile(32, 32, 32, 4, 4, "descriptor_swapped", ctas=2),
+    Tile(64, 64, 16, 4, 4, "descriptor_swapped", halves=2),
 )
 
 

@@ -12,17 +12,18 @@ from tpdet.kernels import order
 from tpdet.kernels.cpu.pointwise import fold as cpu_fold
 from tpdet.kernels.cpu.pointwise import norm as cpu_norm
 from tpdet.kernels.cuda.gemm import column as gemm
-from tpdet.kernels.cuda.gemm import leaf_fold as gemm_fold
-from tpdet.kernels.cuda.gemm.choice.root_form import FOLDS, fold_fits, root_form
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.choice.variants import FOLDS
+from tpdet.kernels.cuda.gemm.variants import leaf_fold as gemm_fold
+from tpdet.kernels.cuda.gemm.variants.root_form import root_form
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import activation, fold, norm
 
 SMALL = (
-    Variant(16, 64, 32, 4, 3, swap=True),
-    Variant(16, 16, 16, 4, 3),
-    Variant(64, 32, 32, 4, 3),
-    Variant(32, 32, 32, 4, 3, descriptor=True),
-    Variant(64, 32, 16, 4, 3, descriptor=True, halves=2),
+    Tile(16, 64, 32, 4, 3, "pointer_swapped"),
+    Tile(16, 16, 16, 4, 3),
+    Tile(64, 32, 32, 4, 3),
+    Tile(32, 32, 32, 4, 3, "descriptor"),
+    Tile(64, 32, 16, 4, 3, "descriptor", halves=2),
 )
 
 
@@ -73,10 +74,10 @@ def fold_case(name, leaves, ranks, variant):
         got = fold.fold_roots(partials, rank * share, roots, plan.slots)
         assert_same_bits(got, wanted, f"fold_roots {name} {ranks}")
         form = root_form(rank * share, share, roots)
-        for kernel in FOLDS:
-            if fold_fits(form, 32, variant, kernel):
+        for kernel in ("flat", "nested"):
+            if FOLDS[kernel].fits(form, 32, variant):
                 y = torch.zeros(plan.slots, 21, 48)
-                gemm_fold.run_fold(columns, w[mine].contiguous(), y, form, variant, 3, kernel)
+                FOLDS[kernel].run(columns, w[mine].contiguous(), y, form, variant, 3)
                 assert_same_bits(y, wanted, f"run_fold {name} {ranks} {form} {kernel}")
         sent.append(got)
     gathered = torch.stack(sent)
@@ -89,7 +90,7 @@ def test_leaves_fold_to_the_same_bits_at_every_tensor_parallel_size():
     totals = {}
     for name in order.FOLD_ORDERS:
         for ranks in (1, 2, 4, 8):
-            variant = Variant(32, 32 if ranks == 2 else 16, 16, 4, 3, descriptor=True)
+            variant = Tile(32, 32 if ranks == 2 else 16, 16, 4, 3, "descriptor")
             total = fold_case(name, 8, ranks, variant)
             assert_same_bits(total, totals.setdefault(name, total), f"{name} {ranks}")
     assert not same_bits(totals["sequential"], totals["pairs"])
@@ -99,7 +100,7 @@ def test_a_fold_keeps_minus_zero():
     x, w = torch.full((1, 64), -1e-30), torch.full((2, 16, 32), 1e-30)
     y = torch.zeros(1, 1, 16)
     form = root_form(0, 2, ((0, 1),))
-    gemm_fold.run_fold(x, w, y, form, Variant(32, 16, 16, 4, 3, descriptor=True), 1)
+    gemm_fold.run_flat(x, w, y, form, Tile(32, 16, 16, 4, 3, "descriptor"), 1)
     partials = chain(x, w, SMALL[1])
     assert_same_bits(y, cpu_fold.fold_roots(partials, 0, ((0, 1),), 1), "fold")
     partials = torch.full((2, 1, 16), -0.0)

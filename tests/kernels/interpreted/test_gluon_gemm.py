@@ -10,13 +10,13 @@ import torch
 from tests.kernels.interpreted.emulated_warps import Pointer, grouped_product, run_program
 from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels import order
-from tpdet.kernels.cuda.gemm import pointer as gemm_pointer
-from tpdet.kernels.cuda.gemm import warp_specialised as gluon_leaf_gemm
-from tpdet.kernels.cuda.gemm.choice.root_form import RootForm, root_form
+from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
+from tpdet.kernels.cuda.gemm.variants import warp_specialised as gluon_leaf_gemm
+from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
 from tpdet.kernels.cuda.launch import warp_pipeline as warp_ring
 from tpdet.kernels.partial_sums import relative_roots
 
-KERNEL = gluon_leaf_gemm.fold_by_trades
+KERNEL = gluon_leaf_gemm.warp_specialised_fold
 DEPTH, LEAVES = 16, 8
 
 

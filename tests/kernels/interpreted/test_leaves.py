@@ -10,18 +10,19 @@ from tpdet.kernels.cpu.pointwise import norm as cpu_norm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm import leaf_trials
 from tpdet.kernels.cuda.gemm.choice import shape_table
-from tpdet.kernels.cuda.gemm.choice.leaf_variants import LeafChoice, cut_roots
-from tpdet.kernels.cuda.gemm.choice.root_form import FOLDS, fold_fits, root_form
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
+from tpdet.kernels.cuda.gemm.choice.variants import FOLDS
+from tpdet.kernels.cuda.gemm.variants.root_form import root_form
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
 LEAVES, WIDTH, COLUMNS = 8, 32, 48
-APART = Variant(16, 16, 16, 4, 3)
+APART = Tile(16, 16, 16, 4, 3)
 TILES = (
-    Variant(32, 16, 16, 4, 3, descriptor=True),
-    Variant(64, 32, 16, 4, 3, descriptor=True, halves=2),
-    Variant(16, 32, 16, 4, 3, descriptor=True, swap=True),
+    Tile(32, 16, 16, 4, 3, "descriptor"),
+    Tile(64, 32, 16, 4, 3, "descriptor", halves=2),
+    Tile(16, 32, 16, 4, 3, "descriptor_swapped"),
 )
 
 
@@ -38,8 +39,8 @@ def choices(roots, leaves):
         if form is None:
             continue
         for tile in TILES:
-            for kernel in ("chain",) if cut == 1 else FOLDS:
-                if cut == 1 or fold_fits(form, WIDTH, tile, kernel):
+            for kernel in ("chain",) if cut == 1 else ("flat", "nested"):
+                if cut == 1 or FOLDS[kernel].fits(form, WIDTH, tile):
                     yield LeafChoice(cut, kernel, tile)
 
 
@@ -132,8 +133,8 @@ def test_minus_zero_and_neighbours_stay():
 def test_a_choice_that_does_not_fit_is_refused():
     x, w = draw(3, 8 * 32, dtype=torch.float16), draw(8, 16, 32, dtype=torch.float16)
     roots = (order.fold_tree("sequential", 8),)
-    one_step = Variant(32, 16, 32, 4, 3, descriptor=True)
-    too_deep = Variant(16, 16, 64, 4, 3)
+    one_step = Tile(32, 16, 32, 4, 3, "descriptor")
+    too_deep = Tile(16, 16, 64, 4, 3)
     for bad in (
         LeafChoice(2, "flat", TILES[0]),
         LeafChoice(8, "flat", one_step),

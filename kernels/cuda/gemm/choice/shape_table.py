@@ -24,9 +24,11 @@ from typing import Any
 
 import torch
 
-from tpdet.kernels.cuda.gemm.choice.leaf_variants import KERNELS, LeafChoice
+from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice
 from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.choice.tile_text import parse_tile
+from tpdet.kernels.cuda.gemm.choice.variants import KERNELS
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.order import Expression, operands
 
 FORMAT = 1
@@ -37,7 +39,6 @@ KINDS = ("column", "head", "row")
 
 _PAD_FROM = 256  # below so many rows a copy costs more than the library gains
 _PAD_SHARE = 8  # at most this part of a bucket may be pad rows
-_TILE = re.compile(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)((?: swap| tma| trades| h\d+| c\d+)*)")
 
 
 @dataclass(frozen=True, order=True)
@@ -102,7 +103,7 @@ class Choice:
     """
 
     bucket: int
-    tile: Variant
+    tile: Tile
     library: str | None = None
     cut: int = 0
     kernel: str = ""
@@ -162,40 +163,6 @@ def library_rows(m: int, bucket: int) -> int | None:
         return bucket
     small = 0 < bucket - m <= bucket // _PAD_SHARE
     return bucket if small and bucket >= _PAD_FROM else None
-
-
-def format_tile(tile: Variant) -> str:
-    """Such as "64x128x64 w4 s5 tma h2 c2": rows, columns, depth, warps, stages, the rest."""
-    named = (("swap", tile.swap), ("tma", tile.descriptor), ("trades", tile.trades))
-    flags = [name for name, on in named if on]
-    flags += [f"h{tile.halves}"] * (tile.halves > 1) + [f"c{tile.ctas}"] * (tile.ctas > 1)
-    size = f"{tile.rows}x{tile.columns}x{tile.depth}"
-    return " ".join([size, f"w{tile.warps}", f"s{tile.stages}", *flags])
-
-
-def parse_tile(text: str) -> Variant:
-    """The inverse of `format_tile`. Raises ValueError."""
-    found = _TILE.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} is no tile such as '64x128x64 w4 s5 tma'")
-    rows, columns, depth, warps, stages = (int(part) for part in found.groups()[:5])
-    flags = found.group(6).split()
-    numbers = {flag[0]: int(flag[1:]) for flag in flags if flag[1:].isdecimal()}
-    tile = Variant(
-        rows,
-        columns,
-        depth,
-        warps,
-        stages,
-        "swap" in flags,
-        "tma" in flags,
-        numbers.get("h", 1),
-        numbers.get("c", 1),
-        "trades" in flags,
-    )
-    if format_tile(tile) != text:
-        raise ValueError(f"{text!r} is not in canonical form: {format_tile(tile)!r}")
-    return tile
 
 
 def table_path(gpu: str, folder: Path = FOLDER) -> Path:

@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.variant import Variant, stages_alone
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 
 _TILE_GROUP = tl.constexpr(8)  # row blocks that share a weight tile in L2
@@ -75,12 +76,17 @@ def pointer_chain(
 
 
 def run_pointer(
-    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, variant: Variant
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    tile: Tile,
+    sms: int = 0,
 ) -> None:
     """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
     leaves, n, k = w.shape
     m = x.shape[0]
-    blocks = triton.cdiv(m, variant.rows) * triton.cdiv(n, variant.columns)
+    blocks = triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns)
     pointer_chain[(blocks, leaves)](
         x,
         w,
@@ -90,14 +96,18 @@ def run_pointer(
         n,
         k,
         x.stride(0),
-        BM=variant.rows,
-        BN=variant.columns,
-        BK=variant.depth,
-        SWAP=variant.swap,
-        EVEN_N=n % variant.columns == 0,
+        BM=tile.rows,
+        BN=tile.columns,
+        BK=tile.depth,
+        SWAP=tile.variant == POINTER_SWAPPED.name,
+        EVEN_N=n % tile.columns == 0,
         HAS_BIAS=bias is not None,
-        num_warps=variant.warps,
-        num_stages=variant.stages,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
         enable_fp_fusion=False,
         **dependent_launch(x.device),
     )
+
+
+POINTER = Variant("pointer", "", run_pointer, shared_bytes=stages_alone)
+POINTER_SWAPPED = Variant("pointer_swapped", "swap", run_pointer, shared_bytes=stages_alone)

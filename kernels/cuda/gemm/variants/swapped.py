@@ -11,9 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
-from tpdet.kernels.cuda.gemm.descriptor import describe_operands, store_tile
-from tpdet.kernels.cuda.gemm.pointer import tile_origin
+from tpdet.kernels.cuda.gemm.variants.descriptor import describe_operands, store_tile
+from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.variant import Variant
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 
 
@@ -58,15 +59,15 @@ def run_swapped(
     w: torch.Tensor,
     bias: torch.Tensor | None,
     y: torch.Tensor,
-    variant: Variant,
+    tile: Tile,
     sms: int,
 ) -> None:
     """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
     leaves, n, k = w.shape
     m = x.shape[0]
-    blocks = leaves * triton.cdiv(m, variant.rows) * triton.cdiv(n, variant.columns)
-    x_at, w_at, y_at = describe_operands(x, w, y, variant)
-    swapped_chain[(min(sms * variant.ctas, blocks),)](
+    blocks = leaves * triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns)
+    x_at, w_at, y_at = describe_operands(x, w, y, tile)
+    swapped_chain[(min(sms * tile.ctas, blocks),)](
         x_at,
         w_at,
         w if bias is None else bias,
@@ -75,13 +76,16 @@ def run_swapped(
         n,
         k,
         leaves,
-        BM=variant.rows,
-        BN=variant.columns,
-        BK=variant.depth,
-        HALVES=variant.halves,
+        BM=tile.rows,
+        BN=tile.columns,
+        BK=tile.depth,
+        HALVES=tile.halves,
         HAS_BIAS=bias is not None,
-        num_warps=variant.warps,
-        num_stages=variant.stages,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
         enable_fp_fusion=False,
         **dependent_launch(x.device),
     )
+
+
+DESCRIPTOR_SWAPPED = Variant("descriptor_swapped", "swap tma", run_swapped, descriptors=True)

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
-from tpdet.kernels.cuda.gemm.pointer import tile_origin
+from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.variant import Variant
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 
 
@@ -66,14 +67,14 @@ def descriptor_chain(
 
 
 def describe_operands(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, variant: Variant
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, tile: Tile
 ) -> tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor]:
     """x [M, L * K], w [L, N, K], y [R, M, N] in blocks of the variant's tile."""
     flat = w.view(-1, w.shape[2])
-    block = [1, variant.rows, variant.columns // variant.halves]
+    block = [1, tile.rows, tile.columns // tile.halves]
     return (
-        TensorDescriptor.from_tensor(x, [variant.rows, variant.depth]),
-        TensorDescriptor.from_tensor(flat, [variant.columns, variant.depth]),
+        TensorDescriptor.from_tensor(x, [tile.rows, tile.depth]),
+        TensorDescriptor.from_tensor(flat, [tile.columns, tile.depth]),
         TensorDescriptor.from_tensor(y, block),
     )
 
@@ -83,15 +84,15 @@ def run_descriptor(
     w: torch.Tensor,
     bias: torch.Tensor | None,
     y: torch.Tensor,
-    variant: Variant,
+    tile: Tile,
     sms: int,
 ) -> None:
     """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
     leaves, n, k = w.shape
     m = x.shape[0]
-    blocks = leaves * triton.cdiv(m, variant.rows) * triton.cdiv(n, variant.columns)
-    x_at, w_at, y_at = describe_operands(x, w, y, variant)
-    descriptor_chain[(min(sms * variant.ctas, blocks),)](
+    blocks = leaves * triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns)
+    x_at, w_at, y_at = describe_operands(x, w, y, tile)
+    descriptor_chain[(min(sms * tile.ctas, blocks),)](
         x_at,
         w_at,
         w if bias is None else bias,
@@ -100,13 +101,16 @@ def run_descriptor(
         n,
         k,
         leaves,
-        BM=variant.rows,
-        BN=variant.columns,
-        BK=variant.depth,
-        HALVES=variant.halves,
+        BM=tile.rows,
+        BN=tile.columns,
+        BK=tile.depth,
+        HALVES=tile.halves,
         HAS_BIAS=bias is not None,
-        num_warps=variant.warps,
-        num_stages=variant.stages,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
         enable_fp_fusion=False,
         **dependent_launch(x.device),
     )
+
+
+DESCRIPTOR = Variant("descriptor", "tma", run_descriptor, descriptors=True)

@@ -30,7 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tpdet.kernels.cuda.gemm.pointer import tile_origin
+from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
 from tpdet.kernels.cuda.launch.dependent import await_earlier
 from tpdet.kernels.cuda.launch.warp_pipeline import copy_tile, release
 
@@ -253,7 +253,7 @@ def _consume(
 
 
 @gluon.jit(do_not_specialize=["m", "roots", "steps"])
-def fold_by_trades(
+def warp_specialised_fold(
     x_tiles,
     w_tiles,
     y_tiles,

@@ -14,11 +14,17 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.gemm.choice.root_form import RootForm, fold_fits
-from tpdet.kernels.cuda.gemm.choice.variants import Variant
-from tpdet.kernels.cuda.gemm.descriptor import describe_operands, store_tile
-from tpdet.kernels.cuda.gemm.pointer import tile_origin
+from tpdet.kernels.cuda.gemm.variants.descriptor import describe_operands, store_tile
+from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
+from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
+from tpdet.kernels.cuda.gemm.variants.swapped import DESCRIPTOR_SWAPPED
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.variant import Fold, stages_and_output
+from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+
+MIN_FOLD_STEPS = 2  # steps of K in a leaf that is folded inside a program
+_SUM_BYTES = 4  # of an fp32 sum
 
 
 @triton.jit
@@ -142,54 +148,73 @@ def nested_fold(
         store_tile(y, root, row, column, total, HALVES)
 
 
-def run_fold(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    y: torch.Tensor,
-    form: RootForm,
-    variant: Variant,
-    sms: int,
-    kernel: str = "flat",
+def run_flat(
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, form: RootForm, tile: Tile, sms: int
 ) -> None:
     """x [M, L * K], w [L, N, K] contiguous -> y [at least form.roots, M, N] fp32, roots filled.
 
-    kernel: one of FOLDS. Raises ValueError where it does not fit (leaves of one step, for one).
+    Raises ValueError where it does not fit (leaves of one step, for one).
     """
     _, n, k = w.shape
-    if not fold_fits(form, k, variant, kernel):
-        raise ValueError(f"leaves of {k} by {variant} do not fit {kernel!r}: fold them apart")
-    m = x.shape[0]
-    blocks = form.roots * triton.cdiv(m, variant.rows) * triton.cdiv(n, variant.columns)
-    grid = (min(sms * variant.ctas, blocks),)
-    operands = describe_operands(x, w, y, variant)
-    options = {
-        "BM": variant.rows, "BN": variant.columns, "BK": variant.depth, "HALVES": variant.halves,
-        "num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": False,
-    }  # fmt: skip
-    if kernel == "flat":
-        flat_fold[grid](
-            *operands,
-            m,
-            n,
-            form.roots,
-            k // variant.depth,
-            LEAVES=form.leaves,
-            PARTS=form.parts,
-            PAIR=form.pair,
-            SWAP=variant.swap,
-            **options,
-            **dependent_launch(x.device),
-        )
-    else:
-        nested_fold[grid](
-            *operands,
-            m,
-            n,
-            form.roots,
-            k,
-            GROUPS=form.groups,
-            PARTS=form.parts,
-            PAIR=form.pair,
-            **options,
-            **dependent_launch(x.device),
-        )
+    if not folds(form, k, tile):
+        raise ValueError(f"leaves of {k} by {tile} do not fit 'flat': fold them apart")
+    flat_fold[_grid(x, w, form, tile, sms)](
+        *describe_operands(x, w, y, tile),
+        x.shape[0],
+        n,
+        form.roots,
+        k // tile.depth,
+        LEAVES=form.leaves,
+        PARTS=form.parts,
+        PAIR=form.pair,
+        SWAP=tile.variant == DESCRIPTOR_SWAPPED.name,
+        **_options(x, tile),
+    )
+
+
+def run_nested(
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, form: RootForm, tile: Tile, sms: int
+) -> None:
+    """As `run_flat`, by a loop a leaf; tiles with the weight on the M side do not fit."""
+    _, n, k = w.shape
+    if not folds_plain(form, k, tile):
+        raise ValueError(f"leaves of {k} by {tile} do not fit 'nested': fold them apart")
+    nested_fold[_grid(x, w, form, tile, sms)](
+        *describe_operands(x, w, y, tile),
+        x.shape[0],
+        n,
+        form.roots,
+        k,
+        GROUPS=form.groups,
+        PARTS=form.parts,
+        PAIR=form.pair,
+        **_options(x, tile),
+    )
+
+
+def _grid(x: torch.Tensor, w: torch.Tensor, form: RootForm, tile: Tile, sms: int) -> tuple[int]:
+    blocks = triton.cdiv(x.shape[0], tile.rows) * triton.cdiv(w.shape[1], tile.columns)
+    return (min(sms * tile.ctas, form.roots * blocks),)
+
+
+def _options(x: torch.Tensor, tile: Tile) -> dict[str, int]:
+    """What both kernels compile for."""
+    sizes = {"BM": tile.rows, "BN": tile.columns, "BK": tile.depth, "HALVES": tile.halves}
+    warps = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": False}
+    return {**sizes, **warps, **dependent_launch(x.device)}
+
+
+def folds(form: RootForm, k: int, tile: Tile) -> bool:
+    """Whether leaves of width k have two steps or more of this tile, and it fits the memory."""
+    several = form.leaves > 1 and k % tile.depth == 0 and k // tile.depth >= MIN_FOLD_STEPS
+    return several and stages_and_output(tile, _SUM_BYTES) <= H200.shared_bytes
+
+
+def folds_plain(form: RootForm, k: int, tile: Tile) -> bool:
+    """The same without the weight on the M side."""
+    return folds(form, k, tile) and tile.variant != DESCRIPTOR_SWAPPED.name
+
+
+# `flat` finds at every step which leaf it is in; `nested` begins its loads anew at every leaf.
+FLAT = Fold("flat", run_flat, folds, step_cost=1.0, leaf_cost=0.6)
+NESTED = Fold("nested", run_nested, folds_plain, step_cost=0.82, leaf_cost=2.4)

@@ -1,0 +1,86 @@
+"""What a variant is: one object with a kernel, what the kernel takes, and what it costs.
+
+Adding a variant: its kernel's file here, a line in `choice/variants.py`, its tiles in
+`choice/candidate_tiles.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.hardware import H200
+
+_BARRIER_BYTES = 2048  # beside the stages of a kernel that loads by descriptors
+
+Chain = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Tile, int],
+    None,
+]
+"""x [M, L * K], w [L, N, K] contiguous, bias [N] or None, y [L, M, N], tile, programs at most."""
+
+Folding = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, RootForm, Tile, int], None]
+"""x [M, L * K], w [L, N, K] contiguous, y [form.roots or more, M, N] fp32, form, tile, programs."""
+
+
+class Shape(NamedTuple):
+    """x [m, leaves * k] times weight [leaves, n, k], to values of `out_bytes` bytes."""
+
+    m: int
+    n: int
+    k: int
+    leaves: int
+    out_bytes: int
+
+
+def stages_and_output(tile: Tile, size: int) -> int:
+    """Shared memory of stages, barriers and a finished tile of values of `size` bytes."""
+    return tile.stage_bytes + tile.rows * tile.columns * size // tile.halves + _BARRIER_BYTES
+
+
+def stages_alone(tile: Tile, size: int) -> int:
+    """Shared memory of a kernel whose threads store what they hold."""
+    return tile.stage_bytes
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel that adds up one chain a leaf: y[l] = round(x_l w_l^T + bias).
+
+    stored: the words that stand for it behind a tile in the shape table. descriptors: whether it
+    loads by tensor descriptors. takes: which shapes and tiles it was written for.
+    """
+
+    name: str
+    stored: str
+    run: Chain
+    descriptors: bool = False
+    shared_bytes: Callable[[Tile, int], int] = stages_and_output
+    takes: Callable[[Shape, Tile], bool] = lambda shape, tile: True
+
+    def fits(self, shape: Shape, tile: Tile) -> bool:
+        """Whether it can compute the shape by the tile in the shared memory of a program."""
+        room = self.shared_bytes(tile, shape.out_bytes) <= H200.shared_bytes
+        return room and shape.k % tile.depth == 0 and self.takes(shape, tile)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A kernel that folds subtrees of one form over its leaves: y[r] = fold of x_l w_l^T.
+
+    name: as in the shape table. fits: whether it folds leaves of width k of a form by a tile.
+    step_cost: time of a step of K over that of a chain alone; leaf_cost: microseconds at the end of
+    a leaf of the largest tile. static_rows: fewer rows take it from the shape table only. wgmma:
+    whether it calls the matrix instruction of a warpgroup by name.
+    """
+
+    name: str
+    run: Folding
+    fits: Callable[[RootForm, int, Tile], bool]
+    step_cost: float
+    leaf_cost: float
+    static_rows: int = 1
+    wgmma: bool = False

@@ -1,0 +1,142 @@
+"""The launches of the warp-specialised GEMM: row products folded inside a program, and columns."""
+
+import torch
+import triton
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tpdet.kernels.cuda.gemm.variants.leaf_fold import MIN_FOLD_STEPS
+from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.variant import Fold, Shape, Variant
+from tpdet.kernels.cuda.gemm.variants.warp_specialised import ROWS, warp_specialised_fold
+from tpdet.kernels.cuda.hardware import H200
+from tpdet.kernels.cuda.launch.dependent import dependent_launch
+
+_DEPTH = 64  # of a step: a row of a stage is then one swizzled line of 128 bytes
+_BARRIERS = 1024  # bytes
+_SUM_BYTES = 4  # of an fp32 sum
+
+
+def run_gluon_fold(
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, form: RootForm, tile: Tile, sms: int
+) -> None:
+    """x [M, L * K], w [L, N, K], both of 2 bytes -> y [at least form.roots, M, N] fp32, filled.
+
+    Of the tile, its size (128 x 128 by 64) and the stages count. sms: programs at most. Raises
+    ValueError where it does not fit (leaves of one step, for one).
+    """
+    k = w.shape[2]
+    if not folds(form, k, tile):
+        raise ValueError(f"leaves of {k} by {tile} do not fit 'gluon': fold them otherwise")
+    if sms < 1 or x.element_size() != 2:
+        raise ValueError(f"'gluon' takes 2-byte values by descriptors: {x.dtype}, {sms} programs")
+    sent = slots_bytes(tile, y.element_size()) <= H200.shared_bytes
+    apart = form.roots == 1 or x.shape[0] % ROWS.value == 0  # no tile reaches into the next root
+    _launch(x, w, None, y, form, tile, sms, sent and apart)
+
+
+def run_gluon_column(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    tile: Tile,
+    sms: int,
+) -> None:
+    """x [M, K], w [1, N, K], bias [N] or None -> y [1, M, N], filled; all values of 2 bytes.
+
+    Raises ValueError for several leaves, another type, and a tile that does not fit.
+    """
+    (leaves, n, k), sizes = w.shape, {t.element_size() for t in (x, w, y)}
+    if sizes != {2} or sms < 1 or not takes(Shape(x.shape[0], n, k, leaves, 2), tile):
+        raise ValueError(
+            f"{tile} takes one leaf of 2-byte values, columns by eights and steps of {_DEPTH}: "
+            f"{leaves} of {x.dtype} to {y.dtype}, {n} columns, K = {k}, {sms} programs: take "
+            "another tile"
+        )
+    if slots_bytes(tile, 2) > H200.shared_bytes:
+        raise ValueError(f"{tile} takes more shared memory than there is: take another tile")
+    _launch(x, w, bias, y, RootForm(1, 1, 1, 1), tile, sms, True)
+
+
+def _launch(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    form: RootForm,
+    tile: Tile,
+    sms: int,
+    sent: bool,
+) -> None:
+    (leaves, n, k), m = w.shape, x.shape[0]
+    rows, columns, depth = ROWS.value, tile.columns, tile.depth
+    ring = NVMMASharedLayout(2 * depth, 16, 2)
+    place = NVMMASharedLayout(2 * depth, 8 * y.element_size(), 2)
+    x_tiles = TensorDescriptor.from_tensor(x, [rows, depth], ring)
+    w_tiles = TensorDescriptor.from_tensor(w.view(leaves * n, k), [columns, depth], ring)
+    y_tiles = TensorDescriptor.from_tensor(y.view(-1, n), [rows, columns], place)
+    blocks = form.roots * triton.cdiv(m, tile.rows) * triton.cdiv(n, columns)
+    warp_specialised_fold[(min(sms, blocks),)](
+        x_tiles,
+        w_tiles,
+        y_tiles,
+        y,
+        w if bias is None else bias,
+        m,
+        n,
+        form.roots,
+        k // depth,
+        COLUMNS=columns,
+        BK=depth,
+        GROUPS=form.groups,
+        PARTS=form.parts,
+        PAIR=form.pair,
+        EVEN=n % columns == 0,
+        SENT=sent,
+        HAS_BIAS=bias is not None,
+        STAGES=tile.stages,
+        num_warps=4,
+        enable_fp_fusion=False,
+        **dependent_launch(x.device),
+    )
+
+
+def folds(form: RootForm, k: int, tile: Tile) -> bool:
+    """Whether it folds leaves of width k of this form by this tile."""
+    several = form.leaves > 1 and k // tile.depth >= MIN_FOLD_STEPS
+    rests = form.parts == 2 and form.groups > 1  # a half rests in the slot of its tile
+    room = slots_bytes(tile, _SUM_BYTES) if rests else stages_bytes(tile)
+    return several and tile.columns == 128 and cut_for_it(k, tile) and room <= H200.shared_bytes
+
+
+def takes(shape: Shape, tile: Tile) -> bool:
+    """Whether it computes a column product of this shape by this tile."""
+    one = shape.leaves == 1 and shape.out_bytes == 2 and shape.n % 8 == 0
+    return one and cut_for_it(shape.k, tile)
+
+
+def cut_for_it(k: int, tile: Tile) -> bool:
+    """Whether two warpgroups take this tile, for leaves of width k."""
+    steps = tile.depth == _DEPTH and k % tile.depth == 0
+    plain = tile.variant in ("descriptor", "warp_specialised")
+    return tile.rows == 128 and tile.columns in (128, 256) and plain and steps
+
+
+def stages_bytes(tile: Tile) -> int:
+    """Shared memory of stages and barriers."""
+    return tile.stage_bytes + _BARRIERS
+
+
+def slots_bytes(tile: Tile, size: int) -> int:
+    """The same with slots for a finished tile of values of `size` bytes."""
+    return stages_bytes(tile) + tile.rows * tile.columns * size
+
+
+WARP_SPECIALISED = Variant(
+    "warp_specialised", "tma trades", run_gluon_column, True, slots_bytes, takes
+)
+WARP_SPECIALISED_FOLD = Fold(
+    "gluon", run_gluon_fold, folds, step_cost=0.75, leaf_cost=0.1, static_rows=257, wgmma=True
+)
