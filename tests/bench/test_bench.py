@@ -14,7 +14,7 @@ from tpdet.bench.load import lengths, prompt
 from tpdet.bench.report.floor import RATES, decode_work, exchange_seconds, mixed_work, prefill_work
 from tpdet.bench.report.record import BenchRow, finish, print_rows
 from tpdet.bench.report.results import newest_rows
-from tpdet.bench.report.shapes import named_config, products, shards
+from tpdet.bench.report.shapes import named_config, shards
 from tpdet.bench.spec import EngineSpec, LatencyCases
 from tpdet.cli import main
 from tpdet.comm.world.world import SoloWorld
@@ -22,6 +22,7 @@ from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import UsageError
 from tpdet.kernels import order
+from tpdet.models.products import model_products
 from tpdet.verify.spec import Machine
 
 RUN_KEYS = {"bench", "gpu", "gpus", "commit", "torch", "triton", "driver", "date", "python",
@@ -143,8 +144,8 @@ def test_prompts_and_lengths_follow_from_their_seed():
 
 
 def test_a_rank_holds_its_share_of_the_products():
-    (found,) = [products(p) for _, p in shards(["qwen3-8b"], [4], "pairs")]
-    assert found == [
+    (found,) = [model_products(p) for _, p in shards(["qwen3-8b"], [4], "pairs")]
+    assert [(each.name, each.n, each.k) for each in found] == [
         ("qkv", 1536, 4096),
         ("o", 4096, 1024),
         ("gate_up", 6144, 4096),

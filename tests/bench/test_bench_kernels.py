@@ -17,6 +17,8 @@ from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.errors import TpdetError, UsageError
 from tpdet.kernels import ops, order
 from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.inputs.product import Product
+from tpdet.layers.products import LayerProduct
 from tpdet.verify.spec import Machine
 
 
@@ -65,13 +67,18 @@ def close(ours, peer):
 
 def test_products_beside_linear(times, monkeypatch, capsys):
     def small(partition):
-        return [("qkv", 48, 64), ("o", 32, 128), ("head", 32, 64)]
+        leaves = len(partition.mine)
+        return (
+            LayerProduct("qkv", Product("column", 48, 64)),
+            LayerProduct("o", Product("row", 32, 128 // leaves, leaves)),
+            LayerProduct("head", Product("head", 32, 64)),
+        )
 
     def library_norm(total, bias, residual, weight, eps):
         h = (total.float() + residual.float()).to(residual.dtype)
         return h, ops.rms_norm(h, weight, eps)
 
-    monkeypatch.setattr(gemm, "products", small)
+    monkeypatch.setattr(gemm, "model_products", small)
     monkeypatch.setattr(norm, "add_residual_and_norm", library_norm)
     arguments = ["bench", "gemm", "--rows", "1,300", "--tp", "2", "--model-shape", "qwen3-8b"]
     assert main(arguments) == 0

@@ -7,7 +7,7 @@ import torch
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm import admission, leaf_trials, trial_data
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
-from tpdet.kernels.cuda.gemm.choice.shape_table import Product, write_roots
+from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.tune.shapes import tuned_products, tuned_row_products
 
 LEAVES = 8

@@ -26,7 +26,7 @@ from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm.admission import check
-from tpdet.kernels.cuda.gemm.choice.shape_table import Product, write_roots
+from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.verify.report import append_run
 

@@ -136,13 +136,14 @@ def test_outputs_that_cannot_be_cut_are_refused(tiny_model):
 def test_the_rule_owns_shards_and_exchange(tiny_model):
     config = load_model_config(tiny_model())
     cpu = torch.device("cpu")
-    for name, kind, extents in (
-        ("fold", RowLinear, (8, 256, 48)),
-        ("gather", GatheredLinear, (1, 256, 384)),
+    for name, kind, held in (
+        ("fold", RowLinear, ("row", 8, 256, 48)),
+        ("gather", GatheredLinear, ("column", 1, 256, 384)),
     ):
         partition = make_partition(config, SoloWorld(), "pairs", None, name)
         rule = row_rule(partition)
-        assert rule is kind and rule.extents(partition, (256, 384)) == extents
+        product = rule.product(partition, "o", (256, 384)).product
+        assert rule is kind and (product.kind, product.leaves, product.n, product.k) == held
         made = rule.open_exchange("auto", partition, 64, torch.float32, cpu)
         assert isinstance(made, GatherExchange)
 

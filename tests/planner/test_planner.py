@@ -9,7 +9,7 @@ from msgspec.structs import replace as change
 
 from tests.lib.thread_world import run_threads
 from tests.lib.tree import ROOT
-from tpdet.bench.report.shapes import first_rank, named_config
+from tpdet.bench.report.shapes import cut_for, named_config
 from tpdet.cli import main
 from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.config import EngineConfig
@@ -218,7 +218,7 @@ def test_more_bandwidth_would_help_a_world_over_nodes():
 @pytest.mark.parametrize(("shape", "name"), [(shape, hub) for hub, shape in PUBLISHED.items()])
 def test_models_are_found_without_their_weights(shape, name):
     assert find_model(name) == find_model(shape) == named_config(shape)
-    assert shape in SHAPES and first_rank(find_model(shape), 2, "pairs").leaves == 8
+    assert shape in SHAPES and cut_for(find_model(shape), 2, "pairs").leaves == 8
 
 
 def test_models_that_nobody_has_are_refused():

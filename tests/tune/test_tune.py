@@ -17,15 +17,16 @@ from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table
-from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, Product, parse_table
+from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, parse_table
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import ColumnLinear, RowLinear
 from tpdet.layers.partition import make_partition
-from tpdet.layers.product_shapes import rank_products
 from tpdet.layers.vocabulary import VocabularyTable
 from tpdet.model_config import load_model_config
 from tpdet.models.decoder import Decoder
+from tpdet.models.products import rank_products
 from tpdet.synthetic.make_model import make_model
 from tpdet.tune import precompile
 from tpdet.tune import product as product_module
@@ -128,7 +129,7 @@ def test_products_are_those_of_the_model_that_is_built(tmp_path, row_layers):
             built.add(Product("column", *layer.weight.shape))
         elif isinstance(layer, RowLinear):
             leaves, n, k = layer.weight_LNK.shape
-            built.add(Product("row", n, k, leaves, shape_table.write_roots(layer._roots)))
+            built.add(Product("row", n, k, leaves, write_roots(layer._roots)))
         else:
             built.add(Product("head", *layer.table_VH.shape))
     assert set(rank_products(partition)) == built

@@ -5,11 +5,13 @@ import torch
 from tpdet.cache.kv import LayerPages
 from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import ColumnLinear
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
-from tpdet.layers.row_layers import row_linear
+from tpdet.layers.products import LayerProduct
+from tpdet.layers.row_layers import row_linear, row_rule
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
@@ -40,6 +42,18 @@ class Attention:
         self._output = row_linear(source, partition, f"{name}.o_proj", (config.hidden_size, query))
         self._name, self._has_norms = name, config.qk_norm
         self._load_norms(source)
+
+    @staticmethod
+    def products(partition: Partition) -> tuple[LayerProduct, ...]:
+        """Its products, as this rank holds them."""
+        config = partition.config
+        heads = partition.query_heads + 2 * len(partition.key_heads)
+        qkv = Product("column", heads * config.head_dim, config.hidden_size)
+        output = config.hidden_size, config.num_heads * config.head_dim
+        return (
+            LayerProduct("qkv", qkv, biased=config.attention_bias),
+            row_rule(partition).product(partition, "o", output),
+        )
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""

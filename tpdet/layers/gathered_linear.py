@@ -7,10 +7,12 @@ from tpdet.comm.exchange.fold import Done, Pending, RankExchange
 from tpdet.comm.exchange.peer_columns import open_columns
 from tpdet.errors import UsageError
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import K_GROUP
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
+from tpdet.layers.products import LayerProduct
 from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
 
@@ -21,8 +23,6 @@ class GatheredLinear:
     Each output is one chain over all of K, rounded to x's dtype like a column product's. Then it is
     added to the residual stream, and the sum is normed, on every rank.
     """
-
-    kind = "column"
 
     def __init__(
         self, source: WeightSource, partition: Partition, name: str, shape: tuple[int, int]
@@ -54,8 +54,8 @@ class GatheredLinear:
         raise UsageError("row layers gather have no other arithmetic: use --row-layers fold")
 
     @staticmethod
-    def extents(partition: Partition, shape: tuple[int, int]) -> tuple[int, int, int]:
-        """(1, N, K) of a rank's product; shape: (outputs, inputs) of the layer.
+    def product(partition: Partition, name: str, shape: tuple[int, int]) -> LayerProduct:
+        """A layer's product on this rank; shape: (outputs, inputs) of the whole.
 
         Raises UsageError for outputs that do not make a multiple of 16 a leaf: ranks hold whole
         leaves of them.
@@ -66,7 +66,7 @@ class GatheredLinear:
                 f"row layers of {outputs} outputs do not make {partition.leaves} multiples of "
                 f"{K_GROUP}: use --row-layers fold, or fewer --leaves"
             )
-        return 1, outputs // partition.world.size, inputs
+        return LayerProduct(name, Product("column", outputs // partition.world.size, inputs))
 
     @staticmethod
     def open_exchange(

@@ -6,10 +6,12 @@ import torch
 
 from tpdet.comm.exchange.fold import Done, Exchange, Pending, RankExchange
 from tpdet.comm.exchange.open import open_exchange
+from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
+from tpdet.layers.products import LayerProduct
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
@@ -63,7 +65,6 @@ class RowLinear:
     The sum goes on to the residual stream and the norm that follows, so the layer takes both.
     """
 
-    kind = "row"
     weight_LNK: torch.Tensor | None = None
 
     def __init__(
@@ -105,9 +106,15 @@ class RowLinear:
         self.weight_LNK = arithmetic.lay_out(self.weight_LNK)
 
     @staticmethod
-    def extents(partition: Partition, shape: tuple[int, int]) -> tuple[int, int, int]:
-        """(leaves, N, K of a leaf) of a rank's product; shape: (outputs, inputs) of the layer."""
-        return len(partition.mine), shape[0], shape[1] // partition.leaves
+    def product(partition: Partition, name: str, shape: tuple[int, int]) -> LayerProduct:
+        """A layer's product on this rank; shape: (outputs, inputs) of the whole."""
+        outputs, inputs = shape
+        sent = partition.plan.roots[partition.world.rank]
+        roots = write_roots(relative_roots(sent, partition.mine.start))
+        leaves = len(partition.mine)
+        return LayerProduct(
+            name, Product("row", outputs, inputs // partition.leaves, leaves, roots)
+        )
 
     @staticmethod
     def open_exchange(

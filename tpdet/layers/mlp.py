@@ -4,11 +4,13 @@ import torch
 
 from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import ColumnLinear
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
-from tpdet.layers.row_layers import row_linear
+from tpdet.layers.products import LayerProduct
+from tpdet.layers.row_layers import row_linear, row_rule
 from tpdet.weights.source import WeightSource
 
 
@@ -21,6 +23,16 @@ class GatedMlp:
         parts = [(f"{name}.gate_proj", width, cut), (f"{name}.up_proj", width, cut)]
         self._gate_up = ColumnLinear(source, partition.arithmetic, parts, hidden, bias=False)
         self._down = row_linear(source, partition, f"{name}.down_proj", (hidden, width))
+
+    @staticmethod
+    def products(partition: Partition) -> tuple[LayerProduct, ...]:
+        """Its products, as this rank holds them."""
+        hidden, width = partition.config.hidden_size, partition.config.intermediate_size
+        mine = width // partition.leaves * len(partition.mine)
+        return (
+            LayerProduct("gate_up", Product("column", 2 * mine, hidden), beside=mine),
+            row_rule(partition).product(partition, "down", (hidden, width)),
+        )
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""

@@ -14,6 +14,7 @@ from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import RowLinear
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
+from tpdet.layers.products import LayerProduct
 from tpdet.weights.source import WeightSource
 
 
@@ -38,17 +39,14 @@ class RowLayer(Protocol):
 class RowRule(Protocol):
     """How such layers are cut: what both classes offer."""
 
-    kind: str
-    """Of its products in the shape table."""
-
     def __call__(
         self, source: WeightSource, partition: Partition, name: str, shape: tuple[int, int]
     ) -> RowLayer:
         """Load a layer; shape: (outputs, inputs) of the whole."""
         ...
 
-    def extents(self, partition: Partition, shape: tuple[int, int]) -> tuple[int, int, int]:
-        """(leaves, N, K of a leaf) of a rank's product. Raises UsageError if it does not fit."""
+    def product(self, partition: Partition, name: str, shape: tuple[int, int]) -> LayerProduct:
+        """A layer's product on this rank. Raises UsageError if it does not fit."""
         ...
 
     def open_exchange(

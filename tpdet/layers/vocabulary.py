@@ -3,8 +3,10 @@
 import torch
 
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.partition import Partition
+from tpdet.layers.products import LayerProduct
 from tpdet.weights.source import WeightSource
 
 
@@ -25,6 +27,12 @@ class VocabularyTable:
             rows_VH.new_empty(share, config.hidden_size) if self._parts is None else self._parts.own
         )
         self._fill(rows_VH)
+
+    @staticmethod
+    def product(partition: Partition) -> LayerProduct:
+        """The output head's, as this rank holds it."""
+        rows = partition.vocabulary_share * len(partition.mine)
+        return LayerProduct("head", Product("head", rows, partition.config.hidden_size))
 
     def load(self, source: WeightSource) -> None:
         """Read the rows again, in place. No rank may be reading them."""

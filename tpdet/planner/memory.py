@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tpdet.bench.report.shapes import products
 from tpdet.cache.kv import page_bytes
 from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.models.products import head_product, layer_products
 from tpdet.planner.step import HEAD_ROWS, World
 
 
@@ -67,14 +67,12 @@ def rank_memory(world: World, positions: int, utilization: float) -> Memory:
 def _weight_values(world: World) -> int:
     """A rank's shares of the products, the vocabulary's two tables (or the tied one), the norms."""
     config = world.config
-    *layer, (_, rows, hidden) = products(world.partition)
-    each = sum(n * k for _, n, k in layer) + 2 * hidden
+    layer, head = layer_products(world.partition), head_product(world.partition)
+    each = sum(p.n * (p.k + p.biased) for p in layer) + 2 * config.hidden_size
     if config.qk_norm:
         each += 2 * config.head_dim
-    if config.attention_bias:
-        each += layer[0][1]
     tables = 1 if config.tie_word_embeddings else 2
-    return config.num_layers * each + tables * rows * hidden + hidden
+    return config.num_layers * each + tables * head.n * head.k + config.hidden_size
 
 
 def _slot_bytes(world: World, dtype: torch.dtype) -> int:
@@ -92,10 +90,10 @@ def _slot_bytes(world: World, dtype: torch.dtype) -> int:
 def _workspace_bytes(world: World, size: int) -> int:
     """Stream and x of a step; its widest block with the sums it sends; logits of 256 rows."""
     config = world.config
-    shapes = {name: n for name, n, _ in products(world.partition)}
-    inner = config.intermediate_size // world.ranks
+    head = head_product(world.partition).n
     stream = 4 * config.hidden_size * size
-    wide = max(shapes["qkv"], shapes["gate_up"] + inner) * size
+    columns = [p for p in layer_products(world.partition) if p.kind == "column"]
+    wide = max(p.n + p.beside for p in columns) * size
     sums = 4 * world.levels.slots * config.hidden_size
-    logits = 4 * HEAD_ROWS * (2 * shapes["head"] + 3 * shapes["head"] * world.ranks)
+    logits = 4 * HEAD_ROWS * (2 * head + 3 * head * world.ranks)
     return world.budget * (stream + wide + sums) + logits

@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 from tpdet.bench.report.floor import attention_flops
-from tpdet.bench.report.shapes import first_rank, products
+from tpdet.bench.report.shapes import cut_for
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.layers.partition import Partition
+from tpdet.layers.products import LayerProduct
 from tpdet.model_config import ModelConfig
 from tpdet.models.halves import MICRO_BATCH_ROWS
+from tpdet.models.products import head_product, layer_products
 from tpdet.planner.constants import Constants
 from tpdet.planner.exchange_time import (
     Levels,
@@ -30,8 +32,6 @@ from tpdet.planner.kernel_time import (
 
 HEAD_ROWS = 256
 """Rows of the output head computed at once, at most (runner.LOGIT_ROWS)."""
-
-_KINDS = {"qkv": "column", "o": "row", "gate_up": "column", "down": "row", "head": "head"}
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def make_world(
     aside: int | None = None,
 ) -> World:
     """Raises UsageError naming the sizes that fit the model, or its leaves."""
-    partition = first_rank(config, ranks, fold_order, leaves)
+    partition = cut_for(config, ranks, fold_order, leaves)
     cut = partition.leaves, fold_order, config.hidden_size, budget
     return World(
         partition,
@@ -169,26 +169,21 @@ def _prefill_exchanges(world: World, halves: int, computed: float) -> tuple[floa
 
 def _layer_products(world: World, rows: int) -> float:
     """A rank's four products of one layer, in a step."""
-    alone = sum(
-        _product(world, name, n, k, rows)
-        for name, n, k in products(world.partition)
-        if name != "head"
-    )
+    alone = sum(_product(world, each, rows) for each in layer_products(world.partition))
     return max(alone - world.constants.layer.saved, 0.0)
 
 
 def _head(world: World, rows: int) -> float:
     """The output head, in blocks."""
-    name, n, k = products(world.partition)[-1]
+    head = head_product(world.partition)
     full, rest = divmod(rows, HEAD_ROWS)
     blocks = [HEAD_ROWS] * full + ([rest] if rest else [])
-    return sum(_product(world, name, n, k, block) for block in blocks)
+    return sum(_product(world, head, block) for block in blocks)
 
 
-def _product(world: World, name: str, n: int, k: int, rows: int) -> float:
-    kind = _KINDS[name]
-    work = product_work(kind, rows, n, k, world.levels.slots)
-    return product_seconds(world.constants.products[kind], work)
+def _product(world: World, each: LayerProduct, rows: int) -> float:
+    work = product_work(each.kind, rows, each.n, each.k, world.levels.slots)
+    return product_seconds(world.constants.products[each.kind], work)
 
 
 def _between_products(world: World, rows: int) -> float:
@@ -201,7 +196,7 @@ def _between_products(world: World, rows: int) -> float:
 
 
 def _sampling(world: World, rows: int) -> float:
-    columns = products(world.partition)[-1][1]
+    columns = head_product(world.partition).n
     return sampling_seconds(world.constants.sampling, world.ranks, rows, columns)
 
 

@@ -21,11 +21,12 @@ from tpdet.kernels.cuda.gemm.choice.leaf_choice import (
     leaf_candidates,
     leaf_choice,
 )
-from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, Product, read_roots
+from tpdet.kernels.cuda.gemm.choice.shape_table import Choice
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
 from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.inputs.product import Product, read_roots
 from tpdet.kernels.order import Expression, fold_tree
 from tpdet.kernels.partial_sums import PartialSums
 from tpdet.tune.product import Row, Tuned, fewest_rows

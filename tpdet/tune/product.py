@@ -16,10 +16,11 @@ from tpdet.kernels.cuda.gemm import trial_data
 from tpdet.kernels.cuda.gemm.admission import REFERENCE, output_dtype
 from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
 from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES, library_product
-from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Choice, Product
+from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Choice
 from tpdet.kernels.cuda.gemm.choice.static import column_tile
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.inputs.product import Product
 
 _QUICK = 3  # replays of every candidate
 _FINALISTS = 4  # tiles that are measured in full

@@ -14,14 +14,7 @@ import torch
 
 from tpdet.comm.device import driver_version
 from tpdet.errors import UsageError
-from tpdet.kernels.cuda.gemm.choice.shape_table import (
-    BUCKETS,
-    Product,
-    parse_table,
-    read_roots,
-    table_path,
-)
-from tpdet.kernels.cuda.gemm.choice.variants import variant_of
+from tpdet.kernels.inputs.product import Product, read_roots
 from tpdet.tune.shapes import tuned_gathered_products, tuned_products, tuned_row_products
 from tpdet.verify.run import parse_row_layers, parse_sizes
 
@@ -39,6 +32,8 @@ def tune_command(options: argparse.Namespace) -> int:
             "tpdet tune measures GPU kernels and torch sees no GPU here: run it on the GPU that "
             "will serve (the CPU path has no shape table)"
         )
+    from tpdet.kernels.cuda.gemm.choice.shape_table import table_path
+
     shapes = options.model_shape.split(","), parse_sizes(options.tp)
     rules = parse_row_layers(options.row_layers)
     products: tuple[Product, ...] = ()
@@ -58,6 +53,7 @@ def tune_products(
     """Measure the products on `device`, write their table to `path`, then check it as start-up."""
     from tpdet.kernels.cuda.gemm.admission import check
     from tpdet.kernels.cuda.gemm.choice.library import environment
+    from tpdet.kernels.cuda.gemm.choice.shape_table import parse_table
 
     facts = environment(device) | {
         "capability": "{}.{}".format(*torch.cuda.get_device_capability(device)),
@@ -76,6 +72,8 @@ def tune_products(
 
 def buckets_of(product: Product, max_rows: int) -> tuple[int, ...]:
     """The buckets a product is tuned at."""
+    from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS
+
     most = min(max_rows, HEAD_ROWS) if product.kind == "head" else max_rows
     return tuple(bucket for bucket in BUCKETS if bucket <= most) or BUCKETS[:1]
 
@@ -149,6 +147,7 @@ def compile_jobs(products: Iterable[Product], max_rows: int, device: torch.devic
     from tpdet.kernels.cuda.gemm.admission import REFERENCE
     from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
     from tpdet.kernels.cuda.gemm.choice.static import column_tile
+    from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 
     properties = torch.cuda.get_device_properties(device)
     descriptors = (properties.major, properties.minor) >= (9, 0)

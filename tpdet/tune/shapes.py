@@ -1,28 +1,15 @@
 """The products of well-known models at given tensor-parallel sizes."""
 
-import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
-from typing import cast
 
-from tpdet.comm.world.world import World
-from tpdet.kernels.cuda.gemm.choice.shape_table import Product
+from tpdet.bench.report.shapes import cut_for, named_config
+from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS, ROW_LAYERS
-from tpdet.layers.partition import make_partition
-from tpdet.layers.product_shapes import rank_products
-from tpdet.model_config import load_model_config
-from tpdet.synthetic.model_shapes import write_shape
+from tpdet.models.products import rank_products
 
-
-@dataclass(frozen=True)
-class _Place:
-    """A rank of a world that is not there: enough to cut a model."""
-
-    size: int
-    rank: int = 0
-    timeout: float = 0.0
+Place = tuple[int, int]
+"""Ranks of a world, and one of them."""
 
 
 def tuned_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product, ...]:
@@ -30,7 +17,7 @@ def tuned_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product,
 
     Raises UsageError for an unknown name or a number of ranks that does not fit the model.
     """
-    places = [_Place(size) for size in ranks]
+    places = [(size, 0) for size in ranks]
     return _products(names, places, (DEFAULT_FOLD_ORDER,), ("column", "head"))
 
 
@@ -41,7 +28,7 @@ def tuned_row_products(
 
     Raises UsageError as `tuned_products`.
     """
-    places = [_Place(size, rank) for size in ranks for rank in range(size)]
+    places = [(size, rank) for size in ranks for rank in range(size)]
     return _products(names, places, orders, ("row",))
 
 
@@ -50,7 +37,7 @@ def tuned_gathered_products(names: Iterable[str], ranks: Iterable[int]) -> tuple
 
     Raises UsageError as `tuned_products`.
     """
-    models, places = tuple(names), [_Place(size) for size in ranks]
+    models, places = tuple(names), [(size, 0) for size in ranks]
     known, gathered = (
         _products(models, places, (DEFAULT_FOLD_ORDER,), ("column",), rule) for rule in ROW_LAYERS
     )
@@ -59,16 +46,15 @@ def tuned_gathered_products(names: Iterable[str], ranks: Iterable[int]) -> tuple
 
 def _products(
     names: Iterable[str],
-    places: Iterable[_Place],
+    places: Iterable[Place],
     orders: Iterable[str],
     kinds: tuple[str, ...],
     row_layers: str = "fold",
 ) -> tuple[Product, ...]:
     found: set[Product] = set()
     for name in names:
-        with tempfile.TemporaryDirectory(prefix="tpdet-tune-") as folder:
-            config = load_model_config(write_shape(Path(folder) / "model", name))
-        for place, order in product(places, orders):
-            partition = make_partition(config, cast(World, place), order, None, row_layers)
+        config = named_config(name)
+        for (size, rank), order in product(places, orders):
+            partition = cut_for(config, size, order, rank=rank, row_layers=row_layers)
             found |= {p for p in rank_products(partition) if p.kind in kinds}
     return tuple(sorted(found))

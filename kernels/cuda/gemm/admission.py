@@ -21,13 +21,12 @@ from tpdet.kernels.cuda.gemm.choice import shape_table
 from tpdet.kernels.cuda.gemm.choice.library import environment, library_product
 from tpdet.kernels.cuda.gemm.choice.shape_table import (
     Choice,
-    Product,
     ShapeTable,
     bucket_of,
-    read_roots,
 )
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.inputs.product import Product, read_roots
 
 REFERENCE = Tile(64, 64, 64, 4, 3)
 """What every other tile is compared with: the plainest member of the class."""

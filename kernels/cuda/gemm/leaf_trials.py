@@ -7,8 +7,8 @@ import torch
 
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm import trial_data
-from tpdet.kernels.cuda.gemm.choice.shape_table import Product, read_roots
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.inputs.product import Product, read_roots
 from tpdet.kernels.order import evaluate
 from tpdet.kernels.partial_sums import PartialSums
 

@@ -17,10 +17,11 @@ from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
-from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, Product, ShapeTable
+from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, ShapeTable
 from tpdet.kernels.cuda.gemm.choice.variants import FOLDS, variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.inputs.product import Product, read_roots, write_roots
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.tune import leaves as leaves_module
 from tpdet.tune import precompile
@@ -47,9 +48,9 @@ def test_roots_are_written_as_they_are_read():
     for name in order.FOLD_ORDERS:
         for ranks in (1, 2, 4, 8):
             for roots in order.fold_plan(name, 16, ranks).roots:
-                text = shape_table.write_roots(roots)
-                assert shape_table.read_roots(text) == roots
-    assert shape_table.write_roots((((0, 1), 2), 3)) == "(0+1)+2 3"
+                text = write_roots(roots)
+                assert read_roots(text) == roots
+    assert write_roots((((0, 1), 2), 3)) == "(0+1)+2 3"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_roots_are_written_as_they_are_read():
 )
 def test_other_roots_are_refused(text):
     with pytest.raises(ValueError):
-        shape_table.read_roots(text)
+        read_roots(text)
 
 
 def table_text(**changes):
@@ -94,7 +95,7 @@ def taken(monkeypatch, m, product=PAIRS, sms=132):
     monkeypatch.setattr(leaf_gemm, "FOLDS", {"flat": flat})
     x = torch.zeros(m, product.leaves * product.k, dtype=torch.bfloat16)
     w = torch.zeros(product.leaves, product.n, product.k, dtype=torch.bfloat16)
-    sums = leaf_gemm.leaf_sums(x, w, shape_table.read_roots(product.roots))
+    sums = leaf_gemm.leaf_sums(x, w, read_roots(product.roots))
     return sums.values.shape[0], runs[0]
 
 
@@ -152,7 +153,7 @@ def test_the_cuts_that_a_rank_uses_are_tried_and_admitted(machine):
     assert (found.tried, found.not_in_table) == (3, (CHAIN,))
     assert "row 96x32 ((0+1)+2)+3" in str(found)
     x = torch.zeros(5, 128, dtype=torch.bfloat16)
-    roots = shape_table.read_roots(PAIRS.roots)
+    roots = read_roots(PAIRS.roots)
     assert shape_table.admitted_leaf_choice(x, 96, 4, roots) == LeafChoice(4, "flat", FED)
     assert shape_table.admitted_leaf_choice(x.half(), 96, 4, roots) is None
 
@@ -172,12 +173,12 @@ def test_a_cut_with_other_bits_stops_the_start_by_name(machine, monkeypatch, kin
     with pytest.raises(RuntimeError, match=re.escape(name)):
         admission.check([PAIRS], machine, LIMITS, table=a_table())
     x = torch.zeros(5, 128, dtype=torch.bfloat16)
-    assert shape_table.admitted_leaf_choice(x, 96, 4, shape_table.read_roots(PAIRS.roots)) is None
+    assert shape_table.admitted_leaf_choice(x, 96, 4, read_roots(PAIRS.roots)) is None
 
 
 def test_a_cut_that_folds_in_another_order_or_does_not_run_stops_the_start(machine, monkeypatch):
     def chained(x, weight, roots, choice):
-        return sums_by_cut(x, weight, shape_table.read_roots(CHAIN.roots), LeafChoice(4, "", FED))
+        return sums_by_cut(x, weight, read_roots(CHAIN.roots), LeafChoice(4, "", FED))
 
     def broken(x, weight, roots, choice):
         raise ValueError("out of registers")

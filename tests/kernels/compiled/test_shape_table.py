@@ -12,9 +12,10 @@ from tpdet.kernels.cuda.gemm import admission, trial_data
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table, tile_text
-from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, Product, ShapeTable
+from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, ShapeTable
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.inputs.product import Product
 
 ENVIRONMENT = {"gpu": "Some GPU", "torch": "1", "cublas": "13.1.0"}
 COLUMN, HEAD = Product("column", 96, 64), Product("head", 2064, 64)

@@ -9,12 +9,12 @@ from tpdet.kernels import order
 from tpdet.kernels.cpu.pointwise import norm as cpu_norm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm import leaf_trials
-from tpdet.kernels.cuda.gemm.choice import shape_table
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
 from tpdet.kernels.cuda.gemm.choice.variants import FOLDS
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
 LEAVES, WIDTH, COLUMNS = 8, 32, 48
@@ -101,7 +101,7 @@ def test_a_trial_sees_another_order():
     w = draw(LEAVES, COLUMNS, WIDTH, dtype=torch.float16, seed=1)
     for name in order.FOLD_ORDERS:
         roots = (order.fold_tree(name, LEAVES),)
-        product = shape_table.Product("row", COLUMNS, WIDTH, LEAVES, shape_table.write_roots(roots))
+        product = Product("row", COLUMNS, WIDTH, LEAVES, write_roots(roots))
         wanted = leaf_trials.wanted_roots(x, w, product, APART)
         for other in order.FOLD_ORDERS:
             tree = (order.fold_tree(other, LEAVES),)

@@ -14,17 +14,18 @@ from tpdet.bench.kernels.gpu import gpu_only, random_values, this_gpu
 from tpdet.bench.kernels.timing import enough, rotated, times_us
 from tpdet.bench.report.floor import Work, print_floor
 from tpdet.bench.report.record import BenchRow, finish
-from tpdet.bench.report.shapes import products, shards
+from tpdet.bench.report.shapes import shards
 from tpdet.kernels import ops
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.layers.partition import Partition
+from tpdet.layers.products import LayerProduct
+from tpdet.models.products import model_products
 from tpdet.runner.start.kernel_checks import admit_products
 from tpdet.verify.run import parse_sizes
 
 HEAD_ROWS = 256
 """The output head never meets more rows at once."""
 
-_ROW_PARALLEL = ("o", "down")
 _EPS = 1e-6
 
 
@@ -37,42 +38,42 @@ def gemm_command(options: argparse.Namespace) -> int:
     for name, partition in shards(names, parse_sizes(options.tp), options.fold_order):
         # The variants that an engine of this model would use.
         admit_products(partition, device, {"column": max(counts), "head": HEAD_ROWS})
-        for product, n, k in products(partition):
-            mine = [count for count in counts if product != "head" or count <= HEAD_ROWS]
+        for product in model_products(partition):
+            mine = [count for count in counts if product.kind != "head" or count <= HEAD_ROWS]
             for count in mine:
-                found.append(_case(name, partition, (product, n, k), count, options))
+                found.append(_case(name, partition, product, count, options))
             torch.cuda.empty_cache()
     finish("gemm", this_gpu(), found, options.output, as_json=options.json)
     return 0
 
 
-def product_work(product: str, n: int, k: int, rows: int) -> Work:
+def product_work(product: LayerProduct, rows: int) -> Work:
     """Operations, and the bytes of operands and results: bf16, fp32 for the head's results."""
-    out = 4 if product == "head" else 2
-    stream = 4 * rows * n if product in _ROW_PARALLEL else 0  # the residual, in and out
+    n, k = product.n, product.k
+    out = 4 if product.kind == "head" else 2
+    stream = 4 * rows * n if product.kind == "row" else 0  # the residual, in and out
     return Work(2.0 * rows * n * k, 2.0 * (n * k + rows * k) + out * rows * n + stream)
 
 
 def _case(
     name: str,
     partition: Partition,
-    shape: tuple[str, int, int],
+    product: LayerProduct,
     count: int,
     options: argparse.Namespace,
 ) -> BenchRow:
-    product, n, k = shape
     repeats, fold_order = options.repeats, options.fold_order
-    ranks, row_parallel = partition.world.size, product in _ROW_PARALLEL
-    work = product_work(product, n, k, count)
-    floor = print_floor(f"{name} {product}, TP {ranks}, {count} rows", work)
-    weights = enough(rotated(random_values(n, k, seed=1)), count)
+    ranks, row_parallel = partition.world.size, product.kind == "row"
+    work = product_work(product, count)
+    floor = print_floor(f"{name} {product.name}, TP {ranks}, {count} rows", work)
+    weights = enough(rotated(random_values(product.n, product.k, seed=1)), count)
     if row_parallel:
         ours, peer = _row_times(partition, weights, count, repeats)
     else:
-        out = torch.float32 if product == "head" else torch.bfloat16
+        out = torch.float32 if product.kind == "head" else torch.bfloat16
         ours, peer = _column_times(weights, count, out, repeats)
     return BenchRow(
-        case=f"gemm {product}",
+        case=f"gemm {product.name}",
         model=name,
         dtype="bfloat16",
         tp=ranks,

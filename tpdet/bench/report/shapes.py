@@ -14,7 +14,7 @@ from tpdet.synthetic.model_shapes import write_shape
 
 @dataclass(frozen=True)
 class _Place:
-    """Rank 0 of a world that is not there: enough to cut a model."""
+    """A rank of a world that is not there: enough to cut a model."""
 
     size: int
     rank: int = 0
@@ -27,11 +27,17 @@ def named_config(name: str, dtype: str = "auto") -> ModelConfig:
         return load_model_config(write_shape(Path(folder) / "model", name), dtype)
 
 
-def first_rank(
-    config: ModelConfig, ranks: int, fold_order: str, leaves: int | None = None
+def cut_for(
+    config: ModelConfig,
+    ranks: int,
+    fold_order: str,
+    leaves: int | None = None,
+    *,
+    rank: int = 0,
+    row_layers: str = "fold",
 ) -> Partition:
-    """Rank 0's cut of a model, without a world. Raises UsageError naming the sizes that fit."""
-    return make_partition(config, cast(World, _Place(ranks)), fold_order, leaves)
+    """One rank's cut of a model, without a world. Raises UsageError naming the sizes that fit."""
+    return make_partition(config, cast(World, _Place(ranks, rank)), fold_order, leaves, row_layers)
 
 
 def shards(
@@ -44,19 +50,4 @@ def shards(
     for name in names:
         config = named_config(name)
         for size in ranks:
-            yield name, first_rank(config, size, fold_order)
-
-
-def products(partition: Partition) -> list[tuple[str, int, int]]:
-    """(name, N, K) of a rank's products."""
-    config, mine = partition.config, len(partition.mine)
-    hidden, query = config.hidden_size, partition.query_heads * config.head_dim
-    key = len(partition.key_heads) * config.head_dim
-    inner = config.intermediate_size // partition.leaves * mine
-    return [
-        ("qkv", query + 2 * key, hidden),
-        ("o", hidden, query),
-        ("gate_up", 2 * inner, hidden),
-        ("down", hidden, inner),
-        ("head", partition.vocabulary_share * mine, hidden),
-    ]
+            yield name, cut_for(config, size, fold_order)

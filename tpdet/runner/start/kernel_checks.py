@@ -16,8 +16,8 @@ from tpdet.kernels.known.answers import known_answers
 from tpdet.kernels.known.golden import golden_digest
 from tpdet.kernels.order import GOLDEN_SHA256
 from tpdet.layers.partition import Partition
-from tpdet.layers.row_layers import row_rule
 from tpdet.model_config import ModelConfig
+from tpdet.models.products import rank_products
 from tpdet.runner.start.compile_ahead import CompilingAhead
 
 _log = logging.getLogger("tpdet.engine")
@@ -34,9 +34,7 @@ def check_kernels(config: ModelConfig, partition: Partition, device: str) -> Non
             f"golden vectors have digest {found[:16]}, the contract's is {GOLDEN_SHA256[:16]}: "
             "this build of torch breaks the arithmetic contract"
         )
-    hidden, extents = config.hidden_size, row_rule(partition).extents
-    inputs = config.num_heads * config.head_dim, config.intermediate_size
-    reduced = [hidden, *(extents(partition, (hidden, width))[2] for width in inputs)]
+    reduced = [product.k for product in rank_products(partition)]
     if device != "cpu":
         return
     try:
@@ -85,7 +83,6 @@ def admit_products(partition: Partition, device: torch.device, limits: dict[str,
     limits: the most rows of each kind of product. Raises TpdetError for an entry that fails.
     """
     from tpdet.kernels.cuda.gemm import admission
-    from tpdet.layers.product_shapes import rank_products
 
     model = partition.config
     try:
@@ -102,7 +99,6 @@ def _rehearse_checks(
 ) -> None:
     """Launch what the known answers and, with `limits`, `admit_products` launch; judge nothing."""
     from tpdet.kernels.cuda.gemm import admission
-    from tpdet.layers.product_shapes import rank_products
 
     dtype = getattr(torch, partition.config.dtype)
     known_answers(device, dtype)

@@ -18,7 +18,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,70 +28,16 @@ from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES
 from tpdet.kernels.cuda.gemm.choice.tile_text import parse_tile
 from tpdet.kernels.cuda.gemm.choice.variants import KERNELS
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.inputs.product import KINDS, Product, read_roots, write_roots
 from tpdet.kernels.order import Expression, operands
 
 FORMAT = 1
 FOLDER = Path(__file__).resolve().parent / "shape_tables"
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 """Rows at which variants are measured; decode graphs run at those up to 256."""
-KINDS = ("column", "head", "row")
 
 _PAD_FROM = 256  # below so many rows a copy costs more than the library gains
 _PAD_SHARE = 8  # at most this part of a bucket may be pad rows
-
-
-@dataclass(frozen=True, order=True)
-class Product:
-    """A shape: x [M, leaves * k] times weight [leaves, n, k]. `column` and `head` have one leaf.
-
-    roots: of a `row`, what the rank sends, as `write_roots` writes it; empty for the others.
-    """
-
-    kind: str
-    n: int
-    k: int
-    leaves: int = 1
-    roots: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.n}x{self.k}{self.roots and f' {self.roots}'}"
-
-
-@cache
-def write_roots(roots: tuple[Expression, ...]) -> str:
-    """Such as "0+1 2+3", or "((0+1)+(2+3))+4": every root's sum, in order."""
-
-    def text(node: Expression, outermost: bool) -> str:
-        if isinstance(node, int):
-            return str(node)
-        inside = f"{text(node[0], False)}+{text(node[1], False)}"
-        return inside if outermost else f"({inside})"
-
-    return " ".join(text(root, True) for root in roots)
-
-
-def read_roots(written: str) -> tuple[Expression, ...]:
-    """The inverse of `write_roots`. Raises ValueError."""
-    roots = tuple(_read_root(part) for part in written.split(" "))
-    if write_roots(roots) != written:
-        raise ValueError(f"{written!r} are no roots such as '0+1 2+3'")
-    return roots
-
-
-def _read_root(text: str) -> Expression:
-    """By a stack: a sum ends at its closing parenthesis, the outermost at the end."""
-    stack: list[Expression] = []
-    for token in re.findall(r"\d+|\)", f"({text})" if "+" in text else text):
-        if token != ")":
-            stack.append(int(token))
-        elif len(stack) < 2:
-            raise ValueError(f"{text!r} is no sum such as '(0+1)+2'")
-        else:
-            right, left = stack.pop(), stack.pop()
-            stack.append((left, right))
-    if len(stack) != 1:
-        raise ValueError(f"{text!r} is no sum such as '(0+1)+2'")
-    return stack[0]
 
 
 @dataclass(frozen=True)

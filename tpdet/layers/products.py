@@ -1,0 +1,37 @@
+"""What a layer declares of its matrix products, as this rank holds them.
+
+The one table of a model's products (`tpdet/models/products.py`) is made of these; shape table,
+tuner, planner and benchmarks read it.
+"""
+
+from dataclasses import dataclass
+
+from tpdet.kernels.inputs.product import Product
+
+
+@dataclass(frozen=True)
+class LayerProduct:
+    """A product by its name in the layer, such as "qkv".
+
+    biased: whether a bias [n] is added; beside: values a row that a step holds beside its outputs.
+    """
+
+    name: str
+    product: Product
+    biased: bool = False
+    beside: int = 0
+
+    @property
+    def kind(self) -> str:
+        """One of `tpdet.kernels.inputs.product.KINDS`."""
+        return self.product.kind
+
+    @property
+    def n(self) -> int:
+        """Outputs of this rank."""
+        return self.product.n
+
+    @property
+    def k(self) -> int:
+        """Inputs of this rank, of all its leaves."""
+        return self.product.leaves * self.product.k
