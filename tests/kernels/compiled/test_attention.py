@@ -1,6 +1,7 @@
 """The GPU's attention-side kernels without a GPU: compiled for Hopper."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ import torch
 from tests.kernels.compiled.test_gemm import compile_for_hopper
 from tpdet.kernels.cuda.attention.prefill import attend_blocks
 from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant
+from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.pointwise import embedding, norm, rotary
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -47,15 +49,16 @@ def check(ptx, log, allowance, fused_allowed=False):
     assert spilled and max(spilled) <= allowance, log
 
 
+BEFORE_HOPPER = replace(H200, capability=(8, 0))
 PREFILL_CASES = [
     (torch.bfloat16, 128, 4, False, Variant(64, 4, 3, True)),
-    (torch.bfloat16, 128, 4, False, prefill_variant(torch.bfloat16, 128, 8)),
+    (torch.bfloat16, 128, 4, False, prefill_variant(torch.bfloat16, 128, BEFORE_HOPPER)),
     (torch.bfloat16, 128, 4, True, Variant(64, 4, 3, True)),
     (torch.bfloat16, 128, 4, False, Variant(128, 8, 2, True)),
-    (torch.bfloat16, 256, 2, False, prefill_variant(torch.bfloat16, 256, 9)),
+    (torch.bfloat16, 256, 2, False, prefill_variant(torch.bfloat16, 256, H200)),
     (torch.bfloat16, 64, 7, False, Variant(64, 4, 3, True)),
-    (torch.float16, 96, 1, False, prefill_variant(torch.float16, 96, 9)),
-    (torch.float32, 128, 4, False, prefill_variant(torch.float32, 128, 9)),
+    (torch.float16, 96, 1, False, prefill_variant(torch.float16, 96, H200)),
+    (torch.float32, 128, 4, False, prefill_variant(torch.float32, 128, H200)),
 ]
 
 

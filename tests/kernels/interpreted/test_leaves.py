@@ -115,7 +115,7 @@ def test_minus_zero_and_neighbours_stay():
     roots = (((0, 1), (2, 3)),)
     wanted = leaf_gemm.leaf_sums(x, w, roots, LeafChoice(1, "chain", TILES[0]))
     total = order.evaluate(wanted.roots[0], lambda i: wanted.values[i], torch.add)
-    for kernel in FOLDS:
+    for kernel in ("flat", "nested"):
         got = leaf_gemm.leaf_sums(x, w, roots, LeafChoice(4, kernel, TILES[0])).values[0]
         assert_same_bits(got, total, kernel)
     x, w = draw(20, 4 * 32, dtype=torch.float16), draw(4, 48, 32, dtype=torch.float16, seed=1)
