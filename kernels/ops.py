@@ -27,17 +27,29 @@ def column_gemm(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    admitted: object = None,
 ) -> torch.Tensor:
-    """x [M, K], weight [N, K], bias [N] -> [M, N]: one chain over K, bias in fp32, one rounding."""
-    return _on(x, "gemm.column").column_gemm(x, weight, bias, out_dtype or x.dtype)
+    """x [M, K], weight [N, K], bias [N] -> [M, N]: one chain over K, bias in fp32, one rounding.
+
+    admitted: what a GPU's start-up check found (`admit_products`); it shows in time only.
+    """
+    choices = {} if admitted is None else {"admitted": admitted}
+    return _on(x, "gemm.column").column_gemm(x, weight, bias, out_dtype or x.dtype, **choices)
 
 
-def leaf_sums(x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]) -> PartialSums:
+def leaf_sums(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    roots: tuple[Expression, ...],
+    admitted: object = None,
+) -> PartialSums:
     """x [M, L * K], weight [L, N, K] -> sums [C, M, N] of leaves or of larger subtrees of `roots`.
 
     `roots` are over this rank's leaves, counted from 0. How much of them is folded here is free.
+    admitted: as of `column_gemm`.
     """
-    return _on(x, "gemm.leaf").leaf_sums(x, weight, roots)
+    choices = {} if admitted is None else {"admitted": admitted}
+    return _on(x, "gemm.leaf").leaf_sums(x, weight, roots, **choices)
 
 
 def fold_roots(sums: PartialSums, slots: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ python -m tests.gpu.gemm_columns candidates     the fastest candidates of the na
 import math
 import sys
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -116,6 +116,12 @@ def the_table_is_admitted(table):
     return f"{took:.2f} s: {found}; all: {everything}"
 
 
+@cache
+def admitted(device):
+    """What start-up admits of the committed table."""
+    return admission.check(tuned_products(MODELS, RANKS), device, LIMITS).admitted
+
+
 def times_of(product, ratios):
     n, k, head = product.n, product.k, product.kind == "head"
     out = admission.output_dtype(product)
@@ -127,12 +133,13 @@ def times_of(product, ratios):
         if head and m > LIMITS["head"]:
             continue
         x = draw(m, k)
-        ours = lambda w, x=x: gemm.column_gemm(x, w, None, out)
+        mine = admitted(x.device)
+        ours = lambda w, x=x, mine=mine: gemm.column_gemm(x, w, None, out, admitted=mine)
         peer = lambda w, x=x: torch.nn.functional.linear(x, w)
         taken, theirs = interleaved_medians((ours, peer), weights, repeats=11)
         flops, size = 2 * m * n * k, 2 * (n * k + m * k) + m * n * out.itemsize
         floor = max(flops / FLOOR_FLOPS, size / FLOOR_BYTES) * 1e6
-        choice = shape_table.admitted_choice(x, n, out)
+        choice = mine.choice(x, n, out)
         library = "L" if choice is not None and choice.library and m == choice.bucket else ""
         ratios.append((taken / theirs, f"{product} M={m}"))
         line.append(f"{m}:{taken:.1f}us/{taken / floor:.2f}f/{taken / theirs:.2f}{library}")

@@ -16,6 +16,7 @@ import math
 import multiprocessing
 import sys
 import time
+from functools import cache
 
 import torch
 import triton
@@ -24,6 +25,7 @@ from tests.gpu.checks import attempt, draw, failures, same
 from tests.gpu.row_table import another_order_is_found, the_table_is_admitted
 from tests.gpu.times import interleaved_medians
 from tpdet.kernels import order
+from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import (
@@ -35,6 +37,7 @@ from tpdet.kernels.cuda.gemm.choice.leaf_choice import (
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
+from tpdet.tune.shapes import tuned_row_products
 
 LEAVES = 8
 BIT_ROWS = (1, 17, 33, 64, 100, 300, 1100)
@@ -179,6 +182,13 @@ def runs_here(choice, x, w, roots):
     return True
 
 
+@cache
+def admitted(device):
+    """What start-up admits of the committed table."""
+    rows = tuned_row_products(["qwen3-8b"], (1, 2, 4))
+    return admission.check(rows, device, {"column": 8192, "head": 256}).admitted
+
+
 def times_of(name, n, k, ranks, m, deadline):
     """One line: the best choice, the chosen one, the peer. Returns their ratios to the peer."""
     leaves, width = LEAVES // ranks, k // LEAVES
@@ -186,7 +196,7 @@ def times_of(name, n, k, ranks, m, deadline):
     count = max(2, min(12, int(200e6 // (leaves * n * width * 2)) + 1))
     weights = [draw(leaves, n, width, seed=i) * 0.02 for i in range(count if m <= 1024 else 2)]
     x, residual, weight = draw(m, leaves * width), draw(m, n), draw(n)
-    chosen = shape_table.admitted_leaf_choice(x, n, leaves, roots)
+    chosen = admitted(x.device).leaf_choice(x, n, leaves, roots)
     if chosen is None:
         chosen = leaf_choice(m, n, width, leaves, roots, float32=False, sms=132)
     choices = all_choices(m, n, width, leaves, roots)

@@ -29,7 +29,7 @@ def the_table_is_admitted():
     took = time.perf_counter() - begin
     if found.not_in_table or took > 2.0:
         raise AssertionError(f"{took:.1f} s for {found}")
-    everything = admission.check(rows, device, limits)  # stays admitted: the times use it
+    everything = admission.check(rows, device, limits)
     return f"{took:.2f} s: {found}; all rows: {everything}"
 
 

@@ -16,7 +16,6 @@ from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
-from tpdet.kernels.cuda.gemm.choice import shape_table
 from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, parse_table
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.inputs.product import Product, write_roots
@@ -257,4 +256,3 @@ def test_a_whole_run_on_a_made_up_gpu(monkeypatch, tmp_path, capsys):
     }
     assert libraries == {96: {"mm"}, 128: {None}}
     assert table.environment["cublas"] == "13.1.0"
-    shape_table.admit({})

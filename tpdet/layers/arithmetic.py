@@ -23,6 +23,8 @@ class Arithmetic(Protocol):
     """What of a layer's work may be done in more than one order of additions."""
 
     exchange: RankExchange
+    admitted: object
+    """What the start-up check of the GPU's shape table found for the products; None without it."""
     fixed_shapes: bool
     """Whether attention of prompts is launched by shapes alone: so that a graph may hold it."""
 
@@ -60,6 +62,7 @@ class StrictArithmetic:
 
     def __init__(self, exchange: RankExchange) -> None:
         self.exchange = exchange
+        self.admitted: object = None
 
     def column(
         self,
@@ -69,7 +72,7 @@ class StrictArithmetic:
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """One chain over K, one rounding."""
-        return ops.column_gemm(x, weight, bias, out_dtype)
+        return ops.column_gemm(x, weight, bias, out_dtype, self.admitted)
 
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
         """Leaf-major: a leaf's operands have one layout whatever the number of ranks."""
@@ -79,7 +82,7 @@ class StrictArithmetic:
         self, x: torch.Tensor, weight_LNK: torch.Tensor, roots: tuple[Expression, ...]
     ) -> PartialSums:
         """fp32 sums of leaves or subtrees."""
-        return ops.leaf_sums(x, weight_LNK, roots)
+        return ops.leaf_sums(x, weight_LNK, roots, self.admitted)
 
     def attend(
         self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None
@@ -95,6 +98,7 @@ class StockArithmetic:
 
     def __init__(self, exchange: RankExchange) -> None:
         self.exchange = exchange
+        self.admitted: object = None  # the library chooses for itself
         self._planned: tuple[PagedBatch, stock_attention.Gathered | None] | None = None
 
     def column(

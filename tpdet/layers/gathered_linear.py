@@ -6,7 +6,6 @@ from tpdet.comm.exchange.columns import ColumnExchange
 from tpdet.comm.exchange.fold import Done, Pending, RankExchange
 from tpdet.comm.exchange.peer_columns import open_columns
 from tpdet.errors import UsageError
-from tpdet.kernels import ops
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import K_GROUP
 from tpdet.layers.arithmetic import Arithmetic
@@ -32,7 +31,7 @@ class GatheredLinear:
             raise TypeError(f"{type(exchange).__name__} gathers no columns: open one that does")
         self._read = f"{name}.weight", shape, partition.by_leaf(shape[0], dim=0)
         self.weight = source.read(*self._read)
-        self._exchange = exchange
+        self._exchange, self._arithmetic = exchange, partition.arithmetic
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""
@@ -46,7 +45,7 @@ class GatheredLinear:
         Both are complete on every rank.
         """
         whole_MK = self._exchange.gather_columns(x_MK)
-        y_MN = ops.column_gemm(whole_MK, self.weight)
+        y_MN = self._arithmetic.column(whole_MK, self.weight)
         return Done(*self._exchange.gather_and_norm(y_MN, rows.hidden_MH, norm_weight, eps))
 
     def adopt(self, arithmetic: Arithmetic) -> None:

@@ -32,6 +32,7 @@ def _plain_column_gemm(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    admitted: object = None,
 ) -> torch.Tensor:
     y = _product(x, weight)
     if bias is not None:
@@ -40,7 +41,10 @@ def _plain_column_gemm(
 
 
 def _plain_row_gemm(
-    x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    roots: tuple[Expression, ...],
+    admitted: object = None,
 ) -> PartialSums:
     flat = weight.permute(1, 0, 2).reshape(weight.shape[1], -1)
     return PartialSums(_product(x, flat).float()[None], (0,))

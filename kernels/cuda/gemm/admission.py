@@ -20,6 +20,7 @@ from tpdet.kernels.cuda.gemm import leaf_trials, trial_data
 from tpdet.kernels.cuda.gemm.choice import shape_table
 from tpdet.kernels.cuda.gemm.choice.library import environment, library_product
 from tpdet.kernels.cuda.gemm.choice.shape_table import (
+    Admitted,
     Choice,
     ShapeTable,
     bucket_of,
@@ -38,15 +39,20 @@ Flags = dict[str, torch.Tensor | str]
 
 @dataclass(frozen=True)
 class Admission:
-    """What start-up found: how many entries were tried, and what runs without the table.
+    """What start-up found: the entries that it tried and admits, and what runs without the table.
 
     not_in_table: products on the static choice. library_off: why library entries are not used;
     None if they are.
     """
 
-    tried: int
+    admitted: Admitted
     not_in_table: tuple[Product, ...]
     library_off: str | None
+
+    @property
+    def tried(self) -> int:
+        """Entries that were tried."""
+        return sum(map(len, self.admitted.products.values()))
 
     def __str__(self) -> str:
         parts = [f"{self.tried} entries of the shape table admitted"]
@@ -65,17 +71,16 @@ def check(
     dtype: torch.dtype = torch.bfloat16,
     table: ShapeTable | None = None,
 ) -> Admission:
-    """Try what the table names for `products`, then let the products use it.
+    """Try what the table names for `products`; what it admits is for the products to be called by.
 
     limits: the most rows that a "head" meets, and any other product ("column").
     `table`: the GPU's committed one if None.
     Raises RuntimeError naming each entry that leaves the bit class, ValueError for a damaged table.
     """
     wanted = sorted(set(products))
-    shape_table.admit({})
     table = _table(device, dtype, table)
     if table is None:
-        return Admission(0, tuple(wanted), None)
+        return Admission(Admitted({}), tuple(wanted), None)
     off = environment_difference(table, device)
     used = _used(wanted, table, limits, library=off is None)
     named = any(c.library for p in used for c in table.products[p].values())
@@ -85,9 +90,8 @@ def check(
             f"{'; '.join(failed)}: other bits than the reference variant on this GPU; write the "
             "shape table anew with tpdet tune, or remove it"
         )
-    shape_table.admit(used)
     missing = tuple(product for product in wanted if product not in used)
-    return Admission(sum(map(len, used.values())), missing, off if named else None)
+    return Admission(Admitted(used), missing, off if named else None)
 
 
 def rehearse(

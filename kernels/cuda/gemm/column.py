@@ -3,14 +3,14 @@
     column:  y[m, n] = round(sum over k of x[m, k] * w[n, k] + bias[n])
 
 bf16 and fp16 run on tensor cores, fp32 by `ieee` fma. A column product runs on what the shape table
-names once `admission` has tried it, else on the static choice; all are one bit
+names once `admission` has tried it (`admitted`), else on the static choice; all are one bit
 class, so the choice shows in time only.
 """
 
 import torch
 
 from tpdet.kernels.cuda.gemm.choice.library import library_fits, library_product
-from tpdet.kernels.cuda.gemm.choice.shape_table import admitted_choice, library_rows
+from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted, library_rows
 from tpdet.kernels.cuda.gemm.choice.static import column_tile
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.operands import descriptor_sms, fitted, run_chain
@@ -24,15 +24,18 @@ def column_gemm(
     bias: torch.Tensor | None,
     out_dtype: torch.dtype,
     tile: Tile | None = None,
+    admitted: Admitted | None = None,
 ) -> torch.Tensor:
     """x [M, K] times weight [N, K] transposed, plus bias [N] in fp32, rounded once to out_dtype.
 
-    `tile` overrides the table (its depth must divide K). Raises ValueError when K is not a
+    `tile` overrides what was admitted (its depth must divide K). Raises ValueError when K is not a
     multiple of 16 or the operands differ in dtype.
     """
     x, w = fitted(x, weight.unsqueeze(0))
     (m, k), n = x.shape, w.shape[1]
-    choice = admitted_choice(x, n, out_dtype) if tile is None else None
+    choice = None
+    if tile is None and admitted is not None:
+        choice = admitted.choice(x, n, out_dtype)
     if choice is not None and choice.library is not None and bias is None and all_free():
         rows = library_rows(m, choice.bucket)
         if rows is not None and library_fits(x, w[0]):

@@ -11,7 +11,7 @@ import torch
 
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots, leaf_choice, leaf_tile
-from tpdet.kernels.cuda.gemm.choice.shape_table import admitted_leaf_choice
+from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted
 from tpdet.kernels.cuda.gemm.choice.variants import FOLDS, variant_of
 from tpdet.kernels.cuda.gemm.operands import check_depth, descriptor_sms, fitted, run_chain
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
@@ -37,17 +37,18 @@ def leaf_sums(
     weight: torch.Tensor,
     roots: tuple[Expression, ...],
     choice: LeafChoice | None = None,
+    admitted: Admitted | None = None,
 ) -> PartialSums:
     """x [M, L * K], weight [L, N, K] -> sums [C, M, N] fp32 of subtrees of `roots`.
 
-    `roots` are over this rank's leaves, counted from 0; `choice` overrides the table. Raises
-    ValueError for operands that do not fit, and for a choice that the roots have no cut for.
+    `roots` are over this rank's leaves, counted from 0; `choice` overrides what was admitted.
+    Raises ValueError for operands that do not fit, and for a choice that the roots have no cut for.
     """
     x, w = fitted(x, weight)
     m, (leaves, n, k) = x.shape[0], w.shape
     sms = 0 if n % 4 else descriptor_sms(x, w)  # a descriptor's rows are multiples of 16 bytes
-    if choice is None:
-        choice = admitted_leaf_choice(x, n, leaves, roots)
+    if choice is None and admitted is not None:
+        choice = admitted.leaf_choice(x, n, leaves, roots)
         if choice is not None and variant_of(choice.tile).descriptors and not sms:
             choice = None
     if choice is None:

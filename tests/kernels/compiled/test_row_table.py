@@ -17,7 +17,7 @@ from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
-from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, ShapeTable
+from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted, Choice, ShapeTable
 from tpdet.kernels.cuda.gemm.choice.variants import FOLDS, variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import norm
@@ -36,12 +36,6 @@ SMALL = Tile(16, 64, 32, 4, 5, "pointer_swapped")
 FED = Tile(16, 64, 16, 4, 5, "descriptor_swapped")
 LIMITS = {"column": 64, "head": 8}
 ENVIRONMENT = {"gpu": "A GPU", "torch": "1", "cublas": "13.1.0"}
-
-
-@pytest.fixture(autouse=True)
-def nothing_admitted():
-    yield
-    shape_table.admit({})
 
 
 def test_roots_are_written_as_they_are_read():
@@ -86,7 +80,7 @@ def test_a_damaged_row_product_is_refused_by_name(changes):
         shape_table.parse_table(table_text(**changes), "the.json")
 
 
-def taken(monkeypatch, m, product=PAIRS, sms=132):
+def taken(monkeypatch, m, product=PAIRS, sms=132, admitted=None):
     """What `leaf_sums` of m rows runs: by how many sums, and the tile."""
     runs = []
     monkeypatch.setattr(leaf_gemm, "descriptor_sms", lambda *_: sms)
@@ -95,13 +89,13 @@ def taken(monkeypatch, m, product=PAIRS, sms=132):
     monkeypatch.setattr(leaf_gemm, "FOLDS", {"flat": flat})
     x = torch.zeros(m, product.leaves * product.k, dtype=torch.bfloat16)
     w = torch.zeros(product.leaves, product.n, product.k, dtype=torch.bfloat16)
-    sums = leaf_gemm.leaf_sums(x, w, read_roots(product.roots))
+    sums = leaf_gemm.leaf_sums(x, w, read_roots(product.roots), admitted=admitted)
     return sums.values.shape[0], runs[0]
 
 
 def test_an_admitted_cut_runs_at_every_row_count_of_its_bucket(monkeypatch):
     static = taken(monkeypatch, 16)
-    shape_table.admit(
+    admitted = Admitted(
         {
             PAIRS: {
                 16: Choice(16, FED, None, 2, "flat"),
@@ -110,14 +104,15 @@ def test_an_admitted_cut_runs_at_every_row_count_of_its_bucket(monkeypatch):
         }
     )
     for m in (1, 9, 16):
-        assert taken(monkeypatch, m) == (2, ("flat", FED))
+        assert taken(monkeypatch, m, admitted=admitted) == (2, ("flat", FED))
     for m in (17, 40, 64, 500):
-        assert taken(monkeypatch, m) == (4, SMALL)
-    without = taken(monkeypatch, 16, sms=0)
+        assert taken(monkeypatch, m, admitted=admitted) == (4, SMALL)
+    without = taken(monkeypatch, 16, sms=0, admitted=admitted)
     assert without[0] == 4 and not variant_of(without[1]).descriptors
-    assert taken(monkeypatch, 40, APART)[1] != SMALL  # other roots are not in the table
-    shape_table.admit({})
-    assert taken(monkeypatch, 16) == static
+    assert (
+        taken(monkeypatch, 40, APART, admitted=admitted)[1] != SMALL
+    )  # other roots are not in the table
+    assert taken(monkeypatch, 16, admitted=Admitted({})) == static
 
 
 def apart(x, weight, variant=None):
@@ -154,8 +149,8 @@ def test_the_cuts_that_a_rank_uses_are_tried_and_admitted(machine):
     assert "row 96x32 ((0+1)+2)+3" in str(found)
     x = torch.zeros(5, 128, dtype=torch.bfloat16)
     roots = read_roots(PAIRS.roots)
-    assert shape_table.admitted_leaf_choice(x, 96, 4, roots) == LeafChoice(4, "flat", FED)
-    assert shape_table.admitted_leaf_choice(x.half(), 96, 4, roots) is None
+    assert found.admitted.leaf_choice(x, 96, 4, roots) == LeafChoice(4, "flat", FED)
+    assert found.admitted.leaf_choice(x.half(), 96, 4, roots) is None
 
 
 @pytest.mark.parametrize("kind", trial_data.KINDS)
@@ -172,8 +167,6 @@ def test_a_cut_with_other_bits_stops_the_start_by_name(machine, monkeypatch, kin
     name = f"row 96x32 {PAIRS.roots}, 64 rows, cut 2 nested 16x64x32 w4 s5 swap, {kind} data"
     with pytest.raises(RuntimeError, match=re.escape(name)):
         admission.check([PAIRS], machine, LIMITS, table=a_table())
-    x = torch.zeros(5, 128, dtype=torch.bfloat16)
-    assert shape_table.admitted_leaf_choice(x, 96, 4, read_roots(PAIRS.roots)) is None
 
 
 def test_a_cut_that_folds_in_another_order_or_does_not_run_stops_the_start(machine, monkeypatch):

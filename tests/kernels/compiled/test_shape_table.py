@@ -1,6 +1,7 @@
 """The shape table: its text, which choice a row count gets, and admission at start-up."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tpdet.kernels.cuda.gemm import admission, trial_data
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table, tile_text
-from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, ShapeTable
+from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted, Choice, ShapeTable
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.inputs.product import Product
@@ -35,12 +36,6 @@ def table_text(**changes):
             place = place[int(name) if isinstance(place, list) else name]
         place[last] = value
     return json.dumps(data)
-
-
-@pytest.fixture(autouse=True)
-def nothing_admitted():
-    yield
-    shape_table.admit({})
 
 
 @pytest.mark.parametrize(
@@ -119,15 +114,13 @@ def test_a_library_runs_at_its_bucket_only(m, bucket, rows):
 
 def test_what_is_not_admitted_does_not_run():
     x = torch.zeros(3, 64, dtype=torch.bfloat16)
-    assert shape_table.admitted_choice(x, 96, x.dtype) is None
-    shape_table.admit({COLUMN: {4: Choice(4, TILE), 16: Choice(16, TILE, "mm")}})
-    assert shape_table.admitted_choice(x, 96, x.dtype).bucket == 4
-    assert shape_table.admitted_choice(x.repeat(30, 1), 96, x.dtype).bucket == 16
-    assert shape_table.admitted_choice(x, 96, torch.float32) is None  # a head
-    assert shape_table.admitted_choice(x, 95, x.dtype) is None
-    assert shape_table.admitted_choice(x.half(), 96, torch.float16) is None
-    shape_table.admit({})
-    assert shape_table.admitted_choice(x, 96, x.dtype) is None
+    assert Admitted({}).choice(x, 96, x.dtype) is None
+    admitted = Admitted({COLUMN: {4: Choice(4, TILE), 16: Choice(16, TILE, "mm")}})
+    assert admitted.choice(x, 96, x.dtype).bucket == 4
+    assert admitted.choice(x.repeat(30, 1), 96, x.dtype).bucket == 16
+    assert admitted.choice(x, 96, torch.float32) is None  # a head
+    assert admitted.choice(x, 95, x.dtype) is None
+    assert admitted.choice(x.half(), 96, torch.float16) is None
 
 
 @pytest.mark.parametrize("way", library_gemm.LIBRARIES)
@@ -151,7 +144,7 @@ def test_operands_that_lie_otherwise_are_no_library_s():
     assert not library_gemm.library_fits(base[first + 8 :][: 64 * 32].view(32, 64), x)
 
 
-def run_column(monkeypatch, m, bias=None):
+def run_column(monkeypatch, m, bias=None, admitted=None):
     """Which way a product of m rows takes: a library's rows or a tile."""
     taken = []
     monkeypatch.setattr(gemm, "library_fits", lambda *_: True)
@@ -159,25 +152,25 @@ def run_column(monkeypatch, m, bias=None):
     monkeypatch.setattr(gemm, "library_product", lambda x, w, out, rows, way: taken.append(rows))
     monkeypatch.setattr(gemm, "run_chain", lambda x, w, b, y, variant, sms: taken.append(variant))
     x = torch.zeros(m, 64, dtype=torch.bfloat16)
-    gemm.column_gemm(x, torch.zeros(96, 64, dtype=torch.bfloat16), bias, x.dtype)
+    gemm.column_gemm(x, torch.zeros(96, 64, dtype=torch.bfloat16), bias, x.dtype, None, admitted)
     return taken[0]
 
 
 def test_a_product_takes_the_admitted_way(monkeypatch):
     static = run_column(monkeypatch, 16)
     fed = Tile(64, 64, 64, 4, 4, "descriptor")
-    shape_table.admit(
+    admitted = Admitted(
         {COLUMN: {16: Choice(16, TILE, "mm"), 64: Choice(64, fed), 512: Choice(512, TILE, "mm")}}
     )
-    assert run_column(monkeypatch, 16) == 16
-    assert run_column(monkeypatch, 15) == TILE
-    assert run_column(monkeypatch, 16, torch.zeros(96)) == TILE  # the bias is added in fp32
-    assert run_column(monkeypatch, 500) == 512
-    assert run_column(monkeypatch, 300) == TILE
-    found = run_column(monkeypatch, 60)  # no descriptors for these operands
+    run = partial(run_column, monkeypatch, admitted=admitted)
+    assert run(16) == 16
+    assert run(15) == TILE
+    assert run(16, torch.zeros(96)) == TILE  # the bias is added in fp32
+    assert run(500) == 512
+    assert run(300) == TILE
+    found = run(60)  # no descriptors for these operands
     assert isinstance(found, Tile) and not variant_of(found).descriptors and found != fed
-    shape_table.admit({})
-    assert run_column(monkeypatch, 16) == static
+    assert run_column(monkeypatch, 16, admitted=Admitted({})) == static
 
 
 def exact(x, weight, bias, out_dtype, variant=None):
@@ -207,8 +200,8 @@ def test_what_the_model_uses_is_tried_and_admitted(machine):
     assert (found.tried, found.not_in_table, found.library_off) == (3, (other, rows), None)
     assert "column 32x64" in str(found)
     x = torch.zeros(512, 64, dtype=torch.bfloat16)
-    assert shape_table.admitted_choice(x, 96, x.dtype).library == "mm"
-    assert shape_table.admitted_choice(x, 2064, torch.float32).bucket == 8
+    assert found.admitted.choice(x, 96, x.dtype).library == "mm"
+    assert found.admitted.choice(x, 2064, torch.float32).bucket == 8
 
 
 @pytest.mark.parametrize("kind", trial_data.KINDS)
@@ -223,7 +216,6 @@ def test_an_entry_with_other_bits_stops_the_start_by_name(machine, monkeypatch, 
     monkeypatch.setattr(admission, "library_product", wrong)
     with pytest.raises(RuntimeError, match=f"column 96x64, 512 rows, library mm, {kind} data"):
         admission.check([COLUMN], machine, LIMITS, table=a_table())
-    assert shape_table.admitted_choice(torch.zeros(8, 64).bfloat16(), 96, torch.bfloat16) is None
 
 
 def test_a_tile_that_does_not_run_stops_the_start_by_name(machine, monkeypatch):
@@ -242,7 +234,7 @@ def test_library_entries_count_in_their_environment_only(machine, name):
     found = admission.check([COLUMN], machine, LIMITS, table=a_table(**{name: "another"}))
     assert found.library_off.startswith(name) and "no library" in str(found)
     x = torch.zeros(512, 64, dtype=torch.bfloat16)
-    choice = shape_table.admitted_choice(x, 96, x.dtype)
+    choice = found.admitted.choice(x, 96, x.dtype)
     assert choice.tile == TILE and choice.library is None
 
 

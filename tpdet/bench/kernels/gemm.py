@@ -71,7 +71,7 @@ def _case(
         ours, peer = _row_times(partition, weights, count, repeats)
     else:
         out = torch.float32 if product.kind == "head" else torch.bfloat16
-        ours, peer = _column_times(weights, count, out, repeats)
+        ours, peer = _column_times(partition, weights, count, out, repeats)
     return BenchRow(
         case=f"gemm {product.name}",
         model=name,
@@ -91,13 +91,17 @@ def _case(
 
 
 def _column_times(
-    weights: Sequence[torch.Tensor], count: int, out: torch.dtype, repeats: int
+    partition: Partition,
+    weights: Sequence[torch.Tensor],
+    count: int,
+    out: torch.dtype,
+    repeats: int,
 ) -> list[float]:
     """Microseconds of ours and of `linear`."""
     x = random_values(count, weights[0].shape[1])
 
     def ours(weight: torch.Tensor) -> object:
-        return ops.column_gemm(x, weight, None, out)
+        return partition.arithmetic.column(x, weight, None, out)
 
     def peer(weight: torch.Tensor) -> object:
         return torch.nn.functional.linear(x, weight)
@@ -121,7 +125,7 @@ def _row_times(
     )
 
     def ours(weight: torch.Tensor) -> object:
-        sums = ops.leaf_sums(x, weight.view(leaves, n, k // leaves), roots)
+        sums = partition.arithmetic.row(x, weight.view(leaves, n, k // leaves), roots)
         if len(sums.roots) > 1:
             sums = PartialSums(sums.values, sums.roots[:1])
         return ops.fold_and_norm(sums, None, residual, gain, _EPS)

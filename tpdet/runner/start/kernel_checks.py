@@ -78,7 +78,7 @@ def product_limits(config: EngineConfig, logit_rows: int) -> dict[str, int]:
 
 
 def admit_products(partition: Partition, device: torch.device, limits: dict[str, int]) -> None:
-    """Try what the GPU's shape table names for this rank's products, and use it from now on.
+    """Try what the GPU's shape table names for this rank's products: its arithmetic uses it then.
 
     limits: the most rows of each kind of product. Raises TpdetError for an entry that fails.
     """
@@ -91,6 +91,7 @@ def admit_products(partition: Partition, device: torch.device, limits: dict[str,
         )
     except (RuntimeError, ValueError) as error:
         raise TpdetError(f"shape table: {error}") from error
+    partition.arithmetic.admitted = found.admitted
     _log.info("%s", found)
 
 

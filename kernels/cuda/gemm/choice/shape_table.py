@@ -67,33 +67,33 @@ class ShapeTable:
     products: Mapping[Product, Mapping[int, Choice]]
 
 
-_admitted: dict[Product, Mapping[int, Choice]] = {}
+@dataclass(frozen=True)
+class Admitted:
+    """What start-up tried and found in the bit class: the value that products are called with.
 
+    The arithmetic of the layers holds it (`StrictArithmetic.admitted`); without one, the static
+    choice runs.
+    """
 
-def admit(products: Mapping[Product, Mapping[int, Choice]]) -> None:
-    """From now on these choices run in this process, and no others: `admission` has tried them."""
-    _admitted.clear()
-    _admitted.update(products)
+    products: Mapping[Product, Mapping[int, Choice]]
 
+    def choice(self, x: torch.Tensor, n: int, out_dtype: torch.dtype) -> Choice | None:
+        """For x [M, K] times a weight [n, K]; None: the static choice runs."""
+        if x.dtype != torch.bfloat16:
+            return None
+        kind = "head" if out_dtype == torch.float32 else "column"
+        choices = self.products.get(Product(kind, n, x.shape[1]))
+        return None if choices is None else choices[bucket_of(x.shape[0], choices)]
 
-def admitted_choice(x: torch.Tensor, n: int, out_dtype: torch.dtype) -> Choice | None:
-    """What was admitted for x [M, K] times a weight [n, K]; None: the static choice runs."""
-    if x.dtype != torch.bfloat16 or not _admitted:
-        return None
-    kind = "head" if out_dtype == torch.float32 else "column"
-    choices = _admitted.get(Product(kind, n, x.shape[1]))
-    return None if choices is None else choices[bucket_of(x.shape[0], choices)]
-
-
-def admitted_leaf_choice(
-    x: torch.Tensor, n: int, leaves: int, roots: tuple[Expression, ...]
-) -> LeafChoice | None:
-    """What was admitted for x [M, leaves * k] times [leaves, n, k]; None: the static one runs."""
-    if x.dtype != torch.bfloat16 or not _admitted:
-        return None
-    product = Product("row", n, x.shape[1] // leaves, leaves, write_roots(roots))
-    choices = _admitted.get(product)
-    return None if choices is None else choices[bucket_of(x.shape[0], choices)].leaf_choice
+    def leaf_choice(
+        self, x: torch.Tensor, n: int, leaves: int, roots: tuple[Expression, ...]
+    ) -> LeafChoice | None:
+        """For x [M, leaves * k] times [leaves, n, k]; None: the static choice runs."""
+        if x.dtype != torch.bfloat16:
+            return None
+        product = Product("row", n, x.shape[1] // leaves, leaves, write_roots(roots))
+        choices = self.products.get(product)
+        return None if choices is None else choices[bucket_of(x.shape[0], choices)].leaf_choice
 
 
 def bucket_of(m: int, buckets: Iterable[int] = BUCKETS) -> int:
