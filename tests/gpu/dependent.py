@@ -50,12 +50,12 @@ class Chain:
 
 def plainly(run):
     """What `run` gives where every launch is plain."""
-    before = dependent._options
-    dependent._options = lambda _: PLAIN
+    before = dependent._DEPENDENT
+    dependent._DEPENDENT = PLAIN
     try:
         return run()
     finally:
-        dependent._options = before
+        dependent._DEPENDENT = before
 
 
 def captured(chain, x):
