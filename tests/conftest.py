@@ -12,11 +12,10 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 HERE = Path(__file__).parent
 # Files that hold a server to its times, or count what it holds. Other servers bear company.
 ALONE = (
-    "attack/test_listeners.py",
     *("server/test_batch_swing.py", "server/test_faults.py", "server/test_held_bytes.py"),
-    *("server/test_http_soak.py", "server/test_large_answers.py", "server/test_limits.py"),
-    *("server/test_load_bounds.py", "server/test_overload.py", "server/test_partition.py"),
-    *("server/test_reload.py", "server/test_soak.py", "server/test_template_bounds.py"),
+    *("server/test_http_soak.py", "server/test_large_answers.py", "server/test_load_bounds.py"),
+    *("server/test_overload.py", "server/test_partition.py", "server/test_reload.py"),
+    *("server/test_soak.py", "server/test_template_bounds.py"),
 )
 LONGEST_FIRST = (
     "verify/test_verify.py", "server/test_end_to_end.py", "scheduler/test_scheduler_machine.py",

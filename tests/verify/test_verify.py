@@ -19,7 +19,7 @@ def verify(*arguments, timeout=280):
 
 def sizes_of_families():
     """All families at all sizes are slow; `test_engine` has each at 8 ranks that are threads."""
-    everywhere = {"qwen3", "mistral"}
+    everywhere = {"qwen3"}
     for family in FAMILIES:
         yield pytest.param(family, (1, 2, 4, 8), marks=[pytest.mark.slow][family in everywhere :])
         if family not in everywhere:

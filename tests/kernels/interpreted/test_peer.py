@@ -103,7 +103,7 @@ def test_a_step_may_begin_with_either_y():
         for turn, begins in enumerate((0, 0, 1, 1, 0, 1)):  # steps of one exchange and of two
             for half in range(1 + turn % 2):
                 host.epoch = begins + half
-                check(host, 13 + turn, 2 * turn + half, "direct")
+                check(host, 7 + turn + turn // 2, 2 * turn + half, "direct")
 
 
 def test_both_kinds_may_alternate():
