@@ -124,7 +124,7 @@ def _lead(
     build: BuildEngine,
     bridges: list[Bridge],
 ) -> None:
-    """Rank 0: bring everything up, serve, and let everybody go."""
+    """Rank 0: start the server, serve until a drain ends, and stop the other ranks."""
     for note in (*settings.notes, *open_store_notes(environment)):
         _log.warning("%s", note)
     with Waiting(), acting_at_start(signals, run, environment):
@@ -170,7 +170,7 @@ def serve(
     idle_checks: IdleChecks,
     reload: Reload,
 ) -> None:
-    """Rank 0's loop: take in, step, hand out; returns when a drain is complete."""
+    """Rank 0's loop: receive requests, step, deliver outputs; returns after a complete drain."""
     while True:
         drain.look(engine)
         reload.look()
@@ -200,7 +200,7 @@ def serve(
 
 
 def state(drain: Drain, canary: Canary, idle_checks: IdleChecks, reload: Reload) -> str:
-    """What clients are told of the server: "accepting", or why it takes no requests."""
+    """The server's state for clients: "accepting", or why it takes no requests."""
     if drain.begun:
         return "draining"
     if canary.failed and reload.begun:
@@ -220,7 +220,7 @@ def _follow(settings: Settings, environment: RankEnvironment, build: BuildEngine
 
 
 class Pulse:
-    """Idle ranks hear from rank 0 every `interval` seconds, so that nobody times out."""
+    """Rank 0's sign of life to idle ranks, every `interval` seconds, so that none times out."""
 
     def __init__(self, engine: "Engine", interval: float) -> None:
         self._engine, self._interval, self._last = engine, interval, time.monotonic()
@@ -239,7 +239,7 @@ class Pulse:
 def ready_content(
     url: str, run: RunDirectory, engine: "Engine", environment: RankEnvironment
 ) -> dict[str, object]:
-    """What ready.json holds."""
+    """The content of ready.json."""
     ranks = [
         {"rank": r.rank, "pid": r.pid, "host": r.host, "device": r.device} for r in run.records()
     ]
@@ -266,7 +266,7 @@ def _enter_run_directory(
 
 
 def _device_name(wanted: str, environment: RankEnvironment) -> str:
-    """What ready.json calls this rank's device."""
+    """The name of this rank's device in ready.json."""
     if wanted == "cpu" or (wanted == "auto" and not _NVIDIA.exists()):
         return "cpu"  # known without torch, which takes seconds to import
     from tpdet.comm.device import resolve_device

@@ -87,16 +87,16 @@ def end_process(
 ) -> NoReturn:
     """End this rank, and with it the server on this host, because of `error`. From any thread.
 
-    Writes exit.json unless a rank has decided before, runs `before_exit` (whose failure is
-    ignored), prints what ended the server as the last line of standard
-    error unless another does (the rank that decided, or the supervisor), then SIGKILLs all other
-    local ranks (rank 0 after two seconds, within which it may tell clients) and ends with the
-    decided code. Without a run directory of its own (`run` is None) a rank ends alone.
+    Writes exit.json unless a rank has decided before, and runs `before_exit`, whose failure is
+    ignored. Prints what ended the server as the last line of standard error, unless the rank that
+    decided or the supervisor does. Then SIGKILLs all other local ranks (rank 0 after two seconds,
+    within which it may tell clients) and ends with the decided code. Without its run directory
+    (`run` is None) a rank ends alone.
     """
     exit_code, code = exit_of(error)
     message = str(error)[:_MESSAGE_CHARACTERS] or type(error).__name__
-    decision, told = ExitDecision(exit_code, code, rank, message), supervised()
-    if (mine := run or told) is not None:
+    decision, owned = ExitDecision(exit_code, code, rank, message), supervised()
+    if (mine := run or owned) is not None:
         mine.decide_exit(exit_code, code, rank, message)
         decision = (mine.exit_decision() if mine.current else None) or decision
     if before_exit is not None:
@@ -105,7 +105,7 @@ def end_process(
     flush_log()
     if not isinstance(error, TpdetError):
         write_error("".join(traceback.format_exception(error)))
-    if told is None and decision.rank == rank:
+    if owned is None and decision.rank == rank:
         print_fatal(decision.code, decision.exit, rank=rank, message=decision.message)
     if run is not None and run.current:
         if rank != 0:

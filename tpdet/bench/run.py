@@ -115,7 +115,7 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def _ready(options: argparse.Namespace) -> tuple[tuple[int, ...], ModelConfig, Rates | None]:
-    """Sizes, model and the GPU's rates; what cannot be loaded is refused before a world starts."""
+    """Sizes, model and the GPU's rates; a model that cannot be loaded is refused here."""
     config = load_model_config(resolve_model(options.model), options.dtype)
     cuda = resolve_device(options.device) == "cuda"
     return parse_sizes(options.tp), config, here() if cuda else None

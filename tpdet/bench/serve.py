@@ -153,7 +153,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def print_figures(found: dict[str, Any]) -> None:
-    """The figures as `vllm bench serve` words them, a line each."""
+    """Print the figures under the labels of `vllm bench serve`, a line each."""
     width = 50
     lines = [
         " Serving Benchmark Result ".center(width, "="),

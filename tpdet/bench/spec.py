@@ -55,7 +55,7 @@ class ExchangeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one world measured, where, and what it left out and why."""
+    """All measurements of one world, its machine, and the cases left out, with reasons."""
 
     rows: tuple[BenchRow, ...]
     machine: Machine

@@ -70,7 +70,7 @@ def _add_common(command: argparse.ArgumentParser, most: str) -> None:
     command.add_argument("--top-p", type=number, help="(default: the server's, 1)")
     command.add_argument("--top-k", type=whole_number, help="(default: the server's, all tokens)")
     command.add_argument(
-        "--seed", type=whole_number, help="for the same answer again (default: drawn)"
+        "--seed", type=whole_number, help="for the same answer again (default: random)"
     )
     _add_server(command)
 

@@ -25,7 +25,7 @@ _TRIES = 10
 
 
 def batch_command(options: argparse.Namespace) -> int:
-    """Answer the file; 1 when some request failed. Raises UsageError for a line that is none."""
+    """Answer the file; 1 when some request failed. Raises UsageError for a malformed line."""
     if options.concurrency < 1:
         raise UsageError(f"--concurrency {options.concurrency}: use 1 or more")
     connection = connect(options)

@@ -59,7 +59,7 @@ def connect(options: argparse.Namespace) -> Connection:
 
 
 def _prompt(options: argparse.Namespace) -> str | None:
-    """What was given on the command line or piped; None for a conversation at the keyboard."""
+    """The prompt on the command line or from a pipe; None for a conversation at the keyboard."""
     if options.prompt is not None and options.quick is not None:
         raise UsageError("two prompts are given, one with --quick: give one")
     prompt: str | None = options.prompt if options.prompt is not None else options.quick

@@ -36,7 +36,7 @@ class BusyError(ResourceError):
 
 
 class Connection:
-    """One server. Every request has a connection of its own; `timeout` seconds for each read.
+    """One server. Each request opens a new connection; `timeout` seconds bound each read.
 
     Every method raises NotFoundError if no server answers, NotPermittedError if it wants another
     key, BusyError if it takes none now, RequestError for what it refuses, PeerLostError if it is
@@ -196,6 +196,6 @@ def _json(data: bytes) -> Any:
 
 
 def _message(content: Any) -> str:
-    """What an error of the API says."""
+    """The message of an error of the API."""
     error = content.get("error", content) if isinstance(content, dict) else content
     return str(error.get("message", error) if isinstance(error, dict) else error)

@@ -52,7 +52,9 @@ def add_generate(commands: argparse._SubParsersAction) -> None:
     sampling.add_argument("--top-p", type=number, default=1.0, help="above 0, at most 1")
     sampling.add_argument("--top-k", type=whole_number, default=-1, help="-1 for all tokens")
     sampling.add_argument("--min-p", type=number, default=0.0, help="0 to 1")
-    sampling.add_argument("--seed", type=whole_number, help="(default: drawn, and shown by --json)")
+    sampling.add_argument(
+        "--seed", type=whole_number, help="(default: random, and shown by --json)"
+    )
     sampling.add_argument("--ignore-eos", action="store_true", help="go on past the end of text")
     command.add_argument("--json", action="store_true", help="one JSON object a prompt")
     command.add_argument("--config", metavar="FILE.toml", help="settings; only the engine's count")

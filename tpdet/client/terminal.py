@@ -92,7 +92,7 @@ def prompt_lines() -> Iterator[str]:
 
 
 def piped() -> str | None:
-    """All of standard input where it is no terminal; None where it is one, or empty."""
+    """All of standard input; None if it is a terminal, or empty."""
     if sys.stdin is None or sys.stdin.isatty():
         return None
     return sys.stdin.read().strip("\n") or None

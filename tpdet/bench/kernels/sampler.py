@@ -32,7 +32,7 @@ _COPIES = 2
 
 
 def sampler_command(options: argparse.Namespace) -> int:
-    """Every way of drawing at every batch and size."""
+    """Every way of sampling at every batch and size."""
     gpu_only("sampler")
     rows = []
     for mode in WAYS:

@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 
 
 class Replayable(Protocol):
-    """A graph, or what stands in for one."""
+    """A CUDA graph, or a stand-in for one."""
 
     def replay(self) -> None:
         """Launch every call of it."""

@@ -23,7 +23,7 @@ RATES = {"NVIDIA H200": Rates(4.5e12, 989e12, 450e9)}
 
 @dataclass(frozen=True)
 class Work:
-    """What a case must compute and read over all GPUs: operations and bytes."""
+    """Operations and bytes that a case needs, over all GPUs."""
 
     flops: float
     bytes: float
@@ -38,7 +38,7 @@ class Work:
 
 
 def gpu_rates(gpu: str) -> Rates | None:
-    """The rates of a GPU by torch's name for it, None for a CPU and GPUs nobody measured."""
+    """The rates of a GPU by torch's name for it, None for a CPU and for unknown GPUs."""
     return RATES.get(gpu)
 
 

@@ -28,7 +28,7 @@ _MARKERS = "osD^vP*X"
 
 
 def plot_command(options: argparse.Namespace) -> int:
-    """Draw what the results of one GPU hold; prints the files."""
+    """Plot the results of one GPU; prints the names of the files."""
     require_matplotlib()
     found = results_of(options.results, options.gpu)
     if not found:

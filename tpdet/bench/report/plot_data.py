@@ -146,7 +146,7 @@ def costs(found: Iterable[tuple[Run, list[Row]]]) -> dict[str, list[Cost]]:
 
 
 def _by_numbers(name: str) -> list[tuple[int, str]]:
-    """Sorts names by what they say, numbers by their size."""
+    """A sort key for names: numbers inside them count by their size."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -188,7 +188,7 @@ def _case_name(row: Row) -> str:
 
 
 def _work(row: Row, configs: dict[str, ModelConfig | None]) -> Work | None:
-    """What a row's case does on one GPU, if that is known."""
+    """Operations and bytes of a row's case on one GPU; None if they are unknown."""
     if row.get("flops") and row.get("bytes") and row["unit"] in _SECONDS:
         return Work(row["flops"], row["bytes"])
     if row["case"] not in _STEPS:

@@ -16,7 +16,7 @@ def check_answer_size(
     logprobs: int | None,
     max_tokens: int,
 ) -> None:
-    """Refuse (ApiError 400) what could make an answer of more than MAX_LOGPROBS_IN_ANSWER.
+    """Refuse (ApiError 400) a request whose answer could hold more than MAX_LOGPROBS_IN_ANSWER.
 
     A prompt's token counts for each of the `repeats` choices that show the prompt, and by what
     shows it: `prompt_logprobs`, `echo` and `return_token_ids`. A generated token counts where it

@@ -34,7 +34,7 @@ class WorkerStart(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One body to work on; what else its answer depends on."""
+    """One body to work on, with the other facts that its answer depends on."""
 
     route: Route
     request_id: str

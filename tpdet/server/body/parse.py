@@ -53,7 +53,7 @@ def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
     if isinstance(given.get("stream_options"), dict):
         given["stream_options"] = _known(StreamOptions, given["stream_options"], "stream_options")
     if _is_zero(given.get("temperature")) and _is_zero(given.get("top_p")):
-        del given["top_p"]  # nothing is drawn that it could filter
+        del given["top_p"]  # greedy choice has no filter
     try:
         return model.model_validate(given)
     except ValidationError as error:
@@ -85,7 +85,7 @@ def _known(model: type[Body], body: dict[str, Any], place: str = "") -> dict[str
 
 
 def _known_message(message: Any) -> Any:
-    """A message with its known fields, its parts text; what has another shape is left alone."""
+    """A message with its known fields, its parts text; any other shape stays as it is."""
     if not isinstance(message, dict):
         return message
     message = _known(ChatMessage, message, "messages")
@@ -145,7 +145,7 @@ def _is_branch(part: int | str) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A scalar as it stood in the JSON, shortened; nothing for what has structure."""
+    """A scalar as it stood in the JSON, shortened; nothing for a list or an object."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

@@ -43,7 +43,7 @@ class Echo(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One HTTP request for text: what to run, and how its answer is to look.
+    """One HTTP request for text: the requests to run, and the form of its answer.
 
     `requests[i]` is prompt i, and its choices have the indices `i * n` to `i * n + n - 1`.
     `logprobs` is the number of alternatives to show, None for no log-probabilities.
@@ -72,7 +72,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Preparer:
-    """What a body is checked against: the model's facts, its name and its tokenizer.
+    """Checks bodies against the model: its facts, its name and its tokenizer.
 
     `tenant_salt` stands for the client's key; requests share cached prefixes only under one.
     """

@@ -24,7 +24,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptReader:
-    """Makes prompts. Every method raises ApiError for what cannot be one."""
+    """Makes prompts. Every method raises ApiError for a value that is no prompt."""
 
     tokenizer: Tokenizer | None
     max_model_len: int
@@ -114,7 +114,7 @@ class PromptReader:
         return self.tokenizer
 
     def _most(self, keep: int | None) -> int | None:
-        """How many tokens a prompt may have before it is cut; None for any number."""
+        """The tokens of a prompt before it is cut, at most; None for any number."""
         return self.max_model_len if keep is None else None
 
     def _fitted(self, ids: list[int], keep: int | None) -> list[int]:

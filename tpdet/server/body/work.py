@@ -14,7 +14,7 @@ Route = Literal["completion", "chat", "tokenize", "detokenize"]
 
 
 def prepare_call(route: Route, preparer: Preparer, fields: dict[str, Any], request_id: str) -> Call:
-    """What the engine is to run for a completion or a chat. Raises ApiError."""
+    """The engine's part of a completion or a chat. Raises ApiError."""
     if route == "completion":
         return preparer.completion(parse_body(CompletionBody, fields), request_id)
     return preparer.chat(parse_body(ChatBody, fields), request_id)

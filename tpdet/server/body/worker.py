@@ -38,7 +38,7 @@ from tpdet.server.wire.limits import BODY_MEMORY_BYTES
 from tpdet.server.wire.problems import ApiError
 from tpdet.text.tokenizer import Tokenizer
 
-_NICE = 5  # whoever streams goes first
+_NICE = 5  # streaming goes first
 _FIRST_TO_GO = "1000"  # of all processes, should the machine run out of memory
 
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def work(job: Job, body: bytes, tokenizer: Tokenizer | None) -> Reply:
-    """What becomes of one body. Never raises."""
+    """Work on one body. Never raises: a failure is a reply too."""
     preparer = Preparer(job.facts, job.served_name, tokenizer, job.tenant_salt)
     try:
         fields = parse_object(body)
@@ -91,7 +91,7 @@ def _read(source: BinaryIO) -> bytes:
 
 
 def _rest(source: BinaryIO, head: bytes) -> bytes:
-    """The frame that `head` begins; an end inside a frame means that nobody waits any more."""
+    """The frame that `head` begins; an end inside a frame means that the HTTP process has gone."""
     if len(head) == LENGTH.size:
         (size,) = LENGTH.unpack(head)
         data = source.read(size)

@@ -29,7 +29,7 @@ def torch_build() -> tuple[str, bool]:
 
 
 def count_gpus() -> int | None:
-    """GPUs that CUDA gives a process with this environment; None if that cannot be told."""
+    """GPUs that CUDA gives a process with this environment; None if unknown."""
     try:
         asked = subprocess.run(
             [sys.executable, "-m", __name__],
@@ -44,7 +44,7 @@ def count_gpus() -> int | None:
 
 
 def main() -> None:
-    """Print the number: what the driver says, 0 without one."""
+    """Print the driver's number of GPUs, 0 without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

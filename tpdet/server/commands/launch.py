@@ -208,8 +208,8 @@ def _look_for_model(settings: Settings, starts: bool) -> None:
 def absolute_paths(arguments: Sequence[str], settings: Settings) -> list[str]:
     """The server's flags with absolute paths, for ranks that start in another folder.
 
-    The model keeps its name in the API. What leads nowhere is left as it is (a hub name, perhaps),
-    but for the run directory, which is still to be made.
+    The model keeps its name in the API. A path that leads nowhere stays as it is (it may be a hub
+    name), except the run directory, which does not exist yet.
     """
     found = list(arguments)
     given = {**settings.engine.model_dump(), **settings.server.model_dump()}

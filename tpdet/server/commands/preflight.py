@@ -21,7 +21,7 @@ from tpdet.weights.which import find_weights
 
 
 def check_start(settings: Settings, ranks: int) -> None:
-    """Raise what is known to stop a server of `ranks` ranks with these settings.
+    """Raise the error that would stop a server of `ranks` ranks with these settings, if any.
 
     A hub name is downloaded here. Raises NotFoundError, CheckpointError, UsageError, ResourceError
     and NotPermittedError, each naming the value and the remedy.
@@ -54,7 +54,7 @@ def _check_model(settings: Settings, ranks: int) -> None:
 
 
 def check_device(wanted: str, ranks: int) -> str:
-    """ "cpu" or "cuda": what the ranks will find. Raises UsageError for GPUs that are not there."""
+    """The device that the ranks will find, "cpu" or "cuda". Raises UsageError for missing GPUs."""
     if wanted == "cpu":
         return "cpu"
     version, with_cuda = torch_build()

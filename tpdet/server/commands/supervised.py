@@ -27,7 +27,7 @@ _log = logging.getLogger("tpdet.server")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`serve_command`, its errors told in one last line; the exit code of docs/server.md.
+    """Run `serve_command` and print its error as one last line; an exit code of docs/server.md.
 
     A stop signal before the ranks start ends it with 0.
     """
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def serve_command(arguments: Sequence[str]) -> int:
-    """Resolve the settings, check what can be known before, start; the exit code of the server.
+    """Resolve the settings, run the checks before a start, start; the exit code of the server.
 
     Raises TpdetError before anything is started.
     """

@@ -123,7 +123,7 @@ class LogprobWriter:
 
 @dataclass(frozen=True)
 class _ScoredPrompt:
-    """A prompt's tokens, and those behind it; may be gone through more than once."""
+    """A prompt's tokens and the generated ones; may be iterated more than once."""
 
     ids: Sequence[int]
     scores: PromptScores
@@ -174,7 +174,7 @@ class ChoiceWriter:
         return self._logprobs.prompt(tokens, self.call.prompt_logprobs)
 
     def piece(self, delta: TextDelta, prompt: PromptScores | None) -> Json:
-        """What a token adds, as a stream shows it; only the first piece may be large."""
+        """The text and scores that a token adds to a stream; only the first piece may be large."""
         offsets = (delta.offset,) * len(delta.logprobs)
         found = self._piece(delta.text, delta.logprobs, offsets, prompt, stream=True)
         found["finish_reason"] = delta.finish_reason

@@ -32,7 +32,7 @@ from tpdet.text.tokenizer import Tokenizer
 
 @dataclass
 class Services:
-    """What the handlers share.
+    """Shared by all handlers.
 
     `progress_timeout` is in seconds; `created` is a Unix time; `guarded`: keys are asked for.
     """
@@ -241,7 +241,7 @@ def _arithmetic(client: EngineClient) -> str:
 
 
 async def _worked_on(services: Services, exchange: Exchange, route: Route) -> Call | bytes:
-    """What the body becomes: here, in a thread, or in another process, by its size.
+    """Work on the body, here, in a thread, or in another process, by its size.
 
     A chat template that does more than a little work goes on in the other process too.
     """

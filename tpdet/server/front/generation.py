@@ -141,7 +141,7 @@ class GenerationResponse(Response):
             raise ClientGone
 
     def _taken(self, handle: ResponseHandle, outputs: list[Output]) -> Iterator[_Taken | None]:
-        """Feed what has come to the assemblers; stop in the engine what a stop string ended."""
+        """Feed outputs to the assemblers; stop choices in the engine that a stop string ended."""
         for output in outputs:
             if isinstance(output, PromptPart):
                 self._prompts.setdefault(output.request_id, PromptScores()).add(output)
@@ -210,7 +210,7 @@ class GenerationResponse(Response):
 
     @property
     def _fingerprint(self) -> str:
-        """Of what has come of the answer so far."""
+        """The fingerprint of the answer so far."""
         facts = self._facts
         return facts.approximate_fingerprint if self._approximate else facts.system_fingerprint
 
@@ -233,7 +233,7 @@ class GenerationResponse(Response):
             yield writer.whole(answer, self._prompts.get(request_id))
 
     async def _receipt(self, seed: int) -> Json:
-        """What replays the answer, and the digest by which the replay is known to be the same.
+        """The seed that replays the answer, and the digest that a replay must have.
 
         An answer that is approximate, even in part, says so and has no digest.
         """

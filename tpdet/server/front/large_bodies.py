@@ -22,7 +22,7 @@ from tpdet.text.tokenizer import TokenizerFiles
 _AT_ONCE = 2
 # On a machine that has other things to do, a job may take several times its processor time.
 _WALL_FACTOR = 5.0
-_IDLE_SECONDS = 60.0  # a worker holds a tokenizer: it goes when nobody sends large texts
+_IDLE_SECONDS = 60.0  # an idle worker ends, since it holds a tokenizer
 
 _log = logging.getLogger("tpdet.server")
 
@@ -62,7 +62,7 @@ class _Worker:
             code = await process.wait()
             _log.warning("a body worker ended with %d", code)
             raise (_Ended() if code < 0 else internal_error()) from None
-        except BaseException:  # cancelled: what it works on is nobody's any more
+        except BaseException:  # cancelled: no client waits for its work
             self.end()
             raise
         self._retirement = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self.end)

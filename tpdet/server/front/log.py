@@ -39,7 +39,7 @@ def log_access(
 ) -> None:
     """One request's line, at the end of its answer; `tokens` are the prompt's and those generated.
 
-    No query: it may hold what the client took for a key.
+    The query is left out: a client may have put a key into it.
     """
     if not _access.isEnabledFor(logging.INFO):
         return

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Operation(NamedTuple):
-    """A summary of a few words, and what an answer holds."""
+    """A short summary, and the content of an answer."""
 
     summary: str
     description: str
@@ -73,7 +73,7 @@ ELSEWHERE = {
 
 
 def not_found(path: str) -> str:
-    """What the answer 404 says of a path."""
+    """The message of a 404 for a path."""
     known = ELSEWHERE.get(path.rstrip("/"))
     if known is not None:
         return f"there is nothing at this path: {known}"

@@ -22,7 +22,7 @@ class Pace:
         self._turn = asyncio.Lock()
 
     async def slices(self, items: Iterator[Item]) -> AsyncIterator[list[Item]]:
-        """All items, in lists of what one slice made; the last one may be empty."""
+        """All items, a list for each slice; the last list may be empty."""
         found, ended = _slice(items)
         yield found
         while not ended:
@@ -55,7 +55,7 @@ class Pace:
 
 
 def _slice(items: Iterator[Item]) -> tuple[list[Item], bool]:
-    """What is made in one slice, and whether that was the rest."""
+    """The items of one slice, and whether they are the last."""
     deadline = perf_counter() + SLICE_SECONDS
     found: list[Item] = []
     for item in items:

@@ -68,7 +68,7 @@ def main() -> NoReturn:
     limit_arenas()
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
-        os._exit(LOST)  # rank 0 ended before it had said what to serve: nobody is there to tell
+        os._exit(LOST)  # rank 0 ended before it sent the configuration
     config = decode_config(line)
     try:
         _run(config)
@@ -90,7 +90,7 @@ def _run(config: ProcessConfig) -> NoReturn:
     if code == LOST:
         _clear_channels(config)
     log.finish(LOG_FLUSH_SECONDS)
-    # At once: closing the runner would wait for threads that still tokenise for nobody.
+    # At once: closing the runner would wait for threads that still tokenise.
     os._exit(code)
 
 
@@ -103,16 +103,16 @@ def _follow_parent() -> None:
 
 
 def _refuse(config: ProcessConfig, error: TpdetError) -> NoReturn:
-    """End before it served: rank 0 ends with the code, and says what is written here."""
+    """End before serving: rank 0 ends with this code, and prints this message."""
     run = RunDirectory(Path(config.run_dir), config.session)
-    known = isinstance(error, PeerLostError)  # rank 0 is gone: nobody waits to hear of it
+    known = isinstance(error, PeerLostError)  # rank 0 is gone and needs no report
     if not known and not run.decide_exit(error.exit_code, error.code, 0, str(error)):
         write_error(f"{error}\n")
     os._exit(error.exit_code)
 
 
 def _clear_channels(config: ProcessConfig) -> None:
-    """What a killed rank 0 could not remove; unless the directory is another server's by now."""
+    """Remove what a killed rank 0 left, unless the directory is another server's by now."""
     run = RunDirectory(Path(config.run_dir), config.session)
     if run.current:
         run.clear_channels()
@@ -152,7 +152,7 @@ async def _serve(
         if not client.stopped.is_set():
             await _accept_until_stopped(config, client, server)
         if client.dead is not None and client.found_hung and os.getppid() == config.parent_pid:
-            # In a server of one rank nobody else sees that it hangs.
+            # In a server of one rank no other rank sees that it hangs.
             os.kill(config.parent_pid, signal.SIGKILL)
         return LOST if client.dead is not None else 0
     finally:

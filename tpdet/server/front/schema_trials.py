@@ -12,7 +12,7 @@ _AT_ONCE = 2
 
 
 class SchemaTrials:
-    """Threads of its own wait for the processes, so that nothing else is held up."""
+    """Its threads wait for the processes, so that no other work is held up."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_AT_ONCE, "schema")

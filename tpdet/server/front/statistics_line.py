@@ -28,7 +28,7 @@ class StatisticsLine:
                 _log.info("%s", line)
 
     def line(self) -> str | None:
-        """The next line; None if there is nothing to say."""
+        """The next line; None while the server is idle."""
         now = time.monotonic()
         prompt, generated = self._metrics.prompt_tokens.total, self._metrics.generation_tokens.total
         then, prompt_then, generated_then = self._last

@@ -44,7 +44,7 @@ def _digest(line: bytes) -> str:
 
 
 class KeyRing:
-    """The keys a server accepts; none means that everything is open.
+    """The keys a server accepts; without any, every client is accepted.
 
     `secret` (32 bytes, a fresh one by default) keys the tenants' salts, so that no salt can be
     computed from its key and none means anything to another run.
@@ -64,8 +64,8 @@ class KeyRing:
     def tenant_salt(self, authorization: bytes | None) -> str | None:
         """The salt (64 hex digits) of the key in an Authorization header; None if it holds none.
 
-        Empty where no keys are asked for: then all clients are one tenant. Every key is compared,
-        whatever the outcome, so that the time taken tells nothing.
+        Empty if the server has no keys: then all clients are one tenant. Every key is compared, so
+        that the time reveals nothing.
         """
         if not self._digests:
             return ""

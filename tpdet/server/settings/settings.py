@@ -208,7 +208,7 @@ def make_parser(program: str) -> Parser:
 
 
 def _read_flags(arguments: Sequence[str], program: str) -> Source:
-    """What stands on the command line; prints and ends the process for `--print-limits`."""
+    """The flags on the command line; `--print-limits` prints the limits and ends the process."""
     given = vars(make_parser(program).parse_args(arguments))
     if given.pop("print_limits", False):
         print(limits_json())

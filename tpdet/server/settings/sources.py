@@ -130,7 +130,7 @@ def parse_text(setting: FieldInfo, text: str) -> Any:
 
 
 def plain_type(annotation: Any) -> Any:
-    """The type of a setting, without "or None" and what else is known of it."""
+    """The type of a setting, without "or None" and other annotations."""
     if get_origin(annotation) in (Union, UnionType):
         annotation = next(kind for kind in get_args(annotation) if kind is not type(None))
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation

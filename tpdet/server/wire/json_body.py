@@ -16,7 +16,7 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. Raises ApiError 400 saying what is wrong with it."""
+    """The JSON object in `body`. Raises ApiError 400 with the first error in it."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:

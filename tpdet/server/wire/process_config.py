@@ -8,7 +8,7 @@ from tpdet.server.wire import limits
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds. `socket` is the inherited descriptor of the bound HTTP socket;
     `key_digests` are SHA-256 in hex, so the process never holds a key. `channel_key` (hex)
-    seals what is said to the engine process and by it.
+    seals the messages to and from the engine process.
     """
 
     parent_pid: int

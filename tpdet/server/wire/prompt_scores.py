@@ -37,7 +37,7 @@ class PromptPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 def parts_of(prompt: PromptOutput) -> Iterator[PromptPart]:
-    """What the engine said of a prompt; each part has at most MAX_PART_LOGPROBS of them."""
+    """The scores of a prompt in parts of at most MAX_PART_LOGPROBS each."""
     start, total = 0, len(prompt.logprobs)
     while start < total:
         width = len(prompt.top[start])
