@@ -63,8 +63,10 @@ def test_poison_changes_nothing(tiny_model, settings, dtype):
 
 @pytest.mark.alone
 def test_poison_changes_nothing_at_two_ranks_and_is_quick(tiny_model):
+    model = tiny_model("qwen3", kv_heads=2)
+
     def rank(world):
-        engine = engine_of(tiny_model("qwen3", kv_heads=2), world)
+        engine = engine_of(model, world)
         began = time.monotonic()
         engine.runner.check_poison()
         return time.monotonic() - began
