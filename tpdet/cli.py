@@ -10,7 +10,7 @@ from tpdet import __version__
 from tpdet.arguments.command_line import Parser, whole_number
 from tpdet.errors import TpdetError, UsageError
 from tpdet.launch.life.signals import interrupt_at_stop, raising
-from tpdet.model_config import HEAD_SIZES
+from tpdet.model_config import FAMILY_NAMES, HEAD_SIZES
 from tpdet.synthetic.model_shapes import SHAPES
 
 OVERVIEW = """\
@@ -149,7 +149,7 @@ def _add_make_model(commands: argparse._SubParsersAction) -> None:
     )
     command.add_argument("directory", type=Path, help="a new or empty folder")
     kind = command.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--like", choices=["llama", "mistral", "qwen2", "qwen3"], help="its family")
+    kind.add_argument("--like", choices=FAMILY_NAMES, help="its family")
     kind.add_argument(
         "--like-config",
         metavar="NAME",

@@ -112,7 +112,7 @@ def build_engine(
         engine.runner.check_poison()
     if environment.rank == 0 and find_spec("llguidance") and not config.skip_tokenizer_init:
         # Now rather than at the first schema: it takes a second for a large vocabulary.
-        _ = engine.grammars
+        engine.grammars.load()
     return engine
 
 

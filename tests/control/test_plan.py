@@ -7,10 +7,14 @@ from tpdet.control.plan import (
     EVENT_NAMES,
     EVICT,
     PLAN_VERSION,
+    ByColumns,
+    ByShares,
+    LikeliestByColumns,
     PageEvent,
     Row,
     RowSampling,
     StepPlan,
+    WholeRows,
     decode_plan,
     encode_plan,
 )
@@ -32,14 +36,30 @@ def test_a_plan_survives_its_bytes_and_the_bytes_are_canonical():
     assert decode_plan(encode_plan(msgspec.structs.replace(PLAN, stop=True))).stop
 
 
-def test_row_draws_survive_in_every_bit():
-    draws = (
-        RowSampling(2**64 - 1, 0.1, -1, 1 / 3, 5e-324, 20),
-        RowSampling(0, 0.0, 0, 1.0, 0.0, 0),
-    )
-    data = encode_plan(msgspec.structs.replace(PLAN, row_sampling=draws))
-    assert decode_plan(data).row_sampling == draws
+ROWS = (
+    RowSampling(2**64 - 1, 0.1, -1, 1 / 3, 5e-324, 20),
+    RowSampling(0, 0.0, 0, 1.0, 0.0, None),
+)
+
+
+@pytest.mark.parametrize(
+    "sampling", [WholeRows(), LikeliestByColumns(), ByColumns(ROWS), ByShares(ROWS)]
+)
+def test_how_a_step_samples_survives_in_every_bit(sampling):
+    data = encode_plan(msgspec.structs.replace(PLAN, sampling=sampling))
+    found = decode_plan(data)
+    assert type(found.sampling) is type(sampling) and found.sampling == sampling
+    assert encode_plan(found) == data
     assert len(data) - len(encode_plan(PLAN)) < 100
+
+
+@pytest.mark.parametrize("wrong", [4, [], [4], [0, 1], [2], [3, [[1, 0.5]]], ["0"], True])
+def test_another_way_of_sampling_is_refused(wrong):
+    body = msgspec.msgpack.decode(encode_plan(PLAN))
+    assert body[7] == [0]
+    body[7] = wrong
+    with pytest.raises(IntegrityError, match="schema"):
+        decode_plan(msgspec.msgpack.encode(body))
 
 
 def test_events_have_numbers_for_good():

@@ -96,7 +96,7 @@ def test_what_excludes_it_is_refused(tiny_model, capsys):
 def test_no_plan_changes_what_the_operator_did_not_permit(tiny_model, asked):
     """A plan for approximate arithmetic stops a strict rank, and the other way round."""
     engine = Engine(small_config(tiny_model(), **asked), SoloWorld())
-    engine.scheduler.approximate = not asked
+    engine.arithmetic.approximate = not asked
     engine.submit(ask("a", [1, 2, 3]))
     with pytest.raises(IntegrityError, match="may not change to"):
         engine.step()

@@ -11,7 +11,7 @@ from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, leave_out_freely, run
 from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
-from tpdet.models import halves
+from tpdet.models import micro_batches
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "logprobs": 2}
 
@@ -247,10 +247,10 @@ def test_ranks_that_draw_from_their_own_part_of_the_vocabulary_draw_the_same(tin
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_step_in_two_halves_has_the_bits_of_one(tiny_model, alone, tp, monkeypatch):
     monkeypatch.setattr(GatherExchange, "aside", 1)
-    monkeypatch.setattr(halves, "MICRO_BATCH_ROWS", 20)
+    monkeypatch.setattr(micro_batches, "MICRO_BATCH_ROWS", 20)
     cuts = []
-    real = halves.cut_in_two
-    monkeypatch.setattr(halves, "cut_in_two", lambda s: cuts.append(real(s)) or cuts[-1])
+    real = micro_batches.cut_in_two
+    monkeypatch.setattr(micro_batches, "cut_in_two", lambda s: cuts.append(real(s)) or cuts[-1])
     found = run(tiny_model("qwen3", kv_heads=2), probes(), tp=tp, max_num_batched_tokens=170)
     assert_same_run(alone("qwen3"), found)
     assert any(len(cut) == 2 for cut in cuts)

@@ -9,8 +9,7 @@ from tpdet.control.plan import Row
 from tpdet.errors import UsageError
 from tpdet.kernels.inputs.paged_batch import PagedSequence
 from tpdet.runner.graphs.decode_graphs import MAX_ROWS, row_buckets
-from tpdet.runner.runner import LOGIT_ROWS
-from tpdet.runner.step.step_rows import gather_rows
+from tpdet.runner.step.step_rows import LOGIT_ROWS, gather_rows
 
 FIXED = 3
 

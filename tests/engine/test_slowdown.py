@@ -45,9 +45,9 @@ def serve(model, tp, slow_after, ahead=False, **settings):
         engine = Engine(small, world, clock=clock, run_ahead=ahead)
         if world.rank > 0:
             engine.worker_loop()
-            return engine.runner.approximate
+            return engine.approximate
         engine.calibrate()
-        found = {"outputs": [], "versions": [], "before": engine.runner.contract}
+        found = {"outputs": [], "versions": [], "before": engine.arithmetic.contract}
         found["strict"] = engine.system_fingerprint
         engine.submit(ask("early", TASKS[0], max_tokens=2))
         engine.submit(ask("a", TASKS[1], max_tokens=60))
@@ -58,12 +58,12 @@ def serve(model, tp, slow_after, ahead=False, **settings):
             steps += 1
             found["outputs"] += engine.step()
             found["versions"].append([*engine.scheduler.policy.page_manager.table._versions])
-            engine.scheduler.policy.check_integrity([]) if not engine._flights else None
+            engine.scheduler.policy.check_integrity([]) if not engine._pending else None
         engine.submit(ask("after", TASKS[1], max_tokens=4))
         while engine.has_work:
             found["outputs"] += engine.step()
         engine.heartbeat()
-        found["after"], found["gauges"] = engine.runner.contract, engine.gauges
+        found["after"], found["gauges"] = engine.arithmetic.contract, engine.gauges
         found["fingerprint"] = engine.system_fingerprint
         engine.stop_workers()
         return found
@@ -144,7 +144,7 @@ def row(rows, start=0, draws=True, count=1):
 def steps(watch, clock, rows, seconds, count=WINDOW, **fields):
     for _ in range(count):
         clock.seconds = seconds
-        watch.begin(in_flight=False)
+        watch.begin(pending=False)
         watch.end(StepPlan(plan_module.PLAN_VERSION, 0, (), rows, b"", **fields))
 
 
@@ -176,7 +176,7 @@ def test_only_decode_steps_of_a_calibrated_cell_are_judged():
     assert "up to 4 rows and 1 pages a row took 1500.00 ms" in watch.slow
 
 
-def test_a_hiccup_is_no_slowdown_and_steps_in_flight_are_timed_from_the_last_end():
+def test_a_hiccup_is_no_slowdown_and_pending_steps_are_timed_from_the_last_end():
     watch, clock = calibrated({(4, 1): 1.0})
     steps(watch, clock, row(4), 1.0)
     steps(watch, clock, row(4), 60.0, count=WINDOW // 2 - 1)
@@ -184,7 +184,7 @@ def test_a_hiccup_is_no_slowdown_and_steps_in_flight_are_timed_from_the_last_end
     assert watch.slow is None and watch.ratio == pytest.approx(1.0)
     watch.start_sample(2)
     clock.seconds = 3.0
-    watch.begin(in_flight=True)
+    watch.begin(pending=True)
     watch.end(StepPlan(plan_module.PLAN_VERSION, 0, (), row(2), b""))
     assert watch._sample == (2, [3.0])
     assert not watch.end_sample((2, 1), 2)

@@ -76,7 +76,7 @@ def start_rank(report: Path, model: str, way: str) -> None:
     config = EngineConfig.from_values(
         model=model, load_format="dummy", device="cuda", compile_ahead=True
     )
-    runner = Runner(config, world)
+    runner = Runner.start(config, world)
     runner.check_poison()
     row = {
         "seconds": {"import, GPU, world": prepared} | runner.times.seconds,

@@ -62,7 +62,7 @@ class Session:
         values = {"kv_pages": PAGES, "max_num_seqs": 64, "device": "cuda"} | settings
         self.config = EngineConfig.from_values(model=str(model), **values)
         self.world = world
-        self.runner = Runner(self.config, world)
+        self.runner = Runner.start(self.config, world)
 
     def run(self, requests, preempt_every=0, poison=False, **changes):
         """What rank 0 saw; None on other ranks."""

@@ -131,7 +131,7 @@ def main(arguments):
             max_num_batched_tokens=4096,
             kv_pages=4 * -(-max(lengths) // 256) + 8,
         )
-        runner = Runner(config, SoloWorld())
+        runner = Runner.start(config, SoloWorld())
         check_bits(config, runner, lengths[0])
         ratio = time_lengths(config, runner, lengths)[0]
         runner.close()

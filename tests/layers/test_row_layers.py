@@ -120,7 +120,7 @@ def test_ranks_that_differ_refuse_to_start(tiny_model):
     def start(world):
         row_layers = order.ROW_LAYERS[world.rank]
         with pytest.raises(DisagreementError, match=r"config\.contract: .*1 more fields differ"):
-            Runner(EngineConfig.from_values(row_layers=row_layers, **settings), world)
+            Runner.start(EngineConfig.from_values(row_layers=row_layers, **settings), world)
 
     run_threads(2, start)
 
@@ -129,8 +129,10 @@ def test_outputs_that_cannot_be_cut_are_refused(tiny_model):
     model = tiny_model("llama", hidden=144, heads=8, intermediate=384)
     settings = {"model": str(model), "kv_pages": 8, "device": "cpu"}
     with pytest.raises(UsageError, match="use --row-layers fold, or fewer --leaves"):
-        Runner(EngineConfig.from_values(row_layers="gather", **settings), SoloWorld())
-    Runner(EngineConfig.from_values(row_layers="gather", leaves=1, **settings), SoloWorld()).close()
+        Runner.start(EngineConfig.from_values(row_layers="gather", **settings), SoloWorld())
+    Runner.start(
+        EngineConfig.from_values(row_layers="gather", leaves=1, **settings), SoloWorld()
+    ).close()
 
 
 def test_the_rule_owns_shards_and_exchange(tiny_model):

@@ -21,7 +21,7 @@ from tpdet.errors import CheckpointError, TpdetError
 from tpdet.launch.life.faults import Fault
 from tpdet.launch.ranks.environment import read_environment
 from tpdet.request import Request, SamplingParams
-from tpdet.runner import runner
+from tpdet.runner.start import loading
 
 MODELS = Path(os.environ["MODELS"])
 ODD = os.environ["GROUP_RANK"] == str(int(os.environ["GROUP_WORLD_SIZE"]) - 1)
@@ -79,17 +79,17 @@ def checkpoint():
 
 def damaged():
     """The last rank alone cannot load its model."""
-    real = runner.Loader.load
+    real = loading.Loader.load
 
     def load(self, *given):
         raise CheckpointError("model.safetensors: tensor x cannot be read at /secret/path")
 
     if LAST:
-        runner.Loader.load = load
+        loading.Loader.load = load
     try:
         engine_of()
     finally:
-        runner.Loader.load = real
+        loading.Loader.load = real
 
 
 def diverges():

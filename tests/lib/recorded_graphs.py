@@ -14,7 +14,7 @@ from tpdet.kernels.cpu.attention import attention
 from tpdet.kernels.cpu.pointwise import rotate_and_store
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedSequence
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.models import halves
+from tpdet.models import micro_batches
 from tpdet.models.decoder import Decoder
 from tpdet.runner import runner
 from tpdet.runner.graphs import engine_graphs
@@ -79,10 +79,10 @@ def attend_by_lists(plain):
 
 
 @contextmanager
-def recorded_graphs(halves_from=None):
+def recorded_graphs(cut_from=None):
     """Engines made inside replay such graphs; yields the shapes of all steps that did.
 
-    halves_from: steps of so many rows run in halves, as where exchanges run aside.
+    cut_from: steps of this many rows run as two micro-batches, as where exchanges overlap.
     """
     replays = []
 
@@ -100,7 +100,7 @@ def recorded_graphs(halves_from=None):
         patch.setattr(runner, "captures_graphs", lambda config, device: True)
         patch.setattr(rotate_and_store, "store_kv", store_by_slots)
         patch.setattr(attention, "paged_attention", attend_by_lists(attention.paged_attention))
-        if halves_from is not None:
-            patch.setattr(halves, "MICRO_BATCH_ROWS", halves_from)
-            patch.setattr(Decoder, "exchanges_aside", property(lambda self: True))
+        if cut_from is not None:
+            patch.setattr(micro_batches, "MICRO_BATCH_ROWS", cut_from)
+            patch.setattr(Decoder, "overlaps_exchanges", property(lambda self: True))
         yield replays

@@ -131,7 +131,7 @@ def runner(tiny_model, monkeypatch, tmp_path):
         max_num_batched_tokens=300,
         max_model_len=2048,
     )
-    made = Runner(config, SoloWorld())
+    made = Runner.start(config, SoloWorld())
     compile_for_hopper(monkeypatch, tmp_path)
     take_gpu_kernels(monkeypatch)
     yield made
@@ -157,7 +157,7 @@ def test_graphs_ask_for_kernels_that_no_other_step_does(runner):
     with recording() as steps:
         warm(runner, runner.model.shallow())
     with recording() as graphs:
-        make_graphs(runner.model.shallow(), runner._pages, runner._drawn, config, 9984, False)
+        make_graphs(runner.model.shallow(), runner._pages, runner._sampled, config, 9984, False)
     names = [each.name for digest, each in graphs.items() if digest not in steps]
     assert "_resolve" in names and "attend_splits" in names
 

@@ -10,7 +10,7 @@ import torch
 from tpdet.control.plan import Row
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.models.halves import MICRO_BATCH_ROWS, first_half
+from tpdet.models.micro_batches import MICRO_BATCH_ROWS, first_micro_batch
 from tpdet.runner.graphs.packed_step import (
     BatchShape,
     StepShape,
@@ -161,7 +161,7 @@ def test_shapes_ascend_and_take_whole_prompts_and_full_decode_batches(aside):
     for shape in shapes:
         halves = [batch.rows for batch in shape.batches]
         cut = aside and shape.rows >= MICRO_BATCH_ROWS
-        assert len(halves) == 1 + cut and (not cut or halves[0] == first_half(shape.rows))
+        assert len(halves) == 1 + cut and (not cut or halves[0] == first_micro_batch(shape.rows))
     draw = random.Random(5)
     long = Row(0, 0, 0, 0, (7,) * 2800, tuple(range(WIDTH)), (), 1)
     rows = [*random_rows(draw, 254, 2, 254), long, long]

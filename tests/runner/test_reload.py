@@ -90,7 +90,7 @@ def test_the_weights_digest_in_the_key_alone_keeps_old_pages_from_new_answers(
 def test_without_the_digest_in_the_key_old_pages_would_answer(models, fresh, monkeypatch):
     """Negative control of the test above."""
     forgetful(monkeypatch)
-    monkeypatch.setattr(Engine, "_prefix_identity", lambda self, approximate: b"any weights")
+    monkeypatch.setattr(Engine, "_prefix_identity", lambda self: b"any weights")
     found = run(models[0], [ask("a", BASE)], waves=[swap(models[1]), [ask("n", BASE)]])
     assert found.hits == [0, 512]
     assert not torch.equal(found.logits["n", 0, 599], fresh[1].logits["a", 0, 599])
@@ -138,7 +138,7 @@ def test_every_weight_is_overwritten_where_it_lies_and_every_page_has_a_new_vers
     assert engine.runner.model_digest == other.runner.model_digest
     table = engine.runner._table
     assert [table.version(page) for page in range(4)] == [1] * 4
-    assert len(ticks) == 2 * len(engine.runner._loader._reads)
+    assert len(ticks) == 2 * len(engine.runner._loaded.loader._reads)
 
 
 def copy_of(model, folder):
@@ -234,7 +234,7 @@ def test_drawn_weights_have_nothing_to_reload_from(models):
 def test_a_checkpoint_that_changes_while_it_is_read_stops_the_engine(models, tmp_path):
     target = copy_of(models[1], tmp_path)
     engine = Engine(EngineConfig.from_values(model=str(models[0]), kv_pages=4), SoloWorld())
-    reads, seen = len(engine.runner._loader._reads), []
+    reads, seen = len(engine.runner._loaded.loader._reads), []
 
     def change_after_the_check():
         seen.append(1)
@@ -258,8 +258,8 @@ def test_ranks_that_find_other_weights_refuse_and_go_on(models, fresh, tmp_path)
     def rank(world):
         engine = Engine(EngineConfig.from_values(model=str(models[0]), kv_pages=4), world)
         if world.rank > 0:
-            real = engine.runner._loader._open
-            engine.runner._loader._open = lambda directory, *rest: real(places[1], *rest)
+            real = engine.runner._loaded.loader._open
+            engine.runner._loaded.loader._open = lambda directory, *rest: real(places[1], *rest)
             engine.worker_loop()
             return None
         with pytest.raises(ReloadError, match=r"piece 0 of tensor .* rank 0 on node .*, rank 1 on"):

@@ -55,7 +55,7 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("tp", "halves_from", "settings"),
+    ("tp", "cut_from", "settings"),
     [
         (1, None, {"max_num_batched_tokens": 400}),
         (1, 256, {"max_num_batched_tokens": 400, "ahead": True}),
@@ -64,13 +64,13 @@ def same(found, expected):
         (1, None, {"max_num_batched_tokens": 400, "fixed_batch": 3}),
     ],
 )
-def test_replayed_steps_have_the_bits_of_launched_ones(model, expected, tp, halves_from, settings):
-    with recorded_graphs(halves_from) as replays:
+def test_replayed_steps_have_the_bits_of_launched_ones(model, expected, tp, cut_from, settings):
+    with recorded_graphs(cut_from) as replays:
         found = run(model, requests(), tp, **(SETTINGS | settings))
     assert same(found, expected)
     steps = [shape for shape in replays if shape.batches[0].blocks]
     assert len(steps) > 2 and len(steps) < len(replays), "of both kinds"
-    assert (halves_from is None) == (max(len(shape.batches) for shape in steps) == 1)
+    assert (cut_from is None) == (max(len(shape.batches) for shape in steps) == 1)
     assert len(replays) >= tp * (found.steps - 1), "hardly a step was launched"
 
 
@@ -124,9 +124,9 @@ def test_library_attention_is_not_captured_for_prompts(model, approximate):
         max_num_batched_tokens=64,
         **SETTINGS,
     )
-    runner = Runner(config, SoloWorld())
+    runner = Runner.start(config, SoloWorld())
     assert runner._graphs is None, "there is no graph on the CPU"
-    made = make_graphs(runner.model, runner._pages, runner._drawn, config, 700, capture=False)
+    made = make_graphs(runner.model, runner._pages, runner._sampled, config, 700, capture=False)
     assert (made.steps is None) == approximate
     runner.close()
 

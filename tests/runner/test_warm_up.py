@@ -5,6 +5,7 @@ import pytest
 from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, run
 from tpdet.models.warm_up import pages_needed, sizes
+from tpdet.runner.start.warming import warm_engine
 
 
 def test_sizes_are_of_both_kinds_and_end_at_the_limit():
@@ -29,7 +30,7 @@ def test_a_warm_engine_answers_with_the_bits_of_a_cold_one(tiny_model, tp, conte
     cold = run(model, requests, **settings)
 
     def change(engine):
-        engine.runner._warm_up(engine.config)
+        warm_engine(engine.runner._loaded)
 
     warm = run(model, requests, tp=tp, change=change, **settings)
     for key, logits in cold.logits.items():

@@ -51,9 +51,9 @@ class FakeEngine:
             vocab_size=vocab_size, eos_token_ids=(eos,), dtype="float32"
         )
         self.max_model_len, self.max_queue, self.seats = max_model_len, max_queue, seats
-        self.system_fingerprint = "fp_fake"
+        self.system_fingerprint, self.arithmetic = "fp_fake", SimpleNamespace(contract="c0" * 32)
         self.runner = SimpleNamespace(
-            contract="c0" * 32,
+            contracts=SimpleNamespace(strict="c0" * 32),
             model_digest="d1" * 32,
             fingerprint=lambda approximate: "fp_other",
             num_pages=8,

@@ -8,7 +8,7 @@ import msgspec
 
 from tpdet.errors import IntegrityError
 
-PLAN_VERSION = 5
+PLAN_VERSION = 6
 MAX_PLAN_BYTES = 64 << 20
 DIGEST_BYTES = 32  # of the version table
 
@@ -30,9 +30,9 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `token_ids` are computed at positions `start`, `start + 1`, ...; `pages[i]` holds positions
     256*i to 256*i+255 and `versions[i]` is the version the sequence was given it under. `logits`
     says for which of the row's last tokens logits are wanted (0: none, 1: the last one, n: the
-    last n of the row). `samples` says that a token is sampled from the last logits.
+    last n of the row). `samples` says that the last logits sample a token.
 
-    A negative token id `-1 - i` stands for the i-th token that the step before sampled, in the
+    A negative token id `-1 - i` stands for the i-th token that the step before samples, in the
     order of its rows: a step is planned while that one still runs.
     """
 
@@ -48,10 +48,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RowSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How a row's token is sampled, where ranks share the rows of a step: as `SamplingParams` say.
+    """How the token after a row is sampled, as `SamplingParams` say; for all ranks to know.
 
-    Place and choice are the plan row's. `logprobs`: how many of the likeliest are told beside it
-    and its rank; None for neither.
+    Position and choice are the plan row's. `logprobs`: how many of the likeliest tokens are
+    reported beside it and its rank; None for neither.
     """
 
     seed: int
@@ -67,16 +67,50 @@ class RowSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.temperature != 0.0 and (self.top_k > 0 or self.top_p < 1.0)
 
 
+class WholeRows(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0, forbid_unknown_fields=True
+):
+    """Rank 0 samples every token, from whole rows of logits that the ranks gather."""
+
+
+class LikeliestByColumns(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1, forbid_unknown_fields=True
+):
+    """Every token is the likeliest; each rank looks for it in its part of the vocabulary."""
+
+
+class ByColumns(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2, forbid_unknown_fields=True
+):
+    """Each rank looks for every token in its part of the vocabulary.
+
+    `rows`: one for each row with logits, none of them filtered.
+    """
+
+    rows: tuple[RowSampling, ...]
+
+
+class ByShares(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3, forbid_unknown_fields=True
+):
+    """Each rank samples for its share of the rows, which an exchange makes whole for it.
+
+    `rows`: one for each row with logits.
+    """
+
+    rows: tuple[RowSampling, ...]
+
+
+StepSampling = WholeRows | LikeliestByColumns | ByColumns | ByShares
+"""How a step samples: one of four ways, told apart by a tag. Who samples is in no bit."""
+
+
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """Everything a rank needs for one step.
 
     `table_digest` is the digest of the version table after `events` are applied. `stop` ends the
     worker loop cleanly after this plan. `feeds`: the next plan may name tokens that this one
-    samples, so every rank learns them. `shards`: no rank needs whole rows of logits; each looks
-    for every row's token in its part of the vocabulary. `row_sampling`, one for each row with
-    logits, or none: how ranks sample together, with `shards` by parts of the vocabulary, else each
-    for its share of whole rows; `shards` alone: every token is the likeliest.
-    `reload`, in a plan
+    samples, so every rank learns them. `sampling` says who samples them. `reload`, in a plan
     without rows: load the weights of this model (directory or hub name) in place of the present.
     `approximate`: by stock arithmetic; from the first plan that says so on, all do.
     """
@@ -88,10 +122,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     table_digest: bytes
     stop: bool = False
     feeds: bool = False
-    shards: bool = False
+    sampling: StepSampling = WholeRows()
     reload: str = ""
     approximate: bool = False
-    row_sampling: tuple[RowSampling, ...] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()

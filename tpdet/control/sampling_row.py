@@ -1,4 +1,4 @@
-"""What passes between the scheduler and the sampler: a row to sample, a row to score, a token.
+"""Messages between the scheduler and the sampler: a row to sample, a row to score, a token.
 
 These sit below both, so that neither imports the other.
 """

@@ -1,4 +1,4 @@
-"""What a decode step takes at start, measured by requests of the engine's own."""
+"""What a decode step takes at start, measured by requests that the engine makes."""
 
 import logging
 import random
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 STEPS = 20
 MAX_PAGES = 256
-"""Prompts of so many pages together, at most: calibrating is to take seconds."""
+"""Pages of all prompts together, at most: calibration is to take seconds."""
 
 _log = logging.getLogger("tpdet.engine")
 
@@ -54,11 +54,11 @@ def _run(engine: "Engine", watch: SlowdownWatch, cell: Cell) -> bool:
     tokens = STEPS + -(-rows * context // free)
     if tokens >= context:
         return False
-    draw = random.Random(f"{cell}")
+    vocab_size, choose = engine.model_config.vocab_size, random.Random(f"{cell}")
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, seed=1)
     watch.start_sample(rows)
     for index in range(rows):
-        ids = tuple(draw.randrange(engine.model_config.vocab_size) for _ in range(context - tokens))
+        ids = tuple(choose.randrange(vocab_size) for _ in range(context - tokens))
         name = f"calibration-{rows}-{pages}-{index}"
         engine.submit(Request(request_id=name, prompt_token_ids=ids, params=params))
     while engine.has_work:

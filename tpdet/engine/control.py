@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks, sealed under the run secret: plans and other bytes.
+"""The control channel: rank 0 sends plans and other bytes, sealed under the run secret.
 
 The channel begins with an agreement. Every rank shows a fresh nonce, then proves with a MAC over
 all nonces that it knows the secret, which itself never travels if it was given. The channel's key

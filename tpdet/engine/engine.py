@@ -1,7 +1,7 @@
 """The engine: rank 0 decides, everyone runs, rank 0 commits.
 
-On a GPU the next step is planned and launched while one runs, so that the GPU never waits for the
-host; its rows name the tokens that the step in flight draws.
+On a GPU the next step is planned and launched while one is pending, so that the GPU never waits for
+the host. The rows of that next step name the tokens that the pending one samples.
 """
 
 import time
@@ -15,15 +15,15 @@ import torch
 from tpdet.comm.world.exit_reasons import reporting_exit
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
-from tpdet.control.plan import StepPlan
+from tpdet.control.plan import StepPlan, WholeRows
+from tpdet.engine.arithmetic_switch import ArithmeticSwitch
 from tpdet.engine.calibration import calibrate
 from tpdet.engine.control import ControlChannel
 from tpdet.engine.fault_points import FaultPoints
+from tpdet.engine.grammars import LazyGrammars
 from tpdet.engine.results import LogitsTap, StepResults
 from tpdet.engine.slowdown import SlowdownWatch
-from tpdet.errors import IntegrityError, NumericalError, ReloadError, RequestError
-from tpdet.grammar.compile import FIELD
-from tpdet.grammar.constraint import Grammars
+from tpdet.errors import IntegrityError, NumericalError, ReloadError
 from tpdet.kernels.exact.philox import philox4x32
 from tpdet.request import (
     PromptOutput,
@@ -36,19 +36,18 @@ from tpdet.request import (
 from tpdet.runner import Follower, Runner, TakeLogits, Tick
 from tpdet.scheduler.scheduler import Scheduler
 from tpdet.scheduler.statistics import SchedulerStatistics
-from tpdet.text.tokenizer import Tokenizer
-from tpdet.weights.resolve import resolve_tokenizer
 
 EngineOutput = TokenOutput | PromptOutput | RequestFailed
 
 
-class _Flight(NamedTuple):
+class _PendingStep(NamedTuple):
     plan: StepPlan
     results: StepResults
     event: torch.cuda.Event | None
 
 
-_PURPOSE_SEED = 1  # Philox counter word that keeps drawn seeds apart from token noise
+_WORD_BITS, _WORD_MASK = 32, 0xFFFFFFFF  # of Philox
+_PURPOSE_SEED = 1  # Philox counter word that keeps these seeds apart from token noise
 
 
 class Engine:
@@ -57,8 +56,8 @@ class Engine:
     On rank 0: `submit`, `abort`, `step` (or `heartbeat` when idle), then `stop_workers`. On the
     other ranks: `worker_loop`. For verification, `tap` sees every row's logits on rank 0, and a
     loaded `runner`, whose pages were reset, can be used again. `run_ahead` overrides whether steps
-    overlap: on a GPU they do. `secret` is the run secret, for `control`: what rank 0 tells the
-    others. `faults` are injected on purpose, in tests. `clock` times steps (seconds).
+    overlap: on a GPU they do. `secret` is the run secret, which seals what rank 0 sends to the
+    others (`control`). `faults` are for tests. `clock` times steps (seconds).
     """
 
     def __init__(
@@ -78,9 +77,13 @@ class Engine:
         self._faults = faults
         with reporting_exit(world, lambda: "the start"):
             self.control = ControlChannel(world, secret)
-            self.runner = runner or Runner(config, world)
+            self.runner = runner or Runner.start(config, world)
+        self.arithmetic = ArithmeticSwitch(config, world, self.runner.contracts)
+        if runner is None:
+            self.arithmetic.announce(self.runner.fingerprint(approximate=True))
         self.model_config = self.runner.model_config
         self.max_model_len = self.runner.max_model_len
+        self.grammars = LazyGrammars(config, self.model_config.vocab_size)
         self.scheduler = Scheduler(
             max_num_seqs=config.seats,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -88,28 +91,26 @@ class Engine:
             max_queue=config.max_queue,
             max_model_len=self.max_model_len,
             preempt_every=preempt_every,
-            prefix_identity=self._prefix_identity(self.runner.approximate),
-            constrain=lambda schema: self.grammars.constrain(schema),
-            approximate=self.runner.approximate,
+            prefix_identity=self._prefix_identity(),
+            constrain=self.grammars.constrain,
         )
         self.watch: SlowdownWatch | None = None
         if config.on_slowdown is not None:
             self.watch = SlowdownWatch(config.max_slowdown, clock)
         self._tap = tap
-        self._seeds_drawn = 0
+        self._seeds_given = 0
         self._run_ahead = self.runner.device.type == "cuda" if run_ahead is None else run_ahead
-        self._flights: list[_Flight] = []  # launched and not committed, oldest first
-        self._grammars: Grammars | None = None
+        self._pending: list[_PendingStep] = []  # launched and not committed, oldest first
 
     @property
     def approximate(self) -> bool:
-        """Whether steps are planned for stock arithmetic (rank 0)."""
-        return self.scheduler.approximate
+        """Whether answers are computed by stock arithmetic from now on."""
+        return self.arithmetic.approximate
 
     @property
     def system_fingerprint(self) -> str:
         """Names contract, model and architecture of what is answered now."""
-        return self.runner.fingerprint(self.approximate or self.runner.approximate)
+        return self.runner.fingerprint(self.approximate)
 
     @property
     def gauges(self) -> dict[str, float]:
@@ -124,31 +125,15 @@ class Engine:
         """Whether any request waits or runs."""
         return self.scheduler.has_work
 
-    @property
-    def grammars(self) -> Grammars:
-        """Schemas over this model's vocabulary; the first use takes a second for a large one.
-
-        Raises RequestError without a tokenizer or the library.
-        """
-        if self._grammars is None:
-            config = self.config
-            if config.skip_tokenizer_init:
-                raise RequestError("response_format needs a tokenizer: none is loaded", FIELD)
-            directory = resolve_tokenizer(config.tokenizer, config.model, config.revision)
-            vocabulary = self.model_config.vocab_size
-            tokenizer = Tokenizer.load(directory, config.chat_template)
-            self._grammars = Grammars(tokenizer, vocabulary)
-        return self._grammars
-
     def submit(self, request: Request) -> int:
-        """Queue a request; returns its seed, drawn from the server's seed stream if it has none.
+        """Queue a request; returns its seed, the next of the server's if it has none.
 
         Raises RequestError for what the model cannot serve and OverloadedError when full.
         """
         check_against_model(request, self.model_config.vocab_size, self.max_model_len)
         seed = request.params.seed
         if seed is None:
-            seed = self._draw_seed()
+            seed = self._next_seed()
             request = with_seed(request, seed)
         self.scheduler.add(request)
         return seed
@@ -165,13 +150,13 @@ class Engine:
     def step(self) -> list[EngineOutput]:
         """End one step, launching first what may follow it; what readers should hear, in order."""
         slow = self.watch is not None and self.watch.slow and not self.approximate
-        if slow and not self._flights:
+        if slow and not self._pending:
             self._become_approximate()
         if self.watch is not None:
-            self.watch.begin(bool(self._flights))
-        if not self._flights:
+            self.watch.begin(bool(self._pending))
+        if not self._pending:
             self._launch(self.scheduler.schedule())
-        if not self._flights:
+        if not self._pending:
             return []
         if self._run_ahead and not slow:
             self._launch(self.scheduler.schedule_ahead())
@@ -182,7 +167,7 @@ class Engine:
 
         Raises IntegrityError, on every rank, when two ranks' tables differ.
         """
-        self._send(self.scheduler.heartbeat(), Follower(0))
+        self._send(self._empty_plan(), Follower(0))
 
     def check_integrity(self) -> None:
         """Look through rank 0's own books; for idle time. Raises IntegrityError.
@@ -208,18 +193,17 @@ class Engine:
         """
         if self.has_work:
             raise IntegrityError("a reload while requests run: drain first")
-        plan = msgspec.structs.replace(self.scheduler.heartbeat(), reload=model)
-        self._send(plan, Follower(0))
+        self._send(self._empty_plan(reload=model), Follower(0))
         with self._reporting_exit():
             self.runner.reload(model, tick)
-        self.scheduler.reload(self._prefix_identity(self.approximate))
+        self.scheduler.reload(self._prefix_identity())
         self.heartbeat()
 
     def stop_workers(self) -> None:
         """End the other ranks' `worker_loop`; they may enter it again."""
-        while self._flights:
+        while self._pending:
             self._finish()
-        self._send(self.scheduler.heartbeat(stop=True), Follower(0))
+        self._send(self._empty_plan(stop=True), Follower(0))
 
     def worker_loop(self) -> None:
         """Run plans from rank 0 until one says stop (ranks above 0)."""
@@ -247,9 +231,17 @@ class Engine:
         if plan is None:
             return
         results = StepResults(plan, self.scheduler, self._tap)
-        sampling_fields = results.sampling_fields(self.runner.sharing) if self._run_ahead else {}
-        plan = msgspec.structs.replace(plan, feeds=self._run_ahead, **sampling_fields)
-        self._flights.append(_Flight(plan, results, self._send(plan, results)))
+        plan = msgspec.structs.replace(
+            plan,
+            feeds=self._run_ahead,
+            sampling=results.sampling(self.runner.sharing) if self._run_ahead else WholeRows(),
+            approximate=self.approximate,
+        )
+        self._pending.append(_PendingStep(plan, results, self._send(plan, results)))
+
+    def _empty_plan(self, stop: bool = False, reload: str = "") -> StepPlan:
+        plan = self.scheduler.heartbeat(stop)
+        return msgspec.structs.replace(plan, reload=reload, approximate=self.approximate)
 
     def _send(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
         with reporting_exit(self.world, lambda: f"step {plan.step}"):
@@ -261,11 +253,13 @@ class Engine:
     def _start(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
         if self._faults is not None:
             plan, results = self._faults.meet(plan, results)
+        if self.arithmetic.follow(plan):
+            self.runner.compute_by(plan.approximate)
         return self.runner.launch(plan, results)
 
     def _finish(self) -> list[EngineOutput]:
         """Wait for the oldest launched step and commit it."""
-        plan, results, event = self._flights.pop(0)
+        plan, results, event = self._pending.pop(0)
         with self._reporting_exit():
             self.runner.wait(plan, event)
         results.finish()
@@ -275,24 +269,27 @@ class Engine:
             self.scheduler.fail(request_id, NumericalError.code, reason)
             for request_id, reason in results.failures.items()
         ]
-        outputs = self.scheduler.commit(plan.step, results.sampled, results.scores)
+        outputs = self.scheduler.commit(
+            plan.step, results.sampled, results.scores, plan.approximate
+        )
         return [failure for failure in failed if failure is not None] + outputs
 
     def _become_approximate(self) -> None:
         """The alarm, and the change: the next plan takes every rank along."""
         assert self.watch is not None
         self.watch.alarm(self.runner.fingerprint(approximate=True))
-        self.scheduler.become_approximate(self._prefix_identity(approximate=True))
+        self.arithmetic.turn()
+        self.scheduler.restart(self._prefix_identity())
 
-    def _prefix_identity(self, approximate: bool) -> bytes | None:
+    def _prefix_identity(self) -> bytes | None:
         """Names what cached pages were computed under; None where they are not shared."""
         if not self.config.enable_prefix_caching:
             return None
-        return f"{self.runner.model_digest}\n{self.runner.choice.contract(approximate)}".encode()
+        return f"{self.runner.model_digest}\n{self.arithmetic.contract}".encode()
 
-    def _draw_seed(self) -> int:
-        count, self._seeds_drawn = self._seeds_drawn, self._seeds_drawn + 1
-        counter = (count & 0xFFFFFFFF, count >> 32, 0, _PURPOSE_SEED)
-        key = (self.config.seed & 0xFFFFFFFF, self.config.seed >> 32)
+    def _next_seed(self) -> int:
+        count, self._seeds_given = self._seeds_given, self._seeds_given + 1
+        counter = (count & _WORD_MASK, count >> _WORD_BITS, 0, _PURPOSE_SEED)
+        key = (self.config.seed & _WORD_MASK, self.config.seed >> _WORD_BITS)
         low, high, _, _ = philox4x32(counter, key)
-        return (high >> 1) << 32 | low
+        return (high >> 1) << _WORD_BITS | low  # 63 bits: a seed is not negative

@@ -1,4 +1,4 @@
-"""Fault points in the step loop: makes happen what `launch.faults` describes. For tests only."""
+"""Fault points of the step loop: they cause what `launch.life.faults` describes. For tests."""
 
 import os
 import resource
@@ -10,9 +10,8 @@ import msgspec
 import torch
 
 from tpdet.control.plan import DIGEST_BYTES, StepPlan
-from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.launch.life.faults import Fault
-from tpdet.runner import SharedRows, TakeLogits
+from tpdet.runner import SampleTogether, TakeLogits
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}
 
@@ -74,17 +73,11 @@ class _SpoilFirstRow:
     def __init__(self, results: TakeLogits) -> None:
         self._results = results
 
-    def take(self, first: int, logits: torch.Tensor) -> torch.Tensor:
+    def take(
+        self, first: int, logits: torch.Tensor, together: SampleTogether | None
+    ) -> torch.Tensor:
         """As TakeLogits."""
-        return self._results.take(first, _spoiled(logits) if first == 0 else logits)
-
-    def take_shard(self, logits: torch.Tensor, shard: Shard) -> torch.Tensor:
-        """As TakeLogits."""
-        return self._results.take_shard(_spoiled(logits), shard)
-
-    def take_shared(self, first: int, logits: torch.Tensor, shared: SharedRows) -> torch.Tensor:
-        """As TakeLogits."""
-        return self._results.take_shared(first, _spoiled(logits) if first == 0 else logits, shared)
+        return self._results.take(first, _spoiled(logits) if first == 0 else logits, together)
 
 
 def _spoiled(logits: torch.Tensor) -> torch.Tensor:

@@ -2,14 +2,23 @@
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from tpdet.control.plan import Row, RowSampling, StepPlan
+from tpdet.control.plan import (
+    ByColumns,
+    ByShares,
+    LikeliestByColumns,
+    Row,
+    RowSampling,
+    StepPlan,
+    StepSampling,
+    WholeRows,
+)
 from tpdet.control.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
 from tpdet.kernels.inputs.vocabulary_shard import Shard
-from tpdet.runner import RowSharing, SharedRows
+from tpdet.runner import RowSharing, SampleTogether
 from tpdet.sampling.sampler import (
     NumericalFailure,
     PendingSample,
@@ -57,15 +66,28 @@ class StepResults:
             for wanted in self._wanted
         )
 
-    @property
-    def row_sampling(self) -> tuple[RowSampling, ...]:
-        """What other ranks must know to sample the rows with rank 0; empty: they cannot."""
-        params: list[RowSampling] = []
+    def sampling(self, sharing: RowSharing) -> StepSampling:
+        """How the step samples: together if the ranks can, else rank 0 from whole rows."""
+        if not sharing.several:
+            return WholeRows()
+        if self.likeliest_only:
+            return LikeliestByColumns()
+        rows = self._row_samplings() if sharing.open else ()
+        if not rows:
+            return WholeRows()
+        # Each way is the faster one for its rows: with top-k or top-p they are needed whole.
+        return ByShares(rows) if any(row.filtered for row in rows) else ByColumns(rows)
+
+    def _row_samplings(self) -> tuple[RowSampling, ...]:
+        """What other ranks must know to sample with rank 0; empty: they cannot."""
+        if self._tap is not None:
+            return ()
+        found: list[RowSampling] = []
         for wanted in self._wanted:
             if wanted.sampling is None or wanted.row.logits != 1 or not wanted.sampling.plain:
                 return ()
             how = wanted.sampling.params
-            params.append(
+            found.append(
                 RowSampling(
                     wanted.sampling.seed,
                     how.temperature,
@@ -75,26 +97,26 @@ class StepResults:
                     how.logprobs,
                 )
             )
-        return () if self._tap is not None else tuple(params)
+        return tuple(found)
 
-    def sampling_fields(self, sharing: RowSharing) -> dict[str, Any]:
-        """What the plan says of who samples (`StepPlan`); nothing: rank 0 does, from whole rows."""
-        if not sharing.several:
-            return {}
-        if self.likeliest_only:
-            return {"shards": True}
-        params = self.row_sampling if sharing.open else ()
-        # Each way is the faster one for its rows: with top-k or top-p they are needed whole.
-        columns = len(params) > 0 and not any(how.filtered for how in params)
-        return {"row_sampling": params, "shards": columns}
+    def take(
+        self, first: int, logits: torch.Tensor, together: SampleTogether | None
+    ) -> torch.Tensor:
+        """Take fp32 logits [n, W] that stand at `first`, `first + 1`, ... of the step's.
 
-    def take(self, first: int, logits: torch.Tensor) -> torch.Tensor:
-        """Take fp32 logits [n, V] that stand at `first`, `first + 1`, ... of the step's.
-
-        Returns the ids int64 of the tokens sampled from them, on their device.
+        Whole rows (W = V), or this rank's columns where ranks sample `together`. Returns the ids
+        int64 of the sampled tokens, on their device.
         """
-        if self.likeliest_only:
-            return self.take_shard(logits, Shard(0, logits.shape[1]))
+        if together is None and not self.likeliest_only:
+            return self._take_whole(first, logits)
+        # One token a row, so that the step's logits and its tokens have the same numbers.
+        rows = [one.sampling for one in self._wanted if one.sampling is not None]
+        rows = rows[first : first + len(logits)]
+        if together is None:
+            return self._keep(rows, sample_likeliest(logits, Shard(0, logits.shape[1])))
+        return self._keep(rows, together(first, logits))
+
+    def _take_whole(self, first: int, logits: torch.Tensor) -> torch.Tensor:
         last = first + len(logits)
         rows: list[SamplingRow] = []
         indices: list[int] = []
@@ -117,17 +139,6 @@ class StepResults:
         if indices != list(range(len(logits))):
             logits = logits[indices]
         return self._keep(rows, begin_sampling(logits, rows))
-
-    def take_shard(self, logits: torch.Tensor, shard: Shard) -> torch.Tensor:
-        """Take this rank's columns of every row's logits: each row samples its likeliest."""
-        rows = [one.sampling for one in self._wanted if one.sampling is not None]
-        taken = sum(len(rows) for rows, _ in self._pending)
-        return self._keep(rows[taken : taken + len(logits)], sample_likeliest(logits, shard))
-
-    def take_shared(self, first: int, logits: torch.Tensor, shared: SharedRows) -> torch.Tensor:
-        """Take this rank's columns of every row's logits: ranks sample for the rows together."""
-        rows = [one.sampling for one in self._wanted if one.sampling is not None]
-        return self._keep(rows[first : first + len(logits)], shared.sample(first, logits))
 
     def finish(self) -> None:
         """Read what was sampled; the step has run."""

@@ -1,4 +1,4 @@
-"""How fast strict decode steps are, beside what they were at start.
+"""Compares the times of strict decode steps with what they were at start.
 
 A step's time is comparable with that of another step of as many rows and as much context, so times
 are kept by cell: rows and pages a row, each up to a power of four. Only steps that decode and do
@@ -41,9 +41,9 @@ class SlowdownWatch:
         self._calibrated: dict[Cell, float] = {}
         self._last: dict[Cell, deque[float]] = {}
 
-    def begin(self, in_flight: bool) -> None:
-        """A step is about to be ended; in flight: it began when the one before ended."""
-        self._began = self._ended if in_flight else self._clock()
+    def begin(self, pending: bool) -> None:
+        """A step is about to be ended; pending: it began when the step before it ended."""
+        self._began = self._ended if pending else self._clock()
 
     def end(self, plan: StepPlan) -> None:
         """The step has ended."""
@@ -106,5 +106,5 @@ class SlowdownWatch:
 
 
 def _decodes(rows: tuple[Row, ...]) -> bool:
-    """Whether a step computes one token of each of its rows and draws the next."""
+    """Whether a step computes one token of each of its rows and samples the next."""
     return bool(rows) and all(len(row.token_ids) == 1 and row.samples for row in rows)

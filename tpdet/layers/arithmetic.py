@@ -1,7 +1,7 @@
 """Which arithmetic the layers use: the contract's, or a stock engine's.
 
 A layer asks its arithmetic for products, attention and the exchange, and does not know which it
-has: the choice is the runner's (`runner/arithmetic_choice.py`), and no layer looks at it.
+has: the engine decides (`engine/arithmetic_switch.py`), and no layer looks.
 Norms, rotary embedding, activation and sampling are ours in both.
 """
 
@@ -11,7 +11,9 @@ import torch
 from torch.nn.functional import linear
 
 from tpdet.cache.kv import LayerPages
+from tpdet.comm.exchange.all_reduce import AllReduceExchange
 from tpdet.comm.exchange.fold import RankExchange
+from tpdet.comm.world.world import World
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import Expression
@@ -134,3 +136,10 @@ class StockArithmetic:
         return stock_attention.paged_attention(
             q, pages.keys, pages.values, batch, window, self._planned[1]
         )
+
+
+def make_arithmetic(approximate: bool, world: World, exchange: RankExchange) -> Arithmetic:
+    """Stock arithmetic or the contract's; `exchange` is the strict one."""
+    if approximate:
+        return StockArithmetic(AllReduceExchange(world, exchange))
+    return StrictArithmetic(exchange)

@@ -95,7 +95,7 @@ class RowLinear:
         """
         assert self.weight_LNK is not None
         sums = self._arithmetic.row(x_MK, self.weight_LNK, self._roots)
-        if rows.aside:
+        if rows.overlapped:
             return self._exchange.begin(sums, rows.hidden_MH, norm_weight, eps)
         return Done(*self._exchange.fold_and_norm(sums, rows.hidden_MH, norm_weight, eps))
 

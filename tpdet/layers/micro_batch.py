@@ -1,7 +1,7 @@
-"""Rows of a step that go through the layers together: all of them, or one of two halves.
+"""A micro-batch: rows of a step that go through the layers together, all of them or a half.
 
-In halves, one's exchange between ranks runs under the other's products; no bit of a row depends on
-which rows it goes with.
+With two micro-batches, the exchange of one overlaps the products of the other. No bit of a row
+depends on which rows it is computed with.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from tpdet.kernels.inputs.paged_batch import PagedBatch
 
 @dataclass
 class MicroBatch:
-    """The residual stream `hidden_MH` and its norm `x_MH`; `aside`: exchanges run beside others.
+    """The residual stream `hidden_MH` and its norm `x_MH`; `overlapped`: its exchanges run
+    under the products of another micro-batch.
 
     `pending` is the exchange that makes the next of both.
     """
@@ -22,7 +23,7 @@ class MicroBatch:
     batch: PagedBatch
     hidden_MH: torch.Tensor
     x_MH: torch.Tensor
-    aside: bool
+    overlapped: bool
     pending: Pending | None = None
 
     def settle(self) -> None:

@@ -74,11 +74,6 @@ class VocabularyTable:
             local_MV = world.all_gather(local_MV).permute(1, 0, 2).reshape(len(local_MV), -1)
         return local_MV[:, :size].contiguous()
 
-    @property
-    def first_id(self) -> int:
-        """The id of this rank's first column of logits."""
-        return self._partition.world.rank * self.table_VH.shape[0]
-
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Multiply by this from now on."""
         self._arithmetic = arithmetic

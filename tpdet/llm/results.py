@@ -107,7 +107,7 @@ class ResultWriter:
         if ended and not aborted and not answer.approximate:
             tokens = [[choice.logprobs for choice in answer.choices]]
             digest = replay_digest(
-                [request], tokens, seed, self._runner.contract, self._runner.model_digest
+                [request], tokens, seed, self._runner.contracts.strict, self._runner.model_digest
             )
         return RequestOutput(
             request_id=request_id,

@@ -11,17 +11,6 @@ PARSED = frozenset(
     "bos_token_id".split()
 )
 
-PARSED_BY_FAMILY = {
-    "llama": frozenset[str](),
-    "mistral": frozenset({"sliding_window"}),
-    "qwen2": frozenset(
-        {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}
-    ),
-    "qwen3": frozenset(
-        {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}
-    ),
-}
-
 # Notes, training settings, and choices of how transformers computes: none changes what is computed.
 _NOTES = (
     "_name_or_path name_or_path _commit_hash transformers_version transformers.js_config "
@@ -44,9 +33,12 @@ _GENERATION = (
 
 INERT = frozenset(_NOTES.split()) | frozenset(_GENERATION.split())
 
+Allowed = tuple[tuple[object, ...], str]
+"""(values allowed beside null, what to say of any other)"""
+
 _NOT_SUPPORTED = "tpdet does not support it"
 
-NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
+NEUTRAL: dict[str, Allowed] = {
     "hidden_act": (("silu",), "only silu is supported"),
     "attention_dropout": ((0,), "serving has no dropout, set it to 0"),
     "attention_bias": ((False,), "a checkpoint with this bias is not supported"),
@@ -65,17 +57,9 @@ NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "chunk_size_feed_forward": ((0,), _NOT_SUPPORTED),
     "pruned_heads": (({},), "use the checkpoint before pruning"),
 }
-"""Key -> (values allowed beside null, what to say of any other)."""
-
-NEUTRAL_BY_FAMILY: dict[str, dict[str, tuple[tuple[object, ...], str]]] = {
-    "llama": {"sliding_window": ((), "Llama has no sliding window")},
-    "mistral": {},
-    "qwen2": {"attention_bias": ((True,), "Qwen2 always has biases on q, k and v")},
-    "qwen3": {},
-}
+"""By key; what a family has beside or in place of these stands in `families`."""
 
 DEFAULT_THETA = 10000.0
-DEFAULT_HEAD_DIM = {"qwen3": 128}
 DEFAULT_MAX_WINDOW_LAYERS = 28
 DEFAULT_WINDOW = 4096
 """What transformers takes for an absent key."""

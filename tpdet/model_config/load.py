@@ -4,19 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from tpdet.errors import NotFoundError, UsageError
+from tpdet.model_config.families import FAMILIES, Family
 from tpdet.model_config.fields import Fields
 from tpdet.model_config.json_file import read_json_object
-from tpdet.model_config.keys import (
-    DEFAULT_HEAD_DIM,
-    INERT,
-    NEUTRAL,
-    NEUTRAL_BY_FAMILY,
-    PARSED,
-    PARSED_BY_FAMILY,
-)
-from tpdet.model_config.model import DTYPES, FAMILIES, HEAD_SIZES, ModelConfig
+from tpdet.model_config.keys import INERT, NEUTRAL, PARSED
+from tpdet.model_config.model import DTYPES, HEAD_SIZES, ModelConfig
 from tpdet.model_config.rope import parse_rotary
-from tpdet.model_config.windows import parse_windows
 
 # Far past every model, and small enough that nothing made from a number of a file fills a machine.
 MAX_LAYERS = 4096
@@ -40,7 +33,7 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
     path = directory / "config.json"
     values = read_json_object(path)
     config = Fields(values, str(path))
-    architecture, family = _family(config)
+    family = _family(config)
     _check_keys(config, values, family)
     layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     vocab_size = config.integer("vocab_size", high=MAX_VOCABULARY)
@@ -48,8 +41,8 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
     max_position = config.integer("max_position_embeddings")
     bos = config.integer("bos_token_id", low=0) if "bos_token_id" in config else None
     return ModelConfig(
-        family=family,
-        architecture=architecture,
+        family=family.name,
+        architecture=family.architecture,
         vocab_size=vocab_size,
         hidden_size=_reduced(config, "hidden_size"),
         intermediate_size=_reduced(config, "intermediate_size"),
@@ -61,30 +54,30 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         rotary=parse_rotary(config, head_dim, max_position),
         max_position=max_position,
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
-        attention_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
-        windows=parse_windows(config, family, layers),
+        attention_bias=family.attention_bias,
+        qk_norm=family.qk_norm,
+        windows=family.windows(config, layers),
         dtype=_dtype(config, dtype),
         eos_token_ids=_eos_ids(directory, config, vocab_size),
         bos_token_id=bos,
     )
 
 
-def _family(config: Fields) -> tuple[str, str]:
-    """Architecture and family; they must be known and agree."""
+def _family(config: Fields) -> Family:
+    """Architecture and `model_type` must be known and agree."""
     names = config.raw("architectures")
     supported = ", ".join(FAMILIES)
     if not isinstance(names, list) or len(names) != 1 or names[0] not in tuple(FAMILIES):
         config.refuse("architectures", f"only one of {supported} is supported")
     family = FAMILIES[names[0]]
-    if config.text("model_type") != family:
-        config.refuse("model_type", f"{names[0]} goes with {family!r}")
-    return names[0], family
+    if config.text("model_type") != family.name:
+        config.refuse("model_type", f"{names[0]} goes with {family.name!r}")
+    return family
 
 
-def _check_keys(config: Fields, values: dict[str, Any], family: str) -> None:
-    neutral = NEUTRAL | NEUTRAL_BY_FAMILY[family]
-    parsed = PARSED | PARSED_BY_FAMILY[family]
+def _check_keys(config: Fields, values: dict[str, Any], family: Family) -> None:
+    neutral = NEUTRAL | {**family.neutral}
+    parsed = PARSED | family.parsed
     for key in sorted(set(values) & set(neutral) - parsed):
         allowed, remedy = neutral[key]
         value = values[key]
@@ -101,13 +94,13 @@ def _equal(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _heads(config: Fields, family: str) -> tuple[int, int, int]:
+def _heads(config: Fields, family: Family) -> tuple[int, int, int]:
     """(query heads, key heads, head size)."""
     heads = config.integer("num_attention_heads", high=MAX_HEADS)
-    key_heads = config.integer("num_key_value_heads", heads if family == "llama" else None)
+    key_heads = config.integer("num_key_value_heads", None if family.key_heads_required else heads)
     if key_heads > heads or heads % key_heads:
         config.refuse("num_key_value_heads", f"it must divide num_attention_heads {heads}")
-    default = DEFAULT_HEAD_DIM.get(family)
+    default = family.head_dim
     if "head_dim" not in config and default is None:
         hidden = config.integer("hidden_size")
         if hidden % heads:

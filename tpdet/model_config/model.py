@@ -4,14 +4,6 @@ from dataclasses import dataclass
 
 from tpdet.kernels.exact.rotary_frequencies import RotarySpec
 
-FAMILIES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-"""Supported architectures, with the `model_type` each goes with."""
-
 HEAD_SIZES = (64, 96, 128, 256)
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -20,7 +12,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 class ModelConfig:
     """A dense decoder: sizes, rotary embedding, windows, dtype of weights and activations.
 
-    `attention_bias` is that of q, k and v (Qwen2); `qk_norm` a norm on each head (Qwen3).
+    `attention_bias` is that of q, k and v; `qk_norm` a norm on each head.
     `windows[i]` is layer i's sliding window: a token sees itself and the `windows[i] - 1` before
     it; None is full attention. `max_position` is the context the checkpoint states.
     """

@@ -1,4 +1,7 @@
-"""Sliding windows per layer, as transformers applies them in each family."""
+"""Sliding windows per layer, as transformers applies them: the ways that families choose from.
+
+A window counts tokens, itself among them; None is full attention.
+"""
 
 from tpdet.model_config.fields import Fields
 from tpdet.model_config.keys import DEFAULT_MAX_WINDOW_LAYERS, DEFAULT_WINDOW
@@ -7,27 +10,25 @@ _SLIDING = "sliding_attention"
 _FULL = "full_attention"
 
 
-def parse_windows(config: Fields, family: str, layers: int) -> tuple[int | None, ...]:
-    """Each layer's window in tokens (itself counted), None for full attention.
-
-    Mistral: `sliding_window` on every layer; absent means 4096, null none. Qwen: only with
-    `use_sliding_window`, on the layers that `layer_types` names, else from `max_window_layers` on.
-    Raises CheckpointError when these contradict each other.
-    """
-    if family == "mistral":
-        return (_mistral_window(config),) * layers
-    if family in ("qwen2", "qwen3"):
-        return _qwen_windows(config, layers)
+def no_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
+    """Full attention (Llama)."""
     return (None,) * layers
 
 
-def _mistral_window(config: Fields) -> int | None:
-    if config.has_null("sliding_window"):
-        return None
-    return config.integer("sliding_window", DEFAULT_WINDOW)
+def every_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
+    """`sliding_window` on every layer (Mistral): absent means 4096, null none."""
+    window = None
+    if not config.has_null("sliding_window"):
+        window = config.integer("sliding_window", DEFAULT_WINDOW)
+    return (window,) * layers
 
 
-def _qwen_windows(config: Fields, layers: int) -> tuple[int | None, ...]:
+def switched_by_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
+    """Only with `use_sliding_window` (Qwen), on some layers.
+
+    On those that `layer_types` names, else from `max_window_layers` on. Raises CheckpointError when
+    these contradict each other.
+    """
     window = None
     if config.boolean("use_sliding_window", False) and not config.has_null("sliding_window"):
         window = config.integer("sliding_window", DEFAULT_WINDOW)

@@ -1,4 +1,4 @@
-"""The dense decoder of Llama 2/3, Mistral, Qwen2/2.5 and Qwen3.
+"""The decoder that all families share: embedding, layers of the family, norm and output head.
 
 Shape suffixes: M rows of the step, H hidden, V vocabulary.
 """
@@ -8,56 +8,18 @@ from copy import copy
 import torch
 
 from tpdet.cache.kv import KeyValuePages
-from tpdet.comm.exchange.fold import Pending, RankExchange
+from tpdet.comm.exchange.fold import RankExchange
 from tpdet.kernels import ops
 from tpdet.kernels.exact.rotary_tables import rotary_table
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.layers.arithmetic import Arithmetic
-from tpdet.layers.attention import Attention
 from tpdet.layers.micro_batch import MicroBatch
-from tpdet.layers.mlp import GatedMlp
 from tpdet.layers.partition import Partition
 from tpdet.layers.vocabulary import VocabularyTable
+from tpdet.models.families import LAYERS
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
-
-
-class DecoderLayer:
-    """Attention and feed-forward, each behind a norm, each added to the residual stream."""
-
-    def __init__(self, source: WeightSource, partition: Partition, index: int) -> None:
-        config, name = partition.config, f"model.layers.{index}"
-        shape, whole = (config.hidden_size,), Pieces.whole()
-        self._eps = config.rms_norm_eps
-        self._norms = [f"{name}.{n}_layernorm.weight" for n in ("input", "post_attention")]
-        self.input_norm = source.read(self._norms[0], shape, whole)
-        self._attention = Attention(source, partition, f"{name}.self_attn", config.windows[index])
-        self._middle_norm = source.read(self._norms[1], shape, whole)
-        self._mlp = GatedMlp(source, partition, f"{name}.mlp")
-        self._index = index
-
-    def load(self, source: WeightSource) -> None:
-        """Read the weights again, in place."""
-        for name, held in zip(self._norms, (self.input_norm, self._middle_norm), strict=True):
-            place(held, source.read(name, tuple(held.shape), Pieces.whole()))
-        self._attention.load(source)
-        self._mlp.load(source)
-
-    def attend(
-        self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: KeyValuePages
-    ) -> Pending:
-        """Attention on the rows' x; the stream comes back normed for the feed-forward block."""
-        return self._attention(rows, self._middle_norm, rotary, pages.layers[self._index])
-
-    def feed(self, rows: MicroBatch, following_norm: torch.Tensor) -> Pending:
-        """The feed-forward block; the stream comes back normed for what follows."""
-        return self._mlp(rows, following_norm, self._eps)
-
-    def adopt(self, arithmetic: Arithmetic) -> None:
-        """Compute by this from now on."""
-        self._attention.adopt(arithmetic)
-        self._mlp.adopt(arithmetic)
 
 
 class Decoder:
@@ -70,7 +32,8 @@ class Decoder:
         self._arithmetic = partition.arithmetic
         self._windows = config.windows
         self._embedding = VocabularyTable(source, partition, "model.embed_tokens")
-        self._layers = [DecoderLayer(source, partition, i) for i in range(config.num_layers)]
+        layer = LAYERS[config.family]
+        self._layers = [layer(source, partition, i) for i in range(config.num_layers)]
         self._norm = source.read("model.norm.weight", (config.hidden_size,), Pieces.whole())
         self._head = self._embedding
         if not config.tie_word_embeddings:
@@ -80,7 +43,7 @@ class Decoder:
     def load(self, source: WeightSource) -> None:
         """Read every weight again, each into the memory it has: CUDA graphs stay valid.
 
-        The checkpoint's configuration must be the first one's. No step may be in flight, here or
+        The checkpoint's configuration must be the first one's. No step may be pending, here or
         on a peer. Raises as `WeightSource.read`; the model is then neither the old nor the new.
         """
         self._embedding.load(source)
@@ -96,18 +59,18 @@ class Decoder:
     ) -> torch.Tensor:
         """Run the layers over a step's rows, storing their keys and values; -> [M, H], normed.
 
-        The rows of several batches follow each other; the exchanges of one run under the products
-        of the others.
+        The rows of several batches follow each other; the exchanges of one overlap the products of
+        the others.
         """
-        rotary, aside = (self.cos, self.sin), len(batches) > 1
+        rotary, overlapped = (self.cos, self.sin), len(batches) > 1
         parts, first = [], 0
         for batch in batches:
             hidden_MH = self._embedding.embed(ids_M[first : first + batch.row_count])
             first += batch.row_count
             x_MH = ops.rms_norm(hidden_MH, self._layers[0].input_norm, self._eps)
-            parts.append(MicroBatch(batch, hidden_MH, x_MH, aside))
+            parts.append(MicroBatch(batch, hidden_MH, x_MH, overlapped))
         norms = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
-        with ops.leaving_multiprocessors(self._multiprocessors if aside else 0, ids_M.device):
+        with ops.leaving_multiprocessors(self._multiprocessors if overlapped else 0, ids_M.device):
             for layer, norm in zip(self._layers, norms, strict=True):
                 for rows in parts:
                     rows.settle()
@@ -117,7 +80,7 @@ class Decoder:
                     rows.pending = layer.feed(rows, norm)
         for rows in parts:
             rows.settle()
-        return torch.cat([rows.x_MH for rows in parts]) if aside else parts[0].x_MH
+        return torch.cat([rows.x_MH for rows in parts]) if overlapped else parts[0].x_MH
 
     @property
     def exchange(self) -> RankExchange:
@@ -149,8 +112,8 @@ class Decoder:
         return self._arithmetic.fixed_shapes
 
     @property
-    def exchanges_aside(self) -> bool:
-        """Whether exchanges between ranks can run under products."""
+    def overlaps_exchanges(self) -> bool:
+        """Whether exchanges between ranks can overlap products."""
         return self._multiprocessors > 0
 
     @property
@@ -164,8 +127,3 @@ class Decoder:
     def whole_logits(self, local_MV: torch.Tensor) -> torch.Tensor:
         """Every rank's local logits -> [M, V], equal on every rank."""
         return self._head.whole_logits(local_MV)
-
-    @property
-    def first_local_id(self) -> int:
-        """The id of the first column of this rank's local logits."""
-        return self._head.first_id

@@ -14,7 +14,7 @@ from tpdet.control.sampling_row import SamplingRow
 from tpdet.kernels.inputs.paged_batch import PagedSequence
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
-from tpdet.models.halves import micro_batches
+from tpdet.models.micro_batches import micro_batches
 from tpdet.request import SamplingParams
 from tpdet.sampling.sampler import sample
 
@@ -77,10 +77,10 @@ def _step(
     logit_rows: int,
     sampled: set[int],
 ) -> None:
-    """drawn: numbers of rows that were drawn in every way, to which this step's is added."""
+    """sampled: numbers of rows that were sampled in every way, to which this step's is added."""
     rows = sum(sequence.count for sequence in sequences)
     ids = torch.arange(rows, device=device) % 7
-    batches = micro_batches(sequences, device, model.exchanges_aside)
+    batches = micro_batches(sequences, device, model.overlaps_exchanges)
     hidden_MH = model.hidden(ids, pages, *batches)
     logits = model.whole_logits(model.local_logits(hidden_MH[-logit_rows:]))
     sample_in_one_step(logits)

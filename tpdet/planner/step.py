@@ -8,7 +8,7 @@ from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.model_config import ModelConfig
-from tpdet.models.halves import MICRO_BATCH_ROWS
+from tpdet.models.micro_batches import MICRO_BATCH_ROWS
 from tpdet.models.products import head_product, layer_products
 from tpdet.planner.constants import Constants
 from tpdet.planner.exchange_time import (

@@ -1,8 +1,9 @@
 """One rank's step: plan to tensors, through the model, to token ids."""
 
 from tpdet.runner.runner import Runner
+from tpdet.runner.start.contracts import Contracts
 from tpdet.runner.start.loading import Tick
-from tpdet.runner.step.shared_rows import RowSharing, SharedRows
+from tpdet.runner.step.shared_rows import RowSharing, SampleTogether
 from tpdet.runner.step.taking import Follower, TakeLogits
 
-__all__ = ["Follower", "RowSharing", "Runner", "SharedRows", "TakeLogits", "Tick"]
+__all__ = ["Contracts", "Follower", "RowSharing", "Runner", "SampleTogether", "TakeLogits", "Tick"]

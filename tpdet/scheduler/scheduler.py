@@ -43,18 +43,15 @@ class Scheduler:
         preempt_every: int = 0,
         prefix_identity: bytes | None = None,
         constrain: Callable[[str], Constraint] | None = None,
-        approximate: bool = False,
     ) -> None:
         """The limits are counts of sequences, of tokens a step, of pages, of requests, of tokens.
 
         preempt_every: k > 0 preempts, at every k-th step, each sequence that got a token since it
         last began to run; a test that answers do not depend on it. prefix_identity: names the
         weights and the contract under which pages are shared; None shares none. constrain: makes a
-        constraint of a schema's text, or raises RequestError. approximate: plan for stock
-        arithmetic.
+        constraint of a schema's text, or raises RequestError.
         """
         self.preempt_every = preempt_every
-        self.approximate = approximate
         self.policy = Policy(max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity)
         self._requests = RequestTable(max_queue, max_model_len, constrain)
         self._pending = PendingSteps()
@@ -158,11 +155,13 @@ class Scheduler:
         step: int,
         sampled: Mapping[RowKey, SampledToken],
         prompt_scores: Mapping[RowKey, Iterable[SampledToken]] | None = None,
+        approximate: bool = False,
     ) -> list[Output]:
         """Take the results of step number `step`, the oldest pending one.
 
         Returns the outputs for readers, in row order. `sampled` has a token for each row that
-        samples one (see `wanted`), `prompt_scores` the scored targets of each row that scores any.
+        samples one (see `wanted`), `prompt_scores` the scored targets of each row that scores any;
+        `approximate` marks the outputs.
         Raises IntegrityError, before anything is changed, when the step or a key does not fit. A
         request whose token would end it before `min_tokens` fails alone.
         """
@@ -175,7 +174,6 @@ class Scheduler:
         for row, sequence in pending.rows:
             self._totals.computed_tokens += len(row.token_ids)
             if not sequence.finished:
-                approximate = pending.plan.approximate
                 results = take_results(sequence, row, sampled, scores, approximate)
                 end = row.start + len(row.token_ids)
                 # Finite logits prove every position before them sound; without any, no proof.
@@ -204,11 +202,10 @@ class Scheduler:
             raise IntegrityError(f"a reload with {len(self._requests)} requests: drain first")
         self.policy.page_manager.reload(prefix_identity)
 
-    def become_approximate(self, prefix_identity: bytes | None) -> None:
-        """Plan for stock arithmetic from now on; no page computed before is read again."""
+    def restart(self, prefix_identity: bytes | None) -> None:
+        """For another arithmetic: no page that was computed before is read again."""
         self._pending.refuse_any()
         self.policy.restart(prefix_identity)
-        self.approximate = True
 
     def statistics(self) -> SchedulerStatistics:
         """Gauges and totals."""
@@ -229,9 +226,7 @@ class Scheduler:
         step, self._next_step = self._next_step, self._next_step + 1
         pages = self.policy.page_manager
         events, digest = pages.take_events(), pages.table.digest()
-        return StepPlan(
-            PLAN_VERSION, step, events, rows, digest, stop, approximate=self.approximate
-        )
+        return StepPlan(PLAN_VERSION, step, events, rows, digest, stop)
 
     def _preempt_on_demand(self) -> None:
         due = self.preempt_every and self._next_step % self.preempt_every == 0

@@ -16,15 +16,10 @@ import torch
 from safetensors.torch import save_file
 
 from tpdet.errors import UsageError
-from tpdet.model_config import HEAD_SIZES, load_model_config
+from tpdet.model_config import FAMILIES, HEAD_SIZES, load_model_config
 from tpdet.synthetic.train_tokenizer import train_tokenizer
 
-_CLASSES = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "mistral": ("MistralForCausalLM", "mistral"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-}
+_FAMILIES = {family.name: family for family in FAMILIES.values()}
 _DTYPES = ("float32", "bfloat16", "float16")
 _INTERMEDIATE_GROUP = 128
 _MIN_VOCABULARY = 1024
@@ -55,8 +50,8 @@ class Shape:
     sliding_window: int | None = None
 
     def __post_init__(self) -> None:
-        if self.like not in _CLASSES:
-            raise UsageError(f"like {self.like!r}: use one of {', '.join(_CLASSES)}")
+        if self.like not in _FAMILIES:
+            raise UsageError(f"like {self.like!r}: use one of {', '.join(_FAMILIES)}")
         if self.heads < 1 or self.key_heads < 1 or self.heads % self.key_heads:
             raise UsageError(
                 f"{self.key_heads} key heads do not divide {self.heads} attention heads"
@@ -122,10 +117,9 @@ def make_model(directory: Path | str, *, seed: int = 0, shards: int = 1, **shape
 
 def _config(model: Shape, special: dict[str, int]) -> dict[str, Any]:
     """config.json in the style that transformers 4 and 5 both read."""
-    architecture, model_type = _CLASSES[model.like]
     config: dict[str, Any] = {
-        "architectures": [architecture],
-        "model_type": model_type,
+        "architectures": [_FAMILIES[model.like].architecture],
+        "model_type": model.like,
         "vocab_size": model.vocab,
         "hidden_size": model.hidden,
         "intermediate_size": model.middle,
@@ -187,6 +181,7 @@ def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: i
 
 def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Every tensor of the model under its Hugging Face name."""
+    family = _FAMILIES[config["model_type"]]
     hidden, head = config["hidden_size"], config["head_dim"]
     query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     middle, vocab = config["intermediate_size"], config["vocab_size"]
@@ -197,10 +192,10 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
         for name, rows in (("q", query), ("k", key), ("v", key)):
             shapes[f"{attention}.{name}_proj.weight"] = (rows, hidden)
-            if config["model_type"] == "qwen2":
+            if family.attention_bias:
                 shapes[f"{attention}.{name}_proj.bias"] = (rows,)
         shapes[f"{attention}.o_proj.weight"] = (hidden, query)
-        if config["model_type"] == "qwen3":
+        if family.qk_norm:
             shapes[f"{attention}.q_norm.weight"] = (head,)
             shapes[f"{attention}.k_norm.weight"] = (head,)
         shapes[f"{layer}.mlp.gate_proj.weight"] = (middle, hidden)

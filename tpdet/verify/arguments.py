@@ -114,7 +114,8 @@ def fill_matrix(options: argparse.Namespace) -> bool:
 
 def _verify(options: argparse.Namespace) -> int:
     from tpdet.config import EngineConfig
-    from tpdet.verify.run import FAMILIES, parse_row_layers, parse_sizes, verify_all
+    from tpdet.model_config import FAMILY_NAMES
+    from tpdet.verify.run import parse_row_layers, parse_sizes, verify_all
     from tpdet.verify.spec import VerifySpec
 
     if options.approximate:
@@ -148,7 +149,7 @@ def _verify(options: argparse.Namespace) -> int:
     if options.worlds_per_gpu < 1:
         raise UsageError(f"--worlds-per-gpu {options.worlds_per_gpu}: use 1 or more")
     tps = parse_sizes(options.tp)
-    families = SHORT_FAMILIES if short else FAMILIES
+    families = SHORT_FAMILIES if short else FAMILY_NAMES
     return verify_all(
         options.model, spec, tps, options.output, options.worlds_per_gpu, ways, families
     )

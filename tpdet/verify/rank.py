@@ -56,8 +56,8 @@ def main(arguments: list[str]) -> int:
     for dtype in spec.dtypes:
         for load in _loads(spec, graphs, world.size):
             config = _config(spec, dtype, load, graphs)
-            runner = Runner(config, world)
-            fingerprints[f"{dtype} {load.mode}"] = runner.system_fingerprint
+            runner = Runner.start(config, world)
+            fingerprints[f"{dtype} {load.mode}"] = runner.fingerprint(approximate=False)
             vocab_size = runner.model_config.vocab_size
             traces += _run_all(spec, load, config, runner, world, folder)
             runner.close()

@@ -13,7 +13,7 @@ from tpdet.comm.device import resolve_device
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, ROW_LAYERS
 from tpdet.launch.life.signals import raising
-from tpdet.model_config import load_model_config
+from tpdet.model_config import FAMILY_NAMES, load_model_config
 from tpdet.model_config.fit import check_ranks
 from tpdet.synthetic.make_model import make_model
 from tpdet.verify.compare import Relation, compare
@@ -26,7 +26,6 @@ from tpdet.verify.spec import VerifySpec
 from tpdet.verify.ways import USUAL, Way, Ways, choose
 from tpdet.weights.resolve import resolve_model
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _SECONDS_A_RUN = 8.0
 """Of the tiny model of a bare verification, on two cores that have little else to do."""
 
@@ -96,7 +95,7 @@ def verify_all(
     output: Path | None,
     worlds_per_gpu: int = 1,
     ways: Ways | None = None,
-    families: Sequence[str] = FAMILIES,
+    families: Sequence[str] = FAMILY_NAMES,
 ) -> int:
     """Verify each model (if none is named, tiny ones of `families`); 1 on a difference, else 0.
 

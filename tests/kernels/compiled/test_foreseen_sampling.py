@@ -106,7 +106,8 @@ def test_every_kind_that_ranks_draw_together_is_foreseen(monkeypatch, tmp_path):
     exchange, world = Exchange(), SimpleNamespace(rank=0, size=2)
     shard = Shard(0, VOCABULARY, exchange.all_gather)
     sharing = RowSharing.__new__(RowSharing)
-    sharing._given, sharing._columns, sharing._most = (exchange, world, shard), VOCABULARY // 2, 128
+    sharing._rows, sharing._world, sharing._shard = exchange, world, shard
+    sharing._columns, sharing._most = VOCABULARY // 2, 128
     foreseen = asked(lambda: sharing.warm_up(torch.device("cpu")))
     logits = torch.zeros(128, VOCABULARY // 2)
     kinds = {

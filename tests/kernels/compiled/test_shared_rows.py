@@ -8,6 +8,7 @@ import torch
 from tests.lib.engine_harness import ask, run
 from tests.lib.thread_world import run_threads
 from tpdet.comm.exchange.rows import GatherRows, first_rows, row_places, share_of
+from tpdet.control.plan import ByShares
 from tpdet.control.sampling_row import SamplingRow
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.row_params import RowParams
@@ -154,7 +155,7 @@ def test_a_plan_that_this_rank_cannot_follow_is_refused():
     exchange = SimpleNamespace(memory=None, all_gather=None)
     sharing = shared_rows.RowSharing(exchange, partition, 4, open_rows=False)
     with pytest.raises(IntegrityError, match="sample together"):
-        sharing.take_all(None, [], None)
+        sharing.follow(SimpleNamespace(sampling=ByShares(())))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

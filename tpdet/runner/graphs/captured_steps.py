@@ -1,4 +1,4 @@
-"""What graphs of decode steps and of steps with prompt rows do alike: capture, fill, replay."""
+"""What graphs of decode steps and of steps with prompt rows share: capture, fill, replay."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -61,7 +61,7 @@ def make_graphs(
     steps = []
     if model.attends_in_fixed_shapes:
         most = config.max_num_batched_tokens
-        steps = step_shapes(most, config.seats, width, model.exchanges_aside)
+        steps = step_shapes(most, config.seats, width, model.overlaps_exchanges)
     room, first = None, model
     if capture:
         _log.info("capturing CUDA graphs: %d of decode steps, %d others", len(decode), len(steps))

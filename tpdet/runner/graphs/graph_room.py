@@ -1,4 +1,4 @@
-"""What an engine's CUDA graphs share: the buffers they read, a stream to capture on, and memory."""
+"""What the CUDA graphs of an engine share: input buffers, a stream to capture on, and memory."""
 
 from collections.abc import Callable
 from typing import Any, Protocol

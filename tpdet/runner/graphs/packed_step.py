@@ -1,7 +1,7 @@
 """A step's integers in one buffer of fixed shape, so that a captured graph finds them in place.
 
 The buffer holds int32 words: the ids of the step's rows, then positions, slots, tables and work
-lists of one batch or of two halves (`PagedBatch`), each part from a multiple of 16 bytes on, for
+lists of one batch or of two (`PagedBatch`), each part from a multiple of 16 bytes on, for
 kernels are specialised on that. A step is padded up to the shape: pad rows are token 0 at position
 0 of no sequence and write to the scratch page, pad entries of the lists name a sequence without
 rows, the table's last. A row's bits depend on neither (docs/numerics.md, section 8).
@@ -57,7 +57,7 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class StepShape:
-    """Room of a step: of its one batch, or of two halves whose rows follow each other."""
+    """Room of a step: of its one batch, or of two micro-batches whose rows follow each other."""
 
     batches: tuple[BatchShape, ...]
 
@@ -99,7 +99,7 @@ class StepShape:
 
 @dataclass(frozen=True)
 class StepSpans:
-    """Sequences of a step or of a half: first row, count and start int64 [n]; tables [n, width]."""
+    """Sequences of a step or micro-batch: first row, count, start int64 [n]; tables [n, width]."""
 
     first: np.ndarray
     count: np.ndarray

@@ -2,8 +2,8 @@
 
 Launching such a step kernel by kernel takes a slow host longer than the GPU takes to run it. It is
 replayed from a graph captured at start for a bucket of rows and of attention splits, up to which
-it is padded (`packed_step`): embedding and layers, in two halves where exchanges run aside, to the
-normed rows. The output head and sampling follow one by one: which rows have logits varies.
+it is padded (`packed_step`): embedding and layers, as two micro-batches where exchanges overlap, to
+the normed rows. The output head and the sampling follow one by one: which rows have logits varies.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ import torch
 from tpdet.control.plan import Row
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS
 from tpdet.models.decoder import Decoder
-from tpdet.models.halves import first_half
+from tpdet.models.micro_batches import first_micro_batch
 from tpdet.runner.graphs.captured_steps import CapturedSteps
 from tpdet.runner.graphs.packed_step import BatchShape, StepShape, StepSpans
 
@@ -61,16 +61,17 @@ class StepGraphs(CapturedSteps):
         return x_MH
 
 
-def step_shapes(most_rows: int, seats: int, width: int, aside: bool) -> list[StepShape]:
+def step_shapes(most_rows: int, seats: int, width: int, overlapped: bool) -> list[StepShape]:
     """Shapes that graphs are captured for, ascending; tables have `width` pages.
 
-    most_rows: of a step; seats: sequences of a step, at most; aside: exchanges can run aside.
+    most_rows: of a step; seats: sequences of a step, at most; overlapped:
+    exchanges can overlap products.
     """
     coarse = _coarse_rows(most_rows)
     return [
         shape
         for rows in step_rows(most_rows)
-        for shape in _shapes_of(rows, seats, width, aside, rows in coarse)
+        for shape in _shapes_of(rows, seats, width, overlapped, rows in coarse)
     ]
 
 
@@ -94,20 +95,22 @@ def _coarse_rows(most: int) -> set[int]:
     return found
 
 
-def _shapes_of(rows: int, seats: int, width: int, aside: bool, mixed: bool) -> Iterator[StepShape]:
+def _shapes_of(
+    rows: int, seats: int, width: int, overlapped: bool, mixed: bool
+) -> Iterator[StepShape]:
     """By splits, only the fewest unless `mixed`.
 
-    Decode rows stand before prompts: in the second half none counts as short.
+    Decode rows stand before prompts: in the second micro-batch none counts as short.
     """
-    early = first_half(rows) if aside else rows
+    early = first_micro_batch(rows) if overlapped else rows
     sequences = min(seats, early)
     for splits in list(_split_buckets(sequences * width))[: None if mixed else 1]:
-        halves = [BatchShape(early, sequences, _blocks(early, sequences), splits, width)]
+        batches = [BatchShape(early, sequences, _blocks(early, sequences), splits, width)]
         if late := rows - early:
             sequences_late = min(seats, late)
             blocks = _blocks(late, sequences_late)
-            halves.append(BatchShape(late, sequences_late, blocks, 0, width))
-        yield StepShape(tuple(halves))
+            batches.append(BatchShape(late, sequences_late, blocks, 0, width))
+        yield StepShape(tuple(batches))
 
 
 def _blocks(rows: int, sequences: int) -> int:

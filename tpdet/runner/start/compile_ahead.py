@@ -1,11 +1,11 @@
-"""Kernels compiled before they are needed, side by side, and each by one rank of a host.
+"""Compiles kernels before they are needed: in parallel, and each on one rank of a host.
 
     compile_ahead(lambda: warm_up(...), world)    # collective; compiles what `warm_up` will launch
     warm_up(...)                                  # compiles nothing
 
-The work runs once without launching a kernel or meeting a peer (`recording`, `without_peers`): so
-the list of kernels is what the work asks for, and is kept nowhere. A rank whose work cannot be
-recorded says so in its log and compiles in turn, as launches ask; nobody waits for it.
+The work runs once without launching a kernel or meeting a peer (`recording`, `without_peers`). The
+kernels that it asks for are compiled; no list of them is kept. A rank whose work cannot be recorded
+says so in its log and compiles each kernel at its first launch; no other rank waits for it.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _SIZE = 32  # bytes of a digest
 
 @dataclass(frozen=True)
 class Asked:
-    """What one rank told the others: where its compiled kernels lie, and which it needs."""
+    """A message of one rank to the others: where its compiled kernels are, and which it needs."""
 
     place: bytes
     digests: tuple[bytes, ...]
@@ -42,7 +42,7 @@ class Asked:
 
     @staticmethod
     def decode(data: bytes) -> "Asked":
-        """Of `encode`. Raises ValueError for what has no such length."""
+        """The inverse of `encode`. Raises ValueError for a length that does not fit."""
         if not data or len(data) % _SIZE:
             raise ValueError(f"{len(data)} bytes are no list of {_SIZE}-byte digests")
         parts = [data[first : first + _SIZE] for first in range(0, len(data), _SIZE)]
@@ -77,7 +77,7 @@ class CompilingAhead:
         self._watch(self._late.append)
 
     def finish(self) -> None:
-        """The start is over: rank 0 says how long it took, each what it did not foresee.
+        """End the start: rank 0 logs how long it took, each rank the kernels it did not foresee.
 
         From now until `close` each rank warns of a kernel that is compiled while it serves.
         """
@@ -154,7 +154,7 @@ def share(everyone: Sequence[Asked], rank: int) -> Mapping[bytes, None]:
 
 
 def _record(work: Callable[[], object], world: World) -> "Recorded":
-    """What `work` asks for; what it asked for so far if it raises."""
+    """The kernels that `work` asks for; those so far if it raises."""
     from tpdet.kernels.cuda.launch.recording import recording
 
     recorded: Recorded = {}
@@ -171,7 +171,7 @@ def _record(work: Callable[[], object], world: World) -> "Recorded":
 
 
 def _place() -> bytes:
-    """Equal for ranks whose caches of compiled kernels are one folder of one host."""
+    """A digest that is equal for ranks whose kernel caches are one folder of one host."""
     from triton import knobs
 
     boot = Path("/proc/sys/kernel/random/boot_id")

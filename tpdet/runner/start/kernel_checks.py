@@ -1,4 +1,4 @@
-"""What this machine's kernels must show before a model is loaded."""
+"""Checks of this machine's kernels and of all ranks' settings, before a model is loaded."""
 
 import logging
 import os

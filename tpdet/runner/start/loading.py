@@ -1,8 +1,8 @@
 """A model's weights on this rank: loaded at start, and again, in place, by a reload.
 
-A reload reads everything twice. First all ranks check the whole checkpoint and tell each other what
-they found; what one of them refuses, nobody loads, and the old weights serve on. Only then is a
-byte overwritten, and what is read now must have the digests of what was checked.
+A reload reads everything twice. First all ranks check the whole checkpoint and exchange what they
+found. If one refuses, no rank loads it and the old weights go on serving. Only then are weights
+overwritten, and what is read the second time must have the digests of the first.
 """
 
 import logging

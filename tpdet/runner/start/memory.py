@@ -1,4 +1,4 @@
-"""How many KV pages a rank has room for."""
+"""The number of KV pages that a rank has room for."""
 
 import os
 import struct
@@ -25,7 +25,7 @@ def pages_that_fit(
     device: torch.device,
     held: int = 0,
 ) -> int:
-    """As many as all sequences could use, but no more than a share of free memory holds.
+    """As many pages as all sequences could use, but no more than a share of free memory holds.
 
     key_heads: of this rank; context: positions a sequence may have; ranks: on this host's memory;
     held: bytes of a GPU that graphs will take.

@@ -1,4 +1,4 @@
-"""The poison check: what no sequence owns may hold anything, NaN included, and changes nothing.
+"""The poison check: memory that no sequence owns may hold NaN, and no logit changes.
 
 A short prompt and one more token are computed twice: with zeros, and with NaN, in free pages, in
 the unwritten part of its own pages, and in every tensor that an operation makes before it writes
@@ -17,7 +17,7 @@ from tpdet.errors import CheckpointError, TpdetError
 from tpdet.kernels.inputs.paged_batch import PagedSequence
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
-from tpdet.models.halves import micro_batches
+from tpdet.models.micro_batches import micro_batches
 
 PROMPT_TOKENS = 21
 _PAGES = 3  # the sequence's own is the middle one, if there are so many
@@ -88,7 +88,7 @@ def _logits(
                 continue
             ids = torch.tensor([(7 * p + 3) % vocab_size for p in range(start, start + size)])
             batches = micro_batches(
-                (PagedSequence(0, size, start, (own,)),), first.device, model.exchanges_aside
+                (PagedSequence(0, size, start, (own,)),), first.device, model.overlaps_exchanges
             )
             x_MH = model.hidden(ids.to(first.device), pages, *batches)
             found.append(model.local_logits(x_MH[-1:]))

@@ -1,4 +1,4 @@
-"""How long the phases of a start took, for its one line in the log and a metric."""
+"""The times of a start's phases, for one line in the log and a metric."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""What an engine launches before it serves: each size of step, after its kernels were compiled."""
+"""The warm-up: every size of step is launched once, after its kernels were compiled."""
 
 import logging
 from collections.abc import Callable
@@ -6,48 +6,39 @@ from functools import partial
 
 import torch
 
-from tpdet.cache.kv import KeyValuePages
-from tpdet.config import EngineConfig
-from tpdet.models.decoder import Decoder
-from tpdet.models.warm_up import warm_up
+from tpdet.models.warm_up import pages_needed, warm_up
 from tpdet.runner.graphs.engine_graphs import captures_graphs, make_graphs
-from tpdet.runner.start.compile_ahead import CompilingAhead
+from tpdet.runner.start.loaded_model import LoadedModel
+from tpdet.runner.step.step_rows import LOGIT_ROWS
 
 _log = logging.getLogger("tpdet.engine")
 
 
-def warm_engine(
-    model: Decoder,
-    pages: KeyValuePages,
-    sampled: torch.Tensor,
-    config: EngineConfig,
-    context: int,
-    logit_rows: int,
-    ahead: CompilingAhead,
-    sample: Callable[[], None],
-) -> int:
-    """Run every size of step on `pages`, what graphs will hold compiled as well; collective.
+def warm_engine(loaded: LoadedModel) -> int:
+    """Run every size of step, and what graphs will hold, on pages made for it; collective.
 
-    sampled: ids of the step before, as for `DecodeGraphs`. sample: the ways that ranks sample
-    together, each size once. Returns bytes of the GPU for graphs: what
-    the largest step took, which those of steps with prompt rows take again, for good.
+    Returns bytes of the GPU for graphs: what the largest step took, which the graphs of steps with
+    prompt rows take again, for good.
     """
-    limits = config.max_num_seqs, config.max_num_batched_tokens, context, logit_rows
+    config, context, model = loaded.config, loaded.max_model_len, loaded.decoder
+    device, sampled = loaded.device, loaded.sampled
+    pages = loaded.allocate_pages(pages_needed(config.max_num_batched_tokens, context))
+    limits = config.max_num_seqs, config.max_num_batched_tokens, context, LOGIT_ROWS
 
     def rehearse() -> None:
         shallow = model.shallow()
         with shallow.exchange.rehearsal():
-            warm_up(shallow, pages, sampled.device, *limits)
-            if captures_graphs(config, sampled.device):
+            warm_up(shallow, pages, device, *limits)
+            if captures_graphs(config, device):
                 make_graphs(shallow, pages, sampled, config, context, capture=False)
-            sample()
+            loaded.sharing.warm_up(device)
 
-    ahead.compile(rehearse, "warm-up")
+    loaded.ahead.compile(rehearse, "warm-up")
     _log.info("warming up")
-    warm = partial(warm_up, model, pages, sampled.device, *limits)
-    sample()
-    if captures_graphs(config, sampled.device) and model.attends_in_fixed_shapes:
-        return _bytes_taken(warm, sampled.device)
+    warm = partial(warm_up, model, pages, device, *limits)
+    loaded.sharing.warm_up(device)
+    if captures_graphs(config, device) and model.attends_in_fixed_shapes:
+        return _bytes_taken(warm, device)
     warm()
     return 0
 

@@ -1,4 +1,4 @@
-"""Waiting for a GPU with an end to it: torch's own synchronisation has none."""
+"""Waits for a GPU with a time limit: torch's synchronisation has none."""
 
 import time
 

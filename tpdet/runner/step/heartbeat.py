@@ -1,4 +1,4 @@
-"""The heartbeat's work: every rank shows the digest of its page table as it lies in memory."""
+"""The work of a heartbeat: all ranks compare the digests of their page tables."""
 
 from tpdet.cache.versions import VersionTable, first_difference
 from tpdet.comm.world.world import World, rank_on_node

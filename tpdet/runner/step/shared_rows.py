@@ -1,10 +1,10 @@
-"""Ranks sample together: by shares of a step's rows or by columns; every rank gets the tokens.
+"""Sampling together: by shares of a step's rows or by columns, and all ranks learn the tokens.
 
 By shares, an exchange turns the columns of logits that a rank has computed into some whole rows,
-for which the rank samples: steps with top-k or top-p. By columns, each rank looks for every row's
-token in its part of the vocabulary. What else a row's token depends on stands in the plan
-(`RowSampling`). Rows that bias, penalties, forbidden ids or a schema change are not for this:
-rank 0 samples all rows of a step that has one.
+and the rank samples for these: steps with top-k or top-p. By columns, each rank looks for every
+row's token in its part of the vocabulary. The plan says what else a token depends on
+(`RowSampling`). It has no lists of ids: rank 0 samples alone where a row of the step has a bias,
+penalties, forbidden ids or a schema.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,18 +13,28 @@ import torch
 
 from tpdet.comm.exchange.fold import RankExchange
 from tpdet.comm.exchange.rows import RowExchange
-from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
-from tpdet.control.plan import RowSampling, StepPlan
+from tpdet.control.plan import (
+    ByColumns,
+    ByShares,
+    LikeliestByColumns,
+    RowSampling,
+    StepPlan,
+    WholeRows,
+)
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.layers.partition import Partition
-from tpdet.sampling.sampler import PendingSample, sample_columns, sample_shared
+from tpdet.sampling.sampler import PendingSample, sample_columns, sample_likeliest, sample_shared
 
 Blocks = Iterable[tuple[int, torch.Tensor]]
 """(first row, this rank's columns of logits from it on)"""
-TakeShared = Callable[[int, torch.Tensor, "SharedRows"], torch.Tensor]
+SampleTogether = Callable[[int, torch.Tensor], PendingSample]
+"""Samples for rows of one plan, on every rank alike.
+
+From the step's first row of a block, and this rank's columns of it, fp32 [n, W].
+"""
 
 _LIKELIEST = RowParams(temperature=0.0, seed=0, position=0)
 _PLAIN = RowParams(temperature=1.0, seed=0, position=0, min_p=0.01)
@@ -34,41 +44,11 @@ _BY_SHARES = *_BY_COLUMNS, (_FILTERED,), (_LIKELIEST, _FILTERED, _PLAIN)
 """What rows of a step, or of a rank's share of it, may be: kernels leave out what none needs."""
 
 
-class SharedRows:
-    """The rows of one plan that the ranks sample for together."""
-
-    def __init__(self, plan: StepPlan, exchange: RowExchange, world: World, shard: Shard) -> None:
-        """plan: with `row_sampling`, one for each of its rows with logits. shard: this rank's."""
-        rows = [row for row in plan.rows if row.logits]
-        self._params = [
-            _params_of(how, row.start + len(row.token_ids), row.choice)
-            for how, row in zip(plan.row_sampling, rows, strict=True)
-        ]
-        self._counts = [how.logprobs for how in plan.row_sampling]
-        self._exchange, self._world, self._shard = exchange, world, shard
-        self._by_columns = plan.shards
-
-    def sample(self, first: int, logits: torch.Tensor) -> PendingSample:
-        """This rank's columns fp32 [n, W] of the rows from `first` on; on every rank alike."""
-        last = first + len(logits)
-        params, counts = self._params[first:last], self._counts[first:last]
-        if self._by_columns:
-            return sample_columns(logits, params, counts, self._shard)
-        return sample_shared(
-            logits,
-            params,
-            counts,
-            self._exchange,
-            self._world.rank,
-            self._world.size,
-            self._shard.vocab_size,
-        )
-
-
 class RowSharing:
-    """The ranks' way to sample together.
+    """How the ranks sample together.
 
-    `several`: there is another rank; `open`: plans may have `row_sampling`. Alike on every rank.
+    `several`: there is another rank; `open`: plans may sample `ByColumns` and `ByShares`. Alike on
+    every rank.
     """
 
     def __init__(
@@ -77,32 +57,59 @@ class RowSharing:
         """rows: that are shared at once, at most; not `open_rows`: none. Collective."""
         world, vocab_size = partition.world, partition.config.vocab_size
         self._columns = partition.vocabulary_share * len(partition.mine)
-        shard = Shard(world.rank * self._columns, vocab_size, exchange.all_gather)
+        self._world = world
+        self._shard = Shard(world.rank * self._columns, vocab_size, exchange.all_gather)
         self.several, self.open = world.size > 1, open_rows
-        self._given: tuple[RowExchange, World, Shard] | None = None
+        self._rows: RowExchange | None = None
         if open_rows:
-            self._given = exchange.open_rows(self._columns, rows), world, shard
+            self._rows = exchange.open_rows(self._columns, rows)
         self._most = rows
 
-    def take_all(self, plan: StepPlan, blocks: Blocks, take: TakeShared) -> list[torch.Tensor]:
-        """`take` of every block, in pieces that the exchange has room for: ids int64 [n] each.
+    def follow(self, plan: StepPlan) -> SampleTogether | None:
+        """How this rank samples with the others by a plan; None where rank 0 samples alone.
 
-        Raises IntegrityError where nothing was opened.
+        Raises IntegrityError where nothing was opened for it.
         """
-        if self._given is None:
+        how = plan.sampling
+        if isinstance(how, WholeRows):
+            return None
+        if isinstance(how, LikeliestByColumns):
+            return lambda first, logits: sample_likeliest(logits, self._shard)
+        if self._rows is None:
             raise IntegrityError("the plan has ranks sample together: this rank was not started so")
-        shared = SharedRows(plan, *self._given)
-        return [
-            take(first + skip, logits[skip : skip + self._most], shared)
-            for first, logits in blocks
-            for skip in range(0, len(logits), self._most)
+        exchange, world, size = self._rows, self._world, self._shard.vocab_size
+        rows = [row for row in plan.rows if row.logits]
+        params = [
+            _params_of(each, row.start + len(row.token_ids), row.choice)
+            for each, row in zip(how.rows, rows, strict=True)
         ]
+        counts = [each.logprobs for each in how.rows]
+
+        def by_columns(first: int, logits: torch.Tensor) -> PendingSample:
+            mine = slice(first, first + len(logits))
+            return sample_columns(logits, params[mine], counts[mine], self._shard)
+
+        def by_shares(first: int, logits: torch.Tensor) -> PendingSample:
+            mine = slice(first, first + len(logits))
+            of = params[mine], counts[mine], exchange, world.rank, world.size, size
+            return sample_shared(logits, *of)
+
+        return by_columns if isinstance(how, ByColumns) else by_shares
+
+    def cut(self, plan: StepPlan, blocks: Blocks) -> Blocks:
+        """The blocks in pieces that the exchange of a plan's way of sampling has room for."""
+        if not isinstance(plan.sampling, ByColumns | ByShares):
+            yield from blocks
+            return
+        for first, logits in blocks:
+            for skip in range(0, len(logits), self._most):
+                yield first + skip, logits[skip : skip + self._most]
 
     def warm_up(self, device: torch.device) -> None:
         """Sample for every number of rows that may compile something; collective."""
-        if self._given is None:
+        if self._rows is None:
             return
-        exchange, world, shard = self._given
+        exchange, world, shard = self._rows, self._world, self._shard
         rows = 1
         while rows:
             logits = torch.zeros(rows, self._columns, device=device)

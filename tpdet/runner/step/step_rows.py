@@ -1,8 +1,8 @@
-"""What the model gets of a plan: rows one after another, and pads where the batch is fixed.
+"""A plan's rows as the model's input: one after another, with pad rows where the batch is fixed.
 
-A pad row is token 0 at position 0 of a sequence whose one page is the scratch page, which belongs
-to nobody. All pads write the same there, and nobody reads it but they; a row's bits do not depend
-on which rows it goes with (docs/numerics.md, section 8).
+A pad row is token 0 at position 0 of a sequence whose one page is the scratch page, which no
+sequence owns. All pads write the same values there, and only they read it. A row's bits do not
+depend on which rows it is computed with (docs/numerics.md, section 8).
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from tpdet.control.plan import Row
 from tpdet.kernels.inputs.paged_batch import PagedSequence
+
+LOGIT_ROWS = 256
+"""Rows of the output head that are computed at once, at most."""
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,9 @@ class Canary:
             return f"none, it failed with {found.failure.code}"
         runner = self._engine.runner
         choices = [[choice.logprobs for choice in found.answer().choices]]
-        return replay_digest([found.request], choices, SEED, runner.contract, runner.model_digest)
+        return replay_digest(
+            [found.request], choices, SEED, runner.contracts.strict, runner.model_digest
+        )
 
 
 def canary_request(name: str, vocab_size: int, max_model_len: int) -> Request:

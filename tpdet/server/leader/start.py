@@ -106,7 +106,7 @@ def start_facts(engine: "Engine", environment: RankEnvironment) -> Start:
     """The facts of the engine that the HTTP process needs."""
     return Start(
         system_fingerprint=engine.system_fingerprint,
-        contract=engine.runner.contract,
+        contract=engine.arithmetic.contract,
         model_digest=engine.runner.model_digest,
         max_model_len=engine.max_model_len,
         vocab_size=engine.model_config.vocab_size,
@@ -137,7 +137,7 @@ def log_model(name: str, engine: "Engine", environment: RankEnvironment) -> None
         engine.max_model_len,
         runner.num_pages,
         runner.num_pages * PAGE_TOKENS,
-        runner.contract,
+        engine.arithmetic.contract,
         engine.system_fingerprint,
     )
 

@@ -1,0 +1,35 @@
+"""The grammars of an engine, loaded at their first use."""
+
+from tpdet.config import EngineConfig
+from tpdet.errors import RequestError
+from tpdet.grammar.compile import FIELD
+from tpdet.grammar.constraint import Constraint, Grammars
+from tpdet.text.tokenizer import Tokenizer
+from tpdet.weights.resolve import resolve_tokenizer
+
+
+class LazyGrammars:
+    """Schemas over the vocabulary of the model that an engine serves."""
+
+    def __init__(self, config: EngineConfig, vocab_size: int) -> None:
+        """vocab_size: the model's, which may be larger than the tokenizer's."""
+        self._config, self._vocab_size = config, vocab_size
+        self._loaded: Grammars | None = None
+
+    def load(self) -> Grammars:
+        """The grammars; the first call takes a second for a large vocabulary.
+
+        Raises RequestError without a tokenizer or the library.
+        """
+        if self._loaded is None:
+            config = self._config
+            if config.skip_tokenizer_init:
+                raise RequestError("response_format needs a tokenizer: none is loaded", FIELD)
+            directory = resolve_tokenizer(config.tokenizer, config.model, config.revision)
+            tokenizer = Tokenizer.load(directory, config.chat_template)
+            self._loaded = Grammars(tokenizer, self._vocab_size)
+        return self._loaded
+
+    def constrain(self, schema: str) -> Constraint:
+        """A choice's constraint. Raises RequestError as `load`, and for a schema of no use."""
+        return self.load().constrain(schema)

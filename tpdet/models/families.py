@@ -1,0 +1,13 @@
+"""Which decoder layer a family has, by the family's name (`tpdet.model_config.families`).
+
+A new family is a line here, an entry there and, if its layer is another, a file beside this one.
+"""
+
+from tpdet.models.layer import DecoderLayer
+
+LAYERS: dict[str, type[DecoderLayer]] = {
+    "llama": DecoderLayer,
+    "mistral": DecoderLayer,
+    "qwen2": DecoderLayer,
+    "qwen3": DecoderLayer,
+}

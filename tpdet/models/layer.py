@@ -1,0 +1,51 @@
+"""The decoder layer of Llama 2/3, Mistral, Qwen2/2.5 and Qwen3: a norm before each block."""
+
+import torch
+
+from tpdet.cache.kv import KeyValuePages
+from tpdet.comm.exchange.fold import Pending
+from tpdet.layers.arithmetic import Arithmetic
+from tpdet.layers.attention import Attention
+from tpdet.layers.micro_batch import MicroBatch
+from tpdet.layers.mlp import GatedMlp
+from tpdet.layers.partition import Partition
+from tpdet.weights.pieces import Pieces
+from tpdet.weights.place import place
+from tpdet.weights.source import WeightSource
+
+
+class DecoderLayer:
+    """Attention and feed-forward, each behind a norm, each added to the residual stream."""
+
+    def __init__(self, source: WeightSource, partition: Partition, index: int) -> None:
+        config, name = partition.config, f"model.layers.{index}"
+        shape, whole = (config.hidden_size,), Pieces.whole()
+        self._eps = config.rms_norm_eps
+        self._norms = [f"{name}.{n}_layernorm.weight" for n in ("input", "post_attention")]
+        self.input_norm = source.read(self._norms[0], shape, whole)
+        self._attention = Attention(source, partition, f"{name}.self_attn", config.windows[index])
+        self._middle_norm = source.read(self._norms[1], shape, whole)
+        self._mlp = GatedMlp(source, partition, f"{name}.mlp")
+        self._index = index
+
+    def load(self, source: WeightSource) -> None:
+        """Read the weights again, in place."""
+        for name, held in zip(self._norms, (self.input_norm, self._middle_norm), strict=True):
+            place(held, source.read(name, tuple(held.shape), Pieces.whole()))
+        self._attention.load(source)
+        self._mlp.load(source)
+
+    def attend(
+        self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: KeyValuePages
+    ) -> Pending:
+        """Attention on the rows' x; the stream comes back normed for the feed-forward block."""
+        return self._attention(rows, self._middle_norm, rotary, pages.layers[self._index])
+
+    def feed(self, rows: MicroBatch, following_norm: torch.Tensor) -> Pending:
+        """The feed-forward block; the stream comes back normed for what follows."""
+        return self._mlp(rows, following_norm, self._eps)
+
+    def adopt(self, arithmetic: Arithmetic) -> None:
+        """Compute by this from now on."""
+        self._attention.adopt(arithmetic)
+        self._mlp.adopt(arithmetic)

@@ -1,0 +1,45 @@
+"""The contract ids of a model over a world: of strict and of approximate arithmetic."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+import torch
+
+from tpdet.config import APPROXIMATE, EngineConfig
+from tpdet.kernels.order import Contract
+from tpdet.layers.partition import Partition
+
+
+@dataclass(frozen=True)
+class Contracts:
+    """`strict` promises bits; `approximate` names answers and promises no bit."""
+
+    strict: str
+    approximate: str
+
+    def of(self, approximate: bool) -> str:
+        """The id of one arithmetic."""
+        return self.approximate if approximate else self.strict
+
+
+def name_contracts(config: EngineConfig, partition: Partition, device: str) -> Contracts:
+    """Both ids, on a "cpu" or "cuda"."""
+    strict = Contract(
+        device,
+        partition.config.dtype,
+        partition.leaves,
+        config.fold_order,
+        row_layers=config.row_layers,
+    ).identifier
+    return Contracts(strict, _approximate(strict, partition.world.size))
+
+
+def _approximate(strict: str, ranks: int) -> str:
+    """`approximate-` and 64 hex digits of what may change the bits beside a strict contract.
+
+    The number of ranks and the version of the library are among it.
+    """
+    body = {"beside": strict, "ranks": ranks, "torch": torch.__version__}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return f"{APPROXIMATE}-{digest}"

@@ -1,0 +1,144 @@
+"""The start of one rank: from a configuration to a `LoadedModel`, in six steps."""
+
+from dataclasses import replace
+
+import torch
+
+from tpdet.comm.device import current_device, resolve_device
+from tpdet.comm.exchange.fold import RankExchange
+from tpdet.comm.world.world import World
+from tpdet.config import EngineConfig
+from tpdet.kernels.cpu import threads
+from tpdet.layers.arithmetic import make_arithmetic
+from tpdet.layers.partition import Partition, make_partition
+from tpdet.layers.row_layers import row_rule
+from tpdet.runner.start.compile_ahead import CompilingAhead
+from tpdet.runner.start.contracts import Contracts, name_contracts
+from tpdet.runner.start.kernel_checks import (
+    admit_products,
+    agree_to_start,
+    check_kernels,
+    compare_answers,
+    product_limits,
+    threads_per_rank,
+)
+from tpdet.runner.start.loaded_model import LoadedModel
+from tpdet.runner.start.loading import Loader, read_model
+from tpdet.runner.start.memory import agreed_pages
+from tpdet.runner.start.start_times import StartTimes
+from tpdet.runner.start.warming import warm_engine
+from tpdet.runner.step.shared_rows import open_sharing
+from tpdet.runner.step.step_rows import LOGIT_ROWS
+
+LOAD_TIMEOUT = 3600.0
+"""Seconds that the ranks may be apart while they read weights."""
+
+_SHARE_OF_TIMEOUT = 0.8
+_LOCAL_FACTS = ("model", "tokenizer", "chat_template")  # paths may differ from host to host
+
+
+def load_model(config: EngineConfig, world: World) -> LoadedModel:
+    """Load this rank's share. Collective; every refusal of a start is raised here.
+
+    Flags, the checkpoint, kernels that break the contract, ranks that differ.
+    """
+    times = StartTimes()
+    kind = resolve_device(config.device)
+    device = current_device(kind)
+    on_gpu = kind == "cuda"
+    ahead = CompilingAhead(world, times, LOAD_TIMEOUT, config.compile_ahead and on_gpu)
+    # 1. What is loaded, and how it is cut.
+    directory, model, positions = read_model(config)
+    partition = make_partition(model, world, config.fold_order, config.leaves, config.row_layers)
+    contracts = name_contracts(config, partition, kind)
+    # 2. The kernels of this machine keep the contract, and all ranks agree on what they do.
+    admits = on_gpu and not config.approximate
+    limits = product_limits(config, LOGIT_ROWS) if admits else None
+    _check(config, partition, contracts, device, limits, ahead)
+    times.mark("checks")
+    # 3. The exchange, and the arithmetic that uses it.
+    world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
+    strict_exchange = _open_exchange(config, partition, device)
+    partition = partition.by(make_arithmetic(config.approximate, world, strict_exchange))
+    # 4. The weights.
+    loader = Loader(config, model, world, device)
+    decoder, digest = loader.load(directory, partition, positions)
+    sharing = open_sharing(config, strict_exchange, partition, LOGIT_ROWS)
+    times.mark("load")
+    # 5. The shape table's kernels give the contract's bits.
+    if limits is not None:
+        admit_products(partition, device, limits)
+        times.mark("admission")
+    loaded = LoadedModel(
+        config=config,
+        world=world,
+        device=device,
+        model_config=model,
+        max_model_len=positions,
+        contracts=contracts,
+        decoder=decoder,
+        digest=digest,
+        loader=loader,
+        strict_exchange=strict_exchange,
+        sharing=sharing,
+        key_heads=len(partition.key_heads),
+        sampled=torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device),
+        num_pages=0,
+        times=times,
+        ahead=ahead,
+    )
+    # 6. Every size of step, once, and the KV pages that the rest of the memory has room for.
+    pages = _warm_and_count_pages(loaded)
+    world.set_timeout(config.step_timeout)
+    # A rank that waits in a kernel gives up before the host that waits for the kernel does.
+    partition.exchange.set_timeout(_SHARE_OF_TIMEOUT * config.step_timeout)
+    return replace(loaded, num_pages=pages)
+
+
+def _open_exchange(
+    config: EngineConfig, partition: Partition, device: torch.device
+) -> RankExchange:
+    """The exchange of strict arithmetic, for the largest step. Collective."""
+    return row_rule(partition).open_exchange(
+        config.transport,
+        partition,
+        max(config.max_num_batched_tokens, config.max_num_seqs),
+        getattr(torch, partition.config.dtype),
+        device,
+    )
+
+
+def _warm_and_count_pages(loaded: LoadedModel) -> int:
+    """Warm up on a GPU; the number of KV pages, alike on every rank."""
+    held = 0
+    if loaded.device.type == "cuda":
+        held = warm_engine(loaded)
+        loaded.times.mark("warm-up")
+    return agreed_pages(
+        loaded.config,
+        loaded.model_config,
+        loaded.key_heads,
+        loaded.max_model_len,
+        loaded.world,
+        loaded.device,
+        held,
+    )
+
+
+def _check(
+    config: EngineConfig,
+    partition: Partition,
+    contracts: Contracts,
+    device: torch.device,
+    limits: dict[str, int] | None,
+    ahead: CompilingAhead,
+) -> None:
+    """Golden vectors, settings and known answers; limits: as for `compare_answers`."""
+    world, model = partition.world, partition.config
+    if device.type == "cpu":
+        threads.configure(threads_per_rank(world.local_size))
+    check_kernels(model, partition, device.type)
+    settings = config.model_dump(exclude={*_LOCAL_FACTS})
+    settings["contract"] = contracts.of(config.approximate)
+    agree_to_start(world, settings, model, device.type)
+    compare_answers(world, partition, device, limits, ahead)

@@ -1,0 +1,52 @@
+"""What a start makes ready: everything that a step needs and that no step changes."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tpdet.cache.kv import KeyValuePages, allocate_pages
+from tpdet.comm.exchange.fold import RankExchange
+from tpdet.comm.world.world import World
+from tpdet.config import EngineConfig
+from tpdet.model_config import ModelConfig
+from tpdet.models.decoder import Decoder
+from tpdet.runner.start.compile_ahead import CompilingAhead
+from tpdet.runner.start.contracts import Contracts
+from tpdet.runner.start.loading import Loader
+from tpdet.runner.start.start_times import StartTimes
+from tpdet.runner.step.shared_rows import RowSharing
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """One rank's share of a model, checked against the other ranks' and ready to step."""
+
+    config: EngineConfig
+    world: World
+    device: torch.device
+    model_config: ModelConfig
+    max_model_len: int
+    contracts: Contracts
+    decoder: Decoder
+    digest: str
+    """Of the weights that were loaded at start; a reload changes it."""
+    loader: Loader
+    strict_exchange: RankExchange
+    """Approximate arithmetic borrows its memory."""
+    sharing: RowSharing
+    key_heads: int
+    """Of this rank."""
+    sampled: torch.Tensor
+    """Ids int64 that the last step sampled, for the rows of a step that was planned before."""
+    num_pages: int
+    """Pages of the KV cache, alike on every rank."""
+    times: StartTimes
+    ahead: CompilingAhead
+
+    def allocate_pages(self, count: int) -> KeyValuePages:
+        """Memory for `count` pages of keys and values of every layer."""
+        model = self.model_config
+        dtype = getattr(torch, model.dtype)
+        return allocate_pages(
+            model.num_layers, count, self.key_heads, model.head_dim, dtype, self.device
+        )
