@@ -1,4 +1,4 @@
-"""`AsyncLLM(...).generate(...)`: each answer as it comes, many at a time, in an event loop."""
+"""`AsyncLLM`: answers many requests at a time in an event loop, each as it grows."""
 
 import asyncio
 import itertools
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class AsyncLLM(OfflineModel):
     """A model that answers many requests at a time; its settings are those of `LLM`.
 
-    The engine runs in a thread of its own. Requests may be made from any event loop. A request's
-    bits are those of `LLM.generate`, whatever else runs. With several ranks rank 0 makes requests,
-    the others await `follow()` until it closes:
+    The engine runs in its own thread. Requests may be made from any event loop. A request's bits
+    are those of `LLM.generate`, whatever else runs. With several ranks, rank 0 makes the requests
+    and the others await `follow()` until rank 0 closes:
 
         async with AsyncLLM(model) as llm:
             if llm.rank > 0:
@@ -39,9 +39,9 @@ class AsyncLLM(OfflineModel):
         config = self.config
         self._thread = EngineThread(lambda: open_engine(config))
         self._streams: dict[str, Stream] = {}
-        self._names = threading.Lock()  # of self._streams
+        self._names = threading.Lock()  # guards self._streams
         self._numbers = itertools.count()
-        # At the process's end too, which must not come in the middle of a step.
+        # The process must not end in the middle of a step either.
         self._finalizer = weakref.finalize(self, self._thread.stop_at_exit)
         return self._thread.engine
 
@@ -51,16 +51,16 @@ class AsyncLLM(OfflineModel):
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The answer so far, each time there is more of it; `finished` is True on the last.
+        """Yields the answer so far each time it has grown; `finished` is True on the last one.
 
         prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.
         sampling_params: None for vLLM's defaults: temperature 1, at most 16 tokens.
-        request_id: a name for `abort`, of one running request at a time; made up if None.
+        request_id: a name for `abort`, unique among running requests; generated if None.
 
-        Past `max_queue` waiting requests it waits for its turn. A consumer that stops reading, or
-        is cancelled, drops the request and frees its pages. Raises RequestError for what cannot be
-        asked, NumericalError when the model gave NaN, UsageError when closed or not on rank 0, and
-        PeerLostError when the engine has ended.
+        A request waits while `max_queue` requests wait already. A consumer that stops reading, or
+        is cancelled, drops the request and frees its pages. Raises RequestError for a request that
+        cannot run, NumericalError when the model gave NaN, UsageError when closed or not on rank 0,
+        and PeerLostError when the engine has ended.
         """
         stream = await self._open(prompt, sampling_params, request_id)
         try:
@@ -72,9 +72,9 @@ class AsyncLLM(OfflineModel):
                 self._streams.pop(stream.name, None)
 
     async def abort(self, request_id: str) -> None:
-        """End a request: its reader's last output has the finish reason "abort".
+        """End a request: the last output has the finish reason "abort".
 
-        A request that has ended, or never was, is ignored.
+        Ids of ended or unknown requests are ignored.
         """
         with self._names:
             stream = self._streams.get(request_id)
@@ -82,7 +82,7 @@ class AsyncLLM(OfflineModel):
             stream.request_abort()
 
     async def follow(self) -> None:
-        """On ranks above 0: return when rank 0 has closed. Raises what ended this rank's engine."""
+        """On ranks above 0: wait until rank 0 closes. Raises the error that ended the engine."""
         if self.rank == 0:
             raise UsageError("rank 0 makes the requests: only ranks above 0 follow")
         await asyncio.to_thread(self._thread.join)
@@ -91,13 +91,13 @@ class AsyncLLM(OfflineModel):
 
     @property
     def closed(self) -> bool:
-        """Whether it answers no more."""
+        """Whether it no longer answers requests."""
         return not self._thread.alive
 
     async def close(self) -> None:
-        """End open requests with an error and leave the world, all ranks together.
+        """End open requests with an error and close, all ranks together.
 
-        Again is harmless. A rank above 0 waits for rank 0 to close.
+        A second time is harmless. A rank above 0 waits for rank 0 to close.
         """
         if self.rank == 0:
             self._thread.stop()
@@ -128,7 +128,7 @@ class AsyncLLM(OfflineModel):
         if not isinstance(name, str):
             raise RequestError(f"request_id must be text, not {name!r}", "request_id")
         prompt = self._reader.prompt(given)
-        # The engine's name is another: an id may come again before the engine let go of it.
+        # The engine gets another id: users may repeat theirs before the engine has dropped it.
         request = self._reader.request(prompt, params, f"async-{number}")
         if params.json_schema is not None:
             await asyncio.to_thread(trial.check, params.json_schema)

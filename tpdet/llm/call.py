@@ -1,4 +1,4 @@
-"""One call of `LLM` on rank 0: feeds the engine's queue, steps, and gathers the answers."""
+"""One call of `LLM` on rank 0: fills the engine's queue, runs steps, and collects the answers."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """A progress bar, as tqdm makes them."""
+    """A progress bar with the interface of tqdm."""
 
     def __enter__(self) -> Self: ...
 
@@ -33,9 +33,9 @@ class Progress(Protocol):
 
 
 class Call:
-    """The requests of a call and what has come of them.
+    """The requests of a call and their answers so far.
 
-    `inside_engine` is true while the engine works: an error that is raised then may have left it
+    `inside_engine` is True while the engine works: an error that is raised then may have left it
     in the middle of a step.
     """
 
@@ -49,11 +49,11 @@ class Call:
         self._finished = 0
 
     def run(self, bar: Progress, interrupts: Interrupts) -> None:
-        """Until every request has ended. Raises KeyboardInterrupt between two steps."""
+        """Step until every request has ended. Raises KeyboardInterrupt between two steps."""
         waiting = list(reversed(self._requests))
         room = self._engine.config.max_queue
         while waiting or self._engine.has_work:
-            interrupts.look()
+            interrupts.check()
             while waiting and len(self._seeds) - self._finished < room:
                 self._submit(waiting.pop())
             self.inside_engine = True
@@ -71,7 +71,7 @@ class Call:
                     bar.update()
 
     def outputs(self, writer: ResultWriter, texts: Sequence[str | None]) -> list[RequestOutput]:
-        """The answers in the requests' order. Raises what the first that failed, failed of."""
+        """The answers in the requests' order. Raises the error of the first request that failed."""
         for name, assembler in self._assemblers.items():
             if assembler.failure is not None:
                 raise error_of(assembler.failure, name)
@@ -81,7 +81,7 @@ class Call:
         ]
 
     def abandon(self) -> None:
-        """Drop what still runs."""
+        """Abort the requests that still run."""
         for request in self._requests:
             self._engine.abort(request.request_id)
 
@@ -90,6 +90,6 @@ class Call:
         try:
             self._seeds[request.request_id] = self._engine.submit(request)
         except (RequestError, OverloadedError):
-            self.inside_engine = False  # refused at the door
+            self.inside_engine = False  # the request was refused, the engine is idle
             raise
         self.inside_engine = False

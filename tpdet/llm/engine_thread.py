@@ -1,4 +1,4 @@
-"""The thread that owns the engine of an `AsyncLLM`: everything that touches it runs here."""
+"""The thread that owns the engine of an `AsyncLLM`; no other thread touches that engine."""
 
 import queue
 import threading
@@ -16,7 +16,8 @@ from tpdet.request import RequestFailed, TokenOutput
 if TYPE_CHECKING:
     from tpdet.engine import Engine
 
-_EXIT_SECONDS = 30.0  # a step that runs when the process ends gets so long
+_EXIT_SECONDS = 30.0
+"""How long the end of the process waits for a step that still runs."""
 CLOSED = "this AsyncLLM is closed: make a new one"
 
 
@@ -30,13 +31,13 @@ class _Close(NamedTuple):
 
 
 class EngineThread:
-    """Runs the engine until it is told to stop, or fails.
+    """Runs the engine until `stop`, or until it fails.
 
-    On rank 0 it takes requests and steps; the other ranks run the plans of rank 0.
+    On rank 0 the thread takes requests and runs steps; other ranks run the plans of rank 0.
     """
 
     def __init__(self, make: "Callable[[], Engine]") -> None:
-        """Return when the engine is made; raises what `make` raises."""
+        """Start the thread and return when it has made the engine; raises what `make` raises."""
         self.error: BaseException | None = None
         self.engine: Engine
         self._make = make
@@ -54,17 +55,17 @@ class EngineThread:
 
     @property
     def alive(self) -> bool:
-        """Whether requests are still answered."""
+        """Whether it still answers requests."""
         return not self._closing
 
     def submit(self, stream: Stream) -> None:
-        """Answer a request; what comes of it, errors too, is told to the stream."""
+        """Answer a request; the stream gets its outputs, or its error."""
         self._commands.put(stream)
         if self._ended.is_set():
             self._refuse_the_rest()
 
     def drop(self, stream: Stream, choice: int | None) -> None:
-        """A request, or one choice of it, is wanted no more."""
+        """End a request (choice None), or one choice of it, that nobody reads any more."""
         self._commands.put(_Drop(stream, choice))
 
     def stop(self) -> None:
@@ -72,11 +73,11 @@ class EngineThread:
         self._commands.put(_Close())
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait until it has ended."""
+        """Wait until the thread has ended, at most `seconds`."""
         self._thread.join(seconds)
 
     def stop_at_exit(self) -> None:
-        """For the end of the process, which must not find the engine in the middle of a step."""
+        """Stop at the end of the process, which must not come in the middle of a step."""
         self.stop()
         if threading.current_thread() is not self._thread:
             self.join(_EXIT_SECONDS)
@@ -93,7 +94,7 @@ class EngineThread:
             if self.engine.world.rank > 0:
                 self.engine.worker_loop()
             else:
-                self._lead()
+                self._run_rank_0()
                 self.engine.stop_workers()
             self.engine.close()
         except BaseException as error:
@@ -105,36 +106,36 @@ class EngineThread:
             self._ended.set()
             self._refuse_the_rest()
 
-    def _lead(self) -> None:
-        """Rank 0's loop: take in, step, hand out; idle ranks hear from it before they give up."""
+    def _run_rank_0(self) -> None:
+        """Rank 0's loop: take commands, step, deliver; heartbeats keep idle ranks alive."""
         alone = self.engine.world.size == 1
         interval = None if alone else self.engine.config.step_timeout / 4
         last = time.monotonic()
         while True:
-            self._listen(None if interval is None else last + interval - time.monotonic())
+            self._take_commands(None if interval is None else last + interval - time.monotonic())
             if self._closing:
                 for name in self._streams:
                     self.engine.abort(name)
                 return
             self._admit()
             if self.engine.has_work:
-                self._hand_out(self.engine.step())
+                self._deliver(self.engine.step())
                 last = time.monotonic()
             elif interval is not None and time.monotonic() - last >= interval:
                 self.engine.heartbeat()
                 last = time.monotonic()
 
-    def _listen(self, seconds: float | None) -> None:
-        """Take every command there is; without any work wait for one, so many seconds at most."""
+    def _take_commands(self, seconds: float | None) -> None:
+        """Take every command in the queue; without work wait for one, at most `seconds`."""
         idle = not self.engine.has_work and not self._arrivals
         with suppress(queue.Empty):
             if idle:
                 wait = None if seconds is None else max(0.0, seconds)
-                self._obey(self._commands.get(timeout=wait))
+                self._execute(self._commands.get(timeout=wait))
             while not self._closing:
-                self._obey(self._commands.get_nowait())
+                self._execute(self._commands.get_nowait())
 
-    def _obey(self, command: Stream | _Drop | _Close) -> None:
+    def _execute(self, command: Stream | _Drop | _Close) -> None:
         if isinstance(command, _Close):
             self._closing = True
         elif isinstance(command, Stream):
@@ -142,39 +143,39 @@ class EngineThread:
         else:
             name = command.stream.request.request_id
             self.engine.abort(name, command.choice)
-            self._let_go(command.stream, command.choice)
+            self._forget(command.stream, command.choice)
 
     def _admit(self) -> None:
-        """Let arrivals into the engine's queue while it has room, in their order."""
+        """Move arrivals into the engine's queue, in order, while it has room."""
         room = self.engine.config.max_queue
         while self._arrivals and self.engine.statistics().requests_waiting < room:
             stream = self._arrivals.popleft()
             try:
                 stream.seed = self.engine.submit(stream.request)
             except RequestError as error:
-                stream.tell([], error)
+                stream.deliver([], error)
                 continue
             self._streams[stream.request.request_id] = stream
 
-    def _hand_out(self, outputs: list[EngineOutput]) -> None:
-        told: dict[str, list[EngineOutput]] = {}
+    def _deliver(self, outputs: list[EngineOutput]) -> None:
+        by_request: dict[str, list[EngineOutput]] = {}
         for output in outputs:
-            told.setdefault(output.request_id, []).append(output)
-        for name, mine in told.items():
+            by_request.setdefault(output.request_id, []).append(output)
+        for name, mine in by_request.items():
             stream = self._streams.get(name)
             if stream is None:
                 continue
-            if not stream.tell(mine):
+            if not stream.deliver(mine):
                 self.engine.abort(name)
-                self._let_go(stream, None)
+                self._forget(stream, None)
             for output in mine:
                 if isinstance(output, RequestFailed):
-                    self._let_go(stream, None)
+                    self._forget(stream, None)
                 elif isinstance(output, TokenOutput) and output.finish_reason is not None:
-                    self._let_go(stream, output.choice)
+                    self._forget(stream, output.choice)
 
-    def _let_go(self, stream: Stream, choice: int | None) -> None:
-        """The engine runs this choice no more, or none of the request (None)."""
+    def _forget(self, stream: Stream, choice: int | None) -> None:
+        """Note that the engine no longer runs this choice, or any of the request (None)."""
         stream.in_engine -= {choice} if choice is not None else stream.in_engine
         if not stream.in_engine:
             self._streams.pop(stream.request.request_id, None)
@@ -182,7 +183,7 @@ class EngineThread:
                 self._arrivals.remove(stream)
 
     def _refuse_the_rest(self) -> None:
-        """End what is open, and what arrives, with an error of its own for each."""
+        """End every open and every arriving request with an error."""
         while True:
             try:
                 command = self._commands.get_nowait()
@@ -191,12 +192,12 @@ class EngineThread:
             if isinstance(command, Stream):
                 self._arrivals.append(command)
         for stream in [*self._streams.values(), *self._arrivals]:
-            stream.tell([], self.refusal())
+            stream.deliver([], self.refusal())
         self._streams.clear()
         self._arrivals.clear()
 
     def refusal(self) -> Exception:
-        """Why a request is not answered any more."""
+        """The error for a request that can no longer be answered."""
         if self.error is None:
             return UsageError(CLOSED)
         found = PeerLostError(f"the engine has ended by {type(self.error).__name__}: {self.error}")

@@ -1,4 +1,4 @@
-"""Ctrl-C during a call: it takes effect between two steps, where it leaves the engine whole."""
+"""Delays Ctrl-C during a call until the engine is between two steps, so that it stays usable."""
 
 import signal
 import threading
@@ -6,17 +6,17 @@ import time
 from types import FrameType, TracebackType
 
 ONE_PRESS_SECONDS = 1.0
-"""A launcher passes on the signal that the terminal sent to its ranks already."""
+"""Two signals within this time are one press: a launcher repeats the terminal's signal."""
 
 
 class Interrupts:
-    """While inside, the first Ctrl-C waits for `look` or for the end; a later one does not.
+    """While inside, the first Ctrl-C takes effect at `check` or at the end; a second one at once.
 
-    Nothing changes outside of the main thread and where somebody else handles SIGINT.
+    Does nothing outside of the main thread, and where the user's code handles SIGINT.
     """
 
     def __init__(self) -> None:
-        self._pressed: float | None = None  # when, of the clock that never goes back
+        self._pressed: float | None = None  # time.monotonic() of the first press
         self._holds = False
 
     def __enter__(self) -> "Interrupts":
@@ -37,9 +37,9 @@ class Interrupts:
         if self._holds:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if error is None:
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raise KeyboardInterrupt if Ctrl-C was pressed."""
         if self._pressed is not None:
             self._pressed = None

@@ -1,4 +1,4 @@
-"""`LLM(...).generate(...)`: all answers of a call at once."""
+"""`LLM`: answers lists of prompts, all answers of a call at once."""
 
 import sys
 import threading
@@ -15,7 +15,7 @@ from tpdet.llm.call import Call, Progress
 from tpdet.llm.interrupts import Interrupts
 from tpdet.llm.model import OfflineModel, open_engine, use_device
 from tpdet.llm.prompts import Message, Prompt, ReadPrompt, read_params
-from tpdet.llm.ranks import Asked, Told, agree_on_call, give_up_world, share_answers
+from tpdet.llm.ranks import CallRequests, CallResult, agree_on_call, give_up_world, share_answers
 from tpdet.llm.results import RequestOutput
 from tpdet.request import SamplingParams
 from tpdet.text.outputs import RequestAssembler
@@ -27,18 +27,19 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM(OfflineModel):
-    """A model that answers lists of prompts; its settings are those of `OfflineModel.__init__`.
+    """A model that answers lists of prompts; `help(LLM.__init__)` describes its settings.
 
     Under torchrun every rank makes the same calls and gets the same results. One call runs at a
-    time: a second thread waits. `with LLM(...) as llm:` closes it at the end. A call that fails, or
-    is ended by Ctrl-C, leaves it as it was; if it cannot, it is closed and says so.
+    time; a second thread waits. `with LLM(...) as llm:` closes it at the end. A call that fails, or
+    that Ctrl-C ends, leaves the model usable; where that is impossible, the model is closed and
+    later calls say why.
     """
 
     def _start(self) -> "Engine":
         self._calls = 0
-        self._lock = threading.RLock()  # of one call, or of closing
+        self._lock = threading.RLock()  # held by one call, or by closing
         self._busy = False
-        self._over: str | None = None  # why it answers no more
+        self._over: str | None = None  # why it is closed
         return open_engine(self.config)
 
     def generate(
@@ -50,13 +51,13 @@ class LLM(OfflineModel):
         """Answer every prompt; results come in the prompts' order.
 
         prompts: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a list of those.
-        sampling_params: one for all prompts, or one each. None: vLLM's defaults, that is
+        sampling_params: one for all prompts, or one each. None: vLLM's defaults, which are
             temperature 1 and at most 16 tokens.
-        use_tqdm: a progress bar, on a terminal; or what is called in tqdm's place.
+        use_tqdm: whether a terminal shows a progress bar; or a function to call in tqdm's place.
 
-        Everything is checked before anything runs. Raises RequestError naming the prompt or the
-        parameter, NumericalError when the model gave NaN for a prompt (the others' answers are not
-        returned), UsageError when closed, DisagreementError when ranks call with other prompts.
+        Every prompt is checked before the first one runs. Raises RequestError naming the prompt or
+        the parameter, NumericalError when the model gave NaN for a prompt (no answer is returned
+        then), UsageError when closed, DisagreementError when ranks call with different prompts.
         """
         return self._answer(lambda: self._reader.prompts(prompts), sampling_params, use_tqdm)
 
@@ -72,14 +73,14 @@ class LLM(OfflineModel):
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or each of a list of them; results come in their order.
+        """Answer one conversation or a list of them; results come in the same order.
 
         messages: dictionaries with `role` and `content`, as in the chat API.
         sampling_params: as for `generate`, with the same defaults (vLLM's): give `max_tokens`.
         chat_template: Jinja text, in place of the model's own template.
-        add_generation_prompt: end the prompt with what begins an assistant's answer.
+        add_generation_prompt: end the prompt with the start of an assistant's answer.
 
-        The other parameters are vLLM's; what they ask for is not supported. Raises as `generate`.
+        The other parameters are vLLM's and must keep their defaults. Raises as `generate`.
         """
         for name, value, remedy in (
             ("continue_final_message", continue_final_message, "give the whole prompt to generate"),
@@ -96,11 +97,11 @@ class LLM(OfflineModel):
 
     @property
     def closed(self) -> bool:
-        """Whether it answers no more."""
+        """Whether it no longer answers requests."""
         return self._over is not None
 
     def close(self) -> None:
-        """Leave the world, all ranks together; again is harmless. A call that runs is awaited."""
+        """Close, all ranks together, after a call that runs; a second time is harmless."""
         with self._lock:
             if self._over is not None:
                 return
@@ -119,7 +120,7 @@ class LLM(OfflineModel):
         trace: TracebackType | None,
     ) -> None:
         if error is not None and self.engine.world.size > 1:
-            self._end(error)  # the other ranks may be elsewhere: nobody waits for anybody
+            self._end(error)  # the other ranks may be elsewhere: do not wait for them
         self.close()
 
     def _answer(
@@ -130,51 +131,51 @@ class LLM(OfflineModel):
     ) -> list[RequestOutput]:
         with self._one_call(), Interrupts() as interrupts:
             try:
-                told = self._ask(read, sampling_params, use_tqdm, interrupts)
+                result = self._run_call(read, sampling_params, use_tqdm, interrupts)
             except BaseException as error:
                 self._end(error)
                 raise
-        if isinstance(told, BaseException):
-            raise told
-        return told
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
-    def _ask(
+    def _run_call(
         self,
         read: Callable[[], list[ReadPrompt]],
         sampling_params: Params,
         use_tqdm: bool | Callable[..., Progress],
         interrupts: Interrupts,
-    ) -> Told:
-        """The answers, or the error that ended the call and left the engine as it was.
+    ) -> CallResult:
+        """The answers, or the error that ended the call and left the engine usable.
 
-        Any other error is raised: then nobody knows where the engine or another rank is.
+        Any other error is raised: the state of the engine or of another rank is unknown then.
         """
         use_device(self.engine)
-        asked = agree_on_call(self.engine, lambda: self._requests(read(), sampling_params))
-        if isinstance(asked, BaseException):
-            return asked
+        given = agree_on_call(self.engine, lambda: self._requests(read(), sampling_params))
+        if isinstance(given, BaseException):
+            return given
         self._calls += 1
-        if not asked.requests:
+        if not given.requests:
             return []
         if self.rank > 0:
             self.engine.worker_loop()
             return share_answers(self.engine, None)
-        told: Told
-        call = Call(self.engine, self.tokenizer, asked.requests)
+        result: CallResult
+        call = Call(self.engine, self.tokenizer, given.requests)
         try:
-            with _progress(use_tqdm, len(asked.requests)) as bar:
+            with _progress(use_tqdm, len(given.requests)) as bar:
                 call.run(bar, interrupts)
-            told = call.outputs(self._writer, asked.texts)
+            result = call.outputs(self._writer, given.texts)
         except BaseException as error:
             if call.inside_engine:
                 raise
-            told = error
+            result = error
             call.abandon()
         self.engine.stop_workers()
-        return share_answers(self.engine, told)
+        return share_answers(self.engine, result)
 
-    def _requests(self, prompts: list[ReadPrompt], sampling_params: Params) -> Asked:
-        """Checked requests of a call."""
+    def _requests(self, prompts: list[ReadPrompt], sampling_params: Params) -> CallRequests:
+        """The checked requests of a call. Raises RequestError."""
         requests = []
         for index, (prompt, params) in enumerate(
             zip(prompts, read_params(sampling_params, len(prompts)), strict=True)
@@ -185,7 +186,7 @@ class LLM(OfflineModel):
                 trial.check(params.json_schema)
                 self.engine.grammars.constrain(params.json_schema)
             requests.append(request)
-        return Asked(requests, [prompt.text for prompt in prompts])
+        return CallRequests(requests, [prompt.text for prompt in prompts])
 
     @contextmanager
     def _one_call(self) -> Iterator[None]:
@@ -204,7 +205,7 @@ class LLM(OfflineModel):
             raise UsageError("this LLM is in a call of this very thread: wait until it returns")
 
     def _end(self, error: BaseException) -> None:
-        """Answer no more, and let the other ranks know why."""
+        """Close because of `error`, and report it to the other ranks."""
         if self._over is None:
             why = str(error).strip().splitlines() or [""]
             self._over = (

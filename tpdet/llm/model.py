@@ -1,4 +1,4 @@
-"""What LLM and AsyncLLM have in common: how they are made, their tokenizer, what they tell."""
+"""The common base of LLM and AsyncLLM: settings, tokenizer, engine."""
 
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +19,34 @@ if TYPE_CHECKING:
 
 
 class OfflineModel:
-    """A model in this process, or one rank's share of it."""
+    """A model in this process, or one rank's share of it.
+
+    model: Hugging Face directory, or a hub name where there is a network.
+    tensor_parallel_size: how many ranks share the model. It must be the number that torchrun
+        started (`torchrun --nproc-per-node N SCRIPT`); 1 needs no torchrun. None takes any number.
+    tokenizer: the tokenizer's directory; the model's if None.
+    skip_tokenizer_init: use token ids only. revision: of the hub.
+    chat_template: file with a Jinja template.
+    load_format: "dummy" makes random weights.
+    dtype: "auto" is the checkpoint's; "float32", "bfloat16", "float16" or a short name.
+    device: "cpu", "cuda", or "auto" for a GPU if there is one.
+    seed: key of the stream that gives a seed to each request without one.
+    max_model_len: tokens of prompt and answer together, at most; the model's context if None.
+    max_num_seqs, max_num_batched_tokens: sequences and tokens of one step, at most.
+    max_queue: requests that wait in the engine, at most; further ones wait outside.
+    gpu_memory_utilization, kv_pages: share of the GPU's memory to use, or pages of 256 tokens.
+    enable_prefix_caching, enforce_eager, compile_ahead, share_draws, fixed_batch: how steps are
+        run; no bit depends on them.
+    fold_order, row_layers, leaves: the order of sums, which is part of the contract id.
+    transport: what carries sums between ranks.
+    approximate: stock arithmetic, which is not deterministic.
+    step_timeout, start_timeout: seconds after which a silent rank counts as lost.
+
+    Keywords of `vllm.LLM` that ask for what holds anyway (`trust_remote_code=False`) are accepted.
+    On the CPU, torch's own threads are set to one: the engine runs its own.
+
+    Raises UsageError, NotFoundError, CheckpointError or ResourceError before any request runs.
+    """
 
     def __init__(
         self,
@@ -56,36 +83,13 @@ class OfflineModel:
         start_timeout: float = 300.0,
         **of_vllm: Any,
     ) -> None:
-        """Load a model.
-
-        model: Hugging Face directory, or a hub name where there is a network.
-        tensor_parallel_size: how many ranks share the model: as many as torchrun started (`torchrun
-            --nproc-per-node N SCRIPT`). Any other number is refused; 1 needs no torchrun.
-        tokenizer: the tokenizer's directory; the model's if None. skip_tokenizer_init: ids only.
-        revision: of the hub. chat_template: file with a Jinja template. load_format: "dummy" draws
-            random weights.
-        dtype: "auto" is the checkpoint's; "float32", "bfloat16", "float16" or a short name.
-        device: "cpu", "cuda", or "auto" for a GPU if there is one.
-        seed: key of the stream that seeds are drawn from where a request gives none.
-        max_model_len: context, prompt and answer together; the model's if None.
-        max_num_seqs, max_num_batched_tokens: sequences and tokens of one step, at most.
-        max_queue: requests that wait in the engine, at most; more wait before it.
-        gpu_memory_utilization, kv_pages: share of the GPU's memory to use, or pages of 256 tokens.
-        enable_prefix_caching, enforce_eager, compile_ahead, share_draws, fixed_batch: how steps are
-            run; no bit depends on them.
-        fold_order, row_layers, leaves: the order of sums, which is part of the contract id.
-        transport: what carries sums between ranks.
-        approximate: stock arithmetic, which is not deterministic.
-        step_timeout, start_timeout: seconds after which a silent rank counts as lost.
-
-        Keywords of `vllm.LLM` that ask for what is so anyway (`trust_remote_code=False`) are
-        accepted. On the CPU torch's own threads are set to one: the engine runs its own.
-
-        Raises UsageError, NotFoundError, CheckpointError or ResourceError before anything is
-        answered.
-        """
         given = {name: v for name, v in locals().items() if name not in ("self", "of_vllm")}
-        self.config: EngineConfig = read_settings(given, of_vllm)
+        self._load(read_settings(given, of_vllm))
+
+    __init__.__doc__ = __doc__
+
+    def _load(self, config: EngineConfig) -> None:
+        self.config = config
         refuse_faults()
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:
@@ -93,24 +97,24 @@ class OfflineModel:
             directory = resolve_tokenizer(*names, self.config.revision)
             self.tokenizer = Tokenizer.load(directory, self.config.chat_template)
         self.engine: Engine = self._start()
-        facts = self.engine.model_config
+        model = self.engine.model_config
         more = self.tokenizer.eos_token_ids if self.tokenizer is not None else ()
         self._reader = PromptReader(
             self.tokenizer,
-            facts.vocab_size,
+            model.vocab_size,
             self.engine.max_model_len,
-            tuple(sorted({*facts.eos_token_ids, *more})),
+            tuple(sorted({*model.eos_token_ids, *more})),
         )
         self._writer = ResultWriter(self.engine, self.tokenizer)
 
     @property
     def rank(self) -> int:
-        """Which of the ranks this process is, from 0."""
+        """The rank of this process, from 0."""
         return self.engine.world.rank
 
     @property
     def system_fingerprint(self) -> str:
-        """Names contract, weights and architecture."""
+        """Names the contract, the weights and the architecture."""
         return self.engine.system_fingerprint
 
     def get_tokenizer(self) -> Tokenizer:
@@ -126,7 +130,7 @@ class OfflineModel:
 
     @property
     def closed(self) -> bool:
-        """Whether it answers no more."""
+        """Whether it no longer answers requests."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -140,12 +144,12 @@ class OfflineModel:
         )
 
     def _start(self) -> "Engine":
-        """The engine, to begin with."""
+        """Make the engine."""
         raise NotImplementedError
 
 
 def open_engine(config: EngineConfig) -> "Engine":
-    """The engine over the world of this process's launcher. torch is loaded here, not before."""
+    """The engine over the ranks of this process's launcher. torch is imported here, not before."""
     from tpdet.comm.device import open_world
     from tpdet.engine import Engine
 
@@ -159,7 +163,7 @@ def open_engine(config: EngineConfig) -> "Engine":
 
 
 def use_device(engine: "Engine") -> None:
-    """Make the engine's GPU the current one of this thread: torch has one for each."""
+    """Make the engine's GPU the current device of this thread; torch keeps one for each thread."""
     device = engine.runner.device
     if device.type == "cuda":
         import torch

@@ -1,4 +1,4 @@
-"""Prompts as users write them: text, ids, dictionaries, conversations, and lists of those."""
+"""Reads prompts in every form users give: text, ids, dictionaries, conversations, lists of them."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ _EXAMPLES = 'text, a list of token ids, {"prompt": TEXT} or {"prompt_token_ids":
 
 
 class PromptDictionary(TypedDict, total=False):
-    """A prompt with its parts by name, as vLLM has them; `prompt_token_ids` win over `prompt`."""
+    """A prompt as a dictionary with vLLM's keys; `prompt_token_ids` override `prompt`."""
 
     prompt: str
     prompt_token_ids: Sequence[int]
@@ -30,7 +30,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ReadPrompt:
-    """A prompt as the model reads it, and its text if it was text."""
+    """A prompt's token ids, and its text if it was given as text."""
 
     token_ids: tuple[int, ...]
     text: str | None = None
@@ -39,9 +39,10 @@ class ReadPrompt:
 
 @dataclass(frozen=True)
 class PromptReader:
-    """Makes requests. Its methods raise RequestError for what cannot be one.
+    """Makes requests of prompts. Its methods raise RequestError for a prompt that cannot be used.
 
-    `eos_token_ids` end a sequence, `vocab_size` and `max_model_len` bound it.
+    `eos_token_ids` end a sequence; token ids are below `vocab_size`; prompt and answer have
+    `max_model_len` tokens together, at most.
     """
 
     tokenizer: Tokenizer | None
@@ -51,7 +52,7 @@ class PromptReader:
     _templates: dict[str, Tokenizer] = field(default_factory=dict)
 
     def prompts(self, given: object) -> list[ReadPrompt]:
-        """The prompts of one call: one prompt, or a list of them."""
+        """The prompts of one call, which is given one prompt or a list."""
         given = _listed(given)
         if isinstance(given, str | Mapping) or _are_ids(given):
             return [self.prompt(given)]
@@ -94,7 +95,7 @@ class PromptReader:
         return found
 
     def request(self, prompt: ReadPrompt, params: SamplingParams, request_id: str) -> Request:
-        """The checked request; `max_tokens` None becomes all that is left of the context."""
+        """The checked request; `max_tokens` None becomes the rest of the context."""
         if params.max_tokens is None:
             left = max(1, self.max_model_len - len(prompt.token_ids))
             params = _with_max_tokens(params, left)
@@ -146,7 +147,7 @@ class PromptReader:
         if not isinstance(template, str):
             raise RequestError(f"chat_template is {_shown(template)}: give Jinja text", "messages")
         if template not in self._templates:
-            self._templates.clear()  # the last one is kept: a loop asks with the same
+            self._templates.clear()  # keep only the last one: a loop uses the same each time
             self._templates[template] = self.tokenizer.with_chat_template(template)
         return self._templates[template]
 
@@ -154,7 +155,7 @@ class PromptReader:
 def read_params(given: object, count: int) -> list[SamplingParams]:
     """The sampling parameters of each of `count` prompts. None: the defaults.
 
-    Raises UsageError for what are none, RequestError for another number of them.
+    Raises UsageError for other types, RequestError if there are not as many as prompts.
     """
     given = SamplingParams() if given is None else given
     if isinstance(given, SamplingParams):
@@ -182,19 +183,19 @@ def _with_max_tokens(params: SamplingParams, most: int) -> SamplingParams:
 
 
 def _listed(value: Any) -> Any:
-    """An array or a tensor, and a range, as lists; anything else as it is."""
+    """A list of an array, a tensor or a range; anything else unchanged."""
     if isinstance(value, range):
         return list(value)
     return value.tolist() if hasattr(value, "tolist") and hasattr(value, "ndim") else value
 
 
 def _are_ids(value: object) -> bool:
-    """Whether it is one prompt of ids rather than a list of prompts."""
+    """Whether `value` is one prompt of token ids, not a list of prompts."""
     return isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], Integral)
 
 
 def _ids(values: Sequence[Any], place: str) -> tuple[int, ...]:
-    """Plain integers. Raises RequestError naming the first that is none."""
+    """`values` as plain integers. Raises RequestError naming the first that is no integer."""
     if type(values) is list and all(type(value) is int for value in values):
         return tuple(values)
     found = []
@@ -212,6 +213,6 @@ def _ids(values: Sequence[Any], place: str) -> tuple[int, ...]:
 
 
 def _shown(value: object) -> str:
-    """A value in a message: itself if it is short, else its type."""
+    """A value in a message: its text if that is short, else its type."""
     text = repr(value)
     return text if len(text) <= 60 else f"a {type(value).__name__}"

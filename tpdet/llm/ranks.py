@@ -1,6 +1,6 @@
-"""What the ranks of an `LLM` say to each other around a call: that they ask the same; the answers.
+"""What the ranks of an `LLM` exchange around a call: first a digest of its requests, then answers.
 
-Alone, nothing is said.
+A single rank exchanges nothing.
 """
 
 from collections.abc import Callable
@@ -24,34 +24,36 @@ from tpdet.request import Request
 if TYPE_CHECKING:
     from tpdet.engine import Engine
 
-CALL_TIMEOUT = 1800.0  # seconds ranks may be apart between two calls, and while answers are written
-PIECE_BYTES = 32 << 20  # answers travel in pieces: a message has a cap
+CALL_TIMEOUT = 1800.0
+"""Seconds that a rank may be behind the others between two calls, and while answers are written."""
+PIECE_BYTES = 32 << 20
+"""Answers travel in pieces of this size, below the cap of a message."""
 _INTERRUPT = "interrupt"
 _KINDS = {
     kind.code: kind
     for kind in (RequestError, NumericalError, IntegrityError, OverloadedError, UsageError)
 }
 
-Told = list[RequestOutput] | BaseException
-"""What comes of a call: answers, or the error that ended it and left the engine as it was."""
+CallResult = list[RequestOutput] | BaseException
+"""The outcome of a call: its answers, or the error that ended it and left the engine usable."""
 
 
-class Asked(NamedTuple):
-    """The requests of a call, and the texts of those prompts that were text."""
+class CallRequests(NamedTuple):
+    """The requests of a call, and the text of each prompt that was given as text."""
 
     requests: list[Request]
     texts: list[str | None]
 
 
-class _Word(msgspec.Struct, frozen=True):
-    """What a rank says before a call: a digest of what it asks, or why it refuses to."""
+class _CallDigest(msgspec.Struct, frozen=True):
+    """What a rank sends before a call: a digest of its requests, or why it refuses the call."""
 
     digest: bytes = b""
     refusal: str | None = None
 
 
 class _Failure(msgspec.Struct, frozen=True):
-    """An error of rank 0; `kind` is its code, or what it is called."""
+    """An error of rank 0; `kind` is its wire code, or the name of its class."""
 
     kind: str
     message: str
@@ -59,46 +61,48 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 class _Answers(msgspec.Struct, frozen=True):
-    """All that rank 0 tells of a call."""
+    """What rank 0 sends after a call."""
 
     outputs: list[RequestOutput] | None = None
     failure: _Failure | None = None
 
 
-_words = msgspec.msgpack.Decoder(_Word)
+_digests = msgspec.msgpack.Decoder(_CallDigest)
 _answers = msgspec.msgpack.Decoder(_Answers)
 
 
-def agree_on_call(engine: "Engine", make: Callable[[], Asked]) -> Asked | BaseException:
-    """What every rank asks, or why the call cannot be: this rank's own error, or a disagreement.
+def agree_on_call(
+    engine: "Engine", make: Callable[[], CallRequests]
+) -> CallRequests | BaseException:
+    """The call's requests, or why it cannot run: this rank's own error, or a DisagreementError.
 
-    Raises PeerLostError if a rank is lost.
+    make: checks and makes the requests; may raise. Raises PeerLostError if a rank is lost.
     """
     refusal: BaseException | None = None
-    asked = Asked([], [])
+    given = CallRequests([], [])
     try:
-        asked = make()
+        given = make()
     except Exception as error:
         refusal = error
     if engine.world.size > 1:
-        digest = blake3.blake3(msgspec.msgpack.encode(asked.requests)).digest()
-        word = _Word(digest, None if refusal is None else str(refusal))
-        other = _first_disagreement(engine, word)
+        digest = blake3.blake3(msgspec.msgpack.encode(given.requests)).digest()
+        mine = _CallDigest(digest, None if refusal is None else str(refusal))
+        other = _first_disagreement(engine, mine)
         refusal = refusal or other
-    return asked if refusal is None else refusal
+    return given if refusal is None else refusal
 
 
-def share_answers(engine: "Engine", told: Told | None) -> Told:
-    """What rank 0 tells of a call, on every rank; None from the others."""
+def share_answers(engine: "Engine", result: CallResult | None) -> CallResult:
+    """Rank 0's `result` of a call, on every rank; the other ranks pass None."""
     world = engine.world
-    if world.size == 1 and told is not None:
-        return told
+    if world.size == 1 and result is not None:
+        return result
     from tpdet.comm.world.exit_reasons import reporting_exit
 
     world.set_timeout(CALL_TIMEOUT)
     with reporting_exit(world, lambda: "the answers of a call"):
-        if told is not None:
-            data = msgspec.msgpack.encode(_encoded(told))
+        if result is not None:
+            data = msgspec.msgpack.encode(_encoded(result))
             pieces = [data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES)]
             engine.control.broadcast(str(len(pieces)).encode())
             for piece in pieces:
@@ -107,29 +111,29 @@ def share_answers(engine: "Engine", told: Told | None) -> Told:
             count = int(engine.control.broadcast(None))
             data = b"".join(engine.control.broadcast(None) for _ in range(count))
     world.set_timeout(engine.config.step_timeout)
-    return _decoded(_answers.decode(data)) if told is None else told
+    return _decoded(_answers.decode(data)) if result is None else result
 
 
 def give_up_world(engine: "Engine", error: BaseException) -> None:
-    """Tell the other ranks, where they wait for this one, why it goes on no more."""
+    """Report to the other ranks, which wait for this one, why it ends."""
     if engine.world.size > 1:
         from tpdet.comm.world.exit_reasons import give_up
 
         give_up(engine.world, error)
 
 
-def _first_disagreement(engine: "Engine", word: _Word) -> DisagreementError | None:
+def _first_disagreement(engine: "Engine", mine: _CallDigest) -> DisagreementError | None:
     from tpdet.comm.world.exit_reasons import reporting_exit
 
     world = engine.world
     world.set_timeout(CALL_TIMEOUT)
     with reporting_exit(world, lambda: "a call"):
-        words = [_words.decode(data) for data in world.gather_bytes(msgspec.msgpack.encode(word))]
+        found = [_digests.decode(data) for data in world.gather_bytes(msgspec.msgpack.encode(mine))]
     world.set_timeout(engine.config.step_timeout)
-    for rank, other in enumerate(words):
+    for rank, other in enumerate(found):
         if other.refusal is not None:
             return DisagreementError(f"rank {rank} did not make this call: {other.refusal}")
-        if other != words[0]:
+        if other != found[0]:
             return DisagreementError(
                 f"rank {rank} called with other prompts or parameters than rank 0: make the same "
                 "call on every rank"
@@ -137,16 +141,18 @@ def _first_disagreement(engine: "Engine", word: _Word) -> DisagreementError | No
     return None
 
 
-def _encoded(told: Told) -> _Answers:
-    if not isinstance(told, BaseException):
-        return _Answers(outputs=told)
-    if isinstance(told, KeyboardInterrupt):
+def _encoded(result: CallResult) -> _Answers:
+    if not isinstance(result, BaseException):
+        return _Answers(outputs=result)
+    if isinstance(result, KeyboardInterrupt):
         return _Answers(failure=_Failure(_INTERRUPT, ""))
-    kind = told.code if type(told) in _KINDS.values() else type(told).__name__  # type: ignore[attr-defined]
-    return _Answers(failure=_Failure(kind, str(told), getattr(told, "param", None)))
+    kind = type(result).__name__
+    if isinstance(result, TpdetError) and type(result) in _KINDS.values():
+        kind = result.code
+    return _Answers(failure=_Failure(kind, str(result), getattr(result, "param", None)))
 
 
-def _decoded(answers: _Answers) -> Told:
+def _decoded(answers: _Answers) -> CallResult:
     failure = answers.failure
     if failure is None:
         return answers.outputs or []

@@ -1,4 +1,4 @@
-"""What callers get, in the shape of vLLM's outputs: requests, choices, log-probabilities."""
+"""The answers that callers get, shaped like vLLM's: requests, choices, log-probabilities."""
 
 import math
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from tpdet.engine import Engine
 
 ABORTED = "abort"
-"""The finish reason of a choice that was dropped before its end."""
+"""The finish reason of a choice that was aborted."""
 
 
 class Logprob(msgspec.Struct, frozen=True, gc=False):
     """A token's log-probability at its position; `float()` of it is `logprob`.
 
     logprob: fp32, of the model's own distribution, before bias, penalties, temperature and filters.
-    rank: its place among all ids, 1 for the likeliest; of equal ones the lowest id comes first.
-    decoded_token: the token's text by itself; None without a tokenizer.
+    rank: its place among all ids, 1 for the likeliest; of equal logits the lowest id comes first.
+    decoded_token: the text of this token alone; None without a tokenizer.
     """
 
     logprob: float
@@ -37,16 +37,16 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
 
 
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice of one prompt, whole or, from AsyncLLM, as far as it has come.
+    """One choice of one prompt; AsyncLLM also gives it while it is still growing.
 
-    index: which of the `n` choices.
-    text, token_ids: what was generated; the ids include the one that ended it.
+    index: which of the `n` choices, from 0.
+    text, token_ids: the generated text and its ids; the ids include the one that ended it.
     cumulative_logprob: the sum of the tokens' log-probabilities, rounded once.
-    logprobs: if asked for, one `{token_id: Logprob}` a position: the drawn token first, then the
-        likeliest, best first.
-    logprob_bits: the drawn tokens' fp32 log-probabilities as hex, always.
+    logprobs: one `{token_id: Logprob}` a position, if requested: the sampled token first, then the
+        likeliest ones, best first.
+    logprob_bits: the fp32 log-probabilities of the sampled tokens as hex; always there.
     finish_reason: "stop", "length" or "abort"; None while it runs.
-    stop_reason: the text or the id of `stop` and `stop_token_ids` that ended it; "grammar" where
+    stop_reason: the text of `stop` or the id of `stop_token_ids` that ended it; "grammar" where
         its schema allowed no further token.
     """
 
@@ -65,17 +65,17 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one prompt, whole or, from AsyncLLM, as far as it has come.
+    """The answer to one prompt; AsyncLLM also gives it while it is still growing.
 
-    request_id: given to AsyncLLM, or made up.
-    prompt: its text, if it was text; prompt_token_ids: what the model read.
-    prompt_logprobs: if asked for, one `{token_id: Logprob}` a token, None for the first.
+    request_id: the id given to AsyncLLM, or a generated one.
+    prompt: its text, if it was given as text; prompt_token_ids: the ids that the model read.
+    prompt_logprobs: one `{token_id: Logprob}` a token, if requested; None for the first token.
     outputs: its choices, in order.
-    finished: whether all have ended.
-    seed: given, or drawn by the engine: with it the request gives the same bits again.
-    system_fingerprint: names contract, weights and architecture.
-    replay_digest: docs/replay.md's, the one a server gives for the same request. None until it is
-        finished, for an aborted answer, and for an approximate one: those cannot be replayed.
+    finished: whether all choices have ended.
+    seed: the request's, or the engine's choice; with it the request gives the same bits again.
+    system_fingerprint: names the contract, the weights and the architecture.
+    replay_digest: the digest that a server gives for the same request (docs/replay.md). None until
+        the answer is finished, and for an aborted or approximate one, which cannot be replayed.
     """
 
     request_id: str
@@ -90,16 +90,16 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultWriter:
-    """Writes answers of one engine as results; its methods may be called from any thread."""
+    """Makes results of one engine's answers; its methods may be called from any thread."""
 
     def __init__(self, engine: "Engine", tokenizer: Tokenizer | None) -> None:
         self._runner, self._tokenizer = engine.runner, tokenizer
-        self._texts: dict[int, str] = {}  # of tokens that were asked for
+        self._texts: dict[int, str] = {}  # by token id, of tokens seen so far
 
     def write(
         self, request_id: str, prompt: str | None, answer: RequestAnswer, seed: int
     ) -> RequestOutput:
-        """The answer so far; `prompt` is the text it was asked with."""
+        """The result of the answer so far; `prompt` is the prompt's text, if any."""
         request = answer.request
         ended = all(choice.finish_reason is not None for choice in answer.choices)
         aborted = any(choice.finish_reason == ABORTED for choice in answer.choices)
@@ -150,7 +150,7 @@ class ResultWriter:
         ]
 
     def _position(self, token: SampledToken, params: SamplingParams) -> dict[int, Logprob]:
-        """The token itself first, then the likeliest, best first."""
+        """One position's table: the token itself, then the likeliest ones, best first."""
         tokenizer = self._tokenizer if params.detokenize else None
         chosen = token.token_id
         found = {chosen: Logprob(token.logprob, token.rank or None, self._text(chosen, tokenizer))}
@@ -170,7 +170,7 @@ class ResultWriter:
 
 
 def error_of(failure: RequestFailed, request_id: str) -> TpdetError:
-    """What the caller of a request that failed in the engine is told."""
+    """The exception for the caller of a request that failed in the engine."""
     message = f"prompt {request_id}: {failure.message}"
     if failure.code == RequestError.code:
         return RequestError(message)

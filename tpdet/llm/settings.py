@@ -15,10 +15,10 @@ _LOGS_NOTHING = ("disable_log_stats",)
 
 
 def read_settings(given: Mapping[str, Any], of_vllm: Mapping[str, Any]) -> EngineConfig:
-    """The configuration of keyword arguments; `of_vllm` are those that are no fields of it.
+    """The configuration of the keyword arguments `given`; `of_vllm` are all other keywords.
 
-    Raises UsageError, once, for a name that nobody knows, for a value that cannot be used, and for
-    a tensor-parallel size that is not the number of ranks there are.
+    Raises UsageError for the first unknown name or unusable value, and for a tensor-parallel size
+    that is not the number of ranks.
     """
     known = [*EngineConfig.model_fields, "tensor_parallel_size"]
     for name, value in of_vllm.items():
@@ -37,7 +37,7 @@ def read_settings(given: Mapping[str, Any], of_vllm: Mapping[str, Any]) -> Engin
 
 
 def _check_size(wanted: Any, environment: RankEnvironment) -> None:
-    """Raise UsageError unless as many ranks run as were asked for; None asks for any number."""
+    """Raise UsageError unless `wanted` ranks run; None accepts any number."""
     if wanted is None:
         return
     try:

@@ -14,11 +14,11 @@ EngineOutput = TokenOutput | PromptOutput | RequestFailed
 
 
 class Stream:
-    """What has come of a request.
+    """The outputs of one request so far.
 
-    All methods but `tell` and `request_abort` run in the event loop that made it. `seed` and
-    `in_engine`, the choices that the engine runs, are the engine thread's to set. drop: tells the
-    engine that one choice, or the request (None), is wanted no more.
+    `deliver` and `request_abort` may be called from any thread; all other methods run in the event
+    loop that made the stream. Only the engine's thread sets `seed` and `in_engine`, the choices
+    that the engine still runs.
     """
 
     def __init__(
@@ -30,18 +30,19 @@ class Stream:
         writer: ResultWriter,
         drop: "Callable[[Stream, int | None], None]",
     ) -> None:
+        """drop: ends one choice, or the whole request (None), in the engine."""
         self.name, self.request, self.seed = name, request, 0
         self.in_engine = set(range(request.params.n))
-        self.ended = False  # nothing more will come, or be read
+        self.ended = False  # no more output will come, or be read
         self._text, self._writer, self._drop = text, writer, drop
         self._assembler = RequestAssembler(request, tokenizer)
         self._loop = asyncio.get_running_loop()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._error: BaseException | None = None
         self._aborted = False
 
-    def tell(self, outputs: list[EngineOutput], error: BaseException | None = None) -> bool:
-        """From any thread: what came, then what ended it. False if nobody is there to hear it."""
+    def deliver(self, outputs: list[EngineOutput], error: BaseException | None = None) -> bool:
+        """Add outputs, or the error that ended the request; False if its event loop is closed."""
         try:
             self._loop.call_soon_threadsafe(self._take, outputs, error)
         except RuntimeError:  # the loop is closed
@@ -49,14 +50,14 @@ class Stream:
         return True
 
     def request_abort(self) -> None:
-        """From any thread: `abort`."""
+        """Call `abort` in the stream's event loop."""
         with suppress(RuntimeError):  # the loop is closed: its reader is gone
             self._loop.call_soon_threadsafe(self.abort)
 
     async def next(self) -> RequestOutput:
-        """All that has come so far, once there is news. Raises what ended the request."""
-        await self._news.wait()
-        self._news.clear()
+        """The answer so far, once it has changed. Raises the error that ended the request."""
+        await self._changed.wait()
+        self._changed.clear()
         if self._error is not None:
             self.ended = True
             raise self._error
@@ -72,14 +73,14 @@ class Stream:
         return output
 
     def abort(self) -> None:
-        """End it here: what came is the answer, whose running choices were aborted."""
+        """End the request: its answer so far is the last one, running choices are aborted."""
         if not self._assembler.finished and self._error is None:
             self._aborted = True
-            self._news.set()
+            self._changed.set()
             self._drop(self, None)
 
     def leave(self) -> None:
-        """The consumer reads no more: the engine need not go on."""
+        """End the request because its consumer stops reading."""
         if not self.ended:
             self.ended = True
             self._drop(self, None)
@@ -92,7 +93,7 @@ class Stream:
                 delta = self._assembler.push(output)
                 if delta is not None and delta.abort and isinstance(output, TokenOutput):
                     self._drop(self, output.choice)
-        except Exception as wrong:  # of this request's text alone
+        except Exception as wrong:  # it concerns this request's text only
             error = wrong
             self._drop(self, None)
         if self._assembler.failure is not None:
@@ -100,4 +101,4 @@ class Stream:
         complete = self._assembler.finished and self._assembler.failure is None
         if error is not None and not complete:
             self._error = error
-        self._news.set()
+        self._changed.set()
