@@ -99,7 +99,7 @@ def test_who_waits_for_a_page_goes_on_when_its_maker_is_gone(end):
     elif end == "fail":
         sim.scheduler.fail("a", "numerical_error", "NaN")
     else:
-        sim.scheduler.preempt_all()
+        sim.preempt_all()
     sim.run()
     sim.check_answer(second)
     assert hits(sim) == (512 if end == "preempt" else 0)
@@ -112,7 +112,7 @@ def test_a_preempted_sequence_finds_its_own_pages_again():
     sim.add(request)
     while sim.answers.get(("a", 0)) is None:
         sim.step()
-    sim.scheduler.preempt_all()
+    sim.preempt_all()
     plan = sim.begin()
     assert [(row.start, len(row.token_ids)) for row in plan.rows] == [(512, 64)]
     sim.end(plan)

@@ -24,6 +24,7 @@ class Simulation:
         self.failures: dict[str, RequestFailed] = {}
         self.plans: list[StepPlan] = []
         self.pending: list[StepPlan] = []
+        self._preempt_all = False
         self.results: dict[int, tuple[dict, dict]] = {}
         self.drawn: list[int] = []
         self.drawn_before: list[int] = []
@@ -39,8 +40,19 @@ class Simulation:
             owner = version_id(request.request_id, params.seed, choice)
             self.salts[owner] = request.tenant_salt, request.cache_salt
 
+    def preempt_all(self) -> None:
+        """Preempt every running sequence before the next step that is not planned ahead."""
+        self._preempt_all = True
+
     def begin(self, ahead: bool = False) -> StepPlan | None:
         """Schedule, send the plan to both ranks, which run it."""
+        if self._preempt_all:
+            if ahead:
+                return None
+            assert not self.pending, "a pending step still writes pages"
+            self._preempt_all = False
+            for sequence in reversed(list(self.scheduler.policy.running)):
+                self.scheduler.policy.preempt(sequence)
         plan = self.scheduler.schedule_ahead() if ahead else self.scheduler.schedule()
         if plan is not None:
             self.plans.append(plan)

@@ -361,7 +361,9 @@ def test_a_conversation_is_answered_as_its_rendered_prompt_is(llm):
     open_end = llm.chat(HELLO, GREEDY, add_generation_prompt=False)[0].prompt_token_ids
     assert open_end == tuple(ids[: len(open_end)]) and len(open_end) < len(ids)
     mine = llm.chat(HELLO, GREEDY, chat_template="{{ messages[1]['content'] }}")[0]
-    assert mine.prompt_token_ids == tuple(llm.get_tokenizer().encode_plain("Hello"))
+    assert mine.prompt_token_ids == tuple(
+        llm.get_tokenizer().encode("Hello", add_special_tokens=False)
+    )
     assert llm.chat(HELLO, GREEDY)[0].outputs == one[0].outputs  # the model's own again
 
 

@@ -154,7 +154,7 @@ class SchedulerMachine:
     def disturb(self, argument) -> None:
         what = DISTURBANCES[argument % len(DISTURBANCES)]
         if what == "preempt":
-            self.scheduler.preempt_all()
+            self.sim.preempt_all()
         elif what == "forget":
             self.scheduler.forget_prefixes()
         elif not self.sim.pending:

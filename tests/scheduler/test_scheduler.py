@@ -63,7 +63,7 @@ def test_a_sampling_row_holds_what_the_token_may_depend_on():
     )
     sim = simulation(request)
     sim.step()
-    sim.scheduler.preempt_all()
+    sim.preempt_all()
     plan = sim.begin()
     row = sim.scheduler.wanted(plan)[0][1]
     assert plan.rows[1].start == 0

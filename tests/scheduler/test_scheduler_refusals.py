@@ -39,7 +39,7 @@ def test_the_queue_is_bounded_by_requests_that_never_started():
     sim.step()
     for name in ("b", "c"):
         sim.scheduler.add(make_request(name, n=5, max_tokens=2))
-    sim.scheduler.preempt_all()
+    sim.preempt_all()
     with pytest.raises(OverloadedError, match="2 requests wait"):
         sim.scheduler.add(make_request("d"))
     sim.scheduler.abort("b")

@@ -35,7 +35,7 @@ def test_prompt_scores_are_neither_lost_nor_told_twice_by_preemption():
     sim = simulation(request)
     for step in range(40):
         if step in (2, 7, 13):
-            sim.scheduler.preempt_all()
+            sim.preempt_all()
         sim.step()
     sim.check_answer(request)
     assert sim.scheduler.statistics().preemptions == 3

@@ -44,7 +44,7 @@ def check_plan(plan: StepPlan, sim: Simulation, computed: dict) -> None:
     own = [page for page in pages if table.owner(page) != SHARED]
     assert len(own) == len(set(own)), "two rows share a page that was not shared"
     computed.update((event.version_id, 0) for event in plan.events if event.kind == EVICT)
-    resumes = policy.page_manager.prefixes.shares
+    resumes = bool(sim.page_salts)  # a page was shared before
     for row in plan.rows:
         end = row.start + len(row.token_ids)
         assert len(row.pages) == len(row.versions) == -(-end // PAGE_TOKENS)

@@ -212,23 +212,20 @@ def test_choices_are_gathered_by_index_in_any_order_of_arrival():
     delta = assembler.push(third[2])  # its text is "!"
     assert delta.finish_reason == "stop"
     assert [choice.text for choice in assembler.answer().choices] == ["a", "ab", "ab"]
-    assert not assembler.must_abort
 
 
 def test_an_answer_that_is_whole_while_the_engine_runs_on_asks_for_an_abort():
     assembler = RequestAssembler(request(stop=("b",)), [b"<end>", b"a", b"b"])
-    assembler.push(TokenOutput("r", 0, 1, -1.0))
-    assert not assembler.must_abort
+    assert not assembler.push(TokenOutput("r", 0, 1, -1.0)).abort
     assert assembler.push(TokenOutput("r", 0, 2, -1.0)).abort
-    assert assembler.finished and assembler.must_abort
-    assembler.push(TokenOutput("r", 0, 1, -1.0, (), "length"))
-    assert not assembler.must_abort
+    assert assembler.finished
+    assert not assembler.push(TokenOutput("r", 0, 1, -1.0, (), "length")).abort
 
 
 def test_a_failed_request_has_no_answer():
     assembler = RequestAssembler(request(), None)
     assembler.push(RequestFailed("r", "numerical_error", "NaN in the logits"))
-    assert assembler.finished and not assembler.must_abort
+    assert assembler.finished
     with pytest.raises(ValueError, match="NaN in the logits"):
         assembler.answer()
 

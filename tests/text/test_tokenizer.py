@@ -19,13 +19,20 @@ def test_ids_are_those_of_transformers(our_tokenizer, their_tokenizer, text, add
     assert our_tokenizer.decode(ids) == their_tokenizer.decode(ids, skip_special_tokens=True)
 
 
+def encode_plain(tokenizer, text, add_special_tokens=False):
+    """Ids of a text that a template writes as a message's content, and nothing else."""
+    bare = tokenizer.with_chat_template("{{ messages[0].content }}")
+    messages = [{"role": "user", "content": text}]
+    return bare.apply_chat_template(messages, add_special_tokens=add_special_tokens)
+
+
 def test_special_token_text_is_special_in_prompts_and_text_in_plain_text(our_tokenizer):
     special = {our_tokenizer.encode(token, False)[0] for token in CONTROL}
     assert special & {*our_tokenizer.encode("x<|im_end|>", False)}
-    assert not special & {*our_tokenizer.encode_plain("x<|im_end|><|endoftext|>")}
-    assert our_tokenizer.decode(our_tokenizer.encode_plain("x<|im_end|>")) == "x<|im_end|>"
-    assert our_tokenizer.encode_plain("Hello") == our_tokenizer.encode("Hello", False)
-    assert our_tokenizer.encode_plain("Hello", True) == our_tokenizer.encode("Hello", True)
+    assert not special & {*encode_plain(our_tokenizer, "x<|im_end|><|endoftext|>")}
+    assert our_tokenizer.decode(encode_plain(our_tokenizer, "x<|im_end|>")) == "x<|im_end|>"
+    assert encode_plain(our_tokenizer, "Hello") == our_tokenizer.encode("Hello", False)
+    assert encode_plain(our_tokenizer, "Hello", True) == our_tokenizer.encode("Hello", True)
 
 
 def test_special_tokens_inside_the_vocabulary_are_told_apart():
@@ -53,10 +60,10 @@ def test_special_tokens_outside_the_vocabulary_keep_their_ids():
     assert tokenizer.eos_token_ids == (backend.token_to_id("</s>"),)
 
 
-@pytest.mark.parametrize("encode", ["encode", "encode_plain"])
+@pytest.mark.parametrize("encode", [Tokenizer.encode, encode_plain])
 def test_a_lone_surrogate_is_refused(our_tokenizer, encode):
     with pytest.raises(RequestError, match=r"U\+DC80.*character 1"):
-        getattr(our_tokenizer, encode)("a\udc80")
+        encode(our_tokenizer, "a\udc80")
 
 
 def test_the_information_names_no_path(our_tokenizer, tokenizer_folder):

@@ -24,11 +24,6 @@ class PageAllocator:
         """Pages that nobody holds."""
         return len(self._free)
 
-    @property
-    def used_count(self) -> int:
-        """Pages that somebody holds."""
-        return self.num_pages - len(self._free)
-
     def is_used(self, page: int) -> bool:
         """Whether somebody holds `page`."""
         return bool(self._used[page])

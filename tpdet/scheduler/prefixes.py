@@ -24,11 +24,6 @@ class Prefixes:
         self._identity = identity
         self._being_computed: dict[bytes, Sequence] = {}
 
-    @property
-    def shares(self) -> bool:
-        """Whether pages are shared at all."""
-        return self._identity is not None
-
     def restart(self, identity: bytes | None) -> None:
         """Empty the index and take another identity; the token counts go on."""
         self.index = PrefixIndex()

@@ -55,7 +55,6 @@ class Scheduler:
         self.policy = Policy(max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity)
         self._requests = RequestTable(max_queue, max_model_len, constrain)
         self._pending = PendingSteps()
-        self._preempt_all = False
         self._next_step = 0
         self._totals = Totals()
 
@@ -117,10 +116,7 @@ class Scheduler:
         None while two steps are pending or none is, when many sequences would be left out, when
         pages are short, and when a preemption is due.
         """
-        due = self._preempt_all or (
-            self.preempt_every and self._next_step % self.preempt_every == 0
-        )
-        if len(self._pending) != 1 or due or not self.policy.may_run_ahead:
+        if len(self._pending) != 1 or self._preemption_is_due or not self.policy.may_run_ahead:
             return None
         return self._begin(self.policy.choose())
 
@@ -185,10 +181,6 @@ class Scheduler:
                 outputs += results
         return outputs
 
-    def preempt_all(self) -> None:
-        """Preempt every running sequence at the next `schedule` (for verification)."""
-        self._preempt_all = True
-
     def forget_prefixes(self) -> None:
         """Empty the prefix cache, except for pages that a sequence holds."""
         self.policy.page_manager.forget_prefixes()
@@ -228,11 +220,16 @@ class Scheduler:
         events, digest = pages.take_events(), pages.table.digest()
         return StepPlan(PLAN_VERSION, step, events, rows, digest, stop)
 
+    @property
+    def _preemption_is_due(self) -> bool:
+        """Whether `preempt_every` names the next step."""
+        return self.preempt_every > 0 and self._next_step % self.preempt_every == 0
+
     def _preempt_on_demand(self) -> None:
-        due = self.preempt_every and self._next_step % self.preempt_every == 0
+        if not self._preemption_is_due:
+            return
         # Only sequences that progressed: a prompt of many chunks would never be completed else.
-        victims = [s for s in self.policy.running if self._preempt_all or (due and s.progressed)]
-        self._preempt_all = False
+        victims = [sequence for sequence in self.policy.running if sequence.progressed]
         for sequence in reversed(victims):
             self.policy.preempt(sequence)
 

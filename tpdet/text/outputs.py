@@ -180,7 +180,6 @@ class RequestAssembler:
             ChoiceAssembler(tokenizer if request.params.detokenize else None, request.params)
             for _ in range(request.params.n)
         ]
-        self._running = request.params.n  # choices that the engine has not ended
 
     def push(self, output: TokenOutput | PromptOutput | RequestFailed) -> TextDelta | None:
         """Take one output; a token gives its choice's delta, the others give None."""
@@ -190,7 +189,6 @@ class RequestAssembler:
         if isinstance(output, PromptOutput):
             self._prompt = output
             return None
-        self._running -= output.finish_reason is not None
         self.approximate |= output.approximate
         return self._choices[output.choice].push(output)
 
@@ -203,11 +201,6 @@ class RequestAssembler:
     def finished(self) -> bool:
         """Whether the request failed or every choice ended."""
         return self.failure is not None or all(c.finish_reason for c in self._choices)
-
-    @property
-    def must_abort(self) -> bool:
-        """Whether the answer is whole while the engine still runs choices of it."""
-        return self.failure is None and self.finished and self._running > 0
 
     @property
     def generated_tokens(self) -> int:

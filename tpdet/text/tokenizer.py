@@ -120,10 +120,6 @@ class Tokenizer:
         self._refuse_too_long([checked(text)], most)
         return ids_of(self._backend, text, add_special_tokens)
 
-    def encode_plain(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Ids of text in which special-token text is text. Raises RequestError as `encode`."""
-        return self._encode_segments([Segment(text, False)], add_special_tokens)
-
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
