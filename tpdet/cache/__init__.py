@@ -1,1 +1,1 @@
-"""The paged KV cache: which pages are free, who owns each, and under which version."""
+"""The paged KV cache: its tensors, free pages, page versions and the prefix cache's index."""

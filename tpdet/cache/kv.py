@@ -1,4 +1,4 @@
-"""The KV cache's tensors: 256-token pages of keys and values, a layer at a time."""
+"""The tensors of the KV cache: for each layer, pages of 256 tokens of keys and values."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class LayerPages:
 
 @dataclass(frozen=True)
 class KeyValuePages:
-    """Every layer's pages. A page holds anything until it is written: nothing may rely on it."""
+    """The pages of every layer. The content of a page is undefined until it is written."""
 
     layers: tuple[LayerPages, ...]
 
@@ -31,7 +31,7 @@ def allocate_pages(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> KeyValuePages:
-    """Uninitialised pages. Raises ResourceError with the size when memory does not suffice."""
+    """Uninitialised pages. Raises ResourceError with the size in GiB when memory is short."""
     shape = (pages, key_heads, PAGE_TOKENS, head_dim)
     try:
         return KeyValuePages(

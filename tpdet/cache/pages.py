@@ -1,7 +1,7 @@
-"""The page allocator: hands out KV pages of 256 tokens, always the lowest free id.
+"""The page allocator: gives out KV pages of 256 tokens, always the free page with the lowest id.
 
-Lowest-first is a total order that depends only on which pages are free, not on the history that
-freed them, so a replay of the same requests gets the same pages.
+The choice depends only on which pages are free, not on the order in which they were freed, so a
+replay of the same requests gets the same pages.
 """
 
 import heapq
@@ -10,7 +10,7 @@ from tpdet.errors import IntegrityError
 
 
 class PageAllocator:
-    """Pages 0 to `num_pages - 1`, each free or used. Lives on rank 0, beside the scheduler."""
+    """Pages 0 to `num_pages - 1`, each free or used. Only rank 0 has one, for its scheduler."""
 
     def __init__(self, num_pages: int) -> None:
         if num_pages < 1:
@@ -21,15 +21,15 @@ class PageAllocator:
 
     @property
     def free_count(self) -> int:
-        """Pages that nobody holds."""
+        """How many pages are free."""
         return len(self._free)
 
     def is_used(self, page: int) -> bool:
-        """Whether somebody holds `page`."""
+        """Whether `page` is in use."""
         return bool(self._used[page])
 
     def allocate(self) -> int:
-        """Take the lowest free page. Raises IntegrityError when none is left: count first."""
+        """Take the lowest free page. Raises IntegrityError when there is none."""
         if not self._free:
             raise IntegrityError(f"all {self.num_pages} KV pages are used: preempt before asking")
         page = heapq.heappop(self._free)
@@ -37,7 +37,7 @@ class PageAllocator:
         return page
 
     def release(self, page: int) -> None:
-        """Give `page` back. Raises IntegrityError when it is not held (released twice, say)."""
+        """Give `page` back. Raises IntegrityError when it is not in use."""
         if not 0 <= page < self.num_pages or not self._used[page]:
             raise IntegrityError(f"page {page} of {self.num_pages} is released but nobody holds it")
         self._used[page] = 0

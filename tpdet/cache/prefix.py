@@ -1,13 +1,13 @@
-"""The prefix cache's index: which full page holds the K/V of which tokens, and who reads it.
+"""The index of the prefix cache: which full page holds the K/V of which tokens, and its readers.
 
-A page is found by a key: SHA-256 over its parent's key, its token ids, the salts, the model's
-digest and the contract's id. A key only finds: a page is shared when its parent is the page that
-was found before it, and its salted domain and its token ids are compared and equal, so that two
-prefixes whose keys collide never share.
+A page is found by its key: SHA-256 over its parent's key, its token ids, the salts, the model's
+digest and the contract's id. The key only finds a candidate. A page is shared only if its parent is
+the page found before it, and its salted domain and token ids are equal byte for byte; so prefixes
+whose keys collide are never shared.
 
-A page without a reader stays until it is evicted, in the total order of release: the page longest
-without a reader goes first. Pages that are released together stand deepest position first, so that
-a page goes before the pages that it can only be found through. Lives on rank 0, without torch.
+A page without a reader stays until it is evicted; the page that has been without a reader for
+longest goes first. Pages that are released together are ordered from the deepest position up, so a
+page is evicted before the pages that lead to it. Only rank 0 has an index; it needs no torch.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _NO_PARENT = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class PageKey:
-    """A full page by what it holds: its key, and what is compared when the key is found."""
+    """What identifies a full page: its key, and the parts that are compared with a candidate's."""
 
     key: bytes
     domain: bytes
@@ -42,9 +42,9 @@ class CachedPage:
 
 
 def prefix_domain(identity: bytes, *salts: str) -> bytes:
-    """32 bytes that keep apart what must not be shared: models, contracts and salts.
+    """32 bytes that differ wherever pages must not be shared: by model, contract and salts.
 
-    identity: names the weights and the contract. Every part counts with its length.
+    identity: names the weights and the contract. The digest covers the length of each part.
     """
     digest = hashlib.sha256(b"tpdet prefix cache 1")
     for part in (identity, *(salt.encode("utf-8", "surrogatepass") for salt in salts)):
@@ -53,14 +53,14 @@ def prefix_domain(identity: bytes, *salts: str) -> bytes:
 
 
 class PrefixChain:
-    """The keys of one sequence's full pages, each made once; tokens are only ever appended."""
+    """The keys of one sequence's full pages, each computed once; tokens are only appended."""
 
     def __init__(self, domain: bytes) -> None:
         self._domain = domain
         self._keys: list[PageKey] = []
 
     def key(self, tokens: Sequence[int], index: int) -> PageKey:
-        """The key of page `index`, whose token ids (and all before) are known."""
+        """The key of page `index`; `tokens` must cover this page."""
         while len(self._keys) <= index:
             first = len(self._keys) * PAGE_TOKENS
             ids = array("i", tokens[first : first + PAGE_TOKENS]).tobytes()
@@ -75,29 +75,31 @@ def page_key(parent: bytes, domain: bytes, token_bytes: bytes) -> bytes:
 
 
 class PrefixIndex:
-    """Shared pages: the entries that can be found, the readers of each page, the idle pages."""
+    """All shared pages: those that can be found, the readers of each, and the idle ones."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, CachedPage] = {}
         self._by_page: dict[int, CachedPage] = {}
-        self._readers: dict[int, int] = {}  # of every shared page, found or no longer found
-        self._idle: OrderedDict[int, None] = OrderedDict()  # no reader; longest without one first
+        # Of every shared page, also of those that can no longer be found.
+        self._readers: dict[int, int] = {}
+        # Pages without a reader, longest idle first.
+        self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def idle_count(self) -> int:
-        """Pages without a reader, which can be evicted."""
+        """How many pages have no reader and can be evicted."""
         return len(self._idle)
 
     def is_shared(self, page: int) -> bool:
-        """Whether `page` may have several readers and none may write it."""
+        """Whether `page` is shared: it may have several readers, and nobody may write it."""
         return page in self._readers
 
     def is_idle(self, page: int) -> bool:
-        """Whether `page` is kept although nobody reads it."""
+        """Whether `page` is shared and has no reader."""
         return page in self._idle
 
     def find(self, key: PageKey, parent: CachedPage | None) -> CachedPage | None:
-        """The page of `key` that follows `parent`; None if there is none, or a key collides."""
+        """The page of `key` that follows `parent`; None if there is none, or the keys collide."""
         entry = self._entries.get(key.key)
         if entry is None or entry.parent is not parent or not self.same_tokens(entry, key):
             return None
@@ -109,15 +111,15 @@ class PrefixIndex:
         return entry.key.domain == key.domain and entry.key.token_bytes == key.token_bytes
 
     def holds(self, entry: CachedPage | None) -> bool:
-        """Whether `entry` can be found; None stands for the empty prefix, which always can."""
+        """Whether `entry` can still be found; None, the empty prefix, always can."""
         return entry is None or self._by_page.get(entry.page) is entry
 
     def occupant(self, key: PageKey) -> CachedPage | None:
-        """The entry under the same key, whatever it holds."""
+        """The entry under the same key, even if its tokens differ."""
         return self._entries.get(key.key)
 
     def put(self, key: PageKey, page: int, parent: CachedPage | None) -> CachedPage:
-        """Let `page`, which has one reader, be found. Raises IntegrityError if it is shared."""
+        """Share `page`, which has one reader. Raises IntegrityError if it or its key is there."""
         if page in self._readers or key.key in self._entries:
             raise IntegrityError(f"page {page} is put into the prefix cache twice, or its key is")
         entry = CachedPage(key, page, parent)
@@ -126,12 +128,12 @@ class PrefixIndex:
         return entry
 
     def take(self, page: int) -> None:
-        """Count one more reader of `page`."""
+        """Count another reader of `page`."""
         self._readers[page] += 1
         self._idle.pop(page, None)
 
     def give(self, page: int) -> bool:
-        """Count one reader less; True when the page is left to nobody and must be freed."""
+        """Count one reader less; True when the page has to be freed."""
         if self._readers[page] < 1:
             raise IntegrityError(f"page {page} is released but nobody reads it")
         self._readers[page] -= 1
@@ -144,7 +146,7 @@ class PrefixIndex:
         return True
 
     def drop(self, page: int) -> bool:
-        """Let `page` be found no more; True when it has no reader and must be freed."""
+        """Make `page` impossible to find; True when it has no reader and must be freed."""
         entry = self._by_page.pop(page, None)
         if entry is None:
             return False
@@ -155,7 +157,7 @@ class PrefixIndex:
         return True
 
     def evict(self) -> int:
-        """Drop the page that has been without a reader for longest; it must be freed."""
+        """Drop the page that has been idle for longest; returns it, and it must be freed."""
         page = next(iter(self._idle))
         self.drop(page)
         return page
@@ -163,7 +165,7 @@ class PrefixIndex:
     def check_integrity(self, holders: Mapping[int, int]) -> None:
         """Refuse (IntegrityError) unless `holders` counts each shared page's readers.
 
-        holders: how many sequences hold a page, of those that are held.
+        holders: how many sequences hold each page, for pages that are held.
         """
         for page, readers in self._readers.items():
             if readers != holders.get(page, 0):

@@ -1,16 +1,14 @@
-"""The version table: for every KV page its version and its owner, the same on every rank.
+"""The version table: the version and the owner of every KV page, the same on every rank.
 
-Each change of a page bumps its version, so a reader that was given the page under an older one
-can be told and is refused. Ranks never decide a change; they apply the plan's events in order and
-compare digests.
+Each change of a page bumps its version, so a row that names the page under an older version is
+refused. Ranks never decide a change: they apply the plan's events in order and compare digests.
 
-Two digests. `digest()` is a chain over every event *and the state it led to*: O(1) a changed page,
-sent with every plan. State that changes by events alone is a function of that chain, so two ranks
-whose tables differ by a lost, added, reordered or altered event differ from that step on, for
-good. `full_digest()` also covers the table as it lies in memory, in O(pages): it catches a table
-that was damaged without an event, and is meant for heartbeats and for idle time. Between those,
-such damage is still refused where it could matter: `check_readers` looks up every page that a
-step touches.
+There are two digests. `digest()` is a chain over every event *and the state that it led to*. It
+costs O(1) for each changed page and is sent with every plan. If an event is lost, added, reordered
+or altered on one rank, its digest differs from that step on. `full_digest()` also covers the table
+in memory, in O(pages). It finds a table that was damaged without an event, and is meant for
+heartbeats and idle time. Until then such damage is refused where it matters: `check_readers` looks
+up every page that a step touches.
 """
 
 import struct
@@ -42,7 +40,7 @@ _STATE_BYTES = 16  # version and owner, 8 bytes each
 
 
 def version_id(request_id: str, seed: int, choice: int = 0) -> int:
-    """The 64-bit id under which choice `choice` of a request owns pages; never NOBODY or SHARED."""
+    """The 64-bit id under which one choice of a request owns pages; never NOBODY or SHARED."""
     name = request_id.encode("utf-8", "surrogatepass")
     body = struct.pack("<QI", seed, choice) + name
     found = int.from_bytes(blake3.blake3(body).digest(length=8), "little")
@@ -50,7 +48,7 @@ def version_id(request_id: str, seed: int, choice: int = 0) -> int:
 
 
 class VersionTable:
-    """Version and owner of pages 0 to `num_pages - 1`; all start at version 0, owned by nobody."""
+    """Version and owner of pages 0 to `num_pages - 1`; all start at version 0, unowned."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -59,7 +57,7 @@ class VersionTable:
         self._chain = blake3.blake3(struct.pack("<Q", num_pages)).digest()
 
     def version(self, page: int) -> int:
-        """How often `page` has changed."""
+        """The version of `page`: how often it has changed."""
         return self._versions[page]
 
     def owner(self, page: int) -> int:
@@ -84,9 +82,9 @@ class VersionTable:
     def check_readers(self, rows: Iterable[Row]) -> None:
         """Refuse (IntegrityError) rows that may not touch the pages they name.
 
-        A row must hold every page under its present version, its pages must cover its positions,
-        and it must own each page that it writes, by an id of its own: a page of nobody and a
-        shared one are never written. Cost: one look-up per page of each row.
+        A row must name every page under its present version, its pages must cover its positions,
+        and it must own each page that it writes; free and shared pages are never written. It
+        costs one look-up for each page of each row.
         """
         version = self._versions.__getitem__
         for row in rows:
@@ -111,7 +109,7 @@ class VersionTable:
                     )
 
     def digest(self) -> bytes:
-        """32 bytes over all events so far and what each led to."""
+        """32 bytes over all events so far and the state after each."""
         return self._chain
 
     def full_digest(self) -> bytes:
@@ -119,7 +117,7 @@ class VersionTable:
         return blake3.blake3(self._chain + self.snapshot()).digest()
 
     def snapshot(self) -> bytes:
-        """16 bytes a page, ascending: version, then owner, as little-endian 64-bit integers."""
+        """16 bytes for each page: version, then owner, as little-endian 64-bit integers."""
         flat = array("Q", [0]) * (2 * self.num_pages)
         flat[0::2] = array("Q", self._versions)
         flat[1::2] = array("Q", self._owners)

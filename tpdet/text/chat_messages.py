@@ -1,8 +1,8 @@
-"""Messages of a conversation as chat templates expect them: checked, and every text in them.
+"""Checks the messages of a conversation, and brings them into the form that chat templates expect.
 
-As transformers documents it and vLLM does it, the arguments of a tool call reach the template as
-an object, also where the client wrote them as OpenAI does, in JSON text. The content of an
-assistant's message that only calls tools stays null.
+The arguments of a tool call reach the template as an object, as in transformers and vLLM, also if
+the client sent them as JSON text, as OpenAI's clients do. The content of an assistant's message
+that only calls tools stays null.
 """
 
 import json
@@ -18,18 +18,18 @@ _TEXT_FIELDS = ("content", "name", "tool_call_id", "reasoning_content")
 
 Message = dict[str, Any]
 """`role`, some of _TEXT_FIELDS (text), and `tool_calls`: [{id, type, function: {name, arguments}}]
-with arguments an object. `content` is None at most where there are tool calls."""
+where `arguments` is an object. `content` may be None only beside tool calls."""
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Messages for a template. Raises RequestError naming the message and the field."""
+    """The messages in a template's form. Raises RequestError naming the message and the field."""
     if not messages:
         raise RequestError("messages is empty: give at least one message", "messages")
     return [_check_message(f"messages[{index}]", m) for index, m in enumerate(messages)]
 
 
 def texts_of(messages: Sequence[Message]) -> Iterator[str]:
-    """Every text that the client wrote, those in the arguments of tool calls included."""
+    """Every text that the client wrote, including the arguments of tool calls."""
     found: list[str] = []
 
     def take(text: str) -> str:
@@ -41,7 +41,7 @@ def texts_of(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def each_text(messages: Sequence[Message], change: Callable[[str], str]) -> list[Message]:
-    """The messages with every text that the client wrote changed; roles and types are not."""
+    """The messages with `change` applied to every text of the client, not to roles and types."""
     return [_changed_message(message, change) for message in messages]
 
 
@@ -105,7 +105,7 @@ def _check_call(place: str, call: object) -> Message:
 
 
 def _arguments(place: str, value: object) -> dict[str, Any]:
-    """The object that arguments are or hold as JSON text; without any, an empty one."""
+    """The arguments as an object, parsed if they are JSON text; {} if there are none."""
     try:
         found = json.loads(value, parse_constant=_no_constant) if isinstance(value, str) else value
     except ValueError as error:
@@ -145,7 +145,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _joined_parts(content: object) -> object:
-    """Text parts as one string; anything else as it is, for the caller to refuse."""
+    """Text parts joined to one string; anything else unchanged, for the caller to refuse."""
     if not isinstance(content, list):
         return content
     texts = [

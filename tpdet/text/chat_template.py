@@ -1,16 +1,18 @@
-"""Chat templates: a conversation to text, with what the template wrote told from what users wrote.
+"""Chat templates: render a conversation, and tell the template's special tokens from users' text.
 
-The template is Jinja, run in an immutable sandbox without a clock and without chance. Special-token
-text inside a message must stay plain text, but a rendered string does not show who wrote what, and
-templates trim, split and compare contents, so wrapping contents in markers changes the result.
-Instead the conversation is rendered a second time with every character of the user's text that
-occurs in any special token replaced by a private-use twin that occurs nowhere else. Whitespace
-stays, so trimming does the same. A special token in that rendering holds no user character: the
-template wrote it. The twins are then mapped back, and the result must equal the plain rendering.
+The template is Jinja, run in an immutable sandbox without a clock and without randomness.
+Special-token text inside a message must stay plain text, but a rendered string does not show who
+wrote what. Markers around contents do not help: templates trim, split and compare contents.
 
-A template that looks into contents (Qwen3 searches for "</think>") may take another branch there.
-Then only complete special tokens in the user's text get twins; the result must again equal the
-plain rendering, and hold the same special tokens as the first. If not, the request is refused.
+So the conversation is rendered a second time, in which each character of the users' text that
+occurs in any special token is replaced by its twin, a private-use character that occurs nowhere
+else. Whitespace stays, so trimming works alike. A special token in this rendering has no character
+of a user: the template wrote it. Then the twins are mapped back, and the result must equal the
+plain rendering.
+
+A template that looks into contents (Qwen3 searches for "</think>") may take another branch. Then
+only complete special tokens in the users' text get twins. The result must again equal the plain
+rendering, and have the same special tokens as the first. Otherwise the request is refused.
 """
 
 import re
@@ -30,20 +32,20 @@ from tpdet.text.template_meter import BeyondCount
 _CLOCK = "strftime_now"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _TWINS = range(0xF0000, 0xFFFFE)  # the private-use characters of plane 15
-# tojson escapes these two, which it would not do to their twins.
+# tojson escapes these two, but would not escape their twins.
 _NEVER_REPLACED = frozenset('"\\')
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of a rendered conversation; `special`: a special token the template wrote."""
+    """A part of a rendered conversation; `special`: it is a special token of the template."""
 
     text: str
     special: bool
 
 
 class ChatTemplate:
-    """One compiled template with the special tokens of its tokenizer."""
+    """A compiled template with the special tokens of its tokenizer."""
 
     def __init__(
         self,
@@ -52,10 +54,11 @@ class ChatTemplate:
         special_tokens: Sequence[str],
         counted: bool = False,
     ) -> None:
-        """named_tokens: what templates may print, such as `bos_token`; special_tokens: all texts.
+        """named_tokens: texts by name, such as `bos_token`, for templates to print.
 
-        counted: do only work whose time and memory are counted, and raise BeyondCount for more.
-        Raises CheckpointError for a syntax error and for a template that needs the time.
+        special_tokens: the texts of all special tokens. counted: do only work whose time and memory
+        are counted, and raise BeyondCount for more. Raises CheckpointError for a syntax error and
+        for a template that reads the clock.
         """
         self.source = source
         self._named = dict(named_tokens)
@@ -69,12 +72,12 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
     ) -> list[Segment]:
-        """The conversation as text, its special tokens apart.
+        """The conversation as segments of text, each special token a segment.
 
         A message has a role and content (text, or a list of text parts), and may have name,
-        tool_call_id, reasoning_content and tool_calls. Raises RequestError for anything else, for
-        what the template itself refuses, and where user text cannot be kept apart from special
-        tokens; BeyondCount where work is counted and this conversation takes too much of it.
+        tool_call_id, reasoning_content and tool_calls. Raises RequestError for other fields, for
+        messages that the template refuses, and where users' text cannot be told from special
+        tokens. Raises BeyondCount where work is counted and this conversation needs too much.
         """
         plain = check_messages(messages)
         expected = self._render(plain, add_generation_prompt)
@@ -114,7 +117,7 @@ class ChatTemplate:
             )
         except (BeyondCount, MemoryError):
             raise
-        # A template is the checkpoint's code: whatever it raises is about this conversation.
+        # A template is code of the checkpoint: any error concerns this conversation only.
         except Exception as error:
             reason = _ADDRESS.sub("0x", str(error)[:500])
             raise RequestError(
@@ -122,7 +125,7 @@ class ChatTemplate:
             ) from error
 
     def _twins(self, messages: list[Message]) -> dict[str, str]:
-        """Each character of a special token -> a private-use character that occurs nowhere."""
+        """Each character of a special token, with a private-use character that occurs nowhere."""
         taken = {*self.source}.union(*texts_of(messages), *self._named.values())
         free = (chr(code) for code in _TWINS if chr(code) not in taken)
         twins = dict(zip(self._characters, free, strict=False))
@@ -141,7 +144,7 @@ class ChatTemplate:
 
 
 def _compiled(source: str) -> tuple[jinja2.Template, CountedTemplate | None]:
-    """The template as it is, and with its count. Raises CheckpointError."""
+    """The plain template, and the one whose work is counted. Raises CheckpointError."""
     language = TemplateLanguage()
     try:
         clock = _needs_clock(language.parse(source))

@@ -1,9 +1,9 @@
-"""Templates whose work is counted while they run, so that a short one may run where others wait.
+"""Chat templates whose work is counted, so that short ones may run in a shared process.
 
 A checkpoint's template is code. Here each loop, call, filter and text costs units in proportion to
-the time and memory that it may take, and what has no such bound (powers, `center`, ...) is not
-done: BeyondCount is raised, and the conversation is rendered in a process whose time and memory are
-bounded. The text is the same either way.
+the time and memory that it may take. Work without such a bound (powers, `center`, ...) raises
+BeyondCount; the conversation is then rendered in a process with limited time and memory. The text
+is the same either way.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,6 +38,7 @@ from tpdet.text.template_meter import (
 _SIZED = "to be sized"
 _MOST_BITS = 64
 _FREE_UNITS = 20_000
+_NO_LIMIT = 2**40  # units that no conversation costs
 
 _NODES = frozenset(
     "Template Output TemplateData If Assign AssignBlock NSRef Name Const Getattr Getitem Slice "
@@ -66,14 +67,14 @@ _METHODS: dict[Any, frozenset[str]] = {
 
 
 class CountedTemplate:
-    """A template with its count; `make` is None for one that could never run here."""
+    """A template whose work is counted."""
 
     def __init__(self, template: jinja2.Template, weight: int) -> None:
         self._template, self._weight = template, weight
 
     @classmethod
     def make(cls, source: str) -> "CountedTemplate | None":
-        """The template if all of its statements can be counted. Raises as TemplateLanguage.make."""
+        """The template; None if a statement cannot be counted. Raises as TemplateLanguage.make."""
         language = _CountedLanguage()
         tree = language.parse(source)
         if any(type(node).__name__ not in _NODES for node in tree.find_all(nodes.Node)):
@@ -87,19 +88,19 @@ class CountedTemplate:
     def render(self, messages: Sequence[Any], **variables: Any) -> str:
         """The text. Raises BeyondCount, and whatever the template raises.
 
-        An ordinary template does all of its statements for each message, and looks at each text
-        some times: ten times that is free.
+        An ordinary template runs all of its statements for each message, and reads each text a few
+        times; ten times that amount is allowed.
         """
-        sizer = Meter(1 << 40)
+        sizer = Meter(_NO_LIMIT)
         sizer.size(list(messages))
-        seen = (1 << 40) - sizer.left
+        seen = _NO_LIMIT - sizer.left
         meter = Meter(_FREE_UNITS + 10 * ((1 + len(messages)) * self._weight + seen))
         meter.spend(self._weight)
         return self._template.render(messages=messages, **variables, **{METER: meter})
 
 
 class _CountedLanguage(TemplateLanguage):
-    """Every filter, test, call and operator spends units, or is not there."""
+    """Every filter, test, call and operator costs units, or raises BeyondCount."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +116,7 @@ class _CountedLanguage(TemplateLanguage):
         self.filters[_SIZED], self.filters[PRINTED] = paid_size, paid_print
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Numbers of a machine word, and `+` of texts and lists."""
+        """Operators on numbers of at most 64 bits, and `+` on texts and lists."""
         if isinstance(left, int | float) and isinstance(right, int | float):
             if operator == "**" or any(
                 isinstance(n, int) and n.bit_length() > _MOST_BITS for n in (left, right)

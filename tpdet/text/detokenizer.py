@@ -1,8 +1,8 @@
-"""Text from token ids as they are committed: the pieces concatenate to the one-shot text, always.
+"""Text from token ids as they are committed; the pieces always concatenate to the one-shot text.
 
 Serving systems commonly decode a sliding window of ids again for each token and send the
-difference. That costs a window a token, stalls on runs of invalid bytes and can contradict the
-one-shot text. Here a token gives its bytes once, and an incremental UTF-8 decoder does the rest.
+difference. That decodes a whole window for each token, stalls on runs of invalid bytes, and can
+contradict the one-shot text. Here each token gives its bytes once, to an incremental UTF-8 decoder.
 """
 
 from tpdet.text.token_bytes import TokenJoiner
@@ -10,7 +10,7 @@ from tpdet.text.tokenizer import Tokenizer
 
 
 class IncrementalDetokenizer:
-    """One text; at most the bytes of one unfinished character are held back."""
+    """The text of one choice; at most the bytes of one unfinished character are held back."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -23,13 +23,13 @@ class IncrementalDetokenizer:
         return "" if token is None else self._joiner.push(token)
 
     def start_in(self, text: str, token_id: int) -> int:
-        """Where in `text`, which pushing the token gave, its own text begins.
+        """Where the token's own text begins in `text`, the result of pushing it.
 
-        That is 0 but where bytes of tokens before it turned out to be no character.
+        This is 0 unless `text` starts with invalid bytes of earlier tokens.
         """
         own = self._tokenizer.token_text(token_id) if "\ufffd" in text else ""
         return len(text) - len(own) if own and text.endswith(own) else 0
 
     def finish(self) -> str:
-        """What is held back; nothing may be pushed afterwards."""
+        """The text that was held back; nothing may be pushed afterwards."""
         return self._joiner.finish()

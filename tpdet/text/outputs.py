@@ -1,9 +1,9 @@
 """From committed tokens to answers: text, stop strings, log-probabilities, finish reasons.
 
-The engine stops a choice by token (end and stop ids, length); stop strings are decided here: only
-text shows them. A choice stopped by a string goes on in the engine until its reader aborts it, and
-what still arrives is ignored. Streamed and finished answers come from the same assembler, so the
-streamed text concatenates to the finished text. Needs no torch.
+The engine ends a choice by tokens (end and stop ids, length). Stop strings are found here, because
+only text shows them. A choice that a string ended still runs in the engine until its reader aborts
+it; its later tokens are ignored. Streamed and finished answers come from the same assembler, so
+the streamed text concatenates to the finished text. Needs no torch.
 """
 
 import math
@@ -19,19 +19,19 @@ from tpdet.text.detokenizer import IncrementalDetokenizer
 from tpdet.text.stop_strings import StopStringMatcher
 from tpdet.text.tokenizer import Tokenizer
 
-NEGATIVE_INFINITY = -9999.0  # JSON has no infinity
-DEAD_END = "grammar"  # the stop reason of a text that its schema lets nothing follow
+NEGATIVE_INFINITY = -9999.0  # stands for -inf: JSON has no infinity
+DEAD_END = "grammar"  # the stop reason of a text after which the schema allows no token
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     """What one committed token adds to a choice.
 
-    `token_ids` and `logprobs` have one length (1, or 0 when nothing was sampled or the choice had
-    ended); `text` may lag behind them while it could begin a stop string or a character is not
-    complete. `offset` is where in the choice's whole text the token begins. `stop_reason` is the
-    stop string, or the id from `stop_token_ids`, that ended it, or DEAD_END.
-    `abort` tells the reader that the engine must be told to drop the choice.
+    `token_ids` and `logprobs` have the same length: 1, or 0 when nothing was sampled or the choice
+    had ended. `text` lags behind while it could begin a stop string, or while a character is not
+    complete. `offset` is where the token begins in the choice's whole text. `stop_reason` is the
+    stop string or the id of `stop_token_ids` that ended the choice, or DEAD_END. `abort`: the
+    reader has to abort the choice in the engine.
     """
 
     text: str = ""
@@ -45,11 +45,11 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceAnswer:
-    """A choice; `token_ids` and `logprobs` have one length and include the stop token.
+    """A choice; `token_ids`, `logprobs` and `offsets` have the same length.
 
-    `finish_reason` is None for one that still runs. `offsets`, as many, are where each token
-    begins in `text`: a token without text (a special one, or the end of a character) where the
-    next text does, and what a stop string cut off at or past the end.
+    They include the stop token. `finish_reason` is None while the choice runs. `offsets` are where
+    the tokens begin in `text`. A token without text (a special one, or the end of a character)
+    begins where the next text does; a token that a stop string cut off, at or past the end.
     """
 
     index: int
@@ -63,9 +63,9 @@ class ChoiceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RequestAnswer:
-    """An answer: its choices by index, and the prompt's scores if they were asked for.
+    """An answer: its choices by index, and the prompt's scores if they were requested.
 
-    `approximate`: a step that it took was not computed by the contract.
+    `approximate`: one of its steps was not computed by the contract.
     """
 
     request: Request
@@ -75,7 +75,7 @@ class RequestAnswer:
 
 
 class ChoiceAssembler:
-    """Turns one choice's tokens into text, piece by piece, and decides its stop strings.
+    """Turns one choice's tokens into text, piece by piece, and finds its stop strings.
 
     Without a tokenizer there is no text, and stop strings are refused with RequestError.
     """
@@ -91,7 +91,7 @@ class ChoiceAssembler:
         self._pieces: list[str] = []
         self._tokens: list[SampledToken] = []
         self._offsets: list[int] = []
-        self._length = 0  # of the text so far, that which is held back included
+        self._length = 0  # of the text so far, including text that is held back
         self._finish_reason: str | None = None
         self._stop_reason: str | int | None = None
 
@@ -106,7 +106,7 @@ class ChoiceAssembler:
         return len(self._tokens)
 
     def push(self, output: TokenOutput) -> TextDelta:
-        """Take the next committed token; after the end nothing more is taken."""
+        """Add the next committed token; tokens after the end are ignored."""
         if self._finish_reason is not None:
             return TextDelta()
         tokens = _tokens(output)
@@ -145,7 +145,7 @@ class ChoiceAssembler:
         return self.so_far(index)
 
     def so_far(self, index: int) -> ChoiceAnswer:
-        """What the choice has come to."""
+        """The choice so far."""
         return ChoiceAnswer(
             index=index,
             text="".join(self._pieces),
@@ -160,7 +160,7 @@ class ChoiceAssembler:
         return 0 if self._detokenizer is None else self._detokenizer.start_in(text, token_id)
 
     def _decode(self, output: TokenOutput) -> str:
-        """The text this token completes; a stop token has none unless stops are to be shown."""
+        """The text this token completes; a stop token has text only if stops are included."""
         if self._detokenizer is None:
             return ""
         shown = output.stop_token_id is None or self._params.include_stop_str_in_output
@@ -169,7 +169,7 @@ class ChoiceAssembler:
 
 
 class RequestAssembler:
-    """Gathers everything the engine says of one request, until its answer is whole."""
+    """Collects the engine's outputs of one request into its answer."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
         self.request = request
@@ -182,7 +182,7 @@ class RequestAssembler:
         ]
 
     def push(self, output: TokenOutput | PromptOutput | RequestFailed) -> TextDelta | None:
-        """Take one output; a token gives its choice's delta, the others give None."""
+        """Add one output; returns the delta of a token's choice, None for other outputs."""
         if isinstance(output, RequestFailed):
             self.failure = output
             return None
@@ -194,7 +194,7 @@ class RequestAssembler:
 
     @property
     def prompt(self) -> PromptOutput | None:
-        """The prompt's scores, once they came."""
+        """The prompt's scores; None until they arrive."""
         return self._prompt
 
     @property
@@ -219,7 +219,7 @@ class RequestAssembler:
         return RequestAnswer(self.request, self._prompt, choices, self.approximate)
 
     def so_far(self) -> RequestAnswer:
-        """What has come of the answer."""
+        """The answer so far."""
         choices = tuple(choice.so_far(index) for index, choice in enumerate(self._choices))
         return RequestAnswer(self.request, self._prompt, choices, self.approximate)
 
@@ -230,7 +230,7 @@ def logprob_bits(value: float) -> str:
 
 
 def shortest_float32(value: float) -> float:
-    """The number whose JSON is a float32's shortest round-trip decimal; -inf gives -9999.0."""
+    """The number whose JSON is the shortest round-trip decimal of a float32; -9999.0 for -inf."""
     return NEGATIVE_INFINITY if value == -math.inf else float(str(numpy.float32(value)))
 
 

@@ -1,9 +1,9 @@
-"""Finding stop strings in text that arrives in pieces, holding back what could become one.
+"""Finds stop strings in text that arrives in pieces, and holds back text that could begin one.
 
-The match is the one that is complete first (smallest end); of several that end at the same
-character, the one that begins first. That depends on the text alone, not on how it was cut into
-pieces. Text is released as soon as no stop string can begin in it, so the released pieces
-concatenate to the text before the match.
+The match with the smallest end wins; of several that end at the same character, the one that
+begins first. This depends on the text alone, not on its division into pieces. Text is released as
+soon as no stop string can begin in it, so the released pieces concatenate to the text before the
+match.
 """
 
 
@@ -16,7 +16,7 @@ class StopStringMatcher:
         self._held = ""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, str | None]:
-        """Take the next piece; give the text released by it and the stop string found, if any.
+        """Add the next piece; returns the text that it releases, and the stop string found or None.
 
         With `may_stop=False` no match may end inside this piece, but a later one may begin in it.
         Nothing may be pushed after a match.
@@ -32,7 +32,7 @@ class StopStringMatcher:
         return released, None
 
     def flush(self) -> str:
-        """What is still held back, at the end of the text."""
+        """Release the text that is still held back, at the end of the text."""
         released, self._held = self._held, ""
         return released
 
@@ -48,7 +48,7 @@ class StopStringMatcher:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`, not the whole of it."""
+    """Length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
             return size

@@ -1,7 +1,7 @@
-"""The Jinja that chat templates are written in: an immutable sandbox that always gives one text.
+"""The Jinja environment of chat templates: an immutable sandbox whose text is always the same.
 
-It has no clock and no chance, and no text holds an object's address, which is another one in each
-process: whatever becomes text is checked first. Nothing is computed when a template is compiled.
+It has no clock and no randomness. An object's address differs from process to process, so every
+value is checked before it becomes text. Nothing is computed while a template is compiled.
 """
 
 import json
@@ -20,22 +20,22 @@ from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
 _PLAIN = (str, int, float, complex, bytes, type(None), Undefined, range)
-_NAMED = (Macro, LoopContext, TemplateReference, type)  # their text holds a name, no address
+_NAMED = (Macro, LoopContext, TemplateReference, type)  # their text has a name and no address
 ROWS: tuple[Any, ...] = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
-"""Values whose text is that of what they hold."""
+"""Types whose text is made of the texts of their items."""
 _FINAL = (*_PLAIN, *_NAMED)
 _MOST_VALUES = 1_000_000
-PRINTED = "to be printed"  # with blanks: no template can spell it
+PRINTED = "to be printed"  # a filter's name with blanks, which no template can write
 
 _MAKE_TEXT = frozenset(
     "capitalize center e escape filesizeformat forceescape format indent lower pprint replace safe "
     "string striptags title trim truncate upper urlencode urlize wordcount wordwrap xmlattr".split()
 )
-"""Filters that make text of their input and their arguments; `join` does of its items."""
+"""Filters that make text of their input and arguments; `join` makes text of its items."""
 
 
 class TemplateLanguage(ImmutableSandboxedEnvironment):
-    """As transformers sets it up, less the clock, chance and addresses."""
+    """The environment of transformers, without clock, randomness and addresses."""
 
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "**", "%"))
 
@@ -44,7 +44,7 @@ class TemplateLanguage(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[LoopControlExtension, _GenerationTag],
-            optimized=False,  # else constants are computed at load, 10 ** 10 ** 10 too
+            optimized=False,  # otherwise constants such as 10 ** 10 ** 10 are computed at load
         )
         self.filters["tojson"] = to_json
         self.globals["raise_exception"] = raise_exception
@@ -55,7 +55,7 @@ class TemplateLanguage(ImmutableSandboxedEnvironment):
         self.filters[PRINTED] = _printed
 
     def make(self, source: str) -> jinja2.Template:
-        """The template. Raises jinja2.TemplateError, or whatever Python's compiler does."""
+        """The template. Raises jinja2.TemplateError, or what Python's compiler raises."""
         return self.from_string(self.checked_tree(self.parse(source)))
 
     def checked_tree(self, tree: nodes.Template) -> nodes.Template:
@@ -64,13 +64,13 @@ class TemplateLanguage(ImmutableSandboxedEnvironment):
         return found
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Python's, but `%` of a text checks what it is given."""
+        """Python's operators; `%` on a text checks its arguments."""
         if operator == "%" and isinstance(left, str):
             printable(right)
         return super().call_binop(context, operator, left, right)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format`, which may look into no attribute, with arguments that are checked."""
+        """`str.format` without access to attributes, and with checked arguments."""
         inner = super().wrap_str_format(value)
         if inner is None:
             return None
@@ -87,7 +87,7 @@ class TemplateLanguage(ImmutableSandboxedEnvironment):
 
 
 def printable(value: Any) -> Any:
-    """`value`, if its text is the same in every process. Raises TemplateError."""
+    """`value` itself. Raises TemplateError if its text differs from process to process."""
     if type(value) is str or isinstance(value, _PLAIN):
         return value
     waiting, seen = [value], 0
@@ -113,7 +113,7 @@ def printable(value: Any) -> Any:
 
 
 def namespace_values(namespace: Namespace) -> dict[str, Any]:
-    """What a namespace holds."""
+    """The variables of a namespace."""
     found: dict[str, Any] = namespace._Namespace__attrs
     return found
 
@@ -125,13 +125,13 @@ def filtered(value: nodes.Node, name: str) -> nodes.Filter:
     )
 
 
-@pass_context  # which also keeps it from being computed when the template is compiled
+@pass_context  # also keeps Jinja from computing it while the template is compiled
 def _printed(context: Context, value: Any) -> Any:
     return printable(value)
 
 
 class _PrintChecks(NodeTransformer):
-    """Puts `printable` around what a template writes and what `~` joins."""
+    """Adds the check `printable` to every value that a template prints or joins by `~`."""
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
         self.generic_visit(node)
@@ -148,10 +148,10 @@ class _PrintChecks(NodeTransformer):
 
 
 def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that makes text of whatever it is given."""
+    """The filter `function`, which makes text of its arguments, with these checked."""
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        # Jinja's own arguments (context, environment) come first, and hold no text.
+        # Jinja's own arguments (context, environment) come first; they are not printed.
         for value in (*args, *kwargs.values()):
             if not isinstance(value, Context | jinja2.Environment | nodes.EvalContext):
                 printable(value)
@@ -164,7 +164,7 @@ def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
 def join_texts(
     context: Context, value: Any, d: str = "", attribute: str | int | None = None
 ) -> Any:
-    """Jinja's `join`, its items checked."""
+    """Jinja's `join` with checked items."""
     items = list(value)
     environment = context.environment
     if attribute is not None:
@@ -175,7 +175,7 @@ def join_texts(
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks assistant text for training; here it is its body."""
+    """`{% generation %}` marks assistant text for training; here only its body matters."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja's interface)
 
@@ -199,7 +199,7 @@ def to_json(
 
 
 def raise_exception(message: str) -> None:
-    """How a template refuses a conversation."""
+    """The function by which a template refuses a conversation."""
     raise jinja2.TemplateError(message)
 
 

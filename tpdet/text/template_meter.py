@@ -1,4 +1,4 @@
-"""The units that a template's work costs, in proportion to the time and memory that it may take."""
+"""Counts a template's work in units, in proportion to the time and memory that it may take."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,20 +8,20 @@ from jinja2.utils import Namespace, pass_context
 
 from tpdet.text.template_language import ROWS, join_texts, namespace_values, printable, to_json
 
-METER = "the meter"  # with a blank: no template can spell it
+METER = "the meter"  # a variable's name with a blank, which no template can write
 _SIZED_TYPES: tuple[Any, ...] = (str, dict, range, *ROWS)
-_LETTERS = 4  # 2 ** 4 letters of a text are one unit
+_LETTERS = 4  # 2**4 letters of a text cost one unit
 _SCALARS = frozenset((int, bool, float, type(None)))
 _LONGEST_JOINT = 1000
 _DEEPEST_INDENT = 16
 
 
 class BeyondCount(Exception):
-    """A template does what is not counted, or more than may be done here."""
+    """A template did work that is not counted, or more work than is allowed here."""
 
 
 class Meter:
-    """Units that are left of one rendering."""
+    """The units that remain for one rendering."""
 
     __slots__ = ("left",)
 
@@ -35,7 +35,7 @@ class Meter:
             raise BeyondCount
 
     def size(self, value: Any) -> None:
-        """Spend what looking at all of a value costs; shared parts count each time."""
+        """Spend the cost of reading a whole value; shared parts count each time."""
         if type(value) is str:
             self.left -= 1 + (len(value) >> _LETTERS)
         elif type(value) in _SCALARS:
@@ -63,17 +63,17 @@ class Meter:
 
 
 def meter_of(context: Context) -> Meter:
-    """The meter of the rendering that this is part of."""
+    """The meter of the current rendering."""
     found: Meter = context.parent[METER]
     return found
 
 
 def paid_loop(weight: int) -> Callable[..., Any]:
-    """A filter for what is looped over, each time around for `weight` units."""
+    """A filter for the values of a loop; each pass costs `weight` units."""
 
     @pass_context
     def counted(context: Context, value: Any) -> Any:
-        """What is looped over, paid for: at once if it has a length, else one by one."""
+        """The values, paid for at once if they have a length, otherwise one by one."""
         meter = meter_of(context)
         if isinstance(value, _SIZED_TYPES):
             meter.spend((1 + len(value)) * weight)
@@ -102,21 +102,21 @@ def paid_start(weight: int) -> Callable[..., Any]:
 
 @pass_context
 def paid_print(context: Context, value: Any) -> Any:
-    """A filter for what becomes text."""
+    """A filter for values that become text."""
     meter_of(context).size(value)
     return printable(value)
 
 
 @pass_context
 def paid_size(context: Context, value: Any) -> Any:
-    """A filter for what is made, or looked through, whole."""
+    """A filter for values that are made, or read, as a whole."""
     meter_of(context).size(value)
     return value
 
 
 @pass_context
 def beyond(*_: Any, **__: Any) -> Any:
-    """A filter or test that is not done here."""
+    """Stands for a filter or test whose work is not counted."""
     raise BeyondCount
 
 
@@ -135,7 +135,8 @@ def paid_filter(function: Callable[..., Any]) -> Callable[..., Any]:
             own = {"context": context, "eval_context": context.eval_ctx}
             first = (own.get(wants.name, context.environment),)
         found = function(*first, value, *args, **kwargs)
-        if not isinstance(found, str):  # a text is at most some times as long as what it is made of
+        # A text is at most a few times longer than the values it is made of.
+        if not isinstance(found, str):
             meter.size(found)
         return found
 

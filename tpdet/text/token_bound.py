@@ -1,9 +1,9 @@
-"""How many tokens a text has at least, from its size alone.
+"""A lower bound on the number of tokens of a text, from its size alone.
 
-A text of B bytes that no step drops or merges, of which each token stands for at most L bytes, has
-at least B / L tokens. So a text that cannot fit is refused before anything works on it for seconds.
-This holds only where every step is known: a tokenizer that may drop characters, or make one token
-of a whole word that it does not know, has no bound.
+If no step of a tokenizer drops or merges characters, and each token stands for at most L bytes, a
+text of B bytes has at least B / L tokens. So a text that cannot fit is refused at once, without
+seconds of work. There is no bound for a tokenizer that may drop characters, or make one token of a
+whole unknown word.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ _NFC_SHRINKS = 4
 
 
 def bytes_per_token(description: Mapping[str, Any]) -> int | None:
-    """The most bytes of a text that one token stands for, or None without such a bound.
+    """The largest number of bytes of text that one token stands for; None if there is no bound.
 
-    description: `tokenizer.json`'s object.
+    description: the object in `tokenizer.json`.
     """
     shrinks = _shrinks(description.get("normalizer"))
     splits = _kinds(description.get("pre_tokenizer"))
@@ -32,8 +32,8 @@ def bytes_per_token(description: Mapping[str, Any]) -> int | None:
     longest = 1
     for token in description.get("added_tokens", ()):
         if token.get("lstrip") or token.get("rstrip"):
-            return None  # it takes in any number of blanks
-        # One that is sought in the normalized text may stand there in longer letters.
+            return None  # it includes any number of blanks
+        # The normalized text, where this token is searched, may have longer letters.
         longest = max(longest, len(token["content"].encode()) * (3 if token["normalized"] else 1))
     for token in model["vocab"]:
         longest = max(longest, len(token) if byte_level else len(token.encode()))
@@ -41,7 +41,7 @@ def bytes_per_token(description: Mapping[str, Any]) -> int | None:
 
 
 def _knows_every_byte(model: Mapping[str, Any], byte_level: bool) -> bool:
-    """Whether no byte is left out or joined to a run of unknown ones."""
+    """Whether no byte is dropped or merged with other unknown bytes."""
     vocabulary = model["vocab"]
     if byte_level:
         return all(character in vocabulary for character in byte_of_character())
@@ -58,7 +58,7 @@ def _steps(part: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]
 
 
 def _shrinks(normalizer: Mapping[str, Any] | None) -> int | None:
-    """How many times shorter the normalizer makes a text at most; None if there is no knowing."""
+    """How many times shorter the normalizer makes a text, at most; None if unknown."""
     factor = 1
     for step in _steps(normalizer, "normalizers"):
         if step["type"] == "NFC":
@@ -73,7 +73,7 @@ def _shrinks(normalizer: Mapping[str, Any] | None) -> int | None:
 
 
 def _kinds(splits: Mapping[str, Any] | None) -> set[str] | None:
-    """The kinds of the steps that split a text, if none of them drops anything."""
+    """The kinds of the steps that split a text; None if one of them may drop characters."""
     found = set()
     for step in _steps(splits, "pretokenizers"):
         kind = step["type"]

@@ -1,12 +1,12 @@
-"""The bytes a token stands for, by the rules of a tokenizer's decoder.
+"""The bytes that a token stands for, by the rules of a tokenizer's decoder.
 
-A text is the bytes of its tokens in a row, read as UTF-8 with U+FFFD for what is no UTF-8 (one for
-each maximal ill-formed part, as Unicode recommends). So text can be streamed exactly, at constant
-cost a token, by an incremental UTF-8 decoder; windows of tokens need not be decoded again.
+A text is the bytes of its tokens, one after the other, read as UTF-8; each maximal ill-formed part
+becomes one U+FFFD, as Unicode recommends. So an incremental UTF-8 decoder streams text exactly, at
+constant cost for each token, and no window of tokens is decoded again.
 
-This is what `tokenizers` computes, but for one case: its ByteFallback turns a whole run of byte
-tokens into U+FFFD when any of it is ill-formed, also characters that were complete before. A
-stream could never show those, so here they stay.
+`tokenizers` computes the same with one exception: if any byte of a run of byte tokens is
+ill-formed, its ByteFallback turns the whole run into U+FFFD, also characters that were complete. A
+stream has sent those already, so here they stay.
 """
 
 import codecs
@@ -22,10 +22,10 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class DecoderRules:
-    """A decoder of `tokenizer.json`, checked: byte-level, or SentencePiece style."""
+    """The checked decoder of `tokenizer.json`: byte-level, or in the style of SentencePiece."""
 
     def __init__(self, decoder: dict[str, Any] | None) -> None:
-        """Raises CheckpointError naming a decoder, or an order of them, that is not supported."""
+        """Raises CheckpointError naming decoder steps that are not supported in this order."""
         steps = _steps(decoder)
         kinds = [step.get("type") for step in steps]
         self._byte_level = kinds == ["ByteLevel"]
@@ -66,11 +66,11 @@ class DecoderRules:
                 self.strip_left = (step["content"], step["start"])
 
     def token_bytes(self, token: str, first: bool) -> bytes:
-        """What a token adds, before the text's left is stripped; `first`: it begins the text."""
+        """The bytes of a token, before the text is stripped; `first`: it is the text's first."""
         if self._byte_level:
             table = byte_of_character()
             values = [table.get(character) for character in token]
-            # A token with any other character was added as it is, not in the byte alphabet.
+            # A token with any other character was added in plain text, not in the alphabet.
             return token.encode() if None in values else bytes(v for v in values if v is not None)
         if first and self._drop_first:
             token = token.replace(self._drop_first, "")
@@ -82,7 +82,7 @@ class DecoderRules:
 
 
 class TokenJoiner:
-    """The text of tokens as they come; the pieces given out concatenate to the whole text.
+    """Turns tokens into text one by one; the pieces concatenate to the whole text.
 
     At most the three bytes of an unfinished character are held back.
     """
@@ -102,7 +102,7 @@ class TokenJoiner:
         return self._utf8.decode(data)
 
     def finish(self) -> str:
-        """What is held back, at the end: an unfinished character is one U+FFFD."""
+        """The text that was held back: U+FFFD for an unfinished character."""
         return self._utf8.decode(b"", final=True)
 
     def _stripped(self, data: bytes) -> bytes:
@@ -123,7 +123,7 @@ def join_tokens(rules: DecoderRules, tokens: Iterable[str]) -> str:
 
 
 def read_rules(state: bytes | None) -> DecoderRules:
-    """Rules from a decoder's JSON, as `tokenizers` states it."""
+    """The rules of a decoder, given as the JSON that `tokenizers` writes."""
     return DecoderRules(None if state is None else json.loads(state))
 
 
@@ -137,7 +137,7 @@ def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 @functools.cache
 def byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, the other bytes follow at U+0100."""
+    """GPT-2's alphabet: printable Latin-1 stands for itself, other bytes for U+0100 onwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}

@@ -1,4 +1,4 @@
-"""Encoding a conversation so that no text in it spells a special token."""
+"""Encodes a conversation so that no text in it becomes a special token."""
 
 import json
 import secrets
@@ -13,11 +13,11 @@ _NONCHARACTERS = "".join(chr(code) for code in range(0xFDD0, 0xFDF0))
 
 
 class Guard:
-    """A copy of a tokenizer whose special tokens go by secret names, so that no text spells them.
+    """A copy of a tokenizer whose special tokens have secret names, which no text can contain.
 
-    Encoding the whole conversation at once keeps every rule that looks across tokens (prefix
-    spaces, stripping, normalization); only the names differ. They are drawn anew in each process;
-    ids do not depend on them.
+    The whole conversation is encoded at once, so every rule across tokens holds (prefix spaces,
+    stripping, normalization); only the names differ. Each process makes new names; ids do not
+    depend on them.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -27,23 +27,23 @@ class Guard:
         self._names: dict[str, str] = {}
         for place, token in enumerate(description["added_tokens"]):
             if token["special"]:
-                # Fixed width, so that no name begins another.
+                # Fixed width, so that no name is the beginning of another.
                 digits = "".join(_NONCHARACTERS[place >> shift & 31] for shift in (15, 10, 5, 0))
                 self._names[token["content"]] = secret + digits
                 token["content"] = secret + digits
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(description))
-        # Names outside the model's vocabulary get other ids, and shift those after them.
+        # Names outside the model's vocabulary get other ids, and shift the ids after them.
         self._ids: dict[int, int] = {}
         for text, id_ in _added_ids(backend).items():
             mine = self._backend.token_to_id(self._names.get(text, text))
             if mine is not None:
                 self._ids[mine] = id_
-        # What the model itself may still make of plain text, if they are in its vocabulary.
+        # The model itself may still make special tokens of plain text, if it has them.
         named = (self._backend.token_to_id(text) for text in self._names if text != unknown)
         self._forbidden = frozenset(id_ for id_ in named if id_ is not None)
 
     def encode(self, segments: Sequence[Segment]) -> list[int]:
-        """Ids; only segments that are special become special tokens. Raises RequestError."""
+        """The ids; only special segments become special tokens. Raises RequestError."""
         text = "".join(self._names[s.text] if s.special else checked(s.text) for s in segments)
         ids = ids_of(self._backend, text, False)
         if not self._forbidden.isdisjoint(ids):
@@ -52,13 +52,12 @@ class Guard:
 
 
 def ids_of(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """Ids of a text. Other threads run meanwhile. Raises RequestError if the library gives up."""
+    """Ids of a text; releases the GIL. Raises RequestError if the library gives up."""
     try:
-        # Only the batch call lets them, which `encode` does not; without offsets it is twice as
-        # fast.
+        # The batch call releases the GIL, `encode` does not; without offsets it is twice as fast.
         return backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-    # Rust's panics are no Exceptions: a regular expression that tries too often ends so, which
-    # 10 MB of blanks bring about.
+    # A panic of Rust is no Exception. A regular expression that backtracks too often panics, for
+    # example on 10 MB of blanks.
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
@@ -69,7 +68,7 @@ def ids_of(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -
 
 
 def checked(text: str) -> str:
-    """`text`, if it is Unicode text. Raises RequestError for a lone surrogate."""
+    """`text` itself. Raises RequestError if it has a lone surrogate, which is not Unicode."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

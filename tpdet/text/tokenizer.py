@@ -1,8 +1,8 @@
 """A Hugging Face tokenizer: text to ids and back, and conversations through the chat template.
 
-`tokenizer.json` is authoritative, also for the tokens put before and after a text: as in
-transformers 5, `add_bos_token` of `tokenizer_config.json` is not read beside it. Truncation,
-padding and the clean-up of spaces are never applied.
+`tokenizer.json` is authoritative, also for the tokens before and after a text: as in transformers
+5, `add_bos_token` of `tokenizer_config.json` is ignored. Truncation, padding and the clean-up of
+spaces are never applied.
 """
 
 import copy
@@ -33,9 +33,10 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """What a tokenizer is made of: `tokenizer.json`'s text, the other files' object, the template.
+    """The contents of a tokenizer's files.
 
-    `source` names `tokenizer.json` in messages.
+    `text` is `tokenizer.json`, whose name in messages is `source`; `config` is the object of the
+    other files; `template` is the chat template.
     """
 
     source: str
@@ -54,9 +55,9 @@ class Tokenizer:
         template: str | None,
         counted: bool = False,
     ) -> None:
-        """config: tokenizer_config.json's object; counted: as `ChatTemplate` takes it.
+        """config: the object in tokenizer_config.json; counted: as for `ChatTemplate`.
 
-        Raises CheckpointError for what it cannot do.
+        Raises CheckpointError for files that are not supported.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -74,7 +75,7 @@ class Tokenizer:
             if template
             else None
         )
-        # Now rather than at a request: it can fail, and takes a second for a large vocabulary.
+        # At load, not at a request: it can fail, and takes a second for a large vocabulary.
         self.around = _sound(self._added_around)
         self._guard = _sound(lambda: Guard(backend))
         self._bytes_per_token = bytes_per_token(json.loads(backend.to_str()))
@@ -90,9 +91,9 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, files: TokenizerFiles, counted: bool = False) -> "Tokenizer":
-        """The tokenizer of files read before. Raises CheckpointError as `load`.
+        """The tokenizer of files that were read before. Raises CheckpointError as `load`.
 
-        counted: chat templates do no more than a little work here, and raise BeyondCount for more.
+        counted: chat templates may do only a little work, and raise BeyondCount for more.
         """
         check_description(parse_json_object(files.text, files.source), files.source)
         backend = _sound(lambda: tokenizers.Tokenizer.from_str(files.text), files.source)
@@ -114,8 +115,8 @@ class Tokenizer:
     ) -> list[int]:
         """Ids of a prompt; special-token text in it becomes special ids, as in a template's output.
 
-        Raises RequestError for text with a lone surrogate, which is no Unicode text, and at once
-        for one that must have more than `most` tokens.
+        Raises RequestError for text with a lone surrogate, and, without encoding it, for text that
+        must have more than `most` tokens.
         """
         self._refuse_too_long([checked(text)], most)
         return ids_of(self._backend, text, add_special_tokens)
@@ -129,8 +130,8 @@ class Tokenizer:
     ) -> list[int]:
         """Ids of a conversation; special-token text inside messages stays plain text.
 
-        Raises RequestError without a template, for messages it refuses, for lone surrogates, and
-        at once for what must have more than `most` tokens.
+        Raises RequestError without a template, for messages that it refuses, for lone surrogates,
+        and, without encoding it, for text that must have more than `most` tokens.
         """
         segments = self._render(messages, add_generation_prompt)
         self._refuse_too_long((checked(s.text) for s in segments if not s.special), most)
@@ -144,18 +145,18 @@ class Tokenizer:
         return "".join(segment.text for segment in segments)
 
     def with_chat_template(self, source: str) -> "Tokenizer":
-        """The same with another template. Raises CheckpointError as `ChatTemplate`."""
+        """This tokenizer with another template. Raises CheckpointError as `ChatTemplate`."""
         other = copy.copy(self)
         other.chat_template = ChatTemplate(source, self._named, list(self._special.values()))
         return other
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ids; ids without a token (a padded vocabulary) have none."""
+        """Text of ids; ids without a token (in a padded vocabulary) add no text."""
         tokens = (self.token(id_, skip_special_tokens) for id_ in ids)
         return join_tokens(self.decoder_rules, (token for token in tokens if token is not None))
 
     def token(self, token_id: int, skip_special_tokens: bool = False) -> str | None:
-        """A token as the vocabulary writes it; None without one, or if special and skipped."""
+        """A token in the vocabulary's spelling; None if there is none, or if it is skipped."""
         if not 0 <= token_id < self.vocab_size or (
             skip_special_tokens and token_id in self._special
         ):
@@ -167,7 +168,7 @@ class Tokenizer:
         return self.decode([token_id], skip_special_tokens=False)
 
     def info(self) -> dict[str, Any]:
-        """What `/tokenizer_info` tells: names, ids and the chat template, no paths."""
+        """The answer of `/tokenizer_info`: names, ids and the chat template, but no paths."""
         return {
             "tokenizer_class": self._class,
             "vocab_size": self.vocab_size,
@@ -184,7 +185,7 @@ class Tokenizer:
         return None if text is None else self._backend.token_to_id(text)
 
     def _declare_special(self, config: Mapping[str, Any]) -> None:
-        """Make named tokens special; ids that the two files give must agree."""
+        """Make named tokens special; the ids in the two files must agree."""
         for name in ("bos_token", "eos_token"):
             if name in self._named and self._id_of(name) is None:
                 raise CheckpointError(
@@ -202,7 +203,7 @@ class Tokenizer:
                 )
         texts = dict.fromkeys([*self._named.values(), *more_special(config)])
         known = [text for text in texts if self._backend.token_to_id(text) is not None]
-        # In one call: each one goes through all added tokens.
+        # In one call, because each call goes through all added tokens.
         self._backend.add_special_tokens(
             [tokenizers.AddedToken(text, special=True, normalized=False) for text in known]
         )
@@ -255,12 +256,12 @@ def read_files(directory: str | Path, chat_template: str | Path | None = None) -
 
 
 def _sound(make: Callable[[], _Made], file: str = "tokenizer.json") -> _Made:
-    """What `make` makes from the file. Raises CheckpointError for whatever the library raises."""
+    """The result of `make`. Raises CheckpointError for whatever the library raises."""
     try:
         return make()
     except CheckpointError:
         raise
-    # Bare Exception is what the library raises, and Rust's panics are not even Exceptions.
+    # The library raises bare Exception, and a panic of Rust is not even an Exception.
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise

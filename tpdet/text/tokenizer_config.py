@@ -1,4 +1,4 @@
-"""The tokens that `tokenizer_config.json` names: their texts, from either way of writing them."""
+"""Reads the texts of the tokens that `tokenizer_config.json` names, in either of its two forms."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from tpdet.text.token_guard import checked
 
 
 def named_text(config: Mapping[str, Any], name: str) -> str | None:
-    """The text of `bos_token` or the like; None where there is none."""
+    """The text of a named token such as `bos_token`; None if there is none."""
     value = config.get(name)
     text = value.get("content") if isinstance(value, dict) else value
     if value is not None and not isinstance(text, str):
@@ -19,7 +19,7 @@ def named_text(config: Mapping[str, Any], name: str) -> str | None:
 
 
 def text_of_token(token: object) -> str | None:
-    """A token's text, from either way of writing it."""
+    """A token's text; the token is a string, or an object with `content`."""
     value = token.get("content") if isinstance(token, dict) else token
     if not isinstance(value, str) or not value:
         return None
@@ -30,7 +30,7 @@ def text_of_token(token: object) -> str | None:
 
 
 def more_special(config: Mapping[str, Any]) -> list[str]:
-    """The special tokens without a name, in the order listed."""
+    """The special tokens without a name, in the file's order."""
     found = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
         value = config.get(key) or []

@@ -1,8 +1,8 @@
-"""What a `tokenizer.json` may hold: refused here is what the library or we would fail on later.
+"""Checks a `tokenizer.json`, and refuses contents that would fail later.
 
-The library takes in almost anything. Some of it ends the process while it loads (an id of four
-thousand million is an array of that length; nine steps that each write ten letters for one make a
-thousand million), and some only at a request.
+The library accepts almost anything. Some files end the process while it loads (an id of four
+billion makes an array of that length; nine steps that each write ten letters for one make a billion
+letters), and others at a request.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,16 +11,16 @@ from typing import Any
 from tpdet.errors import CheckpointError
 
 MAX_TOKEN_ID = (1 << 24) - 1
-"""As large as a vocabulary of `config.json` may be."""
+"""The largest vocabulary that `config.json` may have, less one."""
 
 MAX_GROWTH = 64
-"""How many times longer the replacements of a file may make a text; real ones make it 3 times."""
+"""How many times longer a file's replacements may make a text; real files reach 3 times."""
 
 _LISTS = {"normalizer": "normalizers", "decoder": "decoders"}
 
 
 def check_description(description: Mapping[str, Any], file: str) -> None:
-    """Raise CheckpointError naming `file` and what it holds that cannot be served."""
+    """Raise CheckpointError naming `file` and the part of it that cannot be served."""
     model = description.get("model")
     if not isinstance(model, dict):
         raise CheckpointError(f"{file} has no model: download it again")
@@ -41,7 +41,7 @@ def check_description(description: Mapping[str, Any], file: str) -> None:
 
 
 def _check_ids(vocabulary: object, file: str) -> None:
-    """Ids that are in range, and of one token each."""
+    """Refuse ids that are out of range, or that two tokens have."""
     texts: dict[Any, str] = {}
     for text, id_ in vocabulary.items() if isinstance(vocabulary, dict) else ():
         _check_id(text, id_, file)
@@ -64,7 +64,7 @@ def _shown(value: object) -> str:
 
 
 def _growth(part: object, inner: str) -> int:
-    """How many times longer the steps of a part make a text at most, as far as they replace."""
+    """How many times longer the replacing steps of a part make a text, at most."""
     growth = 1
     for step in _steps(part, inner):
         if step.get("type") == "Replace" and isinstance(content := step.get("content"), str):
@@ -79,7 +79,7 @@ def _growth(part: object, inner: str) -> int:
 
 
 def _steps(part: object, inner: str) -> Iterable[dict[str, Any]]:
-    """The steps of a part, also those inside sequences; not recursive, however deep the file is."""
+    """The steps of a part, also those inside sequences; safe for any depth of nesting."""
     waiting = [part]
     while waiting:
         step = waiting.pop()
