@@ -1,1 +1,1 @@
-"""Answers that follow a JSON schema: which token ids may come next, from the tokens so far."""
+"""Answers that follow a JSON schema: which token ids may follow the tokens so far."""

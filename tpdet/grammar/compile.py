@@ -1,6 +1,6 @@
-"""A JSON schema as a grammar of the llguidance library, within fixed bounds.
+"""Compiles a JSON schema to a grammar of the llguidance library, within fixed limits.
 
-The library is imported when the first schema comes: whoever sends none needs none.
+The library is imported for the first schema; who sends none does not need it.
 """
 
 import json
@@ -9,12 +9,12 @@ from typing import Any
 from tpdet.errors import RequestError
 
 FIELD = "response_format"
-# Between JSON tokens: unbounded, a model could write blanks until it runs out of tokens.
+# Blanks between JSON tokens are limited: a model could write them until it runs out of tokens.
 _WHITESPACE = r"[ \n\t\r]{1,40}"
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
-_LIBRARY_KEY = "x-guidance"  # the library's own options, of which clients may choose one
+_LIBRARY_KEY = "x-guidance"  # the library's options, of which clients may set one
 _CHOICE = "whitespace_flexible"
-# About 20 ms to compile, 15 ms and 50 MB while text is made, at most; the library's units.
+# In the library's units: about 20 ms to compile, 15 ms a token and 50 MB, at most.
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -39,9 +39,9 @@ def import_library() -> Any:
 def compile_schema(schema: str, vocabulary: Any) -> Any:
     """An LLMatcher at the start of a text that `schema` (JSON text) describes.
 
-    vocabulary: an LLTokenizer. Raises RequestError for what is no schema, uses what the library
-    does not know, is past its limits or describes no text at all. Some schemas of a few hundred
-    bytes take for ever: `tpdet.grammar.trial` finds out which.
+    vocabulary: an LLTokenizer. Raises RequestError for text that is no schema, and for a schema
+    that needs unknown features, exceeds the limits or describes no text at all. Some schemas of a
+    few hundred bytes never finish compiling; `tpdet.grammar.trial` finds them.
     """
     library = import_library()
     text = _grammar(schema)
@@ -55,7 +55,7 @@ def compile_schema(schema: str, vocabulary: Any) -> Any:
 
 
 def _grammar(schema: str) -> str:
-    """The schema in the library's syntax; tokens are free to cut the text as they like."""
+    """The schema in the library's syntax, with any division of the text into tokens allowed."""
     try:
         value = json.loads(schema)
     except (ValueError, RecursionError) as error:
@@ -70,7 +70,7 @@ def _grammar(schema: str) -> str:
 
 
 def _flexible(options: object) -> bool:
-    """Whether blanks may stand between the tokens of JSON: not unless the schema says so."""
+    """Whether the schema allows blanks between the tokens of JSON; False by default."""
     if not isinstance(options, dict) or set(options) - {_CHOICE}:
         raise RequestError(
             f"the schema's key {_LIBRARY_KEY!r} may hold {_CHOICE!r} alone: leave the rest out",

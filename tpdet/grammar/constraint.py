@@ -1,8 +1,8 @@
-"""Which token ids may follow an output: a pure function of the schema and the output's ids.
+"""The token ids that may follow an output: a pure function of the schema and the output's ids.
 
-A matcher of the library is only a memory of tokens that were taken in before: dropped at any time
-(a preemption does), it is made again from the tokens. So no mask depends on a batch, a chunk or a
-rank; only rank 0, which draws, makes masks, and no plan carries one.
+The library's matcher only caches the tokens that it has consumed. It can be dropped at any time (a
+preemption does so) and made again from the tokens, so no mask depends on a batch, a chunk or a
+rank. Only rank 0, which samples, makes masks; no plan carries one.
 """
 
 import json
@@ -14,13 +14,13 @@ from tpdet.errors import RequestError
 from tpdet.grammar.compile import FIELD, compile_schema, import_library
 from tpdet.text.tokenizer import Tokenizer
 
-_KEPT = 32  # compiled schemas, each of up to some 50 MB
+_KEPT = 32  # compiled schemas; each takes up to about 50 MB
 
 
 class Next(NamedTuple):
-    """What may follow: bit `i & 7` of byte `i >> 3` of `allowed` speaks for id i.
+    """What may follow: id i is allowed if bit `i & 7` of byte `i >> 3` of `allowed` is set.
 
-    `complete`: the text so far is a whole answer.
+    `complete`: the text so far is a complete answer.
     """
 
     allowed: bytes
@@ -33,14 +33,14 @@ class Next(NamedTuple):
 
 
 class Constraint:
-    """One choice's schema; `next_ids` may be asked in any order, cheapest as the output grows."""
+    """One choice's schema; `next_ids` takes any output, and is cheapest while the output grows."""
 
     def __init__(self, start: Any, vocab_size: int) -> None:
         """start: the compiled schema, which is copied and not changed."""
         self._start, self._vocab_size = start, vocab_size
         self._matcher: Any = None
-        self._taken: list[int] = []
-        self._told: tuple[object, Next] | None = None
+        self._consumed: list[int] = []
+        self._latest: tuple[object, Next] | None = None  # arguments and answer of the last call
 
     @property
     def nothing(self) -> bytes:
@@ -52,18 +52,18 @@ class Constraint:
     ) -> Next:
         """What may follow `output_ids`: `ending` ids where the text is complete, no `forbidden`.
 
-        Raises RequestError where the library reaches a limit: its caches decide when, so what it
-        says then is not to be used.
+        Raises RequestError when the library reaches a limit. Its caches decide when that happens,
+        so its mask must not be used then.
         """
-        asked = (tuple(output_ids), tuple(ending), tuple(forbidden))
-        if self._told is None or self._told[0] != asked:
-            self._told = asked, self._next(*asked)
-        return self._told[1]
+        arguments = (tuple(output_ids), tuple(ending), tuple(forbidden))
+        if self._latest is None or self._latest[0] != arguments:
+            self._latest = arguments, self._next(*arguments)
+        return self._latest[1]
 
     def _next(
         self, output_ids: Sequence[int], ending: Sequence[int], forbidden: Sequence[int]
     ) -> Next:
-        self._take(list(output_ids))
+        self._consume(list(output_ids))
         mask = self._matcher.compute_bitmask()
         self._check()
         # The bit past the vocabulary is the library's own end token.
@@ -78,16 +78,16 @@ class Constraint:
         return Next(bytes(allowed), complete)
 
     def forget(self) -> None:
-        """Drop the memory of tokens; they are taken in again when they are needed."""
-        self._matcher, self._taken, self._told = None, [], None
+        """Drop the cached matcher; the next call makes it again from the tokens."""
+        self._matcher, self._consumed, self._latest = None, [], None
 
-    def _take(self, output: list[int]) -> None:
-        known = len(self._taken)
-        if self._matcher is None or output[:known] != self._taken:
+    def _consume(self, output: list[int]) -> None:
+        known = len(self._consumed)
+        if self._matcher is None or output[:known] != self._consumed:
             self._matcher, known = self._start.deep_copy(), 0
         if len(output) > known:
             self._matcher.consume_tokens(output[known:])
-        self._taken = output
+        self._consumed = output
         self._check()
 
     def _check(self) -> None:
@@ -99,12 +99,12 @@ class Constraint:
 
 
 class Grammars:
-    """Schemas over one model's vocabulary; the latest stay compiled."""
+    """Compiles schemas for one model's vocabulary, and keeps the latest."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         """vocab_size: the model's, which may be larger than the tokenizer's.
 
-        Raises RequestError without the library. Takes about a second for 150,000 ids.
+        Raises RequestError without the library. It takes about a second for 150,000 ids.
         """
         library = import_library()
         self._vocab_size = vocab_size
@@ -114,7 +114,7 @@ class Grammars:
         self._compiled: OrderedDict[str, Any] = OrderedDict()
 
     def constrain(self, schema: str) -> Constraint:
-        """A choice's constraint. Raises RequestError for a schema that cannot be used."""
+        """The constraint of one choice. Raises RequestError for a schema that cannot be used."""
         if schema not in self._compiled:
             self._compiled[schema] = compile_schema(schema, self._vocabulary)
         self._compiled.move_to_end(schema)
@@ -124,10 +124,10 @@ class Grammars:
 
 
 class _Vocabulary:
-    """A tokenizer as the library asks for it: bytes by id, and one more id, the end.
+    """A tokenizer in the library's interface: the bytes of each id, and one more id, the end.
 
-    The bytes are those that the answer's text is made of. Special tokens, and ids without a token,
-    are never part of a constrained text.
+    The bytes are those that the answer's text is made of. A constrained text never has special
+    tokens, or ids without a token.
     """
 
     is_tokenizer_wrapper = True

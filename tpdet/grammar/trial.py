@@ -1,8 +1,9 @@
-"""A schema tried in a process of its own, whose time and memory are bounded.
+"""Compiles a schema in a separate process with limited time and memory, as a trial.
 
-An intersection of a few patterns can take the library for ever, and a thread cannot be stopped. So
-before a schema reaches the engine this module is run as a program on it, over a vocabulary of the
-256 bytes: schema on standard input, the refusal (or nothing) on standard output.
+The library may never finish with an intersection of a few patterns, and a thread cannot be stopped.
+So before a schema reaches the engine, this module runs as a program on it, with the 256 bytes as
+the vocabulary. It reads the schema from standard input and writes the refusal, or nothing, to
+standard output.
 """
 
 import functools
@@ -15,13 +16,13 @@ from tpdet.grammar.compile import FIELD, compile_schema, import_library
 from tpdet.launch.host.processes import die_with_parent
 
 CPU_SECONDS = 2
-_WALL_SECONDS = 20.0  # on a machine that has other things to do
+_WALL_SECONDS = 20.0  # more than CPU_SECONDS, for a busy machine
 _MEMORY_BYTES = 2 << 30
 
 
 @functools.lru_cache(maxsize=256)
 def refusal(schema: str) -> str | None:
-    """Why a schema cannot be used, or None; answers are kept. Waits for the other process."""
+    """Why a schema cannot be used, or None; results are cached. Waits for the trial."""
     try:
         found = subprocess.run(
             [sys.executable, "-m", "tpdet.grammar.trial"],
@@ -37,7 +38,7 @@ def refusal(schema: str) -> str | None:
 
 
 def check(schema: str) -> None:
-    """Raise RequestError for a schema that cannot be used, or not within the bounds."""
+    """Raise RequestError for a schema that cannot be used, or not within the limits."""
     import_library()
     reason = refusal(schema)
     if reason is not None:

@@ -1,4 +1,4 @@
-"""What a checkpoint's `config.json` says, parsed strictly: anything unknown is refused by name."""
+"""Parses a checkpoint's `config.json` strictly: any unknown key is refused by name."""
 
 from tpdet.model_config.families import FAMILIES, FAMILY_NAMES
 from tpdet.model_config.load import load_model_config

@@ -1,4 +1,4 @@
-"""Typed, checked reading of a JSON object's keys; every refusal names file, key and value."""
+"""Reads the keys of a JSON object with type checks; each refusal names file, key and value."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ MAX_INTEGER = 2**31 - 1
 
 
 class Fields:
-    """A JSON object under the name messages give it. A null value counts as absent."""
+    """A JSON object of `file`, at `within` in it. A null value counts as absent."""
 
     def __init__(self, values: Mapping[str, Any], file: str, within: str = "") -> None:
         self._values = values
@@ -21,7 +21,7 @@ class Fields:
         return self._values.get(key) is not None
 
     def has_null(self, key: str) -> bool:
-        """Whether the key is there and null, which some settings tell apart from absent."""
+        """Whether the key is present with the value null; some settings tell that from absent."""
         return key in self._values and self._values[key] is None
 
     def raw(self, key: str) -> Any:
@@ -62,7 +62,7 @@ class Fields:
         return number
 
     def optional_number(self, key: str, above: float = 0.0) -> float | None:
-        """As `number`, None where absent."""
+        """As `number`, but None where absent."""
         return self.number(key, above=above) if key in self else None
 
     def boolean(self, key: str, default: bool | None = None) -> bool:

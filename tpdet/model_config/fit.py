@@ -1,4 +1,4 @@
-"""Which flags fit a model: tensor-parallel sizes and the context. Needs no torch."""
+"""Checks that flags fit a model: tensor-parallel size, leaves, context. Needs no torch."""
 
 from tpdet.errors import UsageError
 from tpdet.kernels.exact.rotary_frequencies import MAX_POSITION
@@ -7,7 +7,7 @@ from tpdet.model_config.model import ModelConfig
 
 
 def model_leaves(config: ModelConfig, limit: int | None) -> int:
-    """Leaves of a model's row-parallel layers. Raises UsageError when they cannot be cut."""
+    """The number of leaves of a model's row-parallel layers. Raises UsageError if there is none."""
     reduced = (config.num_heads * config.head_dim, config.intermediate_size)
     try:
         return leaf_count(config.num_heads, reduced, limit or DEFAULT_LEAVES)
@@ -16,7 +16,7 @@ def model_leaves(config: ModelConfig, limit: int | None) -> int:
 
 
 def check_ranks(config: ModelConfig, ranks: int, limit: int | None) -> int:
-    """The model's leaves. Raises UsageError naming the tensor-parallel sizes that fit."""
+    """The model's number of leaves. Raises UsageError naming the sizes that fit."""
     leaves = model_leaves(config, limit)
     fit = [n for n in range(1, leaves + 1) if leaves % n == 0 and _heads_fit(config, n)]
     if ranks not in fit:
@@ -29,7 +29,7 @@ def check_ranks(config: ModelConfig, ranks: int, limit: int | None) -> int:
 
 
 def context_length(wanted: int | None, model: ModelConfig) -> int:
-    """The context to serve, in tokens. Raises UsageError past the model's own, and any table."""
+    """The context in tokens. Raises UsageError past the model's context or any rotary table."""
     length = model.max_position if wanted is None else wanted
     if length > model.max_position:
         raise UsageError(

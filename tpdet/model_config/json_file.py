@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint, read strictly: one object, no duplicate keys, finite numbers only."""
+"""Reads JSON files of a checkpoint strictly: one object, no duplicate keys, finite numbers."""
 
 import json
 import math
@@ -10,16 +10,16 @@ from tpdet.errors import CheckpointError, NotFoundError
 from tpdet.launch.host.regular_file import NotRegularError, open_regular
 
 MAX_JSON_BYTES = 1 << 20
-"""Default cap on a file's size; a caller with larger files says so."""
+"""The default limit of a file's size."""
 
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")  # half of the escape of a character past U+FFFF
 
 
 def read_text_file(path: Path, max_bytes: int) -> str:
-    """The file's text, UTF-8; never waits for it.
+    """The text of a UTF-8 file; never blocks on a pipe.
 
-    Raises NotFoundError if it is absent, CheckpointError if it is no regular file, over the cap or
-    no UTF-8.
+    Raises NotFoundError if there is none, CheckpointError if it is no regular file, longer than
+    `max_bytes` or not UTF-8.
     """
     try:
         with open_regular(path) as file:
@@ -43,7 +43,7 @@ def read_text_file(path: Path, max_bytes: int) -> str:
 
 
 def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The object a JSON file holds.
+    """The object in a JSON file.
 
     Raises NotFoundError if it is absent; CheckpointError for a syntax error, duplicate keys, NaN,
     infinity or a number too large, a lone surrogate, anything but an object, and a file over
@@ -53,7 +53,7 @@ def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, A
 
 
 def parse_json_object(text: str, file: str) -> dict[str, Any]:
-    """As `read_json_object`, from text; `file` is what messages name."""
+    """As `read_json_object`, from text; `file` is its name in messages."""
 
     def number(literal: str) -> float:
         value = float(literal)
@@ -89,7 +89,7 @@ def parse_json_object(text: str, file: str) -> dict[str, Any]:
 
 
 def _refuse_lone_surrogates(value: object, file: str) -> None:
-    """Half a surrogate pair is no Unicode text: no process could be told of it, nor any client."""
+    """Refuse half a surrogate pair: it is not Unicode, so no message could contain it."""
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:

@@ -1,7 +1,7 @@
 """Every key of `config.json` that may occur, as data: parsed, inert, or allowed at one value.
 
-A key not listed here is refused by name: what we do not know could change the arithmetic. The
-lists follow the configurations that transformers 4 and 5 write for the four families.
+A key that is not listed here is refused by name, because it could change the arithmetic. The lists
+follow the configurations that transformers 4 and 5 write for the four families.
 """
 
 PARSED = frozenset(
@@ -62,4 +62,4 @@ NEUTRAL: dict[str, Allowed] = {
 DEFAULT_THETA = 10000.0
 DEFAULT_MAX_WINDOW_LAYERS = 28
 DEFAULT_WINDOW = 4096
-"""What transformers takes for an absent key."""
+"""The defaults of transformers for absent keys."""

@@ -11,7 +11,7 @@ from tpdet.model_config.keys import INERT, NEUTRAL, PARSED
 from tpdet.model_config.model import DTYPES, HEAD_SIZES, ModelConfig
 from tpdet.model_config.rope import parse_rotary
 
-# Far past every model, and small enough that nothing made from a number of a file fills a machine.
+# Limits far above every model, so that no number of a file can fill a machine's memory.
 MAX_LAYERS = 4096
 MAX_VOCABULARY = 1 << 24
 MAX_WIDTH = 1 << 20
@@ -23,7 +23,7 @@ _K_GROUP = 16  # products are added in groups of 16, so a reduced width is a mul
 def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig:
     """Parse `config.json`, and the EOS ids of `generation_config.json` if there is one.
 
-    dtype: "float32", "bfloat16" or "float16" overrides the checkpoint's; "auto" takes that.
+    dtype: "float32", "bfloat16" or "float16" overrides the checkpoint's; "auto" keeps it.
     Raises NotFoundError for a missing directory or file, CheckpointError (file, key, value,
     remedy) for anything unknown or not supported, UsageError for an unknown `dtype`.
     """
@@ -90,7 +90,7 @@ def _check_keys(config: Fields, values: dict[str, Any], family: Family) -> None:
 
 
 def _equal(value: object, other: object) -> bool:
-    """Equality that tells false from 0."""
+    """Equality by which false differs from 0."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
@@ -123,7 +123,7 @@ def _reduced(config: Fields, key: str) -> int:
 
 
 def _dtype(config: Fields, wanted: str) -> str:
-    """The dtype asked for, else the checkpoint's."""
+    """The dtype `wanted`, or the checkpoint's for "auto"."""
     if wanted != "auto":
         if wanted not in DTYPES:
             raise UsageError(f"dtype {wanted!r} is not supported: use auto, {', '.join(DTYPES)}")

@@ -1,4 +1,4 @@
-"""The facts of one model that fix its arithmetic. Needs no torch."""
+"""The configuration of one model, as far as it fixes its arithmetic. Needs no torch."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,8 @@
-"""Rotary embedding settings, in the style of transformers 4 and of transformers 5.
+"""Parses the settings of the rotary embedding, in the form of transformers 4 or 5.
 
-4: `rope_theta` beside `rope_scaling` (its kind under `rope_type` or `type`); 5: `rope_parameters`
-holds all of it. Kinds whose frequencies depend on the context length are refused.
+Version 4 has `rope_theta` beside `rope_scaling`, whose kind is its `rope_type` or `type`. Version 5
+has everything in `rope_parameters`. Kinds whose frequencies depend on the context length are
+refused.
 """
 
 from tpdet.kernels.exact.rotary_frequencies import RotarySpec
@@ -23,7 +24,7 @@ _COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
 
 def parse_rotary(config: Fields, head_dim: int, max_position: int) -> RotarySpec:
-    """The rotary embedding a configuration asks for.
+    """The rotary embedding of a configuration.
 
     Raises CheckpointError for a kind other than default, linear, llama3 and yarn, for an unknown
     key, a partial rotation, and settings that contradict each other.
@@ -53,7 +54,7 @@ def parse_rotary(config: Fields, head_dim: int, max_position: int) -> RotarySpec
 
 
 def _scaling(config: Fields) -> Fields:
-    """The one object with the settings; an empty one if there is none."""
+    """The object with the settings; an empty one if there is none."""
     old, new = config.inner("rope_scaling"), config.inner("rope_parameters")
     if (
         old is not None

@@ -1,4 +1,4 @@
-"""A checkpoint of safetensors files, read slice by slice and refused when damaged."""
+"""Reads a checkpoint of safetensors files slice by slice, and refuses damaged ones."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,13 +14,14 @@ from tpdet.weights.which import INDEX, SINGLE, find_weights
 
 MAX_INDEX_BYTES = 64 << 20
 
-# Stored by old checkpoints, computed exactly here.
+# Old checkpoints store these tensors; they are not read, because tpdet computes them exactly.
 _INERT_SUFFIX = ".rotary_emb.inv_freq"
+_COMPARED_ROWS = 4096  # rows of two tensors that are compared at a time
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class Checkpoint:
-    """Open safetensors files and which of them holds each tensor."""
+    """Open safetensors files, and which file has which tensor."""
 
     def __init__(self, files: dict[str, Any], holder: dict[str, str]) -> None:
         """files: open handles by file name; holder: file name by tensor name."""
@@ -32,7 +33,10 @@ class Checkpoint:
     def piece(
         self, name: str, shape: tuple[int, ...], dim: int, first: int, last: int
     ) -> torch.Tensor:
-        """Elements [first, last) along `dim`, in the stored dtype. Raises CheckpointError."""
+        """Elements [first, last) along `dim` of a tensor of `shape`, in the stored dtype.
+
+        Raises CheckpointError for another shape or dtype, and for NaN or infinity.
+        """
         file, view = self.check_shape(name, shape)
         if view.get_dtype() not in _DTYPES:
             raise CheckpointError(
@@ -48,7 +52,7 @@ class Checkpoint:
         return part
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> tuple[str, Any]:
-        """The file of a tensor and its view. Raises CheckpointError if it has another shape."""
+        """The file of a tensor and a view of it. Raises CheckpointError for another shape."""
         file, view = self._view(name)
         found = tuple(view.get_shape())
         if found != shape:
@@ -58,20 +62,22 @@ class Checkpoint:
         return file, view
 
     def check_equal(self, name: str, twin: str) -> None:
-        """Refuse a tensor that is tied to `twin` but stored with other bits."""
+        """Refuse (CheckpointError) a tensor that is tied to `twin` but stored with other bits."""
         (file, view), (_, other) = self._view(name), self._view(twin)
         rows = view.get_shape()[0]
         if view.get_shape() != other.get_shape() or view.get_dtype() != other.get_dtype():
             raise CheckpointError(
                 f"{file}: {name} is tied to {twin} but has another shape or dtype"
             )
-        for first in range(0, rows, 4096):
-            left, right = (v[first : first + 4096].view(torch.uint8) for v in (view, other))
+        for first in range(0, rows, _COMPARED_ROWS):
+            left, right = (
+                v[first : first + _COMPARED_ROWS].view(torch.uint8) for v in (view, other)
+            )
             if not torch.equal(left, right):
                 raise CheckpointError(f"{file}: {name} is tied to {twin} but has other bits")
 
     def check_all_read(self, read: Iterable[str]) -> None:
-        """Refuse tensors of the checkpoint that the model has no place for."""
+        """Refuse (CheckpointError) tensors of the checkpoint that the model did not read."""
         known = {*read}
         extra = [name for name in self.names if name not in known]
         if extra:
@@ -91,7 +97,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     """Open `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
 
     Raises NotFoundError without either, and CheckpointError for a missing, truncated or damaged
-    file, for a tensor in two files, and for an index that does not tell what the files hold.
+    file, for a tensor in two files, and for an index that contradicts the files.
     """
     if find_weights(directory).name == INDEX:
         return _open_sharded(directory)
@@ -145,7 +151,7 @@ def _open(path: Path) -> Any:
 
 
 def _refuse_duplicates(path: Path) -> None:
-    """A header that names a tensor twice would leave one of the two unread, and unseen."""
+    """Refuse a header that names a tensor twice: the library would silently ignore one of them."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = file.read(length)

@@ -1,4 +1,4 @@
-"""Weights drawn for benchmarks: the same full weights at every tensor-parallel size."""
+"""Random weights for benchmarks: the same full weights at every tensor-parallel size."""
 
 import blake3
 import torch
@@ -13,9 +13,10 @@ def draw_piece(
     shape: tuple[int, ...],
     device: torch.device | str = "cpu",
 ) -> torch.Tensor:
-    """Piece `index` of tensor `name`, [*shape] fp32: a function of these, `seed` and the device.
+    """Piece `index` of tensor `name`: fp32 [*shape], a function of the arguments alone.
 
-    Norm weights lie around 1, everything else around 0 with a deviation of 0.02.
+    Values are normal with standard deviation 0.02, around 1 for norm weights and around 0 for all
+    others.
     """
     key = blake3.blake3(f"{seed}\0{name}\0{index}".encode()).digest(length=8)
     generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little") >> 1)

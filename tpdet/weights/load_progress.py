@@ -1,4 +1,4 @@
-"""How far the reading of weights is: a bar, or lines where the log takes them."""
+"""Shows how far the reading of weights is: a progress bar, or lines in a log."""
 
 import logging
 import time
@@ -12,9 +12,9 @@ _log = logging.getLogger("tpdet.engine")
 
 
 class LoadProgress:
-    """Counts tensors, of `total` if that is known. Shows nothing unless asked to.
+    """Counts the tensors read, out of `total` if that is known. Shows nothing unless `show`.
 
-    A server logs a line every few seconds; else there is a bar, on a terminal.
+    A server logs a line every LINE_SECONDS; elsewhere a terminal shows a bar.
     """
 
     def __init__(
@@ -23,20 +23,20 @@ class LoadProgress:
         self._total, self._clock = total, clock
         self._logs = show and _log.isEnabledFor(logging.INFO)
         self._read = 0
-        self._told = clock()
+        self._logged_at = clock()
         bar = show and not self._logs
         self._bar = tqdm(total=total, desc="weights", unit="tensor", disable=None if bar else True)
 
     def step(self) -> None:
-        """One tensor more was read."""
+        """Count one more tensor."""
         self._bar.update()
         self._read += 1
-        if self._logs and self._clock() - self._told >= LINE_SECONDS:
-            self._told = self._clock()
+        if self._logs and self._clock() - self._logged_at >= LINE_SECONDS:
+            self._logged_at = self._clock()
             _log.info("loading weights: %s", self._so_far())
 
     def close(self) -> None:
-        """All are read."""
+        """Remove the bar: all tensors are read."""
         self._bar.close()
 
     def _so_far(self) -> str:

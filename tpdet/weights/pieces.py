@@ -1,14 +1,14 @@
-"""How a tensor is cut along one dimension, whatever the number of ranks."""
+"""The division of a tensor along one dimension, independent of the number of ranks."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """A cut into ranges that does not depend on the tensor-parallel size, and this rank's share.
+    """The pieces of a tensor, the same at every tensor-parallel size, and this rank's share.
 
-    `bounds[i]` is piece i along `dim`; pieces are contiguous and ascending. `mine` are the pieces
-    this rank reads, neighbours. Several ranks may read one piece (shared key heads, norms).
+    Piece i is the range `bounds[i]` along `dim`; pieces are contiguous and ascending. This rank
+    reads the neighbouring pieces `mine`. Several ranks may read one piece, such as a norm.
     """
 
     dim: int
@@ -17,13 +17,13 @@ class Pieces:
 
     @classmethod
     def whole(cls) -> "Pieces":
-        """The uncut tensor, read by every rank; its one bound is filled in from the shape."""
+        """One piece, the whole tensor, which every rank reads; its bound comes from the shape."""
         return cls(0, (), range(0, 1))
 
     def ranges(self, shape: tuple[int, ...]) -> list[tuple[int, tuple[int, int]]]:
         """(index, bound) of this rank's pieces of a tensor of `shape`.
 
-        Raises ValueError when the bounds do not cover the tensor, each element once.
+        Raises ValueError unless the bounds cover each element of the dimension exactly once.
         """
         bounds = self.bounds or ((0, shape[0]),)
         edges = [0, *(last for _, last in bounds)]

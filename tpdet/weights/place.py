@@ -1,4 +1,4 @@
-"""Where read weights end up: on a reload in the memory that the old ones have."""
+"""Puts read weights into place: on a reload, into the memory of the old weights."""
 
 import torch
 
@@ -6,10 +6,10 @@ from tpdet.errors import IntegrityError
 
 
 def place(held: torch.Tensor | None, read: torch.Tensor) -> torch.Tensor:
-    """`read` itself the first time; later `held`, overwritten with it, at the address it had.
+    """The tensor to use: `read` itself at first (held is None), later `held` with its values.
 
-    CUDA graphs hold the addresses of weights, and peers those of a vocabulary's parts. Raises
-    IntegrityError for another shape or dtype, before anything is written.
+    The address stays because CUDA graphs contain the addresses of weights, and peers those of the
+    parts of a vocabulary. Raises IntegrityError for another shape or dtype, before writing.
     """
     if held is None:
         return read

@@ -1,15 +1,15 @@
-"""From what the user names to a directory: a path as it is, or a hub name that is downloaded."""
+"""Finds the directory of a model: a path, or a hub name, which is downloaded."""
 
 from pathlib import Path
 
 from tpdet.errors import NotFoundError
 
-# Nothing that could hold code is fetched.
+# No file that could contain code is downloaded.
 _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"]
 
 
 def resolve_tokenizer(tokenizer: str | None, model: str, revision: str | None = None) -> Path:
-    """The directory with the tokenizer's files: the model's unless another is named."""
+    """The directory of the tokenizer's files; the model's if `tokenizer` is None."""
     if tokenizer is None:
         return resolve_model(model, revision)
     return resolve_model(tokenizer, revision, "tokenizer")
@@ -18,7 +18,7 @@ def resolve_tokenizer(tokenizer: str | None, model: str, revision: str | None = 
 def resolve_model(name: str, revision: str | None = None, what: str = "model") -> Path:
     """The directory of a model. Raises NotFoundError, with the remedy, when there is none.
 
-    what: what messages call it.
+    what: its name in messages.
     """
     path = Path(name)
     if path.is_dir():

@@ -1,9 +1,9 @@
-"""A glance at a checkpoint, by which ranks find out before they load that theirs are not the same.
+"""Samples a checkpoint, so that ranks find out before they load whether their copies differ.
 
-Ranks read different parts of most tensors, so the digests of what they read cannot show that two
-copies differ in those. The glance is at the same places on every rank: each tensor's entry in the
-header, and 4 KiB from the middle of its bytes. Two models trained apart differ there; a copy with a
-few bytes changed may not, which the sender's checksums are for.
+Ranks read different parts of most tensors, so digests of what they read cannot show that two copies
+differ. The sample covers the same bytes on every rank: each tensor's entry in the header, and 4 KiB
+from the middle of its data. Two differently trained models differ there. A copy with a few changed
+bytes may not; that is what checksums of the download are for.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,22 @@ import blake3
 from tpdet.model_config.json_file import parse_json_object
 
 SAMPLE_BYTES = 4096
+_LENGTH_BYTES = 8  # at the start of a file: the length of its header
 
 
 def sample_checkpoint(directory: Path, files: Sequence[str]) -> dict[str, str]:
-    """A digest (hex) of each tensor's entry and sample, by "checkpoint tensor NAME".
+    """A digest (hex) of each tensor's entry and sample, under the key "checkpoint tensor NAME".
 
-    files: names of those that `open_checkpoint` has taken. One small read a tensor.
+    files: the names of the files that `open_checkpoint` opened. Each tensor costs one small read.
     """
     found = {}
     for name_of_file in files:
         with (directory / name_of_file).open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             header = parse_json_object(file.read(length).decode("utf-8"), name_of_file)
             for name, entry in sorted(header.items()):
                 if name != "__metadata__":
-                    file.seek(8 + length + _middle(entry))
+                    file.seek(_LENGTH_BYTES + length + _middle(entry))
                     sample = file.read(min(SAMPLE_BYTES, _size(entry)))
                     about = f"{entry['dtype']} {entry['shape']}\n".encode()
                     digest = blake3.blake3(about + sample).hexdigest()[:32]
@@ -43,5 +44,5 @@ def _size(entry: dict[str, Any]) -> int:
 
 
 def _middle(entry: dict[str, Any]) -> int:
-    """Where the sample begins, from the end of the header; whole for a small tensor."""
+    """Where the sample begins after the header; a small tensor is sampled whole."""
     return int(entry["data_offsets"][0]) + max(0, (_size(entry) - SAMPLE_BYTES) // 2)

@@ -1,7 +1,7 @@
-"""Whether a checkpoint has the sizes that its configuration states, from the files' headers alone.
+"""Checks that a checkpoint has the sizes of its configuration, by the headers of its files.
 
-Looked at before anything is made from those sizes: a wrong number in `config.json` would else fill
-the memory first, and be found out when the weights are read.
+This runs before anything of those sizes is allocated: otherwise a wrong number in `config.json`
+would fill the memory before the weights are read and refused.
 """
 
 from pathlib import Path
@@ -11,18 +11,18 @@ from tpdet.weights.checkpoint import open_checkpoint
 
 
 def check_sizes(directory: Path, config: ModelConfig) -> None:
-    """Look at one tensor for each size, in the last layer: with it, all layers are there.
+    """Check one tensor for each size; those of the last layer show the number of layers too.
 
-    Raises CheckpointError naming file, tensor and both shapes, or the tensor that is missing, and
-    as `open_checkpoint`.
+    Raises CheckpointError naming the file, the tensor and both shapes, or a missing tensor; and as
+    `open_checkpoint`.
     """
     checkpoint = open_checkpoint(directory)
-    for name, shape in _telling(config).items():
+    for name, shape in _sized_tensors(config).items():
         checkpoint.check_shape(name, shape)
 
 
-def _telling(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Tensors whose shapes hold every size of a configuration."""
+def _sized_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Tensors, with their shapes, in which every size of a configuration occurs."""
     layer = f"model.layers.{config.num_layers - 1}."
     heads, key_heads = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
     return {

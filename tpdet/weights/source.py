@@ -1,4 +1,4 @@
-"""Where weights come from: one interface over checkpoints and drawn weights."""
+"""The source of weights: one interface to checkpoints and to random weights."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,15 +18,15 @@ from tpdet.weights.pieces import Pieces
 PieceKey = tuple[str, int]
 Digests = dict[PieceKey, bytes]
 WeightRead = tuple[str, tuple[int, ...], Pieces]
-"""What was asked of a source: a tensor's name and shape, and which pieces of it."""
+"""One call of `WeightSource.read`: a tensor's name, its whole shape, and the pieces read."""
 
 _digests_decoder = msgspec.msgpack.Decoder(list[tuple[str, int, bytes]])
 
 
 class WeightSource:
-    """Hands out this rank's pieces, each checked and digested; every tensor exactly once.
+    """Reads this rank's pieces, checks and digests each of them; each tensor is read once.
 
-    `reads` is what was asked for, in order; `tick`, if set, is called after each of them.
+    `reads` lists the calls of `read`, in order; `tick`, if set, is called after each of them.
     """
 
     tick: Callable[[], None] | None = None
@@ -39,10 +39,10 @@ class WeightSource:
         show_progress: bool,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Without a checkpoint every piece is drawn: from `seed`, tensor name and piece index.
+        """Without a checkpoint, pieces are random: a function of `seed`, name and index.
 
-        A checkpoint's pieces are checked and digested on the CPU, then moved to `device`; drawn
-        ones are drawn there.
+        Pieces of a checkpoint are checked and digested on the CPU, then moved to `device`; random
+        ones are made there.
         """
         self._device = torch.device(device)
         self._checkpoint = checkpoint
@@ -56,13 +56,13 @@ class WeightSource:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The checkpoint's files, sorted; none of drawn weights."""
+        """The names of the checkpoint's files, sorted; () for random weights."""
         return () if self._checkpoint is None else self._checkpoint.files
 
     def read(self, name: str, shape: tuple[int, ...], pieces: Pieces) -> torch.Tensor:
         """This rank's pieces of a tensor, joined along their dimension, in the model's dtype.
 
-        `shape` is the whole tensor's. Raises CheckpointError naming file and tensor for a missing
+        shape: that of the whole tensor. Raises CheckpointError naming file and tensor for a missing
         tensor, a wrong shape or dtype, or a value that is not finite.
         """
         if name in self._read:
@@ -91,13 +91,13 @@ class WeightSource:
         self._progress.step()
         if self.tick is not None:
             self.tick()
-        # A copy always: what was read may be a view of the file, which may change under us.
+        # Always a copy: `parts` may be views of the file, which may change later.
         return torch.cat(parts, dim=pieces.dim)
 
     def finish(self, tied: tuple[str, str] | None = None) -> Digests:
-        """The digests of all pieces read. Raises CheckpointError for tensors nobody asked for.
+        """The digests of all pieces read. Raises CheckpointError for tensors that were not read.
 
-        tied: (name, twin): a checkpoint may hold `name` although it is tied, with `twin`'s bits.
+        tied: (name, twin): the checkpoint may also contain `name`, with the bits of `twin`.
         """
         self._progress.close()
         if self._checkpoint is not None:
@@ -116,13 +116,13 @@ def open_weights(
     show_progress: bool,
     device: torch.device | str = "cpu",
 ) -> WeightSource:
-    """Weights of a model directory, or drawn ones for load_format "dummy", for `device`."""
+    """The weights of a model directory for `device`; random ones for load_format "dummy"."""
     checkpoint = None if load_format == "dummy" else open_checkpoint(directory)
     return WeightSource(checkpoint, getattr(torch, config.dtype), seed, show_progress, device)
 
 
 def merge_digests(world: World, digests: Digests) -> str:
-    """BLAKE3 (hex) over all ranks' pieces in order of name and index: equal at every size.
+    """BLAKE3 (hex) over all ranks' pieces by name and index, equal at every size. Collective.
 
     Raises DisagreementError when two ranks read different bits of one piece, naming their nodes.
     """
@@ -160,7 +160,7 @@ def _digest(part: torch.Tensor, shape: tuple[int, ...], first: int, last: int) -
 def _draw_digest(
     seed: int, part: torch.Tensor, shape: tuple[int, ...], first: int, last: int
 ) -> bytes:
-    """BLAKE3 over everything that a piece drawn on a GPU is a function of."""
+    """BLAKE3 over everything that determines a random piece made on a GPU."""
     generator = f"{torch.__version__} {torch.cuda.get_device_name(part.device)}"
     header = f"drawn {seed} {generator} {part.dtype} {list(shape)} {first}:{last}\n"
     return blake3.blake3(header.encode()).digest()

@@ -1,4 +1,4 @@
-"""Which file of a directory holds or lists its weights. Needs no torch."""
+"""Finds the file of a directory that has or lists its weights. Needs no torch."""
 
 from pathlib import Path
 
