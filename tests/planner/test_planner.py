@@ -25,7 +25,7 @@ from tpdet.planner.hardware import Network, hardware_of
 from tpdet.planner.kernel_time import smooth_maximum
 from tpdet.planner.memory import rank_memory
 from tpdet.planner.models import find_model
-from tpdet.planner.plan import Wish, choose_size, plan_size, plan_world
+from tpdet.planner.plan import PlanRequest, choose_size, plan_size, plan_world
 from tpdet.planner.step import make_world
 from tpdet.synthetic.model_shapes import PUBLISHED, SHAPES
 
@@ -40,7 +40,7 @@ def constants():
 
 def wish(model="qwen3-8b", **fields):
     defaults = {"gpu": "h200", "context": 4096, "batch": 32}
-    return Wish(model, find_model(model), **(defaults | fields))
+    return PlanRequest(model, find_model(model), **(defaults | fields))
 
 
 def test_predictions_stand_within_15_per_cent_of_what_was_measured(constants):

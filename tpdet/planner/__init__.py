@@ -1,5 +1,6 @@
-"""`tpdet plan`: memory, time and capacity of a model on GPUs that need not be there.
+"""`tpdet plan`: predicts memory, time and capacity of a model on GPUs, without these GPUs.
 
-`fit` writes `constants/<gpu>.json` from measured results; everything else reads that file, the
-model's configuration and `hardware`, which holds what nobody here measured. See docs/scaling.md.
+`fit` writes `constants/<gpu>.json` from measured results. Everything else reads that file, the
+model's configuration, and `hardware`, which has data sheets' figures and assumptions. See
+docs/scaling.md.
 """

@@ -1,4 +1,4 @@
-"""The flags of `tpdet plan`. Nothing heavy is imported before it runs."""
+"""The flags of `tpdet plan`; its code is imported when it runs."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`tpdet plan`: what a model needs and does on GPUs that need not be there."""
+"""The command `tpdet plan`: reads its flags and prints the plan."""
 
 import argparse
 import sys
@@ -11,26 +11,26 @@ from rich.table import Table
 from tpdet.errors import UsageError
 from tpdet.planner.hardware import GIB, Network
 from tpdet.planner.models import find_model
-from tpdet.planner.plan import Choice, Plan, Wish, choose_size, plan_size
+from tpdet.planner.plan import Choice, Plan, PlanRequest, choose_size, plan_size
 from tpdet.server.settings.settings import Settings, load_settings
 
-_NO_ROOM = 71  # the exit code of memory that does not suffice
+_NO_ROOM = 71  # the exit code when memory is short
 
 
 def plan_command(options: argparse.Namespace) -> int:
-    """Print the plan, or draw it; 71 when memory does not hold the batch, or no size does.
+    """Print or plot the plan; the exit code is 71 when the batch does not fit into memory.
 
-    Raises UsageError, NotFoundError and CheckpointError as the model and the flags do.
+    Raises UsageError for the flags, NotFoundError and CheckpointError for the model.
     """
-    wish = wish_of(options)
+    request = request_of(options)
     if options.plot is not None:
         from tpdet.planner.plot import draw_plan
 
-        draw_plan(wish, options.plot)
+        draw_plan(request, options.plot)
         return 0
-    choice = choose_size(wish)
-    tp = wish.tp or choice.tp
-    plan = plan_size(wish, tp) if tp else None
+    choice = choose_size(request)
+    tp = request.tp or choice.tp
+    plan = plan_size(request, tp) if tp else None
     if options.json:
         found = {"plan": plan, "recommended": {"tp": choice.tp, "reason": choice.reason},
                  "sizes": choice.sizes}  # fmt: skip
@@ -40,8 +40,8 @@ def plan_command(options: argparse.Namespace) -> int:
     return 0 if plan is not None and plan.fits else _NO_ROOM
 
 
-def wish_of(options: argparse.Namespace) -> Wish:
-    """What the flags ask for; of what they leave out, what `--config` says. Raises UsageError."""
+def request_of(options: argparse.Namespace) -> PlanRequest:
+    """The request of the flags; values they do not give come from `--config`. Raises UsageError."""
     settings = None
     if options.config is not None:
         named = [] if options.model is None else ["--model", options.model]
@@ -49,30 +49,32 @@ def wish_of(options: argparse.Namespace) -> Wish:
     model = settings.engine.model if settings is not None else options.model
     if model is None:
         raise UsageError("no model is given: name one with --model, or a file with --config")
-    wish = Wish(model, find_model(model), options.gpu.lower(), context=4096, batch=64)
+    request = PlanRequest(model, find_model(model), options.gpu.lower(), context=4096, batch=64)
     if settings is not None:
-        wish = configured(wish, settings)
+        request = configured(request, settings)
     flags = {
         "nodes": options.nodes, "tp": options.tp, "context": options.context,
         "batch": options.batch, "leaves": options.leaves, "fold_order": options.fold_order,
         "budget": options.budget, "gpus": options.gpus_per_node,
         "utilization": options.gpu_memory_utilization, "most_ms": options.max_step_ms,
     }  # fmt: skip
-    wish = replace(wish, **{name: value for name, value in flags.items() if value is not None})
+    request = replace(
+        request, **{name: value for name, value in flags.items() if value is not None}
+    )
     network = Network(
         bytes=Network.bytes if options.network_gbps is None else 1e9 * options.network_gbps / 8,
         hop=Network.hop if options.network_us is None else 1e-6 * options.network_us,
     )
-    return checked(replace(wish, network=network))
+    return checked(replace(request, network=network))
 
 
-def configured(wish: Wish, settings: Settings) -> Wish:
-    """A run's own sizes: every seat taken by a sequence of the longest length it serves."""
+def configured(request: PlanRequest, settings: Settings) -> PlanRequest:
+    """The request with a run's sizes: its largest batch, of sequences of its longest context."""
     engine, world = settings.engine, settings.world
-    config = find_model(wish.model, engine.dtype)
+    config = find_model(request.model, engine.dtype)
     context = engine.max_model_len or config.max_position
     return replace(
-        wish,
+        request,
         config=config,
         context=context,
         batch=engine.seats,
@@ -85,23 +87,22 @@ def configured(wish: Wish, settings: Settings) -> Wish:
     )
 
 
-def checked(wish: Wish) -> Wish:
-    """The wish; raises UsageError for numbers that make no sense."""
+def checked(request: PlanRequest) -> PlanRequest:
+    """`request` itself. Raises UsageError for numbers that make no sense."""
     for name in ("nodes", "context", "batch", "budget"):
-        if getattr(wish, name) < 1:
-            raise UsageError(f"--{name} {getattr(wish, name)}: use 1 or more")
+        if getattr(request, name) < 1:
+            raise UsageError(f"--{name} {getattr(request, name)}: use 1 or more")
     for name in ("tp", "gpus"):
-        value = getattr(wish, name)
+        value = getattr(request, name)
         if value is not None and (value < 1 or value & (value - 1)):
             flag = {"tp": "--tp", "gpus": "--gpus-per-node"}[name]
             raise UsageError(f"{flag} {value}: use a power of two")
-    if not 0 < wish.utilization <= 1 or wish.network.bytes <= 0 or wish.network.hop < 0:
+    if not 0 < request.utilization <= 1 or request.network.bytes <= 0 or request.network.hop < 0:
         raise UsageError("--gpu-memory-utilization and the network's figures must be over 0")
-    if wish.context > wish.config.max_position:
-        raise UsageError(
-            f"--context {wish.context} is over the model's {wish.config.max_position}: lower it"
-        )
-    return wish
+    longest = request.config.max_position
+    if request.context > longest:
+        raise UsageError(f"--context {request.context} is over the model's {longest}: lower it")
+    return request
 
 
 LEGEND = (
@@ -114,11 +115,11 @@ LEGEND = (
     "most of a step: products are matrix products, exchange is what ranks send each other, host "
     "is the CPU's work",
 )
-"""What the words of the table mean."""
+"""Explains the words of the table."""
 
 
 def print_plan(plan: Plan | None, choice: Choice) -> None:
-    """A table of the sizes, the size asked for in detail, what the words mean, and the advice."""
+    """Print a table of all sizes, one size in detail, the legend, and the recommendation."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)
@@ -133,7 +134,7 @@ def print_plan(plan: Plan | None, choice: Choice) -> None:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """One size in words."""
+    """The lines that describe one size."""
     memory = ", ".join(f"{name} {size / GIB:.1f}" for name, size in plan.memory.items())
     parts = ", ".join(
         f"{name} {value:.2f}" for name, value in plan.decode_parts.items() if value >= 0.005

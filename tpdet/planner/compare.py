@@ -1,4 +1,4 @@
-"""Predicted beside measured: the figures of docs/results, and the tables of docs/scaling.md."""
+"""Compares predictions with measured figures, and writes the table of docs/scaling.md."""
 
 import sys
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tpdet.planner.step_fit import figure_world, predicted_seconds
 
 @dataclass(frozen=True)
 class Comparison:
-    """A case with its value as measured, in fold order `order`, and as predicted, in `unit`."""
+    """A case, measured in fold order `order`, with its measured and predicted value in `unit`."""
 
     case: str
     tp: int
@@ -29,12 +29,12 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Of the prediction, relative."""
+        """The relative error of the prediction."""
         return self.predicted / self.measured - 1
 
 
 def compare_steps(constants: Constants, found: Sequence[StepFigure]) -> list[Comparison]:
-    """Decode in ms a step, prefill in tokens a second."""
+    """Decode steps in ms, prefill in tokens a second."""
     made = []
     for figure in found:
         seconds = predicted_seconds(constants, figure)
@@ -82,7 +82,7 @@ def compare_mixed(constants: Constants, results: Path) -> list[Comparison]:
 
 
 def comparison_table(constants: Constants, results: Path) -> list[str]:
-    """Lines of Markdown, with a note of cases that were measured in another order only."""
+    """Lines of Markdown, with a note on cases that were measured only in another fold order."""
     found = compare_steps(constants, step_figures(results, constants.gpu))
     found += compare_mixed(constants, results)
     lines = ["| case | TP | order | measured | predicted | error | commit |"]
@@ -98,7 +98,7 @@ def comparison_table(constants: Constants, results: Path) -> list[str]:
 
 
 def main(page: Path = Path("docs/scaling.md"), results: Path = Path("docs/results")) -> int:
-    """Write the table between the page's marks anew. Raises UsageError without the marks."""
+    """Replace the table between the marks of `page`. Raises UsageError without the marks."""
     text = page.read_text(encoding="utf-8")
     begin, end = "<!-- predicted:begin -->\n", "<!-- predicted:end -->"
     if begin not in text or end not in text:

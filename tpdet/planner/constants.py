@@ -1,6 +1,6 @@
-"""The planner's constants of one GPU, as `tpdet.planner.fit` wrote them from measured results.
+"""The planner's constants of one GPU, which `tpdet.planner.fit` writes from measured results.
 
-Times are seconds, rates bytes or operations a second.
+Times are in seconds, rates in bytes or operations a second.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).resolve().parent / "constants"
 
 
 class ProductCost(msgspec.Struct, frozen=True):
-    """Of a matrix product: launch + smooth maximum of reading and computing + its activations."""
+    """A matrix product: launch, smooth maximum of reading and computing, and its activations."""
 
     launch: float
     bytes: float
@@ -25,7 +25,7 @@ class ProductCost(msgspec.Struct, frozen=True):
 
 
 class DecodeAttentionCost(msgspec.Struct, frozen=True):
-    """Of one layer's decode attention: launch, keys and values read, work of heads and splits.
+    """One layer's decode attention: launch, reading of keys and values, work of heads and splits.
 
     head: for each key head of each sequence; split: for each 256 tokens of the longest sequence.
     """
@@ -37,14 +37,14 @@ class DecodeAttentionCost(msgspec.Struct, frozen=True):
 
 
 class PrefillAttentionCost(msgspec.Struct, frozen=True):
-    """Of one layer's prefill attention; flops counts the visible half of the scores."""
+    """One layer's prefill attention; flops counts only scores that the mask leaves visible."""
 
     launch: float
     flops: float
 
 
 class ExchangeCost(msgspec.Struct, frozen=True):
-    """Alpha and beta of one exchange: launch, every peer more, bytes that leave a GPU."""
+    """One exchange: launch, time for each further peer, bytes a second that leave a GPU."""
 
     launch: float
     peer: float
@@ -52,7 +52,7 @@ class ExchangeCost(msgspec.Struct, frozen=True):
 
 
 class SamplingCost(msgspec.Struct, frozen=True):
-    """Of drawing greedy tokens: launch, what several ranks add, fp32 logits of a rank read."""
+    """Greedy sampling: launch, extra time of several ranks, reading of a rank's fp32 logits."""
 
     launch: float
     ranks: float
@@ -60,10 +60,10 @@ class SamplingCost(msgspec.Struct, frozen=True):
 
 
 class LayerCost(msgspec.Struct, frozen=True):
-    """Of what else a layer does (rotation, stores, SiLU, gaps): each layer, and bytes moved.
+    """The rest of a layer (rotation, stores, SiLU, gaps): seconds a layer, and bytes moved.
 
-    saved: seconds of a layer that its products take less in a step, where launches are dependent,
-    than timed alone; `seconds` is then 0.
+    saved: seconds a layer that its products are faster in a step, where launches are dependent,
+    than when timed alone; `seconds` is then 0.
     """
 
     seconds: float
@@ -71,22 +71,22 @@ class LayerCost(msgspec.Struct, frozen=True):
     saved: float = 0.0
 
 
-class AsideCost(msgspec.Struct, frozen=True):
-    """Of an exchange under products: bytes a second that one of its programs sends."""
+class OverlapCost(msgspec.Struct, frozen=True):
+    """An exchange that overlaps products: bytes a second that one of its programs sends."""
 
     program: float
     sharpness: float
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A file that constants come from, and the commits of the runs in it that were used."""
+    """A file that constants come from, and the commits of the runs used."""
 
     file: str
     commits: tuple[str, ...]
 
 
 class FitError(msgspec.Struct, frozen=True):
-    """How far a formula is from its figures: their number, relative error (rms and worst)."""
+    """The error of a formula: the number of figures, and the relative error (rms and worst)."""
 
     figures: int
     rms: float
@@ -94,7 +94,7 @@ class FitError(msgspec.Struct, frozen=True):
 
 
 class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything `step` multiplies. host: seconds of rank 0's host for each decoded row."""
+    """All constants of one GPU. host: seconds of rank 0's CPU work for each decoded row."""
 
     format: int
     gpu: str
@@ -107,14 +107,14 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     library_gather: ExchangeCost
     sampling: SamplingCost
     layer: LayerCost
-    aside: AsideCost
+    overlapped: OverlapCost
     host: float
     errors: dict[str, FitError]
 
 
 @cache
 def load_constants(gpu: str, folder: Path = FOLDER) -> Constants:
-    """The constants of a GPU such as "h200". Raises UsageError naming those there are."""
+    """The constants of a GPU such as "h200". Raises UsageError naming the known GPUs."""
     known = sorted(path.stem for path in folder.glob("*.json"))
     if gpu not in known:
         raise UsageError(
@@ -132,7 +132,7 @@ def load_constants(gpu: str, folder: Path = FOLDER) -> Constants:
 
 
 def write_constants(constants: Constants, path: Path) -> None:
-    """As indented JSON, numbers to six digits: more would be noise."""
+    """Write indented JSON with numbers of six digits; further digits are noise."""
     rounded = _rounded(msgspec.to_builtins(constants))
     path.write_bytes(msgspec.json.format(msgspec.json.encode(rounded), indent=1) + b"\n")
 

@@ -1,8 +1,8 @@
-"""Seconds of the fold over ranks: alpha and beta of both levels.
+"""Predicts the seconds of the fold over ranks, inside a node and between nodes.
 
-Inside a host peers write into each other's memory, one-shot for few rows and two-shot for many.
-Between nodes every node sends one partial (its slots) to all others, and everyone folds the rest:
-whole rows after a one-shot, after a two-shot only those that a rank owns.
+Inside a node peers write into each other's memory, one-shot for few rows and two-shot for many.
+Between nodes every node sends its partials (its slots) to all others, and each rank folds them:
+whole rows after a one-shot, only the rows it owns after a two-shot.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from tpdet.planner.hardware import Network
 
 @dataclass(frozen=True)
 class Levels:
-    """How a world of ranks lies on nodes, and what is sent at each level of its fold.
+    """The layout of a world on nodes, and the partials sent at each level of its fold.
 
-    local: ranks of a node; nodes: of the world; slots: partials a rank sends inside, node_slots:
-    partials a node sends; one_shot_rows: up to so many rows go one-shot.
+    local: ranks of a node; nodes: of the world; slots: partials that a rank sends inside a node;
+    node_slots: partials that a node sends; one_shot_rows: the most rows of a one-shot exchange.
     """
 
     local: int
@@ -33,15 +33,15 @@ class Levels:
     hidden: int
 
     @property
-    def aside(self) -> int:
-        """Multiprocessors of an exchange that runs under products."""
+    def overlapped(self) -> int:
+        """Multiprocessors of an exchange that overlaps products."""
         return by_ranks(PROGRAMS_ASIDE, self.local)
 
 
 def levels_of(
     ranks: int, gpus: int, leaves: int, fold_order: str, hidden: int, rows: int
 ) -> Levels:
-    """ranks: of the world, powers of two; gpus: of a node; rows: the most of a step."""
+    """The levels of a world of `ranks`, a power of two; gpus: of a node; rows: of a step."""
     local = min(ranks, gpus)
     nodes = -(-ranks // local)
     slots = fold_plan(fold_order, leaves, ranks).slots
@@ -51,7 +51,7 @@ def levels_of(
 
 
 def cost_seconds(cost: ExchangeCost, ranks: int, sent: float) -> float:
-    """Alpha by ranks, and bytes that leave one of them."""
+    """Seconds of an exchange in which each of `ranks` sends `sent` bytes."""
     return cost.launch + cost.peer * (ranks - 1) + sent / cost.bytes
 
 
@@ -60,8 +60,8 @@ def exchange_seconds(
 ) -> tuple[float, float]:
     """One exchange of `rows` rows with its norm: seconds in a node, and between nodes.
 
-    On one node the runtime's rule chooses the way; over several nodes the faster one is taken. One
-    rank of one node exchanges nothing: the reader of its products folds.
+    On one node the runtime's rule chooses the kind of exchange; over several nodes the faster kind
+    counts. A single rank exchanges nothing: its products' reader folds.
     """
     if levels.local == 1:
         return 0.0, between_seconds(constants, levels, rows * levels.hidden, network)
@@ -82,7 +82,7 @@ def exchange_seconds(
 
 
 def between_seconds(constants: Constants, levels: Levels, values: int, network: Network) -> float:
-    """All nodes' partials of `values` outputs, at each; 0 on one. Alpha as NCCL's in a node."""
+    """Seconds until each node has all partials of `values` outputs; latency as NCCL's in a node."""
     if levels.nodes == 1:
         return 0.0
     sent = (levels.nodes - 1) * values * 4.0 * levels.node_slots
@@ -91,7 +91,7 @@ def between_seconds(constants: Constants, levels: Levels, values: int, network: 
     return alpha + sent / network.bytes
 
 
-def aside_seconds(constants: Constants, levels: Levels, rows: int, programs: int) -> float:
-    """A two-shot inside a node by a few programs, while products run."""
+def overlapped_seconds(constants: Constants, levels: Levels, rows: int, programs: int) -> float:
+    """Seconds of a two-shot exchange inside a node by `programs`, while products run."""
     two = sent_bytes(levels.local, levels.slots, rows * levels.hidden)[1]
-    return two / (constants.aside.program * programs)
+    return two / (constants.overlapped.program * programs)

@@ -1,7 +1,7 @@
-"""Measured figures that the planner's constants are fitted to, out of results files.
+"""Reads the measured figures that the planner's constants are fitted to, from results files.
 
-Results files hold several runs; of figures measured again only the newest counts. The tuned
-products' times stand in the shape table, the file that the runtime chooses its kernels by.
+A results file has several runs; of a figure measured again only the newest counts. The times of
+tuned products are in the shape table, from which the runtime chooses its kernels.
 """
 
 import json
@@ -17,8 +17,8 @@ from tpdet.config import APPROXIMATE
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 
 SHAPE_TABLE = "kernels/cuda/gemm/choice/shape_tables/nvidia-{gpu}.json"
-OLD_ASIDE = 16
-"""Multiprocessors of an exchange under products, in commits of OLD_COMMITS."""
+OLD_OVERLAP_PROGRAMS = 16
+"""Multiprocessors of an exchange that overlaps products, in the commits OLD_COMMITS."""
 OLD_COMMITS = ("b513469",)
 
 _MODEL = "qwen3-8b"  # of the attention that was timed
@@ -27,10 +27,10 @@ _PREFILL_ATTENTION = re.compile(r"attention prefill, (\d+) x (\d+) tokens, head 
 
 @dataclass(frozen=True)
 class StepFigure:
-    """Decode (seconds of a step) or prefill (tokens a second) of a model, as measured.
+    """A measured decode step (seconds) or prefill (tokens a second) of a model.
 
-    budget: rows of a step, at most; fold_order: that it was measured in; aside: multiprocessors of
-    an exchange under products then, None for today's.
+    budget: rows of a step, at most; fold_order: the measured one; overlapped: multiprocessors of
+    an exchange that overlaps products, None for the present number.
     """
 
     case: str
@@ -41,12 +41,12 @@ class StepFigure:
     value: float
     budget: int
     commit: str
-    aside: int | None
+    overlapped: int | None
     fold_order: str = DEFAULT_FOLD_ORDER
 
 
 def step_figures(results: Path, gpu: str) -> list[StepFigure]:
-    """Of the default fold order, of another where that was not timed; by case, size and batch."""
+    """Figures sorted by case, model, size and batch; of the default fold order where measured."""
     found = []
     for run, row in in_default_order(newest_rows(results / f"latency.{gpu}.json")):
         if row["case"] not in ("decode", "prefill"):
@@ -63,7 +63,7 @@ def step_figures(results: Path, gpu: str) -> list[StepFigure]:
                 scale * row["value"],
                 int(budget.group(1)) if budget else 2048,
                 run["commit"],
-                OLD_ASIDE if run["commit"] in OLD_COMMITS else None,
+                OLD_OVERLAP_PROGRAMS if run["commit"] in OLD_COMMITS else None,
                 row["mode"],
             )
         )
@@ -72,7 +72,7 @@ def step_figures(results: Path, gpu: str) -> list[StepFigure]:
 
 @dataclass(frozen=True)
 class ProductFigure:
-    """Microseconds of one tuned product: x [rows, k] times a weight [n, k], `roots` sums sent."""
+    """Microseconds of one tuned product: x [rows, k] times weight [n, k], with `roots` sums."""
 
     kind: str
     rows: int
@@ -83,7 +83,7 @@ class ProductFigure:
 
 
 def product_figures(table: Path) -> list[ProductFigure]:
-    """Every bucket of every product in a shape table."""
+    """The figures of every product and number of rows in a shape table."""
     found = []
     for product in json.loads(table.read_text(encoding="utf-8"))["products"]:
         roots = len(product.get("roots", "").split())
@@ -96,7 +96,7 @@ def product_figures(table: Path) -> list[ProductFigure]:
 
 
 def decode_attention_figures(results: Path, gpu: str) -> list[tuple[int, int, float]]:
-    """(batch, context, us) of 32 query and 8 key heads of 128: the newest of each."""
+    """(batch, context, us) of 32 query and 8 key heads of size 128; the newest of each."""
     found: dict[tuple[int, int], float] = {}
     for name in ("kernels", "attention"):
         for row in _kernel_rows(results / f"{name}.{gpu}.json"):
@@ -107,7 +107,7 @@ def decode_attention_figures(results: Path, gpu: str) -> list[tuple[int, int, fl
 
 
 def prefill_attention_figures(results: Path, gpu: str) -> list[tuple[int, int, float]]:
-    """(prompts, tokens of each, us) at head 128: of the modes timed, the fastest, which serves."""
+    """(prompts, tokens of each, us) at head size 128, of the fastest mode, which serves."""
     found: dict[tuple[int, int], float] = {}
     for row in _kernel_rows(results / f"kernels.{gpu}.json"):
         match = _PREFILL_ATTENTION.fullmatch(row["case"])
@@ -118,13 +118,13 @@ def prefill_attention_figures(results: Path, gpu: str) -> list[tuple[int, int, f
 
 
 def exchange_rows(results: Path, gpu: str) -> list[dict[str, Any]]:
-    """Exchanges of [batch, hidden 4096] beside NCCL's, with `gather` in us where it was timed."""
+    """Rows of exchanges of [batch, hidden 4096], with NCCL's `gather` in us where measured."""
     rows = _kernel_rows(results / f"allreduce.{gpu}.json")
     return [row for row in rows if row["case"] == "allreduce"]
 
 
 def sampling_figures(results: Path, gpu: str) -> list[tuple[int, int, float]]:
-    """(ranks, rows, us) of greedy tokens over Qwen3's vocabulary."""
+    """(ranks, rows, us) of greedy sampling over Qwen3's vocabulary."""
     return [
         (row["tp"], row["batch"], row["value"])
         for row in _kernel_rows(results / f"kernels.{gpu}.json")
@@ -133,7 +133,7 @@ def sampling_figures(results: Path, gpu: str) -> list[tuple[int, int, float]]:
 
 
 def commits(path: Path) -> tuple[str, ...]:
-    """Of the runs in a results file that still hold a newest figure."""
+    """The commits of the runs in a results file that have a newest figure."""
     return tuple(dict.fromkeys(run["commit"] for run, _ in newest_rows(path)))
 
 

@@ -3,8 +3,8 @@
     python -m tpdet.planner.fit [--gpu h200] [--results docs/results] [--output FILE]
 
 Each kernel's formula is fitted to that kernel's figures alone, by least squares of relative errors.
-What a layer does beside the kernels that were timed is then fitted to whole steps, and last the
-rate of an exchange under products and the host's time. Needs scipy.
+The rest of a layer is then fitted to whole steps; last come the rate of an exchange that overlaps
+products, and the host's time. Needs scipy.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from tpdet.planner import figures
 from tpdet.planner.constants import (
     FOLDER,
     FORMAT,
-    AsideCost,
     Constants,
     DecodeAttentionCost,
     ExchangeCost,
     FitError,
     LayerCost,
+    OverlapCost,
     PrefillAttentionCost,
     ProductCost,
     SamplingCost,
@@ -41,11 +41,12 @@ from tpdet.planner.kernel_time import (
 )
 from tpdet.planner.step_fit import fit_steps
 
-_HIDDEN = 4096  # of the exchanges that were timed
-_TIMED_ORDER = "pairs"  # theirs too (tests/gpu/peer_times.py), whatever the default is
-_HEADS, _KEY_HEADS, _HEAD_DIM = 32, 8, 128  # of the attention that was timed
-_SHORT_ROWS = 64  # NCCL's alpha comes from exchanges of up to so many rows
-_NEVER = 1e30  # a rate so high that its term is nothing
+_HIDDEN = 4096  # of the measured exchanges
+_TIMED_ORDER = "pairs"  # of the measured exchanges (tests/gpu/peer_times.py)
+_HEADS, _KEY_HEADS, _HEAD_DIM = 32, 8, 128  # of the measured attention
+_VOCABULARY = 151_936  # of the measured sampling
+_SHORT_ROWS = 64  # exchanges of at most this many rows give NCCL's latency
+_NEVER = 1e30  # a rate so high that its term vanishes
 
 
 def fit_constants(results: Path, table: Path, gpu: str) -> Constants:
@@ -62,7 +63,7 @@ def fit_constants(results: Path, table: Path, gpu: str) -> Constants:
         **_fit_exchanges(results, gpu, errors),
         sampling=_fit_sampling(results, gpu, errors),
         layer=LayerCost(0.0, _NEVER),
-        aside=AsideCost(_NEVER, 4.0),
+        overlapped=OverlapCost(_NEVER, 4.0),
         host=0.0,
         errors=errors,
     )
@@ -78,7 +79,7 @@ def _sources(results: Path, table: Path, gpu: str) -> tuple[Source, ...]:
 def positive_fit(
     terms: Sequence[Sequence[float]], us: Sequence[float]
 ) -> tuple[list[float], FitError]:
-    """Coefficients >= 0, in seconds, of a sum of terms, least squares of its relative error."""
+    """Coefficients >= 0 (seconds) of a sum of terms, by least squares of the relative error."""
     from scipy.optimize import nnls
 
     if not us:
@@ -101,7 +102,7 @@ def _rate(seconds: float) -> float:
 
 
 def _fit_products(table: Path, errors: dict[str, FitError]) -> dict[str, ProductCost]:
-    """The roofline with a round edge: five numbers a kind, in logarithms, so all positive."""
+    """Five numbers for each kind of product, fitted in logarithms, so that all are positive."""
     from scipy.optimize import least_squares
 
     costs = {}
@@ -155,7 +156,7 @@ def _fit_prefill_attention(
 
 
 def _fit_exchanges(results: Path, gpu: str, errors: dict[str, FitError]) -> dict[str, ExchangeCost]:
-    """Of both kernels over peer memory, and of NCCL's all-gather of few rows."""
+    """Costs of both kernels over peer memory, and of NCCL's all-gather of few rows."""
     rows = figures.exchange_rows(results, gpu)
     costs: dict[str, ExchangeCost] = {}
     for name, way in (("one_shot", "one-shot"), ("two_shot", "two-shot"), ("library_gather", "")):
@@ -177,13 +178,13 @@ def _fit_exchanges(results: Path, gpu: str, errors: dict[str, FitError]) -> dict
 
 def _fit_sampling(results: Path, gpu: str, errors: dict[str, FitError]) -> SamplingCost:
     found = figures.sampling_figures(results, gpu)
-    terms = [(1.0, float(ranks > 1), rows * 151_936 // ranks * 4.0) for ranks, rows, _ in found]
+    terms = [(1.0, float(ranks > 1), rows * _VOCABULARY // ranks * 4.0) for ranks, rows, _ in found]
     (launch, ranks, read), errors["sampling"] = positive_fit(terms, [us for *_, us in found])
     return SamplingCost(launch, ranks, _rate(read))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fit, write, and print what was found."""
+    """Fit the constants, write them, and print the errors."""
     parser = argparse.ArgumentParser(prog="tpdet.planner.fit", description=__doc__)
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--results", type=Path, default=Path("docs/results"))

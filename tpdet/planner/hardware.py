@@ -1,4 +1,4 @@
-"""What the planner takes from data sheets or assumes, not having been measured; with sources."""
+"""Figures of the planner that were not measured: from data sheets, or assumed; with sources."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ GIB = 1 << 30
 class Hardware:
     """A GPU and its node.
 
-    memory: bytes, as the data sheet says; reserved: bytes beside what the engine allocates (the
-    driver's context, NCCL, library workspaces, CUDA graphs), an assumption; multiprocessors: as
-    the GPU reports; gpus: of one node, which address each other's memory.
+    memory: bytes of the data sheet; reserved: bytes that the engine does not allocate (the driver's
+    context, NCCL, library workspaces, CUDA graphs), an assumption; multiprocessors: as reported by
+    the GPU; gpus: of one node, which can address each other's memory.
     """
 
     memory: int
@@ -25,10 +25,11 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Network:
-    """Between nodes: bytes a second of each GPU's own adapter, and seconds of a way through it.
+    """The network between nodes: bytes a second of each GPU's adapter, and seconds of latency.
 
-    The default is the data sheet's 400 Gb/s of NDR InfiniBand, one adapter a GPU, at nine tenths,
-    and 5 us on top of what NCCL takes inside a node. An assumption: two nodes were not measured.
+    The default is nine tenths of the data sheet's 400 Gb/s of NDR InfiniBand, with one adapter for
+    each GPU, and 5 us more than NCCL takes inside a node. These are assumptions: no two nodes were
+    measured.
     """
 
     bytes: float = 0.9 * 400e9 / 8
@@ -36,11 +37,11 @@ class Network:
 
 
 HARDWARE = {"h200": Hardware(141_000_000_000, 2 * GIB, H200.multiprocessors)}
-"""By short name. H200: 141 GB (data sheet)."""
+"""By short name. The memory is the data sheet's 141 GB."""
 
 
 def hardware_of(gpu: str) -> Hardware:
-    """Raises UsageError naming the GPUs there are."""
+    """The hardware of a GPU such as "h200". Raises UsageError naming the known GPUs."""
     if gpu not in HARDWARE:
         raise UsageError(
             f"--gpu {gpu}: no times of it were measured: use one of {', '.join(HARDWARE)}"

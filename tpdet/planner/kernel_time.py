@@ -1,4 +1,4 @@
-"""Seconds of one kernel from the planner's constants. The same formulas are fitted to figures."""
+"""The planner's formulas for the seconds of one kernel, which are also fitted to figures."""
 
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.planner.constants import (
@@ -10,7 +10,7 @@ from tpdet.planner.constants import (
 
 
 def smooth_maximum(one: float, other: float, sharpness: float) -> float:
-    """The larger of two times, more where they meet: the norm of that order."""
+    """The norm of order `sharpness` of two times: their maximum, and more where they are alike."""
     largest = max(one, other)
     if largest <= 0.0:
         return 0.0
@@ -29,7 +29,7 @@ def product_work(kind: str, rows: int, n: int, k: int, roots: int) -> tuple[floa
 
 
 def product_seconds(cost: ProductCost, work: tuple[float, float, float]) -> float:
-    """Launch, the roofline with a round edge, and the activations."""
+    """Seconds of a product: launch, smooth roofline, and activations."""
     weight, flops, activations = work
     roof = smooth_maximum(weight / cost.bytes, flops / cost.flops, cost.sharpness)
     return cost.launch + roof + activations / cost.activations
@@ -44,18 +44,18 @@ def decode_attention_work(
 
 
 def decode_attention_seconds(cost: DecodeAttentionCost, work: tuple[float, float, float]) -> float:
-    """One layer's attention of a decode step."""
+    """Seconds of one layer's attention in a decode step."""
     cached, heads, splits = work
     return cost.launch + cached / cost.bytes + heads * cost.head + splits * cost.split
 
 
 def prefill_attention_seconds(cost: PrefillAttentionCost, flops: float) -> float:
-    """One layer's attention of a prefill step of so many operations (visible keys only)."""
+    """Seconds of one layer's attention in a prefill step of `flops` operations on visible keys."""
     return cost.launch + flops / cost.flops
 
 
 def sampling_seconds(cost: SamplingCost, ranks: int, rows: int, columns: int) -> float:
-    """Greedy tokens of `rows` rows from a rank's `columns` fp32 logits."""
+    """Seconds of greedy sampling of `rows` rows, from `columns` fp32 logits of a rank."""
     return cost.launch + (cost.ranks if ranks > 1 else 0.0) + rows * columns * 4 / cost.bytes
 
 

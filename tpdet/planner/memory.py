@@ -1,8 +1,7 @@
-"""Bytes of one rank's GPU: weights, slots that peers write to, workspaces, what is left for KV.
+"""Predicts the bytes of one rank's GPU: weights, slots of exchanges, workspaces, KV pages.
 
 Weights, rotary tables, slots and pages are counted as the runtime allocates them. Workspaces are
-the largest tensors of a step that live at one time; what else a process holds is
-`Hardware.reserved`.
+the largest tensors of a step that live at the same time; `Hardware.reserved` stands for the rest.
 """
 
 from dataclasses import dataclass
@@ -30,12 +29,12 @@ class Memory:
 
     @property
     def fixed(self) -> int:
-        """Everything but KV pages."""
+        """Bytes of everything except KV pages."""
         return self.weights + self.tables + self.slots + self.workspaces + self.reserved
 
     @property
     def pages(self) -> int:
-        """KV pages that fit; 0 when the rest does not."""
+        """KV pages that fit; 0 when the rest alone does not fit."""
         return max(0, self.usable - self.fixed) // self.page
 
     @property
@@ -49,7 +48,7 @@ class Memory:
 
 
 def rank_memory(world: World, positions: int, utilization: float) -> Memory:
-    """positions: the rotary tables' length, the longest sequence that may be served."""
+    """The memory of a rank. positions: the longest sequence; utilization: the share to use."""
     config = world.config
     dtype: torch.dtype = getattr(torch, config.dtype)
     keys = len(world.partition.key_heads)
@@ -76,7 +75,7 @@ def _weight_values(world: World) -> int:
 
 
 def _slot_bytes(world: World, dtype: torch.dtype) -> int:
-    """What peers of the node write to, and room for other nodes' partials of the rows it owns."""
+    """Bytes that peers of the node write to, and that take other nodes' partials."""
     levels, hidden = world.levels, world.config.hidden_size
     inside = 0
     if levels.local > 1:
@@ -88,7 +87,7 @@ def _slot_bytes(world: World, dtype: torch.dtype) -> int:
 
 
 def _workspace_bytes(world: World, size: int) -> int:
-    """Stream and x of a step; its widest block with the sums it sends; logits of 256 rows."""
+    """Residual stream and x of a step, its widest block with its sums, logits of 256 rows."""
     config = world.config
     head = head_product(world.partition).n
     stream = 4 * config.hidden_size * size

@@ -1,4 +1,4 @@
-"""What `--model` of `tpdet plan` may be: only a config.json is needed, no weights."""
+"""Finds the model of `tpdet plan --model`: only its config.json is needed, no weights."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tpdet.synthetic.model_shapes import PUBLISHED, SHAPES
 
 
 def find_model(name: str, dtype: str = "auto") -> ModelConfig:
-    """A directory's, a well-known shape's (also by its hub name), or that of a cached hub model.
+    """The configuration of a directory, a well-known shape (also by hub name) or a cached model.
 
     Nothing is downloaded. Raises NotFoundError when there is none, and as `load_model_config`.
     """

@@ -1,4 +1,4 @@
-"""A plan: what one model does on so many nodes, and the tensor-parallel size it should have."""
+"""Plans a model on a number of nodes, and recommends its tensor-parallel size."""
 
 from dataclasses import dataclass, field
 
@@ -24,11 +24,11 @@ from tpdet.verify.report import short_name
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What is asked for. context: tokens of each sequence; batch: sequences a world decodes.
+class PlanRequest:
+    """The question of a plan. context: tokens of each sequence; batch: sequences of one world.
 
-    leaves: as --leaves; tp None: the recommended one; most_ms: what a reader may wait for a token;
-    nodes: hosts, of `gpus` GPUs each.
+    leaves: as --leaves; tp: None for the recommended size; most_ms: the longest time between two
+    tokens; nodes: hosts, of `gpus` GPUs each.
     """
 
     model: str
@@ -48,7 +48,7 @@ class Wish:
 
     @property
     def hardware(self) -> Hardware:
-        """The GPU's and node's."""
+        """The GPU and the node."""
         hardware = hardware_of(self.gpu)
         if self.gpus is None:
             return hardware
@@ -56,7 +56,7 @@ class Wish:
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One size. Bytes are of a rank, tokens a second of all worlds together, parts in ms a step.
+    """The plan of one size: bytes of a rank, tokens a second of all worlds, parts in ms a step.
 
     `floor_ms` is the roofline of the step's bytes and operations over all its GPUs.
     """
@@ -86,78 +86,80 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The recommended size and why, 0 where none fits; and every size that was weighed."""
+    """The recommended size, 0 where none fits, with the reason, and the plans of all sizes."""
 
     tp: int
     reason: str
     sizes: tuple[Plan, ...]
 
 
-def plan_size(wish: Wish, tp: int) -> Plan:
+def plan_size(request: PlanRequest, tp: int) -> Plan:
     """The plan of one size. Raises UsageError where it does not fit the model or the nodes."""
-    hardware, world = wish.hardware, plan_world(wish, tp)
-    worlds = wish.nodes * hardware.gpus // tp
-    memory = rank_memory(world, wish.context, wish.utilization)
-    decode = decode_parts(world, wish.batch, wish.context)
-    prefill = prefill_parts(world, wish.context)
+    hardware, world = request.hardware, plan_world(request, tp)
+    worlds = request.nodes * hardware.gpus // tp
+    memory = rank_memory(world, request.context, request.utilization)
+    decode = decode_parts(world, request.batch, request.context)
+    prefill = prefill_parts(world, request.context)
     seconds = step_seconds(decode)
-    work = decode_work(wish.config, wish.batch, wish.context).over(tp)
+    work = decode_work(request.config, request.batch, request.context).over(tp)
     return Plan(
-        model=wish.model,
-        gpu=wish.gpu,
-        nodes=wish.nodes,
+        model=request.model,
+        gpu=request.gpu,
+        nodes=request.nodes,
         tp=tp,
         worlds=worlds,
-        context=wish.context,
-        batch=wish.batch,
+        context=request.context,
+        batch=request.batch,
         leaves=world.partition.leaves,
-        fold_order=wish.fold_order,
+        fold_order=request.fold_order,
         memory=_memory_fields(memory),
         kv_pages=memory.pages,
         kv_tokens=memory.tokens,
-        kv_sequences=memory.sequences(wish.context),
-        fits=memory.sequences(wish.context) >= wish.batch,
+        kv_sequences=memory.sequences(request.context),
+        fits=memory.sequences(request.context) >= request.batch,
         decode_ms=1e3 * seconds,
-        floor_ms=1e3 * work.seconds(_rates(wish.gpu)),
+        floor_ms=1e3 * work.seconds(_rates(request.gpu)),
         decode_parts=_milliseconds(decode),
         decode_limit=limit_of(decode),
-        decode_tokens=worlds * wish.batch / seconds,
-        prefill_tokens=worlds * wish.budget / step_seconds(prefill),
+        decode_tokens=worlds * request.batch / seconds,
+        prefill_tokens=worlds * request.budget / step_seconds(prefill),
         prefill_limit=limit_of(prefill),
         notes=_notes(world),
     )
 
 
-def plan_world(wish: Wish, tp: int) -> World:
+def plan_world(request: PlanRequest, tp: int) -> World:
     """The world of one size. Raises UsageError where it does not fit the model or the nodes."""
-    hardware = wish.hardware
-    total = wish.nodes * hardware.gpus
+    hardware = request.hardware
+    total = request.nodes * hardware.gpus
     if tp > total:
-        raise UsageError(f"--tp {tp} is more than {wish.nodes} nodes of {hardware.gpus} GPUs have")
+        raise UsageError(
+            f"--tp {tp} is more than {request.nodes} nodes of {hardware.gpus} GPUs have"
+        )
     if tp > hardware.gpus and tp % hardware.gpus:
         raise UsageError(f"--tp {tp} is no multiple of the {hardware.gpus} GPUs of a node")
     return make_world(
-        wish.config,
+        request.config,
         tp,
-        load_constants(wish.gpu),
+        load_constants(request.gpu),
         hardware,
-        wish.network,
-        budget=wish.budget,
-        fold_order=wish.fold_order,
-        leaves=wish.leaves,
+        request.network,
+        budget=request.budget,
+        fold_order=request.fold_order,
+        leaves=request.leaves,
     )
 
 
-def choose_size(wish: Wish) -> Choice:
-    """Of the sizes whose memory holds the batch, the one with most tokens a second of all worlds.
+def choose_size(request: PlanRequest) -> Choice:
+    """The size with most tokens a second of all worlds, among those whose memory holds the batch.
 
-    One whose step takes longer than `most_ms` only counts where none is faster.
+    A size whose step takes longer than `most_ms` is chosen only where none is faster.
     """
     sizes = []
     tp = 1
-    while tp <= wish.nodes * wish.hardware.gpus:
+    while tp <= request.nodes * request.hardware.gpus:
         try:
-            sizes.append(plan_size(wish, tp))
+            sizes.append(plan_size(request, tp))
         except UsageError:  # too many ranks for the model's leaves or heads
             break
         tp *= 2
@@ -166,21 +168,21 @@ def choose_size(wish: Wish) -> Choice:
         most = max(sizes, key=lambda plan: plan.kv_sequences)
         return Choice(
             0,
-            f"no size holds {wish.batch} sequences of {wish.context:,} tokens: TP {most.tp} holds "
-            f"{most.kv_sequences:,}; lower --batch or --context, or add leaves or nodes",
+            f"no size holds {request.batch} sequences of {request.context:,} tokens: TP {most.tp} "
+            f"holds {most.kv_sequences:,}; lower --batch or --context, or add leaves or nodes",
             tuple(sizes),
         )
     smallest = fitting[0].tp
-    quick = [plan for plan in fitting if plan.decode_ms <= wish.most_ms]
+    quick = [plan for plan in fitting if plan.decode_ms <= request.most_ms]
     if not quick:
         best = min(fitting, key=lambda plan: plan.decode_ms)
-        reason = f"no size stays under {wish.most_ms:g} ms a step; this one comes nearest"
+        reason = f"no size stays under {request.most_ms:g} ms a step; this one comes nearest"
     else:
         best = max(quick, key=lambda plan: plan.decode_tokens)
         reason = (
-            f"most tokens a second ({best.decode_tokens:,.0f}) of those under {wish.most_ms:g} ms "
-            f"a step, {best.worlds} world{'s' * (best.worlds > 1)} on {wish.nodes} "
-            f"node{'s' * (wish.nodes > 1)}"
+            f"most tokens a second ({best.decode_tokens:,.0f}) of those under {request.most_ms:g} "
+            f"ms a step, {best.worlds} world{'s' * (best.worlds > 1)} on {request.nodes} "
+            f"node{'s' * (request.nodes > 1)}"
         )
     if smallest > 1:
         reason += f"; under TP {smallest} memory does not hold the batch"

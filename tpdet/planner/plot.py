@@ -1,4 +1,4 @@
-"""`tpdet plan --plot`: how a model scales to many nodes, and what a step's time goes to."""
+"""Draws the charts of `tpdet plan --plot`: scaling to many nodes, and the parts of a step."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,40 +6,40 @@ from typing import Any
 
 from tpdet.bench.report.plot import require_matplotlib, save_figure
 from tpdet.errors import ResourceError, UsageError
-from tpdet.planner.plan import Plan, Wish, plan_size
+from tpdet.planner.plan import Plan, PlanRequest, plan_size
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 _COLOURS = ("#1b6ca8", "#c8553d", "#3c8d53", "#8a5aa8", "#b8860b", "#555555", "#111111")
 
 
-def draw_plan(wish: Wish, stem: Path) -> None:
+def draw_plan(request: PlanRequest, stem: Path) -> None:
     """Write stem.png and stem.svg. Raises UsageError without matplotlib, ResourceError when no
     size holds the batch."""
     require_matplotlib()
-    every = sizes_at(replace(wish, nodes=NODES[-1]))
+    every = sizes_at(replace(request, nodes=NODES[-1]))
     if not any(plan.fits for plan in every):
         raise ResourceError(
-            f"no size holds {wish.batch} sequences of {wish.context} tokens: lower --batch or "
-            "--context, or raise --leaves"
+            f"no size holds {request.batch} sequences of {request.context} tokens: lower --batch "
+            "or --context, or raise --leaves"
         )
     figure, (left, right) = _new_figure()
-    _draw_scaling(left, wish, every)
+    _draw_scaling(left, request, every)
     _draw_parts(right, every)
     figure.suptitle(
-        f"{wish.model} on {wish.gpu.upper()}, {wish.hardware.gpus} a node: planned decode, batch "
-        f"{wish.batch} a world, context {wish.context:,}, {wish.fold_order}"
+        f"{request.model} on {request.gpu.upper()}, {request.hardware.gpus} a node: planned decode, "
+        f"batch {request.batch} a world, context {request.context:,}, {request.fold_order}"
     )
     stem.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, stem)
 
 
-def sizes_at(wish: Wish) -> list[Plan]:
-    """Plans of every size that the model and the nodes allow, fitting or not."""
+def sizes_at(request: PlanRequest) -> list[Plan]:
+    """Plans of every size that the model and the nodes allow, even if memory is short."""
     found = []
     tp = 1
-    while tp <= wish.nodes * wish.hardware.gpus:
+    while tp <= request.nodes * request.hardware.gpus:
         try:
-            found.append(plan_size(wish, tp))
+            found.append(plan_size(request, tp))
         except UsageError:
             break
         tp *= 2
@@ -55,16 +55,16 @@ def _new_figure() -> tuple[Any, Any]:
     return figure, figure.subplots(1, 2)
 
 
-def _draw_scaling(axes: Any, wish: Wish, every: list[Plan]) -> None:
-    """Tokens a second of all worlds over nodes, a line a size that holds the batch."""
+def _draw_scaling(axes: Any, request: PlanRequest, every: list[Plan]) -> None:
+    """Draw tokens a second of all worlds over nodes, a line for each size that holds the batch."""
     for index, plan in enumerate(every):
         if not plan.fits:
             continue
-        nodes = [count for count in NODES if count * wish.hardware.gpus >= plan.tp]
+        nodes = [count for count in NODES if count * request.hardware.gpus >= plan.tp]
         rate = plan.decode_tokens / plan.worlds
         axes.plot(
             nodes,
-            [rate * count * wish.hardware.gpus / plan.tp for count in nodes],
+            [rate * count * request.hardware.gpus / plan.tp for count in nodes],
             marker="o",
             color=_COLOURS[index % len(_COLOURS)],
             label=f"TP {plan.tp}: {plan.decode_ms:.1f} ms",
@@ -80,7 +80,7 @@ def _draw_scaling(axes: Any, wish: Wish, every: list[Plan]) -> None:
 
 
 def _draw_parts(axes: Any, every: list[Plan]) -> None:
-    """Milliseconds of a step by what they go to, a bar a size; hatched where it does not fit."""
+    """Draw the parts of a step in ms, a bar for each size; hatched where it does not fit."""
     from matplotlib.patches import Patch
 
     names = [name for name in every[0].decode_parts if name != "host"]

@@ -1,4 +1,4 @@
-"""Seconds of a decode step and of a prefill step, by what they go to."""
+"""Predicts the seconds of a decode step and of a prefill step, part by part."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,10 @@ from tpdet.models.products import head_product, layer_products
 from tpdet.planner.constants import Constants
 from tpdet.planner.exchange_time import (
     Levels,
-    aside_seconds,
     between_seconds,
     exchange_seconds,
     levels_of,
+    overlapped_seconds,
 )
 from tpdet.planner.hardware import Hardware, Network
 from tpdet.planner.kernel_time import (
@@ -36,9 +36,10 @@ HEAD_ROWS = 256
 
 @dataclass(frozen=True)
 class World:
-    """A model cut over ranks on nodes, and what its steps are timed with. budget: rows of a step.
+    """A model divided over ranks on nodes, with the constants for its steps.
 
-    `aside` overrides the runtime's multiprocessors of an exchange under products.
+    budget: rows of a step, at most; overlapped: multiprocessors of an exchange that overlaps
+    products, None for the runtime's.
     """
 
     partition: Partition
@@ -47,16 +48,16 @@ class World:
     hardware: Hardware
     network: Network
     budget: int
-    aside: int | None = None
+    overlapped: int | None = None
 
     @property
     def config(self) -> ModelConfig:
-        """The model's."""
+        """The model's configuration."""
         return self.partition.config
 
     @property
     def ranks(self) -> int:
-        """Of the world."""
+        """The number of ranks."""
         return self.partition.world.size
 
 
@@ -70,9 +71,9 @@ def make_world(
     budget: int = 8192,
     fold_order: str = DEFAULT_FOLD_ORDER,
     leaves: int | None = None,
-    aside: int | None = None,
+    overlapped: int | None = None,
 ) -> World:
-    """Raises UsageError naming the sizes that fit the model, or its leaves."""
+    """The world of `ranks`. Raises UsageError naming the sizes or leaves that fit the model."""
     partition = cut_for(config, ranks, fold_order, leaves)
     cut = partition.leaves, fold_order, config.hidden_size, budget
     return World(
@@ -82,28 +83,28 @@ def make_world(
         hardware,
         network,
         budget,
-        aside,
+        overlapped,
     )
 
 
 Parts = dict[str, float]
-"""Seconds by what they go to, in a fixed order; `host` is not added, it runs beside the rest."""
+"""Seconds by name, in a fixed order; `host` runs beside the other parts and is not added."""
 
 
 def step_seconds(parts: Parts) -> float:
-    """The GPU's parts in turn, or the host's work for the next step if that is longer."""
+    """The sum of the GPU's parts, or the host's work for the next step if that is longer."""
     return max(sum(parts.values()) - parts["host"], parts["host"])
 
 
 def limit_of(parts: Parts) -> str:
-    """What a step's time goes to first."""
+    """The largest part of a step."""
     if parts["host"] >= step_seconds(parts):
         return "host"
     return max((name for name in parts if name != "host"), key=lambda name: parts[name])
 
 
 def decode_parts(world: World, batch: int, context: int) -> Parts:
-    """A step in which `batch` sequences of `context` tokens gain one each."""
+    """The parts of a step in which `batch` sequences of `context` tokens get one token each."""
     config, constants, levels = world.config, world.constants, world.levels
     layers = config.num_layers
     work = decode_attention_work(batch, context, len(world.partition.key_heads), config.head_dim)
@@ -121,20 +122,21 @@ def decode_parts(world: World, batch: int, context: int) -> Parts:
 
 
 def prefill_parts(world: World, length: int) -> Parts:
-    """A step of `budget` tokens of prompts of `length` tokens each, one token drawn a prompt.
+    """The parts of a step of `budget` tokens from prompts of `length` tokens, each sampled once.
 
-    Steps of many rows run in halves, with one's exchange under the other's products.
+    A step of many rows runs as two micro-batches: the exchanges of one overlap the products of the
+    other.
     """
     config, rows = world.config, world.budget
     layers, ended = config.num_layers, max(1, rows // length)
-    halves = 2 if world.ranks > 1 and rows >= MICRO_BATCH_ROWS else 1
-    size = -(-rows // halves)
+    micro_batches = 2 if world.ranks > 1 and rows >= MICRO_BATCH_ROWS else 1
+    size = -(-rows // micro_batches)
     attention = rows * attention_flops(config, length / 2) / layers / world.ranks
     cost = world.constants.prefill_attention
     attention_time = layers * prefill_attention_seconds(cost, attention)
-    products = layers * halves * _layer_products(world, size)
-    other = layers * halves * _between_products(world, size)
-    inside, between = _prefill_exchanges(world, halves, products + attention_time + other)
+    products = layers * micro_batches * _layer_products(world, size)
+    other = layers * micro_batches * _between_products(world, size)
+    inside, between = _prefill_exchanges(world, micro_batches, products + attention_time + other)
     return {
         "products": products + _head(world, ended),
         "attention": attention_time,
@@ -146,35 +148,35 @@ def prefill_parts(world: World, length: int) -> Parts:
     }
 
 
-def _prefill_exchanges(world: World, halves: int, computed: float) -> tuple[float, float]:
-    """Seconds that exchanges add to `computed` ones of all layers: in a node, and between nodes."""
+def _prefill_exchanges(world: World, micro_batches: int, computed: float) -> tuple[float, float]:
+    """Seconds that exchanges add to the `computed` seconds: inside a node, and between nodes."""
     if world.ranks == 1:
         return 0.0, 0.0
     levels, constants = world.levels, world.constants
-    count = 2 * halves * world.config.num_layers
-    size = -(-world.budget // halves)
+    count = 2 * micro_batches * world.config.num_layers
+    size = -(-world.budget // micro_batches)
     inside, between = exchange_seconds(constants, levels, size, world.network)
-    if halves == 1 or levels.local == 1:
+    if micro_batches == 1 or levels.local == 1:
         return count * inside, count * between
     between *= count
-    programs = world.aside or levels.aside
+    programs = world.overlapped or levels.overlapped
     mine = world.hardware.multiprocessors
     slowed = computed * mine / (mine - programs)
-    inside = count * aside_seconds(constants, levels, size, programs)
-    whole = smooth_maximum(slowed, inside + between, constants.aside.sharpness)
+    inside = count * overlapped_seconds(constants, levels, size, programs)
+    whole = smooth_maximum(slowed, inside + between, constants.overlapped.sharpness)
     added = whole - computed
     share = between / (inside + between)
     return added * (1 - share), added * share
 
 
 def _layer_products(world: World, rows: int) -> float:
-    """A rank's four products of one layer, in a step."""
+    """Seconds of a rank's products of one layer."""
     alone = sum(_product(world, each, rows) for each in layer_products(world.partition))
     return max(alone - world.constants.layer.saved, 0.0)
 
 
 def _head(world: World, rows: int) -> float:
-    """The output head, in blocks."""
+    """Seconds of the output head, in blocks of HEAD_ROWS."""
     head = head_product(world.partition)
     full, rest = divmod(rows, HEAD_ROWS)
     blocks = [HEAD_ROWS] * full + ([rest] if rest else [])
@@ -187,7 +189,7 @@ def _product(world: World, each: LayerProduct, rows: int) -> float:
 
 
 def _between_products(world: World, rows: int) -> float:
-    """Rotation, stores, SiLU and gaps of one layer."""
+    """Seconds of rotation, stores, SiLU and gaps of one layer."""
     partition, cost = world.partition, world.constants.layer
     query = partition.query_heads * world.config.head_dim
     key = len(partition.key_heads) * world.config.head_dim
@@ -201,6 +203,6 @@ def _sampling(world: World, rows: int) -> float:
 
 
 def _embedding(world: World, rows: int) -> float:
-    """Embedded rows that come from other nodes: bf16 values, half the bytes of a partial."""
+    """Seconds of embedded rows from other nodes: bf16, half the bytes of a partial."""
     values = -(-rows * world.config.hidden_size // (2 * world.levels.node_slots))
     return between_seconds(world.constants, world.levels, values, world.network)

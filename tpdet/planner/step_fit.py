@@ -1,13 +1,13 @@
-"""Constants that only whole steps show: small kernels, exchanges under products, the host.
+"""Fits the constants that only whole steps show: small kernels, overlapped exchanges, the host.
 
-In this order, each beside what is known by then:
+They are fitted in this order, each with the constants before it:
 
-1. layer: what is left of decode steps and of prefill on one rank when all timed kernels are taken
-   away, as seconds a layer and bytes that its small kernels move; or as seconds that are saved, for
-   launches in a step are dependent, and those of the kernels that were timed alone are not;
-2. aside: prefill on several ranks, bytes a second that a program of an exchange sends;
-3. host: a decode step that takes a quarter longer than its kernels and exchanges can is taken for
-   one that waits for rank 0's host, which plans the next step meanwhile; seconds a row.
+1. layer: the rest of decode steps, and of prefill on one rank, without all measured kernels, as
+   seconds a layer and bytes that its small kernels move; or as seconds saved, because launches in
+   a step are dependent, and launches of kernels timed alone are not;
+2. overlapped: from prefill on several ranks, bytes a second that a program of an exchange sends;
+3. host: a decode step that takes a quarter longer than its kernels and exchanges is considered to
+   wait for rank 0's host, which plans the next step meanwhile; in seconds a row.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from tpdet.bench.report.shapes import named_config
-from tpdet.planner.constants import AsideCost, Constants, FitError, LayerCost
+from tpdet.planner.constants import Constants, FitError, LayerCost, OverlapCost
 from tpdet.planner.figures import StepFigure
 from tpdet.planner.hardware import Network, hardware_of
 from tpdet.planner.kernel_time import layer_bytes
 from tpdet.planner.step import World, decode_parts, make_world, prefill_parts, step_seconds
 
 HOST_BOUND = 1.25
-_SHARPNESS = 4.0  # of the maximum of products and exchange, when one runs under the other
+_SHARPNESS = 4.0  # of the smooth maximum of products and an overlapped exchange
 
 
 def figure_world(constants: Constants, figure: StepFigure) -> World:
@@ -36,12 +36,12 @@ def figure_world(constants: Constants, figure: StepFigure) -> World:
         Network(),
         budget=figure.budget,
         fold_order=figure.fold_order,
-        aside=figure.aside,
+        overlapped=figure.overlapped,
     )
 
 
 def predicted_seconds(constants: Constants, figure: StepFigure) -> float:
-    """Of the step that a figure was measured on."""
+    """The predicted seconds of the step of a figure."""
     world = figure_world(constants, figure)
     if figure.case == "decode":
         return step_seconds(decode_parts(world, figure.batch, figure.context))
@@ -49,17 +49,17 @@ def predicted_seconds(constants: Constants, figure: StepFigure) -> float:
 
 
 def measured_seconds(figure: StepFigure) -> float:
-    """Of that step, as measured."""
+    """The measured seconds of the step of a figure."""
     return figure.value if figure.case == "decode" else figure.budget / figure.value
 
 
 def fit_steps(constants: Constants, found: Sequence[StepFigure]) -> Constants:
-    """The three constants, in the module's order, and how far steps then are from the figures."""
+    """`constants` with the three that are fitted here, and with the errors of whole steps."""
     waiting = [figure for figure in found if _waits(constants, figure)]
     steady = [figure for figure in found if figure not in waiting]
     constants = replace(constants, layer=_fit_layer(constants, steady))
-    constants = replace(constants, aside=_fit_aside(constants, steady))
-    # Rows that the host is seen to hold up say how long it takes for a row; others only less.
+    constants = replace(constants, overlapped=_fit_overlap(constants, steady))
+    # Only steps that wait for the host show its time for a row; others show an upper bound.
     host = max((f.value / f.batch for f in waiting), default=0.0)
     constants = replace(constants, host=host)
     errors = dict(constants.errors)
@@ -102,13 +102,13 @@ def _fit_layer(constants: Constants, found: Sequence[StepFigure]) -> LayerCost:
     return LayerCost(max(float(seconds), 0.0), rate, saved=max(-float(seconds), 0.0))
 
 
-def _fit_aside(constants: Constants, found: Sequence[StepFigure]) -> AsideCost:
+def _fit_overlap(constants: Constants, found: Sequence[StepFigure]) -> OverlapCost:
     from scipy.optimize import minimize_scalar
 
     mine = [figure for figure in found if figure.case == "prefill" and figure.tp > 1]
 
     def distance(log_rate: float) -> float:
-        trial = replace(constants, aside=AsideCost(float(np.exp(log_rate)), _SHARPNESS))
+        trial = replace(constants, overlapped=OverlapCost(float(np.exp(log_rate)), _SHARPNESS))
         return sum(
             float(np.log(predicted_seconds(trial, figure) / measured_seconds(figure))) ** 2
             for figure in mine
@@ -116,4 +116,4 @@ def _fit_aside(constants: Constants, found: Sequence[StepFigure]) -> AsideCost:
 
     bounds = (np.log(1e9), np.log(1e11))
     best = minimize_scalar(distance, bounds=bounds, method="bounded").x
-    return AsideCost(float(np.exp(best)), _SHARPNESS)
+    return OverlapCost(float(np.exp(best)), _SHARPNESS)
