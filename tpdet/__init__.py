@@ -1,6 +1,6 @@
 """tpdet: tensor-parallel, bitwise-deterministic inference for large language models.
 
-Nothing heavy is imported here: what users need loads on first use, so the scheduler, the page
+Nothing heavy is imported here: public names are loaded on first use, so the scheduler, the page
 tables and the command line start without torch.
 """
 

@@ -1,4 +1,4 @@
-"""The `tpdet` command. Each subcommand imports what it needs when it runs, so help is instant."""
+"""The `tpdet` command. Each subcommand imports its code when it runs, so help is instant."""
 
 import argparse
 import json
@@ -35,8 +35,8 @@ offline
 
 tpdet COMMAND --help says more of each."""
 
-OWN_RANKS = "serve"  # this command's flags are parsed by the server itself
-CLUSTER = "launch"  # so are this command's, but for the launcher's own
+OWN_RANKS = "serve"  # the server itself parses the flags of this command
+CLUSTER = "launch"  # the server parses these too, except for the launcher's flags
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> Parser:
     parser = Parser(prog="tpdet", usage="tpdet COMMAND ...", description=OVERVIEW)
     parser.add_argument("--version", action="version", version=f"tpdet {__version__}")
-    # Each command stands in the overview with an example; a list of them would repeat it.
+    # The overview shows each command with an example; a list would repeat them.
     commands = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS, prog="tpdet")
     commands.add_parser(OWN_RANKS)
     commands.add_parser(CLUSTER)
@@ -103,7 +103,7 @@ def _complete(arguments: list[str]) -> list[str]:
 
 
 def _serve(arguments: list[str]) -> int:
-    interrupt_at_stop()  # before the imports: a stop signal is no failure
+    interrupt_at_stop()  # before the imports, because a stop signal is no failure
     try:
         from tpdet.server.commands.supervised import main as serve
     except KeyboardInterrupt:

@@ -23,16 +23,16 @@ from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 
 APPROXIMATE = "approximate"
-"""What the arithmetic of a stock engine is called, wherever it is named."""
+"""The name of stock arithmetic in settings, results and messages."""
 
 
 def _long_dtype(value: object) -> object:
-    """The dtype that a short name stands for; anything else as it is."""
+    """The dtype for a short name; anything else unchanged."""
     return DTYPES.get(value, value) if isinstance(value, str) else value
 
 
 def _whole_size(value: object) -> object:
-    """The number that a text such as 2k stands for; anything else as it is."""
+    """The number for a text such as 2k; anything else unchanged."""
     suffixed = isinstance(value, str) and value.strip()[-1:].isalpha()
     return parse_size(str(value)) if suffixed else value
 
@@ -44,7 +44,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class EngineConfig(BaseModel):
-    """What fixes an engine. Raises UsageError (through `from_values`) naming field and value."""
+    """All settings of an engine. `from_values` raises UsageError naming field and value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), strict=True)
 
@@ -83,7 +83,7 @@ class EngineConfig(BaseModel):
         None, ge=1, description="context length; the model's if unset"
     )
     max_num_seqs: Size = Field(256, ge=1, le=4096, description="sequences in one step, at most")
-    # 256: as many rows as a CUDA graph holds, and as the output head computes at once.
+    # At most 256, the rows of the largest CUDA graph and of one product of the output head.
     fixed_batch: int | None = Field(
         None,
         ge=1,
@@ -153,27 +153,27 @@ class EngineConfig(BaseModel):
 
     @property
     def seats(self) -> int:
-        """Sequences that run at a time, at most."""
+        """How many sequences run at a time, at most."""
         return self.fixed_batch or self.max_num_seqs
 
     @property
     def may_be_approximate(self) -> bool:
-        """Whether the operator asked for approximate answers, now or when strict ones are slow."""
+        """Whether answers may be approximate, from the start or after a slowdown."""
         return self.approximate or self.on_slowdown is not None
 
     @classmethod
     def from_values(cls, **values: object) -> "EngineConfig":
-        """Build from keyword arguments; raises UsageError with the first field that is wrong."""
+        """The configuration of keyword arguments. Raises UsageError for the first wrong field."""
         return validated(cls, values)
 
 
 def validated(
     model: type[Model], values: Mapping[str, object], spell: Callable[[str], str] = str
 ) -> Model:
-    """A configuration of these values. Numbers are numbers here, not text, but for sizes' suffixes.
+    """A `model` of these values. Text is no number, except for a size with a suffix.
 
-    `spell` makes of a field's name what the user wrote, or would write. Raises UsageError with the
-    first problem: setting, value, remedy.
+    spell: turns a field's name into the user's spelling. Raises UsageError for the first problem,
+    with setting, value and remedy.
     """
     try:
         return model(**values)
@@ -184,10 +184,10 @@ def validated(
 def first_problem(
     error: ValidationError, spell: Callable[[str], str] = str, known: Iterable[str] = ()
 ) -> str:
-    """One line for the first problem pydantic found: setting, value and remedy.
+    """One line for the first problem that pydantic found: setting, value and remedy.
 
-    A validator's own message names fields in braces, which `spell` fills in. `known` are the names
-    to suggest one of for an unknown one.
+    spell: turns a field's name into the user's spelling; messages of our validators have names in
+    braces for it. known: names to suggest instead of an unknown one.
     """
     problem = error.errors(include_url=False)[0]
     kind, value = problem["type"], problem["input"]

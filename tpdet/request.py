@@ -1,7 +1,7 @@
-"""A request, frozen: token ids and sampling parameters, checked before anything is queued.
+"""Requests and their outputs, frozen: token ids and sampling parameters, checked before queueing.
 
 Field names follow vLLM and the OpenAI API. Everything derived (a running sequence, its pages, its
-output) lives elsewhere; one request's parameters are never changed for another's.
+text) is elsewhere.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ __all__ = [
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One admitted unit of work: prompt ids, parameters, and the ids that end a sequence.
+    """A prompt's token ids, its sampling parameters, and the ids that end a sequence.
 
     `eos_token_ids` come from the model. Requests share cached prefixes only where both salts are
     equal: `tenant_salt` is the server's, `cache_salt` the client's. The seed inside `params` is
@@ -34,7 +34,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_tokens(self) -> int:
-        """Tokens to generate, at most. Raises IntegrityError where nobody resolved "all"."""
+        """Tokens to generate, at most. Raises IntegrityError if the limit was not resolved."""
         if self.params.max_tokens is None:
             raise IntegrityError(f"request {self.request_id} has no max_tokens: resolve it first")
         return self.params.max_tokens
@@ -48,17 +48,17 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What one committed token of one choice tells its reader.
+    """One committed token of one choice, for its reader.
 
     `logprob` is the fp32 log-probability of the model's own distribution (before bias, penalties,
     temperature and filters); `top` holds the likeliest, best first, ties by lowest id. The token
-    that ends the sequence has `finish_reason` "stop" (then `stop_token_id` tells which) or
-    "length". A choice with `max_tokens=0` sends one output with `token_id` -1. `cached_tokens`,
-    told with a choice's first output alone, counts the prompt tokens whose K/V were read from the
-    prefix cache; nothing else may depend on it. `dead_end`: the schema allows no token after this
-    one, though the text is not complete (`finish_reason` is "length"). `approximate`: the step's
-    arithmetic was not the contract's, so no bit of the answer is promised. `rank` is the token's
-    among all ids by their logits (1: the likeliest; ties by lowest id), 0 if nobody asked.
+    that ends the sequence has `finish_reason` "stop" (then `stop_token_id` names it) or "length". A
+    choice with `max_tokens=0` has one output, with `token_id` -1. `cached_tokens`, only in a
+    choice's first output, counts the prompt tokens whose K/V were read from the prefix cache;
+    nothing else may depend on it. `dead_end`: the schema allows no token after this one, though the
+    text is not complete (`finish_reason` is "length"). `approximate`: the step's arithmetic was not
+    the contract's, so no bit of the answer is promised. `rank` is the token's place among all ids
+    by logit (1: the likeliest; ties by lowest id), 0 if it was not requested.
     """
 
     request_id: str
@@ -77,8 +77,9 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class PromptOutput(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities of a request's prompt tokens, sent once, before its first token.
 
-    `logprobs[i]` is token i's log-probability given those before it (None for the first), `top[i]`
-    the likeliest at that position, `ranks[i]` token i's place among all ids (0 for the first).
+    `logprobs[i]` is the log-probability of token i after the tokens before it (None for the first).
+    `top[i]` are the likeliest tokens there, and `ranks[i]` is token i's place among all ids (0 for
+    the first).
     """
 
     request_id: str
@@ -88,7 +89,7 @@ class PromptOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestFailed(msgspec.Struct, frozen=True, array_like=True):
-    """A request that ended without an answer; `code` is a wire code from `tpdet.errors`."""
+    """A request that ended without an answer; `code` is a code of `tpdet.errors`."""
 
     request_id: str
     code: str
@@ -96,15 +97,16 @@ class RequestFailed(msgspec.Struct, frozen=True, array_like=True):
 
 
 def with_seed(request: Request, seed: int) -> Request:
-    """The same request with its seed resolved."""
+    """The same request with the seed `seed`."""
     params = msgspec.structs.replace(request.params, seed=seed)
     return msgspec.structs.replace(request, params=params)
 
 
 def check_against_model(request: Request, vocab_size: int, max_model_len: int) -> None:
-    """Refuse what the model cannot serve: empty prompt, ids outside [0, vocab), over-long.
+    """Refuse an empty prompt, ids outside [0, vocab_size), and a request over the context.
 
-    Raises RequestError with the field, the value and the limit.
+    max_model_len: tokens of prompt and answer together. Raises RequestError with the field, the
+    value and the limit.
     """
     prompt, params = request.prompt_token_ids, request.params
     if not prompt:

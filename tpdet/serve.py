@@ -1,7 +1,8 @@
 """`python -m tpdet.serve`: the program of every rank, under torchrun, srun or mpirun, or alone.
 
-Rank 0 talks to the HTTP process and decides; the others execute its plans. Every refusal happens
-before the port opens; every fatal error ends all streams with an error, then all local ranks.
+Rank 0 talks to the HTTP process and plans the steps; the other ranks execute its plans. Settings
+are refused before the port opens. A fatal error ends all streams with an error, then all local
+ranks.
 """
 
 import logging
@@ -56,7 +57,7 @@ _log = logging.getLogger("tpdet.server")
 
 
 def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = None) -> int:
-    """Run this rank until the server is drained (0); any error ends the process with its code."""
+    """Run this rank until the server is drained (0); an error ends the process with its code."""
     rank, run = 0, None
     bridges: list[Bridge] = []
     try:
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
         rank = environment.rank
         settings.check_size(environment.size)
         forget_settings()
-        # Other ranks do as rank 0 does: they speak when something is wrong.
+        # Other ranks log only warnings: they do the same as rank 0.
         open_log(f"rank {rank}", logging.WARNING if rank else logging.INFO)
         pin_environment(environment)
         if environment.launched:
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
         else:
             signals.watch(lambda number: _leave_if_peer_lost(run, rank))
             _follow(settings, environment, build)
-            if run.owned:  # a node without rank 0, or where that is not local rank 0
+            if run.owned:  # this rank cleans up on a node where rank 0 does not
                 run.clear_channels()
         return 0
     except Exception as error:
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None, build: BuildEngine | None = Non
 def build_engine(
     settings: Settings, environment: RankEnvironment, secret: bytes | None = None
 ) -> "Engine":
-    """The engine over the world that the launcher made; `secret` is the run's."""
+    """The engine over the launcher's ranks; `secret` is the run's secret."""
     from tpdet.comm.device import open_world
     from tpdet.comm.world.exit_reasons import reporting_exit
     from tpdet.engine import Engine
@@ -213,7 +214,7 @@ def state(drain: Drain, canary: Canary, idle_checks: IdleChecks, reload: Reload)
 
 
 def _follow(settings: Settings, environment: RankEnvironment, build: BuildEngine) -> None:
-    """A rank above 0: execute plans until one says stop."""
+    """A rank above 0: execute plans until one says to stop."""
     engine = build(settings, environment)
     engine.worker_loop()
     engine.close()
@@ -226,11 +227,11 @@ class Pulse:
         self._engine, self._interval, self._last = engine, interval, time.monotonic()
 
     def note(self) -> None:
-        """A plan went out."""
+        """Note that a plan was sent."""
         self._last = time.monotonic()
 
     def beat_if_due(self) -> None:
-        """Send an empty plan if none went out for an interval."""
+        """Send an empty plan if none was sent for `interval` seconds."""
         if time.monotonic() - self._last >= self._interval:
             self._engine.heartbeat()
             self.note()
@@ -258,7 +259,7 @@ def _enter_run_directory(
     given = settings.server.run_dir
     path = Path(given) if given is not None else default_path(current_session(environment))
     run = open_run_directory(path, environment)
-    # What Slurm or a wrapper named is looked into afterwards: a job's script reads exit.json there.
+    # A directory that Slurm or a wrapper named stays: a job's script reads exit.json there.
     run.temporary = given is None and not environment.session
     signals.install()
     run.register(environment.rank, _device_name(settings.engine.device, environment))

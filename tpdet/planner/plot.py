@@ -26,8 +26,8 @@ def draw_plan(request: PlanRequest, stem: Path) -> None:
     _draw_scaling(left, request, every)
     _draw_parts(right, every)
     figure.suptitle(
-        f"{request.model} on {request.gpu.upper()}, {request.hardware.gpus} a node: planned decode, "
-        f"batch {request.batch} a world, context {request.context:,}, {request.fold_order}"
+        f"{request.model} on {request.gpu.upper()}, {request.hardware.gpus} a node: planned "
+        f"decode, batch {request.batch} a world, context {request.context:,}, {request.fold_order}"
     )
     stem.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, stem)

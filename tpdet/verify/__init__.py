@@ -1,1 +1,1 @@
-"""`tpdet verify`: runs a model in many circumstances and compares every bit."""
+"""`tpdet verify`: runs a model in many circumstances and compares every bit of the logits."""

@@ -1,4 +1,4 @@
-"""The flags of `tpdet verify`, and what they ask for; what runs it is imported when it runs."""
+"""The flags of `tpdet verify`, and the specification they make; its code is imported later."""
 
 import argparse
 from pathlib import Path
@@ -23,7 +23,7 @@ MATRIX = {
     "prompt_lengths": "5,300,37",
     "tokens": 12,
 }
-"""What is verified unless flags say otherwise."""
+"""The default of every flag of the matrix."""
 SHORT = MATRIX | {
     "relations": "steps,fresh",
     "tp": "1,2",
@@ -32,7 +32,7 @@ SHORT = MATRIX | {
     "batch": "1,16",
     "budget": "100",
 }
-"""What is verified with no model, no flag of the matrix and no --all: within two minutes."""
+"""The values without a model, a flag of the matrix or --all: they take two minutes at most."""
 SHORT_FAMILIES = ("qwen3",)
 
 
@@ -76,7 +76,7 @@ def add_verify(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_matrix(command: argparse.ArgumentParser) -> None:
-    """The flags of what is varied. Absent unless given: what is not is `MATRIX` or `SHORT`."""
+    """Add the flags of the matrix, without defaults: `fill_matrix` gives them later."""
 
     def add(name: str, text: str, kind: type = str) -> None:
         default = MATRIX[name.replace("-", "_")]
@@ -103,7 +103,7 @@ def _add_matrix(command: argparse.ArgumentParser) -> None:
 
 
 def fill_matrix(options: argparse.Namespace) -> bool:
-    """Give every flag of the matrix that was not given its value; True if it is the short one."""
+    """Fill in every flag of the matrix that was not given; True for the values of `SHORT`."""
     given = {name for name in MATRIX if hasattr(options, name)}
     short = not (options.model or options.all or given)
     for name, value in (SHORT if short else MATRIX).items():

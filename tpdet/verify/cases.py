@@ -1,8 +1,8 @@
 """The circumstances that must not change a bit: one list, for the CPU and for GPUs.
 
-A few *probes* (fixed prompts, greedy and sampled) run in each circumstance; the full-vocabulary
-logits at every position of every probe, and its tokens, must be those of the first circumstance at
-tensor-parallel size 1.
+A few *probes* (fixed prompts, greedy and sampled) run in each circumstance. The logits of the whole
+vocabulary at every position of every probe, and its tokens, must equal those of the first
+circumstance at tensor-parallel size 1.
 """
 
 import random
@@ -12,16 +12,16 @@ from tpdet.request import Request, SamplingParams
 from tpdet.verify.spec import VerifySpec
 
 NEIGHBOUR_TOKENS = 90  # prompt tokens of a neighbour, at most
-_CROWD = 4  # requests in flight where their number is not the point
+_CROWD = 4  # requests that run together where their number does not matter
 
 
 @dataclass(frozen=True)
 class Circumstance:
     """How the probes are run.
 
-    `batch` requests are in flight together (probes and random neighbours); `budget` tokens go into
-    a step; `preempt_every` steps every running sequence is preempted; `prefill` feeds a probe's own
-    answer back as a prompt, so that decoded positions are computed by prefill.
+    `batch` requests run together (probes and random neighbours), with `budget` tokens in a step.
+    Every `preempt_every` steps each running sequence is preempted. `prefill` gives a probe's answer
+    back as a prompt, so that decoded positions are computed by prefill.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Circumstance:
 def circumstances(spec: VerifySpec) -> list[Circumstance]:
     """The circumstances of one world's steps; the first is the reference."""
     room = sum(spec.prompt_lengths) + _CROWD * NEIGHBOUR_TOKENS  # for every prompt in one step
-    again = max(Circumstance.budget, room)  # what is preempted must get further than it was
+    again = max(Circumstance.budget, room)  # a preempted sequence must get further than before
     found = {
         "alone": [Circumstance("alone")],
         "batch": [Circumstance(f"batch {n}", batch=n) for n in spec.batches if n > 1],
@@ -47,12 +47,12 @@ def circumstances(spec: VerifySpec) -> list[Circumstance]:
 
 
 def in_other_processes(name: str) -> Circumstance:
-    """How the probes are run where not the steps but the processes differ."""
+    """The circumstance of probes in other processes, whose steps do not differ."""
     return Circumstance(name, batch=_CROWD)
 
 
 def probes(vocab_size: int, lengths: tuple[int, ...], tokens: int, seed: int) -> list[Request]:
-    """One request a prompt length: the first greedy, the others sampled by various parameters."""
+    """One request for each prompt length: the first greedy, the others sampled in several ways."""
     draw = random.Random(seed)
     ways = (
         {"temperature": 0.0},

@@ -1,4 +1,4 @@
-"""Compares every trace with its reference and names the first difference."""
+"""Compares every trace with its reference, and names the first difference."""
 
 import hashlib
 import struct
@@ -13,7 +13,7 @@ from tpdet.verify.ways import USUAL, Way
 
 @dataclass(frozen=True)
 class Relation:
-    """One circumstance at one size and way, against its dtype and order's reference."""
+    """The comparison of one circumstance, size and way with the reference of its dtype and mode."""
 
     dtype: str
     mode: str
@@ -28,7 +28,7 @@ class Relation:
 
 
 def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:
-    """Every trace of every world against the first world's first circumstance."""
+    """Compare every trace of every world with the first world's first circumstance."""
     relations = []
     first = reports[0]
     references: dict[tuple[str, str], Trace] = {}
@@ -70,7 +70,7 @@ def digest_of(trace: Trace) -> str:
 
 
 def _differences(reference: Trace, trace: Trace, vocab_size: int, folder: Path) -> Iterator[str]:
-    """Differences in words, in the order in which they came about."""
+    """Descriptions of the differences, by probe and position."""
     for name in sorted(reference.logits):
         ours, theirs = reference.logits[name], trace.logits.get(name, {})
         for position in sorted({*ours, *theirs}):
@@ -90,7 +90,7 @@ def _differences(reference: Trace, trace: Trace, vocab_size: int, folder: Path) 
 
 
 def _first_value(left: Path, right: Path, name: str, position: int, vocab_size: int) -> str:
-    """The first token id whose logit differs, with both values and their bits."""
+    """Describes the first token whose logit differs, with both values and their bits."""
     ours, theirs = (_values(path, name, position, vocab_size) for path in (left, right))
     if ours is None or theirs is None:
         return "logits differ (raw values were not kept)"

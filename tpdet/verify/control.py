@@ -1,7 +1,7 @@
-"""The negative control: what other engines do, switched in to show that verification can fail.
+"""The negative control: stock arithmetic, which shows that verification can fail.
 
-A stock all-reduce adds in an order that depends on the number of ranks, and a plain matrix product
-picks its kernel by the number of rows. `tpdet verify --control` must report differences.
+A stock all-reduce adds in an order that depends on the number of ranks, and a stock matrix product
+chooses its kernel by the number of rows. So `tpdet verify --control` must report differences.
 """
 
 import torch
@@ -14,7 +14,7 @@ from tpdet.kernels.partial_sums import PartialSums
 
 
 def switch_in_stock_arithmetic() -> None:
-    """Replace the fixed-order reduction and products by the stock ones, in this process only."""
+    """Replace the fixed-order reduction and products by stock ones, in this process only."""
     GatherExchange.everyones = _all_reduce  # type: ignore[assignment, method-assign]
     ops.column_gemm = _plain_column_gemm
     ops.leaf_sums = _plain_row_gemm
@@ -51,7 +51,7 @@ def _plain_row_gemm(
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The stock product: of the model's dtype on a GPU, as serving engines call it."""
+    """The stock product, in the model's dtype on a GPU, as other serving engines call it."""
     if x.device.type == "cuda":
         return torch.mm(x, weight.t())
     return torch.mm(x.float(), weight.float().t())

@@ -1,4 +1,4 @@
-"""The command and the environment that start a world, by its launcher; see ways."""
+"""Makes the command and the environment that start a world, for each launcher (see ways)."""
 
 import importlib.util
 import math
@@ -23,12 +23,12 @@ SEEN = {
     "slurm": ("Slurm",),
     "mpi": ("Open MPI", "MPICH"),
 }
-"""What ranks find in their environment, by launcher (`RankEnvironment.launcher`)."""
+"""By launcher, the names that ranks may find in their environment."""
 
 
 @dataclass(frozen=True)
 class Launchers:
-    """What this host has: whose mpirun, and how many nodes of Slurm; None and 0 if not looked."""
+    """The launchers of this host: whose mpirun (or None), and how many nodes of Slurm."""
 
     mpi: str | None = None
     slurm_nodes: int = 0
@@ -44,14 +44,14 @@ class Launchers:
     ) -> tuple[list[str], dict[str, str]]:
         """(command, environment) for `program` (e.g. ("-m", "tpdet.serve")) as `tp` ranks.
 
-        logs: a folder for torchrun's own files. environment: set for the ranks besides this
-        process's. Nodes that the cluster has not are the ranks' business (pretended_nodes).
+        logs: a folder for torchrun's files. environment: variables for the ranks besides those of
+        this process. Ranks pretend to be on nodes that the cluster lacks (pretended_nodes).
         """
         nodes = math.gcd(way.nodes, self.slurm_nodes) if way.launcher == "slurm" else 1
         found = {**os.environ, **(environment or {})}
         fill(found, tp // nodes, one_host=nodes == 1)
         if way.launcher == "slurm":
-            found.pop(VISIBLE, None)  # of this host; the step's nodes have GPUs of their own
+            found.pop(VISIBLE, None)  # names GPUs of this host, not of the job's nodes
             return srun_command(tp, nodes, program, arguments), found
         if way.launcher == "mpi" and self.mpi is not None:
             return mpirun_command(tp, arguments, self.mpi, program=program), found
@@ -63,9 +63,9 @@ class Launchers:
 
 
 def find_launchers(ways: Sequence[Way]) -> Launchers:
-    """Looks for what the ways need.
+    """Find the launchers that `ways` need, before any work.
 
-    Raises NotFoundError or NotPermittedError, with the remedy, before any work.
+    Raises NotFoundError or NotPermittedError, with the remedy.
     """
     names = {way.launcher for way in ways}
     mpi = which_mpi() if "mpi" in names else None

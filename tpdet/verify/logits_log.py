@@ -1,4 +1,4 @@
-"""What rank 0 keeps of the probes' logits: a digest a position, and raw values on disk."""
+"""Rank 0's log of the probes' logits: a digest for each position, and raw values on disk."""
 
 import hashlib
 import os
@@ -11,23 +11,25 @@ import torch
 from tpdet.control.plan import Row
 from tpdet.verify.rank_files import position_header
 
-MAX_VALUE_BYTES = 128 << 20  # of raw logits kept a circumstance, to name the first difference
+MAX_VALUE_BYTES = 128 << 20  # of raw logits kept for each circumstance, to name a difference
 _THREADS = 8  # hashing is slower than the GPU: a prompt of 4,096 tokens has 2.5 GB of logits
-_WORTH_A_THREAD = 1 << 16  # bytes
-_UNHASHED_BYTES = 1 << 30  # that may wait for a thread
+_WORTH_A_THREAD = 1 << 16  # bytes; fewer are hashed at once
+_UNHASHED_BYTES = 1 << 30  # bytes that may wait for a thread
 
 
 class LogitsLog:
-    """Hashes the probes' logits position by position and keeps the first raw values on disk.
+    """Hashes the probes' logits position by position, and keeps the first raw values on disk.
 
-    `digests` is complete once `close` has returned.
+    `digests[probe][position]` (hex) is complete once `close` has returned.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
         self._kept = 0
         self._threads = ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0))))
-        self._seen: list[tuple[str, int, str | Future[str]]] = []  # as they came
+        self._seen: list[
+            tuple[str, int, str | Future[str]]
+        ] = []  # (probe, position, digest) in order
         self._waiting: deque[tuple[Future[str], int]] = deque()
         self._unhashed = 0
         self.names: dict[int, str] = {}  # admission -> request id
@@ -36,8 +38,8 @@ class LogitsLog:
     def tap(self, row: Row, position: int, logits: torch.Tensor) -> None:
         """Log the logits [n, V] of a row at `position`, `position + 1`, ... (on the CPU).
 
-        Nobody may write to them afterwards: threads read them. A position may come again (after a
-        preemption): it must have the bits it had before.
+        Nobody may write to them afterwards, because threads read them. A position that comes again
+        (after a preemption) must have the same bits.
         """
         name = self.names.get(row.admission)
         if name is None:
@@ -51,7 +53,7 @@ class LogitsLog:
                 self._kept += body.nbytes
 
     def _hashed(self, values: torch.Tensor) -> str | Future[str]:
-        """The digest of `values`, or what will hold it; waits while too many are unhashed."""
+        """The digest of `values` or a future of it; waits while too many bytes are unhashed."""
         if values.nbytes < _WORTH_A_THREAD:
             return _sha256(values)
         while self._waiting and self._unhashed > _UNHASHED_BYTES:

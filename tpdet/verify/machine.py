@@ -1,4 +1,4 @@
-"""Which machine a world ran on, for results files and their names."""
+"""Describes the machine of a world, for results files and their names."""
 
 import os
 
@@ -10,7 +10,7 @@ from tpdet.verify.spec import Machine
 
 
 def machine(device: str, ranks: int) -> Machine:
-    """Where this process, one of `ranks` of one host, computes."""
+    """The machine of this process, one of `ranks` on one host."""
     if resolve_device(device) == "cpu":
         return Machine()
     return Machine(
@@ -21,7 +21,7 @@ def machine(device: str, ranks: int) -> Machine:
 
 
 def count_gpus(world: World) -> int:
-    """The GPUs that all ranks have together, however many share one; 0 on the CPU. Collective."""
+    """How many different GPUs all ranks have together; 0 on the CPU. Collective."""
     here = ""
     if torch.cuda.is_available():
         device = torch.cuda.get_device_properties(torch.cuda.current_device())

@@ -1,4 +1,4 @@
-"""Counts folds in two levels, so that a world of several nodes can show that it had them."""
+"""Counts two-level folds, to prove that a world of several nodes really used them."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from tpdet.kernels.partial_sums import PartialSums
 
 
 def count_node_folds() -> Callable[[], int]:
-    """What tells how many folds this process did in two levels from now on."""
+    """Start to count; returns a function that gives this process's number of two-level folds."""
     fold, seen = NodeExchange.everyones, 0
 
     def counted(exchange: NodeExchange, sums: PartialSums) -> PartialSums:

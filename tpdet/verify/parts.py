@@ -1,4 +1,4 @@
-"""The worlds of one verification: which there are, and running them."""
+"""Lists the worlds of one verification, and runs them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _KERNEL_CACHE = "TRITON_CACHE_DIR"
 
 @dataclass(frozen=True)
 class Part:
-    """One world: a tensor-parallel size, the part of the relations that it runs, and how."""
+    """One world: a tensor-parallel size, the part of the relations that it runs, and its way."""
 
     tp: int
     name: str
@@ -30,7 +30,7 @@ class Part:
 
     @property
     def folder(self) -> str:
-        """Its folder's name."""
+        """The name of its folder."""
         way = self.way
         return f"tp{self.tp}.{self.name}.{way.launcher}.{way.transport}.{way.nodes}"
 
@@ -38,8 +38,9 @@ class Part:
 def parts_of(spec: VerifySpec, worlds: Sequence[tuple[int, Way]]) -> list[Part]:
     """Every world of a verification, by size and way; the first runs the reference.
 
-    "fresh" also runs what needs no graphs, so that it costs no third start; an empty kernel cache
-    needs processes of its own. Both start a size in its first way only: any other is fresh too.
+    The part "fresh" also runs the relations without graphs, which saves a third start. The part
+    "cache" needs other processes, for its empty kernel cache. Both start each size in its first way
+    only, because every other way uses new processes anyway.
     """
     names = ["fresh"] if {"fresh", "eager", "gather"} & set(spec.relations) else []
     names += ["cache"] if "cache" in spec.relations else []
@@ -61,10 +62,9 @@ def run_worlds(
 ) -> list[WorldReport]:
     """Run every world, side by side where they fit; reports in the order of `parts_of`.
 
-    `progress` counts them, on with those of other models.
+    `progress` goes on counting from the worlds of other models.
 
-    Raises TpdetError when a world fails to run (with the end of its log), or ran otherwise than it
-    was to.
+    Raises TpdetError when a world fails (with the end of its log), or did not run as specified.
     """
     parts = parts_of(spec, worlds)
     progress = progress or Progress(console, len(parts))
@@ -94,7 +94,7 @@ def run_worlds(
 
 
 def otherwise(part: Part, spec: VerifySpec, report: WorldReport) -> str | None:
-    """How a world ran otherwise than it was to, in words; what it computed would show nothing."""
+    """Describes how a world did not run as specified, so that it proves nothing; else None."""
     way, seen = part.way, report.seen
     if seen is None or (report.tp, report.way) != (part.tp, way):
         return f"a world of TP {report.tp}, {report.way}, reported in its place"

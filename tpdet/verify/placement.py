@@ -1,4 +1,4 @@
-"""Which GPUs each verification world gets: worlds that fit beside each other run at once."""
+"""Assigns GPUs to verification worlds; worlds that fit beside each other run together."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -10,18 +10,18 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Place:
-    """The GPUs of one world, by the names that `CUDA_VISIBLE_DEVICES` has for them."""
+    """The GPUs of one world, by their names in `CUDA_VISIBLE_DEVICES`."""
 
     gpus: tuple[str, ...]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a world's processes are started with; nothing on the CPU."""
+        """Environment variables for a world's processes; none on the CPU."""
         return {VISIBLE: ",".join(self.gpus)} if self.gpus else {}
 
 
 def gpu_names(count: int) -> list[str]:
-    """The names of the `count` GPUs that this process sees, in its order."""
+    """The names of the `count` GPUs that this process sees, in order."""
     visible = os.environ.get(VISIBLE, "")
     names = [name.strip() for name in visible.split(",") if name.strip()]
     return names[:count] if names else [str(index) for index in range(count)]
@@ -35,10 +35,10 @@ def run_placed(
 ) -> None:
     """Call `start(index, place)` for every world; `sizes[index]` is its number of ranks.
 
-    A world takes as many GPUs as it has ranks (all, if there are fewer), those with the fewest
-    worlds first, and waits while that would put more than `worlds_per_gpu` on one. Large worlds
-    start first. Without GPUs one world runs at a time. Whatever a `start` raises is raised once
-    the worlds that run have ended; no other is started then.
+    A world gets one GPU for each rank (all GPUs, if there are fewer), those with the fewest worlds
+    first. It waits while a GPU would have more than `worlds_per_gpu`. Large worlds start first.
+    Without GPUs one world runs at a time. After an error of `start` no other world is started; the
+    error is raised once the running worlds have ended.
     """
     waiting = sorted(range(len(sizes)), key=lambda index: (-sizes[index], index))
     if not gpus:
@@ -60,13 +60,13 @@ def run_placed(
 def _that_fit(
     waiting: list[int], sizes: Sequence[int], load: dict[str, int], worlds_per_gpu: int
 ) -> Iterator[tuple[int, Place]]:
-    """The worlds that may start now; takes them off `waiting` and onto `load`."""
+    """The worlds that may start now; moves them from `waiting` into `load`."""
     for index in list(waiting):
         free = [gpu for gpu in load if load[gpu] < worlds_per_gpu]
         need = min(sizes[index], len(load))
         if need > len(free):
             continue
-        chosen = sorted(free, key=load.__getitem__)[:need]  # stable: the caller's order
+        chosen = sorted(free, key=load.__getitem__)[:need]  # a stable sort keeps the caller's order
         for gpu in chosen:
             load[gpu] += 1
         waiting.remove(index)

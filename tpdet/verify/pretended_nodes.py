@@ -1,8 +1,9 @@
-"""Nodes that one host pretends to have: its ranks, neighbours together, each as on a node alone.
+"""Lets the ranks of one host act as if they were on several nodes, for tests of two-level folds.
 
-Ranks are told so in torchrun's names, which count before those of other launchers. GPUs are shared
-out: where there are too few for all ranks, but enough for those of a node, nodes sit on the same
-ones, and each still has its peer memory. NCCL goes from node to node as between hosts.
+Ranks read it from torchrun's environment variables, which take precedence over other launchers'.
+GPUs are divided among the nodes. Where there are too few for all ranks, but enough for one node,
+the nodes share them, and each node still has its peer memory. NCCL connects these nodes as it
+connects hosts.
 """
 
 import os
@@ -15,15 +16,15 @@ from tpdet.verify.placement import VISIBLE
 
 
 def pretend_nodes(nodes: int, environ: MutableMapping[str, str] | None = None) -> None:
-    """Lay this world's ranks out on `nodes` nodes; before torch looks for GPUs.
+    """Divide this world's ranks into `nodes` nodes; call it before torch looks for GPUs.
 
-    A launcher that started them on several hosts already has its nodes cut further. Raises
-    UsageError if they do not lie in blocks that can be cut so.
+    Ranks that were started on several hosts are divided further within each host. Raises UsageError
+    if that is impossible.
     """
     environ = os.environ if environ is None else environ
     place = read_environment(environ)
     ranks, left = divmod(place.size, nodes)
-    # Of one host's ranks neighbours are those by rank, however the launcher numbers local ranks.
+    # Neighbours on one host follow by rank, not by the launcher's local rank.
     local = place.rank if place.one_host else place.local_rank
     if left or place.local_size % ranks or (place.rank - local) % ranks:
         raise UsageError(
@@ -40,7 +41,7 @@ def pretend_nodes(nodes: int, environ: MutableMapping[str, str] | None = None) -
         LOCAL_WORLD_SIZE=str(ranks),
         NCCL_HOSTID=f"{os.uname().nodename}-{node}",
     )
-    # Where ranks meet, nodes are known by name, whoever started the ranks.
+    # The roll call knows nodes by name, for every launcher.
     environ[NODE_VARIABLE] = f"{this_node(place, environ).name}-{place.rank // ranks}"
     if place.address:
         environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))

@@ -1,4 +1,4 @@
-"""How far a verification is: the plan first, then each run with what is left."""
+"""Shows the progress of a verification: the plan, then each run with the time that is left."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from rich.console import Console
 
 
 class Progress:
-    """Counts runs (worlds of ranks); they may overlap. `guess`: seconds a run, if that is known."""
+    """Counts runs (worlds of ranks), which may overlap. `guess`: seconds of a run, or None."""
 
     def __init__(
         self,
@@ -23,12 +23,12 @@ class Progress:
         self._lock = threading.Lock()
 
     def plan(self) -> None:
-        """Say how many runs there will be, and how long they take if that can be told."""
+        """Print how many runs there will be, and how long they take if that is known."""
         about = "" if self._guess is None else f", about {duration(self._runs * self._guess)}"
         self._say(f"{self._runs} runs{about}")
 
     def begin(self, what: str) -> None:
-        """A run begins: its number, what it is, and about how long all that is left takes."""
+        """Print that a run begins: its number, its name, and roughly the time that is left."""
         with self._lock:
             self._begun += 1
             left = ""
@@ -38,7 +38,7 @@ class Progress:
             self._say(f"{self._begun} of {self._runs}: {what}{left}")
 
     def end(self) -> None:
-        """A run has ended."""
+        """Count a run that has ended."""
         with self._lock:
             self._ended += 1
 
@@ -47,5 +47,5 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: "40 s", "3 min"."""
+    """Seconds in words: "40 s", "3 min"."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

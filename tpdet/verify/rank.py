@@ -1,6 +1,6 @@
 """One rank of a verification world: `torchrun ... -m tpdet.verify.rank FOLDER`, or srun, mpirun.
 
-The folder holds the world's `spec.json` and takes its `report.json` and its raw logits.
+The folder has the world's `spec.json`; the rank writes `report.json` and raw logits into it.
 """
 
 import os
@@ -41,7 +41,7 @@ _SPARE_PAGES = 8
 
 
 def main(arguments: list[str]) -> int:
-    """Run the spec's part of the relations; rank 0 writes the report."""
+    """Run the part of the relations that the spec names; rank 0 writes the report."""
     folder = Path(arguments[0])
     spec = _spec(folder)
     launcher, way = read_environment().launcher, spec.way
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     node_folds = count_node_folds()
     if spec.control:
         switch_in_stock_arithmetic()
-    # Host memory, through which ranks that share a GPU meet, is no part of a graph.
+    # Ranks that share a GPU exchange through host memory, which no graph can contain.
     graphs = resolve_device(spec.device) == "cuda" and ranks_per_gpu() == 1
     traces, fingerprints, vocab_size = [], {}, 0
     for dtype in spec.dtypes:
@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _spec(folder: Path) -> VerifySpec:
-    """What to run. Raises NotFoundError on a host that does not see the folder."""
+    """The spec in `folder`. Raises NotFoundError on a host that does not see the folder."""
     try:
         data = (folder / "spec.json").read_bytes()
     except FileNotFoundError as error:
@@ -99,7 +99,7 @@ def _spec(folder: Path) -> VerifySpec:
 
 @dataclass(frozen=True)
 class _Load:
-    """What runs on one loaded model; `eager`: without CUDA graphs; `gather`: not by peer memory."""
+    """The circumstances of one loaded model; eager: no CUDA graphs; gather: no peer memory."""
 
     mode: str
     circumstances: list[Circumstance]
@@ -108,9 +108,9 @@ class _Load:
 
 
 def _loads(spec: VerifySpec, graphs: bool, ranks: int) -> list[_Load]:
-    """What this world loads, in order; where nothing has graphs, nothing is run without them.
+    """The loads of this world, in order. The eager one is left out where there are no graphs.
 
-    Where ranks share a GPU there is no peer memory either.
+    Ranks that share a GPU have no graphs and no peer memory.
     """
     if spec.part == "steps":
         return [_Load(order, circumstances(spec)) for order in spec.modes]
@@ -142,15 +142,15 @@ def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineCo
         max_model_len=context,
         max_num_seqs=max(*spec.batches, len(spec.prompt_lengths)),
         enforce_eager=load.eager or not graphs,
-        enable_prefix_caching=False,  # what is compared is computed
-        # The control's stock all-reduce stands in the place of the gather.
+        enable_prefix_caching=False,  # every compared position is computed
+        # The control's stock all-reduce replaces the gather.
         transport="gather" if load.gather or spec.control else spec.way.transport,
         leaves=spec.leaves,
     )
 
 
 def _pages(spec: VerifySpec) -> int:
-    """Pages for the largest batch, and some that stay free."""
+    """KV pages for the largest batch, and some that stay free."""
     neighbours = max(spec.batches) * -(-(NEIGHBOUR_TOKENS + spec.tokens) // PAGE_TOKENS)
     return (
         _SPARE_PAGES
@@ -167,7 +167,7 @@ def _run_all(
     world: World,
     folder: Path,
 ) -> list[Trace]:
-    """Every circumstance on one loaded model."""
+    """Run every circumstance of one loaded model; the traces on rank 0."""
     traces: list[Trace] = []
     base = probes(runner.model_config.vocab_size, spec.prompt_lengths, spec.tokens, spec.seed)
     for circumstance in load.circumstances:
@@ -246,7 +246,7 @@ def _run_one(
 
 
 def _mixed(requests: list[Request], crowd: list[Request]) -> list[Request]:
-    """Probes spread among their neighbours, so that none has its own slot."""
+    """Probes spread among their neighbours, so that their place in the batch varies."""
     mixed = list(crowd)
     for index, request in enumerate(requests):
         mixed.insert(min(len(mixed), 3 * index + 1), request)

@@ -1,8 +1,8 @@
-"""The file of raw logits that a verification world leaves: a header and a vocabulary a position."""
+"""The format of the file of raw logits: for each position a header, then the vocabulary's fp32."""
 
 HEADER_BYTES = 32
 
 
 def position_header(name: str, position: int) -> bytes:
-    """32 bytes before each position's raw values: probe name and position."""
+    """The 32 bytes before a position's values: the probe's name and the position."""
     return f"{name}@{position}".encode().ljust(HEADER_BYTES)

@@ -1,4 +1,4 @@
-"""The relations that `tpdet verify` can show, by the names that its `--relations` takes."""
+"""The relations that `tpdet verify` can show, by their names in `--relations`."""
 
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
@@ -11,7 +11,7 @@ STEPS = {
     "preempted": "running sequences preempted and computed again every few steps",
     "prefill": "decoded positions computed again as a prompt",
 }
-"""Relations of one world: its steps differ."""
+"""Relations inside one world, between different steps."""
 
 PROCESSES = {
     "fresh": "a second world of new processes",
@@ -19,7 +19,7 @@ PROCESSES = {
     "eager": "kernels launched one by one, without CUDA graphs (GPUs)",
     "gather": "the sums of ranks gathered by NCCL instead of peer memory (GPUs, above TP 1)",
 }
-"""Relations that need other processes: run for one fold order, because they take longest."""
+"""Relations with other processes; they take longest, so they run for one fold order only."""
 
 FRESH, CACHE, EAGER = "fresh process", "empty kernel cache", "without graphs"
 GATHER = "transport gather"
@@ -32,9 +32,10 @@ _GPUS_ONLY = ("cache", "eager", "gather")
 
 
 def parse_relations(text: str) -> tuple[str, ...]:
-    """ "all", "steps", "processes" or names such as "batch,fresh", in the order of the tables.
+    """Relations of "all", "steps", "processes" or of names such as "batch,fresh".
 
-    "alone", the reference, is always among them. Raises UsageError for a name that is none.
+    They come in the order of the tables, and always include "alone", the reference. Raises
+    UsageError for an unknown name.
     """
     wanted = {"alone"}
     for name in text.split(","):
@@ -46,7 +47,7 @@ def parse_relations(text: str) -> tuple[str, ...]:
 
 
 def relations_help() -> str:
-    """What `--relations` takes, in a sentence for `--help`."""
+    """The sentence of `--help` on `--relations`."""
     each = "; ".join(f"{name}: {what}" for name, what in (STEPS | PROCESSES).items())
     return (
         "all, steps (the first six), processes (the last four), or a list of names. "
@@ -56,11 +57,11 @@ def relations_help() -> str:
 
 
 def that_apply(relations: tuple[str, ...], device: str, control: bool) -> tuple[str, ...]:
-    """Those that mean something on "cpu" or "cuda"; the control shows differences in steps."""
+    """The relations that apply to "cpu" or "cuda"; the control runs only those of steps."""
     kept = [name for name in relations if device != "cpu" or name not in _GPUS_ONLY]
     return tuple(name for name in kept if name in STEPS or not control)
 
 
 def order_of_processes(modes: tuple[str, ...]) -> str:
-    """The mode (fold order, or "gather") that the relations of other processes run for."""
+    """The mode (a fold order, or "gather") for the relations with other processes."""
     return DEFAULT_FOLD_ORDER if DEFAULT_FOLD_ORDER in modes else modes[0]

@@ -1,4 +1,4 @@
-"""The determinism matrix: for people a table, for machines a results file."""
+"""Reports the determinism matrix: as a table for people, as a results file for programs."""
 
 import os
 import platform
@@ -20,9 +20,9 @@ _SHOWN = 10
 
 
 def print_matrix(model: str, relations: list[Relation], tps: list[int], console: Console) -> None:
-    """One table a dtype and mode: circumstances down, tensor-parallel sizes across.
+    """Print a table for each dtype and mode: a row a circumstance, a column a tensor-parallel size.
 
-    Ways of starting the ranks have a column of their own where one was asked for.
+    There is a column for the way of starting the ranks if one was chosen.
     """
     ways = list(dict.fromkeys(relation.way for relation in relations))
     named = ways != [USUAL]
@@ -57,7 +57,7 @@ def _cell(relations: list[Relation], way: Way, circumstance: str, tp: int) -> st
 
 
 def result_rows(model: str, relations: list[Relation], control: bool) -> list[dict]:
-    """Rows of a results file, one a relation."""
+    """The rows of a results file, one for each relation."""
     rows = []
     for relation in relations:
         row = {
@@ -89,7 +89,7 @@ def append_run(path: Path, bench: str, machine: Machine, command: str, rows: lis
 
 
 def run_record(bench: str, machine: Machine, command: str, rows: list) -> dict[str, Any]:
-    """One run as a results file holds it: its rows and the environment that gave them."""
+    """The entry of one run in a results file: its rows and its environment."""
     return {
         "bench": bench,
         "gpu": machine.gpu,
@@ -121,7 +121,7 @@ def append_record(path: Path, name: str, record: dict[str, Any]) -> None:
 
 
 def short_name(gpu: str) -> str:
-    """A GPU's name in file names: "NVIDIA H200" is "h200"."""
+    """The name of a GPU in file names: "NVIDIA H200" becomes "h200"."""
     words = [word for word in gpu.lower().split() if word not in ("nvidia", "tesla", "geforce")]
     return "-".join(words)
 
@@ -134,7 +134,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The checkout's commit, if this is one."""
+    """The commit of the checkout; None outside of one."""
     here = Path(__file__).resolve().parent
     command = ["git", "rev-parse", "--short", "HEAD"]
     try:

@@ -1,4 +1,4 @@
-"""`tpdet verify`: worlds of every tensor-parallel size and way, then the comparison."""
+"""Runs `tpdet verify`: worlds of every tensor-parallel size and way, then the comparison."""
 
 import shlex
 import sys
@@ -67,12 +67,12 @@ def verify(
 
 
 def named(way: Way) -> str:
-    """A way in a sentence; nothing for the usual one."""
+    """A way as part of a sentence; "" for the usual one."""
     return "" if way == USUAL else f" ({way})"
 
 
 def make_family(family: str, folder: Path, seed: int, leaves: int | None = None) -> Path:
-    """A tiny model of a family, of at least `leaves` leaves, for want of a checkpoint."""
+    """Write a tiny random model of a family, with at least `leaves` leaves; its folder."""
     directory = folder / f"tiny-{family}"
     more = leaves is not None and leaves > DEFAULT_LEAVES
     heads, inner = (leaves, leaves * K_GROUP) if leaves and more else (8, 128)
@@ -97,10 +97,10 @@ def verify_all(
     ways: Ways | None = None,
     families: Sequence[str] = FAMILY_NAMES,
 ) -> int:
-    """Verify each model (if none is named, tiny ones of `families`); 1 on a difference, else 0.
+    """Verify each model, or tiny ones of `families`; returns 1 on a difference, else 0.
 
-    A control that shows no difference at some size above 1 has failed to show one: 0. Raises
-    UsageError or NotFoundError before any work for ways that there cannot be here.
+    A control must differ at every size above 1; if it does not, it returns 0. Raises UsageError or
+    NotFoundError, before any work, for ways that are impossible here.
     """
     console = Console()
     command = shlex.join(["tpdet", *sys.argv[1:]])
@@ -122,7 +122,7 @@ def verify_all(
             str(make_family(f, Path(name), spec.seed, spec.leaves)) for f in families
         ]
         for model in names:
-            for dtype in spec.dtypes:  # what cannot be loaded is refused before a world is started
+            for dtype in spec.dtypes:  # refuse a model that cannot be loaded before a world starts
                 config = load_model_config(resolve_model(model), dtype)
                 for tp, _ in chosen_worlds.worlds:
                     check_ranks(config, tp, spec.leaves)
@@ -140,15 +140,15 @@ def verify_all(
 
 
 def sizes_without_difference(relations: Sequence[Relation]) -> list[int]:
-    """Tensor-parallel sizes above 1 at which every relation was equal, ascending."""
+    """Tensor-parallel sizes above 1, ascending, at which every relation was equal."""
     sizes = {relation.tp for relation in relations if relation.tp > 1}
     return sorted(sizes - {relation.tp for relation in relations if not relation.equal})
 
 
 def parse_row_layers(text: str, control: bool = False) -> tuple[str, ...]:
-    """ "fold", "gather" or both, separated by commas, in that order. Raises UsageError.
+    """The names in "fold", "gather" or "fold,gather", in that order. Raises UsageError.
 
-    The control's stock all-reduce stands in the place of a fold: it has none without.
+    The control replaces a fold by its stock all-reduce, so it needs "fold".
     """
     wanted = text.split(",")
     for name in wanted:
@@ -160,7 +160,7 @@ def parse_row_layers(text: str, control: bool = False) -> tuple[str, ...]:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """ "1,2,4" as integers. Raises UsageError."""
+    """The integers of a list such as "1,2,4". Raises UsageError."""
     try:
         sizes = tuple(int(part) for part in text.split(","))
     except ValueError as error:

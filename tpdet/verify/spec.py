@@ -1,4 +1,4 @@
-"""What one verification covers, and what one world reports: plain data in JSON files."""
+"""The specification of a verification and the report of a world: plain data in JSON files."""
 
 import msgspec
 
@@ -8,8 +8,8 @@ from tpdet.verify.ways import USUAL, Way
 class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
     """One run of `tpdet verify` on one model.
 
-    `relations`: names of tpdet.verify.relations; a world of `part` "steps" runs those of steps, one
-    of "fresh" or "cache" those that need other processes. `way` is how the world is started.
+    `relations` are names of tpdet.verify.relations. A world whose `part` is "steps" runs those of
+    steps, a world of "fresh" or "cache" those with other processes. `way`: how it is started.
     """
 
     model: str
@@ -32,18 +32,18 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The contracts to verify: a name for each fold order, and "gather" without a fold."""
+        """The contracts to verify: the fold orders, and "gather" for none."""
         folded = self.fold_orders if "fold" in self.row_layers else ()
         return folded + (("gather",) if "gather" in self.row_layers else ())
 
 
 def mode_settings(mode: str) -> dict[str, str]:
-    """What an engine must be told to run in a mode."""
+    """The settings of an engine that runs in `mode`."""
     return {"row_layers": "gather"} if mode == "gather" else {"fold_order": mode}
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a world ran: "cpu", or the GPU's name, how many of them, and their driver."""
+    """The machine of a world: "cpu", or the GPU's name, the number of GPUs, and the driver."""
 
     gpu: str = "cpu"
     gpus: int = 0
@@ -51,10 +51,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """What a world saw of its probes in one circumstance.
+    """The results of a world's probes in one circumstance.
 
-    `logits[probe][position]` is the SHA-256 of the fp32 logits of the whole vocabulary there;
-    `values` names a file of those logits, position after position, in the same order (raw fp32).
+    `logits[probe][position]` is the SHA-256 of the fp32 logits of the whole vocabulary there.
+    `values` names a file with these logits (raw fp32), position after position.
     """
 
     dtype: str
@@ -68,9 +68,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """How rank 0 found itself started: who by, on how many nodes, what carries tensors.
+    """How rank 0 was started: by which launcher, on how many nodes, and what carries tensors.
 
-    `by_mpi`: which MPI, such as "mpi, staged", or "". `node_folds`: folds in two levels.
+    `by_mpi`: the MPI that does, such as "mpi, staged", or "". `node_folds`: two-level folds so far.
     """
 
     launcher: str

@@ -1,4 +1,4 @@
-"""The ways in which a world's ranks are started, talk and lie on nodes: none may change a bit."""
+"""The ways to start and connect a world's ranks: launcher, transport, nodes; no bit may change."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ TRANSPORTS = ("auto", "gather", "peer", "mpi")
 
 @dataclass(frozen=True)
 class Way:
-    """Who starts a world's ranks, what carries their sums, and on how many nodes they lie."""
+    """The launcher of a world's ranks, the transport of their sums, and the number of nodes."""
 
     launcher: str = "self"
     transport: str = "auto"
@@ -32,14 +32,14 @@ USUAL = Way()
 
 @dataclass(frozen=True)
 class Ways:
-    """What was asked for: every launcher with every transport and every number of nodes."""
+    """The ways to verify: every launcher with every transport and every number of nodes."""
 
     launchers: tuple[str, ...] = ("self",)
     transports: tuple[str, ...] = ("auto",)
     nodes: tuple[int, ...] = (1,)
 
     def each(self) -> list[Way]:
-        """All of them, the launchers' first, in the order asked for."""
+        """All ways, by launcher first, in the given order."""
         return [
             Way(launcher, transport, nodes)
             for launcher in self.launchers
@@ -50,33 +50,33 @@ class Ways:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The worlds to run, (size, way), and how many were left out for which reason."""
+    """The worlds to run as (size, way), and for each reason how many were left out."""
 
     worlds: list[tuple[int, Way]]
     left_out: dict[str, int]
 
 
 def parse_launchers(text: str) -> tuple[str, ...]:
-    """ "torchrun,slurm" as names. Raises UsageError."""
+    """The launchers in a list such as "torchrun,slurm". Raises UsageError."""
     return _names("launcher", text, tuple(LAUNCHERS))
 
 
 def parse_transports(text: str) -> tuple[str, ...]:
-    """ "gather,mpi" as names. Raises UsageError."""
+    """The transports in a list such as "gather,mpi". Raises UsageError."""
     return _names("transport", text, TRANSPORTS)
 
 
 def launchers_help() -> str:
-    """What `--launcher` takes, in a sentence for `--help`."""
+    """The sentence of `--help` on `--launcher`."""
     each = "; ".join(f"{name}: {what}" for name, what in LAUNCHERS.items())
     return f"who starts the ranks, a list of names. {each}"
 
 
 def choose(ways: Ways, tps: Sequence[int], device: str, control: bool) -> Chosen:
-    """The worlds of these sizes that there can be on "cpu" or "cuda".
+    """The worlds of the sizes `tps` that are possible on "cpu" or "cuda".
 
-    A list such as gather,mpi may hold what one launcher or size cannot have: that is left out.
-    Raises UsageError for a name or number that would be left out everywhere.
+    A list such as gather,mpi may name what is impossible for one launcher or size; such worlds are
+    left out. Raises UsageError for a name or number that is impossible everywhere.
     """
     if control and (ways.nodes != (1,) or not {*ways.transports} <= {"auto", "gather"}):
         raise UsageError(
@@ -102,7 +102,7 @@ def choose(ways: Ways, tps: Sequence[int], device: str, control: bool) -> Chosen
 
 
 def _why_not(tp: int, way: Way, device: str) -> str | None:
-    """Why there is no such world, with what to do about it; None if there is."""
+    """Why a world is impossible, with the remedy; None if it is possible."""
     if way.transport == "mpi" and way.launcher != "mpi":
         return (
             f"transport mpi with launcher {way.launcher}: MPI carries between ranks that mpirun "
@@ -118,14 +118,14 @@ def _why_not(tp: int, way: Way, device: str) -> str | None:
 
 
 def _known(tp: int, way: Way, worlds: Sequence[tuple[int, Way]]) -> str | None:
-    """One rank sends nothing: a second transport would show nothing."""
+    """Why a world would show nothing new: one rank sends nothing by any transport."""
     if tp > 1 or all((1, way.launcher) != (size, known.launcher) for size, known in worlds):
         return None
     return f"transport {way.transport} with --tp 1: one rank sends nothing"
 
 
 def _wanted(tp: int, way: Way) -> tuple[str, ...]:
-    """What a world shows of what was asked for, by its flags."""
+    """The flags that a world covers."""
     return (
         f"--launcher {way.launcher}",
         f"--transport {way.transport}",

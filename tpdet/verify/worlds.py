@@ -1,4 +1,4 @@
-"""Starting one world of ranks as a child process and reading what it leaves."""
+"""Starts one world of ranks as a child process, and waits for it."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from tpdet.verify.ways import USUAL, Way
 
 _LOG_LINES = 120
 _END_SECONDS = 15.0
-"""What a launcher gets, once told to, to end its ranks."""
+"""Seconds for a launcher to end its ranks after a signal."""
 
 
 def run_world(
@@ -29,10 +29,8 @@ def run_world(
 ) -> None:
     """Run `module` as `tp` ranks (alone for one) and wait; its log goes to `folder`.
 
-    environment: set for the ranks besides what they inherit. way: who starts them, found among
-    `launchers`.
-
-    Raises TpdetError with the end of the log when it fails.
+    environment: variables for the ranks besides those they inherit. way: how to start them, with
+    one of `launchers`. Raises TpdetError with the end of the log when the world fails.
     """
     command, found = (launchers or Launchers()).start(
         tp, way or USUAL, ["-m", module], arguments, folder / "logs", environment
@@ -49,7 +47,7 @@ def run_world(
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], log: BinaryIO) -> int:
-    """Wait for a launcher; it is told to end its ranks when this process is told to end."""
+    """Run a launcher and wait; a signal to this process goes on to it, to end its ranks."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -61,7 +59,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], log: BinaryIO) 
     try:
         return process.wait()
     finally:
-        if process.poll() is None:  # killed at once, srun and mpirun would leave ranks behind
+        if process.poll() is None:  # srun and mpirun would leave ranks behind if killed at once
             process.terminate()
             try:
                 process.wait(_END_SECONDS)
