@@ -168,7 +168,8 @@ def run_flat(
         PARTS=form.parts,
         PAIR=form.pair,
         SWAP=tile.variant == DESCRIPTOR_SWAPPED.name,
-        **_options(x, tile),
+        **_options(tile),
+        **dependent_launch(x.device),
     )
 
 
@@ -188,7 +189,8 @@ def run_nested(
         GROUPS=form.groups,
         PARTS=form.parts,
         PAIR=form.pair,
-        **_options(x, tile),
+        **_options(tile),
+        **dependent_launch(x.device),
     )
 
 
@@ -197,11 +199,11 @@ def _grid(x: torch.Tensor, w: torch.Tensor, form: RootForm, tile: Tile, sms: int
     return (min(sms * tile.ctas, form.roots * blocks),)
 
 
-def _options(x: torch.Tensor, tile: Tile) -> dict[str, int]:
+def _options(tile: Tile) -> dict[str, int]:
     """What both kernels compile for."""
     sizes = {"BM": tile.rows, "BN": tile.columns, "BK": tile.depth, "HALVES": tile.halves}
     warps = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": False}
-    return {**sizes, **warps, **dependent_launch(x.device)}
+    return sizes | warps
 
 
 def folds(form: RootForm, k: int, tile: Tile) -> bool:
