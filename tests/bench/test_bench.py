@@ -196,8 +196,8 @@ def test_only_the_newest_figure_of_a_case_counts(tmp_path):
 
 
 def test_files_of_many_rows_are_summarised(tmp_path, monkeypatch):
-    place = ROOT / "scripts" / "readme_tables.py"
-    found = importlib.util.spec_from_file_location("readme_tables", place)
+    place = ROOT / "scripts" / "result_tables.py"
+    found = importlib.util.spec_from_file_location("result_tables", place)
     module = importlib.util.module_from_spec(found)
     monkeypatch.setattr(sys, "path", list(sys.path))
     found.loader.exec_module(module)

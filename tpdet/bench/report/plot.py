@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tpdet.bench.report.floor import gpu_rates
+from tpdet.bench.report.peer_table import load_name, peer_rows
 from tpdet.bench.report.plot_data import (
     Cost,
     Curve,
@@ -25,6 +26,7 @@ from tpdet.verify.report import short_name
 _FORMATS = ("png", "svg")
 _COLOURS = ("#1b6ca8", "#c8553d", "#3c8d53", "#8a5aa8", "#b8860b", "#555555")
 _MARKERS = "osD^vP*X"
+_PEER_LOADS = ("LLM decode", "LLM prefill", "LLM mixed", "HTTP output")
 
 
 def plot_command(options: argparse.Namespace) -> int:
@@ -45,6 +47,12 @@ def plot_command(options: argparse.Namespace) -> int:
         save_figure(_draw_growth(gpu, model, growth), options.output / f"context-{model}.{suffix}")
     for model, both in costs(results_of(options.results, suffix, all_rows)).items():
         save_figure(_draw_cost(gpu, model, both), options.output / f"cost-{model}.{suffix}")
+    beside = options.results / f"peer.{suffix}.json"
+    if beside.exists():
+        for model in models:
+            rows = [row for row in peer_rows(beside, model) if row["case"] in _PEER_LOADS]
+            if rows:
+                save_figure(_draw_peer(gpu, model, rows), options.output / f"peer-{model}.{suffix}")
     measured = points(found)
     if measured:
         save_figure(_draw_roofline(gpu, measured), options.output / f"roofline.{suffix}")
@@ -180,6 +188,48 @@ def _draw_cost(gpu: str, model: str, found: list[Cost]) -> Any:
     axes.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.legend(fontsize=8)
+    return figure
+
+
+def _draw_peer(gpu: str, model: str, rows: list[Row]) -> Any:
+    """Our speed over another engine's, a group of bars a load, a bar a size."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    (peer,) = {row["peer"] for row in rows}
+    names = list(dict.fromkeys(load_name(row) for row in rows))
+    sizes = sorted({row["tp"] for row in rows})
+    figure = Figure(figsize=(9.0, 4.2), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    width = 0.27
+    for index, name in enumerate(names):
+        mine = sorted((row for row in rows if load_name(row) == name), key=lambda row: row["tp"])
+        for turn, row in enumerate(mine):
+            speed = 1 / row["ratio"]
+            bar = axes.bar(
+                index + (turn - (len(mine) - 1) / 2) * width,
+                speed,
+                width,
+                color=_COLOURS[sizes.index(row["tp"])],
+            )
+            axes.bar_label(bar, [f"{speed:.2f}"], fontsize=7, padding=-11, color="white")
+    axes.axhline(1.0, color="black", linewidth=1.0)
+    axes.annotate(f"{peer} = 1", (len(names) - 0.45, 1.01), fontsize=8, ha="right")
+    axes.set_ylim(0.0, max(1 / row["ratio"] for row in rows) * 1.12)
+    axes.set_xticks(range(len(names)), [name.replace(", ", "\n") for name in names], fontsize=8)
+    axes.set_ylabel(f"speed over {peer}'s: higher is better")
+    axes.set_title(f"tpdet, bitwise deterministic, beside {peer}: {model} in bf16 on {gpu}")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(
+        [Rectangle((0, 0), 0, 0, color=_COLOURS[n]) for n in range(len(sizes))],
+        [f"TP {tp}" for tp in sizes],
+        fontsize=8,
+        ncols=len(sizes),
+        loc="upper right",
+        frameon=False,
+    )
     return figure
 
 

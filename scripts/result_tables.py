@@ -1,10 +1,11 @@
-"""Writes the tables of README.md and docs/numerics.md from docs/results/.
+"""Writes the tables that the pages hold of docs/results/: docs/results.md, README.md and others.
 
-    python scripts/readme_tables.py [--check]
+    python scripts/result_tables.py [--check]
 
 Each table is made of one run and names its command and machine; a figure that a newer run of the
-same file measured again is left out. Files of many rows are summarised by case. The README begins
-with the default fold order by size, the page of the arithmetic gets the orders end to end.
+same file measured again is left out. Files of many rows are summarised by case. README.md gets
+tpdet beside vLLM, docs/results.md the default fold order by size and every table, docs/numerics.md
+the fold orders end to end.
 """
 
 import json
@@ -16,13 +17,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for a checkout that is not installed
 
 from tpdet.bench.report.fold_table import fold_table  # noqa: E402
+from tpdet.bench.report.peer_table import peer_table  # noqa: E402
 from tpdet.bench.report.results import newest_rows  # noqa: E402
 from tpdet.bench.report.size_table import size_table  # noqa: E402
 
 SUMMARISED = ("gemm", "attention", "allreduce", "sampler")
-NOT_SHOWN = ("kernels.h200.json", "bits.h200.json")  # many rows: the README links to them
+NOT_SHOWN = ("kernels.h200.json", "bits.h200.json")  # many rows: docs/results.md links to them
 FOLDS = "latency.h200.json"
 SIZES = ("latency.h200.json", "throughput.h200.json")
+PEER = "peer.h200.json"
 MODEL = "qwen3-8b"  # of the table of sizes
 
 
@@ -139,9 +142,11 @@ def main() -> int:
     results = ROOT / "docs" / "results"
     folds = "\n".join(fold_table(results / FOLDS))
     sizes = "\n".join(size_table([results / name for name in SIZES], MODEL))
+    peer = "\n".join(peer_table(results / PEER, MODEL))
     pages = [
-        replaced(ROOT / "README.md", "sizes", sizes),
-        replaced(ROOT / "README.md", "results", render()),
+        replaced(ROOT / "README.md", "peer", peer),
+        replaced(ROOT / "docs" / "results.md", "sizes", sizes),
+        replaced(ROOT / "docs" / "results.md", "results", render()),
         replaced(ROOT / "docs" / "numerics.md", "folds", folds),
     ]
     return 0 if all(pages) or "--check" not in sys.argv else 1
