@@ -14,6 +14,7 @@ from typing import cast
 import torch
 
 from tpdet.kernels.exact import thresholds
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.sampled_rows import Packed, RowWeights, SampledRows
@@ -66,20 +67,19 @@ def fold_and_norm(
     sums: PartialSums,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
+    norm: Norm,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums [C, M, H] of one root, bias [H], residual [M, H], weight [H] -> h, y [M, H].
+    """Sums [C, M, H] of one root, bias [H], residual [M, H], norm [H] -> h, y [M, H].
 
     A total that is one rounded product may stand in the model's dtype; it is added in fp32.
     t = fold; h = round((t + bias) + residual); y = `rms_norm` of h.
     """
-    return _on(residual, "pointwise.norm").fold_and_norm(sums, bias, residual, weight, eps)
+    return _on(residual, "pointwise.norm").fold_and_norm(sums, bias, residual, norm)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [M, H], weight [H] -> round((x * r) * w) [M, H]."""
-    return _on(x, "pointwise.norm").rms_norm(x, weight, eps)
+def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """x [M, H], norm [H] -> round((x * r) * w) [M, H]."""
+    return _on(x, "pointwise.norm").rms_norm(x, norm)
 
 
 def rotate_and_store(

@@ -13,6 +13,7 @@ from tpdet.comm.exchange.peer_memory import PeerMemory
 from tpdet.comm.exchange.rows import RowExchange
 from tpdet.comm.world.world import World
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.partial_sums import PartialSums
 
 
@@ -26,22 +27,20 @@ class AllReduceExchange:
         self._carrier = carrier
 
     def fold_and_norm(
-        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self, sums: PartialSums, residual: torch.Tensor, norm: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's one product [1, M, H] in the model's dtype -> (h, y), whole on every rank."""
         total = self._world.add_in_any_order(sums.values)
-        return ops.fold_and_norm(PartialSums(total, (0,)), None, residual, weight, eps)
+        return ops.fold_and_norm(PartialSums(total, (0,)), None, residual, norm)
 
     @property
     def aside(self) -> int:
         """None: as in stock engines, the all-reduce stands in line with the products."""
         return 0
 
-    def begin(
-        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> Pending:
+    def begin(self, sums: PartialSums, residual: torch.Tensor, norm: Norm) -> Pending:
         """`fold_and_norm`, at once."""
-        return Done(*self.fold_and_norm(sums, residual, weight, eps))
+        return Done(*self.fold_and_norm(sums, residual, norm))
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """The carrier's."""

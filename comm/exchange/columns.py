@@ -5,7 +5,7 @@ activations:
 
     x  = exchange.gather_columns(mixed)                            # whole inputs, on every rank
     y  = product of x and this rank's outputs
-    h, normed = exchange.gather_and_norm(y, residual, weight, eps) # whole outputs, added, normed
+    h, normed = exchange.gather_and_norm(y, residual, norm) # whole outputs, added, normed
 
 `GatherExchange` does it on any transport, `PeerColumns` over peer memory.
 """
@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from tpdet.comm.exchange.fold import RankExchange
+from tpdet.kernels.inputs.norm import Norm
 
 
 @runtime_checkable
@@ -26,9 +27,9 @@ class ColumnExchange(RankExchange, Protocol):
         ...
 
     def gather_and_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's columns x [M, H / ranks], residual stream [M, H], weight [H] -> (h, y).
+        """This rank's columns x [M, H / ranks], residual stream [M, H], norm [H] -> (h, y).
 
         h = round(whole x + residual) and y, its norm, are [M, H] and complete on every rank.
         """

@@ -22,6 +22,7 @@ from tpdet.comm.exchange.peer_memory import PeerMemory
 from tpdet.comm.exchange.rows import GatherRows, RowExchange
 from tpdet.comm.world.world import World
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan, Slot
 from tpdet.kernels.partial_sums import PartialSums, gathered_sums
 
@@ -100,18 +101,16 @@ class Exchange(RankExchange, Protocol):
     """How row-parallel sums of all ranks become one residual stream and its norm."""
 
     def fold_and_norm(
-        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self, sums: PartialSums, residual: torch.Tensor, norm: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's sums [C, M, H], residual stream [M, H], weight [H] -> (h, y), both [M, H].
+        """This rank's sums [C, M, H], residual stream [M, H], norm [H] -> (h, y), both [M, H].
 
         y is complete on every rank. Of h, as of `residual`, a rank needs and gets only the rows
         that it adds itself; what it was given for the others is not read.
         """
         ...
 
-    def begin(
-        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> Pending:
+    def begin(self, sums: PartialSums, residual: torch.Tensor, norm: Norm) -> Pending:
         """`fold_and_norm` beside what is launched next, until `result`; where that is possible."""
         ...
 
@@ -127,22 +126,20 @@ class GatherExchange:
         self._two_shot_rows = two_shot_rows
 
     def fold_and_norm(
-        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self, sums: PartialSums, residual: torch.Tensor, norm: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Every rank adds and norms every row of h, once it has the sums."""
         whole = self.everyones(sums)
-        return ops.fold_and_norm(whole, None, residual, weight, eps)
+        return ops.fold_and_norm(whole, None, residual, norm)
 
     @property
     def aside(self) -> int:
         """None: the world's collectives stand in line with the products."""
         return 0
 
-    def begin(
-        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> Pending:
+    def begin(self, sums: PartialSums, residual: torch.Tensor, norm: Norm) -> Pending:
         """`fold_and_norm`, at once."""
-        return Done(*self.fold_and_norm(sums, residual, weight, eps))
+        return Done(*self.fold_and_norm(sums, residual, norm))
 
     def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
         """Every rank's columns side by side; a single rank's are the whole."""
@@ -151,11 +148,11 @@ class GatherExchange:
         return self._world.all_gather(x).transpose(0, 1).reshape(len(x), -1)
 
     def gather_and_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Every rank adds and norms every row, once it has the columns."""
         whole = PartialSums(self.gather_columns(x)[None], (0,))
-        return ops.fold_and_norm(whole, None, residual, weight, eps)
+        return ops.fold_and_norm(whole, None, residual, norm)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """The world's all-gather. Raises PeerLostError."""

@@ -1,7 +1,7 @@
 """The fixed-order reduction over peer memory: one kernel an exchange, any fold order, same bits.
 
     exchange = PeerExchange(plan, memory, rows, hidden, dtype)     # or `open_exchange`
-    h, y = exchange.fold_and_norm(sums, residual, weight, eps)     # eagerly or in a CUDA graph
+    h, y = exchange.fold_and_norm(sums, residual, norm)     # eagerly or in a CUDA graph
     everyones = exchange.all_gather(x)                             # small payloads
     exchange.report()                                              # last in the step's stream
     exchange.check()                                               # once that has run: lost a peer?
@@ -35,6 +35,7 @@ from tpdet.comm.exchange.slot_layout import (
     by_ranks,
 )
 from tpdet.errors import PeerLostError
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -114,22 +115,20 @@ class PeerExchange:
         memory.settle()
 
     def fold_and_norm(
-        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self, sums: PartialSums, residual: torch.Tensor, norm: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """h holds this rank's rows in a step of many rows, and every row in one of few.
 
         y of a step of many rows stays as it is until the exchange after the next is launched.
         """
-        return self._launch(sums, residual, weight, eps, self._two)
+        return self._launch(sums, residual, norm, self._two)
 
     @property
     def aside(self) -> int:
         """A few: one for each program."""
         return by_ranks(PROGRAMS_ASIDE, self._world.size)
 
-    def begin(
-        self, sums: PartialSums, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> Pending:
+    def begin(self, sums: PartialSums, residual: torch.Tensor, norm: Norm) -> Pending:
         """The exchange on a stream of its own. Nothing else may exchange before `result`, but a
         second exchange that is begun follows the first."""
         stream = torch.cuda.current_stream()
@@ -138,7 +137,7 @@ class PeerExchange:
         self._aside.wait_stream(stream)
         with torch.cuda.stream(self._aside):
             two = replace(self._two, programs=self.aside, tile=ROWS_ASIDE)
-            out = self._launch(sums, residual, weight, eps, two)
+            out = self._launch(sums, residual, norm, two)
             done = torch.cuda.Event()
             done.record()
         return _Aside(*out, done, (sums, residual))
@@ -147,8 +146,7 @@ class PeerExchange:
         self,
         sums: PartialSums,
         residual: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
+        norm: Norm,
         two: "Peers",
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if residual.dtype != self._dtype:
@@ -158,20 +156,19 @@ class PeerExchange:
         values = sums.values.contiguous()
         if self.takes_direct(len(residual)):
             part = PartialSums(values, sums.roots)
-            return h, self._run_direct(part, residual, weight, eps, h, two)
+            return h, self._run_direct(part, residual, norm, h, two)
         y = torch.empty_like(h)
         for piece in self.layout.pieces(len(residual)):
             rows = slice(piece.start, piece.stop)
             part = PartialSums(values[:, rows], sums.roots)
-            self._run(part, residual[rows], weight, eps, (h[rows], y[rows]), two)
+            self._run(part, residual[rows], norm, (h[rows], y[rows]), two)
         return h, y
 
     def _run_direct(
         self,
         sums: PartialSums,
         residual: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
+        norm: Norm,
         h: torch.Tensor,
         two: "Peers",
     ) -> torch.Tensor:
@@ -182,7 +179,7 @@ class PeerExchange:
         begin = layout.direct_start + (self._direct % 2) * layout.piece_rows * n * size
         place = layout.roots_start // 4, layout.share_rows, begin // size
         flags = layout.flag_start // 4, FLAGS
-        run_two_shot_direct(sums, residual, weight, eps, h, self._plan, two, (*place, *flags))
+        run_two_shot_direct(sums, residual, norm, h, self._plan, two, (*place, *flags))
         words = self._shared.own[begin // 4 :][: m * n * size // 4]
         return words.view(residual.dtype).view(m, n)
 
@@ -190,8 +187,7 @@ class PeerExchange:
         self,
         sums: PartialSums,
         residual: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
+        norm: Norm,
         out: tuple[torch.Tensor, torch.Tensor],
         two: "Peers",
     ) -> None:
@@ -202,13 +198,13 @@ class PeerExchange:
         layout, rows = self.layout, len(residual)
         if self.takes_one_shot(rows):
             place = layout.one_shot_start // 4, layout.one_shot_rows
-            peer_fold.run_one_shot(sums, residual, weight, eps, out, self._plan, self._one, place)
+            peer_fold.run_one_shot(sums, residual, norm, out, self._plan, self._one, place)
             return
         y_start = layout.y_start // out[1].element_size()
         where = layout.roots_start // 4, layout.share_rows, y_start, layout.piece_rows
         spread = rows <= self.spread_rows
         run = peer_spread.run_two_shot_spread if spread else peer_two_shot.run_two_shot
-        run(sums, residual, weight, eps, out, self._plan, two, where)
+        run(sums, residual, norm, out, self._plan, two, where)
 
     def owned_rows(self, rows: int) -> list[range]:
         """The rows of h that this rank gets in a step of `rows` rows."""

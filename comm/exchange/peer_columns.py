@@ -2,7 +2,7 @@
 
     exchange = open_columns("auto", plan, world, rows, (widest, hidden), dtype, device)
     x = exchange.gather_columns(mixed)                             # eagerly or in a CUDA graph
-    h, y = exchange.gather_and_norm(y, residual, weight, eps)
+    h, y = exchange.gather_and_norm(y, residual, norm)
 
 One allocation a rank holds two buffers that exchanges of both kinds take in turn; a buffer has room
 for the widest rows of a piece. Steps of more rows go piece by piece. For what these exchanges share
@@ -16,6 +16,7 @@ from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.comm.exchange.peer import PROGRAMS, PeerExchange
 from tpdet.comm.exchange.peer_memory import PeerMemory, memory_for
 from tpdet.comm.world.world import World
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan
 
 PIECE_ROWS = 4096
@@ -81,7 +82,7 @@ class PeerColumns(PeerExchange):
         return whole
 
     def gather_and_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Every rank adds and norms every row, in the kernel that takes the columns."""
         from tpdet.kernels.cuda.exchange import columns as peer_columns
@@ -95,8 +96,7 @@ class PeerColumns(PeerExchange):
             peer_columns.run_gather_and_norm(
                 x[rows],
                 residual[rows],
-                weight,
-                eps,
+                norm,
                 (h[rows], y[rows]),
                 self._peers,
                 (0, self._room),

@@ -10,6 +10,7 @@ import torch
 
 from tpdet.kernels import ops
 from tpdet.kernels.exact.philox import philox_words
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -56,7 +57,7 @@ def _answers(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor
     total = ops.fold_final(torch.stack(roots), plan.final)
     residual = _values(3, tuple(total.shape), device).to(dtype)
     everyone = gathered_sums(torch.stack(roots), plan.final)
-    hidden, normed = ops.fold_and_norm(everyone, None, residual, residual[0], 1e-6)
+    hidden, normed = ops.fold_and_norm(everyone, None, residual, Norm(residual[0], 1e-6))
     logits = _values(4, (3, _VOCABULARY), device) * 4.0
     sampled = ops.sample_rows(logits, _params(), Shard(0, _VOCABULARY))
     return {

@@ -14,6 +14,7 @@ from tpdet.kernels.cpu.pointwise.norm import rms_norm
 from tpdet.kernels.exact.philox import philox_words
 from tpdet.kernels.exact.rotary_frequencies import RotarySpec, inverse_frequencies
 from tpdet.kernels.exact.rotary_tables import rotary_table
+from tpdet.kernels.inputs.norm import Norm
 
 _SPECS = (
     RotarySpec("default", 10000.0, 64),
@@ -40,7 +41,7 @@ def golden_digest() -> str:
     digest.update(_bytes(words))
     x = ((words - (1 << 31)).double() * 2.0**-28).float().view(16, 256)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        digest.update(_bytes(rms_norm(x.to(dtype), x[0].to(dtype), 1e-6)))
+        digest.update(_bytes(rms_norm(x.to(dtype), Norm(x[0].to(dtype), 1e-6))))
     return digest.hexdigest()
 
 

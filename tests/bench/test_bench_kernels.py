@@ -74,9 +74,9 @@ def test_products_beside_linear(times, monkeypatch, capsys):
             LayerProduct("head", Product("head", 32, 64)),
         )
 
-    def library_norm(total, bias, residual, weight, eps):
+    def library_norm(total, bias, residual, norm):
         h = (total.float() + residual.float()).to(residual.dtype)
-        return h, ops.rms_norm(h, weight, eps)
+        return h, ops.rms_norm(h, norm)
 
     monkeypatch.setattr(gemm, "model_products", small)
     monkeypatch.setattr(norm, "add_residual_and_norm", library_norm)
@@ -157,8 +157,8 @@ def exchange_case(world, exchange=None):
 class Swapped(GatherExchange):
     """Other bits."""
 
-    def fold_and_norm(self, sums, residual, weight, eps):
-        h, y = super().fold_and_norm(sums, residual, weight, eps)
+    def fold_and_norm(self, sums, residual, norm):
+        h, y = super().fold_and_norm(sums, residual, norm)
         return h, y + 1
 
 

@@ -18,6 +18,7 @@ from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.launch import dependent
 from tpdet.kernels.cuda.pointwise import activation, norm, rotary
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.partial_sums import relative_roots
 
 HIDDEN, WIDTH, LEAVES, LAYERS, TURNS = 4096, 12288, 8, 4, 400
@@ -37,12 +38,12 @@ class Chain:
         self.roots = relative_roots(roots, 0)
 
     def __call__(self, x):
-        y = norm.rms_norm(x, self.weight, 1e-6)
+        y = norm.rms_norm(x, Norm(self.weight, 1e-6))
         cos, sin = self.angle[: len(x)].cos(), self.angle[: len(x)].sin()
         for up, down in zip(self.up, self.down, strict=True):
             wide = gemm.column_gemm(y, up, None, torch.bfloat16)
             sums = leaf_gemm.leaf_sums(activation.silu_and_multiply(wide), down, self.roots)
-            x, y = norm.fold_and_norm(sums, None, x, self.weight, 1e-6)
+            x, y = norm.fold_and_norm(sums, None, x, Norm(self.weight, 1e-6))
             turned = rotary.rotate_heads(y.view(len(y), -1, 128), cos, sin, None, 1e-6)
             y = turned.view(y.shape)
         return y

@@ -36,6 +36,7 @@ from tpdet.kernels.cuda.gemm.choice.leaf_choice import (
 )
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.tune.shapes import tuned_row_products
 
@@ -98,9 +99,9 @@ def one_kernel_folds_and_norms(kind, n):
                 for shift in (None, bias):
                     h = total if shift is None else total + shift.float()
                     h = (h + residual.float()).to(residual.dtype)
-                    y = norm.rms_norm(h, weight, EPS)
+                    y = norm.rms_norm(h, Norm(weight, EPS))
                     for warps in (None, 8, 16, 32):
-                        got = norm.fold_and_norm(sums, shift, residual, weight, EPS, warps)
+                        got = norm.fold_and_norm(sums, shift, residual, Norm(weight, EPS), warps)
                         what = f"M={m} N={n} {count} {name} warps {warps}"
                         same(got[0], h, f"h {what}")
                         same(got[1], y, f"y {what}")
@@ -157,7 +158,7 @@ def with_norm(x, roots, choice, residual, weight):
         sums = leaf_gemm.leaf_sums(x, w, roots, choice)
         if len(sums.roots) > 1:  # a rank of several roots sends them; time one of them
             sums = PartialSums(sums.values, sums.roots[:1])
-        return norm.fold_and_norm(sums, None, residual, weight, EPS)
+        return norm.fold_and_norm(sums, None, residual, Norm(weight, EPS))
 
     return run
 
@@ -167,7 +168,7 @@ def without_leaves(x, n, residual, weight):
 
     def run(w):
         product = torch.nn.functional.linear(x, w.view(n, -1))
-        return norm.add_residual_and_norm(product, None, residual, weight, EPS)
+        return norm.add_residual_and_norm(product, None, residual, Norm(weight, EPS))
 
     return run
 
@@ -263,10 +264,10 @@ def norm_times_of(n, m, count):
 
     def by(warps):
         return lambda v: norm.fold_and_norm(
-            PartialSums(v, tree), None, residual, weight, EPS, warps
+            PartialSums(v, tree), None, residual, Norm(weight, EPS), warps
         )
 
-    plain = lambda v: norm.rms_norm(residual, weight, EPS)
+    plain = lambda v: norm.rms_norm(residual, Norm(weight, EPS))
     runs = [*map(by, (4, 8, 16, 32)), plain]
     *taken, alone = interleaved_medians(runs, values * 5, 5)
     each = " ".join(f"{t:.2f}" for t in taken)

@@ -13,6 +13,7 @@ from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm.choice.static import static_tiles
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import activation, fold, norm
+from tpdet.kernels.inputs.norm import Norm
 
 TIMED_ROWS = (1, 16, 64, 256, 1024, 4096)
 FLOOR_BYTES = 4.5e12  # measured read bandwidth of an H200
@@ -66,9 +67,9 @@ def elementwise_times_of(m):
     wide, parts = draw(m, 24576), draw(8, m, 4096, dtype=torch.float32)
     roots = (order.fold_tree("pairs", 8),)
     cases = {
-        "rms_norm": (lambda _: norm.rms_norm(x, w, 1e-6), 4 * m * 4096),
+        "rms_norm": (lambda _: norm.rms_norm(x, Norm(w, 1e-6)), 4 * m * 4096),
         "add + norm": (
-            lambda _: norm.add_residual_and_norm(total, None, x, w, 1e-6), 10 * m * 4096,
+            lambda _: norm.add_residual_and_norm(total, None, x, Norm(w, 1e-6)), 10 * m * 4096,
         ),
         "silu": (lambda _: activation.silu_and_multiply(wide), 3 * m * 24576),
         "fold 8": (lambda _: fold.fold_roots(parts, 0, roots, 1), 36 * m * 4096),

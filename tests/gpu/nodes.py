@@ -23,6 +23,7 @@ from tpdet.comm.exchange.fold import TWO_SHOT_ROWS, GatherExchange
 from tpdet.comm.exchange.open import open_node_exchange
 from tpdet.comm.world.nodes import open_nodes
 from tpdet.kernels import order
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
 HIDDEN, EPS = 4096, 1e-6
@@ -58,7 +59,7 @@ class Case:
         values = torch.randn(share, rows, HIDDEN, generator=generator).to(self.device)
         roots = relative_roots(self.plan.roots[self.world.rank], first)
         stream = torch.ones(rows, HIDDEN, dtype=torch.bfloat16, device=self.device)
-        return PartialSums(values, roots), stream, torch.ones_like(stream[0]), EPS
+        return PartialSums(values, roots), stream, Norm(torch.ones_like(stream[0]), EPS)
 
     def check(self, rows):
         """Whether (h, y) of both have the same bits."""

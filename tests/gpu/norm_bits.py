@@ -7,6 +7,7 @@ from tests.gpu.suite import Check
 from tpdet.kernels import order
 from tpdet.kernels.cpu.pointwise import norm as cpu_norm
 from tpdet.kernels.cuda.pointwise import activation, norm
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.known import golden
 
 
@@ -20,8 +21,8 @@ def norms_have_the_bits_of_the_cpu():
                     x[3], x[4] = x[3] * 1e-42, x[4] * 1e30
                 w, bias = draw(size, dtype=dtype, seed=1), draw(size, dtype=dtype, seed=4)
                 what = f"{dtype} {size} {kind}"
-                got = norm.rms_norm(x, w, 1e-6).cpu()
-                same(got, cpu_norm.rms_norm(x.cpu(), w.cpu(), 1e-6), f"rms_norm {what}")
+                got = norm.rms_norm(x, Norm(w, 1e-6)).cpu()
+                same(got, cpu_norm.rms_norm(x.cpu(), Norm(w.cpu(), 1e-6)), f"rms_norm {what}")
                 if size not in (200, 4096):
                     continue
                 total = draw(67, size, dtype=torch.float32, seed=3)
@@ -29,17 +30,21 @@ def norms_have_the_bits_of_the_cpu():
                     cpu_shift = None if shift is None else shift.cpu()
                     h = cpu_norm.add_residual(total.cpu(), cpu_shift, x.cpu())
                     same(norm.add_residual(total, shift, x).cpu(), h, f"residual {what}")
-                    both = norm.add_residual_and_norm(total, shift, x, w, 1e-5)
+                    both = norm.add_residual_and_norm(total, shift, x, Norm(w, 1e-5))
                     same(both[0].cpu(), h, f"fused residual {what}")
-                    same(both[1].cpu(), cpu_norm.rms_norm(h, w.cpu(), 1e-5), f"fused norm {what}")
+                    same(
+                        both[1].cpu(),
+                        cpu_norm.rms_norm(h, Norm(w.cpu(), 1e-5)),
+                        f"fused norm {what}",
+                    )
     x = draw(2, 64)
     x[0, 3], x[1, 4] = torch.nan, torch.inf
-    assert norm.rms_norm(x, x[0], 1e-6).isnan().all(), "NaN and infinity give NaN"
+    assert norm.rms_norm(x, Norm(x[0], 1e-6)).isnan().all(), "NaN and infinity give NaN"
 
 
 def the_golden_norms_are_those_of_the_cpu():
     real = golden.rms_norm
-    golden.rms_norm = lambda x, w, eps: norm.rms_norm(x.cuda(), w.cuda(), eps).cpu()
+    golden.rms_norm = lambda x, by: norm.rms_norm(x.cuda(), Norm(by.weight.cuda(), by.eps)).cpu()
     try:
         assert golden.golden_digest() == order.GOLDEN_SHA256, "another digest"
     finally:
@@ -67,11 +72,17 @@ def poison_changes_nothing():
         for size in (200, 4096):
             x, w, total = draw(67, size, dtype=dtype), draw(size, dtype=dtype, seed=1), None
             total = draw(67, size, dtype=torch.float32, seed=3)
-            wanted = norm.rms_norm(x, w, 1e-6), *norm.add_residual_and_norm(total, w, x, w, 1e-6)
+            wanted = (
+                norm.rms_norm(x, Norm(w, 1e-6)),
+                *norm.add_residual_and_norm(total, w, x, Norm(w, 1e-6)),
+            )
             silu = activation.silu_and_multiply(x)
             x, w, total = surrounded(x), surrounded(w), surrounded(total)
             with poisoned_workspaces():
-                found = norm.rms_norm(x, w, 1e-6), *norm.add_residual_and_norm(total, w, x, w, 1e-6)
+                found = (
+                    norm.rms_norm(x, Norm(w, 1e-6)),
+                    *norm.add_residual_and_norm(total, w, x, Norm(w, 1e-6)),
+                )
                 same(activation.silu_and_multiply(x), silu, f"SiLU {dtype} {size}")
             for left, right in zip(found, wanted, strict=True):
                 same(left, right, f"{dtype} {size}")

@@ -20,6 +20,7 @@ from tpdet.comm.exchange.peer_columns import PeerColumns
 from tpdet.comm.exchange.peer_memory import open_peer_memory
 from tpdet.errors import PeerLostError
 from tpdet.kernels import order
+from tpdet.kernels.inputs.norm import Norm
 
 EPS = 1e-6
 ROWS = (1, 2, 5, 16, 64, 131, 132, 133, 256, 1000, 2048, 4096, 8192)
@@ -49,7 +50,7 @@ class Case:
         keep(wrong, same, found, whole, f"columns of {rows} x {width}")
         stream = draw(rows, self.hidden, dtype=self.dtype, seed=seed + 1)
         residual = draw(rows, self.hidden, dtype=self.dtype, seed=seed + 2)
-        sent = self.mine(stream), residual, self.weight, EPS
+        sent = self.mine(stream), residual, Norm(self.weight, EPS)
         wanted = self.plain.gather_and_norm(*sent)
         for name, one, other in zip(
             "hy", self.exchange.gather_and_norm(*sent), wanted, strict=True
@@ -92,7 +93,7 @@ class Captured:
         case, found, residual = self.case, [], self.residual
         for x in self.inputs:
             found.append(case.exchange.gather_columns(case.mine(x)))
-            sent = case.mine(self.stream), residual, case.weight, EPS
+            sent = case.mine(self.stream), residual, Norm(case.weight, EPS)
             residual, y = case.exchange.gather_and_norm(*sent)
             found += [residual, y]
         return [*found, case.exchange.gather_columns(case.mine(self.inputs[0]))]
@@ -107,7 +108,7 @@ class Captured:
             found = self.found
         residual, wanted = self.residual, []
         for x in self.inputs:
-            sent = self.case.mine(self.stream), residual, self.case.weight, EPS
+            sent = self.case.mine(self.stream), residual, Norm(self.case.weight, EPS)
             residual, y = self.case.plain.gather_and_norm(*sent)
             wanted += [x, residual, y]
         for index, (one, other) in enumerate(zip(found, [*wanted, self.inputs[0]], strict=True)):
@@ -156,7 +157,7 @@ def print_times(world):
         figures = []
         for name, width in (*WIDTHS.items(), ("output + norm", HIDDEN)):
             x = draw(rows, width // ranks, seed=rows)
-            sent = x, draw(rows, HIDDEN, seed=1), case.weight, EPS
+            sent = x, draw(rows, HIDDEN, seed=1), Norm(case.weight, EPS)
             if name == "output + norm":
                 runs = [lambda e, s=sent: e.gather_and_norm(*s)] * 2
             else:

@@ -40,11 +40,11 @@ def prefill(engine, turn):
     return PROMPTS * PROMPT / (time.perf_counter() - began)
 
 
-def down_on_all(self, rows, norm_weight, eps):
+def down_on_all(self, rows, following):
     """`GatedMlp.__call__`, the second product on every multiprocessor."""
     mixed = ops.silu_and_multiply(self._gate_up(rows.x_MH))
     with ops.leaving_multiprocessors(0, mixed.device):
-        return self._down(mixed, rows, norm_weight, eps)
+        return self._down(mixed, rows, following)
 
 
 def capture(engine, count, everywhere):

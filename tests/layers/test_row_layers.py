@@ -18,6 +18,7 @@ from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.errors import DisagreementError, UsageError
 from tpdet.kernels import ops, order
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.layers.arithmetic import StrictArithmetic
 from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import RowLinear
@@ -171,9 +172,9 @@ def test_columns_are_gathered_added_and_normed_over_any_transport():
             assert isinstance(made, ColumnExchange) and isinstance(made, Exchange)
             mine = whole.chunk(world.size, dim=1)[world.rank]
             assert_same_bits(made.gather_columns(mine), whole)
-            found = made.gather_and_norm(mine, residual, weight, 1e-6)
+            found = made.gather_and_norm(mine, residual, Norm(weight, 1e-6))
             assert_same_bits(found[0], h)
-            assert_same_bits(found[1], ops.rms_norm(h, weight, 1e-6))
+            assert_same_bits(found[1], ops.rms_norm(h, Norm(weight, 1e-6)))
             assert made.aside == 0 and made.memory is None
         if world.size > 1:
             with pytest.raises(UsageError, match="use --transport gather"):

@@ -15,6 +15,7 @@ from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import IntegrityError, ReloadError
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.scheduler.page_manager import PageManager
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "logprobs": 2}
@@ -107,7 +108,9 @@ def weights_of(thing, path="", seen=None):
     inner = {}
     if isinstance(thing, list | tuple):
         inner = dict(enumerate(thing))
-    elif type(thing).__module__.startswith(("tpdet.models", "tpdet.layers")):
+    elif isinstance(thing, Norm) or type(thing).__module__.startswith(
+        ("tpdet.models", "tpdet.layers")
+    ):
         inner = vars(thing)
     found = {}
     for name, value in inner.items():

@@ -24,6 +24,7 @@ from tpdet.comm.exchange.open import open_exchange
 from tpdet.comm.world.distributed import DistributedWorld
 from tpdet.errors import TpdetError
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import DEFAULT_LEAVES, FoldPlan, fold_plan
 from tpdet.kernels.partial_sums import PartialSums
 from tpdet.verify.machine import machine
@@ -79,7 +80,7 @@ class _Case:
         self._sums = PartialSums(values, tuple(range(roots)))
         self._whole = PartialSums(values[:1], (0,))
         self._residual = random_values(count, spec.hidden, seed=100)
-        self._gain = random_values(spec.hidden, seed=101)
+        self._norm = Norm(random_values(spec.hidden, seed=101), _EPS)
         self._reduced = torch.zeros(count, spec.hidden, dtype=torch.bfloat16, device="cuda")
 
     def rows(self, kilobytes: int) -> list[BenchRow]:
@@ -110,14 +111,14 @@ class _Case:
 
     def _gathered(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         exchange = GatherExchange(self._plan, self._world)
-        return exchange.fold_and_norm(self._sums, residual, self._gain, _EPS)
+        return exchange.fold_and_norm(self._sums, residual, self._norm)
 
     def _ours(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._exchange.fold_and_norm(self._sums, residual, self._gain, _EPS)
+        return self._exchange.fold_and_norm(self._sums, residual, self._norm)
 
     def _library(self, residual: torch.Tensor) -> object:
         dist.all_reduce(self._reduced, group=self._world.process_group)
-        return ops.fold_and_norm(self._whole, None, residual, self._gain, _EPS)
+        return ops.fold_and_norm(self._whole, None, residual, self._norm)
 
     def _alone(self, residual: torch.Tensor) -> None:
         dist.all_reduce(self._reduced, group=self._world.process_group)
@@ -140,7 +141,7 @@ class _Case:
             for graph, times in zip(graphs, taken, strict=True):
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 self._world.barrier()
-                self._exchange.all_gather(self._gain[:8])  # the GPUs leave it together
+                self._exchange.all_gather(self._norm.weight[:8])  # the GPUs leave it together
                 begin.record()
                 graph.replay()
                 end.record()

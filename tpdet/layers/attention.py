@@ -5,6 +5,7 @@ import torch
 from tpdet.cache.kv import LayerPages
 from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import ColumnLinear
@@ -73,7 +74,7 @@ class Attention:
     def __call__(
         self,
         rows: MicroBatch,
-        norm_weight: torch.Tensor,
+        following: Norm,
         rotary: tuple[torch.Tensor, torch.Tensor],
         pages: LayerPages,
     ) -> Pending:
@@ -99,7 +100,7 @@ class Attention:
             batch,
         )
         mixed = self._arithmetic.attend(q_MQD, pages, batch, self._window)
-        return self._output(mixed.view(count, -1), rows, norm_weight, self._eps)
+        return self._output(mixed.view(count, -1), rows, following)
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on."""

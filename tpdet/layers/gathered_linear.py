@@ -6,6 +6,7 @@ from tpdet.comm.exchange.columns import ColumnExchange
 from tpdet.comm.exchange.fold import Done, Pending, RankExchange
 from tpdet.comm.exchange.peer_columns import open_columns
 from tpdet.errors import UsageError
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import K_GROUP
 from tpdet.layers.arithmetic import Arithmetic
@@ -37,16 +38,14 @@ class GatheredLinear:
         """Read the weights again, in place."""
         place(self.weight, source.read(*self._read))
 
-    def __call__(
-        self, x_MK: torch.Tensor, rows: MicroBatch, norm_weight: torch.Tensor, eps: float
-    ) -> Pending:
+    def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, following: Norm) -> Pending:
         """This rank's columns x [M, K / ranks] -> the rows' residual stream with y added, normed.
 
         Both are complete on every rank.
         """
         whole_MK = self._exchange.gather_columns(x_MK)
         y_MN = self._arithmetic.column(whole_MK, self.weight)
-        return Done(*self._exchange.gather_and_norm(y_MN, rows.hidden_MH, norm_weight, eps))
+        return Done(*self._exchange.gather_and_norm(y_MN, rows.hidden_MH, following))
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Refused: this rule has one arithmetic. Raises UsageError."""

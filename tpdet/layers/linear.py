@@ -6,6 +6,7 @@ import torch
 
 from tpdet.comm.exchange.fold import Done, Exchange, Pending, RankExchange
 from tpdet.comm.exchange.open import open_exchange
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.arithmetic import Arithmetic
@@ -86,9 +87,7 @@ class RowLinear:
         by_leaf_LNK = weight_NK.view(self._shape[0], leaves, -1).permute(1, 0, 2)
         self.weight_LNK = place(self.weight_LNK, self._arithmetic.lay_out(by_leaf_LNK))
 
-    def __call__(
-        self, x_MK: torch.Tensor, rows: MicroBatch, norm_weight: torch.Tensor, eps: float
-    ) -> Pending:
+    def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, following: Norm) -> Pending:
         """This rank's columns x [M, K / ranks] -> the rows' residual stream with y added, normed.
 
         The stream is rounded once, after the addition; its norm is complete on every rank.
@@ -96,8 +95,8 @@ class RowLinear:
         assert self.weight_LNK is not None
         sums = self._arithmetic.row(x_MK, self.weight_LNK, self._roots)
         if rows.overlapped:
-            return self._exchange.begin(sums, rows.hidden_MH, norm_weight, eps)
-        return Done(*self._exchange.fold_and_norm(sums, rows.hidden_MH, norm_weight, eps))
+            return self._exchange.begin(sums, rows.hidden_MH, following)
+        return Done(*self._exchange.fold_and_norm(sums, rows.hidden_MH, following))
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Multiply and exchange by this from now on."""

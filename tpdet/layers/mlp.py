@@ -1,9 +1,8 @@
 """Gated feed-forward block: gate and up cut by columns, down by rows."""
 
-import torch
-
 from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import ColumnLinear
@@ -39,10 +38,10 @@ class GatedMlp:
         self._gate_up.load(source)
         self._down.load(source)
 
-    def __call__(self, rows: MicroBatch, norm_weight: torch.Tensor, eps: float) -> Pending:
+    def __call__(self, rows: MicroBatch, following: Norm) -> Pending:
         """The rows' x and residual stream -> the stream with the block's result, and its norm."""
         mixed = ops.silu_and_multiply(self._gate_up(rows.x_MH))
-        return self._down(mixed, rows, norm_weight, eps)
+        return self._down(mixed, rows, following)
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from tpdet.comm.exchange.fold import Pending, RankExchange
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import RowLinear
@@ -21,9 +22,7 @@ from tpdet.weights.source import WeightSource
 class RowLayer(Protocol):
     """A layer whose result goes to the residual stream and to the norm that follows."""
 
-    def __call__(
-        self, x_MK: torch.Tensor, rows: MicroBatch, norm_weight: torch.Tensor, eps: float
-    ) -> Pending:
+    def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, following: Norm) -> Pending:
         """This rank's columns x [M, K / ranks] -> the rows' stream with y added, and its norm."""
         ...
 

@@ -11,12 +11,14 @@ from tpdet.cache.kv import KeyValuePages
 from tpdet.comm.exchange.fold import RankExchange
 from tpdet.kernels import ops
 from tpdet.kernels.exact.rotary_tables import rotary_table
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.vocabulary import VocabularyTable
 from tpdet.models.families import LAYERS
+from tpdet.models.layer import DecoderLayer
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
@@ -28,17 +30,17 @@ class Decoder:
     def __init__(self, source: WeightSource, partition: Partition, positions: int) -> None:
         """Read every weight; `positions` is how far the rotary table reaches."""
         config = partition.config
-        self._eps = config.rms_norm_eps
         self._arithmetic = partition.arithmetic
         self._windows = config.windows
         self._embedding = VocabularyTable(source, partition, "model.embed_tokens")
         layer = LAYERS[config.family]
         self._layers = [layer(source, partition, i) for i in range(config.num_layers)]
-        self._norm = source.read("model.norm.weight", (config.hidden_size,), Pieces.whole())
+        weight = source.read("model.norm.weight", (config.hidden_size,), Pieces.whole())
+        self._norm = Norm(weight, config.rms_norm_eps)
         self._head = self._embedding
         if not config.tie_word_embeddings:
             self._head = VocabularyTable(source, partition, "lm_head")
-        self.cos, self.sin = rotary_table(config.rotary, positions, self._norm.device)
+        self.cos, self.sin = rotary_table(config.rotary, positions, weight.device)
 
     def load(self, source: WeightSource) -> None:
         """Read every weight again, each into the memory it has: CUDA graphs stay valid.
@@ -50,7 +52,8 @@ class Decoder:
         for layer in self._layers:
             layer.load(source)
         name = "model.norm.weight"
-        place(self._norm, source.read(name, tuple(self._norm.shape), Pieces.whole()))
+        held = self._norm.weight
+        place(held, source.read(name, tuple(held.shape), Pieces.whole()))
         if self._head is not self._embedding:
             self._head.load(source)
 
@@ -67,20 +70,24 @@ class Decoder:
         for batch in batches:
             hidden_MH = self._embedding.embed(ids_M[first : first + batch.row_count])
             first += batch.row_count
-            x_MH = ops.rms_norm(hidden_MH, self._layers[0].input_norm, self._eps)
+            x_MH = ops.rms_norm(hidden_MH, self._layers[0].input_norm)
             parts.append(MicroBatch(batch, hidden_MH, x_MH, overlapped))
-        norms = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
         with ops.leaving_multiprocessors(self._multiprocessors if overlapped else 0, ids_M.device):
-            for layer, norm in zip(self._layers, norms, strict=True):
+            for layer, following in self._layers_and_norms():
                 for rows in parts:
                     rows.settle()
                     rows.pending = layer.attend(rows, rotary, pages)
                 for rows in parts:
                     rows.settle()
-                    rows.pending = layer.feed(rows, norm)
+                    rows.pending = layer.feed(rows, following)
         for rows in parts:
             rows.settle()
         return torch.cat([rows.x_MH for rows in parts]) if overlapped else parts[0].x_MH
+
+    def _layers_and_norms(self) -> list[tuple[DecoderLayer, Norm]]:
+        """Each layer with the norm that follows it, which its last exchange applies as well."""
+        following = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
+        return list(zip(self._layers, following, strict=True))
 
     @property
     def exchange(self) -> RankExchange:

@@ -4,6 +4,7 @@ import torch
 
 from tpdet.cache.kv import KeyValuePages
 from tpdet.comm.exchange.fold import Pending
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.attention import Attention
 from tpdet.layers.micro_batch import MicroBatch
@@ -20,18 +21,18 @@ class DecoderLayer:
     def __init__(self, source: WeightSource, partition: Partition, index: int) -> None:
         config, name = partition.config, f"model.layers.{index}"
         shape, whole = (config.hidden_size,), Pieces.whole()
-        self._eps = config.rms_norm_eps
+        eps = config.rms_norm_eps
         self._norms = [f"{name}.{n}_layernorm.weight" for n in ("input", "post_attention")]
-        self.input_norm = source.read(self._norms[0], shape, whole)
+        self.input_norm = Norm(source.read(self._norms[0], shape, whole), eps)
         self._attention = Attention(source, partition, f"{name}.self_attn", config.windows[index])
-        self._middle_norm = source.read(self._norms[1], shape, whole)
+        self._middle_norm = Norm(source.read(self._norms[1], shape, whole), eps)
         self._mlp = GatedMlp(source, partition, f"{name}.mlp")
         self._index = index
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""
         for name, held in zip(self._norms, (self.input_norm, self._middle_norm), strict=True):
-            place(held, source.read(name, tuple(held.shape), Pieces.whole()))
+            place(held.weight, source.read(name, tuple(held.weight.shape), Pieces.whole()))
         self._attention.load(source)
         self._mlp.load(source)
 
@@ -41,9 +42,9 @@ class DecoderLayer:
         """Attention on the rows' x; the stream comes back normed for the feed-forward block."""
         return self._attention(rows, self._middle_norm, rotary, pages.layers[self._index])
 
-    def feed(self, rows: MicroBatch, following_norm: torch.Tensor) -> Pending:
+    def feed(self, rows: MicroBatch, following: Norm) -> Pending:
         """The feed-forward block; the stream comes back normed for what follows."""
-        return self._mlp(rows, following_norm, self._eps)
+        return self._mlp(rows, following)
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on."""

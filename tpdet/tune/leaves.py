@@ -26,6 +26,7 @@ from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
 from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product, read_roots
 from tpdet.kernels.order import Expression, fold_tree
 from tpdet.kernels.partial_sums import PartialSums
@@ -214,9 +215,9 @@ def _sum_and_read(
 ) -> object:
     values = leaf_gemm.leaf_sums(x, w, roots, choice).values
     sums = PartialSums(values, (fold_tree("sequential", values.shape[0]),))
-    return norm.fold_and_norm(sums, None, residual, weight, _EPS)
+    return norm.fold_and_norm(sums, None, residual, Norm(weight, _EPS))
 
 
 def _peer(w: torch.Tensor, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> object:
     product = torch.nn.functional.linear(x, w.view(residual.shape[1], -1))
-    return norm.add_residual_and_norm(product, None, residual, weight, _EPS)
+    return norm.add_residual_and_norm(product, None, residual, Norm(weight, _EPS))

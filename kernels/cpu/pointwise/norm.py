@@ -9,6 +9,7 @@ A row with NaN or infinity gives NaN. r is computed in fp64 and rounded once.
 
 import torch
 
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import MASS_BITS, evaluate
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -16,9 +17,9 @@ _FP64_BIAS = 1023
 _FP64_FRACTION = 52
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [..., N] in any float dtype, weight [N] -> [..., N] in x's dtype, rounded once."""
-    return normalize(x.float(), weight, eps).to(x.dtype)
+def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """x [..., N] in any float dtype, norm [N] -> [..., N] in x's dtype, rounded once."""
+    return normalize(x.float(), norm.weight, norm.eps).to(x.dtype)
 
 
 def add_residual(
@@ -34,24 +35,22 @@ def add_residual_and_norm(
     total: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
+    norm: Norm,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(h, y): `add_residual`, then `rms_norm` of h."""
     h = add_residual(total, bias, residual)
-    return h, rms_norm(h, weight, eps)
+    return h, rms_norm(h, norm)
 
 
 def fold_and_norm(
     sums: PartialSums,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
+    norm: Norm,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(h, y) of sums [C, M, N] with one root: the fold, then `add_residual_and_norm`."""
     total = evaluate(sums.roots[0], lambda index: sums.values[index], torch.add)
-    return add_residual_and_norm(total, bias, residual, weight, eps)
+    return add_residual_and_norm(total, bias, residual, norm)
 
 
 def normalize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -21,6 +21,7 @@ from tpdet.kernels.cuda.exchange.one_shot import Peers, finish_row, one_shot_war
 from tpdet.kernels.cuda.exchange.words import ARMED, advance, awaited_words, words_of
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.pointwise.norm import eps_bits
+from tpdet.kernels.inputs.norm import Norm
 
 PHASES = ("push", "take")
 _WIDEST = 1 << 14
@@ -186,14 +187,13 @@ def run_gather_columns(
 def run_gather_and_norm(
     x: torch.Tensor,
     residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
+    norm: Norm,
     out: tuple[torch.Tensor, torch.Tensor],
     peers: Peers,
     place: tuple[int, int],
     phases: tuple[str, ...] = PHASES,
 ) -> None:
-    """x [M, N / ranks], residual [M, N], weight [N] -> out (h, y) [M, N]; M at least 1.
+    """x [M, N / ranks], residual [M, N], norm [N] -> out (h, y) [M, N]; M at least 1.
 
     As `run_gather_columns`; the residual's rows may lie apart. The bits are those of
     `norm.fold_and_norm` over the whole x.
@@ -209,7 +209,7 @@ def run_gather_and_norm(
     gather_and_norm[(min(m, peers.programs),)](
         x.view({2: torch.int16, 4: torch.int32}[size]),
         residual,
-        weight,
+        norm.weight,
         h,
         y,
         peers.table,
@@ -222,7 +222,7 @@ def run_gather_and_norm(
         N=n,
         BLOCK=wide,
         PART_BLOCK=triton.next_power_of_2(n // peers.ranks),
-        EPS_BITS=eps_bits(eps),
+        EPS_BITS=eps_bits(norm.eps),
         START=place[0] // size,
         ROOM=place[1] // size,
         PUSH="push" in phases,

@@ -27,6 +27,7 @@ from tpdet.kernels.cuda.exchange.two_shot import (
     two_shot_warps,
 )
 from tpdet.kernels.cuda.exchange.words import advance, next_poll, words_of
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -177,8 +178,7 @@ def two_shot_direct(
 def run_two_shot_direct(
     sums: PartialSums,
     residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
+    norm: Norm,
     h: torch.Tensor,
     plan: FoldPlan,
     peers: Peers,
@@ -201,7 +201,7 @@ def run_two_shot_direct(
     two_shot_direct[(programs,)](
         sums.values,
         residual,
-        weight,
+        norm.weight,
         h,
         peers.table,
         peers.counter,
@@ -210,7 +210,7 @@ def run_two_shot_direct(
         sums.values.stride(0),
         residual.stride(0),
         y_start,
-        **known_of(sums, plan, peers, n, eps),
+        **known_of(sums, plan, peers, n, norm.eps),
         START=start,
         ROWS=share_rows,
         FLAG_START=flag_start,

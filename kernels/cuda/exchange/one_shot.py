@@ -24,6 +24,7 @@ from tpdet.kernels.cuda.exchange.words import advance, awaited_sum, push_roots, 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.pointwise.norm import eps_bits, reciprocal_root
 from tpdet.kernels.fold_program import FoldProgram, own_program, rank_program
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -147,8 +148,7 @@ def one_shot(
 def run_one_shot(
     sums: PartialSums,
     residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
+    norm: Norm,
     out: tuple[torch.Tensor, torch.Tensor],
     plan: FoldPlan,
     peers: Peers,
@@ -168,7 +168,7 @@ def run_one_shot(
     one_shot[(min(m, peers.programs),)](
         sums.values,
         residual,
-        weight,
+        norm.weight,
         h,
         y,
         peers.table,
@@ -177,7 +177,7 @@ def run_one_shot(
         m,
         sums.values.stride(0),
         residual.stride(0),
-        **known_of(sums, plan, peers, n, eps),
+        **known_of(sums, plan, peers, n, norm.eps),
         START=start,
         ROWS=rows,
         PUSH="push" in phases,

@@ -21,6 +21,7 @@ from tpdet.kernels.cuda.exchange.words import (
     words_of,
 )
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -118,8 +119,7 @@ def two_shot_spread(
 def run_two_shot_spread(
     sums: PartialSums,
     residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
+    norm: Norm,
     out: tuple[torch.Tensor, torch.Tensor],
     plan: FoldPlan,
     peers: Peers,
@@ -135,7 +135,7 @@ def run_two_shot_spread(
     two_shot_spread[(min(m, peers.programs),)](
         sums.values,
         residual,
-        weight,
+        norm.weight,
         h,
         words,
         peers.table,
@@ -144,7 +144,7 @@ def run_two_shot_spread(
         m,
         sums.values.stride(0),
         residual.stride(0),
-        **known_of(sums, plan, peers, n, eps),
+        **known_of(sums, plan, peers, n, norm.eps),
         START=start,
         ROWS=share_rows,
         Y_START=y_start,

@@ -19,6 +19,7 @@ from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.pointwise.fold import folded_operands
 from tpdet.kernels.fold_program import NO_FOLD, own_program
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import MASS_BITS
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -101,12 +102,12 @@ def norm_rows(
         )
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [..., N] in any float dtype, weight [N] -> [..., N] in x's dtype, rounded once."""
+def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """x [..., N] in any float dtype, norm [N] -> [..., N] in x's dtype, rounded once."""
     rows = x.reshape(-1, x.shape[-1])
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     y = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-    _launch(rows, weight, y, None, None, rows, eps, _warps(rows.shape[1]))
+    _launch(rows, norm, y, None, None, rows, _warps(rows.shape[1]))
     return y.view(x.shape)
 
 
@@ -116,7 +117,7 @@ def add_residual(
     """h = round((total + bias) + residual): total [M, N] fp32 folded; in residual's dtype."""
     h = torch.empty(total.shape, dtype=residual.dtype, device=total.device)
     sums = PartialSums(total.unsqueeze(0), (0,))
-    _launch(h, None, None, sums, bias, residual, 0.0, _warps(total.shape[1]))
+    _launch(h, None, None, sums, bias, residual, _warps(total.shape[1]))
     return h
 
 
@@ -124,19 +125,17 @@ def add_residual_and_norm(
     total: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
+    norm: Norm,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(h, y): `add_residual`, then `rms_norm` of h, in one pass; the same bits."""
-    return fold_and_norm(PartialSums(total.unsqueeze(0), (0,)), bias, residual, weight, eps)
+    return fold_and_norm(PartialSums(total.unsqueeze(0), (0,)), bias, residual, norm)
 
 
 def fold_and_norm(
     sums: PartialSums,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
+    norm: Norm,
     warps: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(h, y) of sums [C, M, N] with one root: `add_residual` of the fold, then `rms_norm` of h.
@@ -147,7 +146,7 @@ def fold_and_norm(
     y = torch.empty_like(h)
     if warps is None:
         warps = _fold_warps(h.shape[0], h.shape[1], sums.values.shape[0])
-    _launch(h, weight, y, sums, bias, residual, eps, warps)
+    _launch(h, norm, y, sums, bias, residual, warps)
     return h, y
 
 
@@ -170,12 +169,11 @@ def _fold_warps(m: int, n: int, count: int) -> int:
 
 def _launch(
     x: torch.Tensor,
-    weight: torch.Tensor | None,
+    norm: Norm | None,
     y: torch.Tensor | None,
     sums: PartialSums | None,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
-    eps: float,
     warps: int,
 ) -> None:
     """norm_rows over x [M, N]; the rows of `residual` (x itself without sums) may be apart."""
@@ -191,7 +189,7 @@ def _launch(
     rows = max(1, min(512 // block, 8))
     norm_rows[(triton.cdiv(m, rows),)](
         x,
-        x if weight is None else weight,
+        x if norm is None else norm.weight,
         x if y is None else y,
         x if sums is None else sums.values.contiguous(),
         x if bias is None else bias,
@@ -199,7 +197,7 @@ def _launch(
         m,
         residual.stride(0),
         N=n,
-        EPS_BITS=eps_bits(eps),
+        EPS_BITS=eps_bits(0.0 if norm is None else norm.eps),
         ROWS=rows,
         BLOCK=block,
         PROGRAM=own_program(sums.roots) if sums else NO_FOLD,

@@ -10,6 +10,7 @@ from tpdet.kernels import ops, order
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.gemm.admission import check_bit_classes
 from tpdet.kernels.cpu.pointwise import embedding, rotary
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.kernels.partial_sums import relative_roots
@@ -103,21 +104,23 @@ def test_the_three_fold_orders_differ_in_bits():
 @pytest.mark.parametrize("kind", ["normal", "heavy", "tiny"])
 def test_a_norm_depends_on_its_own_row_alone(dtype, kind):
     x, w = draw(33, 200, dtype=dtype, kind=kind), draw(200, dtype=dtype, seed=1)
-    whole = ops.rms_norm(x, w, 1e-6)
+    whole = ops.rms_norm(x, Norm(w, 1e-6))
     for row in range(33):
-        assert_same_bits(ops.rms_norm(x[row : row + 1], w, 1e-6)[0], whole[row])
+        assert_same_bits(ops.rms_norm(x[row : row + 1], Norm(w, 1e-6))[0], whole[row])
 
 
 def test_a_norm_does_not_depend_on_the_order_of_its_row():
     x, w = draw(4, 512, kind="heavy"), torch.ones(512)
     mixed = torch.randperm(512, generator=torch.Generator().manual_seed(3))
-    assert_same_bits(ops.rms_norm(x[:, mixed], w, 1e-6), ops.rms_norm(x, w, 1e-6)[:, mixed])
+    assert_same_bits(
+        ops.rms_norm(x[:, mixed], Norm(w, 1e-6)), ops.rms_norm(x, Norm(w, 1e-6))[:, mixed]
+    )
 
 
 def test_a_norm_of_zeros_is_zero_and_of_nan_is_nan():
     x = torch.zeros(3, 64)
     x[1, 5], x[2, 7] = torch.nan, torch.inf
-    y = ops.rms_norm(x, torch.ones(64), 1e-6)
+    y = ops.rms_norm(x, Norm(torch.ones(64), 1e-6))
     assert torch.equal(y[0], torch.zeros(64))
     assert torch.isnan(y[1]).all() and torch.isnan(y[2]).all()
 
@@ -202,9 +205,14 @@ def test_online_softmax_over_the_whole_row_is_another_function():
     assert (whole - ours).abs().max() < 1e-4 and not same_bits(whole, ours)
 
 
+def test_an_unknown_norm_is_refused_by_its_name():
+    with pytest.raises(ValueError, match="norm 'layer': use one of rms"):
+        Norm(torch.ones(4), 1e-6, "layer")
+
+
 def test_a_device_without_kernels_is_refused():
     with pytest.raises(ValueError, match="no kernels for device 'meta'"):
-        ops.rms_norm(torch.empty(1, 16, device="meta"), torch.ones(16), 1e-6)
+        ops.rms_norm(torch.empty(1, 16, device="meta"), Norm(torch.ones(16), 1e-6))
 
 
 def test_the_bit_classes_hold_on_this_machine():

@@ -16,6 +16,7 @@ from tpdet.kernels.cuda.exchange.one_shot import Peers, run_one_shot
 from tpdet.kernels.cuda.exchange.spread import run_two_shot_spread
 from tpdet.kernels.cuda.exchange.two_shot import run_two_shot
 from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
 LEAVES, EPS = 8, 1e-6
@@ -94,7 +95,8 @@ class Host:
                 many = run_two_shot_spread if two_shot == "spread" else run_two_shot
                 run, place = (many, two) if two_shot else (run_one_shot, one)
                 peers = self.peers[int(bool(two_shot))][rank]
-                run(sums, residual, weight, EPS, found[rank], self.plan, peers, place, (phase,))
+                norm = Norm(weight, EPS)
+                run(sums, residual, norm, found[rank], self.plan, peers, place, (phase,))
         return found
 
     def direct(self, leaves, residual, weight, folded=False):
@@ -109,8 +111,7 @@ class Host:
                 peer_direct.run_two_shot_direct(
                     self.sums(leaves, rank, folded),
                     residual,
-                    weight,
-                    EPS,
+                    Norm(weight, EPS),
                     hidden[rank],
                     self.plan,
                     self.peers[1][rank],
@@ -129,7 +130,7 @@ class Host:
     def expected(self, leaves, residual, weight):
         total = order.evaluate(self.tree, leaves.__getitem__, torch.add)
         sums = PartialSums(total[None], (0,))
-        return norm.fold_and_norm(sums, None, residual, weight, EPS)
+        return norm.fold_and_norm(sums, None, residual, Norm(weight, EPS))
 
 
 def inputs(host, rows, seed, kind="normal"):

@@ -17,6 +17,7 @@ from tpdet.kernels.cuda.gemm.variants import leaf_fold as gemm_fold
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import activation, fold, norm
+from tpdet.kernels.inputs.norm import Norm
 
 SMALL = (
     Tile(16, 64, 32, 4, 3, "pointer_swapped"),
@@ -141,18 +142,18 @@ def test_norms_have_the_bits_of_the_cpu():
             if dtype == torch.float32:
                 x[3] = x[3] * 1e-42
             w = draw(size, dtype=dtype, seed=1)
-            wanted = cpu_norm.rms_norm(x, w, 1e-6)
-            assert_same_bits(norm.rms_norm(x, w, 1e-6), wanted, f"{dtype} {size}")
+            wanted = cpu_norm.rms_norm(x, Norm(w, 1e-6))
+            assert_same_bits(norm.rms_norm(x, Norm(w, 1e-6)), wanted, f"{dtype} {size}")
             total, bias = draw(5, size, seed=2), draw(size, dtype=dtype, seed=3)
             for shift in (None, bias):
                 h = cpu_norm.add_residual(total, shift, x)
                 assert_same_bits(norm.add_residual(total, shift, x), h, "residual")
-                both = norm.add_residual_and_norm(total, shift, x, w, 1e-6)
+                both = norm.add_residual_and_norm(total, shift, x, Norm(w, 1e-6))
                 assert_same_bits(both[0], h, "fused residual")
-                assert_same_bits(both[1], cpu_norm.rms_norm(h, w, 1e-6), "fused norm")
+                assert_same_bits(both[1], cpu_norm.rms_norm(h, Norm(w, 1e-6)), "fused norm")
     x = draw(2, 64)
     x[0, 3], x[1, 4] = torch.nan, torch.inf
-    assert norm.rms_norm(x, torch.ones(64), 1e-6).isnan().all()
+    assert norm.rms_norm(x, Norm(torch.ones(64), 1e-6)).isnan().all()
 
 
 def test_silu_gives_a_slice_the_bits_of_the_whole():

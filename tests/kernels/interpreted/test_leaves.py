@@ -14,6 +14,7 @@ from tpdet.kernels.cuda.gemm.choice.variants import FOLDS
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
@@ -157,11 +158,11 @@ def test_fold_and_norm_is_one_kernel_with_the_bits_of_the_cpu():
                 for name in order.FOLD_ORDERS:
                     sums = PartialSums(values, (order.fold_tree(name, count),))
                     for shift in (None, bias):
-                        args = sums, shift, residual, weight, 1e-6
+                        args = sums, shift, residual, Norm(weight, 1e-6)
                         wanted, got = cpu_norm.fold_and_norm(*args), norm.fold_and_norm(*args)
                         what = f"{size} {dtype} {count} {name} {shift is None}"
                         assert_same_bits(got[0], wanted[0], f"h {what}")
                         assert_same_bits(got[1], wanted[1], f"y {what}")
     two = PartialSums(draw(2, 3, 64), (0, 1))
     with pytest.raises(ValueError):
-        norm.fold_and_norm(two, None, draw(3, 64), draw(64), 1e-6)
+        norm.fold_and_norm(two, None, draw(3, 64), Norm(draw(64), 1e-6))

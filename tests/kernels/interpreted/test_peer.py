@@ -28,6 +28,7 @@ from tpdet.kernels.cuda.exchange.gather import embed_from_peers, run_gather
 from tpdet.kernels.cuda.exchange.one_shot import run_one_shot
 from tpdet.kernels.cuda.exchange.spread import run_two_shot_spread
 from tpdet.kernels.cuda.exchange.two_shot import run_two_shot
+from tpdet.kernels.inputs.norm import Norm
 
 in_every_order = pytest.mark.parametrize("name", order.FOLD_ORDERS)
 
@@ -173,7 +174,7 @@ def test_an_exchange_cuts_a_step_into_pieces():
         for rank, exchange in enumerate(made):
             sums = host.sums(leaves, rank, False)
             with _recorded_calls() as recorded:
-                found.append(exchange.fold_and_norm(sums, residual, weight, EPS))
+                found.append(exchange.fold_and_norm(sums, residual, Norm(weight, EPS)))
             calls.append(recorded)
         for piece in zip(*calls, strict=True):
             for phase in ("push", "fold", "take"):

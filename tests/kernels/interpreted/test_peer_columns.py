@@ -15,6 +15,7 @@ from tpdet.comm.exchange.peer_columns import PeerColumns
 from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import columns as peer_columns
 from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.partial_sums import PartialSums
 
 
@@ -53,7 +54,9 @@ class Host:
 
     def norm(self, whole, residual, weight):
         return self.run(
-            lambda exchange, r: exchange.gather_and_norm(self.part(whole, r), residual, weight, EPS)
+            lambda exchange, r: exchange.gather_and_norm(
+                self.part(whole, r), residual, Norm(weight, EPS)
+            )
         )
 
     def part(self, whole, rank):
@@ -98,7 +101,7 @@ def test_the_norm_has_the_bits_of_the_whole_rows():
             whole, residual = whole.to(dtype), draw(rows, hidden, seed=turn + 9).to(dtype)
             weight = draw(hidden, seed=5).to(dtype)
             sums = PartialSums(whole[None], (0,))
-            h, y = norm.fold_and_norm(sums, None, residual, weight, EPS)
+            h, y = norm.fold_and_norm(sums, None, residual, Norm(weight, EPS))
             assert_same_bits(h, (whole.float() + residual.float()).to(dtype), "h is one rounding")
             for mine, normed in host.norm(whole, residual, weight):
                 assert_same_bits(mine, h, f"h of {rows} rows")

@@ -16,6 +16,7 @@ from tpdet.bench.report.floor import Work, print_floor
 from tpdet.bench.report.record import BenchRow, finish
 from tpdet.bench.report.shapes import shards
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
@@ -118,20 +119,17 @@ def _row_times(
     n, k = weights[0].shape
     leaves = len(partition.mine)
     roots = relative_roots(partition.plan.roots[0], 0)
-    x, residual, gain = (
-        random_values(count, k),
-        random_values(count, n, seed=2),
-        random_values(n, seed=3),
-    )
+    x, residual = random_values(count, k), random_values(count, n, seed=2)
+    gain = Norm(random_values(n, seed=3), _EPS)
 
     def ours(weight: torch.Tensor) -> object:
         sums = partition.arithmetic.row(x, weight.view(leaves, n, k // leaves), roots)
         if len(sums.roots) > 1:
             sums = PartialSums(sums.values, sums.roots[:1])
-        return ops.fold_and_norm(sums, None, residual, gain, _EPS)
+        return ops.fold_and_norm(sums, None, residual, gain)
 
     def peer(weight: torch.Tensor) -> object:
         product = torch.nn.functional.linear(x, weight)
-        return add_residual_and_norm(product, None, residual, gain, _EPS)
+        return add_residual_and_norm(product, None, residual, gain)
 
     return times_us([ours, peer], weights, repeats)

@@ -1,0 +1,24 @@
+"""A norm as one value: what an operation or an exchange applies to the residual stream."""
+
+from dataclasses import dataclass
+
+import torch
+
+KINDS = ("rms",)
+"""rms: y = round((x * r) * weight) with r = 1 / sqrt(mean of squares + eps)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """weight [N] in the stream's dtype; eps is added to the mean of squares; kind: of KINDS.
+
+    Raises ValueError for another kind: no kernel asks for it again.
+    """
+
+    weight: torch.Tensor
+    eps: float
+    kind: str = "rms"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"norm {self.kind!r}: use one of {', '.join(KINDS)}")
