@@ -1,6 +1,7 @@
 """The sampler's kernels on a GPU: bits against the CPU's path.
 
-python -m tests.gpu.sampler times them, by `sampler_times.py`.
+python -m tests.gpu.sampler [times] [fallback_times] [philox_times] times them, by
+`sampler_times.py`.
 """
 
 import sys
@@ -212,11 +213,19 @@ def checks():
     return found
 
 
-def all_times():
-    from tests.gpu.sampler_times import times
+def part(name):
+    """A function of `sampler_times` as a part of the suite."""
 
-    attempt("times", times)
+    def run():
+        from tests.gpu import sampler_times
+
+        attempt(name, getattr(sampler_times, name))
+
+    return run
+
+
+PARTS = {name: part(name) for name in ("times", "fallback_times", "philox_times")}
 
 
 if __name__ == "__main__":
-    sys.exit(run_parts("sampler", {"times": all_times}, sys.argv[1:]))
+    sys.exit(run_parts("sampler", PARTS, sys.argv[1:]))

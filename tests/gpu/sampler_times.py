@@ -1,4 +1,4 @@
-"""Times of the sampler's kernels on a GPU, and how many rows each way to a bound leaves over.
+"""Times of the sampler's kernels on a GPU, and how many rows fall through each way to a bound.
 
 Microseconds in a CUDA graph that begins with the table on the device (`graph`), and as `sample`
 launches it, from the host's call to the last kernel (`call`); the floor reads the logits twice
@@ -8,10 +8,13 @@ launches it, from the host's call to the last kernel (`call`); the floor reads t
 import time
 
 import torch
+import triton
+import triton.language as tl
+from triton.language.random import philox_impl
 
 from tests.gpu.sampler import only, params, rows, sample_shard
 from tests.gpu.times import interleaved_medians
-from tpdet.kernels.cuda.sampling import sample_rows
+from tpdet.kernels.cuda.sampling import gumbel_scores, sample_rows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
@@ -25,10 +28,15 @@ TIMED = {
 DATA = ("random", "peaked", "heavy", "flat", "tied", "zeros")
 
 
-def left_over(x, way):
-    """How many rows of x the list leaves to the window, and the window to whole rows."""
+def fallen(x, way):
+    """How many rows of x fall through the list, and how many through the window as well."""
+    return f"{unanswered(x, way, ('list',))} and {unanswered(x, way, ('list', 'window'))}"
+
+
+def unanswered(x, way, ways):
+    """How many rows of x have no bound after some ways."""
     height, vocabulary = x.shape
-    how, found, kept = [RowParams(seed=i, position=1, **way) for i in range(height)], [], {}
+    how, found = [RowParams(seed=i, position=1, **way) for i in range(height)], []
     find = sample_rows.find_bounds
 
     def watch(*arguments, **named):
@@ -37,13 +45,11 @@ def left_over(x, way):
 
     sample_rows.find_bounds = watch
     try:
-        for ways in (("list",), ("list", "window")):
-            with only(ways):
-                sample_rows.sample_rows(x, how, Shard(0, vocabulary))
-            kept[ways] = int((found[-1][0][:, 0] == 2**62).sum())
+        with only(ways):
+            sample_rows.sample_rows(x, how, Shard(0, vocabulary))
     finally:
         sample_rows.find_bounds = find
-    return "{} and {}".format(*kept.values())
+    return int((found[-1][0][:, 0] == 2**62).sum())
 
 
 def times():
@@ -67,8 +73,73 @@ def times():
     data_times(vocabulary)
     for kind in DATA:
         x = rows(kind, 64, vocabulary)
-        found = [f"{left_over(x, TIMED[n])} by {n}" for n in ("k50 p.9", "p.9")]
-        print(f"  left to the window and to whole rows, {kind}: {', '.join(found)}", flush=True)
+        found = [f"{fallen(x, TIMED[n])} by {n}" for n in ("k50 p.9", "p.9")]
+        print(f"  falling through the list and the window, {kind}: {', '.join(found)}", flush=True)
+
+
+FALLBACKS = ("list", "window", "rows"), ("list", "window"), ("list", "rows"), ("window",), ("rows",)
+"""All ways; one fallback after the list (each falls through to nothing); each fallback alone."""
+
+
+def fallback_times():
+    """Each fallback for all rows that fall through, in a graph: is one of them enough?
+
+    `unanswered` rows keep no bound: where there are any, that fallback cannot stand alone.
+    """
+    vocabulary = 151_936
+    for kind in ("flat", "tied"):
+        for count in (16, 64):
+            inputs = [rows(kind, count, vocabulary, seed) for seed in range(2)]
+            for name in ("p.9", "k50 p.9"):
+                for ways in FALLBACKS:
+                    bare = unanswered(inputs[0], TIMED[name], ways)
+                    with only(ways):
+                        taken = graph_time(
+                            inputs, params(count, (TIMED[name],)), Shard(0, vocabulary)
+                        )
+                    print(
+                        f"  {kind:7s} {count:3d} rows {name:8s} {'+'.join(ways):16s} "
+                        f"graph {taken:8.1f} us  unanswered {bare}",
+                        flush=True,
+                    )
+
+
+@triton.jit
+def ours(words, position, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    key = tl.full((), 0x12345678, tl.uint32)
+    at_position = tl.zeros((), tl.uint32) + tl.load(position).to(tl.uint32)
+    tl.store(words + at, gumbel_scores.philox_of(at, at_position, key, key, key))
+
+
+@triton.jit
+def tritons(words, position, BLOCK: tl.constexpr):
+    at = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.uint32)
+    key, zero = tl.full((), 0x12345678, tl.uint32), tl.zeros_like(at)
+    at_position = zero + tl.load(position).to(tl.uint32)
+    word, _, _, _ = philox_impl(at, at_position, zero + key, zero, key, key)
+    tl.store(words + at, word)
+
+
+def philox_times():
+    """Our Philox and Triton's own, 2^28 words each, in turn: the same bits?, microseconds."""
+    positions = [torch.tensor([p], device="cuda") for p in range(2)]
+    words = [torch.empty(1 << 28, dtype=torch.int32, device="cuda") for _ in range(2)]
+
+    def runs(kernel, out):
+        def run(position):
+            kernel[1 << 18,](out, position, 1024, num_warps=4)
+            return out
+
+        return run
+
+    works = [runs(ours, words[0]), runs(tritons, words[1])]
+    found = interleaved_medians(works, positions, repeats=7)
+    for work in works:
+        work(positions[1])
+    same = torch.equal(*words)
+    print(f"  philox: ours {found[0]:.1f} us, Triton's {found[1]:.1f} us, same bits: {same}")
+    assert same
 
 
 def data_times(vocabulary):

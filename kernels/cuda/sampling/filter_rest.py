@@ -1,6 +1,6 @@
-"""The bound of a row left over by `filter_top`: from its window, or where that is wrong by digits.
+"""The bound of a row that falls through `filter_top`: from its window, or digit by digit.
 
-One launch for both: where `filter_top` has left no row over, which is usual, it ends at once.
+One launch for both: where no row falls through, which is usual, it ends at once.
 """
 
 import triton
@@ -118,7 +118,7 @@ def bound_rest(
     ROWS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """bounds[slot] of the rows left over (2^62); program (slot,). BLOCK is `collect_window`'s.
+    """bounds[slot] of rows that fall through (2^62); program (slot,). BLOCK: of `collect_window`.
 
     WINDOW and ROWS: whether the window, and whole rows where it was wrong, may answer.
     """

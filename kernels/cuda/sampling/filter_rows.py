@@ -1,7 +1,7 @@
 """Bounds of top-k and top-p for all filtered rows of a step, and samples where the kept are few.
 
-`filter_top` finds most rows' bound and sample; `filter_rest` the bounds of rows left over, from the
-windows that `filter_window` collects or, for a guess that proved wrong, from whole rows.
+`filter_top` finds most rows' bound and sample. `filter_rest` finds the bounds of rows that fall
+through: from the windows that `filter_window` collects or, after a wrong guess, from whole rows.
 """
 
 import torch
@@ -18,14 +18,14 @@ from tpdet.kernels.cuda.sampling import (
 from tpdet.kernels.cuda.sampling.row_scan import FIELDS
 
 WAYS = ("list", "window", "rows")
-"""How a bound is found: each way answers for rows that those before it left over."""
+"""How a bound is found: each way answers for rows that fall through those before it."""
 
 _LIST_BLOCK = 1024
 _COLLECT_BLOCK = 4096
 _COMPARED = 128
 _FEW = 512
 _COUNT_BLOCK = 8192
-_ROW_BLOCK = 2048  # with twice as many the kernel for the rows left over would spill registers
+_ROW_BLOCK = 2048  # with twice as many `bound_rest` would spill registers
 
 
 def find_bounds(
@@ -128,7 +128,7 @@ def _bound_rest(
     whole: bool,
     ways: tuple[str, ...],
 ) -> None:
-    """The bounds of rows left over; a program of another row ends at once."""
+    """The bounds of rows that fall through; a program of another row ends at once."""
     slots, device, vocabulary = given[4], given[2].device, rest[1]
     filtered, peak_width = len(slots), triton.next_power_of_2(rest[3])
     parts = triton.cdiv(vocabulary, _COLLECT_BLOCK)
@@ -138,38 +138,39 @@ def _bound_rest(
     parts_of = torch.empty(filtered, 3, parts, dtype=torch.int32, device=device)
     digits = torch.empty(filtered, filter_digits.DIGITS, dtype=torch.int64, device=device)
     sizes = FIELDS, filter_top.STATE, filter_window.STATE, peak_width, whole
-    filter_window.count_buckets[filtered, triton.cdiv(vocabulary, _COUNT_BLOCK)](
-        *given,
-        tops,
-        bounds,
-        counts,
-        state,
-        *rest,
-        *sizes,
-        _COUNT_BLOCK,
-        buckets,
-        filter_window.ROOM,
-        capacity,
-        num_warps=16,
-        enable_fp_fusion=False,
-        **dependent_launch(device),
-    )
-    filter_window.collect_window[filtered, parts](
-        *given,
-        tops,
-        bounds,
-        lists,
-        parts_of,
-        state,
-        *rest,
-        *sizes,
-        _COLLECT_BLOCK,
-        buckets,
-        capacity,
-        num_warps=8,
-        enable_fp_fusion=False,
-        **dependent_launch(device),
-    )
+    if "window" in ways:
+        filter_window.count_buckets[filtered, triton.cdiv(vocabulary, _COUNT_BLOCK)](
+            *given,
+            tops,
+            bounds,
+            counts,
+            state,
+            *rest,
+            *sizes,
+            _COUNT_BLOCK,
+            buckets,
+            filter_window.ROOM,
+            capacity,
+            num_warps=16,
+            enable_fp_fusion=False,
+            **dependent_launch(device),
+        )
+        filter_window.collect_window[filtered, parts](
+            *given,
+            tops,
+            bounds,
+            lists,
+            parts_of,
+            state,
+            *rest,
+            *sizes,
+            _COLLECT_BLOCK,
+            buckets,
+            capacity,
+            num_warps=8,
+            enable_fp_fusion=False,
+            **dependent_launch(device),
+        )
     filter_rest.bound_rest[filtered,](
         *given,
         tops,

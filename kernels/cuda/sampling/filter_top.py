@@ -6,16 +6,22 @@
     bound     the smallest kept order, exactly, from the list; the token, by exact scores
 
 For top-k, K is k. For top-p alone it is a guess of how many ids are enough; the list's mass shows
-whether they are. A row whose list is too long (ties) or too light is left over (a bound of 2^62)
+whether they are. A row whose list is too long (ties) or too light falls through (a bound of 2^62)
 to `filter_window`. Scaling by the temperature keeps the order of values, but may make some equal:
 the floor is a scaled value and takes all ids of it, so it cuts no ties.
 
-Fields of a state int64 [F, 10]: floor, ids listed, mass of the row, bits of the spread of a row
-left over (the distance of the largest scaled value from the groups' largest, on the average; each
-held at 64), bits of a logit below which none scales to the floor, bits of the largest scaled value,
-mass of the list where it is whole and too light for top-p alone (-1: not known), programs that have
-counted the row, bits of the logits' own largest, their mass (of a row without a copy, which is read
-here anyway).
+Fields of a state int64 [F, 10]:
+    0  floor
+    1  ids listed
+    2  mass of the row
+    3  bits of the spread of a row that falls through: the distance of the largest scaled value from
+       the groups' largest, on the average; each held at 64
+    4  bits of a logit below which none scales to the floor
+    5  bits of the largest scaled value
+    6  mass of the list where it is whole and too light for top-p alone; -1: not known
+    7  programs that have counted the row
+    8  bits of the logits' own largest
+    9  their mass, of a row without a copy, which is read here anyway
 """
 
 import triton
@@ -31,7 +37,7 @@ from tpdet.kernels.cuda.sampling.sort_keys import order_of
 
 CAPACITY = 4096
 ENOUGH = 1024
-"""Ids listed where top-p alone filters: more cost time in every row, fewer leave more rows over."""
+"""Ids listed where top-p alone filters: more cost every row time, fewer let rows fall through."""
 STATE = 10
 
 
@@ -274,7 +280,7 @@ def bound_top(
 ):
     """bounds[slot]: the bound, and the best score's order, from the list; program (slot,).
 
-    A row that is left over keeps its 2^62 in both, and is told its spread. groups: of
+    A row that falls through keeps its 2^62 in both, and gets its spread. groups: of
     `choose_floor`.
     """
     await_earlier(DEPENDENT)

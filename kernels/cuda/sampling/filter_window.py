@@ -1,4 +1,4 @@
-"""Bounds of top-k and top-p on rows that `filter_top` left over: a window of counted buckets.
+"""Bounds of top-k and top-p on rows that fall through `filter_top`: a window of counted buckets.
 
     count     ids a bucket (`filter_buckets`), by `tl.histogram`; for top-p alone of a quarter of
               the ids, without those that `filter_top` listed: they may be few and most of the
@@ -104,7 +104,7 @@ def choose_window(
     ROOM: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """The window of a row left over into its `state`, nothing collected yet.
+    """The window of a row that falls through into its `state`, nothing collected yet.
 
     tops: the row's state of `filter_top`; counts: its buckets, which other programs added to.
     """
@@ -161,7 +161,7 @@ def count_buckets(
     CAPACITY: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Counts and chooses the window of each row left over; program (slot, part).
+    """Counts and chooses the window of each row that falls through; program (slot, part).
 
     counts[slot, bucket] int32, and the arrivals in the row's `tops`, are cleared before; a row's
     last program chooses. Of rows without top-k, which need no exact counts, a quarter of the ids

@@ -17,7 +17,7 @@ WAYS_TO_BOUNDS = ("list",), ("window",), ("rows",), ("list", "window")
 
 @pytest.mark.parametrize("kinds", [(QUICK,), slow(KINDS)], ids=" ".join)
 def test_bounds_are_the_cpus_by_each_way(kinds):
-    left_over = {}
+    fell = {}
     for kind in kinds:
         x = rows(kind, 1)
         for way in (
@@ -35,15 +35,15 @@ def test_bounds_are_the_cpus_by_each_way(kinds):
             given = given_of(x, way)
             for ways in WAYS_TO_BOUNDS:
                 by = bounds_by(ways, *given, V)
-                left_over[ways] = left_over.get(ways, 0) + (by == 2**62)
+                fell[ways] = fell.get(ways, 0) + (by == 2**62)
                 all_but_rows = ways == ("list", "window")
                 assert by != 2**62 or not all_but_rows or kind not in PLAIN, (kind, way)
                 assert by == 2**62 or id_of(by) == last, (kind, way, ways, by, last)
     tried = 9 * len(kinds)
-    assert 0 < left_over[("list",)] < tried, left_over  # each way has rows to answer for
-    assert left_over[("window",)] < tried / 4, left_over
-    assert left_over[("rows",)] == 0, left_over
-    assert left_over[("list", "window")] < tried / 6, left_over
+    assert 0 < fell[("list",)] < tried, fell  # each way has rows to answer for
+    assert fell[("window",)] < tried / 4, fell
+    assert fell[("rows",)] == 0, fell
+    assert fell[("list", "window")] < tried / 6, fell
 
 
 def test_long_runs_of_ties_need_no_search():
