@@ -44,7 +44,7 @@ def times(monkeypatch):
         for name, value in {
             "gpu_only": lambda bench: None,
             "this_gpu": Machine,
-            "drawn": drawn,
+            "random_values": drawn,
             "times_us": found,
         }.items():
             if hasattr(module, name):

@@ -18,7 +18,7 @@ from tpdet.errors import UsageError
 from tpdet.model_config.json_file import read_json_object
 from tpdet.planner.command import configured
 from tpdet.planner.models import find_model
-from tpdet.planner.plan import Wish, plan_size
+from tpdet.planner.plan import PlanRequest, plan_size
 from tpdet.request import Request, SamplingParams
 from tpdet.server.commands import supervised
 from tpdet.server.commands.supervised import serve_command
@@ -60,11 +60,11 @@ def test_it_is_read_and_its_memory_fits_by_plan(path, tiny):
     found = settings(path)
     model = PUBLISHED.get(found.engine.model, tiny)
     assert model != tiny or path.name == "demo.toml"
-    wish = configured(Wish(model, find_model(model), "h200", context=1, batch=1), found)
-    plan = plan_size(wish, found.world.tp or 1)
+    request = configured(PlanRequest(model, find_model(model), "h200", context=1, batch=1), found)
+    plan = plan_size(request, found.world.tp or 1)
     assert plan.fits, plan.memory
     assert (plan.batch, plan.context) == (found.engine.max_num_seqs, found.engine.max_model_len)
-    twice = plan_size(replace(wish, batch=4 * wish.batch), plan.tp)
+    twice = plan_size(replace(request, batch=4 * request.batch), plan.tp)
     assert not twice.fits or path.name == "demo.toml"  # the check can fail
 
 
