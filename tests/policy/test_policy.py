@@ -101,6 +101,21 @@ def test_an_import_goes_down_only():
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_architecture_page_lists_the_same_floors():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    block = page.partition("\n## Floors\n")[2].partition("\n    ")[2].partition("\n\n")[0]
+    words = block.split()
+    shown = [word for word in words if word.isdigit()]
+    assert shown == [str(number) for number in reversed(range(len(FLOORS)))]
+    floor, found = 0, {}
+    for word in words:
+        if word.isdigit():
+            floor = int(word)
+        else:
+            found[word] = floor
+    assert found == FLOOR
+
+
 def test_every_room_is_there_and_none_is_crowded():
     found = {room(path) for path in sources() if path.stem != "__init__"}
     assert set(FLOOR) == found - {"__main__"}
