@@ -8,9 +8,9 @@
 
 All exchanges of a rank run one after the other (one stream, or several that wait for each other),
 and all ranks call the same ones in the same order. What the shared memory holds is in
-`slot_layout`. Few rows take the one-shot (`peer_fold`), some more a two-shot with a program a row
-(`peer_spread`), then the two-shot (`peer_two_shot`), and many the one that pushes finished rows to
-where they are read (`peer_direct`); the bits do not depend on it. Steps of more rows than a piece
+`slot_layout`. Few rows take the one-shot (`one_shot.py`), some more a two-shot with a program a row
+(`spread.py`), then the two-shot (`two_shot.py`), and many the one that pushes finished rows to
+where they are read (`direct.py`); the bits do not depend on it. Steps of more rows than a piece
 holds go piece by piece. Who owns a row follows from the number of rows, so a step's residual stream
 stays with its owners.
 """

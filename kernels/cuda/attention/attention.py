@@ -1,8 +1,8 @@
-"""Paged attention on a GPU: the arithmetic of `attention_split`, in two ways of sharing it out.
+"""Paged attention on a GPU: the arithmetic of `split.py`, in two ways of sharing it out.
 
-Sequences with many rows in the step run in `attention_prefill` or `attention_prefill_warps`, a
-program a tile of rows; those with few in `attention_decode`, a program a split and then a merge.
-Which way, how many rows and how many warps is free: no choice reaches a bit. `attention_variants`
+Sequences with many rows in the step run in `prefill.py` or `prefill_warp_specialised.py`, a
+program a tile of rows; those with few in `decode.py`, a program a split and then a merge.
+Which way, how many rows and how many warps is free: no choice reaches a bit. `variants.py`
 has one choice a shape; nothing is tuned at run time.
 """
 

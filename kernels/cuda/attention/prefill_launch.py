@@ -1,4 +1,4 @@
-"""The launches of prefill attention: `attention_prefill` or, on Hopper, its groups of warps."""
+"""The launches of prefill attention: `prefill.py` or, on Hopper, its groups of warps."""
 
 import torch
 from triton.experimental.gluon.language import NVMMASharedLayout

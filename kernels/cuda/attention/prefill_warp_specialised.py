@@ -1,6 +1,6 @@
 """Attention of many rows with warps of three trades: one fetches, two groups of four compute.
 
-The arithmetic is that of `attention_split`, tile for tile. A program takes items of 128 rows of one
+The arithmetic is that of `split.py`, tile for tile. A program takes items of 128 rows of one
 key head, 64 for each group of warps, and both read the tiles that the fetching warp brings, which
 goes on to the next item while they end this one. Within a group the scores of tile j + 1 are asked
 for before the products p . v of tile j, and its exponentials are taken while those run (Shah et al.

@@ -20,7 +20,7 @@ class Variant:
     """How a kernel is shared out: rows of a program (a power of two up to 128), warps, stages.
 
     Of prefill alone: `descriptors`, whole splits are fetched by the tensor memory accelerator
-    (Hopper and later); `groups`, the 128 rows of `attention_prefill_warps` (Hopper).
+    (Hopper and later); `groups`, the 128 rows of `prefill_warp_specialised.py` (Hopper).
     Of splits alone: `fused`, the last of a sequence to finish merges them, without a launch of its
     own; `swapped`, keys and lanes stand on the side of 64 of Hopper's wide matrix instructions.
 

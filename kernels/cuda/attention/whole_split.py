@@ -1,6 +1,6 @@
 """What a group of four warps does with the tiles that the fetching warp of its program brings.
 
-The arithmetic is that of `attention_split`, tile for tile, for 64 rows in registers; K and V lie in
+The arithmetic is that of `split.py`, tile for tile, for 64 rows in registers; K and V lie in
 rings of STAGES places, each free again once both groups have released it. Tiles are counted from
 the first one that the program fetches.
 """

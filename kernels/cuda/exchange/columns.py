@@ -6,7 +6,7 @@
 
 Each rank pushes its columns into the slots of all peers, where they lie as in the whole row, and
 then takes the others' out of its own. Words say themselves whether they have come and two buffers
-alternate (`peer_words`); both kernels share buffers and numbering, so they may follow each other in
+alternate (`words.py`); both kernels share buffers and numbering, so they may follow each other in
 any order. Every program pushes all it has before it waits, so all come to their end.
 
 A word of 4 bytes (2 in `gather_and_norm`, where values are 2 bytes wide) that has all bits set, a

@@ -1,6 +1,6 @@
 """The two-shot for many rows: owners push finished rows to where their readers read them.
 
-As `peer_two_shot`, but y has no slots that are awaited word by word, copied out and armed again:
+As `two_shot.py`, but y has no slots that are awaited word by word, copied out and armed again:
 with few multiprocessors those copies took more than half of the time. The owner of a row stores its
 norm into the y of every rank, its own too, and a program that has pushed all its rows raises a flag
 on every rank; the kernel ends when the flags of all have come. A flag is raised by a release and

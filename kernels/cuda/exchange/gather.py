@@ -5,7 +5,7 @@
              NCCL calls LL), and words may hold any bits
     rows     an id's row is read where it lies: the table does not change, so nobody waits
 
-For the two buffers of the gather see `peer_words`; its slots need not be armed, for a tag is never
+For the two buffers of the gather see `words.py`; its slots need not be armed, for a tag is never
 used again before 2^31 exchanges have passed.
 """
 

@@ -8,10 +8,10 @@
 
 The expression that is evaluated once an element is the plan's (Rule 4), the norm's sum is free of
 order: both give the bits of `norm.fold_and_norm` over gathered sums. What waits, and why nothing is
-overwritten, stands in `peer_words`. Every program spins, so there are never more than fit the GPU
+overwritten, stands in `words.py`. Every program spins, so there are never more than fit the GPU
 at once (`Peers.programs`); the words a program waits for are pushed before their sender waits for
 anything (one-shot), or in an earlier round of its loop (two-shot), so all come to their end.
-The two-shot's kernel is in `peer_two_shot`.
+The two-shot's kernel is in `two_shot.py`.
 """
 
 from dataclasses import dataclass

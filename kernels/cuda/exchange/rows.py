@@ -1,7 +1,7 @@
 """Rows cut by columns become whole rows, cut by rows, over peer memory: an all-to-all in a kernel.
 
 Rank t gets the rows from min(t * share, m - share) on, share = ceil(m / ranks) of them: each rank
-waits for words of every other, as two buffers in turn need (`peer_words`). A rank pushes columns of
+waits for words of every other, as two buffers in turn need (`words.py`). A rank pushes columns of
 a row to where they lie in the whole row, in the slots of the one peer that gets it, and takes the
 others' columns of its own rows. Every program pushes all it has before it waits.
 

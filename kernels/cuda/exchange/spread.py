@@ -1,6 +1,6 @@
 """The two-shot for few rows: a program a row, so that no program does two things in turn.
 
-As `peer_two_shot`, with its slots, words and numbering: the two may follow each other. Where rows
+As `two_shot.py`, with its slots, words and numbering: the two may follow each other. Where rows
 are fewer than multiprocessors, that kernel's programs push three rows, finish one and take three,
 one after the other; here a program pushes its row to the owner, or finishes it if it is its own,
 and takes what the owner made of it. Programs push all their rows before they wait for anything, and

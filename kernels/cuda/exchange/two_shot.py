@@ -2,7 +2,7 @@
 
 In a round a program pushes the rows of its number in every rank's share, finishes its own rows of
 the round before, and takes the peers' finished rows of the one before that: the link stays busy,
-and what is waited for has mostly come. The arithmetic and the waiting are those of `peer_fold`.
+and what is waited for has mostly come. The arithmetic and the waiting are those of `one_shot.py`.
 """
 
 import torch

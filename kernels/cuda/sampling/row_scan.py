@@ -1,6 +1,6 @@
 """The first pass over rows of logits that every sampled row takes: the largest.
 
-`scan_peaks` finds each row's largest order (`order_select`), with NaN above +inf, so one maximum of
+`scan_peaks` finds each row's largest order (`sort_keys.py`), with NaN above +inf, so one maximum of
 integers tells the maximum, its lowest id and whether the row is fit; beside it, the largest of the
 row's copy where bias or penalties made one.
 

@@ -1,5 +1,5 @@
-"""Gluon's Hopper primitives in torch and threads: for `attention_prefill_warps` and
-`gluon_leaf_gemm`.
+"""Gluon's Hopper primitives in torch and threads: for `prefill_warp_specialised.py` and
+`warp_specialised.py`.
 
 Triton's interpreter knows no Gluon. Here the kernel's own source runs as Python: a partition of
 warps is a thread, barriers block, a fetch lands late, and a matrix product or a store reads its

@@ -1,6 +1,6 @@
 """Prefill attention by groups of warps, without a GPU: the bits of the first form.
 
-The groups run in `emulated_warps.py`, beside `attention_prefill` in Triton's interpreter; fp16.
+The groups run in `emulated_warps.py`, beside `prefill.py` in Triton's interpreter; fp16.
 """
 
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""`gluon_leaf_gemm` without a GPU: its programs emulated, beside leaves folded in torch.
+"""`warp_specialised.py` without a GPU: its programs emulated, beside leaves folded in torch.
 
 `emulated_warps.py` has what the emulation shows and what it does not.
 """

@@ -4,7 +4,7 @@
 
 A tile is 64 or 128 weight rows by 8 to 128 rows of x: one pass over the weight is all that is read,
 and loads need no registers, so many stages fit. Tiles past M or N are clipped as in
-`gemm_descriptor`.
+`descriptor.py`.
 """
 
 import torch
