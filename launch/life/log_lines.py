@@ -54,6 +54,15 @@ class _Writer(logging.Handler):
         self._descriptor, self._log = descriptor, log
         self._reported = 0
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Write one line without the handler's lock.
+
+        The write may wait for its reader for ever, and logging takes the lock of every handler
+        when the process exits.
+        """
+        self.emit(record)
+        return True
+
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line; this may wait for the reader for ever."""
         text = f"{record.msg}\n"

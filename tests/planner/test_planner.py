@@ -159,7 +159,8 @@ def _tensor_bytes(thing, seen=None):
         return sum(_tensor_bytes(part, seen) for part in thing)
     if isinstance(thing, dict):
         return sum(_tensor_bytes(part, seen) for part in thing.values())
-    if type(thing).__module__.startswith(("tpdet.models", "tpdet.layers", "tpdet.cache")):
+    ours = ("tpdet.models", "tpdet.layers", "tpdet.cache", "tpdet.kernels.inputs.norm")
+    if type(thing).__module__.startswith(ours):
         return sum(_tensor_bytes(part, seen) for part in vars(thing).values())
     return 0
 
