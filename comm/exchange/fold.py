@@ -79,7 +79,7 @@ class RankExchange(Protocol):
     def open_rows(self, columns: int, rows: int) -> RowExchange:
         """An exchange of whole rows, for up to `rows` of `columns` fp32 values a rank. Collective.
 
-        Its lost peers are told by `check` here.
+        `check` of this exchange also reports peers that were lost in it.
         """
         ...
 

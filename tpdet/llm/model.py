@@ -1,5 +1,6 @@
 """The common base of LLM and AsyncLLM: settings, tokenizer, engine."""
 
+from abc import ABC, abstractmethod
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tpdet.engine import Engine
 
 
-class OfflineModel:
+class OfflineModel(ABC):
     """A model in this process, or one rank's share of it.
 
     model: Hugging Face directory, or a hub name where there is a network.
@@ -129,9 +130,9 @@ class OfflineModel:
         return self.tokenizer
 
     @property
+    @abstractmethod
     def closed(self) -> bool:
         """Whether it no longer answers requests."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         engine = self.engine
@@ -143,9 +144,9 @@ class OfflineModel:
             f"max_model_len={engine.max_model_len})" + (" [closed]" if self.closed else "")
         )
 
+    @abstractmethod
     def _start(self) -> "Engine":
         """Make the engine."""
-        raise NotImplementedError
 
 
 def open_engine(config: EngineConfig) -> "Engine":

@@ -1,4 +1,4 @@
-"""Attention of many rows with warps of three trades: one fetches, two groups of four compute.
+"""Warp-specialised prefill attention: one producer warp, two consumer warpgroups.
 
 The arithmetic is that of `split.py`, tile for tile. A program takes items of 128 rows of one
 key head, 64 for each group of warps, and both read the tiles that the fetching warp brings, which

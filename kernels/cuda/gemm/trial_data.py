@@ -8,7 +8,7 @@ reference need be computed for those only, while a library meets the true number
 import torch
 
 KINDS = ("random", "heavy", "cancelling")
-BASE_ROWS = 2048  # rows of a weight that are drawn; the others repeat them
+BASE_ROWS = 2048  # random rows of a weight; the others repeat them
 _SEED = 20_251_121
 
 

@@ -1,4 +1,4 @@
-"""Products by programs whose warps have trades: one fetches, two groups of four compute.
+"""Warp-specialised GEMM: one producer warp, two consumer warpgroups.
 
     y[r] = ((g_0 + g_1) + g_2) + ...,  g = p_0 or p_0 + p_1,  p = l_i or l_i + l_(i+1)
     column:  y[m, n] = round(l_0 + bias[n])
