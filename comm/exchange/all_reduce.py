@@ -34,7 +34,7 @@ class AllReduceExchange:
         return ops.fold_and_norm(PartialSums(total, (0,)), None, residual, norm)
 
     @property
-    def aside(self) -> int:
+    def overlap_programs(self) -> int:
         """None: as in stock engines, the all-reduce stands in line with the products."""
         return 0
 

@@ -61,8 +61,8 @@ class RankExchange(Protocol):
     """Memory that all ranks can address, if there is such."""
 
     @property
-    def aside(self) -> int:
-        """Multiprocessors that a begun exchange takes from other work; 0: it cannot run aside."""
+    def overlap_programs(self) -> int:
+        """Multiprocessors that a begun exchange takes from other work; 0: it overlaps nothing."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -133,7 +133,7 @@ class GatherExchange:
         return ops.fold_and_norm(whole, None, residual, norm)
 
     @property
-    def aside(self) -> int:
+    def overlap_programs(self) -> int:
         """None: the world's collectives stand in line with the products."""
         return 0
 

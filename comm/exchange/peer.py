@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 PROGRAMS = 132
 """Programs of an exchange, all of which must be on the GPU at once."""
 
-PROGRAMS_ASIDE = {2: 20, 4: 24, 8: 32}
+OVERLAP_PROGRAMS = {2: 20, 4: 24, 8: 32}
 """By ranks: programs, each on a multiprocessor of its own, of an exchange that runs under products.
 
 Fewer make the exchange the longer of the two, more take from the products what it gains. Prefill of
 a Qwen3-8B shape on 4 H200s: 12 gave 87,000, 16 104,000, 20 109,000, 24 111,000 tokens/s."""
 
-ROWS_ASIDE = 2
+OVERLAP_TILE = 2
 """Rows of such a program at once: it mostly waits for memory."""
 
 
 @dataclass(frozen=True)
-class _Aside:
+class _Overlapped:
     """A begun exchange. What its kernel reads is kept until the reader's stream has waited."""
 
     h: torch.Tensor
@@ -110,7 +110,7 @@ class PeerExchange:
             Peers(self._world.rank, shared.addresses, counter, self._control, programs)
             for counter in self._counters
         )
-        self._aside: torch.cuda.Stream | None = None
+        self._overlap_stream: torch.cuda.Stream | None = None
         self.set_timeout(self._world.timeout)
         memory.settle()
 
@@ -124,23 +124,23 @@ class PeerExchange:
         return self._launch(sums, residual, norm, self._two)
 
     @property
-    def aside(self) -> int:
+    def overlap_programs(self) -> int:
         """A few: one for each program."""
-        return by_ranks(PROGRAMS_ASIDE, self._world.size)
+        return by_ranks(OVERLAP_PROGRAMS, self._world.size)
 
     def begin(self, sums: PartialSums, residual: torch.Tensor, norm: Norm) -> Pending:
         """The exchange on a stream of its own. Nothing else may exchange before `result`, but a
         second exchange that is begun follows the first."""
         stream = torch.cuda.current_stream()
-        if self._aside is None:
-            self._aside = torch.cuda.Stream(stream.device)
-        self._aside.wait_stream(stream)
-        with torch.cuda.stream(self._aside):
-            two = replace(self._two, programs=self.aside, tile=ROWS_ASIDE)
+        if self._overlap_stream is None:
+            self._overlap_stream = torch.cuda.Stream(stream.device)
+        self._overlap_stream.wait_stream(stream)
+        with torch.cuda.stream(self._overlap_stream):
+            two = replace(self._two, programs=self.overlap_programs, tile=OVERLAP_TILE)
             out = self._launch(sums, residual, norm, two)
             done = torch.cuda.Event()
             done.record()
-        return _Aside(*out, done, (sums, residual))
+        return _Overlapped(*out, done, (sums, residual))
 
     def _launch(
         self,

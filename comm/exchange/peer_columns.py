@@ -66,7 +66,7 @@ class PeerColumns(PeerExchange):
         memory.settle()
 
     @property
-    def aside(self) -> int:
+    def overlap_programs(self) -> int:
         """None: the inputs' exchange stands between two products of the same rows."""
         return 0
 

@@ -246,7 +246,7 @@ def test_ranks_that_draw_from_their_own_part_of_the_vocabulary_draw_the_same(tin
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_step_in_two_halves_has_the_bits_of_one(tiny_model, alone, tp, monkeypatch):
-    monkeypatch.setattr(GatherExchange, "aside", 1)
+    monkeypatch.setattr(GatherExchange, "overlap_programs", 1)
     monkeypatch.setattr(micro_batches, "MICRO_BATCH_ROWS", 20)
     cuts = []
     real = micro_batches.cut_in_two

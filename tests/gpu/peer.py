@@ -147,7 +147,7 @@ class Captured:
 
 
 class Halves(Captured):
-    """The same over two halves whose exchanges run aside, as a step of many rows has them."""
+    """The same over two halves whose exchanges overlap, as in a step of many rows."""
 
     def _run(self):
         exchange, weight, middle = self.case.exchange, self.case.weight, self.rows // 2

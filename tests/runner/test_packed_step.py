@@ -153,14 +153,14 @@ def test_rows_of_buckets():
     assert step_rows(40) == [40] and step_rows(LEAST_ROWS) == [LEAST_ROWS]
 
 
-@pytest.mark.parametrize("aside", [False, True])
-def test_shapes_ascend_and_take_whole_prompts_and_full_decode_batches(aside):
-    shapes = step_shapes(8192, 256, WIDTH, aside)
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_shapes_ascend_and_take_whole_prompts_and_full_decode_batches(overlapped):
+    shapes = step_shapes(8192, 256, WIDTH, overlapped)
     sizes = [(shape.rows, shape.batches[0].splits) for shape in shapes]
     assert sizes == sorted(set(sizes)) and len(sizes) == 19 + 11
     for shape in shapes:
         halves = [batch.rows for batch in shape.batches]
-        cut = aside and shape.rows >= MICRO_BATCH_ROWS
+        cut = overlapped and shape.rows >= MICRO_BATCH_ROWS
         assert len(halves) == 1 + cut and (not cut or halves[0] == first_micro_batch(shape.rows))
     draw = random.Random(5)
     long = Row(0, 0, 0, 0, (7,) * 2800, tuple(range(WIDTH)), (), 1)

@@ -125,7 +125,7 @@ class Decoder:
 
     @property
     def _multiprocessors(self) -> int:
-        return self.exchange.aside
+        return self.exchange.overlap_programs
 
     def local_logits(self, x_MH: torch.Tensor) -> torch.Tensor:
         """Normed rows [M, H] -> fp32 logits of this rank's part of the vocabulary [M, V']."""

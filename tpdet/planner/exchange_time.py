@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from tpdet.bench.report.floor import sent_bytes
-from tpdet.comm.exchange.peer import PROGRAMS_ASIDE
+from tpdet.comm.exchange.peer import OVERLAP_PROGRAMS
 from tpdet.comm.exchange.slot_layout import SlotLayout, by_ranks
 from tpdet.kernels.order import fold_plan
 from tpdet.planner.constants import Constants, ExchangeCost
@@ -35,7 +35,7 @@ class Levels:
     @property
     def overlapped(self) -> int:
         """Multiprocessors of an exchange that overlaps products."""
-        return by_ranks(PROGRAMS_ASIDE, self.local)
+        return by_ranks(OVERLAP_PROGRAMS, self.local)
 
 
 def levels_of(

@@ -138,7 +138,7 @@ def test_launches_are_plain_on_older_gpus_and_on_the_cpu(capability, pair):
     assert dependent_launch(CPU) == {"DEPENDENT": False}
 
 
-def test_launches_are_plain_while_something_runs_aside(capability):
+def test_launches_are_plain_while_something_is_overlapped(capability):
     capability(9, 0)
     with leaving(20):
         assert dependent_launch(GPU) == {"DEPENDENT": False}

@@ -1,6 +1,6 @@
-"""Prefill by the multiprocessors an exchange aside takes, replayed from a graph of a full step.
+"""Prefill by the number of programs of an overlapped exchange, from a graph of a full step.
 
-    torchrun --nproc-per-node 2 -m tests.gpu.prefill_aside qwen3-8b 12,16,20,24 [--down-on-all]
+    torchrun --nproc-per-node 2 -m tests.gpu.prefill_overlapped qwen3-8b 12,16,20,24 [--down-on-all]
 
 prints prompt tokens/s, 8 prompts of 4,096 tokens in steps of 8,192, one line a setting, each three
 times in turn. With `--down-on-all` every setting runs twice: the second time the down product is
@@ -48,8 +48,8 @@ def down_on_all(self, rows, following):
 
 
 def capture(engine, count, everywhere):
-    """Graphs of one decode row and of a full step, captured with `count` programs aside."""
-    peer_exchange.PROGRAMS_ASIDE[engine.world.size] = count
+    """Graphs of one decode row and of a full step, captured with `count` overlapped programs."""
+    peer_exchange.OVERLAP_PROGRAMS[engine.world.size] = count
     one_row = decode_graphs.decode_shapes(1, 1)
     call = down_on_all if everywhere else GatedMlp.__call__
     with (
