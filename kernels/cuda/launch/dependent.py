@@ -15,8 +15,8 @@ Order and bits are those of plain launches:
   still run (2 us slower under decode attention). So no program of the kernel before is without a
   place, also not one that a peer waits for, and nothing here can block what it waits for.
 
-While another stream runs something that overlaps (`multiprocessors.leaving`), launches are plain: a step
-then waits for events between kernels, for which CUDA does not say what a dependent launch does in a
+While another stream overlaps this one (`multiprocessors.leaving`), launches are plain: a step then
+waits for events between kernels, for which CUDA does not say what a dependent launch does in a
 capture, and long kernels gain nothing.
 """
 
