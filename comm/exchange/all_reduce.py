@@ -1,16 +1,13 @@
 """The exchange of the approximate mode: a library's all-reduce in the model's dtype.
 
-What only moves bytes (rows of the embedding, small gathers, the look for lost peers) stays with the
-exchange of the deterministic engine, so that the two modes differ in arithmetic alone.
+The carrier of the deterministic exchange goes on moving bytes (the embedding's rows, small gathers)
+and watching for lost peers, so the two modes differ in arithmetic alone.
 """
-
-from contextlib import AbstractContextManager
 
 import torch
 
-from tpdet.comm.exchange.fold import Done, Pending, RankExchange
-from tpdet.comm.exchange.peer_memory import PeerMemory
-from tpdet.comm.exchange.rows import RowExchange
+from tpdet.comm.exchange.carrier import Carrier
+from tpdet.comm.exchange.fold import Done, Pending
 from tpdet.comm.world.world import World
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.norm import Norm
@@ -20,11 +17,10 @@ from tpdet.kernels.partial_sums import PartialSums
 class AllReduceExchange:
     """Sums of all ranks by `World.add_in_any_order`; then residual and norm in one kernel."""
 
-    def __init__(self, world: World, carrier: RankExchange) -> None:
-        """carrier: the exchange that goes on moving bytes."""
-        self.memory: PeerMemory | None = carrier.memory
+    def __init__(self, world: World, carrier: Carrier) -> None:
+        """carrier: of the deterministic exchange."""
+        self.carrier = carrier
         self._world = world
-        self._carrier = carrier
 
     def fold_and_norm(
         self, sums: PartialSums, residual: torch.Tensor, norm: Norm
@@ -41,27 +37,3 @@ class AllReduceExchange:
     def begin(self, sums: PartialSums, residual: torch.Tensor, norm: Norm) -> Pending:
         """`fold_and_norm`, at once."""
         return Done(*self.fold_and_norm(sums, residual, norm))
-
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """The carrier's."""
-        return self._carrier.all_gather(x)
-
-    def rehearsal(self) -> AbstractContextManager[None]:
-        """The carrier's."""
-        return self._carrier.rehearsal()
-
-    def open_rows(self, columns: int, rows: int) -> RowExchange:
-        """The carrier's."""
-        return self._carrier.open_rows(columns, rows)
-
-    def report(self) -> None:
-        """The carrier's."""
-        self._carrier.report()
-
-    def check(self) -> None:
-        """The carrier's. Raises PeerLostError."""
-        self._carrier.check()
-
-    def set_timeout(self, seconds: float) -> None:
-        """The carrier's."""
-        self._carrier.set_timeout(seconds)

@@ -12,14 +12,12 @@ Both evaluate one expression once an element (Rule 4), so the bits are equal and
 may choose.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 
-from tpdet.comm.exchange.peer_memory import PeerMemory
-from tpdet.comm.exchange.rows import GatherRows, RowExchange
+from tpdet.comm.exchange.carrier import Carrier, WorldCarrier
 from tpdet.comm.world.world import World
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.norm import Norm
@@ -51,48 +49,16 @@ class Done:
 
 
 class RankExchange(Protocol):
-    """What every way of exchanging row layers' results offers beside them.
+    """What every way of exchanging row layers' results has: a carrier."""
 
-    After each step, once the GPU has done it, `check()` says whether a peer was lost in it: what
-    waits on a GPU cannot raise, it gives up after `set_timeout` seconds and leaves garbage behind.
-    """
-
-    memory: PeerMemory | None
-    """Memory that all ranks can address, if there is such."""
+    @property
+    def carrier(self) -> Carrier:
+        """What moves small payloads and watches for lost peers."""
+        ...
 
     @property
     def overlap_programs(self) -> int:
         """Multiprocessors that a begun exchange takes from other work; 0: it overlaps nothing."""
-        ...
-
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Every rank's small `x`, copied bit for bit: [ranks, *x.shape]."""
-        ...
-
-    def rehearsal(self) -> AbstractContextManager[None]:
-        """While inside, no kernel and no tensor operation of the world really runs.
-
-        What the host counts is afterwards as before, however many exchanges each rank had inside.
-        """
-        ...
-
-    def open_rows(self, columns: int, rows: int) -> RowExchange:
-        """An exchange of whole rows, for up to `rows` of `columns` fp32 values a rank. Collective.
-
-        `check` of this exchange also reports peers that were lost in it.
-        """
-        ...
-
-    def report(self) -> None:
-        """Launch, as the last of a step, what brings to the host what `check` reads."""
-        ...
-
-    def check(self) -> None:
-        """Raise PeerLostError if an exchange before the last finished report lost a peer."""
-        ...
-
-    def set_timeout(self, seconds: float) -> None:
-        """Wait at most `seconds` for a peer from now on; alike on every rank."""
         ...
 
 
@@ -118,9 +84,8 @@ class Exchange(RankExchange, Protocol):
 class GatherExchange:
     """All-gather and all-to-all of the world: any transport, any device."""
 
-    memory: PeerMemory | None = None
-
     def __init__(self, plan: FoldPlan, world: World, two_shot_rows: int = TWO_SHOT_ROWS) -> None:
+        self.carrier: Carrier = WorldCarrier(world)
         self._plan = plan
         self._world = world
         self._two_shot_rows = two_shot_rows
@@ -153,27 +118,6 @@ class GatherExchange:
         """Every rank adds and norms every row, once it has the columns."""
         whole = PartialSums(self.gather_columns(x)[None], (0,))
         return ops.fold_and_norm(whole, None, residual, norm)
-
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """The world's all-gather. Raises PeerLostError."""
-        return self._world.all_gather(x)
-
-    def rehearsal(self) -> AbstractContextManager[None]:
-        """Nothing is counted here."""
-        return nullcontext()
-
-    def open_rows(self, columns: int, rows: int) -> RowExchange:
-        """By the world's all-to-all."""
-        return GatherRows(self._world, rows)
-
-    def report(self) -> None:
-        """Nothing: see `check`."""
-
-    def check(self) -> None:
-        """Nothing: the world's operations raise by themselves."""
-
-    def set_timeout(self, seconds: float) -> None:
-        """Nothing: the world has a timeout of its own."""
 
     def everyones(self, sums: PartialSums) -> PartialSums:
         """The sums of all ranks under one root, equal on every rank."""

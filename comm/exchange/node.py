@@ -10,11 +10,9 @@ So between nodes travels what a node has folded, not what every rank has; of man
 them once from node to node. Inside a node few rows go over peer memory where there is some.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
+from tpdet.comm.exchange.carrier import NodeCarrier
 from tpdet.comm.exchange.fold import TWO_SHOT_ROWS, GatherExchange
 from tpdet.comm.exchange.peer_columns import PeerColumns
 from tpdet.comm.world.nodes import Nodes
@@ -39,6 +37,8 @@ class NodeExchange(GatherExchange):
     ) -> None:
         """plan: of all ranks in one level; sliced_rows: from so many rows on they are sliced."""
         super().__init__(plan, nodes.world, sliced_rows)
+        if peers is not None:
+            self.carrier = NodeCarrier(nodes.world, peers.carrier)
         self._sliced_rows = sliced_rows
         self._nodes = nodes
         self._levels = node_plan(plan, nodes.across.size)
@@ -78,27 +78,3 @@ class NodeExchange(GatherExchange):
         blocks = padded.view(slots, inside.size, share, columns).transpose(0, 1).contiguous()
         total = ops.fold_roots(self._across(inside.all_to_all(blocks)), 1)[0]
         return inside.all_gather(total).view(-1, columns)[:rows]
-
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Exchanges inside are not numbered."""
-        if self._peers is None:
-            yield
-            return
-        with self._peers.rehearsal():
-            yield
-
-    def report(self) -> None:
-        """Of peers inside the node; for those across, the world's operations raise."""
-        if self._peers is not None:
-            self._peers.report()
-
-    def check(self) -> None:
-        """Raise PeerLostError for a lost peer inside the node."""
-        if self._peers is not None:
-            self._peers.check()
-
-    def set_timeout(self, seconds: float) -> None:
-        """For peers inside the node; the world has a timeout of its own."""
-        if self._peers is not None:
-            self._peers.set_timeout(seconds)

@@ -45,5 +45,5 @@ def open_node_exchange(
         return NodeExchange(plan, nodes)
     few = plan.slots * min(rows, TWO_SHOT_ROWS - 1)
     widths = nodes.inside.size * hidden, hidden
-    peers = PeerColumns(plan, memory, few, widths, torch.float32)
+    peers = PeerColumns(memory, few, widths, torch.float32)
     return NodeExchange(plan, nodes, peers)

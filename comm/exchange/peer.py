@@ -2,9 +2,7 @@
 
     exchange = PeerExchange(plan, memory, rows, hidden, dtype)     # or `open_exchange`
     h, y = exchange.fold_and_norm(sums, residual, norm)     # eagerly or in a CUDA graph
-    everyones = exchange.all_gather(x)                             # small payloads
-    exchange.report()                                              # last in the step's stream
-    exchange.check()                                               # once that has run: lost a peer?
+    exchange.carrier.report()                               # last in the step's stream
 
 All exchanges of a rank run one after the other (one stream, or several that wait for each other),
 and all ranks call the same ones in the same order. What the shared memory holds is in
@@ -15,35 +13,28 @@ holds go piece by piece. Who owns a row follows from the number of rows, so a st
 stays with its owners.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from tpdet.comm.exchange.fold import Pending
+from tpdet.comm.exchange.peer_carrier import PeerCarrier
 from tpdet.comm.exchange.peer_memory import PeerMemory
-from tpdet.comm.exchange.rows import PeerRows, RowExchange
 from tpdet.comm.exchange.slot_layout import (
     DIRECT_ROWS,
     FLAGS,
-    GATHER_WORDS,
     PIECE_ROWS,
     SPREAD_ROWS,
     SlotLayout,
     by_ranks,
 )
-from tpdet.errors import PeerLostError
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
 if TYPE_CHECKING:
     from tpdet.kernels.cuda.exchange.one_shot import Peers
-
-PROGRAMS = 132
-"""Programs of an exchange, all of which must be on the GPU at once."""
 
 OVERLAP_PROGRAMS = {2: 20, 4: 24, 8: 32}
 """By ranks: programs, each on a multiprocessor of its own, of an exchange that runs under products.
@@ -84,34 +75,28 @@ class PeerExchange:
         direct_rows: int = DIRECT_ROWS,
     ) -> None:
         """rows: the most of a step. Collective: every rank makes its own together."""
-        from tpdet.kernels.cuda.exchange.one_shot import Peers
-
-        self.memory: PeerMemory | None = memory
+        self.carrier = PeerCarrier(memory)
         self._plan = plan
         self._world = memory.world
         self._dtype = dtype
-        ranks, device = memory.world.size, memory.device
         self.layout = SlotLayout(
-            ranks, plan.slots, rows, hidden, dtype, one_shot_rows, piece_rows, direct_rows
+            memory.world.size,
+            plan.slots,
+            rows,
+            hidden,
+            dtype,
+            one_shot_rows,
+            piece_rows,
+            direct_rows,
         )
-        self._direct = 0  # exchanges of that kind so far: in a step they take two y in turn
         self.spread_rows = SPREAD_ROWS
         shared = memory.allocate((self.layout.bytes // 4,), torch.int32)
         shared.own.fill_(-1)  # armed
-        shared.own[self.layout.gather_start // 4 :].zero_()  # no tag
+        shared.own[self.layout.flag_start // 4 :].zero_()  # no flag is raised
         self._shared = shared
-        # On the GPU: a program that waits looks at it, and over PCIe thousands of threads' looks
-        # cost 50 ms a time. The host's copy is `_seen`.
-        self._control = torch.zeros(2, dtype=torch.int64, device=device)
-        self._seen = memory.host_words(1)
-        self._counters = torch.zeros(3, 2, dtype=torch.int64, device=device)
-        programs = min(memory.multiprocessors, PROGRAMS)
-        self._one, self._two, self._gather = (
-            Peers(self._world.rank, shared.addresses, counter, self._control, programs)
-            for counter in self._counters
-        )
+        self._one = self.carrier.peers(shared.addresses)
+        self._two = self.carrier.peers(shared.addresses)
         self._overlap_stream: torch.cuda.Stream | None = None
-        self.set_timeout(self._world.timeout)
         memory.settle()
 
     def fold_and_norm(
@@ -175,8 +160,8 @@ class PeerExchange:
         from tpdet.kernels.cuda.exchange.direct import run_two_shot_direct
 
         layout, (m, n), size = self.layout, residual.shape, residual.element_size()
-        self._direct += 1
-        begin = layout.direct_start + (self._direct % 2) * layout.piece_rows * n * size
+        turn = self.carrier.next_turn() % 2
+        begin = layout.direct_start + turn * layout.piece_rows * n * size
         place = layout.roots_start // 4, layout.share_rows, begin // size
         flags = layout.flag_start // 4, FLAGS
         run_two_shot_direct(sums, residual, norm, h, self._plan, two, (*place, *flags))
@@ -227,55 +212,3 @@ class PeerExchange:
         ranks = self._world.size
         everyone_owns = (ranks - 1) * -(-rows // ranks) < rows
         return rows <= self.layout.one_shot_rows or not everyone_owns
-
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """[ranks, *x.shape]; sizes that are no whole words of 4 bytes go through the world."""
-        from tpdet.kernels.cuda.exchange.gather import run_gather
-
-        if x.numel() == 0 or (x.numel() * x.element_size()) % 4:
-            return self._world.all_gather(x)
-        words = x.contiguous().view(-1).view(torch.int32)
-        place = self.layout.gather_start // 8, GATHER_WORDS
-        parts = []
-        for part in words.split(GATHER_WORDS):
-            parts.append(part.new_empty(self._world.size, len(part)))
-            run_gather(part, parts[-1], self._gather, place)
-        gathered = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return gathered.view(x.dtype).view(self._world.size, *x.shape)
-
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Exchanges inside are not numbered: peers await what really ran."""
-        before = self._direct
-        try:
-            yield
-        finally:
-            self._direct = before
-
-    def open_rows(self, columns: int, rows: int) -> RowExchange:
-        """Over memory of its own."""
-        assert self.memory is not None
-        return PeerRows(self.memory, columns, rows, self)
-
-    def peers_at(self, addresses: torch.Tensor, counter: torch.Tensor) -> "Peers":
-        """The peers' other memory, for kernels whose lost peers `check` tells."""
-        return replace(self._gather, table=addresses, counter=counter)
-
-    def report(self) -> None:
-        """Begin to copy to the host what `check` reads, after what the stream holds so far."""
-        self._seen.copy_(self._control[:1], non_blocking=True)
-
-    def check(self) -> None:
-        """Raise PeerLostError naming the rank; the exchange, like its world, is then broken."""
-        found = int(self._seen[0])
-        if found:
-            number, lost = divmod(found, 256)
-            raise PeerLostError(
-                f"rank {self._world.rank} of {self._world.size} waited {self._timeout:g} s for "
-                f"rank {lost - 1} in exchange {number} over peer memory: it is lost or hangs"
-            )
-
-    def set_timeout(self, seconds: float) -> None:
-        """Bound each wait from now on, also those of graphs that are captured already."""
-        self._timeout = seconds
-        self._control[1:].copy_(torch.tensor([int(min(seconds, 1e9) * 1e9)]))

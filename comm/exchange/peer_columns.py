@@ -5,16 +5,17 @@
     h, y = exchange.gather_and_norm(y, residual, norm)
 
 One allocation a rank holds two buffers that exchanges of both kinds take in turn; a buffer has room
-for the widest rows of a piece. Steps of more rows go piece by piece. For what these exchanges share
-with the others (small payloads, lost peers, streams) see `peer_exchange`.
+for the widest rows of a piece. Steps of more rows go piece by piece. For small payloads, lost peers
+and streams see `peer_carrier`.
 """
 
 import torch
 
 from tpdet.comm.exchange.columns import ColumnExchange
 from tpdet.comm.exchange.fold import GatherExchange
-from tpdet.comm.exchange.peer import PROGRAMS, PeerExchange
+from tpdet.comm.exchange.peer_carrier import PeerCarrier
 from tpdet.comm.exchange.peer_memory import PeerMemory, memory_for
+from tpdet.comm.exchange.slot_layout import aligned
 from tpdet.comm.world.world import World
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan
@@ -23,18 +24,12 @@ PIECE_ROWS = 4096
 BUFFER_BYTES = 1 << 28
 """Cap of a buffer; a piece is halved until its widest rows fit."""
 
-_ALIGNED = 1024  # bytes
 
-
-class PeerColumns(PeerExchange):
-    """An exchange of columns; the sums of its base, for which it keeps little room, are not used.
-
-    What is in order for the one is for the other: all run in one stream.
-    """
+class PeerColumns:
+    """An exchange of columns whose ranks write into each other's memory; all on one host."""
 
     def __init__(
         self,
-        plan: FoldPlan,
         memory: PeerMemory,
         rows: int,
         widths: tuple[int, int],
@@ -45,24 +40,17 @@ class PeerColumns(PeerExchange):
 
         Collective: every rank makes its own together.
         """
-        from tpdet.kernels.cuda.exchange.one_shot import Peers
-
-        super().__init__(plan, memory, 1, widths[1], dtype, one_shot_rows=1)
+        self.carrier = PeerCarrier(memory)
+        self._ranks = memory.world.size
+        self._dtype = dtype
         row = max(widths) * dtype.itemsize
         self.piece_rows = min(rows, piece_rows)
         while self.piece_rows > 1 and self.piece_rows * row > BUFFER_BYTES:
             self.piece_rows = -(-self.piece_rows // 2)
-        self._room = -(-self.piece_rows * row // _ALIGNED) * _ALIGNED
+        self._room = aligned(self.piece_rows * row)
         self._buffers = memory.allocate((2 * self._room // 4,), torch.int32)
         self._buffers.own.fill_(-1)  # armed
-        self._counter = torch.zeros(2, dtype=torch.int64, device=memory.device)
-        self._peers = Peers(
-            self._world.rank,
-            self._buffers.addresses,
-            self._counter,
-            self._control,
-            min(memory.multiprocessors, PROGRAMS),
-        )
+        self._peers = self.carrier.peers(self._buffers.addresses)
         memory.settle()
 
     @property
@@ -76,7 +64,7 @@ class PeerColumns(PeerExchange):
 
         self._check_dtype(x)
         x = x.contiguous()
-        whole = x.new_empty(len(x), self._world.size * x.shape[1])
+        whole = x.new_empty(len(x), self._ranks * x.shape[1])
         for rows in self._pieces(len(x)):
             peer_columns.run_gather_columns(x[rows], whole[rows], self._peers, (0, self._room))
         return whole
@@ -130,4 +118,4 @@ def open_columns(
     memory = memory_for(transport, world, device)
     if memory is None:
         return GatherExchange(plan, world)
-    return PeerColumns(plan, memory, rows, widths, dtype)
+    return PeerColumns(memory, rows, widths, dtype)

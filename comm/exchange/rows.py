@@ -1,6 +1,6 @@
 """Whole rows of logits for ranks that each hold some columns: every rank gets its share of rows.
 
-    exchange = sums_exchange.open_rows(columns, rows)     # collective, before a step runs
+    exchange = open_row_exchange(carrier, columns, rows)  # collective, before a step runs
     mine = exchange.whole_rows(x)        # x [R, columns] of every rank -> [share, ranks * columns]
     answers = exchange.all_gather(own).flatten(0, 1)[row_places(R, ranks)]
 
@@ -8,17 +8,14 @@ Shares are of one size, ceil(R / ranks), and may overlap at the end: so nobody i
 which the protocol over peer memory needs, and no row is padding. Bytes are copied, none is added.
 """
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
-from tpdet.comm.exchange.peer_memory import PeerMemory
+from tpdet.comm.exchange.carrier import Carrier
+from tpdet.comm.exchange.peer_carrier import PeerCarrier
+from tpdet.comm.exchange.slot_layout import aligned
 from tpdet.comm.world.world import World
-
-if TYPE_CHECKING:
-    from tpdet.kernels.cuda.exchange.one_shot import Peers
-
-_ALIGNED = 1024  # bytes
 
 
 class RowExchange(Protocol):
@@ -76,22 +73,19 @@ class GatherRows:
 class PeerRows:
     """Rows pushed into the memory of the ranks that get them; all on one host."""
 
-    def __init__(self, memory: PeerMemory, columns: int, rows: int, sums: "PeerCarrier") -> None:
-        """columns: of a rank; rows: the most at once; sums: whose control ends a lost wait.
+    def __init__(self, carrier: PeerCarrier, columns: int, rows: int) -> None:
+        """columns: of a rank; rows: the most at once; carrier: reports lost peers.
 
         Collective: every rank makes its own together.
         """
-        from tpdet.kernels.cuda.exchange.one_shot import Peers
-
+        memory = carrier.memory
         ranks = memory.world.size
         self.most = rows
-        self._sums = sums
-        size = share_of(rows, ranks) * ranks * columns * 4
-        self._room = -(-size // _ALIGNED) * _ALIGNED
+        self._carrier = carrier
+        self._room = aligned(share_of(rows, ranks) * ranks * columns * 4)
         self._buffers = memory.allocate((2 * self._room // 4,), torch.int32)
         self._buffers.own.fill_(-1)  # armed
-        self._counter = torch.zeros(2, dtype=torch.int64, device=memory.device)
-        self._peers: Peers = sums.peers_at(self._buffers.addresses, self._counter)
+        self._peers = carrier.peers(self._buffers.addresses)
         memory.settle()
 
     def whole_rows(self, x: torch.Tensor) -> torch.Tensor:
@@ -112,16 +106,14 @@ class PeerRows:
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """The all-gather over peer memory."""
-        return self._sums.all_gather(x)
+        return self._carrier.all_gather(x)
 
 
-class PeerCarrier(Protocol):
-    """What `PeerRows` borrows of the exchange over peer memory."""
+def open_row_exchange(carrier: Carrier, columns: int, rows: int) -> RowExchange:
+    """An exchange of whole rows, for up to `rows` of `columns` fp32 values a rank. Collective.
 
-    def peers_at(self, addresses: torch.Tensor, counter: torch.Tensor) -> "Peers":
-        """Where a kernel finds memory of its own at the peers; waits end as the exchange's do."""
-        ...
-
-    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Every rank's small `x`."""
-        ...
+    `check` of the carrier also reports peers that were lost in it.
+    """
+    if isinstance(carrier, PeerCarrier):
+        return PeerRows(carrier, columns, rows)
+    return GatherRows(carrier.world, rows)

@@ -5,9 +5,10 @@ One allocation a rank holds the slots, everything doubled for exchanges that alt
     one-shot roots   [2, ranks, slots, one-shot rows, hidden] fp32
     two-shot roots   [2, ranks, slots, share of a piece, hidden] fp32
     two-shot y       [2, rows of a piece, hidden] in the model's dtype
-    all-gather       [2, ranks, words] of 8 bytes
+    direct flags     [ranks, flags] of 4 bytes
     direct y         [2, rows of a piece, hidden] in the model's dtype, in steps of many rows
-    direct flags     [ranks, flags]
+
+The slots of the all-gather are the carrier's (`peer_carrier.py`).
 """
 
 import torch
@@ -19,7 +20,6 @@ PIECE_ROWS = 8192
 SLOT_BYTES = 1 << 30
 """Cap of the two-shot's root slots; a piece is halved until they fit."""
 
-GATHER_WORDS = 1 << 16
 SPREAD_ROWS = 128
 """Up to so many rows a two-shot has a program a row."""
 
@@ -58,12 +58,11 @@ class SlotLayout:
         self.share_rows = -(-piece // ranks)
         self.one_shot_start = 0
         one_shot = 8 * ranks * slots * self.one_shot_rows * hidden
-        self.roots_start = _aligned(one_shot)
-        self.y_start = _aligned(self.roots_start + self._root_bytes(ranks, slots, piece, hidden))
+        self.roots_start = aligned(one_shot)
+        self.y_start = aligned(self.roots_start + self._root_bytes(ranks, slots, piece, hidden))
         y_bytes = 2 * piece * hidden * dtype.itemsize
-        self.gather_start = _aligned(self.y_start + y_bytes)
-        self.flag_start = self.gather_start + 16 * ranks * GATHER_WORDS
-        self.direct_start = _aligned(self.flag_start + 4 * ranks * FLAGS)
+        self.flag_start = aligned(self.y_start + y_bytes)
+        self.direct_start = aligned(self.flag_start + 4 * ranks * FLAGS)
         self.bytes = self.direct_start + (y_bytes if rows >= direct_rows else 0)
         self.direct_rows = direct_rows
 
@@ -83,5 +82,6 @@ def by_ranks(table: dict[int, int], ranks: int) -> int:
     return next((value for size, value in sorted(table.items()) if size >= ranks), table[8])
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """`size` bytes, rounded up to where the next part may begin."""
     return -(-size // _ALIGNED) * _ALIGNED

@@ -128,30 +128,31 @@ def test_what_travels_between_nodes_is_folded_before():
 
 
 class CountedColumns:
-    """Stands for peer memory inside a node: columns of a part's ranks, and what is told it."""
+    """Stands for peer memory inside a node: columns of a part's ranks, and the calls."""
 
     def __init__(self, inside):
-        self.inside, self.told, self.rows = inside, [], []
+        self.inside, self.calls, self.rows = inside, [], []
+        self.carrier = self
 
     def gather_columns(self, x):
         self.rows.append(len(x))
         return self.inside.all_gather(x).transpose(0, 1).reshape(len(x), -1)
 
     def rehearsal(self):
-        return nullcontext(self.told.append("rehearsal"))
+        return nullcontext(self.calls.append("rehearsal"))
 
     def report(self):
-        self.told.append("report")
+        self.calls.append("report")
 
     def check(self):
-        self.told.append("check")
+        self.calls.append("check")
 
     def set_timeout(self, seconds):
-        self.told.append(seconds)
+        self.calls.append(seconds)
 
 
 @pytest.mark.parametrize("name", order.FOLD_ORDERS)
-def test_few_rows_go_over_the_peer_memory_of_the_node_and_its_losses_are_told(name):
+def test_few_rows_go_over_the_peer_memory_of_the_node_and_its_losses_are_reported(name):
     def check(world):
         nodes, plan = split_nodes(world, 2), order.fold_plan(name, 8, 4)
         peers = CountedColumns(nodes.inside)
@@ -162,11 +163,11 @@ def test_few_rows_go_over_the_peer_memory_of_the_node_and_its_losses_are_told(na
             sums = exchange.everyones(mine(plan, values, world))
             assert_same_bits(ops.fold_roots(sums, 1)[0], whole)
         assert peers.rows == [plan.slots, 3 * plan.slots]
-        exchange.report()
-        exchange.check()
-        exchange.set_timeout(3.0)
-        with exchange.rehearsal():
-            assert peers.told == ["report", "check", 3.0, "rehearsal"]
+        exchange.carrier.report()
+        exchange.carrier.check()
+        exchange.carrier.set_timeout(3.0)
+        with exchange.carrier.rehearsal():
+            assert peers.calls == ["report", "check", 3.0, "rehearsal"]
 
     run_threads(4, check)
 

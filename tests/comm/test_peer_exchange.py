@@ -19,7 +19,7 @@ from tpdet.kernels.cuda.exchange.two_shot import everyone_owns
 def test_parts_of_the_shared_memory_do_not_overlap():
     for ranks, slots, rows, hidden in ((2, 4, 8192, 8192), (4, 1, 300, 4096), (8, 1, 1, 256)):
         layout = SlotLayout(ranks, slots, rows, hidden, torch.bfloat16)
-        starts = layout.one_shot_start, layout.roots_start, layout.y_start, layout.gather_start
+        starts = layout.one_shot_start, layout.roots_start, layout.y_start, layout.flag_start
         sizes = (
             2 * ranks * slots * layout.one_shot_rows * hidden * 4,
             2 * ranks * slots * layout.share_rows * hidden * 4,
@@ -58,10 +58,10 @@ def test_auto_takes_what_the_device_has_and_peer_is_never_replaced():
         cpu = torch.device("cpu")
         for transport in ("auto", "gather"):
             made = open_exchange(transport, plan, world, 64, 256, torch.float32, cpu)
-            assert isinstance(made, GatherExchange) and made.memory is None
-            made.report()
-            made.check()
-            assert made.all_gather(torch.tensor([world.rank])).tolist() == [[0], [1]]
+            assert isinstance(made, GatherExchange) and made.carrier.memory is None
+            made.carrier.report()
+            made.carrier.check()
+            assert made.carrier.all_gather(torch.tensor([world.rank])).tolist() == [[0], [1]]
         with pytest.raises(UsageError, match="use --transport gather"):
             open_exchange("peer", plan, world, 64, 256, torch.float32, cpu)
 

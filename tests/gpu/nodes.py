@@ -110,9 +110,9 @@ def main():
             failed = failed or b"FAIL" in said
             if case.world.rank == 0:
                 print(f"{name}, {rows} rows: {b' '.join(said).decode()}", flush=True)
-        case.two.report()
+        case.two.carrier.report()
         case.synchronize()
-        case.two.check()
+        case.two.carrier.check()
     case.take("pairs")
     for rows in case.rows if kind == "cuda" else ():
         found = case.times(rows)

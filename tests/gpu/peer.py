@@ -72,12 +72,12 @@ class Case:
     def armed(self, wrong):
         torch.cuda.synchronize()
         self.world.barrier()
-        words = self.exchange._shared.own[: self.exchange.layout.gather_start // 4]
+        words = self.exchange._shared.own[: self.exchange.layout.flag_start // 4]
         if not bool((words == -1).all()):
             wrong.append("slots were left behind")
-        self.exchange.report()
+        self.exchange.carrier.report()
         torch.cuda.synchronize()
-        self.exchange.check()
+        self.exchange.carrier.check()
 
 
 def keep(wrong, function, *arguments):
@@ -200,7 +200,13 @@ def check_gather(world):
         for turn in range(3):
             x = torch.arange(count * 2, device="cuda").view(count, 2) * (turn * 7 - 9)
             x = x * (world.rank + 1) - 1
-            keep(wrong, exactly, case.exchange.all_gather(x), world.all_gather(x), f"{count} rows")
+            keep(
+                wrong,
+                exactly,
+                case.exchange.carrier.all_gather(x),
+                world.all_gather(x),
+                f"{count} rows",
+            )
     case.armed(wrong)
     finish(wrong)
 
@@ -215,7 +221,7 @@ def check_lost(world):
     case = Case(world, "pairs", 4096, torch.bfloat16, 512)
     captured = [Captured(case, rows) for rows in (5, 300)]
     case.memory.settle()
-    case.exchange.set_timeout(1.5)
+    case.exchange.carrier.set_timeout(1.5)
     start, named = time.monotonic(), None
     if world.rank < world.size - 1:
         for each in captured:
@@ -223,9 +229,9 @@ def check_lost(world):
                 each.graph.replay()
         torch.cuda.synchronize()
         try:
-            case.exchange.report()
+            case.exchange.carrier.report()
             torch.cuda.synchronize()
-            case.exchange.check()
+            case.exchange.carrier.check()
         except PeerLostError as error:
             named = str(error)
     taken = time.monotonic() - start

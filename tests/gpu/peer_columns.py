@@ -37,7 +37,7 @@ class Case:
         self.memory = open_peer_memory(world)
         assert self.memory is not None, "these GPUs have no peer memory"
         widths = widest, hidden
-        self.exchange = PeerColumns(plan, self.memory, rows, widths, dtype, **limits)
+        self.exchange = PeerColumns(self.memory, rows, widths, dtype, **limits)
         self.plain = GatherExchange(plan, world)
         self.weight = draw(hidden, dtype=dtype, seed=99)
 
@@ -62,9 +62,9 @@ class Case:
         self.world.barrier()
         if not bool((self.exchange._buffers.own == -1).all()):
             wrong.append("slots were left behind")
-        self.exchange.report()
+        self.exchange.carrier.report()
         torch.cuda.synchronize()
-        self.exchange.check()
+        self.exchange.carrier.check()
 
 
 def check_sizes(world, rows_of=ROWS, **options):
@@ -130,16 +130,16 @@ def check_lost(world):
     case = Case(world, 512)
     captured = [Captured(case, rows) for rows in (5, 300)]
     case.memory.settle()
-    case.exchange.set_timeout(1.5)
+    case.exchange.carrier.set_timeout(1.5)
     start, named = time.monotonic(), None
     if world.rank < world.size - 1:
         for each in captured:
             for _ in range(5):
                 each.graph.replay()
-        case.exchange.report()
+        case.exchange.carrier.report()
         torch.cuda.synchronize()
         try:
-            case.exchange.check()
+            case.exchange.carrier.check()
         except PeerLostError as error:
             named = str(error)
     taken = time.monotonic() - start
@@ -188,7 +188,7 @@ def _time(world, case, run, exchange, rows):
     for _ in range(8):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         world.barrier()
-        case.exchange.all_gather(case.weight[:2])  # the GPUs leave it together
+        case.exchange.carrier.all_gather(case.weight[:2])  # the GPUs leave it together
         begin.record()
         graph.replay()
         end.record()

@@ -43,12 +43,12 @@ def print_times(world):
         if world.rank == 0:
             best = min(taken[name] for name in taken if "shot" in name)
             print(_line(world, plan, kilobytes, rows, taken, best), flush=True)
-    one.report()
+    one.carrier.report()
     torch.cuda.synchronize()
-    one.check()
-    two.report()
+    one.carrier.check()
+    two.carrier.report()
     torch.cuda.synchronize()
-    two.check()
+    two.carrier.check()
     bound = one.layout.bytes / 2**20, two.layout.bytes / 2**20
     return f"shared memory {bound[0]:.0f} and {bound[1]:.0f} MiB a rank"
 
@@ -98,7 +98,7 @@ def _interleaved(world, exchange, runs, residual, repeats):
         for name, graph in graphs.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             world.barrier()
-            exchange.all_gather(residual[:1])  # the GPUs leave it together
+            exchange.carrier.all_gather(residual[:1])  # the GPUs leave it together
             begin.record()
             graph.replay()
             end.record()

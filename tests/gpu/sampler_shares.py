@@ -22,7 +22,7 @@ from tests.gpu.sampler_times import TIMED
 from tpdet.comm.device import open_world
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_memory import open_peer_memory
-from tpdet.comm.exchange.rows import GatherRows
+from tpdet.comm.exchange.rows import GatherRows, open_row_exchange
 from tpdet.kernels import order
 from tpdet.kernels.cuda.sampling import sample_rows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -35,7 +35,7 @@ ROWS = 256
 def opened(world):
     plan = order.fold_plan("pairs", 8, world.size)
     sums = PeerExchange(plan, open_peer_memory(world), 64, 4096, torch.bfloat16)
-    return sums, sums.open_rows(VOCABULARY // world.size, ROWS)
+    return sums, open_row_exchange(sums.carrier, VOCABULARY // world.size, ROWS)
 
 
 def columns_of(whole, world):
@@ -61,7 +61,7 @@ def check_bits(world, sums, peer):
                         whole, expected, counts, sampler._ranks(how, counts), Shard(0, VOCABULARY)
                     )
                 )
-                shard = Shard(world.rank * mine.shape[1], VOCABULARY, sums.all_gather)
+                shard = Shard(world.rank * mine.shape[1], VOCABULARY, sums.carrier.all_gather)
                 by_columns = partial(sampler.sample_columns, mine, how, counts, shard)
                 works = {"columns": by_columns}
                 for exchange in (peer, GatherRows(world, ROWS)):
@@ -74,9 +74,9 @@ def check_bits(world, sums, peer):
                     same &= torch.equal(sampled.tokens[sampled.fit], expected.tokens[sampled.fit])
                     if not same or repr(sampler.finish(sampled)) != repr(alone):
                         wrong.append((kind, count, name))
-    sums.report()
+    sums.carrier.report()
     torch.cuda.synchronize()
-    sums.check()
+    sums.carrier.check()
     assert not wrong, wrong
 
 
@@ -115,7 +115,7 @@ def print_times(world, sums, peer):
         for count in (1, 16, 32, 64, 256):
             mine = columns_of(rows("random", count, VOCABULARY), world)
             how, none = params(count, (way,)), [0] * count
-            shard = Shard(world.rank * mine.shape[1], VOCABULARY, sums.all_gather)
+            shard = Shard(world.rank * mine.shape[1], VOCABULARY, sums.carrier.all_gather)
 
             def whole(mine=mine, how=how):
                 everyone = world.all_gather(mine).permute(1, 0, 2).reshape(len(mine), -1)
@@ -143,9 +143,9 @@ def print_times(world, sums, peer):
                     f"  {name:8s} {count:4d} rows /{world.size}  {times}  floor {floor:6.1f}",
                     flush=True,
                 )
-    sums.report()
+    sums.carrier.report()
     torch.cuda.synchronize()
-    sums.check()
+    sums.carrier.check()
 
 
 def _chained(work):

@@ -175,7 +175,7 @@ def test_columns_are_gathered_added_and_normed_over_any_transport():
             found = made.gather_and_norm(mine, residual, Norm(weight, 1e-6))
             assert_same_bits(found[0], h)
             assert_same_bits(found[1], ops.rms_norm(h, Norm(weight, 1e-6)))
-            assert made.overlap_programs == 0 and made.memory is None
+            assert made.overlap_programs == 0 and made.carrier.memory is None
         if world.size > 1:
             with pytest.raises(UsageError, match="use --transport gather"):
                 open_columns("peer", plan, world, *sizes)

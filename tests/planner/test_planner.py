@@ -11,6 +11,7 @@ from tests.lib.thread_world import run_threads
 from tests.lib.tree import ROOT
 from tpdet.bench.report.shapes import cut_for, named_config
 from tpdet.cli import main
+from tpdet.comm.exchange.peer_carrier import gather_bytes
 from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
@@ -170,7 +171,7 @@ def test_slots_are_laid_out_as_the_runtime_does():
 
     world = plan_world(wish("llama-3-70b"), 8)
     layout = SlotLayout(8, 1, 8192, 8192, torch.bfloat16)
-    assert rank_memory(world, 4096, 0.9).slots == layout.bytes
+    assert rank_memory(world, 4096, 0.9).slots == layout.bytes + gather_bytes(8)
     assert rank_memory(plan_world(wish("llama-3-8b"), 1), 4096, 0.9).slots == 0
 
 

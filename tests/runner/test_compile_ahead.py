@@ -188,16 +188,18 @@ def test_an_exchange_is_rehearsed_without_a_peer_and_not_counted(monkeypatch, tm
     before = exchange._shared.own.clone()
     roots = relative_roots(plan.roots[0], 0)
     counts = set()
-    with exchange.rehearsal(), recording() as asked:
+    with exchange.carrier.rehearsal(), recording() as asked:
         for rows in (1, 5, 8, 1024, 2048, 2048, 5000):
             x = torch.zeros(rows, hidden, dtype=torch.bfloat16)
             sums = PartialSums(torch.zeros(4, rows, hidden), roots)
             exchange.fold_and_norm(sums, x, Norm(x[0], 1e-6))
-            exchange.all_gather(x)
-            counts.add(exchange._direct)
+            exchange.carrier.all_gather(x)
+            counts.add(exchange.carrier._turns)
     names = {each.name for each in asked.values()}
     assert "gather_words" in names and len(names) >= 3
-    assert len(counts) > 1 and exchange._direct == 0  # each rank goes on with the same number
+    assert (
+        len(counts) > 1 and exchange.carrier._turns == 0
+    )  # each rank goes on with the same number
     assert torch.equal(exchange._shared.own, before)
 
 

@@ -50,11 +50,14 @@ def main(arguments: list[str]) -> int:
     for kilobytes, count in zip(spec.kilobytes, rows, strict=True):
         found += _Case(world, plan, exchange, spec, count).rows(kilobytes)
         torch.cuda.empty_cache()
-    exchange.report()
+    carrier = exchange.carrier
+    carrier.report()
     torch.cuda.synchronize()
-    exchange.check()
+    carrier.check()
     if world.rank == 0:
-        notes = () if exchange.memory else ("no peer memory here: ours is the gathered form",)
+        notes = (
+            () if exchange.carrier.memory else ("no peer memory here: ours is the gathered form",)
+        )
         result = BenchResult(rows=tuple(found), machine=machine("cuda", world.size), notes=notes)
         Path(arguments[1]).write_bytes(msgspec.json.encode(result))
     world.barrier()
@@ -74,6 +77,7 @@ class _Case:
         count: int,
     ) -> None:
         self._world, self._plan, self._exchange, self._spec = world, plan, exchange, spec
+        self._gather = exchange.carrier.all_gather
         self._count = count
         roots = len(plan.roots[world.rank])
         values = random_values(roots, count, spec.hidden, seed=world.rank, dtype=torch.float32)
@@ -141,7 +145,9 @@ class _Case:
             for graph, times in zip(graphs, taken, strict=True):
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 self._world.barrier()
-                self._exchange.all_gather(self._norm.weight[:8])  # the GPUs leave it together
+                self._exchange.carrier.all_gather(
+                    self._norm.weight[:8]
+                )  # the GPUs leave it together
                 begin.record()
                 graph.replay()
                 end.record()

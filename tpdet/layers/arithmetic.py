@@ -141,5 +141,5 @@ class StockArithmetic:
 def make_arithmetic(approximate: bool, world: World, exchange: RankExchange) -> Arithmetic:
     """Stock arithmetic or the contract's; `exchange` is the strict one."""
     if approximate:
-        return StockArithmetic(AllReduceExchange(world, exchange))
+        return StockArithmetic(AllReduceExchange(world, exchange.carrier))
     return StrictArithmetic(exchange)

@@ -19,7 +19,7 @@ class VocabularyTable:
         rows_VH = self._read(source)
         share = partition.vocabulary_share * len(partition.mine)
         self._arithmetic = partition.arithmetic
-        memory = partition.exchange.memory
+        memory = partition.exchange.carrier.memory
         self._parts = None
         if memory is not None:
             self._parts = memory.allocate((share, config.hidden_size), rows_VH.dtype)
@@ -46,7 +46,7 @@ class VocabularyTable:
     def _fill(self, rows_VH: torch.Tensor) -> None:
         self.table_VH[: rows_VH.shape[0]] = rows_VH
         self.table_VH[rows_VH.shape[0] :] = 0
-        memory = self._partition.exchange.memory
+        memory = self._partition.exchange.carrier.memory
         if memory is not None:
             memory.settle()  # from here on anyone may read
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from tpdet.cache.kv import page_bytes
+from tpdet.comm.exchange.peer_carrier import gather_bytes
 from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.products import head_product, layer_products
@@ -79,7 +80,8 @@ def _slot_bytes(world: World, dtype: torch.dtype) -> int:
     levels, hidden = world.levels, world.config.hidden_size
     inside = 0
     if levels.local > 1:
-        inside = SlotLayout(levels.local, levels.slots, world.budget, hidden, dtype).bytes
+        inside = gather_bytes(levels.local)
+        inside += SlotLayout(levels.local, levels.slots, world.budget, hidden, dtype).bytes
     if levels.nodes == 1:
         return inside
     rows = max(levels.one_shot_rows, -(-world.budget // levels.local))

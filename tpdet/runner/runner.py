@@ -127,7 +127,7 @@ class Runner:
             self._sampled[: len(sampled)].copy_(sampled.clamp(min=0))
         if self.device.type == "cpu":
             return None
-        self.model.exchange.report()
+        self.model.exchange.carrier.report()
         event = torch.cuda.Event()
         event.record()
         return event
@@ -151,7 +151,7 @@ class Runner:
         """Wait for a launched plan, no longer than the world does. Raises PeerLostError."""
         if event is not None:
             wait_for_step(plan.step, event, self._world)
-            self.model.exchange.check()
+            self.model.exchange.carrier.check()
 
     def _sample(self, plan: StepPlan, results: TakeLogits) -> torch.Tensor:
         """Run the model and sample: ids int64 [n] of the step's tokens.

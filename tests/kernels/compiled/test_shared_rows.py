@@ -137,7 +137,8 @@ def test_where_there_is_peer_memory_ranks_draw_together():
         world, config = SimpleNamespace(size=2, rank=0), SimpleNamespace(vocab_size=16)
 
     def opened(setting, memory):
-        exchange = SimpleNamespace(memory=memory, open_rows=lambda *_: "rows", all_gather=None)
+        carrier = SimpleNamespace(memory=memory, world=Partition.world, all_gather=None)
+        exchange = SimpleNamespace(carrier=carrier)
         config = SimpleNamespace(share_draws=setting, seats=4)
         return shared_rows.open_sharing(config, exchange, Partition, 256).open
 
@@ -152,7 +153,7 @@ def test_a_plan_that_this_rank_cannot_follow_is_refused():
         world=SimpleNamespace(size=2, rank=0),
         config=SimpleNamespace(vocab_size=16),
     )
-    exchange = SimpleNamespace(memory=None, all_gather=None)
+    exchange = SimpleNamespace(carrier=SimpleNamespace(memory=None, all_gather=None))
     sharing = shared_rows.RowSharing(exchange, partition, 4, open_rows=False)
     with pytest.raises(IntegrityError, match="sample together"):
         sharing.follow(SimpleNamespace(sampling=ByShares(())))

@@ -58,17 +58,17 @@ class Host:
                 )
                 for rank in range(ranks)
             ]
-            for _ in range(3)
+            for _ in range(2)
         ]
 
     def _memory(self):
         words = torch.full((self.layout.bytes // 4,), -1, dtype=torch.int32)
-        words[self.layout.gather_start // 4 :] = 0
+        words[self.layout.flag_start // 4 :] = 0
         assert words.data_ptr() % 16 == 0
         return words
 
     def armed(self):
-        return all((m[: self.layout.gather_start // 4] == -1).all() for m in self.memory)
+        return all((m[: self.layout.flag_start // 4] == -1).all() for m in self.memory)
 
     def sums(self, leaves, rank, folded):
         share = LEAVES // self.ranks

@@ -6,6 +6,7 @@ have come.
 
 from contextlib import contextmanager
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ from tests.kernels.interpreted.peer_host import (
 )
 from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.comm.exchange.peer import PeerExchange
+from tpdet.comm.exchange.peer_carrier import GATHER_WORDS, PeerCarrier
 from tpdet.kernels import order
+from tpdet.kernels.cuda.exchange import gather as peer_gather
 from tpdet.kernels.cuda.exchange import one_shot as peer_fold
 from tpdet.kernels.cuda.exchange import spread as peer_spread
 from tpdet.kernels.cuda.exchange import two_shot as peer_two_shot
@@ -186,9 +189,9 @@ def test_an_exchange_cuts_a_step_into_pieces():
                 part = slice(owned.start, owned.stop)
                 assert_same_bits(mine[part], h[part], f"h of {rows} rows")
             assert_same_bits(normed, y, f"y of {rows} rows")
-            assert (exchange._shared.own[: exchange.layout.gather_start // 4] == -1).all()
-            exchange.report()
-            exchange.check()
+            assert (exchange._shared.own[: exchange.layout.flag_start // 4] == -1).all()
+            exchange.carrier.report()
+            exchange.carrier.check()
 
 
 @contextmanager
@@ -210,27 +213,36 @@ def _recorded_calls():
 
 
 def test_gathers_words_of_any_bits():
-    host = Host("pairs", 4, 32, torch.float16, programs=2)
-    start, room = host.layout.gather_start // 8, 1 << 16
-    for turn, words in enumerate((1, 3000, 7, 2048)):
+    """Through the carrier of every rank, in both buffers; more words than one kernel takes too."""
+    made = [PeerCarrier(FakeMemory(rank, 4)) for rank in range(4)]
+    addresses = torch.tensor([carrier._slots.own.data_ptr() for carrier in made])
+    for carrier in made:
+        carrier._gather = replace(carrier._gather, table=addresses, live=False)
+    for turn, words in enumerate((1, 3000, 7, GATHER_WORDS + 5, 2048)):
+        generators = [torch.Generator().manual_seed(turn * 8 + r) for r in range(4)]
         sent = [
-            torch.randint(
-                -(2**31),
-                2**31,
-                (words,),
-                dtype=torch.int64,
-                generator=torch.Generator().manual_seed(turn * 8 + r),
-            ).int()
-            for r in range(4)
+            torch.randint(-(2**31), 2**31, (words,), generator=generator).int()
+            for generator in generators
         ]
         for x in sent:
             x[0] = -1
-        found = [torch.zeros(4, words, dtype=torch.int32) for _ in range(4)]
-        for phase in ("push", "take"):
-            for r in range(4):
-                run_gather(sent[r], found[r], host.peers[2][r], (start, room), (phase,))
-        for gathered in found:
+        for gathered in _gathered(made, sent):
             assert_same_bits(gathered, torch.stack(sent))
+
+
+def _gathered(made, sent):
+    """What each rank gathers: all ranks push a piece, then all take it."""
+    found, calls = [], []
+    for carrier, x in zip(made, sent, strict=True):
+        with mock.patch.object(peer_gather, "run_gather") as run:
+            carrier.all_gather(x)
+        calls.append([call.args for call in run.call_args_list])
+        found.append([into for _, into, *_ in calls[-1]])
+    for piece in zip(*calls, strict=True):
+        for phase in ("push", "take"):
+            for arguments in piece:
+                run_gather(*arguments, phases=(phase,))
+    return [torch.cat(parts, dim=1) for parts in found]
 
 
 def test_embeds_rows_of_all_parts():

@@ -12,7 +12,6 @@ import torch
 from tests.kernels.interpreted.peer_host import EPS, FakeMemory, draw
 from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.comm.exchange.peer_columns import PeerColumns
-from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import columns as peer_columns
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.inputs.norm import Norm
@@ -23,10 +22,9 @@ class Host:
     """Ranks that take turns, each with an exchange of its own as the engine makes it."""
 
     def __init__(self, ranks, widest, hidden, dtype, rows=64, piece_rows=64):
-        plan = order.fold_plan("pairs", 8, ranks)
         self.ranks, self.hidden, self.dtype = ranks, hidden, dtype
         self.made = [
-            PeerColumns(plan, FakeMemory(rank, ranks), rows, (widest, hidden), dtype, piece_rows)
+            PeerColumns(FakeMemory(rank, ranks), rows, (widest, hidden), dtype, piece_rows)
             for rank in range(ranks)
         ]
         addresses = torch.tensor([each._buffers.own.data_ptr() for each in self.made])
@@ -121,7 +119,7 @@ def test_both_kinds_may_alternate():
             found = host.gather(whole)
         for each in found:
             assert_same_bits(each, whole, f"turn {turn}")
-    assert all(each._counter.tolist() == [6, 0] for each in host.made)
+    assert all(each._peers.counter.tolist() == [6, 0] for each in host.made)
 
 
 def test_words_like_those_that_have_not_come_stay_nan():

@@ -10,9 +10,8 @@ import torch
 
 from tests.kernels.interpreted.peer_host import FakeMemory, draw
 from tests.lib.bits import assert_same_bits
-from tpdet.comm.exchange.peer import PeerExchange
-from tpdet.comm.exchange.rows import first_rows, share_of
-from tpdet.kernels import order
+from tpdet.comm.exchange.peer_carrier import PeerCarrier
+from tpdet.comm.exchange.rows import first_rows, open_row_exchange, share_of
 from tpdet.kernels.cuda.exchange import rows as peer_rows
 
 
@@ -20,11 +19,10 @@ class Host:
     """Ranks that take turns, each with an exchange of rows as the engine makes it."""
 
     def __init__(self, ranks, columns, rows):
-        plan = order.fold_plan("pairs", 8, ranks)
         self.ranks, self.made = ranks, []
         for rank in range(ranks):
-            sums = PeerExchange(plan, FakeMemory(rank, ranks), 1, 32, torch.float16)
-            self.made.append(sums.open_rows(columns, rows))
+            carrier = PeerCarrier(FakeMemory(rank, ranks))
+            self.made.append(open_row_exchange(carrier, columns, rows))
         addresses = torch.tensor([each._buffers.own.data_ptr() for each in self.made])
         for each in self.made:
             assert each._buffers.own.data_ptr() % 16 == 0

@@ -91,7 +91,7 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
     pages = _warm_and_count_pages(loaded)
     world.set_timeout(config.step_timeout)
     # A rank that waits in a kernel gives up before the host that waits for the kernel does.
-    partition.exchange.set_timeout(_SHARE_OF_TIMEOUT * config.step_timeout)
+    partition.exchange.carrier.set_timeout(_SHARE_OF_TIMEOUT * config.step_timeout)
     return replace(loaded, num_pages=pages)
 
 

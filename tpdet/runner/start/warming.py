@@ -27,7 +27,7 @@ def warm_engine(loaded: LoadedModel) -> int:
 
     def rehearse() -> None:
         shallow = model.shallow()
-        with shallow.exchange.rehearsal():
+        with shallow.exchange.carrier.rehearsal():
             warm_up(shallow, pages, device, *limits)
             if captures_graphs(config, device):
                 make_graphs(shallow, pages, sampled, config, context, capture=False)

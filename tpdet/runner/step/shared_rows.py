@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from tpdet.comm.exchange.fold import RankExchange
-from tpdet.comm.exchange.rows import RowExchange
+from tpdet.comm.exchange.rows import RowExchange, open_row_exchange
 from tpdet.config import EngineConfig
 from tpdet.control.plan import (
     ByColumns,
@@ -58,11 +58,11 @@ class RowSharing:
         world, vocab_size = partition.world, partition.config.vocab_size
         self._columns = partition.vocabulary_share * len(partition.mine)
         self._world = world
-        self._shard = Shard(world.rank * self._columns, vocab_size, exchange.all_gather)
+        self._shard = Shard(world.rank * self._columns, vocab_size, exchange.carrier.all_gather)
         self.several, self.open = world.size > 1, open_rows
         self._rows: RowExchange | None = None
         if open_rows:
-            self._rows = exchange.open_rows(self._columns, rows)
+            self._rows = open_row_exchange(exchange.carrier, self._columns, rows)
         self._most = rows
 
     def follow(self, plan: StepPlan) -> SampleTogether | None:
@@ -126,7 +126,8 @@ def open_sharing(
     config: EngineConfig, exchange: RankExchange, partition: Partition, rows: int
 ) -> RowSharing:
     """For up to `rows` rows at once, if the configuration has ranks sample together. Collective."""
-    asked = {"auto": exchange.memory is not None, "on": True, "off": False}[config.share_draws]
+    peers = exchange.carrier.memory is not None
+    asked = {"auto": peers, "on": True, "off": False}[config.share_draws]
     several = partition.world.size > 1
     return RowSharing(exchange, partition, min(rows, config.seats), asked and several)
 
