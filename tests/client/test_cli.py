@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tpdet.cli import _parser, main
-from tpdet.client.generate import engine_config
+from tpdet.client.engine_settings import engine_config
 from tpdet.errors import UsageError
 from tpdet.request import SamplingParams
 from tpdet.server.settings.settings import make_parser

@@ -2,28 +2,11 @@
 
 import argparse
 import os
-import sys
-from collections.abc import Mapping
-from typing import Any
 
 from tpdet.arguments.command_line import number, whole_number
-from tpdet.config import EngineConfig, validated
+from tpdet.client.engine_settings import add_engine_settings, engine_config
 from tpdet.errors import RequestError, UsageError
-from tpdet.server.settings.flags import add_field
-from tpdet.server.settings.settings import SETTINGS
-from tpdet.server.settings.sources import Source, parse_text, read_toml, read_variables
 
-_ENGINE = {
-    "everyday": ("max_model_len", "dtype", "device"),
-    "model and tokenizer": ("revision", "load_format", "tokenizer", "chat_template"),
-    "memory and batches": (
-        "gpu_memory_utilization", "kv_pages", "enable_prefix_caching", "max_num_seqs",
-        "max_num_batched_tokens", "fixed_batch",
-    ),
-    "arithmetic (what may change bits)": ("fold_order", "row_layers", "leaves", "approximate"),
-    "ranks and kernels": ("transport", "share_draws", "enforce_eager", "compile_ahead"),
-}  # fmt: skip
-"""The engine's settings that are flags here; the others keep their defaults."""
 _SAMPLING = ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos")
 
 
@@ -57,11 +40,7 @@ def add_generate(commands: argparse._SubParsersAction) -> None:
     )
     sampling.add_argument("--ignore-eos", action="store_true", help="go on past the end of text")
     command.add_argument("--json", action="store_true", help="one JSON object a prompt")
-    command.add_argument("--config", metavar="FILE.toml", help="settings; only the engine's count")
-    for title, names in _ENGINE.items():
-        group = command.add_argument_group(title)
-        for name in names:
-            add_field(group, name, EngineConfig.model_fields[name])
+    add_engine_settings(command, leave_out=("skip_tokenizer_init",))
     command.set_defaults(run=generate)
 
 
@@ -98,35 +77,3 @@ def generate(options: argparse.Namespace) -> int:
         else:
             print("\n".join(choice.text for choice in output.outputs))
     return 0
-
-
-def engine_config(options: argparse.Namespace, environ: Mapping[str, str]) -> EngineConfig:
-    """The engine that flags, the environment and the file of --config ask for, in this order.
-
-    Raises UsageError naming the source of a wrong value, NotFoundError without the file.
-    """
-    fields = EngineConfig.model_fields
-    variables = read_variables(environ, {**SETTINGS})
-    path = options.config or environ.get("TPDET_CONFIG", "").strip()
-    file = read_toml(path) if path else Source()
-    values: dict[str, Any] = {}
-    spelled: dict[str, str] = {}
-    for source in (file, variables):
-        for name in source.values:
-            if name in fields and name != "on_slowdown":
-                values[name], spelled[name] = source.values[name], source.spelled[name]
-    for names in _ENGINE.values():
-        for name in names:
-            value = getattr(options, name)
-            if value is not None:
-                values[name] = parse_text(fields[name], value) if isinstance(value, str) else value
-                spelled[name] = "--" + name.replace("_", "-")
-    if options.model is not None:
-        values["model"] = options.model
-    if "model" not in values:
-        raise UsageError("no model is given: name a Hugging Face directory")
-    for note in variables.notes:
-        print(f"tpdet: {note}", file=sys.stderr)
-    return validated(
-        EngineConfig, values, lambda name: spelled.get(name, "--" + name.replace("_", "-"))
-    )
