@@ -26,6 +26,7 @@ serve
   tpdet launch slurm --nodes 2 MODEL    start one on a cluster: slurm, torchrun, mpirun
 offline
   tpdet generate MODEL --prompt "Hi"    answer prompts without a server
+  tpdet score MODEL FILE                log-probabilities of a text's tokens, bit for bit
   tpdet verify MODEL                    prove that no circumstance changes a bit
   tpdet bench latency MODEL             time the engine, a server, the kernels
   tpdet plan --model qwen3-8b           memory and speed on GPUs that need not be there
@@ -81,6 +82,7 @@ def _parser() -> Parser:
         add_generate,
         add_stop,
         add_reload,
+        _add_score,
         _add_verify,
         _add_bench,
         _add_plan,
@@ -115,6 +117,12 @@ def _launch(arguments: list[str]) -> int:
     from tpdet.server.commands.launch import launch_command
 
     return launch_command(arguments)
+
+
+def _add_score(commands: argparse._SubParsersAction) -> None:
+    from tpdet.score.arguments import add_score
+
+    add_score(commands)
 
 
 def _add_verify(commands: argparse._SubParsersAction) -> None:

@@ -26,6 +26,7 @@ def test_the_commands_are_those_users_know():
     for command in (
         "serve",
         "generate",
+        "score",
         "verify",
         "bench",
         "make-model",
@@ -262,7 +263,8 @@ def test_help_is_instant_and_needs_no_torch():
     code = (
         "import sys; from tpdet.cli import main\n"
         "for a in (['--help'], ['serve', '--help'], ['generate', '--help'], ['chat', '--help'],"
-        " ['bench', 'serve', '--help'], ['plan', '--help'], ['tune', '--help']):\n"
+        " ['score', '--help'], ['bench', 'serve', '--help'], ['plan', '--help'],"
+        " ['tune', '--help']):\n"
         "    try: main(a)\n"
         "    except SystemExit: pass\n"
         "sys.exit('torch' in sys.modules)"

@@ -29,7 +29,7 @@ FLOORS = (
     ("runner",),
     ("engine",),
     ("llm", "verify", "server/leader"),
-    ("serve", "bench/report", "server/commands"),
+    ("serve", "bench/report", "score", "server/commands"),
     ("bench/kernels",),
     ("bench",),
     ("tune", "planner"),

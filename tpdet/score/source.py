@@ -1,0 +1,84 @@
+"""Reads what is to be scored: a file, standard input, a text or a list of token ids."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tpdet.errors import NotFoundError, UsageError
+from tpdet.launch.ranks.environment import read_environment
+
+STDIN = "-"
+
+
+class Source(NamedTuple):
+    """A text, or else token ids; `name` is what messages call it."""
+
+    name: str
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+
+
+def read_source(options: argparse.Namespace) -> Source:
+    """The one source that the flags name.
+
+    Raises UsageError for none or several, for an empty text and for what is no UTF-8 or no list of
+    ids; NotFoundError for a file that does not exist.
+    """
+    given = [
+        *(("FILE", path) for path in [options.file] if path is not None),
+        *(("--prompt", text) for text in options.prompt or ()),
+        *(("--tokens", path) for path in options.tokens or ()),
+    ]
+    if len(given) != 1:
+        said = " and ".join(flag for flag, _ in given) or "none"
+        raise UsageError(f"give one of FILE, --prompt and --tokens, not {said}")
+    flag, value = given[0]
+    if flag == "--tokens":
+        if options.add_special_tokens is not None:
+            raise UsageError("--add-special-tokens is for texts: leave it out beside --tokens")
+        name = f"--tokens {value}"
+        return Source(name, token_ids=_ids(_read(value), name))
+    name = flag if flag == "--prompt" else _shown(value)
+    text = value if flag == "--prompt" else _decoded(_read(value), name)
+    if not text:
+        raise UsageError(f"{name} is empty: give a text")
+    return Source(name, text=text)
+
+
+def _read(path: str) -> bytes:
+    try:
+        if path != STDIN:
+            return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise NotFoundError(f"{path} does not exist: give a file, or --prompt TEXT") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path!r} cannot be read: {why}") from None
+    ranks = read_environment().size
+    if ranks > 1:
+        raise UsageError(f"- reaches one process only, not all {ranks} ranks: give a file")
+    return sys.stdin.buffer.read()
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}; convert it "
+            "(iconv -t UTF-8)"
+        ) from None
+
+
+def _ids(data: bytes, name: str) -> tuple[int, ...]:
+    try:
+        return tuple(msgspec.json.decode(data, type=list[int]))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name}: {error}: give a JSON list of ids, such as [5, 6, 7]") from None
+
+
+def _shown(path: str) -> str:
+    return "standard input" if path == STDIN else path
