@@ -17,9 +17,11 @@ from pydantic import (
     model_validator,
 )
 
+from tpdet.arguments.field_ranges import SEED
 from tpdet.arguments.suggestions import did_you_mean
 from tpdet.arguments.vllm_arguments import DTYPES, parse_size
 from tpdet.errors import UsageError
+from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 
 APPROXIMATE = "approximate"
@@ -41,6 +43,14 @@ Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValid
 Size = Annotated[int, BeforeValidator(_whole_size)]
 """A whole number; the texts 2k (2,000) and 2K (2,048) stand for one."""
 Model = TypeVar("Model", bound=BaseModel)
+
+MOST_LEAVES = 64
+MOST_SEQUENCES = 4096
+MOST_STEP_TOKENS = 1 << 20
+MOST_KV_PAGES = 1 << 24
+LONGEST_STEP_SECONDS = 3600.0
+LONGEST_START_SECONDS = 86400.0
+"""The largest values of settings; those past them are mistakes."""
 
 
 class EngineConfig(BaseModel):
@@ -77,21 +87,25 @@ class EngineConfig(BaseModel):
         "gather: ranks exchange their columns and add nothing; part of the contract id",
     )
     leaves: int | None = Field(
-        None, ge=1, le=64, description="largest number of leaves (a power of two); 8 by default"
+        None,
+        ge=1,
+        le=MOST_LEAVES,
+        description="largest number of leaves (a power of two); 8 by default",
     )
     max_model_len: Size | None = Field(
         None, ge=1, description="context length; the model's if unset"
     )
-    max_num_seqs: Size = Field(256, ge=1, le=4096, description="sequences in one step, at most")
-    # At most 256, the rows of the largest CUDA graph and of one product of the output head.
+    max_num_seqs: Size = Field(
+        256, ge=1, le=MOST_SEQUENCES, description="sequences in one step, at most"
+    )
     fixed_batch: int | None = Field(
         None,
         ge=1,
-        le=256,
+        le=HEAD_ROWS,
         description="rows of every decode step, padded, and sequences at a time, at most",
     )
     max_num_batched_tokens: Size = Field(
-        2048, ge=1, le=1 << 20, description="tokens in one step, at most"
+        2048, ge=1, le=MOST_STEP_TOKENS, description="tokens in one step, at most"
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0.0, le=1.0, description="share of the GPU's memory the engine may use"
@@ -107,7 +121,10 @@ class EngineConfig(BaseModel):
         "only; off: rank 0 draws them",
     )
     kv_pages: Size | None = Field(
-        None, ge=1, le=1 << 24, description="256-token pages of KV cache; from free memory if unset"
+        None,
+        ge=1,
+        le=MOST_KV_PAGES,
+        description="256-token pages of KV cache; from free memory if unset",
     )
     enable_prefix_caching: bool = Field(True, description="share KV pages of equal prefixes")
     approximate: bool = Field(
@@ -121,12 +138,20 @@ class EngineConfig(BaseModel):
     max_slowdown: float = Field(
         0.3, gt=0.0, lt=1.0, description="share of the speed measured at start that may be lost"
     )
-    seed: int = Field(0, ge=0, le=2**63 - 1, description="key of the server's own seed stream")
+    seed: int = Field(
+        0, ge=SEED.low, le=SEED.high, description="key of the server's own seed stream"
+    )
     step_timeout: float = Field(
-        60.0, gt=0.0, le=3600.0, description="seconds after which a silent rank counts as lost"
+        60.0,
+        gt=0.0,
+        le=LONGEST_STEP_SECONDS,
+        description="seconds after which a silent rank counts as lost",
     )
     start_timeout: float = Field(
-        300.0, gt=0.0, le=86400.0, description="seconds within which all ranks must have arrived"
+        300.0,
+        gt=0.0,
+        le=LONGEST_START_SECONDS,
+        description="seconds within which all ranks must have arrived",
     )
     max_queue: Size = Field(1024, ge=1, description="waiting requests, at most")
 

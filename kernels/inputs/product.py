@@ -9,6 +9,9 @@ from tpdet.kernels.order import Expression
 KINDS = ("column", "head", "row")
 """Output in the model's dtype; output in fp32; leaves whose fp32 sums are folded over ranks."""
 
+HEAD_ROWS = 256
+"""Rows of a `head` product that are computed at once, at most; a longer step takes several."""
+
 
 @dataclass(frozen=True, order=True)
 class Product:

@@ -8,8 +8,9 @@ from tpdet.config import EngineConfig
 from tpdet.control.plan import Row
 from tpdet.errors import UsageError
 from tpdet.kernels.inputs.paged_batch import PagedSequence
-from tpdet.runner.graphs.decode_graphs import MAX_ROWS, row_buckets
-from tpdet.runner.step.step_rows import LOGIT_ROWS, gather_rows
+from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.runner.graphs.decode_graphs import row_buckets
+from tpdet.runner.step.step_rows import gather_rows
 
 FIXED = 3
 
@@ -95,7 +96,7 @@ def test_pads_follow_a_decode_steps_rows_and_nothing_else_is_padded():
 def test_graphs_are_captured_for_the_fixed_rows_alone():
     assert row_buckets(256, 5) == [5]
     assert row_buckets(20) == [1, 2, 4, 8, 16, 20]
-    assert row_buckets(4096)[-1] == MAX_ROWS
+    assert row_buckets(4096)[-1] == HEAD_ROWS
 
 
 def test_a_fixed_batch_that_cannot_be_is_refused():
@@ -111,4 +112,4 @@ def test_a_fixed_batch_that_cannot_be_is_refused():
     assert EngineConfig.from_values(model="m").seats == 256
     # Pads never cross a block of the output head, nor a graph's rows.
     limit = EngineConfig.model_json_schema()["properties"]["fixed_batch"]["anyOf"][0]["maximum"]
-    assert limit <= min(MAX_ROWS, LOGIT_ROWS)
+    assert limit <= HEAD_ROWS

@@ -36,7 +36,7 @@ SHARED = 2**64 - 1  # owner of a page that all may read at its version, and no r
 ALL_PAGES = -1  # `page` of a RELOAD event
 
 _LINK = struct.Struct("<BqQQ")  # kind, page, version after, owner after
-_STATE_BYTES = 16  # version and owner, 8 bytes each
+_STATE = struct.Struct("<QQ")  # version, owner
 
 
 def version_id(request_id: str, seed: int, choice: int = 0) -> int:
@@ -170,13 +170,13 @@ class VersionTable:
 def first_difference(mine: bytes, theirs: bytes) -> str | None:
     """Name the first page at which two snapshots differ, with both versions and owners."""
     if len(mine) != len(theirs):
-        return f"{len(mine) // _STATE_BYTES} pages here, {len(theirs) // _STATE_BYTES} there"
-    for at in range(0, len(mine), _STATE_BYTES):
-        if mine[at : at + _STATE_BYTES] != theirs[at : at + _STATE_BYTES]:
-            version, owner = struct.unpack_from("<QQ", mine, at)
-            their_version, their_owner = struct.unpack_from("<QQ", theirs, at)
+        return f"{len(mine) // _STATE.size} pages here, {len(theirs) // _STATE.size} there"
+    for at in range(0, len(mine), _STATE.size):
+        if mine[at : at + _STATE.size] != theirs[at : at + _STATE.size]:
+            version, owner = _STATE.unpack_from(mine, at)
+            their_version, their_owner = _STATE.unpack_from(theirs, at)
             return (
-                f"page {at // _STATE_BYTES} is at version {version} of {owner:#018x} here, "
+                f"page {at // _STATE.size} is at version {version} of {owner:#018x} here, "
                 f"at version {their_version} of {their_owner:#018x} there"
             )
     return None

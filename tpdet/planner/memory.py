@@ -11,9 +11,10 @@ import torch
 from tpdet.cache.kv import page_bytes
 from tpdet.comm.exchange.peer_carrier import gather_bytes
 from tpdet.comm.exchange.slot_layout import SlotLayout
+from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.products import head_product, layer_products
-from tpdet.planner.step import HEAD_ROWS, World
+from tpdet.planner.step import World
 
 
 @dataclass(frozen=True)

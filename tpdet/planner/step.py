@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tpdet.bench.report.floor import attention_flops
 from tpdet.bench.report.shapes import cut_for
+from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
@@ -29,9 +30,6 @@ from tpdet.planner.kernel_time import (
     sampling_seconds,
     smooth_maximum,
 )
-
-HEAD_ROWS = 256
-"""Rows of the output head computed at once, at most (runner.LOGIT_ROWS)."""
 
 
 @dataclass(frozen=True)

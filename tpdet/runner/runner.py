@@ -15,6 +15,7 @@ from tpdet.config import EngineConfig
 from tpdet.control.plan import StepPlan
 from tpdet.errors import IntegrityError
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.layers.arithmetic import make_arithmetic
 from tpdet.models.micro_batches import micro_batches
 from tpdet.runner.graphs.engine_graphs import Graphs, captures_graphs, make_graphs
@@ -24,7 +25,7 @@ from tpdet.runner.start.loading import Tick
 from tpdet.runner.start.poison_check import poison_check
 from tpdet.runner.step.gpu_wait import wait_for_step
 from tpdet.runner.step.heartbeat import compare_tables
-from tpdet.runner.step.step_rows import LOGIT_ROWS, gather_rows
+from tpdet.runner.step.step_rows import gather_rows
 from tpdet.runner.step.taking import TakeLogits
 
 
@@ -169,13 +170,13 @@ class Runner:
         return ids
 
     def _shards(self, plan: StepPlan) -> Iterator[tuple[int, torch.Tensor]]:
-        """This rank's columns of the wanted logits, in blocks: (first row, fp32 [<= 256, V'])."""
+        """This rank's columns of the wanted logits, in blocks: (first row, fp32 [r, V'])."""
         if self._graphs is not None and self._graphs.decode.takes(plan.rows):
             yield 0, self._graphs.decode.run(plan.rows)
             return
         x_RH, wanted = self._run(plan), sum(row.logits for row in plan.rows)
-        for first in range(0, len(x_RH), LOGIT_ROWS):
-            logits_RV = self.model.local_logits(x_RH[first : first + LOGIT_ROWS])
+        for first in range(0, len(x_RH), HEAD_ROWS):
+            logits_RV = self.model.local_logits(x_RH[first : first + HEAD_ROWS])
             if first < wanted:  # the pads' come last
                 yield first, logits_RV[: wanted - first]
 

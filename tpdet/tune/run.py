@@ -14,15 +14,12 @@ import torch
 
 from tpdet.comm.device import driver_version
 from tpdet.errors import UsageError
-from tpdet.kernels.inputs.product import Product, read_roots
+from tpdet.kernels.inputs.product import HEAD_ROWS, Product, read_roots
 from tpdet.tune.shapes import tuned_gathered_products, tuned_products, tuned_row_products
 from tpdet.verify.run import parse_row_layers, parse_sizes
 
 if TYPE_CHECKING:
     from tpdet.tune.product import Tuned
-
-HEAD_ROWS = 256
-"""The output head never meets more rows at once."""
 
 
 def tune_command(options: argparse.Namespace) -> int:

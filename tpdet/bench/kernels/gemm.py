@@ -17,15 +17,13 @@ from tpdet.bench.report.record import BenchRow, finish
 from tpdet.bench.report.shapes import shards
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.models.products import model_products
 from tpdet.runner.start.kernel_checks import admit_products
 from tpdet.verify.run import parse_sizes
-
-HEAD_ROWS = 256
-"""The output head never meets more rows at once."""
 
 _EPS = 1e-6
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from tpdet.control.plan import Row
+from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.captured_steps import CapturedSteps
 from tpdet.runner.graphs.packed_step import BatchShape, StepShape
 
-MAX_ROWS = 256
-_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, HEAD_ROWS)
 
 
 def decode_shapes(max_rows: int, width: int, fixed_rows: int = 0) -> list[StepShape]:
@@ -54,7 +54,7 @@ def row_buckets(max_rows: int, fixed_rows: int = 0) -> list[int]:
     """Numbers of rows that graphs are captured for, ascending; one if the batch is fixed."""
     if fixed_rows:
         return [fixed_rows]
-    largest = min(max_rows, MAX_ROWS)
+    largest = min(max_rows, HEAD_ROWS)
     return sorted({*(n for n in _ROWS if n < largest), largest})
 
 

@@ -1,17 +1,17 @@
 """A step's integers in one buffer of fixed shape, so that a captured graph finds them in place.
 
 The buffer holds int32 words: the ids of the step's rows, then positions, slots, tables and work
-lists of one batch or of two (`PagedBatch`), each part from a multiple of 16 bytes on, for
-kernels are specialised on that. A step is padded up to the shape: pad rows are token 0 at position
-0 of no sequence and write to the scratch page, pad entries of the lists name a sequence without
-rows, the table's last. A row's bits depend on neither (docs/numerics.md, section 8).
+lists of one batch or of two (`PagedBatch`). Each part begins at a multiple of 16 bytes, because
+kernels are specialised on that. A step is padded up to the shape. A pad row is token 0 at position
+0 of no sequence and writes to the scratch page. A pad entry of a list names the table's last
+sequence, which has no rows. A row's bits depend on no pad (docs/numerics.md, section 8).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,42 @@ from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch, PagedSequ
 from tpdet.kernels.order import PAGE_TOKENS
 
 _ALIGNED = 4  # int32 values in 16 bytes
+_INT64 = 2  # int32 values of one int64: an id, a position, a slot
+_FIRST, _COUNT, _START = range(3)
+"""Columns of `spans`: a sequence's first row, its number of rows, the first row's position."""
+_SEQUENCE, _OFFSET = range(2)
+"""Columns of the lists. `_OFFSET` is a row of the sequence in `blocks`, a split of the sequence in
+`splits`, and the sequence's first entry of `splits` in `short`."""
 _Buffer = Any  # a tensor, or an array over its memory: both are cut and viewed alike
+
+
+class BatchParts(NamedTuple):
+    """One value for each part of a batch, in the order of the buffer; `PagedBatch` explains them.
+
+    `spans` is there `rows`.
+    """
+
+    positions: Any
+    slots: Any
+    tables: Any
+    spans: Any
+    blocks: Any
+    splits: Any
+    short: Any
+
+
+class _Place(NamedTuple):
+    """Where a part lies: int32 values `begin` to `end` of the buffer, as [height, width]."""
+
+    begin: int
+    end: int
+    height: int
+    width: int
+
+    @property
+    def next(self) -> int:
+        """Where the part after it begins."""
+        return self.end + -(self.end - self.begin) % _ALIGNED
 
 
 @dataclass(frozen=True)
@@ -42,17 +77,18 @@ class BatchShape:
         """Room for short sequences."""
         return self.sequences if self.splits else 0
 
-    def parts(self) -> list[tuple[int, int]]:
-        """Rows and int32 words of a row: positions, slots, tables, rows, blocks, splits, short."""
-        return [
-            (self.rows, 2),
-            (self.rows, 2),
-            (self.sequences + 1, self.width),
-            (self.sequences + 1, 3),
-            (self.blocks, 2),
-            (self.splits, 2),
-            (self.short, 2),
-        ]
+    def parts(self) -> BatchParts:
+        """(height, width) of each part in int32 values."""
+        columns = _OFFSET + 1
+        return BatchParts(
+            positions=(self.rows, _INT64),
+            slots=(self.rows, _INT64),
+            tables=(self.sequences + 1, self.width),
+            spans=(self.sequences + 1, _START + 1),
+            blocks=(self.blocks, columns),
+            splits=(self.splits, columns),
+            short=(self.short, columns),
+        )
 
 
 @dataclass(frozen=True)
@@ -69,31 +105,36 @@ class StepShape:
     @property
     def words(self) -> int:
         """int32 values of a packed buffer."""
-        _, end, height, width = self._places[-1]
-        return end + -height * width % _ALIGNED
+        return self._places[-1].next
 
-    def views(self, packed: _Buffer, wide: object) -> tuple[_Buffer, list[list[_Buffer]]]:
+    def views(self, packed: _Buffer, wide: object) -> tuple[_Buffer, list[BatchParts]]:
         """Ids [rows], and the parts of each batch, as views of a packed buffer.
 
-        Of a tensor or of an array; wide: its int64, which ids, positions and slots are.
+        packed: a tensor or an array; wide: its dtype int64, which ids, positions and slots have.
         """
-        found = [
-            packed[begin:end].reshape(height, width) for begin, end, height, width in self._places
+        ids, *found = [
+            packed[place.begin : place.end].reshape(place.height, place.width)
+            for place in self._places
         ]
-        parts = iter(found[1:])
-        batches = [[next(parts) for _ in batch.parts()] for batch in self.batches]
-        for views in batches:
-            views[:2] = [x.reshape(-1).view(wide) for x in views[:2]]
-        return found[0].reshape(-1).view(wide), batches
+        views = iter(found)
+        batches = [BatchParts(*(next(views) for _ in batch.parts())) for batch in self.batches]
+        batches = [
+            parts._replace(
+                positions=parts.positions.reshape(-1).view(wide),
+                slots=parts.slots.reshape(-1).view(wide),
+            )
+            for parts in batches
+        ]
+        return ids.reshape(-1).view(wide), batches
 
     @cached_property
-    def _places(self) -> list[tuple[int, int, int, int]]:
-        """Begin, end, rows and words of a row of each part."""
-        places, begin = [], 0
-        for height, width in [(self.rows, 2), *(p for b in self.batches for p in b.parts())]:
-            end = begin + height * width
-            places.append((begin, end, height, width))
-            begin = end + -height * width % _ALIGNED
+    def _places(self) -> list[_Place]:
+        """Of the ids, then of every batch's parts."""
+        places: list[_Place] = []
+        begin = 0
+        for height, width in [(self.rows, _INT64), *(p for b in self.batches for p in b.parts())]:
+            places.append(_Place(begin, begin + height * width, height, width))
+            begin = places[-1].next
         return places
 
 
@@ -157,7 +198,7 @@ class StepSpans:
         """Which sequences are short in a batch."""
         return (self.count == 1) & bool(shape.splits)
 
-    def pack(self, shape: BatchShape, parts: list[np.ndarray], scratch: int) -> None:
+    def pack(self, shape: BatchShape, parts: BatchParts, scratch: int) -> None:
         """Write what fits a batch into its parts of a packed buffer on the host."""
         positions, slots, tables, spans, blocks, splits, short = parts
         count, total = len(self.count), int(self.count.sum())
@@ -169,8 +210,9 @@ class StepSpans:
         slots[:total] += place % PAGE_TOKENS
         slots[total:] = scratch * PAGE_TOKENS + np.arange(shape.rows - total) % PAGE_TOKENS
         tables[:count], tables[count:] = self.tables, scratch
-        for column, values in enumerate((self.first, self.count, self.start)):
-            spans[:count, column] = values
+        spans[:count, _FIRST] = self.first
+        spans[:count, _COUNT] = self.count
+        spans[:count, _START] = self.start
         spans[count:] = 0
         single = self.short(shape)
         if shape.blocks:
@@ -179,12 +221,13 @@ class StepSpans:
             self._pack_splits(shape, np.flatnonzero(single), splits, short)
 
     def _pack_blocks(self, shape: BatchShape, long: np.ndarray, blocks: np.ndarray) -> None:
-        """As `make_batch` orders them: those with most keys first."""
+        """In the order of `make_batch`: blocks with most keys first."""
         parts = -(-self.count[long] // BLOCK_TOKENS)
         sequence, total = np.repeat(long, parts), int(parts.sum())
         first = (np.arange(total) - np.repeat(np.cumsum(parts) - parts, parts)) * BLOCK_TOKENS
-        order = np.lexsort((first, sequence, -(self.start[sequence] + first)))
-        blocks[:total, 0], blocks[:total, 1] = sequence[order], first[order]
+        most_keys_first = np.lexsort((first, sequence, -(self.start[sequence] + first)))
+        blocks[:total, _SEQUENCE] = sequence[most_keys_first]
+        blocks[:total, _OFFSET] = first[most_keys_first]
         blocks[total:] = (shape.sequences, 0)
 
     def _pack_splits(
@@ -192,10 +235,11 @@ class StepSpans:
     ) -> None:
         lengths = self.start[single] // PAGE_TOKENS + 1
         firsts, total = np.cumsum(lengths) - lengths, int(lengths.sum())
-        splits[:total, 0] = np.repeat(single, lengths)
-        splits[:total, 1] = np.arange(total) - np.repeat(firsts, lengths)
+        splits[:total, _SEQUENCE] = np.repeat(single, lengths)
+        splits[:total, _OFFSET] = np.arange(total) - np.repeat(firsts, lengths)
         splits[total:] = (shape.sequences, 0)
-        short[: len(single), 0], short[: len(single), 1] = single, firsts
+        short[: len(single), _SEQUENCE] = single
+        short[: len(single), _OFFSET] = firsts
         short[len(single) :] = (shape.sequences, 0)
 
 
@@ -220,7 +264,7 @@ def packed_batches(
 ) -> tuple[torch.Tensor, list[PagedBatch]]:
     """Ids [rows] and the batches that a graph reads, as views of a packed buffer on the device.
 
-    `sequences` of a batch only say that every row belongs to somebody: nothing is zeroed for pads.
+    `sequences` of a batch only say that each row belongs to a sequence: no pad row is zeroed.
     """
     ids, batches = shape.views(packed, torch.int64)
     made = []
@@ -229,18 +273,5 @@ def packed_batches(
         sequences = [PagedSequence(0, batch.rows, 0, pages)]
         if not batch.blocks:
             sequences = [PagedSequence(i, 1, 0, (scratch,)) for i in range(batch.rows)]
-        positions, slots, tables, spans, blocks, splits, short = parts
-        made.append(
-            PagedBatch(
-                tuple(sequences),
-                positions,
-                slots,
-                tables,
-                spans,
-                blocks,
-                splits,
-                short,
-                short_rows=int(batch.splits > 0),
-            )
-        )
+        made.append(PagedBatch(tuple(sequences), *parts, short_rows=int(batch.splits > 0)))
     return ids, made

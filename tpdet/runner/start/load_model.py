@@ -9,6 +9,7 @@ from tpdet.comm.exchange.fold import RankExchange
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.kernels.cpu import threads
+from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.layers.arithmetic import make_arithmetic
 from tpdet.layers.partition import Partition, make_partition
 from tpdet.layers.row_layers import row_rule
@@ -28,7 +29,6 @@ from tpdet.runner.start.memory import agreed_pages
 from tpdet.runner.start.start_times import StartTimes
 from tpdet.runner.start.warming import warm_engine
 from tpdet.runner.step.shared_rows import open_sharing
-from tpdet.runner.step.step_rows import LOGIT_ROWS
 
 LOAD_TIMEOUT = 3600.0
 """Seconds that the ranks may be apart while they read weights."""
@@ -53,7 +53,7 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
     contracts = name_contracts(config, partition, kind)
     # 2. The kernels of this machine keep the contract, and all ranks agree on what they do.
     admits = on_gpu and not config.approximate
-    limits = product_limits(config, LOGIT_ROWS) if admits else None
+    limits = product_limits(config, HEAD_ROWS) if admits else None
     _check(config, partition, contracts, device, limits, ahead)
     times.mark("checks")
     # 3. The exchange, and the arithmetic that uses it.
@@ -63,7 +63,7 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
     # 4. The weights.
     loader = Loader(config, model, world, device)
     decoder, digest = loader.load(directory, partition, positions)
-    sharing = open_sharing(config, strict_exchange, partition, LOGIT_ROWS)
+    sharing = open_sharing(config, strict_exchange, partition, HEAD_ROWS)
     times.mark("load")
     # 5. The shape table's kernels give the contract's bits.
     if limits is not None:

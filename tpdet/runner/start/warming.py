@@ -6,10 +6,10 @@ from functools import partial
 
 import torch
 
+from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.models.warm_up import pages_needed, warm_up
 from tpdet.runner.graphs.engine_graphs import captures_graphs, make_graphs
 from tpdet.runner.start.loaded_model import LoadedModel
-from tpdet.runner.step.step_rows import LOGIT_ROWS
 
 _log = logging.getLogger("tpdet.engine")
 
@@ -23,7 +23,7 @@ def warm_engine(loaded: LoadedModel) -> int:
     config, context, model = loaded.config, loaded.max_model_len, loaded.decoder
     device, sampled = loaded.device, loaded.sampled
     pages = loaded.allocate_pages(pages_needed(config.max_num_batched_tokens, context))
-    limits = config.max_num_seqs, config.max_num_batched_tokens, context, LOGIT_ROWS
+    limits = config.max_num_seqs, config.max_num_batched_tokens, context, HEAD_ROWS
 
     def rehearse() -> None:
         shallow = model.shallow()

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from tpdet.control.plan import Row
 from tpdet.kernels.inputs.paged_batch import PagedSequence
 
-LOGIT_ROWS = 256
-"""Rows of the output head that are computed at once, at most."""
-
 
 @dataclass(frozen=True)
 class StepRows:
