@@ -1,10 +1,11 @@
-"""`tpdet serve` on a real model: the same answers over HTTP at TP 1, 2 and 4, alone and in a crowd.
+"""`tpdet serve` on a real model: one answer over HTTP at every TP size, alone and in a crowd.
 
 One server a size, each asked the same questions by the `openai` client; then it is drained, killed
 or stopped, and nothing may stay behind.
 """
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 
 from tests.server.served import STEP_TIMEOUT, Served, streams
 
-SIZES = (1, 2, 4)
+SIZES = (1, pytest.param(2, marks=pytest.mark.slow), 4)  # Slurm and mpirun serve at 2
 # Without blanks, so that a model of random weights comes to an end soon.
 SCHEMA = {"anyOf": [{"enum": ["alpha", "beta"]}, {"type": "integer", "minimum": 0, "maximum": 999}]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
@@ -103,14 +104,15 @@ def chat(client, stream, **fields):
 
 @pytest.fixture(scope="module")
 def answers(tiny_model, tmp_path_factory):
-    """Every answer at every size, and how each server ended."""
+    """A function of a size: every answer at that size, and how its server ended."""
     model = tiny_model("qwen3", kv_heads=2)
-    found = {}
-    for tp in SIZES:
+
+    @functools.cache
+    def at(tp):
         served = Served(model, tmp_path_factory.mktemp(f"tp{tp}"), tp)
         client = served.client
         alone = [ask(client, question) for question in QUESTIONS]
-        found[tp] = {
+        return {
             "names": [names for _, names in alone],
             "alone": [choices for choices, _ in alone],
             "streamed": [ask_streaming(client, question) for question in QUESTIONS],
@@ -124,57 +126,65 @@ def answers(tiny_model, tmp_path_factory):
             "exit": served.end(),
             "ready_tp": served.ready["tp"],
         }
-    return found
+
+    return at
 
 
 @pytest.mark.parametrize("tp", SIZES)
 def test_an_answer_has_the_same_bits_at_every_size(answers, tp):
-    assert answers[tp]["alone"] == answers[1]["alone"]
-    assert answers[tp]["names"] == answers[1]["names"]
-    assert answers[tp]["ready_tp"] == tp and answers[tp]["models"] == ["tiny"]
+    assert answers(tp)["alone"] == answers(1)["alone"]
+    assert answers(tp)["names"] == answers(1)["names"]
+    assert answers(tp)["ready_tp"] == tp and answers(tp)["models"] == ["tiny"]
 
 
 @pytest.mark.parametrize("tp", SIZES)
 def test_an_answer_follows_its_schema(answers, tp):
-    (choice,) = answers[tp]["alone"][3]
-    assert choice[2] == "stop" and answers[tp]["json"] == [answers[1]["json"][0]] * 2
-    for text in (choice[1], *answers[tp]["json"]):
+    (choice,) = answers(tp)["alone"][3]
+    assert choice[2] == "stop" and answers(tp)["json"] == [answers(1)["json"][0]] * 2
+    for text in (choice[1], *answers(tp)["json"]):
         found = json.loads(text)
         assert found in ("alpha", "beta") or (type(found) is int and 0 <= found <= 999)
 
 
 @pytest.mark.parametrize("tp", SIZES)
 def test_a_stream_concatenates_to_the_answer(answers, tp):
-    for (texts, ids), choices in zip(answers[tp]["streamed"], answers[tp]["alone"], strict=True):
+    for (texts, ids), choices in zip(answers(tp)["streamed"], answers(tp)["alone"], strict=True):
         assert [texts[c[0]] for c in choices] == [c[1] for c in choices]
         assert [ids[c[0]] for c in choices] == [c[3] for c in choices]
 
 
 @pytest.mark.parametrize("tp", SIZES)
 def test_thirty_two_at_once_get_the_answers_of_one_alone(answers, tp):
-    for index, choices in enumerate(answers[tp]["crowd"]):
-        assert choices == answers[1]["alone"][index % len(QUESTIONS)], index
+    for index, choices in enumerate(answers(tp)["crowd"]):
+        assert choices == answers(1)["alone"][index % len(QUESTIONS)], index
 
 
 @pytest.mark.parametrize("tp", SIZES)
 def test_chat_is_the_same_streamed_or_not_at_every_size(answers, tp):
-    whole, streamed = answers[tp]["chat"]
-    assert whole == streamed == answers[1]["chat"][0]
+    whole, streamed = answers(tp)["chat"]
+    assert whole == streamed == answers(1)["chat"][0]
 
 
 def test_answers_differ_where_they_should(answers):
     """Negative control: another seed or choice is another answer."""
-    four = answers[1]["alone"][2]
+    four = answers(1)["alone"][2]
     assert len({choice[1] for choice in four}) > 1
 
 
 @pytest.mark.parametrize("tp", SIZES)
 def test_a_drained_server_ends_with_0(answers, tp):
-    assert answers[tp]["exit"] == 0
+    assert answers(tp)["exit"] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "number"),
+    [
+        (0, signal.SIGSTOP),
+        (1, signal.SIGKILL),
+        pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_lost_rank_ends_every_stream_and_the_server(tiny_model, tmp_path, rank, number):
     served = Served(tiny_model("qwen3", kv_heads=2), tmp_path, 2)
     threads, outcomes, _ = streams(served, 3)

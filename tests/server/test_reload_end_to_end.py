@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.server.test_end_to_end import Served
+from tests.server.served import Served
 from tpdet.llm import LLM
 from tpdet.request import SamplingParams
 

@@ -19,11 +19,10 @@ def verify(*arguments, timeout=280):
 
 def sizes_of_families():
     """All families at all sizes are slow; `test_engine` has each at 8 ranks that are threads."""
-    everywhere = {"qwen3"}
+    quick = {"qwen3": (1, 2, 4), "llama": (1, 4)}
     for family in FAMILIES:
-        yield pytest.param(family, (1, 2, 4, 8), marks=[pytest.mark.slow][family in everywhere :])
-        if family not in everywhere:
-            yield family, (1, 4)
+        yield family, quick.get(family, (1, 2))
+        yield pytest.param(family, (1, 2, 4, 8), marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("family", "sizes"), list(sizes_of_families()))
@@ -59,7 +58,8 @@ def test_a_family_is_equal_at_every_size_and_circumstance(tiny_model, tmp_path, 
     assert len({row["digest"] for row in run["rows"]}) == 1
 
 
-def test_every_fold_order_is_equal_and_a_contract_of_its_own(tiny_model, tmp_path):
+@pytest.mark.parametrize("batch", [8, pytest.param(64, marks=pytest.mark.slow)])
+def test_every_fold_order_is_equal_and_a_contract_of_its_own(tiny_model, tmp_path, batch):
     output = tmp_path / "verify.json"
     done = verify(
         tiny_model("qwen3"),
@@ -68,7 +68,7 @@ def test_every_fold_order_is_equal_and_a_contract_of_its_own(tiny_model, tmp_pat
         "--dtype",
         "float32",
         "--batch",
-        "1,64",
+        f"1,{batch}",
         "--relations",
         "batch,prefill,fresh,cache,eager",
         "--tokens",

@@ -30,6 +30,7 @@ PROGRAMS = 2  # that the items of a launch are dealt out to
 # (keys, first row): whole tiles and splits, one more, one less, a chunk across a split's end
 CUTS = ((530, 490), (760, 746), (256, 200), (257, 230), (320, 300), (65, 0), (64, 30), (1, 0))
 WINDOWED = ((530, 460), (300, 240))
+STAGES = (3, 4, 4, 3, 3, 4, 3, 4, 3, 4, 4)  # of each cut, the windowed, and groups of three heads
 GROUPS = attention_prefill_warps.attend_groups
 
 
@@ -79,12 +80,10 @@ def test_groups_have_the_bits_of_the_first_form():
     """One case: once the emulation has replaced names, the interpreter is of no more use here."""
     cuts = [(*cut, None) for cut in CUTS] + [(*cut, 77) for cut in WINDOWED]
     wanted = [reference_of(*cut) for cut in cuts] + [reference_of(200, 0, None, 3)]
-    for (q, pages, out), (length, first, window) in zip(
-        wanted, [*cuts, (200, 0, None)], strict=True
-    ):
-        for stages in (3, 4):
-            got = groups(q, pages, first, window, stages)
-            assert_same_bits(got, out, f"{stages} stages, {length} from {first}, {window}")
+    asked = zip(wanted, [*cuts, (200, 0, None)], STAGES, strict=True)
+    for (q, pages, out), (length, first, window), stages in asked:
+        got = groups(q, pages, first, window, stages)
+        assert_same_bits(got, out, f"{stages} stages, {length} from {first}, {window}")
     q, pages, out = wanted[0]
     moved = [torch.cat([x[:, :, 64:], x[:, :, :64]], 2) for x in pages]
     if same_bits(groups(q, moved, 490, None, 3), out):

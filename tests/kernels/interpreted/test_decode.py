@@ -7,6 +7,7 @@ from tests.kernels.interpreted.decode_reference import attend_reference
 from tests.kernels.interpreted.paged_inputs import PAGES, pages_of, sequence_of
 from tests.kernels.interpreted.product_inputs import draw
 from tests.lib.bits import assert_same_bits, same_bits
+from tests.lib.pairwise import pairwise
 from tpdet.control.plan import Row
 from tpdet.kernels.cpu.pointwise import rotate_and_store as cpu_rotation
 from tpdet.kernels.cuda.attention import attention
@@ -48,17 +49,20 @@ def decode(q, pages, batch, variant, window=None):
 
 
 def test_every_variant_has_the_bits_of_two_kernels_at_every_tail():
+    lengths = (1, 65, 256, 257, 530)
+    tried = pairwise((torch.float16, torch.float32), lengths, VARIANTS)
     for dtype, head, window in ((torch.float16, 16, None), (torch.float32, 48, 77)):
         q, k, v = sequence_of(530, dtype, head=head, query_heads=2, key_heads=1)
-        for length in (1, 65, 256, 257, 530):
+        for length in lengths:
             pages = pages_of(k, v, length)
             count = min(length, 3)
             batch = make_batch((PagedSequence(0, count, length - count, PAGES),))
             part = q[length - count : length]
             wanted = attend_reference(part, *pages, batch, window)
             for variant in VARIANTS:
-                got = decode(part, pages, batch, variant, window)
-                assert_same_bits(got, wanted, f"{dtype} length {length} {variant}")
+                if (dtype, length, variant) in tried:
+                    got = decode(part, pages, batch, variant, window)
+                    assert_same_bits(got, wanted, f"{dtype} length {length} {variant}")
 
 
 def test_many_rows_of_a_sequence_keep_their_bits():
@@ -197,27 +201,27 @@ def test_a_merge_of_several_chunks_has_the_bits_of_one_chain():
 def test_one_launch_rotates_and_stores_the_bits_of_three():
     sequences = (PagedSequence(0, 7, 253, (4, 1)), PagedSequence(7, 2, 30, (3,)))
     host = make_batch(sequences)
-    for dtype in (torch.float16, torch.float32):
-        for heads, keys, head in ((5, 2, 64), (4, 4, 96), (3, 1, 16)):
-            wide = draw(9, (heads + 2 * keys) * head, dtype=dtype, seed=head, spread=True)
-            parts = wide.split([heads * head, keys * head, keys * head], 1)
-            q, k, v = (x.view(9, -1, head) for x in parts)
-            q[1, 1] = 0
-            k[2, 0] = torch.inf
-            tables = draw(300, head // 2, seed=1), draw(300, head // 2, seed=2)
-            for norms in ((None, None), tuple(draw(head, dtype=dtype, seed=s) for s in (3, 4))):
-                theirs = [torch.full((6, keys, 256, head), 7.0, dtype=dtype) for _ in "kv"]
-                wanted = cpu_rotation.rotate_and_store(
-                    q, k, v, *tables, *norms, 1e-6, *theirs, host
-                )
-                for share in (FEW_ROWS, MANY_ROWS, Share(4, 4)):
-                    ours = [torch.full_like(x, 7.0) for x in theirs]
-                    got = rotate_and_store_as(q, k, v, tables, norms, 1e-6, ours, host, share)
-                    name = f"{dtype} {heads} {keys} {head} {norms[0] is not None} {share}"
-                    assert_same_bits(got, wanted, name)
-                    for left, right in zip(ours, theirs, strict=True):
-                        left, right = left.nan_to_num(99.0), right.nan_to_num(99.0)
-                        assert_same_bits(left, right, f"pages {name}")
-                    angles = [table[host.positions] for table in tables]
-                    three = rotary.rotate_heads(q, *angles, norms[0], 1e-6)
-                    assert_same_bits(got, three, f"rotate_heads {name}")
+    shapes = (5, 2, 64), (4, 4, 96), (3, 1, 16)
+    shares = FEW_ROWS, MANY_ROWS, Share(4, 4)
+    dtypes = torch.float16, torch.float32
+    for shape, share, dtype, normed in pairwise(shapes, shares, dtypes, (False, True)):
+        heads, keys, head = shape
+        name = f"{dtype} {heads} {keys} {head} {normed} {share}"
+        wide = draw(9, (heads + 2 * keys) * head, dtype=dtype, seed=head, spread=True)
+        parts = wide.split([heads * head, keys * head, keys * head], 1)
+        q, k, v = (x.view(9, -1, head) for x in parts)
+        q[1, 1] = 0
+        k[2, 0] = torch.inf
+        tables = draw(300, head // 2, seed=1), draw(300, head // 2, seed=2)
+        norms = tuple(draw(head, dtype=dtype, seed=s) if normed else None for s in (3, 4))
+        theirs = [torch.full((6, keys, 256, head), 7.0, dtype=dtype) for _ in "kv"]
+        wanted = cpu_rotation.rotate_and_store(q, k, v, *tables, *norms, 1e-6, *theirs, host)
+        ours = [torch.full_like(x, 7.0) for x in theirs]
+        got = rotate_and_store_as(q, k, v, tables, norms, 1e-6, ours, host, share)
+        assert_same_bits(got, wanted, name)
+        for left, right in zip(ours, theirs, strict=True):
+            left, right = left.nan_to_num(99.0), right.nan_to_num(99.0)
+            assert_same_bits(left, right, f"pages {name}")
+        angles = [table[host.positions] for table in tables]
+        three = rotary.rotate_heads(q, *angles, norms[0], 1e-6)
+        assert_same_bits(got, three, f"rotate_heads {name}")

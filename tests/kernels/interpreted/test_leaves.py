@@ -1,10 +1,13 @@
 """Leaf products, their cuts and the kernel that folds and norms, in Triton's interpreter."""
 
+from itertools import count
+
 import pytest
 import torch
 
 from tests.kernels.interpreted.product_inputs import chain, draw
 from tests.lib.bits import assert_same_bits, same_bits
+from tests.lib.pairwise import pairwise
 from tpdet.kernels import order
 from tpdet.kernels.cpu.pointwise import norm as cpu_norm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
@@ -32,33 +35,37 @@ def a_device_with_descriptors(monkeypatch):
     monkeypatch.setattr(leaf_gemm, "descriptor_sms", lambda *_: 3)
 
 
-def choices(roots, leaves):
-    """Every cut of these roots by every kernel that the interpreter runs."""
+def choices(roots, leaves, turn):
+    """Every cut of these roots by every kernel that the interpreter runs, each with one tile.
+
+    Tiles take turns from `turn` on.
+    """
+    turns = count(turn)
     for cut in (1, 2, 4, 8):
         parts = cut_roots(roots, cut)
         form = None if parts is None else root_form(0, leaves, parts[0])
         if form is None:
             continue
-        for tile in TILES:
-            for kernel in ("chain",) if cut == 1 else ("flat", "nested"):
-                if cut == 1 or FOLDS[kernel].fits(form, WIDTH, tile):
-                    yield LeafChoice(cut, kernel, tile)
+        for kernel in ("chain",) if cut == 1 else ("flat", "nested"):
+            fitting = [tile for tile in TILES if cut == 1 or FOLDS[kernel].fits(form, WIDTH, tile)]
+            if fitting:
+                yield LeafChoice(cut, kernel, fitting[next(turns) % len(fitting)])
 
 
-def check_rank(x, w, roots, wanted, what):
-    """Every choice gives each root's bits; returns how many did."""
-    found = list(choices(roots, w.shape[0]))
+def check_rank(x, w, roots, wanted, turn, what):
+    """Every choice gives each root's bits; returns the choices."""
+    found = list(choices(roots, w.shape[0], turn))
     for choice in found:
         sums = leaf_gemm.leaf_sums(x, w, roots, choice)
         for root, total in zip(sums.roots, wanted, strict=True):
             got = order.evaluate(root, lambda i, sums=sums: sums.values[i], torch.add)
             assert_same_bits(got, total, f"{what} {choice}")
-    return {choice.cut for choice in found}
+    return found
 
 
 def test_every_cut_has_the_bits_of_leaves_apart():
     """Roots that are placed alike within their ranks take the same kernels: once a row count."""
-    cuts, of_roots = {}, {}
+    cuts, of_roots, tried = {}, {}, set()
     for m, orders in ((37, order.FOLD_ORDERS), (1, ("pairs",))):
         x = draw(m, LEAVES * WIDTH, dtype=torch.float16, spread=True)
         w = draw(LEAVES, COLUMNS, WIDTH, dtype=torch.float16, seed=1)
@@ -73,14 +80,22 @@ def test_every_cut_has_the_bits_of_leaves_apart():
                     totals = [order.evaluate(root, leaf, torch.add) for root in roots]
                     placed = relative_roots(roots, first)
                     if (m, placed) not in of_roots:
-                        of_roots[m, placed] = check_rank(
+                        found = check_rank(
                             mine,
                             w[first : first + share],
                             placed,
                             totals,
+                            len(of_roots),
                             f"{m} {name} {ranks} {rank}",
                         )
+                        of_roots[m, placed] = {choice.cut for choice in found}
+                        tried.update((choice.cut, choice.kernel, choice.tile) for choice in found)
                     cuts[name, ranks, rank] = of_roots[m, placed]
+    assert tried == {
+        *((1, "chain", tile) for tile in TILES),
+        *((cut, "flat", tile) for cut in (2, 4, 8) for tile in TILES),
+        *((cut, "nested", tile) for cut in (2, 4, 8) for tile in TILES[:2]),
+    }
     assert cuts["pairs", 1, 0] == {1, 2, 8} and cuts["tree", 1, 0] == {1, 2, 4, 8}
     assert cuts["sequential", 1, 0] == {1, 8} and cuts["sequential", 2, 1] == {1}
     assert cuts["pairs", 2, 0] == {1, 2, 4} and cuts["pairs", 2, 1] == {1, 2}
@@ -148,21 +163,21 @@ def test_a_choice_that_does_not_fit_is_refused():
 
 
 def test_fold_and_norm_is_one_kernel_with_the_bits_of_the_cpu():
-    for size, m in ((64, 5), (200, 3), (1024, 2)):
-        for dtype in (torch.float16, torch.float32):
-            residual = draw(m, 2 * size, dtype=dtype, seed=2)[:, :size]
-            weight, bias = draw(size, dtype=dtype, seed=3), draw(size, dtype=dtype, seed=4)
-            for count in (1, 2, 4, 8, 16):
-                values = draw(count, m, size, seed=5, spread=True)
-                values[:, 1] = 0.0
-                for name in order.FOLD_ORDERS:
-                    sums = PartialSums(values, (order.fold_tree(name, count),))
-                    for shift in (None, bias):
-                        args = sums, shift, residual, Norm(weight, 1e-6)
-                        wanted, got = cpu_norm.fold_and_norm(*args), norm.fold_and_norm(*args)
-                        what = f"{size} {dtype} {count} {name} {shift is None}"
-                        assert_same_bits(got[0], wanted[0], f"h {what}")
-                        assert_same_bits(got[1], wanted[1], f"y {what}")
+    sizes = (64, 5), (200, 3), (1024, 2)
+    dtypes = torch.float16, torch.float32
+    counts = 1, 2, 4, 8, 16
+    cases = pairwise(sizes, counts, order.FOLD_ORDERS, dtypes, (False, True))
+    for (size, m), partials, name, dtype, shifted in cases:
+        residual = draw(m, 2 * size, dtype=dtype, seed=2)[:, :size]
+        weight, bias = draw(size, dtype=dtype, seed=3), draw(size, dtype=dtype, seed=4)
+        values = draw(partials, m, size, seed=5, spread=True)
+        values[:, 1] = 0.0
+        sums = PartialSums(values, (order.fold_tree(name, partials),))
+        args = sums, bias if shifted else None, residual, Norm(weight, 1e-6)
+        wanted, got = cpu_norm.fold_and_norm(*args), norm.fold_and_norm(*args)
+        what = f"{size} {dtype} {partials} {name} {shifted}"
+        assert_same_bits(got[0], wanted[0], f"h {what}")
+        assert_same_bits(got[1], wanted[1], f"y {what}")
     two = PartialSums(draw(2, 3, 64), (0, 1))
     with pytest.raises(ValueError):
         norm.fold_and_norm(two, None, draw(3, 64), Norm(draw(64), 1e-6))

@@ -5,6 +5,7 @@ The interpreter's exp2 and logarithms are numpy's, so tokens are compared, not t
 
 import torch
 
+from tests.lib.pairwise import pairwise
 from tpdet.kernels.cpu.sampling import count_ahead as cpu_count
 from tpdet.kernels.cpu.sampling import log_softmax as cpu_mass
 from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
@@ -26,17 +27,12 @@ def rows():
 
 def test_draws_by_the_cpus_noise():
     """Of equal logits the largest noise wins: all four words of the counter and the key matter."""
-    x = torch.zeros(1, VOCABULARY)
-    params = [
-        RowParams(1.0, seed, position, choice)
-        for seed in (0, 2**32 - 1, 2**32, 2**64 - 3)
-        for position in (0, 2**32 - 1)
-        for choice in (0, 5)
-    ]
-    x = x.expand(16, -1).contiguous()
+    seeds, positions, choices = (0, 2**32 - 1, 2**32, 2**64 - 3), (0, 2**32 - 1), (0, 5)
+    params = [RowParams(1.0, *words) for words in pairwise(seeds, positions, choices)]
+    x = torch.zeros(len(params), VOCABULARY)
     found = sample_rows.sample_rows(x, params, Shard(0, VOCABULARY)).tokens.tolist()
     assert found == [cpu_sampling.choose_token(x[0], how) for how in params]
-    assert len(set(found)) == 16
+    assert len(set(found)) == len(params) == 8
 
 
 def test_finds_the_cpus_top_ids():
