@@ -14,7 +14,7 @@ from tpdet.launch.ranks.environment import RankEnvironment, read_environment
 
 MIN_CAPABILITY = (8, 0)
 
-_DRIVER_FILE = Path("/proc/driver/nvidia/version")
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 def resolve_device(wanted: str) -> str:
@@ -108,7 +108,7 @@ def free_gpu_bytes(utilization: float) -> int:
 def driver_version() -> str | None:
     """NVIDIA's driver, such as "580.159.04"; None if it cannot be read."""
     try:
-        text = _DRIVER_FILE.read_text()
+        text = DRIVER_FILE.read_text()
     except OSError:
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         try:

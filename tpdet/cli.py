@@ -50,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _serve(arguments[1:])
         if arguments[:1] == [CLUSTER]:
             return _launch(arguments[1:])
-        options = _parser().parse_args(_complete(arguments))
+        options = command_parser().parse_args(_complete(arguments))
         if not hasattr(options, "run"):
-            print(_parser().format_help(), end="", file=sys.stderr)
+            print(command_parser().format_help(), end="", file=sys.stderr)
             return UsageError.exit_code
         with raising():
             code: int = options.run(options)
@@ -64,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> Parser:
+def command_parser() -> Parser:
+    """The parser of `tpdet` and all its commands."""
     parser = Parser(prog="tpdet", usage="tpdet COMMAND ...", description=OVERVIEW)
     parser.add_argument("--version", action="version", version=f"tpdet {__version__}")
     # The overview shows each command with an example; a list would repeat them.

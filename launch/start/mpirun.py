@@ -31,7 +31,7 @@ _ROOT_VARIABLES = tuple(
     for prefix in ("OMPI", "PRTE")
 )
 _POLL_SECONDS = 0.2
-_GRACE_SECONDS = 10.0
+GRACE_SECONDS = 10.0
 """What ranks get past the drain timeout to end themselves."""
 
 
@@ -220,7 +220,7 @@ class _Watch:
         """Give every stop signal once to every rank here, also to those that register later."""
         self._pending += arrived
         if self._pending and self._deadline is None:
-            self._deadline = time.monotonic() + self._drain_timeout + _GRACE_SECONDS
+            self._deadline = time.monotonic() + self._drain_timeout + GRACE_SECONDS
         directory = self._run()
         records = [] if directory is None else [r for r in directory.records() if r.local]
         if arrived and not records:

@@ -37,7 +37,7 @@ SERVER_PROGRAM = ("-m", "tpdet.serve")
 _log = logging.getLogger("tpdet.launch")
 
 _POLL_SECONDS = 0.2
-_GRACE_SECONDS = 10.0
+GRACE_SECONDS = 10.0
 """What ranks get past the drain timeout to end themselves."""
 _DECIDED_SECONDS = 3.0
 """What they get once the server's end is decided and one of them has gone."""
@@ -154,7 +154,7 @@ class _Supervisor:
     def _end_after_failure(self, ranks: LocalRanks) -> None:
         """The others have nothing to find out where it is decided what ended the server."""
         decided = self._run.exit_decision() is not None
-        ranks.end_after_failure(_DECIDED_SECONDS if decided else _GRACE_SECONDS)
+        ranks.end_after_failure(_DECIDED_SECONDS if decided else GRACE_SECONDS)
 
     def _end_late_ranks(self, ranks: LocalRanks) -> None:
         """Rank 0 ends a start and forces its own drain; this is for a rank 0 that cannot."""
@@ -166,7 +166,7 @@ class _Supervisor:
             if waited > _START_SECONDS or (waited > 1.0 and ranks.codes[0] is not None):
                 self._run.decide_exit(0, "drained", 0)
                 ranks.kill()
-        elif waited > self._drain_timeout + _GRACE_SECONDS:
+        elif waited > self._drain_timeout + GRACE_SECONDS:
             late = f"ranks still run {waited:.0f} s after the stop signal"
             lost = PeerLostError(f"{late}, and some are stopped")
             self._decide(
@@ -208,6 +208,6 @@ def _end_orphans(inherited: set[int]) -> None:
             with suppress(ChildProcessError):
                 os.waitpid(orphan.pid, os.WNOHANG)
         time.sleep(0.02)
-        if time.monotonic() > deadline + _GRACE_SECONDS:
+        if time.monotonic() > deadline + GRACE_SECONDS:
             print(f"could not end: {[orphan.pid for orphan in orphans]}", file=sys.stderr)
             return

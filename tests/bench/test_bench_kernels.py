@@ -52,7 +52,7 @@ def times(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(gemm, "admit_products", lambda *arguments: None)
     monkeypatch.setattr(gemm, "rotated", lambda weight: [weight])
-    monkeypatch.setattr(attention, "_COLD_BYTES", 1)
+    monkeypatch.setattr(attention, "COLD_BYTES", 1)
     return found
 
 
@@ -151,7 +151,7 @@ SPEC = ExchangeSpec(kilobytes=(1,), hidden=64, fold_order="pairs", repeats=3)
 def exchange_case(world, exchange=None):
     plan = order.fold_plan("pairs", 8, world.size)
     gather = GatherExchange(plan, world)
-    return exchange_rank._Case(world, plan, exchange or gather, SPEC, 8)
+    return exchange_rank.Case(world, plan, exchange or gather, SPEC, 8)
 
 
 class Swapped(GatherExchange):
@@ -164,19 +164,19 @@ class Swapped(GatherExchange):
 
 def test_the_exchange_is_compared_before_it_is_timed(times, monkeypatch):
     monkeypatch.setattr(torch, "zeros", cpu_zeros(torch.zeros))
-    assert run_threads(2, lambda world: exchange_case(world)._check_bits()) == [None, None]
+    assert run_threads(2, lambda world: exchange_case(world).check_bits()) == [None, None]
 
     def wrong(world):
         plan = order.fold_plan("pairs", 8, world.size)
         with pytest.raises(TpdetError, match="other bits"):
-            exchange_case(world, Swapped(plan, world))._check_bits()
+            exchange_case(world, Swapped(plan, world)).check_bits()
 
     run_threads(2, wrong)
 
 
 def test_the_rows_of_an_exchange(times, monkeypatch):
     monkeypatch.setattr(torch, "zeros", cpu_zeros(torch.zeros))
-    monkeypatch.setattr(exchange_rank._Case, "_times", lambda self, calls: [2.0, 8.0, 4.0, 1.0])
+    monkeypatch.setattr(exchange_rank.Case, "_times", lambda self, calls: [2.0, 8.0, 4.0, 1.0])
     found = run_threads(2, lambda world: exchange_case(world).rows(1))[0]
     assert [(r.peer, r.ratio) for r in found] == [
         ("NCCL + norm", 0.5),

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tpdet.cli import _parser, main
+from tpdet.cli import command_parser, main
 from tpdet.client.engine_settings import engine_config
 from tpdet.errors import UsageError
 from tpdet.request import SamplingParams
@@ -230,7 +230,7 @@ def test_alone_it_shows_an_overview_with_an_example_of_each_command(capsys):
         main(["--help"])
     text = capsys.readouterr().out
     assert text == err
-    for command in _parser()._subparsers._group_actions[0].choices:
+    for command in command_parser()._subparsers._group_actions[0].choices:
         assert f"\n  tpdet {command}" in text, command
 
 
@@ -244,7 +244,7 @@ def leaves(parser):
 
 
 def test_every_flag_has_a_help_and_a_word_for_its_value():
-    for parser in [*leaves(_parser()), make_parser("tpdet serve")]:
+    for parser in [*leaves(command_parser()), make_parser("tpdet serve")]:
         if parser.prog in ("tpdet serve", "tpdet launch") and len(parser._actions) == 1:
             continue  # their flags are the server's
         assert parser.description, parser.prog
@@ -280,7 +280,7 @@ def test_generate_has_the_defaults_of_the_api_and_says_so(capsys):
     for name in ("max_tokens", "temperature", "top_p", "top_k", "min_p"):
         flag, value = "--" + name.replace("_", "-"), getattr(usual, name)
         assert re.search(rf"{flag} \S+ [^-]*-?[^-]*\(default {value}\)", text), flag
-    given = _parser().parse_args(["generate", "m", "--prompt", "x"])
+    given = command_parser().parse_args(["generate", "m", "--prompt", "x"])
     for name in ("n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos"):
         assert getattr(given, name) == getattr(usual, name), name
 
@@ -292,8 +292,8 @@ def test_generate_takes_an_engines_settings_from_flags_environment_and_file(tmp_
     )
     arguments = ["generate", "--prompt", "x", "--config", str(file), "--max_model_len", "2k"]
     environ = {"TPDET_MAX_NUM_SEQS": "5", "TPDET_KV_PAGES": "9", "TPDET_HOST": "0.0.0.0"}
-    found = engine_config(_parser().parse_args(arguments), environ)
+    found = engine_config(command_parser().parse_args(arguments), environ)
     assert (found.model, found.max_model_len, found.dtype) == ("f", 2000, "float16")
     assert (found.max_num_seqs, found.kv_pages) == (5, 9)
     with pytest.raises(UsageError, match="TPDET_KV_PAGES: 0 is out of range"):
-        engine_config(_parser().parse_args(arguments), {"TPDET_KV_PAGES": "0"})
+        engine_config(command_parser().parse_args(arguments), {"TPDET_KV_PAGES": "0"})

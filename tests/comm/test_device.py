@@ -89,7 +89,7 @@ def test_the_driver_is_read_from_the_kernel(tmp_path, monkeypatch):
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n"
         "GCC version:  gcc version 13.3.0\n"
     )
-    monkeypatch.setattr(device, "_DRIVER_FILE", file)
+    monkeypatch.setattr(device, "DRIVER_FILE", file)
     assert driver_version() == "580.159.04"
 
 

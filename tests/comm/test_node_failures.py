@@ -32,7 +32,7 @@ from tpdet.launch.ranks.node_name import (
     node_names,
     this_node,
 )
-from tpdet.server.leader.bridge import _last_message
+from tpdet.server.leader.bridge import last_message
 
 CASES = ("healthy", "secret", "package", "checkpoint", "damaged", "diverges", "silent", "absent")
 SHARED_OUT = "model.layers.0.mlp.up_proj.weight"
@@ -333,8 +333,8 @@ def test_streams_are_told_the_node_and_nothing_that_is_not_public():
     lost = PeerLostError("rank 1 at 10.0.0.7 is gone").explained(
         "step 7: rank 1 on node right is gone"
     )
-    assert _last_message(lost).message.endswith("stopped: step 7: rank 1 on node right is gone")
+    assert last_message(lost).message.endswith("stopped: step 7: rank 1 on node right is gone")
     damage = IntegrityError.in_public("step 7: page table of rank 1 on node right")
-    found = _last_message(damage)
+    found = last_message(damage)
     assert found.code == "integrity_error" and found.message.endswith("on node right")
-    assert _last_message(PeerLostError("at /secret/path")).message == "the engine has stopped"
+    assert last_message(PeerLostError("at /secret/path")).message == "the engine has stopped"

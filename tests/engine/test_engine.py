@@ -181,7 +181,7 @@ def poison(token):
     """Make the embedding of one token NaN, wherever it lives."""
 
     def change(engine):
-        table = engine.runner.model._embedding
+        table = engine.runner.model.embedding
         share = table.table_VH.shape[0]
         first = engine.world.rank * share
         if first <= token < first + share:

@@ -15,7 +15,7 @@ def test_a_table_that_was_changed_behind_the_plans_back_stops_the_step(tiny_mode
     def rank(world):
         engine = Engine(config, world)
         if world.rank > 0:
-            engine.runner._table._versions[3] += 1
+            engine.runner.table._versions[3] += 1
             engine.worker_loop()
         else:
             engine.heartbeat()
@@ -32,8 +32,8 @@ def test_a_lost_page_event_stops_the_step(tiny_model):
     def rank(world):
         engine = Engine(config, world)
         if world.rank > 0:
-            real = engine.runner._table.apply
-            engine.runner._table.apply = lambda events: real(events[:-1])
+            real = engine.runner.table.apply
+            engine.runner.table.apply = lambda events: real(events[:-1])
             engine.worker_loop()
         else:
             engine.submit(ask("a", range(5)))

@@ -33,7 +33,7 @@ def watch(heights, poison=False):
         model, runner = engine.runner.model, engine.runner
         hidden = model.hidden
         if poison:
-            for layer in runner._pages.layers:
+            for layer in runner.pages.layers:
                 layer.keys[runner.num_pages] = torch.nan
                 layer.values[runner.num_pages] = torch.nan
 

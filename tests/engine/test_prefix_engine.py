@@ -194,7 +194,7 @@ def test_a_page_that_was_changed_would_show(tiny_model):
     """Negative control: one value of a cached page changed, and the logits of a hit differ."""
 
     def change(engine):
-        engine.runner._pages.layers[0].values[0, 0, 5, 0] += 1.0
+        engine.runner.pages.layers[0].values[0, 0, 5, 0] += 1.0
 
     waves = [change, [ask("hit", BASE[:600])]]
     found = run(tiny_model("qwen3", kv_heads=2), [ask("a", BASE[:600])], waves=waves)

@@ -57,8 +57,9 @@ def serve(model, tp, slow_after, ahead=False, **settings):
             clock.seconds = 1.0 if steps < slow_after else 2.0
             steps += 1
             found["outputs"] += engine.step()
-            found["versions"].append([*engine.scheduler.policy.page_manager.table._versions])
-            engine.scheduler.policy.check_integrity([]) if not engine._pending else None
+            table = engine.scheduler.policy.page_manager.table
+            found["versions"].append([table.version(page) for page in range(table.num_pages)])
+            engine.scheduler.policy.check_integrity([])
         engine.submit(ask("after", TASKS[1], max_tokens=4))
         while engine.has_work:
             found["outputs"] += engine.step()
@@ -122,7 +123,7 @@ def test_pages_of_strict_steps_are_not_read_after_the_change(tiny_model):
             engine.step()
         assert engine.scheduler.policy.running
         engine.watch.slow = "the test says so" if change else None
-        for layer in engine.runner._pages.layers if ruin else ():
+        for layer in engine.runner.pages.layers if ruin else ():
             layer.values.fill_(7.0)
         engine.submit(ask("second", prompt))
         found = []

@@ -24,12 +24,12 @@ def every_length(kind="normal"):
     lengths = chance.sample(range(1, LONGEST + 1), LONGEST)  # short beside long
     for first in range(0, LONGEST, _TOGETHER):
         group = lengths[first : first + _TOGETHER]
-        chunks += _run_group(data, group, chance, lambda left: left) - len(group)
-        chunks += _run_group(data, group, chance, lambda _: chance.choice(_CHUNKS))
+        chunks += run_group(data, group, chance, lambda left: left) - len(group)
+        chunks += run_group(data, group, chance, lambda _: chance.choice(_CHUNKS))
     return {"lengths": len(lengths), "chunks": chunks}
 
 
-def _run_group(data, lengths, chance, cut):
+def run_group(data, lengths, chance, cut):
     """Sequences of these lengths side by side, `cut(rows left)` rows of each a launch."""
     need = [-(-length // PAGE) for length in lengths]
     order = chance.sample(range(sum(need) + 3), sum(need))

@@ -69,7 +69,7 @@ class Session:
         config = self.config.model_copy(update=changes)
         self.runner.reset_pages(PAGES)
         if poison:
-            for layer in self.runner._pages.layers:
+            for layer in self.runner.pages.layers:
                 layer.keys.fill_(torch.nan)
                 layer.values.fill_(torch.nan)
         found, names = Run(), {}

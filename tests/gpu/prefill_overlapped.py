@@ -58,8 +58,8 @@ def capture(engine, count, everywhere):
         mock.patch.object(GatedMlp, "__call__", call),
     ):
         torch.cuda.synchronize()
-        engine.runner._graphs = None
-        engine.runner._capture_graphs()
+        engine.runner.graphs = None
+        engine.runner.capture_graphs()
 
 
 def main(model, programs, ways):

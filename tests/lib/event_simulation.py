@@ -182,7 +182,7 @@ class World:
         while self._events and self._events[0][0] <= self.now:
             _, _, kind, name = heapq.heappop(self._events)
             if kind == "lose":
-                self._lose_a_rank()
+                self.lose_a_rank()
             elif name not in self.done:
                 self._ask(name) if kind == "ask" else self._leave(name)
 
@@ -209,7 +209,7 @@ class World:
             self.sim.scheduler.abort(name)
             self.done[name] = "left"
 
-    def _lose_a_rank(self) -> None:
+    def lose_a_rank(self) -> None:
         """Every open answer ends with an error; a server with empty tables takes its place."""
         self._collect()
         open_ = [name for name in self.sim.asked if name not in self.done]

@@ -434,14 +434,14 @@ def ask_and_fail(llm, act):
 def test_what_ends_a_call_between_steps_leaves_it_usable(tiny_model, ahead):
     """A progress bar that raises, Ctrl-C, NaN, and a call inside of a call."""
     with LLM(tiny_model("qwen3", kv_heads=2), kv_pages=16) as llm:
-        llm.engine._run_ahead = ahead
+        llm.engine.run_ahead = ahead
         before = llm.generate([[4, 5]], GREEDY)[0].replay_digest
 
         def fail():
             raise ValueError("the bar broke")
 
         def spoil():
-            llm.engine._faults = FaultPoints([Fault(0, 0, "nan-row")], 0)
+            llm.engine.faults = FaultPoints([Fault(0, 0, "nan-row")], 0)
 
         def press_twice():  # as a rank of torchrun gets it: from the terminal and from its agent
             os.kill(os.getpid(), signal.SIGINT)
@@ -497,7 +497,7 @@ llm = LLM(sys.argv[1], kv_pages=64, tensor_parallel_size=2, step_timeout=20)
 before = llm.generate([[4, 5]], GREEDY)[0].replay_digest
 
 def spoil():
-    llm.engine._faults = FaultPoints([Fault(0, 0, "nan-row")], llm.rank)
+    llm.engine.faults = FaultPoints([Fault(0, 0, "nan-row")], llm.rank)
 
 def fail():
     raise ValueError("the bar broke")

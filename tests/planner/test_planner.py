@@ -134,7 +134,7 @@ def test_the_weights_are_those_that_a_rank_holds(tiny_model, constants, ranks):
 
     def held(rank_world):
         engine = Engine(settings, rank_world)
-        pages = engine.runner._pages
+        pages = engine.runner.pages
         return _tensor_bytes(engine.runner.model), _tensor_bytes(pages)
 
     for weights, pages in run_threads(ranks, held):

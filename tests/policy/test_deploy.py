@@ -10,7 +10,7 @@ import yaml
 
 from tests.lib.tree import ROOT
 from tpdet import errors
-from tpdet.cli import _parser
+from tpdet.cli import command_parser
 from tpdet.errors import UsageError
 from tpdet.launch.start import supervise
 from tpdet.server.settings.settings import ServerConfig, load_settings
@@ -70,7 +70,7 @@ def settings_of(arguments):
 
 def needed(settings):
     """Seconds that a stop takes at worst: the drain, then the ranks' and the launcher's end."""
-    return settings.drain_timeout + 2 * supervise._GRACE_SECONDS
+    return settings.drain_timeout + 2 * supervise.GRACE_SECONDS
 
 
 @pytest.mark.parametrize("where", ["systemd", "kubernetes", "container"])
@@ -121,7 +121,7 @@ def test_systemd_signals_the_supervisor_alone_and_knows_the_exit_codes(unit):
 
 def test_systemds_reload_is_ours_and_gets_its_time(unit, commands):
     program, *arguments = shlex.split(unit["ExecReload"])
-    options = _parser().parse_args(arguments)
+    options = command_parser().parse_args(arguments)
     assert program == shlex.split(unit["ExecStart"])[0]
     assert str(options.run_dir) == settings_of(commands["systemd"]).run_dir
     assert options.patience < float(unit["TimeoutStartSec"])

@@ -160,9 +160,9 @@ def test_every_length_is_computed_whole_and_in_chunks(no_gpu, monkeypatch):
     monkeypatch.setattr(attention_lengths, "make_batch", on_host)
     data, chance = HostCase(300), random.Random(0)
     lengths = [1, 300, 17, 256, 257]
-    whole = attention_lengths._run_group(data, lengths, chance, lambda left: left)
-    cut = attention_lengths._run_group(data, lengths, chance, lambda _: chance.choice((7, 64)))
+    whole = attention_lengths.run_group(data, lengths, chance, lambda left: left)
+    cut = attention_lengths.run_group(data, lengths, chance, lambda _: chance.choice((7, 64)))
     assert whole == 5 and cut > 15
     data.reference[16, 1, 3] += 1e-3
     with pytest.raises(AssertionError, match="1 of"):
-        attention_lengths._run_group(data, [17], chance, lambda left: left)
+        attention_lengths.run_group(data, [17], chance, lambda left: left)

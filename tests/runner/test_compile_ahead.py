@@ -140,7 +140,7 @@ def runner(tiny_model, monkeypatch, tmp_path):
 
 
 def warm(runner, model):
-    warm_up(model, runner._pages, CPU, 20, 300, 2048, 256)
+    warm_up(model, runner.pages, CPU, 20, 300, 2048, 256)
 
 
 def test_one_layer_of_each_kind_asks_for_what_all_layers_ask_for(runner):
@@ -149,7 +149,7 @@ def test_one_layer_of_each_kind_asks_for_what_all_layers_ask_for(runner):
     shallow = runner.model.shallow()
     with recording() as part:
         warm(runner, shallow)
-    assert len(shallow._layers) < len(runner.model._layers)
+    assert len(shallow.layers) < len(runner.model.layers)
     assert set(part) == set(whole) and len(whole) > 30
 
 
@@ -158,7 +158,7 @@ def test_graphs_ask_for_kernels_that_no_other_step_does(runner):
     with recording() as steps:
         warm(runner, runner.model.shallow())
     with recording() as graphs:
-        make_graphs(runner.model.shallow(), runner._pages, runner._sampled, config, 9984, False)
+        make_graphs(runner.model.shallow(), runner.pages, runner.sampled, config, 9984, False)
     names = [each.name for digest, each in graphs.items() if digest not in steps]
     assert "_resolve" in names and "attend_splits" in names
 

@@ -139,9 +139,9 @@ def test_every_weight_is_overwritten_where_it_lies_and_every_page_has_a_new_vers
         assert_same_bits(tensor, expected[name], name)
     assert engine.system_fingerprint == other.system_fingerprint
     assert engine.runner.model_digest == other.runner.model_digest
-    table = engine.runner._table
+    table = engine.runner.table
     assert [table.version(page) for page in range(4)] == [1] * 4
-    assert len(ticks) == 2 * len(engine.runner._loaded.loader._reads)
+    assert len(ticks) == 2 * len(engine.runner.loaded.loader.reads)
 
 
 def copy_of(model, folder):
@@ -237,7 +237,7 @@ def test_drawn_weights_have_nothing_to_reload_from(models):
 def test_a_checkpoint_that_changes_while_it_is_read_stops_the_engine(models, tmp_path):
     target = copy_of(models[1], tmp_path)
     engine = Engine(EngineConfig.from_values(model=str(models[0]), kv_pages=4), SoloWorld())
-    reads, seen = len(engine.runner._loaded.loader._reads), []
+    reads, seen = len(engine.runner.loaded.loader.reads), []
 
     def change_after_the_check():
         seen.append(1)
@@ -261,8 +261,10 @@ def test_ranks_that_find_other_weights_refuse_and_go_on(models, fresh, tmp_path)
     def rank(world):
         engine = Engine(EngineConfig.from_values(model=str(models[0]), kv_pages=4), world)
         if world.rank > 0:
-            real = engine.runner._loaded.loader._open
-            engine.runner._loaded.loader._open = lambda directory, *rest: real(places[1], *rest)
+            real = engine.runner.loaded.loader.open_source
+            engine.runner.loaded.loader.open_source = lambda directory, *rest: real(
+                places[1], *rest
+            )
             engine.worker_loop()
             return None
         with pytest.raises(ReloadError, match=r"piece 0 of tensor .* rank 0 on node .*, rank 1 on"):
@@ -288,7 +290,7 @@ def test_rank_0s_two_tables_are_compared_when_idle(models):
     engine = Engine(EngineConfig.from_values(model=str(models[0]), kv_pages=4), SoloWorld())
     engine.heartbeat()
     engine.check_integrity()
-    engine.runner._table._versions[2] += 1
+    engine.runner.table._versions[2] += 1
     engine.heartbeat()  # one rank has nobody to compare with
     with pytest.raises(IntegrityError, match=r"page 2 is at version 0 .* at version 1"):
         engine.check_integrity()

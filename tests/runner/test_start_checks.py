@@ -58,7 +58,7 @@ def test_ranks_whose_models_differ_after_loading_refuse(tiny_model, monkeypatch)
 def test_poison_changes_nothing(tiny_model, settings, dtype):
     engine = engine_of(tiny_model("qwen3", kv_heads=2), SoloWorld(), dtype=dtype, **settings)
     engine.runner.check_poison()
-    assert engine.runner._pages.layers[0].keys[0].isnan().any()
+    assert engine.runner.pages.layers[0].keys[0].isnan().any()
 
 
 @pytest.mark.alone

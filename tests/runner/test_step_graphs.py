@@ -125,8 +125,8 @@ def test_library_attention_is_not_captured_for_prompts(model, approximate):
         **SETTINGS,
     )
     runner = Runner.start(config, SoloWorld())
-    assert runner._graphs is None, "there is no graph on the CPU"
-    made = make_graphs(runner.model, runner._pages, runner._sampled, config, 700, capture=False)
+    assert runner.graphs is None, "there is no graph on the CPU"
+    made = make_graphs(runner.model, runner.pages, runner.sampled, config, 700, capture=False)
     assert (made.steps is None) == approximate
     runner.close()
 

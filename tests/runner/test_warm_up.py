@@ -21,8 +21,15 @@ def test_pages_hold_the_longest_prefill_of_one_sequence():
     assert pages_needed(16, 40960) == 2  # decoded rows read two
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("context", [200, 600])
+@pytest.mark.parametrize(
+    ("context", "tp"),
+    [
+        (200, 1),
+        (600, 2),
+        pytest.param(200, 2, marks=pytest.mark.slow),
+        pytest.param(600, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_warm_engine_answers_with_the_bits_of_a_cold_one(tiny_model, tp, context):
     model = tiny_model("qwen3", kv_heads=2)
     requests = [ask("a", range(40), prompt_logprobs=0)]
@@ -30,7 +37,7 @@ def test_a_warm_engine_answers_with_the_bits_of_a_cold_one(tiny_model, tp, conte
     cold = run(model, requests, **settings)
 
     def change(engine):
-        warm_engine(engine.runner._loaded)
+        warm_engine(engine.runner.loaded)
 
     warm = run(model, requests, tp=tp, change=change, **settings)
     for key, logits in cold.logits.items():

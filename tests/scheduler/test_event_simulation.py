@@ -141,13 +141,13 @@ def test_a_bug_that_was_put_in_is_caught(monkeypatch, bug):
 
 def test_a_server_that_keeps_a_rank_from_before_the_loss_is_caught(monkeypatch):
     """A restart is of all ranks: one with the old table refuses the first plan."""
-    restart = World._lose_a_rank
+    restart = World.lose_a_rank
 
     def careless(self):
         old = self.sim.ranks[1]
         restart(self)
         self.sim.ranks[1] = old
 
-    monkeypatch.setattr(World, "_lose_a_rank", careless)
+    monkeypatch.setattr(World, "lose_a_rank", careless)
     with pytest.raises((AssertionError, IntegrityError)):
         simulate(5, 300, False, [5.0])

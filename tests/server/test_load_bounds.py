@@ -32,6 +32,6 @@ def test_the_bounds_hold_while_it_loads_and_no_longer():
 def test_a_load_that_does_not_end_is_ended_and_is_the_checkpoints_fault():
     code = subprocess.run([sys.executable, "-c", ENDLESS], timeout=60).returncode
     assert code == -signal.SIGXCPU and code in load_bounds.ENDINGS
-    error = bridge._start_failure(code)
+    error = bridge.start_failure(code)
     assert isinstance(error, CheckpointError) and error.exit_code == 65 and "SIGXCPU" in str(error)
-    assert isinstance(bridge._start_failure(-signal.SIGKILL), PeerLostError)
+    assert isinstance(bridge.start_failure(-signal.SIGKILL), PeerLostError)

@@ -145,9 +145,9 @@ def test_a_temporary_run_directory_goes_with_a_refused_start(model, monkeypatch,
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    with supervised._run_directory(None) as made:
+    with supervised.run_directory(None) as made:
         assert made.parent == folder
     assert list(folder.iterdir()) == []
-    with supervised._run_directory(str(folder)) as named:
+    with supervised.run_directory(str(folder)) as named:
         assert named == Path(folder)
     assert folder.exists()

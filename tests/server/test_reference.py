@@ -87,7 +87,7 @@ def codes_in_source() -> set[str]:
 
 
 def test_every_code_of_an_error_is_told():
-    codes = codes_in_source() | {*problems._SERVER_FAULTS, *problems._RETRYABLE}
+    codes = codes_in_source() | {*problems.SERVER_FAULTS, *problems.RETRYABLE}
     assert {"not_found", "invalid_api_key", "unknown_field", "not_supported"} <= codes
     told = set().union(*(names(code) for _, _, code, _ in cells("Errors")))
     assert told == codes - {"audit_unavailable"}  # there are no audit logs yet
@@ -97,7 +97,7 @@ def test_the_errors_have_the_types_and_statuses_that_are_told():
     told = {}
     for status, kind, code, _ in cells("Errors"):
         told |= {one: (status, kind.strip("`")) for one in names(code)}
-    for code in (*problems._RETRYABLE[:3], *problems._SERVER_FAULTS):
+    for code in (*problems.RETRYABLE[:3], *problems.SERVER_FAULTS):
         error = problems.from_code(code, "x")
         assert told[code] == (str(error.status), error.kind)
         assert (error.headers != ()) is (error.status == 503)

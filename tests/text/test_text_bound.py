@@ -13,7 +13,7 @@ from tokenizers import normalizers, pre_tokenizers
 
 from tests.lib.made_tokenizers import sentencepiece_like
 from tpdet.errors import RequestError
-from tpdet.text.token_bound import _NFC_SHRINKS, bytes_per_token
+from tpdet.text.token_bound import NFC_SHRINKS, bytes_per_token
 from tpdet.text.tokenizer import Tokenizer
 
 
@@ -91,7 +91,7 @@ def test_nfc_makes_no_text_shorter_than_is_assumed():
         for character in {*whole, *worth}
         if unicodedata.is_normalized("NFC", character)
     ]
-    assert 3 <= max(shrunk) <= _NFC_SHRINKS
+    assert 3 <= max(shrunk) <= NFC_SHRINKS
 
 
 def changed(description: dict, **parts) -> dict:

@@ -11,7 +11,7 @@ import time
 import pytest
 from rich.console import Console
 
-from tpdet.cli import _parser
+from tpdet.cli import command_parser
 from tpdet.verify.arguments import MATRIX, SHORT, fill_matrix
 from tpdet.verify.progress import Progress, duration
 
@@ -29,7 +29,7 @@ COMMAND = [sys.executable, "-m", "tpdet", "verify"]
     ],
 )
 def test_the_short_matrix_is_for_who_names_nothing(arguments, short):
-    options = _parser().parse_args(["verify", *arguments])
+    options = command_parser().parse_args(["verify", *arguments])
     assert fill_matrix(options) is short
     expected = (SHORT if short else MATRIX) | ({"tp": "1,2"} if "--tp" in arguments else {})
     assert {name: getattr(options, name) for name in MATRIX} == expected

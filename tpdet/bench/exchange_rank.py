@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     exchange = open_exchange("auto", plan, world, max(rows), spec.hidden, torch.bfloat16, device)
     found: list[BenchRow] = []
     for kilobytes, count in zip(spec.kilobytes, rows, strict=True):
-        found += _Case(world, plan, exchange, spec, count).rows(kilobytes)
+        found += Case(world, plan, exchange, spec, count).rows(kilobytes)
         torch.cuda.empty_cache()
     carrier = exchange.carrier
     carrier.report()
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-class _Case:
+class Case:
     """One size: its operands on this rank."""
 
     def __init__(
@@ -89,7 +89,7 @@ class _Case:
 
     def rows(self, kilobytes: int) -> list[BenchRow]:
         """Ours beside NCCL's, and beside the gathered form."""
-        self._check_bits()
+        self.check_bits()
         calls = max(2, min(_MOST_CALLS, _CHAIN_BYTES // (kilobytes * 1024)))
         ours, gathered, library, alone = self._times(calls)
         rates, values = here(), self._count * self._spec.hidden
@@ -127,7 +127,7 @@ class _Case:
     def _alone(self, residual: torch.Tensor) -> None:
         dist.all_reduce(self._reduced, group=self._world.process_group)
 
-    def _check_bits(self) -> None:
+    def check_bits(self) -> None:
         """Raises TpdetError when the exchange and the gathered form differ in y."""
         ours, wanted = self._ours(self._residual)[1], self._gathered(self._residual)[1]
         if not torch.equal(ours.view(torch.int16), wanted.view(torch.int16)):

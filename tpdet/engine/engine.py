@@ -74,7 +74,7 @@ class Engine:
     ) -> None:
         self.config = config
         self.world = world
-        self._faults = faults
+        self.faults = faults
         with reporting_exit(world, lambda: "the start"):
             self.control = ControlChannel(world, secret)
             self.runner = runner or Runner.start(config, world)
@@ -99,7 +99,7 @@ class Engine:
             self.watch = SlowdownWatch(config.max_slowdown, clock)
         self._tap = tap
         self._seeds_given = 0
-        self._run_ahead = self.runner.device.type == "cuda" if run_ahead is None else run_ahead
+        self.run_ahead = self.runner.device.type == "cuda" if run_ahead is None else run_ahead
         self._pending: list[_PendingStep] = []  # launched and not committed, oldest first
 
     @property
@@ -158,7 +158,7 @@ class Engine:
             self._launch(self.scheduler.schedule())
         if not self._pending:
             return []
-        if self._run_ahead and not slow:
+        if self.run_ahead and not slow:
             self._launch(self.scheduler.schedule_ahead())
         return self._finish()
 
@@ -233,8 +233,8 @@ class Engine:
         results = StepResults(plan, self.scheduler, self._tap)
         plan = msgspec.structs.replace(
             plan,
-            feeds=self._run_ahead,
-            sampling=results.sampling(self.runner.sharing) if self._run_ahead else WholeRows(),
+            feeds=self.run_ahead,
+            sampling=results.sampling(self.runner.sharing) if self.run_ahead else WholeRows(),
             approximate=self.approximate,
         )
         self._pending.append(_PendingStep(plan, results, self._send(plan, results)))
@@ -251,8 +251,8 @@ class Engine:
         return reporting_exit(self.world, lambda: self.control.place)
 
     def _start(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
-        if self._faults is not None:
-            plan, results = self._faults.meet(plan, results)
+        if self.faults is not None:
+            plan, results = self.faults.meet(plan, results)
         if self.arithmetic.follow(plan):
             self.runner.compute_by(plan.approximate)
         return self.runner.launch(plan, results)

@@ -32,12 +32,12 @@ class Decoder:
         config = partition.config
         self._arithmetic = partition.arithmetic
         self._windows = config.windows
-        self._embedding = VocabularyTable(source, partition, "model.embed_tokens")
+        self.embedding = VocabularyTable(source, partition, "model.embed_tokens")
         layer = LAYERS[config.family]
-        self._layers = [layer(source, partition, i) for i in range(config.num_layers)]
+        self.layers = [layer(source, partition, i) for i in range(config.num_layers)]
         weight = source.read("model.norm.weight", (config.hidden_size,), Pieces.whole())
         self._norm = Norm(weight, config.rms_norm_eps)
-        self._head = self._embedding
+        self._head = self.embedding
         if not config.tie_word_embeddings:
             self._head = VocabularyTable(source, partition, "lm_head")
         self.cos, self.sin = rotary_table(config.rotary, positions, weight.device)
@@ -48,13 +48,13 @@ class Decoder:
         The checkpoint's configuration must be the first one's. No step may be pending, here or
         on a peer. Raises as `WeightSource.read`; the model is then neither the old nor the new.
         """
-        self._embedding.load(source)
-        for layer in self._layers:
+        self.embedding.load(source)
+        for layer in self.layers:
             layer.load(source)
         name = "model.norm.weight"
         held = self._norm.weight
         place(held, source.read(name, tuple(held.shape), Pieces.whole()))
-        if self._head is not self._embedding:
+        if self._head is not self.embedding:
             self._head.load(source)
 
     def hidden(
@@ -68,9 +68,9 @@ class Decoder:
         rotary, overlapped = (self.cos, self.sin), len(batches) > 1
         parts, first = [], 0
         for batch in batches:
-            hidden_MH = self._embedding.embed(ids_M[first : first + batch.row_count])
+            hidden_MH = self.embedding.embed(ids_M[first : first + batch.row_count])
             first += batch.row_count
-            x_MH = ops.rms_norm(hidden_MH, self._layers[0].input_norm)
+            x_MH = ops.rms_norm(hidden_MH, self.layers[0].input_norm)
             parts.append(MicroBatch(batch, hidden_MH, x_MH, overlapped))
         with ops.leaving_multiprocessors(self._multiprocessors if overlapped else 0, ids_M.device):
             for layer, following in self._layers_and_norms():
@@ -86,8 +86,8 @@ class Decoder:
 
     def _layers_and_norms(self) -> list[tuple[DecoderLayer, Norm]]:
         """Each layer with the norm that follows it, which its last exchange applies as well."""
-        following = [*(layer.input_norm for layer in self._layers[1:]), self._norm]
-        return list(zip(self._layers, following, strict=True))
+        following = [*(layer.input_norm for layer in self.layers[1:]), self._norm]
+        return list(zip(self.layers, following, strict=True))
 
     @property
     def exchange(self) -> RankExchange:
@@ -100,17 +100,15 @@ class Decoder:
         Its answers are no model's; for runs whose results nobody reads.
         """
         other, windows = copy(self), self._windows
-        other._layers = [
-            self._layers[windows.index(kind)] for kind in sorted(set(windows), key=str)
-        ]
+        other.layers = [self.layers[windows.index(kind)] for kind in sorted(set(windows), key=str)]
         return other
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on, between two steps; graphs of the model are then void."""
         self._arithmetic = arithmetic
-        self._embedding.adopt(arithmetic)
+        self.embedding.adopt(arithmetic)
         self._head.adopt(arithmetic)
-        for layer in self._layers:
+        for layer in self.layers:
             layer.adopt(arithmetic)
 
     @property

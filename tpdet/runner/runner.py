@@ -32,18 +32,18 @@ from tpdet.runner.step.taking import TakeLogits
 class Runner:
     """Steps of one loaded model over this rank's KV pages and version table."""
 
-    _pages: KeyValuePages | None = None
-    _graphs: Graphs | None = None
+    pages: KeyValuePages | None = None
+    graphs: Graphs | None = None
     num_pages = 0
 
     def __init__(self, loaded: LoadedModel) -> None:
         """Allocate the pages and capture the graphs; collective."""
-        self._loaded = loaded
+        self.loaded = loaded
         self._world, self._config, self.device = loaded.world, loaded.config, loaded.device
         self.model_config, self.max_model_len = loaded.model_config, loaded.max_model_len
         self.model, self.model_digest = loaded.decoder, loaded.digest
         self.contracts, self.sharing, self.times = loaded.contracts, loaded.sharing, loaded.times
-        self._sampled = loaded.sampled
+        self.sampled = loaded.sampled
         self.reset_pages(loaded.num_pages)
 
     @classmethod
@@ -62,13 +62,13 @@ class Runner:
 
     def check_poison(self) -> None:
         """The poison check over this rank's pages, none of which may be in use; collective."""
-        assert self._pages is not None
+        assert self.pages is not None
         vocab_size = self.model_config.vocab_size
-        poison_check(self.model, self._pages, vocab_size, self.max_model_len, self._world)
+        poison_check(self.model, self.pages, vocab_size, self.max_model_len, self._world)
 
     def table_difference(self, table: VersionTable) -> str | None:
         """The first page at which `table` is not this rank's, as `first_difference`; or None."""
-        return first_difference(table.snapshot(), self._table.snapshot())
+        return first_difference(table.snapshot(), self.table.snapshot())
 
     def reload(self, name: str, tick: Tick) -> None:
         """Take over the weights of model `name`, in place, so that graphs stay valid; collective.
@@ -77,30 +77,31 @@ class Runner:
         """
         self._world.set_timeout(max(LOAD_TIMEOUT, self._config.step_timeout))
         try:
-            self.model_digest = self._loaded.loader.reload(self.model, name, tick)
+            self.model_digest = self.loaded.loader.reload(self.model, name, tick)
         finally:
             self._world.set_timeout(self._config.step_timeout)
 
     def reset_pages(self, pages: int) -> None:
         """Begin with an empty KV cache of `pages` pages; alike on every rank, no step pending."""
-        self._table = VersionTable(pages)
+        self.table = VersionTable(pages)
         if pages == self.num_pages:
             return  # a page may hold anything until it is written
         self.num_pages = pages
-        self._graphs = None
-        self._pages = None  # a GPU holds the old pages or the new ones, not both
-        self._pages = self._loaded.allocate_pages(pages + 1)  # one more, where pad rows write
-        self._capture_graphs()
+        self.graphs = None
+        self.pages = None  # a GPU holds the old pages or the new ones, not both
+        self.pages = self.loaded.allocate_pages(pages + 1)  # one more, where pad rows write
+        self.capture_graphs()
 
-    def _capture_graphs(self) -> None:
-        if self._pages is not None and captures_graphs(self._config, self.device):
-            of = self.model, self._pages, self._sampled
-            self._graphs = make_graphs(*of, self._config, self.max_model_len)
+    def capture_graphs(self) -> None:
+        """Capture the graphs of these pages, where the device and the settings have any."""
+        if self.pages is not None and captures_graphs(self._config, self.device):
+            of = self.model, self.pages, self.sampled
+            self.graphs = make_graphs(*of, self._config, self.max_model_len)
 
     def close(self) -> None:
         """Let go of graphs and pages. Before the world closes: NCCL waits for its last graph."""
-        self._loaded.ahead.close()
-        self._graphs = self._pages = None
+        self.loaded.ahead.close()
+        self.graphs = self.pages = None
         self.num_pages = 0
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -111,21 +112,21 @@ class Runner:
         On a GPU nothing is waited for: the event is for `wait`. Raises IntegrityError when this
         rank's version table is not the sender's, or when a row may not read the pages it names.
         """
-        self._table.apply(plan.events)
-        if self._table.digest() != plan.table_digest:
+        self.table.apply(plan.events)
+        if self.table.digest() != plan.table_digest:
             raise IntegrityError.in_public(
                 f"step {plan.step}: the page table of {rank_on_node(self._world)} has digest "
-                f"{self._table.digest().hex()[:16]}, that of {rank_on_node(self._world, 0)} has "
+                f"{self.table.digest().hex()[:16]}, that of {rank_on_node(self._world, 0)} has "
                 f"{plan.table_digest.hex()[:16]}"
             )
-        self._table.check_readers(plan.rows)
+        self.table.check_readers(plan.rows)
         if not plan.rows:
-            compare_tables(self._world, self._table, plan.step)
+            compare_tables(self._world, self.table, plan.step)
             return None
         sampled = self._sample(plan, results)
         if plan.feeds:
             # -1 (a row that found no token, and fails) must not be read as an id.
-            self._sampled[: len(sampled)].copy_(sampled.clamp(min=0))
+            self.sampled[: len(sampled)].copy_(sampled.clamp(min=0))
         if self.device.type == "cpu":
             return None
         self.model.exchange.carrier.report()
@@ -139,12 +140,12 @@ class Runner:
         Graphs are captured anew, which takes as long as at start: nobody is lost meanwhile.
         """
         self._world.set_timeout(max(LOAD_TIMEOUT, self._config.step_timeout))
-        self._graphs = None
+        self.graphs = None
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()  # what the graphs held
-        self.model.adopt(make_arithmetic(approximate, self._world, self._loaded.strict_exchange))
-        self._capture_graphs()
+        self.model.adopt(make_arithmetic(approximate, self._world, self.loaded.strict_exchange))
+        self.capture_graphs()
         self._world.barrier()
         self._world.set_timeout(self._config.step_timeout)
 
@@ -171,8 +172,8 @@ class Runner:
 
     def _shards(self, plan: StepPlan) -> Iterator[tuple[int, torch.Tensor]]:
         """This rank's columns of the wanted logits, in blocks: (first row, fp32 [r, V'])."""
-        if self._graphs is not None and self._graphs.decode.takes(plan.rows):
-            yield 0, self._graphs.decode.run(plan.rows)
+        if self.graphs is not None and self.graphs.decode.takes(plan.rows):
+            yield 0, self.graphs.decode.run(plan.rows)
             return
         x_RH, wanted = self._run(plan), sum(row.logits for row in plan.rows)
         for first in range(0, len(x_RH), HEAD_ROWS):
@@ -182,14 +183,14 @@ class Runner:
 
     def _run(self, plan: StepPlan) -> torch.Tensor:
         """The model over a plan's rows; the normed rows whose logits are wanted, then the pads'."""
-        if self._graphs is not None and (x_RH := self._graphs.hidden(plan.rows)) is not None:
+        if self.graphs is not None and (x_RH := self.graphs.hidden(plan.rows)) is not None:
             return x_RH
         step = gather_rows(plan.rows, self._config.fixed_batch or 0, self.num_pages)
-        assert self._pages is not None
+        assert self.pages is not None
         both = torch.tensor(step.token_ids + step.wanted, dtype=torch.int64)
         if self.device.type == "cuda":
             both = both.pin_memory().to(self.device, non_blocking=True)
         batches = micro_batches(step.sequences, self.device, self.model.overlaps_exchanges)
         ids_M, wanted_R = both.split([len(step.token_ids), len(step.wanted)])
-        ids_M = ops.resolve_sampled(ids_M, self._sampled)
-        return self.model.hidden(ids_M, self._pages, *batches)[wanted_R]
+        ids_M = ops.resolve_sampled(ids_M, self.sampled)
+        return self.model.hidden(ids_M, self.pages, *batches)[wanted_R]

@@ -13,7 +13,7 @@ from tpdet.text.token_bytes import byte_of_character
 
 # NFC makes a text at most 3.5 times shorter (ΐ of Greek iota and two marks, each spelled by its
 # longest singleton); composition is frozen by Unicode, and a test goes through all characters.
-_NFC_SHRINKS = 4
+NFC_SHRINKS = 4
 
 
 def bytes_per_token(description: Mapping[str, Any]) -> int | None:
@@ -62,7 +62,7 @@ def _shrinks(normalizer: Mapping[str, Any] | None) -> int | None:
     factor = 1
     for step in _steps(normalizer, "normalizers"):
         if step["type"] == "NFC":
-            factor *= _NFC_SHRINKS
+            factor *= NFC_SHRINKS
         elif step["type"] == "Replace":
             old = len(step["pattern"].get("String", "").encode())
             if not 0 < old <= len(step["content"].encode()) <= 3 * old:

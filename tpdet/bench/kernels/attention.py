@@ -22,7 +22,7 @@ from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS
 from tpdet.layers.partition import Partition
 from tpdet.verify.run import parse_sizes
 
-_COLD_BYTES = 256 << 20
+COLD_BYTES = 256 << 20
 _PREFILL_COPIES = 2
 
 
@@ -109,7 +109,7 @@ def _decode_times(
 ) -> tuple[float, None]:
     pages = _pages(count, length)
     total = sum(map(len, pages))
-    copies = max(2, -(-_COLD_BYTES // (4 * total * keys * PAGE_TOKENS * size)))
+    copies = max(2, -(-COLD_BYTES // (4 * total * keys * PAGE_TOKENS * size)))
     q = random_values(count, heads, size, seed=99)
     sequences = [PagedSequence(i, 1, length - 1, mine) for i, mine in enumerate(pages)]
     batch = make_batch(tuple(sequences), q.device)

@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
-_COLD_BYTES = 150e6  # operands rotated over: three times an H200's L2 cache
+COLD_BYTES = 150e6  # operands rotated over: three times an H200's L2 cache
 _LEAST_CALLS = 4
 _FLOPS = 0.7e15  # a second, about what a large product reaches
 
@@ -23,7 +23,7 @@ class Replayable(Protocol):
 
 def rotated(weight: torch.Tensor) -> list[torch.Tensor]:
     """The weight and copies of it, together more than the L2 cache holds, as a list of calls."""
-    copies = max(1, -(-int(_COLD_BYTES) // (weight.numel() * weight.element_size())))
+    copies = max(1, -(-int(COLD_BYTES) // (weight.numel() * weight.element_size())))
     weights = [weight, *(weight.clone() for _ in range(copies - 1))]
     return weights * -(-_LEAST_CALLS // copies)
 

@@ -54,7 +54,7 @@ class Loader:
         self, config: EngineConfig, model: ModelConfig, world: World, device: torch.device
     ) -> None:
         self._config, self._model, self._world, self._device = config, model, world, device
-        self._reads: tuple[WeightRead, ...] = ()
+        self.reads: tuple[WeightRead, ...] = ()
         self._tokenizer: dict[str, str] = {}
 
     def load(self, directory: Path, partition: Partition, positions: int) -> tuple[Decoder, str]:
@@ -63,14 +63,14 @@ class Loader:
         Raises as `WeightSource.read`, and DisagreementError.
         """
         _log.info("loading weights of %s", self._config.model)
-        source = self._open(directory, self._device)
+        source = self.open_source(directory, self._device)
         if self._world.size > 1:
             agree(self._world, sample_checkpoint(directory, source.files))
         decoder = Decoder(source, partition, positions)
         found = self._digest(merge_digests(self._world, self._finish(source)))
         tables = table_digest((decoder.cos, decoder.sin))
         agree(self._world, {"model digest": found, "rotary tables": tables})
-        self._reads = tuple(source.reads)
+        self.reads = tuple(source.reads)
         self._tokenizer = tokenizer_digests(directory)
         return decoder, found
 
@@ -83,7 +83,7 @@ class Loader:
         """
         directory, checked, weights = self._check_together(name, tick)
         try:
-            source = self._open(directory, torch.device("cpu"), tick)
+            source = self.open_source(directory, torch.device("cpu"), tick)
             decoder.load(source)
             loaded = self._finish(source)
         except PeerLostError:
@@ -135,8 +135,8 @@ class Loader:
         directory = resolve_model(name, self._config.revision if same else None)
         self._check_config(directory)
         self._check_tokenizer(directory)
-        source = self._open(directory, torch.device("cpu"), tick)
-        for read in self._reads:
+        source = self.open_source(directory, torch.device("cpu"), tick)
+        for read in self.reads:
             source.read(*read)
         return directory, self._finish(source)
 
@@ -163,9 +163,10 @@ class Loader:
                     "weights only, restart the server for another tokenizer"
                 )
 
-    def _open(
+    def open_source(
         self, directory: Path, device: torch.device, tick: Tick | None = None
     ) -> WeightSource:
+        """The weights below `directory`, to be read to `device`; `tick` is called at each read."""
         config = self._config
         source = open_weights(
             directory, self._model, config.load_format, config.seed, self._world.rank == 0, device

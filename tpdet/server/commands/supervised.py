@@ -60,7 +60,7 @@ def serve_command(arguments: Sequence[str]) -> int:
     for note in settings.notes:
         _log.warning("%s", note)
     check_start(settings, ranks)
-    with _run_directory(settings.server.run_dir) as run_dir:
+    with run_directory(settings.server.run_dir) as run_dir:
         return serve(
             ranks,
             settings.rank_arguments(),
@@ -73,7 +73,7 @@ def serve_command(arguments: Sequence[str]) -> int:
 
 
 @contextmanager
-def _run_directory(given: str | None) -> Iterator[Path]:
+def run_directory(given: str | None) -> Iterator[Path]:
     """The run directory, unless one is named a new temporary one, which goes with the server."""
     if given is not None:
         yield Path(given)

@@ -176,7 +176,7 @@ class Bridge:
         """End every open answer with an error, and the process, within two seconds."""
         if self._process.exit_code is None:
             with suppress(zmq.ZMQError, PeerLostError):
-                self._socket.send(_last_message(error))
+                self._socket.send(last_message(error))
             self._process.wait(DEATH_SECONDS)
         self._process.kill()
 
@@ -212,7 +212,7 @@ class Bridge:
         deadline = time.monotonic() + max(self._patience, 60.0)
         while True:
             if self._process.exit_code is not None:
-                raise _start_failure(self._process.exit_code)
+                raise start_failure(self._process.exit_code)
             messages = self._early + self._socket.receive(0.05)
             self._early = [m for m in messages if not isinstance(m, kind)]
             self._heard = time.monotonic()
@@ -240,7 +240,7 @@ def _counters(found: msgspec.Struct) -> dict[str, float]:
     return numbers
 
 
-def _start_failure(exit_code: int) -> TpdetError:
+def start_failure(exit_code: int) -> TpdetError:
     """The HTTP process could not start: its exit code says why, exit.json in its words."""
     kinds = (UsageError, CheckpointError, NotFoundError, ResourceError, NotPermittedError)
     for kind in kinds:
@@ -255,7 +255,7 @@ def _start_failure(exit_code: int) -> TpdetError:
     return PeerLostError(f"the HTTP process ended with {exit_code} before it could serve")
 
 
-def _last_message(error: BaseException) -> protocol.Dead:
+def last_message(error: BaseException) -> protocol.Dead:
     """What clients are told: of a lost rank its node and step; other details go to the log."""
     code, detail = getattr(error, "code", TpdetError.code), getattr(error, "public", "")
     more = f": {detail}" if detail else ""

@@ -14,8 +14,8 @@ from tpdet.server.wire.limits import MAX_ERROR_BYTES, RETRY_AFTER_SECONDS
 MESSAGE_CHARACTERS = 560
 PARAM_CHARACTERS = 64
 
-_RETRYABLE = ("engine_overloaded", "draining", "engine_dead", "audit_unavailable")
-_SERVER_FAULTS = ("numerical_error", "integrity_error", "internal_error")
+RETRYABLE = ("engine_overloaded", "draining", "engine_dead", "audit_unavailable")
+SERVER_FAULTS = ("numerical_error", "integrity_error", "internal_error")
 
 
 class ApiError(Exception):
@@ -62,10 +62,10 @@ def from_code(code: str, message: str, param: str | None = None) -> ApiError:
     """The answer for a wire code of `tpdet.errors`, as the engine process reports it."""
     if code == RequestError.code:
         return bad_request(message, param)
-    if code in _RETRYABLE:
+    if code in RETRYABLE:
         retry = (("retry-after", str(RETRY_AFTER_SECONDS)),)
         return ApiError(503, message, kind=code, code=code, headers=retry)
-    kind = code if code in _SERVER_FAULTS else "internal_error"
+    kind = code if code in SERVER_FAULTS else "internal_error"
     return ApiError(500, message, kind=kind, code=kind)
 
 
