@@ -34,7 +34,7 @@ ALLOWED = {
     "kernels/interpreted/emulated_warps.py": 1,
     "kernels/interpreted/test_bounds.py": 2,
     "kernels/interpreted/test_launches.py": 6,
-    "kernels/interpreted/test_peer.py": 3,
+    "kernels/interpreted/test_peer.py": 6,
     "kernels/interpreted/test_peer_columns.py": 9,
     "kernels/interpreted/test_peer_rows.py": 7,
     "lib/driverless.py": 2,
