@@ -209,6 +209,12 @@ def test_the_smallest_size_that_holds_the_batch_is_found():
     assert none.tp == 0 and "no size holds" in none.reason
 
 
+@pytest.mark.parametrize(("nodes", "gpus", "noted"), [(1, 4, False), (2, 1, False), (1, 8, True)])
+def test_a_cost_of_more_gpus_than_were_measured_is_noted(nodes, gpus, noted):
+    found = plan_size(wish("llama-3-70b", nodes=nodes, gpus=gpus), nodes * gpus)
+    assert any("not measured: their cost is extrapolated" in note for note in found.notes) == noted
+
+
 def test_more_bandwidth_would_help_a_world_over_nodes():
     asked = wish("llama-3-405b", nodes=2, leaves=16, fold_order="tree")
     usual = plan_size(asked, 16)

@@ -13,6 +13,7 @@ from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.layers.row_layers import row_linear, row_rule
+from tpdet.model_config import ModelConfig
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
@@ -52,9 +53,23 @@ class Attention:
         qkv = Product("column", heads * config.head_dim, config.hidden_size)
         output = config.hidden_size, config.num_heads * config.head_dim
         return (
-            LayerProduct("qkv", qkv, biased=config.attention_bias),
+            LayerProduct("qkv", qkv, biased=config.attention_bias, written=qkv.n),
             row_rule(partition).product(partition, "o", output),
         )
+
+    @staticmethod
+    def sized_tensors(config: ModelConfig, name: str) -> dict[str, tuple[int, ...]]:
+        """The checkpoint's shapes of tensors that show the numbers of heads and their size."""
+        heads, key_heads = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
+        return {
+            f"{name}.q_proj.weight": (heads, config.hidden_size),
+            f"{name}.k_proj.weight": (key_heads, config.hidden_size),
+        }
+
+    @staticmethod
+    def norm_values(config: ModelConfig) -> int:
+        """Values of the norms of query and key heads."""
+        return 2 * config.head_dim if config.qk_norm else 0
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""

@@ -10,6 +10,7 @@ from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.layers.row_layers import row_linear, row_rule
+from tpdet.model_config import ModelConfig
 from tpdet.weights.source import WeightSource
 
 
@@ -29,9 +30,19 @@ class GatedMlp:
         hidden, width = partition.config.hidden_size, partition.config.intermediate_size
         mine = width // partition.leaves * len(partition.mine)
         return (
-            LayerProduct("gate_up", Product("column", 2 * mine, hidden), beside=mine),
+            LayerProduct("gate_up", Product("column", 2 * mine, hidden), written=mine),
             row_rule(partition).product(partition, "down", (hidden, width)),
         )
+
+    @staticmethod
+    def sized_tensors(config: ModelConfig, name: str) -> dict[str, tuple[int, ...]]:
+        """The checkpoint's shape of a tensor that shows the block's width."""
+        return {f"{name}.gate_proj.weight": (config.intermediate_size, config.hidden_size)}
+
+    @staticmethod
+    def norm_values(config: ModelConfig) -> int:
+        """Values of the block's norms: it has none."""
+        return 0
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""

@@ -13,13 +13,14 @@ from tpdet.kernels.inputs.product import Product
 class LayerProduct:
     """A product by its name in the layer, such as "qkv".
 
-    biased: whether a bias [n] is added; beside: values a row that a step holds beside its outputs.
+    biased: whether a bias [n] is added; written: values a row that the kernel after it makes of its
+    outputs, 0 where an exchange follows.
     """
 
     name: str
     product: Product
     biased: bool = False
-    beside: int = 0
+    written: int = 0
 
     @property
     def kind(self) -> str:

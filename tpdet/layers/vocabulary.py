@@ -7,6 +7,7 @@ from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
+from tpdet.model_config import ModelConfig
 from tpdet.weights.source import WeightSource
 
 
@@ -33,6 +34,11 @@ class VocabularyTable:
         """The output head's, as this rank holds it."""
         rows = partition.vocabulary_share * len(partition.mine)
         return LayerProduct("head", Product("head", rows, partition.config.hidden_size))
+
+    @staticmethod
+    def sized_tensors(config: ModelConfig, name: str) -> dict[str, tuple[int, ...]]:
+        """The checkpoint's shape of the table."""
+        return {f"{name}.weight": (config.vocab_size, config.hidden_size)}
 
     def load(self, source: WeightSource) -> None:
         """Read the rows again, in place. No rank may be reading them."""

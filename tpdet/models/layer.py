@@ -1,5 +1,7 @@
 """The decoder layer of Llama 2/3, Mistral, Qwen2/2.5 and Qwen3: a norm before each block."""
 
+from typing import ClassVar
+
 import torch
 
 from tpdet.cache.kv import KeyValuePages
@@ -10,6 +12,8 @@ from tpdet.layers.attention import Attention
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.mlp import GatedMlp
 from tpdet.layers.partition import Partition
+from tpdet.layers.products import LayerProduct
+from tpdet.model_config import ModelConfig
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
@@ -17,6 +21,12 @@ from tpdet.weights.source import WeightSource
 
 class DecoderLayer:
     """Attention and feed-forward, each behind a norm, each added to the residual stream."""
+
+    blocks: ClassVar[dict[str, type[Attention] | type[GatedMlp]]] = {
+        "self_attn": Attention,
+        "mlp": GatedMlp,
+    }
+    """By their names in the checkpoint, in the order of a step."""
 
     def __init__(self, source: WeightSource, partition: Partition, index: int) -> None:
         config, name = partition.config, f"model.layers.{index}"
@@ -28,6 +38,25 @@ class DecoderLayer:
         self._middle_norm = Norm(source.read(self._norms[1], shape, whole), eps)
         self._mlp = GatedMlp(source, partition, f"{name}.mlp")
         self._index = index
+
+    @classmethod
+    def products(cls, partition: Partition) -> tuple[LayerProduct, ...]:
+        """The layer's products, as this rank holds them."""
+        return tuple(each for block in cls.blocks.values() for each in block.products(partition))
+
+    @classmethod
+    def sized_tensors(cls, config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
+        """The checkpoint's shapes of tensors of layer `index` in which its sizes occur."""
+        found: dict[str, tuple[int, ...]] = {}
+        for name, block in cls.blocks.items():
+            found |= block.sized_tensors(config, f"model.layers.{index}.{name}")
+        return found
+
+    @classmethod
+    def norm_values(cls, config: ModelConfig) -> int:
+        """Values of the layer's norms; every rank holds all of them."""
+        inside = sum(block.norm_values(config) for block in cls.blocks.values())
+        return 2 * config.hidden_size + inside
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""

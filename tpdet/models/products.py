@@ -1,19 +1,20 @@
-"""The one table of a model's products: what its layers declare, in the order of a step."""
+"""What the layers of a model's family declare of its weights: products, norms, shapes of tensors.
+
+This is the one table of a model's products. The shape table, the tuner, the planner, the
+benchmarks and the start-up checks read it.
+"""
 
 from tpdet.kernels.inputs.product import Product
-from tpdet.layers.attention import Attention
-from tpdet.layers.mlp import GatedMlp
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.layers.vocabulary import VocabularyTable
-
-BLOCKS = (Attention, GatedMlp)
-"""Of one decoder layer."""
+from tpdet.model_config import ModelConfig
+from tpdet.models.families import LAYERS
 
 
 def layer_products(partition: Partition) -> tuple[LayerProduct, ...]:
-    """One decoder layer's products on this rank."""
-    return tuple(product for block in BLOCKS for product in block.products(partition))
+    """One decoder layer's products on this rank, in the order of a step."""
+    return LAYERS[partition.config.family].products(partition)
 
 
 def head_product(partition: Partition) -> LayerProduct:
@@ -29,3 +30,18 @@ def model_products(partition: Partition) -> tuple[LayerProduct, ...]:
 def rank_products(partition: Partition) -> tuple[Product, ...]:
     """A rank's distinct products in total order, alike on every rank of a world but for roots."""
     return tuple(sorted({each.product for each in model_products(partition)}))
+
+
+def norm_values(config: ModelConfig) -> int:
+    """Values of all norms of a model, each of which every rank holds."""
+    layer = LAYERS[config.family].norm_values(config)
+    return config.num_layers * layer + config.hidden_size
+
+
+def sized_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of tensors of the checkpoint in which every size of the configuration occurs.
+
+    Those of the last layer show the number of layers too.
+    """
+    table = VocabularyTable.sized_tensors(config, "model.embed_tokens")
+    return table | LAYERS[config.family].sized_tensors(config, config.num_layers - 1)

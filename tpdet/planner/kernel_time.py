@@ -1,6 +1,9 @@
 """The planner's formulas for the seconds of one kernel, which are also fitted to figures."""
 
+from collections.abc import Iterable
+
 from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.layers.products import LayerProduct
 from tpdet.planner.constants import (
     DecodeAttentionCost,
     PrefillAttentionCost,
@@ -59,9 +62,9 @@ def sampling_seconds(cost: SamplingCost, ranks: int, rows: int, columns: int) ->
     return cost.launch + (cost.ranks if ranks > 1 else 0.0) + rows * columns * 4 / cost.bytes
 
 
-def layer_bytes(rows: int, query: int, key: int, inner: int) -> float:
-    """Bytes that the kernels between the products move in one layer, in bf16.
+def layer_bytes(rows: int, products: Iterable[LayerProduct]) -> float:
+    """Bytes that the kernels between one layer's products move, in bf16.
 
-    Rotation and head norm read and write q, k and v; SiLU reads gate and up and writes one.
+    Each reads a product's outputs and writes what the product says; exchanges are counted apart.
     """
-    return float(rows * (4 * (query + 2 * key) + 6 * inner))
+    return float(rows * 2 * sum(each.n + each.written for each in products if each.written))

@@ -13,7 +13,7 @@ from tpdet.comm.exchange.peer_carrier import gather_bytes
 from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.models.products import head_product, layer_products
+from tpdet.models.products import head_product, layer_products, norm_values
 from tpdet.planner.step import World
 
 
@@ -69,11 +69,9 @@ def _weight_values(world: World) -> int:
     """A rank's shares of the products, the vocabulary's two tables (or the tied one), the norms."""
     config = world.config
     layer, head = layer_products(world.partition), head_product(world.partition)
-    each = sum(p.n * (p.k + p.biased) for p in layer) + 2 * config.hidden_size
-    if config.qk_norm:
-        each += 2 * config.head_dim
+    each = sum(p.n * (p.k + p.biased) for p in layer)
     tables = 1 if config.tie_word_embeddings else 2
-    return config.num_layers * each + tables * head.n * head.k + config.hidden_size
+    return config.num_layers * each + tables * head.n * head.k + norm_values(config)
 
 
 def _slot_bytes(world: World, dtype: torch.dtype) -> int:
@@ -90,12 +88,12 @@ def _slot_bytes(world: World, dtype: torch.dtype) -> int:
 
 
 def _workspace_bytes(world: World, size: int) -> int:
-    """Residual stream and x of a step, its widest block with its sums, logits of 256 rows."""
+    """Residual stream and x of a step, its widest block with its sums, logits of HEAD_ROWS rows."""
     config = world.config
     head = head_product(world.partition).n
     stream = 4 * config.hidden_size * size
     columns = [p for p in layer_products(world.partition) if p.kind == "column"]
-    wide = max(p.n + p.beside for p in columns) * size
+    wide = max(p.n + p.written for p in columns) * size
     sums = 4 * world.levels.slots * config.hidden_size
     logits = 4 * HEAD_ROWS * (2 * head + 3 * head * world.ranks)
     return world.budget * (stream + wide + sums) + logits

@@ -22,6 +22,9 @@ from tpdet.planner.step import (
 )
 from tpdet.verify.report import short_name
 
+MEASURED_GPUS = 4
+"""GPUs of a node whose exchanges were measured, at most."""
+
 
 @dataclass(frozen=True)
 class PlanRequest:
@@ -210,8 +213,11 @@ def _notes(world: World) -> tuple[str, ...]:
     if world.config.dtype != "bfloat16":
         notes.append(f"the model is {world.config.dtype}: memory is its own, times are bfloat16's")
     levels = world.levels
-    if levels.local > 4 or levels.nodes > 1:
-        notes.append("exchanges of more than 4 GPUs were not measured: their cost is extrapolated")
+    if levels.local > MEASURED_GPUS:
+        notes.append(
+            f"exchanges of more than {MEASURED_GPUS} GPUs were not measured: their cost is "
+            "extrapolated"
+        )
     if levels.nodes > 1:
         notes.append(
             f"a world over {levels.nodes} nodes folds in two levels, inside each node and then "

@@ -187,12 +187,9 @@ def _product(world: World, each: LayerProduct, rows: int) -> float:
 
 
 def _between_products(world: World, rows: int) -> float:
-    """Seconds of rotation, stores, SiLU and gaps of one layer."""
-    partition, cost = world.partition, world.constants.layer
-    query = partition.query_heads * world.config.head_dim
-    key = len(partition.key_heads) * world.config.head_dim
-    inner = world.config.intermediate_size // world.ranks
-    return cost.seconds + layer_bytes(rows, query, key, inner) / cost.bytes
+    """Seconds of rotation, stores, activation and gaps of one layer."""
+    cost = world.constants.layer
+    return cost.seconds + layer_bytes(rows, layer_products(world.partition)) / cost.bytes
 
 
 def _sampling(world: World, rows: int) -> float:

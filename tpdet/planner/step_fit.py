@@ -16,6 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tpdet.bench.report.shapes import named_config
+from tpdet.models.products import layer_products
 from tpdet.planner.constants import Constants, FitError, LayerCost, OverlapCost
 from tpdet.planner.figures import StepFigure
 from tpdet.planner.hardware import Network, hardware_of
@@ -86,15 +87,11 @@ def _fit_layer(constants: Constants, found: Sequence[StepFigure]) -> LayerCost:
         if figure.case == "prefill" and figure.tp > 1:
             continue
         world, measured = figure_world(constants, figure), measured_seconds(figure)
-        config, partition = world.config, world.partition
+        layers = world.config.num_layers
         rows = figure.batch if figure.case == "decode" else figure.budget
-        widths = (
-            partition.query_heads * config.head_dim,
-            len(partition.key_heads) * config.head_dim,
-            config.intermediate_size // world.ranks,
-        )
-        moved = layer_bytes(rows, *widths) / 1e12  # numbers of one size, for the solver
-        terms.append([config.num_layers / measured, config.num_layers * moved / measured])
+        # In terabytes: the solver wants numbers of one size.
+        moved = layer_bytes(rows, layer_products(world.partition)) / 1e12
+        terms.append([layers / measured, layers * moved / measured])
         left.append(1 - predicted_seconds(constants, figure) / measured)
     bounds = [-np.inf, 0.0], [np.inf, np.inf]
     seconds, each = lsq_linear(np.array(terms), np.array(left), bounds).x

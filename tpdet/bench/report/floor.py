@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from tpdet.kernels.order import FoldPlan
+from tpdet.bench.report.shapes import cut_for
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FoldPlan
 from tpdet.model_config import ModelConfig
+from tpdet.models.products import layer_products
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,8 @@ def sent_bytes(ranks: int, slots: int, values: int) -> tuple[float, float]:
 
 def linear_weights(config: ModelConfig) -> int:
     """Values in the weights of the layers' products, without embedding and output head."""
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention = config.hidden_size * (2 * query + 2 * key)
-    return config.num_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+    whole = layer_products(cut_for(config, 1, DEFAULT_FOLD_ORDER))
+    return config.num_layers * sum(each.n * each.k for each in whole)
 
 
 def weight_bytes(config: ModelConfig) -> int:

@@ -30,6 +30,7 @@ from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.model_config.fit import context_length
 from tpdet.models.decoder import Decoder
+from tpdet.models.products import sized_tensors
 from tpdet.weights.resolve import resolve_model
 from tpdet.weights.sample import sample_checkpoint
 from tpdet.weights.sizes import check_sizes
@@ -200,5 +201,5 @@ def read_model(config: EngineConfig) -> tuple[Path, ModelConfig, int]:
     model = load_model_config(directory, config.dtype)
     positions = context_length(config.max_model_len, model)
     if config.load_format != "dummy":
-        check_sizes(directory, model)
+        check_sizes(directory, sized_tensors(model))
     return directory, model, positions
