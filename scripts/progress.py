@@ -1,10 +1,10 @@
-"""Runs a command and says at least every five seconds what is being done, and for how long.
+"""Runs a command and prints at least every five seconds what it is doing, and for how long.
 
     python scripts/progress.py [--pip] "installing PyTorch" COMMAND ...
 
-With --pip the command is pip: its output becomes a phase (finding packages, downloading, which is
-what takes the network's time, installing), a warning is shown once of each kind, and all of it when
-pip fails. Ends with the command's code. Standard library only: it runs before anything is there.
+With --pip the command is pip. Its output is shown as a phase: finding packages, downloading or
+installing. One warning of each kind is shown, and the last lines of the output when pip fails. The
+exit code is the command's. Standard library only, because it runs before anything is installed.
 """
 
 import os
@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter, deque
 
-LINE_SECONDS = 4.5  # a line comes within five also where the machine is busy
+LINE_SECONDS = 4.5  # so that a line comes within five seconds on a busy machine too
 PIP_PHASES = (
     (re.compile(r"\s*Downloading (?P<what>\S+(?: \([^)]*\))?)"), "downloading"),
     (re.compile(r"Installing collected packages"), "installing"),
@@ -28,7 +28,7 @@ KEPT_LINES = 60
 
 
 class Pip:
-    """What pip's lines say: the phase it is in, the seconds of each, and its warnings."""
+    """The state that pip's output shows: its phase, the seconds of each phase, its warnings."""
 
     def __init__(self) -> None:
         self.phase, self.what = "finding", ""
@@ -41,7 +41,7 @@ class Pip:
         """One line of output."""
         self._lines.append(line)
         if line.startswith(("WARNING:", "DEPRECATION:", "ERROR:")):
-            # Alike but for names, paths and numbers: one kind.
+            # Warnings that differ only in names, paths and numbers are one kind.
             kind = re.sub(r"'[^']*'|\S*/\S*|\d+", "*", line)
             self.warnings[kind] += 1
             if self.warnings[kind] == 1:
@@ -58,11 +58,11 @@ class Pip:
         self._last = now
 
     def doing(self) -> str:
-        """The phase and its object, for a line of progress."""
+        """The phase and the package it works on, for a line of progress."""
         return f", {self.phase} {self.what}".rstrip()
 
     def finish(self, code: int) -> str:
-        """Seconds by phase, once pip has ended; of a failure all that is known."""
+        """Seconds by phase, once pip has ended; after a failure its last lines are printed."""
         self._count()
         repeated = sum(self.warnings.values()) - len(self.warnings)
         if repeated:

@@ -1,11 +1,11 @@
-"""Writes the tables that the pages hold of docs/results/: docs/results.md, README.md and others.
+"""Writes the tables of docs/results/*.json into docs/results.md, README.md and docs/numerics.md.
 
     python scripts/result_tables.py [--check]
 
-Each table is made of one run and names its command and machine; a figure that a newer run of the
-same file measured again is left out. Files of many rows are summarised by case. README.md gets
-tpdet beside vLLM, docs/results.md the default fold order by size and every table, docs/numerics.md
-the fold orders end to end.
+A table shows one run and names its command and machine. A figure that a newer run of the same file
+measured again is left out. Files of many rows are summarised by case. README.md gets tpdet beside
+vLLM, docs/results.md the default fold order by size and every table, docs/numerics.md the fold
+orders end to end. With --check nothing is written: the exit code is 1 when a table is stale.
 """
 
 import json
@@ -36,9 +36,9 @@ def stamp(run: dict) -> str:
 
 
 def verify_table(path: Path) -> list[str]:
-    """Relations that were equal and that differed, by model, dtype and size; and the control's.
+    """How many relations were equal, by model, dtype and size; the control is marked.
 
-    By who started the ranks, what carried their sums and on how many nodes, where one was asked.
+    Also by launcher, transport and number of nodes, if the run varied one of them.
     """
     lines = []
     for run in json.loads(path.read_text()):
@@ -68,13 +68,13 @@ def way_of(row: dict) -> tuple[str, str, str]:
 
 
 def value_tables(path: Path) -> list[str]:
-    """Figures with their floors and peers, a table a run."""
+    """Figures with their floors and peers: one table for each run."""
     make = summary if path.name.split(".")[0] in SUMMARISED else value_table
     return [line for run, rows in newest_rows(path) for line in make(run, rows)]
 
 
 def value_table(run: dict, rows: list[dict]) -> list[str]:
-    """A line a figure."""
+    """One line for each figure."""
     names = ("case", "model", "dtype", "mode", "tp", "batch", "context")
     used = [name for name in names if any(row.get(name) is not None for row in rows)]
     lines = [stamp(run), "", "| " + " | ".join([*used, "value", "floor", "peer", "ratio"]) + " |"]
@@ -90,7 +90,7 @@ def value_table(run: dict, rows: list[dict]) -> list[str]:
 
 
 def summary(run: dict, rows: list[dict]) -> list[str]:
-    """A line a case, mode, size and peer: how many figures, the mean ratio and the worst."""
+    """One line for each case, mode, size and peer: number of figures, mean and worst ratio."""
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
         if row.get("ratio"):
@@ -123,7 +123,7 @@ def render() -> str:
 
 
 def replaced(path: Path, name: str, content: str) -> bool:
-    """Put `content` between a page's marks of `name`; whether it stood there already.
+    """Put `content` between a page's marks of `name`; True if it stood there already.
 
     With --check nothing is written.
     """
@@ -138,7 +138,7 @@ def replaced(path: Path, name: str, content: str) -> bool:
 
 
 def main() -> int:
-    """Rewrite the tables; with --check only say whether they are true."""
+    """Rewrite the tables, or with --check compare them; the exit code."""
     results = ROOT / "docs" / "results"
     folds = "\n".join(fold_table(results / FOLDS))
     sizes = "\n".join(size_table([results / name for name in SIZES], MODEL))

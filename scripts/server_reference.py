@@ -3,8 +3,8 @@
     python scripts/server_reference.py [--check]
 
 Flags come from the parser, limits from the table that `--print-limits` prints, metrics from a
-registry, fields from the bodies' models, exit codes from the errors. With `--check` nothing is
-written: the exit code is 1 when a table is stale.
+registry, fields from the models of request bodies, exit codes from the errors. With `--check`
+nothing is written: the exit code is 1 when a table is stale.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def fields_table() -> list[str]:
 
 
 def idle_table() -> list[str]:
-    """The known fields of which only values that ask for nothing are taken."""
+    """The known fields that take only values which ask for nothing."""
     lines = ["| field | taken | anything else is refused |", "|---|---|---|"]
     groups = {
         "": idle_fields.CHAT,
@@ -100,7 +100,7 @@ def metrics_table() -> list[str]:
 
 
 def exits_table() -> list[str]:
-    """Every exit code of an error, with the errors' own words."""
+    """Every exit code, with the docstrings of its errors."""
     found: dict[int, list[str]] = {0: ["drained, or stopped while idle."]}
     for kind in vars(errors).values():
         if isinstance(kind, type) and "exit_code" in vars(kind):
@@ -123,7 +123,7 @@ TABLES: dict[str, Callable[[], list[str]]] = {
 
 
 def with_tables(page: str) -> str:
-    """The page with every table made anew. Raises ValueError where a place for one is missing."""
+    """The page with every table made anew. Raises ValueError if a table's marks are missing."""
     for name, make in TABLES.items():
         first, last = f"<!-- {name}: made by scripts/server_reference.py -->\n", "<!-- end -->"
         head, found, rest = page.partition(first)

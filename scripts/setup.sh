@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # setup.sh [VENV [serve|test]]: makes a virtual environment with tpdet, or completes one. Safe to
-# repeat, and in either order: "serve" holds what serving needs, "test" (the default) adds the tests'
-# needs, which take several times as long.
-# torch >= 2.11 that is already installed is reused; else a local find-links file (if pip knows
-# one), else PyTorch's own CPU wheels. On a machine with a GPU install the CUDA torch beforehand.
+# repeat, and in either order: "serve" installs what serving needs; "test" (the default) adds what the
+# tests need, which takes several times as long.
+# An installed torch >= 2.11 is reused. Otherwise torch comes from a local find-links file (if pip
+# knows one), else from PyTorch's CPU wheels. On a machine with a GPU install a CUDA torch first.
 set -euo pipefail
 venv=${1:-.venv}
 what=${2:-test}
@@ -19,8 +19,8 @@ sys.exit(release < (2, 11))
 PY
 }
 
-# pip of the Python beside the environment, where it can be told where to install (pip 22.3): that
-# saves seconds. What is tested wants a pip inside, too.
+# Whether the outer Python's pip can install into the environment (pip 22.3): that saves seconds. The
+# tests need a pip inside the environment, too.
 pip_outside() {
     "$python" - <<'PY' 2>/dev/null
 import sys
@@ -56,14 +56,14 @@ if pip_outside; then
 else
     pip=("$venv/bin/python" -m pip)
 fi
-# Modules are compiled when they are first imported: most of torch never is.
+# Modules are compiled when they are first imported; most of torch never is imported.
 install() {
     "$python" scripts/progress.py --pip "$1" "${pip[@]}" --disable-pip-version-check install \
         --no-compile --progress-bar off "${@:2}"
 }
-# setuptools is there before tpdet is built: a build environment of its own would take seconds.
+# setuptools is installed before tpdet is built: a separate build environment would take seconds.
 install "installing setuptools" "setuptools>=77"
-# torch goes in by itself: an open requirement would pull gigabytes of CUDA packages.
+# torch is installed first: as a dependency of tpdet it would bring gigabytes of CUDA packages.
 if ! has_torch "$venv/bin/python"; then
     echo "looking for PyTorch on this machine"
     torch=(--no-index --no-deps "torch>=2.11")

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A Slurm of two nodes on this host, for tests: one slurmctld, two slurmd, a munged of their own.
+# A Slurm cluster of two nodes on this host, for tests: one slurmctld, two slurmd, one private munged.
 #   scripts/slurm_two_nodes.sh up FOLDER     then: export SLURM_CONF=FOLDER/slurm.conf
 #   scripts/slurm_two_nodes.sh down FOLDER   cancels what runs and ends all four
 # Needs root, Debian's slurmctld, slurmd, slurm-client and munge, and the right to unshare. Everything
-# lies in FOLDER; the ports are free ones. A node is n1 or n2 by host name, has FOLDER/n1/disk or
-# FOLDER/n2/disk as its own FOLDER/disk, no GPU, and claims 4 cores, whatever there are.
+# lies in FOLDER; the ports are free ones. The nodes have the host names n1 and n2. Each sees FOLDER/n1/disk
+# or FOLDER/n2/disk at FOLDER/disk, has no GPU, and claims 4 cores, however many there are.
 set -euo pipefail
 if [ $# -ne 2 ]; then
     echo "usage: $0 up|down FOLDER" >&2
@@ -16,7 +16,7 @@ folder=$(cd "$2" && pwd)
 export SLURM_CONF=$folder/slurm.conf
 DAEMONS="slurmctld n1 n2 munged"
 
-node() { # node NAME: its slurmd, for which FOLDER/disk is FOLDER/NAME/disk
+node() { # node NAME: runs its slurmd, which sees FOLDER/NAME/disk at FOLDER/disk
     unshare --mount --uts bash -ec '
         hostname "$1"
         mount --bind "$2/$1/disk" "$2/disk"

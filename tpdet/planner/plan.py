@@ -211,7 +211,7 @@ def _milliseconds(parts: Parts) -> dict[str, float]:
 def _notes(world: World) -> tuple[str, ...]:
     notes = []
     if world.config.dtype != "bfloat16":
-        notes.append(f"the model is {world.config.dtype}: memory is its own, times are bfloat16's")
+        notes.append(f"memory is planned for {world.config.dtype}, times are those of bfloat16")
     levels = world.levels
     if levels.local > MEASURED_GPUS:
         notes.append(
