@@ -30,8 +30,8 @@ PREFILL = [
     Variant(128, 4, 2),
     Variant(128, 8, 3),
     Variant(128, 8, 2, True),
-    Variant(128, 4, 3, True, groups=True),
-    Variant(128, 4, 5, True, groups=True),
+    Variant(128, 4, 3, True, warp_specialised=True),
+    Variant(128, 4, 5, True, warp_specialised=True),
 ]
 DECODE = [
     Variant(16, 1, 3),

@@ -20,10 +20,10 @@ from tpdet.kernels.cuda.hardware import gpu_of
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 FIRST = Variant(64, 4, 3, True)
-GROUPS = {
-    "groups, 3 places": Variant(128, 4, 3, True, groups=True),
-    "groups, 4 places": Variant(128, 4, 4, True, groups=True),
-    "groups, 5 places": Variant(128, 4, 5, True, groups=True),
+WARP_SPECIALISED = {
+    "warp-specialised, 3 stages": Variant(128, 4, 3, True, warp_specialised=True),
+    "warp-specialised, 4 stages": Variant(128, 4, 4, True, warp_specialised=True),
+    "warp-specialised, 5 stages": Variant(128, 4, 5, True, warp_specialised=True),
 }
 SHAPES = [  # dtype, head, query heads, key heads, window
     (torch.bfloat16, 128, 32, 8, None),
@@ -130,8 +130,8 @@ def timed(prompts, length, head, copies, candidates):
 
 def prefill_checks():
     """Every form's bits, once and again and again."""
-    checks = [Check(name, same_bits_as_first, (v,)) for name, v in GROUPS.items()]
-    for name, variant in GROUPS.items():
+    checks = [Check(name, same_bits_as_first, (v,)) for name, v in WARP_SPECIALISED.items()]
+    for name, variant in WARP_SPECIALISED.items():
         checks.append(Check(f"again and again, {name}", same_bits_again_and_again, (variant,)))
     return checks
 
@@ -140,7 +140,7 @@ def check_times():
     """Speed of every form; heads other than 128 have the table's alone."""
     for prompts, length, copies in ((1, 4096, 4), (1, 16384, 2), (2, 4096, 8)):
         name = f"{prompts} x {length} tokens, head 128"
-        attempt(name, timed, prompts, length, 128, copies, {"first form": FIRST} | GROUPS)
+        attempt(name, timed, prompts, length, 128, copies, {"first form": FIRST} | WARP_SPECIALISED)
     for head in (64, 256):
         chosen = prefill_variant(torch.bfloat16, head, gpu_of(torch.device("cuda")))
         attempt(f"1 x 4096 tokens, head {head}", timed, 1, 4096, head, 2, {"table": chosen})

@@ -15,7 +15,12 @@ from tpdet.kernels.inputs.paged_batch import PagedBatch
 _LEAST_CHUNK, _CHUNK_VALUES = 32, 1 << 14  # splits, and fp32 values, that a merge loads together
 _MERGE_UNROLL = 16
 _MERGE_VALUES = 48  # fp32 values of states that a thread of a fused merge loads ahead
+_MERGE_WARPS = 4  # what the layouts of `merge_splits` are made for
+_WARP_THREADS = 32
 _LEAST_ARRIVALS = 1 << 14
+
+Workspace = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""By split, key head and row: the largest score [S], the mass [S], weighted values [S, D]; fp32."""
 
 
 def launch_decode(
@@ -30,34 +35,51 @@ def launch_decode(
 ) -> None:
     """Splits in parallel, then their merge, into out [M, Hq, D]; `shape`: what kernels compile for.
 
-    The fp32 workspace is this call's own. Raises RuntimeError in a graph's capture of a fused merge
+    Each call makes its fp32 workspace. Raises RuntimeError in a graph's capture of a fused merge
     whose counters no earlier call made.
     """
     if not batch.splits.shape[0]:
         return
+    row_count = batch.short_rows * shape["GROUP"]
+    states = batch.splits.shape[0] * shape["KEY_HEADS"] * row_count
+    largest, mass = (torch.empty(states, dtype=torch.float32, device=q.device) for _ in "lm")
+    total = torch.empty(states, q.shape[2], dtype=torch.float32, device=q.device)
+    workspace = (largest, mass, total)
+    _launch_splits(q, k_pages, v_pages, batch, window or 0, variant, shape, out, workspace)
+    if not variant.fused:
+        _launch_merge(batch, window or 0, shape, out, workspace)
+
+
+def _launch_splits(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    batch: PagedBatch,
+    window: int,
+    variant: Variant,
+    shape: dict[str, int],
+    out: torch.Tensor,
+    workspace: Workspace,
+) -> None:
+    """Every split's state; where the variant is fused, out too."""
     key_heads, row_count = shape["KEY_HEADS"], batch.short_rows * shape["GROUP"]
     row_parts = triton.cdiv(row_count, variant.rows)
     arrivals = batch.splits
     if variant.fused:
         arrivals = arrival_counters(batch.rows.shape[0] * row_parts * key_heads, q.device)
-    states = batch.splits.shape[0] * key_heads * row_count
-    largest, mass = (torch.empty(states, dtype=torch.float32, device=q.device) for _ in "lm")
-    total = torch.empty(states, q.shape[2], dtype=torch.float32, device=q.device)
     attend_splits[(batch.splits.shape[0] * row_parts * key_heads,)](
         q,
         k_pages,
         v_pages,
         out,
-        largest,
-        mass,
-        total,
+        *workspace,
         arrivals,
         batch.splits,
         batch.rows,
         batch.tables,
         q.stride(0),
         batch.tables.shape[1],
-        window or 0,
+        window,
         row_count,
         row_parts,
         score_scale(q.shape[2]),
@@ -68,36 +90,42 @@ def launch_decode(
         enable_fp_fusion=False,
         **dependent_launch(q.device),
     )
-    if variant.fused:
-        return
+
+
+def _launch_merge(
+    batch: PagedBatch,
+    window: int,
+    shape: dict[str, int],
+    out: torch.Tensor,
+    workspace: Workspace,
+) -> None:
+    """All states of a row to its result, a program a row."""
     average = batch.splits.shape[0] // max(1, batch.short.shape[0])
-    merge_splits[(batch.short.shape[0] * batch.short_rows * q.shape[1],)](
+    merge_splits[(batch.short.shape[0] * batch.short_rows * out.shape[1],)](
         out,
-        largest,
-        mass,
-        total,
+        *workspace,
         batch.short,
         batch.rows,
-        window or 0,
-        row_count,
+        window,
+        batch.short_rows * shape["GROUP"],
         batch.short_rows,
         **shape,
         CHUNK=merge_chunk(average, shape["LANES"]),
-        num_warps=4,
+        num_warps=_MERGE_WARPS,
         enable_fp_fusion=False,
-        **dependent_launch(q.device),
+        **dependent_launch(out.device),
     )
 
 
 def merge_chunk(splits: int, lanes: int) -> int:
-    """How many splits are loaded together where a sequence has about so many."""
+    """How many splits the merge loads together, where a sequence has `splits` on average."""
     return max(_LEAST_CHUNK, min(triton.next_power_of_2(splits), _CHUNK_VALUES // lanes))
 
 
 def decode_constants(variant: Variant, row_count: int, lanes: int) -> dict[str, int]:
     """What a variant compiles into the split kernel for `row_count` rows of a sequence."""
     merged = min(variant.rows, triton.next_power_of_2(row_count)) if variant.fused else 1
-    ahead = _MERGE_VALUES * 32 * variant.warps // (merged * lanes)
+    ahead = _MERGE_VALUES * _WARP_THREADS * variant.warps // (merged * lanes)
     return {
         "ROWS": variant.rows,
         "STAGES": variant.stages,

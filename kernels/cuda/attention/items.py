@@ -1,10 +1,15 @@
-"""How the rows of long sequences are dealt out to programs that stay for many of them."""
+"""How the rows of long sequences are dealt out to programs that each take many of them.
+
+blocks  [T, 2] int32: a sequence and its first token of a block of BLOCK tokens
+rows    [B, 3] int32: a sequence's first row of q, its tokens in the step, its first position
+item    128 rows of a block for one key head; a row is a token and one of GROUP query heads
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tpdet.kernels.cuda.attention.split import TILE, TILES
-from tpdet.kernels.cuda.attention.whole_split import GROUP_ROWS
+from tpdet.kernels.cuda.launch.warp_pipeline import CONSUMER_ROWS
 
 
 @gluon.jit
@@ -19,16 +24,16 @@ def item_of(
     WINDOW: gl.constexpr,
     BLOCK: gl.constexpr,
 ):
-    """What a program does in its turn: 128 rows of a key head, on tiles [begin, end).
+    """The item that a program takes in a turn: 128 rows of a key head, on tiles [begin, end).
 
-    Items come with the most keys first; every second turn runs the other way, so that programs
-    get about as much. None are left where `end` is 0. All rows see all keys before tile `whole`,
-    and splits before tile `rest` are taken whole.
+    The items with the most keys come first, and every second turn runs the other way, so that all
+    programs get about the same work. Where `end` is 0 no item remains. All rows see all keys before
+    tile `whole`, and splits before tile `rest` are whole.
     """
-    PARTS: gl.constexpr = BLOCK * GROUP // (2 * GROUP_ROWS)
+    PARTS: gl.constexpr = BLOCK * GROUP // (2 * CONSUMER_ROWS)
     across = gl.num_programs(0)
-    place = gl.program_id(0)
-    item = turn * across + place + turn % 2 * (across - 1 - 2 * place)
+    program = gl.program_id(0)
+    item = turn * across + program + turn % 2 * (across - 1 - 2 * program)
     within = gl.minimum(item, items - 1)
     head = within % KEY_HEADS
     work = within // KEY_HEADS
@@ -38,9 +43,9 @@ def item_of(
     first_row = gl.load(rows + sequence * 3)
     count = gl.load(rows + sequence * 3 + 1)
     start = gl.load(rows + sequence * 3 + 2)
-    row = part * (2 * GROUP_ROWS)
+    row = part * (2 * CONSUMER_ROWS)
     low = first + row // GROUP
-    high = gl.minimum(first + (row + 2 * GROUP_ROWS - 1) // GROUP, count - 1)
+    high = gl.minimum(first + (row + 2 * CONSUMER_ROWS - 1) // GROUP, count - 1)
     end = gl.where((item < items) & (low < count), (start + high) // TILE + 1, 0)
     begin = 0
     whole = (start + low + 1) // TILE

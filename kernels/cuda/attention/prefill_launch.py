@@ -1,4 +1,4 @@
-"""The launches of prefill attention: `prefill.py` or, on Hopper, its groups of warps."""
+"""The launches of prefill attention: `prefill.py` or, on Hopper, `prefill_warp_specialised.py`."""
 
 import torch
 from triton.experimental.gluon.language import NVMMASharedLayout
@@ -6,12 +6,19 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as LaidOutD
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tpdet.kernels.cuda.attention.prefill import attend_blocks
-from tpdet.kernels.cuda.attention.prefill_warp_specialised import attend_groups
+from tpdet.kernels.cuda.attention.prefill_warp_specialised import attend_warp_specialised
 from tpdet.kernels.cuda.attention.split import score_scale
-from tpdet.kernels.cuda.attention.variants import GROUPS_HEAD, GROUPS_TYPES, Variant
+from tpdet.kernels.cuda.attention.variants import (
+    WARP_SPECIALISED_HEAD,
+    WARP_SPECIALISED_TYPES,
+    Variant,
+)
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch
 from tpdet.kernels.order import TILE_TOKENS
+
+_SWIZZLE_BYTES = 128  # a line of a tile in shared memory
+_VALUE_BITS = 16
 
 
 def launch_prefill(
@@ -26,52 +33,88 @@ def launch_prefill(
 ) -> None:
     """Attention of the batch's blocks into out [M, Hq, D]; `shape`: what kernels compile for.
 
-    Raises ValueError for groups of warps of a head or type that they do not have.
+    Raises ValueError where the variant is warp-specialised and has no kernel for the head or type.
     """
     if not batch.blocks.shape[0]:
         return
+    launch = _launch_warp_specialised if variant.warp_specialised else _launch_blocks
+    launch(q, k_pages, v_pages, batch, window or 0, variant, shape, out)
+
+
+def _items(batch: PagedBatch, variant: Variant, shape: dict[str, int]) -> int:
+    """Parts of `variant.rows` rows of a block, for each key head."""
     parts = BLOCK_TOKENS * shape["GROUP"] // variant.rows
-    items = batch.blocks.shape[0] * parts * shape["KEY_HEADS"]
-    flat = [pages.view(-1, q.shape[2]) for pages in (k_pages, v_pages)]
-    arguments = (
+    return batch.blocks.shape[0] * parts * shape["KEY_HEADS"]
+
+
+def _launch_warp_specialised(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    batch: PagedBatch,
+    window: int,
+    variant: Variant,
+    shape: dict[str, int],
+    out: torch.Tensor,
+) -> None:
+    _check_warp_specialised(q)
+    items = _items(batch, variant, shape)
+    head = shape["HEAD"]
+    layout = NVMMASharedLayout(_SWIZZLE_BYTES, _VALUE_BITS, 2)
+    k_tiles, v_tiles = (
+        LaidOutDescriptor.from_tensor(pages.view(-1, head), [TILE_TOKENS, head], layout)
+        for pages in (k_pages, v_pages)
+    )
+    attend_warp_specialised[(min(items, multiprocessors(q.device)),)](
+        q,
+        k_tiles,
+        v_tiles,
+        out,
+        batch.blocks,
+        batch.rows,
+        batch.tables,
+        items,
+        q.stride(0),
+        batch.tables.shape[1],
+        window,
+        score_scale(head),
+        **{name: shape[name] for name in ("KEY_HEADS", "GROUP", "HEAD", "WINDOW")},
+        BLOCK=BLOCK_TOKENS,
+        STAGES=variant.stages,
+        num_warps=variant.warps,
+        enable_fp_fusion=False,
+    )
+
+
+def _launch_blocks(
+    q: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    batch: PagedBatch,
+    window: int,
+    variant: Variant,
+    shape: dict[str, int],
+    out: torch.Tensor,
+) -> None:
+    head = shape["HEAD"]
+    tiles: list[torch.Tensor | TensorDescriptor] = [k_pages, v_pages]
+    if variant.descriptors:
+        block = [TILE_TOKENS, shape["LANES"]]
+        flat = [pages.view(-1, head) for pages in (k_pages, v_pages)]
+        tiles = [TensorDescriptor.from_tensor(pages, block) for pages in flat]
+    attend_blocks[(_items(batch, variant, shape),)](
+        q,
+        k_pages,
+        v_pages,
+        *tiles,
         out,
         batch.blocks,
         batch.rows,
         batch.tables,
         q.stride(0),
         batch.tables.shape[1],
-        window or 0,
-        score_scale(q.shape[2]),
-    )
-    if variant.groups:
-        _check_groups(q)
-        layout = NVMMASharedLayout(128, 16, 2)
-        block = [TILE_TOKENS, shape["HEAD"]]
-        laid_out = [LaidOutDescriptor.from_tensor(pages, block, layout) for pages in flat]
-        programs = min(items, multiprocessors(q.device))
-        attend_groups[(programs,)](
-            q,
-            *laid_out,
-            *arguments[:4],
-            items,
-            *arguments[4:],
-            **{name: shape[name] for name in ("KEY_HEADS", "GROUP", "HEAD", "WINDOW")},
-            BLOCK=BLOCK_TOKENS,
-            STAGES=variant.stages,
-            num_warps=variant.warps,
-            enable_fp_fusion=False,
-        )
-        return
-    tiles: list[torch.Tensor | TensorDescriptor] = [k_pages, v_pages]
-    if variant.descriptors:
-        block = [TILE_TOKENS, shape["LANES"]]
-        tiles = [TensorDescriptor.from_tensor(pages, block) for pages in flat]
-    attend_blocks[(items,)](
-        q,
-        k_pages,
-        v_pages,
-        *tiles,
-        *arguments,
+        window,
+        score_scale(head),
         **shape,
         DESCRIPTORS=variant.descriptors,
         BLOCK=BLOCK_TOKENS,
@@ -83,9 +126,9 @@ def launch_prefill(
     )
 
 
-def _check_groups(q: torch.Tensor) -> None:
-    if q.shape[2] != GROUPS_HEAD or q.dtype not in GROUPS_TYPES:
+def _check_warp_specialised(q: torch.Tensor) -> None:
+    if q.shape[2] != WARP_SPECIALISED_HEAD or q.dtype not in WARP_SPECIALISED_TYPES:
         raise ValueError(
-            f"groups of warps for {q.dtype} heads of {q.shape[2]}: they have heads of "
-            f"{GROUPS_HEAD}, one of {GROUPS_TYPES}"
+            f"warp-specialised attention of {q.dtype} heads of {q.shape[2]}: it has heads of "
+            f"{WARP_SPECIALISED_HEAD}, one of {WARP_SPECIALISED_TYPES}"
         )

@@ -1,10 +1,16 @@
 """Warp-specialised prefill attention: one producer warp, two consumer warpgroups.
 
-The arithmetic is that of `split.py`, tile for tile. A program takes items of 128 rows of one
-key head, 64 for each group of warps, and both read the tiles that the fetching warp brings, which
-goes on to the next item while they end this one. Within a group the scores of tile j + 1 are asked
-for before the products p . v of tile j, and its exponentials are taken while those run (Shah et al.
-2024, FlashAttention-3, arXiv 2407.08608, algorithm 2); the groups drift apart, so that one's
+    q, out    [M, Hq, D]: rows of the step, query heads, lanes of a head; 2-byte values
+    k_tiles, v_tiles    the pages [P * Hkv * 256, D] in blocks of [64, D]
+    blocks [T, 2], rows [B, 3], tables [B, widest]    int32, as in `items.py`; pages of a sequence
+    GROUP     query heads that share a key head: Hq / Hkv
+    suffixes  _F, _S, _L of row vectors: laid out for loads of q, by score, by lane of the output
+
+The arithmetic is that of `split.py`, tile for tile. A program takes items of 128 rows of one key
+head, 64 for each consumer, and both read the tiles that the producer copies, which goes on to the
+next item while they end this one. Within a consumer the scores of tile j + 1 begin before the
+products p . v of tile j, and its exponentials are taken while those run (Shah et al. 2024,
+FlashAttention-3, arXiv 2407.08608, algorithm 2); the consumers drift apart, so that one's
 exponentials hide behind the other's products.
 
 Hopper only, heads of 128 at most: two fp32 states of a row must fit a thread's registers.
@@ -13,11 +19,7 @@ Hopper only, heads of 128 at most: two fp32 states of a row must fit a thread's 
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
 
 from tpdet.kernels.cuda.attention.items import item_of
 from tpdet.kernels.cuda.attention.split import (
@@ -32,29 +34,47 @@ from tpdet.kernels.cuda.attention.split import (
     sees_split,
 )
 from tpdet.kernels.cuda.attention.whole_split import (
-    GROUP_ROWS,
     MASSES,
-    add,
-    ask,
+    OPERAND_WIDTH,
+    Pipeline,
+    begin_scores,
+    begin_sums,
     shrink_sums,
     weigh,
     whole_split,
 )
-from tpdet.kernels.cuda.launch.warp_pipeline import copy_tile, release
+from tpdet.kernels.cuda.launch.warp_pipeline import (
+    CONSUMER_ROWS,
+    CONSUMERS,
+    accumulator_layout,
+    allocate_barriers,
+    copy_tile,
+    expect,
+    init_barriers,
+    release,
+    run_warps,
+    slot_of,
+    wait_free,
+    wait_full,
+)
 
 PRODUCER_REGISTERS = gl.constexpr(40)
 CONSUMER_REGISTERS = gl.constexpr(232)
 
 
+@gluon.constexpr_function
+def _load_layout():
+    """Of [64, lanes of a head] between global and shared memory: 16 bytes a thread."""
+    return gl.BlockedLayout(
+        size_per_thread=[1, 8], threads_per_warp=[2, 16], warps_per_cta=[4, 1], order=[1, 0]
+    )
+
+
 @gluon.jit
-def _fetch(
+def _produce(
     k_tiles,
     v_tiles,
-    k_ring,
-    v_ring,
-    k_full,
-    v_full,
-    free,
+    pipeline,
     blocks,
     rows,
     tables,
@@ -65,25 +85,24 @@ def _fetch(
     GROUP: gl.constexpr,
     WINDOW: gl.constexpr,
     BLOCK: gl.constexpr,
-    STAGES: gl.constexpr,
 ):
-    """The fetching warp: every item's tiles, one after another, into rings of STAGES places."""
-    fetched = 0
+    """The producer warp: every item's tiles of K and V, one after another."""
+    step = 0
     for turn in range(gl.cdiv(items, gl.num_programs(0))):
         sequence, head, _row, _first, _at, _count, _start, begin, _rest, _whole, end = item_of(
             turn, items, blocks, rows, window, KEY_HEADS, GROUP, WINDOW, BLOCK
         )
         table = tables + sequence * widest
         for tile in range(begin, end):
-            place = fetched % STAGES
+            slot = slot_of(pipeline.free, step)
             split = tile // TILES
             at = (gl.load(table + split) * KEY_HEADS + head) * PAGE + (tile - split * TILES) * TILE
-            mbarrier.wait(free.index(place), fetched // STAGES & 1 ^ 1)
-            mbarrier.expect(k_full.index(place), k_tiles.block_type.nbytes)
-            copy_tile(k_tiles, [at, 0], k_full.index(place), k_ring.index(place))
-            mbarrier.expect(v_full.index(place), v_tiles.block_type.nbytes)
-            copy_tile(v_tiles, [at, 0], v_full.index(place), v_ring.index(place))
-            fetched += 1
+            wait_free(pipeline.free, step)
+            expect(pipeline.k_full, slot, k_tiles.block_type.nbytes)
+            copy_tile(k_tiles, [at, 0], pipeline.k_full.index(slot), pipeline.k.index(slot))
+            expect(pipeline.v_full, slot, v_tiles.block_type.nbytes)
+            copy_tile(v_tiles, [at, 0], pipeline.v_full.index(slot), pipeline.v.index(slot))
+            step += 1
 
 
 @gluon.jit
@@ -98,17 +117,17 @@ def _mask(score, tile, whole, position, window, WINDOW: gl.constexpr, BY_KEY: gl
 
 @gluon.jit
 def _load_rows(
-    q, q_half, row, first, first_row, count, head, q_stride, GROUP: gl.constexpr, HEAD: gl.constexpr
+    q, q_rows, row, first, first_row, count, head, q_stride, GROUP: gl.constexpr, HEAD: gl.constexpr
 ):
-    """The group's 64 query rows from `row` on to shared memory; rows past `count` are zeros."""
-    FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    row_F = row + gl.arange(0, GROUP_ROWS, layout=gl.SliceLayout(1, FLAT))
+    """The consumer's query rows from `row` on, to shared memory; those past `count` are zeros."""
+    FLAT: gl.constexpr = _load_layout()
+    row_F = row + gl.arange(0, CONSUMER_ROWS, layout=gl.SliceLayout(1, FLAT))
     token = first + row_F // GROUP
     column = (head * GROUP + row_F % GROUP) * HEAD
     at = (first_row + token).to(gl.int64) * q_stride + column
     lane = gl.arange(0, HEAD, layout=gl.SliceLayout(0, FLAT))
     live = (token < count)[:, None]
-    q_half.store(gl.load(q + at[:, None] + lane[None, :], mask=live, other=0.0))
+    q_rows.store(gl.load(q + at[:, None] + lane[None, :], mask=live, other=0.0))
     fence_async_shared()
     tl.debug_barrier()
 
@@ -128,13 +147,9 @@ def _merge_into(largest, mass, total, m, w, o, seen, BY_LANE: gl.constexpr):
 
 @gluon.jit
 def _attend(
-    q_half,
-    k_ring,
-    v_ring,
+    q,
+    pipeline,
     ones,
-    k_full,
-    v_full,
-    free,
     position,
     start,
     count,
@@ -147,79 +162,73 @@ def _attend(
     scale,
     HEAD: gl.constexpr,
     WINDOW: gl.constexpr,
-    STAGES: gl.constexpr,
 ):
-    """Mass and total of 64 rows over an item's tiles, before which the program took `taken`."""
-    BY_KEY: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD, 16])
-    NARROW: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
+    """Mass [R] and total [R, D] over an item's tiles, of which the first is step `taken`."""
+    BY_KEY: gl.constexpr = accumulator_layout(TILE)
+    WIDE: gl.constexpr = accumulator_layout(HEAD)
+    NARROW: gl.constexpr = accumulator_layout(MASSES)
     BY_SCORE: gl.constexpr = gl.SliceLayout(1, BY_KEY)
     BY_LANE: gl.constexpr = gl.SliceLayout(1, WIDE)
-    WEIGHT: gl.constexpr = gl.DotOperandLayout(0, WIDE, 2)
-    MASS_WEIGHT: gl.constexpr = gl.DotOperandLayout(0, NARROW, 2)
-    dtype: gl.constexpr = k_ring.dtype
-    largest = gl.full((GROUP_ROWS,), UNSEEN, gl.float32, layout=BY_LANE)
-    mass = gl.zeros((GROUP_ROWS,), gl.float32, layout=BY_LANE)
-    total = gl.zeros((GROUP_ROWS, HEAD), gl.float32, layout=WIDE)
+    WEIGHT: gl.constexpr = gl.DotOperandLayout(0, WIDE, OPERAND_WIDTH)
+    MASS_WEIGHT: gl.constexpr = gl.DotOperandLayout(0, NARROW, OPERAND_WIDTH)
+    dtype: gl.constexpr = pipeline.k.dtype
+    largest = gl.full((CONSUMER_ROWS,), UNSEEN, gl.float32, layout=BY_LANE)
+    mass = gl.zeros((CONSUMER_ROWS,), gl.float32, layout=BY_LANE)
+    total = gl.zeros((CONSUMER_ROWS, HEAD), gl.float32, layout=WIDE)
+    # 1. whole splits, of which every row sees every key
     for split in range(0, (rest - begin) // TILES):
-        m, w, o = whole_split(
-            q_half,
-            k_ring,
-            v_ring,
-            ones,
-            k_full,
-            v_full,
-            free,
-            taken + split * TILES,
-            scale,
-            HEAD,
-            STAGES,
-        )
-        seen = gl.full((GROUP_ROWS,), True, gl.int1, layout=BY_LANE)
+        m, w, o = whole_split(q, pipeline, ones, taken + split * TILES, scale, HEAD)
+        seen = gl.full((CONSUMER_ROWS,), True, gl.int1, layout=BY_LANE)
         largest, mass, total = _merge_into(largest, mass, total, m, w, o, seen, BY_LANE)
 
-    m = gl.full((GROUP_ROWS,), UNSEEN, gl.float32, layout=BY_SCORE)
-    w = gl.zeros((GROUP_ROWS, MASSES), gl.float32, layout=NARROW)
-    o = gl.zeros((GROUP_ROWS, HEAD), gl.float32, layout=WIDE)
+    # 2. scores and weights of the first tile of the rest
+    m = gl.full((CONSUMER_ROWS,), UNSEEN, gl.float32, layout=BY_SCORE)
+    w = gl.zeros((CONSUMER_ROWS, MASSES), gl.float32, layout=NARROW)
+    o = gl.zeros((CONSUMER_ROWS, HEAD), gl.float32, layout=WIDE)
     before = taken + rest - begin
-    score = ask(q_half, k_ring, k_full, before, STAGES)
+    score = begin_scores(q, pipeline, before)
     score = warpgroup_mma_wait(0, deps=(score,))
     score = _mask(score, rest, whole, position, window, WINDOW, BY_KEY)
     m, shrink, weight = weigh(score, scale, m, dtype, WEIGHT)
     for tile in range(rest + 1, end):
-        scores = ask(q_half, k_ring, k_full, before + 1, STAGES)
-        sums, masses = add(weight, v_ring, ones, v_full, before, o, w, STAGES, MASS_WEIGHT)
+        # 3. begin this tile's scores and the sums of the tile before
+        scores = begin_scores(q, pipeline, before + 1)
+        sums, masses = begin_sums(weight, pipeline, ones, before, o, w, MASS_WEIGHT)
+        # 4. weights of this tile, while those sums run; a split starts from a fresh maximum
         score = warpgroup_mma_wait(2, deps=(scores,))
         fresh = tile % TILES == 0
         score = _mask(score, tile, whole, position, window, WINDOW, BY_KEY)
         ended = m
         earlier = gl.where(fresh, UNSEEN, m)
         m, shrink, next_weight = weigh(score, scale, earlier, dtype, WEIGHT)
+        # 5. the sums of the tile before end; its slot is free
         o, w, weight = warpgroup_mma_wait(0, deps=(sums, masses, weight))
-        release(free.index(before % STAGES))
+        release(pipeline.free, before)
+        # 6. a finished split merges into the state
         if fresh:
             seen = _visible(tile // TILES - 1, position, window, WINDOW, BY_LANE)
             largest, mass, total = _merge_into(largest, mass, total, ended, w, o, seen, BY_LANE)
-            o = gl.zeros((GROUP_ROWS, HEAD), gl.float32, layout=WIDE)
-            w = gl.zeros((GROUP_ROWS, MASSES), gl.float32, layout=NARROW)
+            o = gl.zeros((CONSUMER_ROWS, HEAD), gl.float32, layout=WIDE)
+            w = gl.zeros((CONSUMER_ROWS, MASSES), gl.float32, layout=NARROW)
         else:
             o, w = shrink_sums(o, w, shrink, WIDE, NARROW)
         weight = next_weight
         before += 1
 
-    values = v_ring.index(before % STAGES)
+    # 7. the last tile: what follows the last key may be NaN, and 0 * NaN is NaN, so both consumers
+    #    write zeros there
+    values = pipeline.v.index(slot_of(pipeline.v_full, before))
     if end * TILE > start + count:
-        # What follows the last key may be NaN, and 0 * NaN is NaN. Both groups write zeros there.
-        mbarrier.wait(v_full.index(before % STAGES), before // STAGES & 1)
-        FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+        wait_full(pipeline.v_full, before)
+        FLAT: gl.constexpr = _load_layout()
         key = (end - 1) * TILE + gl.arange(0, TILE, layout=gl.SliceLayout(1, FLAT))
         clean = values.load(FLAT)
         values.store(gl.where((key < start + count)[:, None], clean, 0.0))
         fence_async_shared()
         tl.debug_barrier()
-    sums, masses = add(weight, v_ring, ones, v_full, before, o, w, STAGES, MASS_WEIGHT)
+    sums, masses = begin_sums(weight, pipeline, ones, before, o, w, MASS_WEIGHT)
     o, w, weight = warpgroup_mma_wait(0, deps=(sums, masses, weight))
-    release(free.index(before % STAGES))
+    release(pipeline.free, before)
     seen = _visible((end - 1) // TILES, position, window, WINDOW, BY_LANE)
     largest, mass, total = _merge_into(largest, mass, total, m, w, o, seen, BY_LANE)
     return mass, total
@@ -227,18 +236,14 @@ def _attend(
 
 @gluon.jit
 def _consume(
+    consumer,
+    pipeline,
+    q_rows,
     q,
-    q_half,
-    k_ring,
-    v_ring,
     ones,
-    k_full,
-    v_full,
-    free,
     out,
     blocks,
     rows,
-    half,
     items,
     q_stride,
     window,
@@ -248,11 +253,10 @@ def _consume(
     HEAD: gl.constexpr,
     WINDOW: gl.constexpr,
     BLOCK: gl.constexpr,
-    STAGES: gl.constexpr,
 ):
-    """A group of four warps: 64 rows of every item; writes their results."""
-    BY_KEY: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD, 16])
+    """A consumer warpgroup, 0 or 1: 64 rows of every item; writes their results."""
+    BY_KEY: gl.constexpr = accumulator_layout(TILE)
+    WIDE: gl.constexpr = accumulator_layout(HEAD)
     BY_LANE: gl.constexpr = gl.SliceLayout(1, WIDE)
     taken = 0
     for turn in range(gl.cdiv(items, gl.num_programs(0))):
@@ -260,18 +264,16 @@ def _consume(
             turn, items, blocks, rows, window, KEY_HEADS, GROUP, WINDOW, BLOCK
         )
         if end > 0:
-            row += half * GROUP_ROWS
-            _load_rows(q, q_half, row, first, first_row, count, head, q_stride, GROUP, HEAD)
-            row_S = row + gl.arange(0, GROUP_ROWS, layout=gl.SliceLayout(1, BY_KEY))
+            # 1. query rows to shared memory
+            row += consumer * CONSUMER_ROWS
+            _load_rows(q, q_rows, row, first, first_row, count, head, q_stride, GROUP, HEAD)
+            row_S = row + gl.arange(0, CONSUMER_ROWS, layout=gl.SliceLayout(1, BY_KEY))
             position = start + first + row_S // GROUP
+            # 2. all tiles of the item
             mass, total = _attend(
-                q_half,
-                k_ring,
-                v_ring,
+                q_rows,
+                pipeline,
                 ones,
-                k_full,
-                v_full,
-                free,
                 position,
                 start,
                 count,
@@ -284,10 +286,10 @@ def _consume(
                 scale,
                 HEAD,
                 WINDOW,
-                STAGES,
             )
             taken += end - begin
-            row_L = row + gl.arange(0, GROUP_ROWS, layout=BY_LANE)
+            # 3. results of the rows that hold a token
+            row_L = row + gl.arange(0, CONSUMER_ROWS, layout=BY_LANE)
             token = first + row_L // GROUP
             live = token < count
             result = row_result(mass, total, live)
@@ -299,7 +301,7 @@ def _consume(
 
 
 @gluon.jit(do_not_specialize=["items", "widest", "window"])
-def attend_groups(
+def attend_warp_specialised(
     q,
     k_tiles,
     v_tiles,
@@ -323,103 +325,60 @@ def attend_groups(
 
     items: 128-row parts of blocks times key heads, dealt out to any number of programs.
     """
-    RING: gl.constexpr = k_tiles.layout
-    q_ring = gl.allocate_shared_memory(q.dtype.element_ty, [2, GROUP_ROWS, HEAD], RING)
-    k_ring = gl.allocate_shared_memory(q.dtype.element_ty, [STAGES, TILE, HEAD], RING)
-    v_ring = gl.allocate_shared_memory(q.dtype.element_ty, [STAGES, TILE, HEAD], RING)
+    # 1. shared memory: rows of both consumers, the stages, ones that sum the weights
+    LAYOUT: gl.constexpr = k_tiles.layout
+    dtype: gl.constexpr = q.dtype.element_ty
+    q_rows = gl.allocate_shared_memory(dtype, [CONSUMERS, CONSUMER_ROWS, HEAD], LAYOUT)
+    k = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD], LAYOUT)
+    v = gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD], LAYOUT)
     FLAT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    ONES: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    one = gl.full((MASSES, TILE), 1.0, q.dtype.element_ty, layout=FLAT)
-    ones = gl.allocate_shared_memory(q.dtype.element_ty, [MASSES, TILE], ONES, one)
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(place), count=1)
-        mbarrier.init(v_full.index(place), count=1)
-        mbarrier.init(free.index(place), count=2)
-    fence_async_shared()
+    ONES: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    one = gl.full((MASSES, TILE), 1.0, dtype, layout=FLAT)
+    ones = gl.allocate_shared_memory(dtype, [MASSES, TILE], ONES, one)
+    # 2. barriers: K and V of a stage are waited for apart and released together
+    k_full = allocate_barriers(STAGES)
+    v_full = allocate_barriers(STAGES)
+    free = allocate_barriers(STAGES)
+    init_barriers((k_full, v_full), free)
+    # 3. two consumers and their producer
+    pipeline = Pipeline(k, v, k_full, v_full, free)
     ones_t = ones.permute((1, 0))
-    gl.warp_specialize(
-        [
-            (
-                _consume,
-                (
-                    q,
-                    q_ring.index(0),
-                    k_ring,
-                    v_ring,
-                    ones_t,
-                    k_full,
-                    v_full,
-                    free,
-                    out,
-                    blocks,
-                    rows,
-                    0,
-                    items,
-                    q_stride,
-                    window,
-                    scale,
-                    KEY_HEADS,
-                    GROUP,
-                    HEAD,
-                    WINDOW,
-                    BLOCK,
-                    STAGES,
-                ),
-            ),
-            (
-                _consume,
-                (
-                    q,
-                    q_ring.index(1),
-                    k_ring,
-                    v_ring,
-                    ones_t,
-                    k_full,
-                    v_full,
-                    free,
-                    out,
-                    blocks,
-                    rows,
-                    1,
-                    items,
-                    q_stride,
-                    window,
-                    scale,
-                    KEY_HEADS,
-                    GROUP,
-                    HEAD,
-                    WINDOW,
-                    BLOCK,
-                    STAGES,
-                ),
-            ),
-            (
-                _fetch,
-                (
-                    k_tiles,
-                    v_tiles,
-                    k_ring,
-                    v_ring,
-                    k_full,
-                    v_full,
-                    free,
-                    blocks,
-                    rows,
-                    tables,
-                    items,
-                    widest,
-                    window,
-                    KEY_HEADS,
-                    GROUP,
-                    WINDOW,
-                    BLOCK,
-                    STAGES,
-                ),
-            ),
-        ],
-        [4, 1],
-        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    run_warps(
+        _consume,
+        pipeline,
+        q_rows,
+        (
+            q,
+            ones_t,
+            out,
+            blocks,
+            rows,
+            items,
+            q_stride,
+            window,
+            scale,
+            KEY_HEADS,
+            GROUP,
+            HEAD,
+            WINDOW,
+            BLOCK,
+        ),
+        CONSUMER_REGISTERS,
+        _produce,
+        (
+            k_tiles,
+            v_tiles,
+            pipeline,
+            blocks,
+            rows,
+            tables,
+            items,
+            widest,
+            window,
+            KEY_HEADS,
+            GROUP,
+            WINDOW,
+            BLOCK,
+        ),
+        PRODUCER_REGISTERS,
     )

@@ -7,40 +7,42 @@ import triton
 
 from tpdet.kernels.cuda.hardware import Gpu
 
-GROUPS_HEAD = 128
-GROUPS_TYPES = (torch.bfloat16, torch.float16)
-_GROUPS_ROWS, _GROUPS_WARPS = 128, 4
-_GROUPS_PLACES = 3  # a tile is asked for while two others are in use
-_FUSED_SPLITS = 16  # above so many splits a sequence on average the merge is spread wider
-_FEW_SPLITS = 32  # of a step: most multiprocessors idle, and only loads ahead hide the wait
+WARP_SPECIALISED_HEAD = 128
+WARP_SPECIALISED_TYPES = (torch.bfloat16, torch.float16)
+_WARP_SPECIALISED_ROWS, _CONSUMER_WARPS = 128, 4
+_LEAST_STAGES = 3  # the scores of a tile begin while the stages of two others are in use
+_FUSED_SPLITS = 16  # a sequence, on average: with more splits the merge is spread wider
+_FEW_SPLITS = 32  # a step: most multiprocessors idle, and only loads ahead hide the wait
 
 
 @dataclass(frozen=True)
 class Variant:
     """How a kernel is shared out: rows of a program (a power of two up to 128), warps, stages.
 
-    Of prefill alone: `descriptors`, whole splits are fetched by the tensor memory accelerator
-    (Hopper and later); `groups`, the 128 rows of `prefill_warp_specialised.py` (Hopper).
-    Of splits alone: `fused`, the last of a sequence to finish merges them, without a launch of its
-    own; `swapped`, keys and lanes stand on the side of 64 of Hopper's wide matrix instructions.
+    Of prefill alone: `descriptors`, the tensor memory accelerator copies whole splits (Hopper and
+    later); `warp_specialised`, the 128 rows of `prefill_warp_specialised.py` (Hopper).
+    Of decode alone: `fused`, the last program of a sequence to finish merges its splits, without
+    another launch; `swapped`, keys and lanes stand on the side of 64 of Hopper's wide matrix
+    instructions.
 
-    Raises ValueError for groups of other rows, warps or places (stages) than they have.
+    Raises ValueError for rows, warps or stages that the warp-specialised kernel does not have.
     """
 
     rows: int
     warps: int
     stages: int
     descriptors: bool = False
-    groups: bool = False
+    warp_specialised: bool = False
     fused: bool = False
     swapped: bool = False
 
     def __post_init__(self) -> None:
-        fixed = (self.rows, self.warps) == (_GROUPS_ROWS, _GROUPS_WARPS)
-        if self.groups and (not fixed or self.stages < _GROUPS_PLACES):
+        fixed = (self.rows, self.warps) == (_WARP_SPECIALISED_ROWS, _CONSUMER_WARPS)
+        if self.warp_specialised and (not fixed or self.stages < _LEAST_STAGES):
             raise ValueError(
-                f"groups of {self.rows} rows, {self.warps} warps, {self.stages} places: they have "
-                f"{_GROUPS_ROWS} rows, {_GROUPS_WARPS} warps, {_GROUPS_PLACES} places or more"
+                f"{self.rows} rows, {self.warps} warps, {self.stages} stages: warp-specialised "
+                f"attention has {_WARP_SPECIALISED_ROWS} rows, {_CONSUMER_WARPS} warps and "
+                f"{_LEAST_STAGES} stages or more"
             )
 
 
@@ -48,8 +50,8 @@ def prefill_variant(dtype: torch.dtype, head: int, gpu: Gpu) -> Variant:
     """The choice for sequences with many rows."""
     if dtype == torch.float32:
         return Variant(16, 4, 1)
-    if gpu.wgmma and head == GROUPS_HEAD and dtype in GROUPS_TYPES:
-        return Variant(128, 4, 5, True, groups=True)
+    if gpu.wgmma and head == WARP_SPECIALISED_HEAD and dtype in WARP_SPECIALISED_TYPES:
+        return Variant(128, 4, 5, True, warp_specialised=True)
     if head <= 128:
         return Variant(64, 4, 3 if gpu.descriptors else 2, gpu.descriptors)
     return Variant(64, 8, 2, gpu.descriptors)

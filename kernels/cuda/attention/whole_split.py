@@ -1,23 +1,41 @@
-"""What a group of four warps does with the tiles that the fetching warp of its program brings.
+"""What a consumer of prefill attention does with the tiles of K and V that its producer brings.
 
-The arithmetic is that of `split.py`, tile for tile, for 64 rows in registers; K and V lie in
-rings of STAGES places, each free again once both groups have released it. Tiles are counted from
-the first one that the program fetches.
+    R       64 rows of the consumer: a token and a query head each
+    D       lanes of a head
+    q       [R, D] and, in a stage, K and V [64, D]: 2-byte values in shared memory
+    score   [R, 64] fp32; m, shrink [R], w (mass) [R, 8] and o (weighted values) [R, D]: fp32
+
+The arithmetic is that of `split.py`, tile for tile, in registers. A stage is free again once both
+consumers have released it. Tiles are counted from the first one that the program's producer copies.
 """
+
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 from tpdet.kernels.cuda.attention.split import TILE, TILES, UNSEEN
-from tpdet.kernels.cuda.launch.warp_pipeline import release
+from tpdet.kernels.cuda.launch.warp_pipeline import (
+    CONSUMER_ROWS,
+    accumulator_layout,
+    release,
+    slot_of,
+    wait_full,
+)
 
-GROUP_ROWS = gl.constexpr(64)  # of a group of four warps: the height of their instructions
 MASSES = gl.constexpr(8)  # the narrowest product there is
+OPERAND_WIDTH = gl.constexpr(2)  # 2-byte values of an operand that a register holds
+
+
+class Pipeline(NamedTuple):
+    """What the producer fills and the consumers read: K and V of a tile arrive apart."""
+
+    k: Any  # [STAGES, 64, D]
+    v: Any  # [STAGES, 64, D]
+    k_full: Any
+    v_full: Any
+    free: Any
 
 
 @gluon.jit
@@ -30,21 +48,21 @@ def weigh(score, scale, largest, dtype: gl.constexpr, OPERAND: gl.constexpr):
 
 
 @gluon.jit
-def ask(q_half, k_ring, k_full, tile, STAGES: gl.constexpr):
-    """Scores of a tile, counted from the first one, once it is there; they are on their way."""
-    BY_KEY: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    empty = gl.zeros((GROUP_ROWS, TILE), gl.float32, layout=BY_KEY)
-    place = tile % STAGES
-    mbarrier.wait(k_full.index(place), tile // STAGES & 1)
-    keys = k_ring.index(place).permute((1, 0))
-    return warpgroup_mma(q_half, keys, empty, use_acc=False, is_async=True)
+def begin_scores(q, pipeline, tile):
+    """Begin the scores of a tile once its keys are there; they are to be waited for."""
+    empty = gl.zeros((CONSUMER_ROWS, TILE), gl.float32, layout=accumulator_layout(TILE))
+    slot = slot_of(pipeline.k_full, tile)
+    wait_full(pipeline.k_full, tile)
+    keys = pipeline.k.index(slot).permute((1, 0))
+    return warpgroup_mma(q, keys, empty, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def add(weight, v_ring, ones, v_full, tile, o, w, STAGES: gl.constexpr, NARROW: gl.constexpr):
-    """Weights times a tile's values onto o, and times ones onto w; both are on their way."""
-    mbarrier.wait(v_full.index(tile % STAGES), tile // STAGES & 1)
-    sums = warpgroup_mma(weight, v_ring.index(tile % STAGES), o, is_async=True)
+def begin_sums(weight, pipeline, ones, tile, o, w, NARROW: gl.constexpr):
+    """Begin to add weights times a tile's values onto o, and times ones onto w, likewise."""
+    wait_full(pipeline.v_full, tile)
+    values = pipeline.v.index(slot_of(pipeline.v_full, tile))
+    sums = warpgroup_mma(weight, values, o, is_async=True)
     masses = warpgroup_mma(gl.convert_layout(weight, NARROW), ones, w, is_async=True)
     return sums, masses
 
@@ -57,53 +75,47 @@ def shrink_sums(o, w, factor, WIDE: gl.constexpr, NARROW: gl.constexpr):
 
 
 @gluon.jit
-def whole_split(
-    q_half,
-    k_ring,
-    v_ring,
-    ones,
-    k_full,
-    v_full,
-    free,
-    first,
-    scale,
-    HEAD: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+def whole_split(q, pipeline, ones, first, scale, HEAD: gl.constexpr):
     """The state of a split of which every row sees every key; `first` is its first tile.
 
-    Straight code, as the assembler lets products stay under way over no branch back: the scores of
-    tile j + 1 are asked for before the sums of tile j - 1 shrink and take the products of tile j.
+    Straight code, as the assembler lets products run on over no branch back: the scores of tile
+    j + 1 begin before the sums of tile j - 1 shrink and take the products of tile j.
     """
-    BY_KEY: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD, 16])
-    NARROW: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 8, 16])
-    WEIGHT: gl.constexpr = gl.DotOperandLayout(0, WIDE, 2)
-    MASS_WEIGHT: gl.constexpr = gl.DotOperandLayout(0, NARROW, 2)
-    dtype: gl.constexpr = k_ring.dtype
-    m = gl.full((GROUP_ROWS,), UNSEEN, gl.float32, layout=gl.SliceLayout(1, BY_KEY))
-    o = gl.zeros((GROUP_ROWS, HEAD), gl.float32, layout=WIDE)
-    w = gl.zeros((GROUP_ROWS, MASSES), gl.float32, layout=NARROW)
-    score = ask(q_half, k_ring, k_full, first, STAGES)
+    BY_KEY: gl.constexpr = accumulator_layout(TILE)
+    WIDE: gl.constexpr = accumulator_layout(HEAD)
+    NARROW: gl.constexpr = accumulator_layout(MASSES)
+    WEIGHT: gl.constexpr = gl.DotOperandLayout(0, WIDE, OPERAND_WIDTH)
+    MASS_WEIGHT: gl.constexpr = gl.DotOperandLayout(0, NARROW, OPERAND_WIDTH)
+    dtype: gl.constexpr = pipeline.k.dtype
+    m = gl.full((CONSUMER_ROWS,), UNSEEN, gl.float32, layout=gl.SliceLayout(1, BY_KEY))
+    o = gl.zeros((CONSUMER_ROWS, HEAD), gl.float32, layout=WIDE)
+    w = gl.zeros((CONSUMER_ROWS, MASSES), gl.float32, layout=NARROW)
+    # 1. scores and weights of tile 0
+    score = begin_scores(q, pipeline, first)
     score = warpgroup_mma_wait(0, deps=(score,))
     m, shrink, weight = weigh(score, scale, m, dtype, WEIGHT)
     sums, masses, taken = o, w, weight
     for step in gl.static_range(1, TILES):
         tile = first + step
-        scores = ask(q_half, k_ring, k_full, tile, STAGES)
+        # 2. begin the scores of tile `step`
+        scores = begin_scores(q, pipeline, tile)
+        # 3. the sums of tile step - 2 end; its slot is free
         if step > 1:
             o, w, taken = warpgroup_mma_wait(1, deps=(sums, masses, taken))
-            release(free.index((tile - 2) % STAGES))
+            release(pipeline.free, tile - 2)
             o, w = shrink_sums(o, w, shrink, WIDE, NARROW)
-        sums, masses = add(weight, v_ring, ones, v_full, tile - 1, o, w, STAGES, MASS_WEIGHT)
+        # 4. begin the sums of tile step - 1
+        sums, masses = begin_sums(weight, pipeline, ones, tile - 1, o, w, MASS_WEIGHT)
         taken = weight
+        # 5. weights of tile `step`, while those sums run
         score = warpgroup_mma_wait(2, deps=(scores,))
         m, shrink, weight = weigh(score, scale, m, dtype, WEIGHT)
+    # 6. the sums of the last two tiles
     last = first + TILES - 1
     o, w, taken = warpgroup_mma_wait(0, deps=(sums, masses, taken))
-    release(free.index((last - 1) % STAGES))
+    release(pipeline.free, last - 1)
     o, w = shrink_sums(o, w, shrink, WIDE, NARROW)
-    sums, masses = add(weight, v_ring, ones, v_full, last, o, w, STAGES, MASS_WEIGHT)
+    sums, masses = begin_sums(weight, pipeline, ones, last, o, w, MASS_WEIGHT)
     o, w, weight = warpgroup_mma_wait(0, deps=(sums, masses, weight))
-    release(free.index(last % STAGES))
+    release(pipeline.free, last)
     return m, w, o

@@ -1,14 +1,119 @@
-"""What programs share whose fetching warp keeps a ring of places in shared memory full (Hopper)."""
+"""The frame of the warp-specialised kernels (Hopper): one producer warp, two consumer warpgroups.
+
+The producer copies tiles into the stages of a pipeline in shared memory, and both consumers read
+them. Steps are counted from 0 for as long as a program lives; a step has slot `step % stages`.
+Every slot has a barrier `full` (its tiles have arrived) and a barrier `free` (both consumers are
+done with it):
+
+    producer                                      consumer
+    slot = slot_of(free, step)                    slot = slot_of(full, step)
+    wait_free(free, step)                         wait_full(full, step)
+    expect(full, slot, BYTES)                     ...  # matrix products read the slot
+    copy_tile(tiles, at, full.index(slot), to)    release(free, step)
+
+What lies in a stage stays with each kernel: GEMM waits for both operands at one `full` barrier,
+attention for K and V at one each, so that its scores begin while V is still on its way.
+"""
 
 import triton.language as tl
 from triton.experimental import gluon
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.language.core import builtin
 
 copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # Triton 3.6
 
+CONSUMERS = gl.constexpr(2)
+CONSUMER_WARPS = gl.constexpr(4)  # a warpgroup; that of consumer 0 is the launch's num_warps
+CONSUMER_ROWS = gl.constexpr(64)  # the height of a warpgroup's matrix instruction
+PRODUCER_WARPS = gl.constexpr(1)
+
+
+@gluon.constexpr_function
+def accumulator_layout(columns):
+    """Of a product [CONSUMER_ROWS, columns] in a consumer's registers: 16 rows a warp."""
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16]
+    )
+
 
 @gluon.jit
-def release(free):
-    """Every warp of the group is done with a place of a ring: only then does one thread say so."""
+def allocate_barriers(STAGES: gl.constexpr):
+    """One barrier a slot, which `init_barriers` makes ready."""
+    return gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+
+
+@gluon.jit
+def init_barriers(fulls, free):
+    """Make all barriers of a pipeline ready; `fulls`: a tuple, one for each wait of a stage."""
+    STAGES: gl.constexpr = free.shape[0]
+    for slot in gl.static_range(STAGES):
+        for part in gl.static_range(len(fulls)):
+            mbarrier.init(fulls[part].index(slot), count=1)
+        mbarrier.init(free.index(slot), count=CONSUMERS)
+    fence_async_shared()
+
+
+@builtin
+def run_warps(
+    consume,
+    pipeline,
+    buffers,
+    consumer_arguments,
+    consumer_registers,
+    produce,
+    producer_arguments,
+    producer_registers,
+    _semantic=None,
+    _generator=None,
+):
+    """Start consume(consumer, pipeline, buffers[consumer], ...) twice and produce(...) once.
+
+    Each consumer, 0 and 1, is a warpgroup and has one of two `buffers` of shared memory for itself.
+    Registers are those of a thread. This runs in the compiler: a function of the kernel's language
+    would get `consume` as a constant, by which no warps can be started.
+    """
+    consumers = []
+    for consumer in range(CONSUMERS.value):
+        own = buffers.index(consumer, _semantic=_semantic)
+        arguments = [gl.constexpr(consumer), pipeline, own, *consumer_arguments]
+        consumers.append((consume, gl.tuple(arguments)))
+    gl.warp_specialize(
+        [*consumers, (produce, producer_arguments)],
+        [CONSUMER_WARPS, PRODUCER_WARPS],
+        [consumer_registers, producer_registers],
+        _semantic=_semantic,
+        _generator=_generator,
+    )
+
+
+@gluon.jit
+def slot_of(barriers, step):
+    """The slot of a step; `barriers` are any of the pipeline."""
+    return step % barriers.shape[0]
+
+
+@gluon.jit
+def wait_free(free, step):
+    """Producer: wait until both consumers are done with a step's slot; round one never waits."""
+    mbarrier.wait(free.index(slot_of(free, step)), step // free.shape[0] & 1 ^ 1)
+
+
+@gluon.jit
+def expect(full, slot, BYTES: gl.constexpr):
+    """Producer: the slot is full once this many bytes have arrived."""
+    mbarrier.expect(full.index(slot), BYTES)
+
+
+@gluon.jit
+def wait_full(full, step):
+    """Consumer: wait until the tiles of a step have arrived in its slot."""
+    mbarrier.wait(full.index(slot_of(full, step)), step // full.shape[0] & 1)
+
+
+@gluon.jit
+def release(free, step):
+    """Consumer: done with a step's slot. One thread says so, after every warp of the group."""
+    barrier = free.index(slot_of(free, step))
     tl.debug_barrier()
-    mbarrier.arrive(free, count=1)
+    mbarrier.arrive(barrier, count=1)

@@ -25,7 +25,7 @@ from tpdet.kernels.cuda.pointwise.activation import silu_and_multiply
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 # Long kernels of prefill, where nothing is gained, and of draws that a decode step seldom has.
 PLAIN = {
-    "attend_blocks", "attend_groups", "count_parts",
+    "attend_blocks", "attend_warp_specialised", "count_parts",
     "top_of_parts", "two_shot_direct",
 }  # fmt: skip
 

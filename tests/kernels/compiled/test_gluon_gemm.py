@@ -1,4 +1,4 @@
-"""Products by warps of several trades: compiled for Hopper."""
+"""Warp-specialised GEMM, compiled for Hopper without a GPU."""
 
 import re
 from dataclasses import replace
@@ -37,11 +37,11 @@ def compiled(form, even=True, stages=5, sent=True):
     from triton.experimental.gluon.language import NVMMASharedLayout
 
     columns, out = (256, "bf16") if form in COLUMNS else (128, "fp32")
-    ring, place = (NVMMASharedLayout(128, bits, 2) for bits in (16, 16 if out == "bf16" else 32))
+    stage, slot = (NVMMASharedLayout(128, bits, 2) for bits in (16, 16 if out == "bf16" else 32))
     types = {
-        "x_tiles": f"tensordesc<bf16[64,64],{ring!r}>",
-        "w_tiles": f"tensordesc<bf16[{columns},64],{ring!r}>",
-        "y_tiles": f"tensordesc<{out}[64,{columns}],{place!r}>",
+        "x_tiles": f"tensordesc<bf16[64,64],{stage!r}>",
+        "w_tiles": f"tensordesc<bf16[{columns},64],{stage!r}>",
+        "y_tiles": f"tensordesc<{out}[64,{columns}],{slot!r}>",
         "y": f"*{out}",
         "bias": "*bf16",
     } | dict.fromkeys(("m", "n", "roots", "steps"), "i32")
@@ -74,12 +74,12 @@ def test_every_sum_stays_in_registers(form, even, sent):
     check(ptx, log, form, [f"wgmma.mma_async.sync.aligned.m64n{width}k16", "cp.async.bulk.tensor"])
     stored = "cp.async.bulk.tensor.2d.global.shared::cta" in ptx
     assert stored == sent and held <= H200.shared_bytes, held
-    # Two groups of warps have 64 or 128 values a thread; what a leaf adds stands in the code.
+    # A thread of a consumer has 64 or 128 values; what a leaf adds stands in the code.
     found = len(re.findall(r"\badd(?:\.rn)?\.f32\b", ptx))
     assert found == width * FORMS[form][3], (form, found)
     assert "wgmma.wait_group.sync.aligned 1;" in ptx, "a step's products wait for themselves"
     granted = [int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)]
-    if granted:  # Triton 3.6 moves registers from the fetching warp to those that compute
+    if granted:  # Triton 3.6 moves registers from the producer to the consumers
         assert granted.count(240) >= 2 and min(granted) == 24, granted
     assert "steps" in warp_specialised_fold.do_not_specialize
 

@@ -1,11 +1,11 @@
 """Gluon's Hopper primitives in torch and threads: for `prefill_warp_specialised.py` and
 `warp_specialised.py`.
 
-Triton's interpreter knows no Gluon. Here the kernel's own source runs as Python: a partition of
-warps is a thread, barriers block, a fetch lands late, and a matrix product or a store reads its
-operands only when it is waited for, so that a place freed, filled or read too early gives other
-bits or never ends.
-Registers, layouts and what happens between the warps of one partition are not emulated.
+Triton's interpreter knows no Gluon. Here the kernel's own source runs as Python: the producer and
+each consumer are a thread, barriers block, a copy arrives late, and a matrix product or a store
+reads its operands only when it is waited for, so that a slot released, filled or read too early
+gives other bits or never ends. Registers, layouts and what happens between the warps of one
+consumer are not emulated.
 """
 
 import threading
@@ -56,8 +56,8 @@ class Shared:
     def __init__(self, tensor):
         self.tensor, self.dtype, self.shape = tensor, tensor.dtype, tensor.shape
 
-    def index(self, place):
-        return Shared(self.tensor[place])
+    def index(self, slot):
+        return Shared(self.tensor[slot])
 
     def permute(self, axes):
         return Shared(self.tensor.permute(axes))
@@ -95,14 +95,14 @@ class Barrier:
 
 class Barriers:
     def __init__(self, count):
-        self.barriers = [Barrier() for _ in range(count)]
+        self.barriers, self.shape = [Barrier() for _ in range(count)], (count, 1)
 
-    def index(self, place):
-        return self.barriers[place]
+    def index(self, slot):
+        return self.barriers[slot]
 
 
 class Product:
-    """A product under way: its operands are read when it is waited for."""
+    """A product that runs: its operands are read when it is waited for."""
 
     def __init__(self, a, b, acc):
         self.operands, self.value = (a, b, acc), None
@@ -131,37 +131,37 @@ class Machine:
         under_way = self.local.__dict__.setdefault("under_way", [])
         while len(under_way) > outstanding:
             under_way.pop(0).finish()
-        # What is still under way stays a Product: another may add to it, no more.
+        # What still runs stays a Product: another may add to it, no more.
         ended = lambda x: isinstance(x, Product) and x.value is not None
         done = tuple(x.value if ended(x) else x for x in deps)
         return done if len(done) > 1 else done[0]
 
-    def fetch(self, descriptor, at, barrier, place):
+    def copy(self, descriptor, at, barrier, slot):
         def land():
             time.sleep(0.001)
-            (first, left), (height, width) = at, place.shape
+            (first, left), (height, width) = at, slot.shape
             inside = descriptor.tensor[first : first + height, left : left + width]
             block = torch.zeros(height, width, dtype=inside.dtype)
             block[: inside.shape[0], : inside.shape[1]] = inside
-            place.store(block)
+            slot.store(block)
             barrier.arrive(0, landed=block.numel() * block.element_size())
 
         thread = threading.Thread(target=land)
         self.landing.append(thread)
         thread.start()
 
-    def send(self, descriptor, at, place):
-        self.local.__dict__.setdefault("leaving", []).append((descriptor, at, place))
+    def send(self, descriptor, at, slot):
+        self.local.__dict__.setdefault("leaving", []).append((descriptor, at, slot))
 
     def store_wait(self, outstanding):
         leaving = self.local.__dict__.setdefault("leaving", [])
         while len(leaving) > outstanding:
-            descriptor, (first, left), place = leaving.pop(0)
-            height, width = place.shape
+            descriptor, (first, left), slot = leaving.pop(0)
+            height, width = slot.shape
             onto = descriptor.tensor[first : first + height, left : left + width]
-            onto.copy_(place.tensor[: onto.shape[0], : onto.shape[1]])
+            onto.copy_(slot.tensor[: onto.shape[0], : onto.shape[1]])
 
-    def warp_specialize(self, partitions, warps, registers):
+    def run_warps(self, consume, pipeline, buffers, taken, _, produce, produced, __):
         def run(function, arguments):
             try:
                 function(*arguments)
@@ -170,6 +170,8 @@ class Machine:
             except BaseException as error:
                 self.failures.append(error)
 
+        partitions = [(consume, (i, pipeline, buffers.index(i), *taken)) for i in (0, 1)]
+        partitions.append((produce, produced))
         threads = [threading.Thread(target=run, args=partition) for partition in partitions]
         for thread in threads:
             thread.start()
@@ -236,7 +238,6 @@ def language(machine, program, programs):
         fma=fused,
         broadcast_to=lambda x, shape: x.expand(shape),
         allocate_shared_memory=allocate,
-        warp_specialize=machine.warp_specialize,
     )
 
 
@@ -257,7 +258,8 @@ def run_program(kernel, shared_arithmetic, program, arguments, programs=1, other
             arrive=lambda barrier, count: barrier.arrive(count),
             wait=lambda barrier, parity: barrier.wait(parity),
         ),
-        "copy_tile": machine.fetch,
+        "run_warps": machine.run_warps,
+        "copy_tile": machine.copy,
         "send_tile": machine.send,
         "tma": SimpleNamespace(store_wait=machine.store_wait),
         "fence_async_shared": lambda: None,

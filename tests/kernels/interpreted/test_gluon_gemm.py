@@ -13,7 +13,7 @@ from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
 from tpdet.kernels.cuda.gemm.variants import warp_specialised as gluon_leaf_gemm
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
-from tpdet.kernels.cuda.launch import warp_pipeline as warp_ring
+from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.partial_sums import relative_roots
 
 KERNEL = gluon_leaf_gemm.warp_specialised_fold
@@ -55,7 +55,7 @@ def launch(x, w, y, bias, form, columns, stages, programs, sent):
         "DEPENDENT": False,
     }
     for program in range(programs):
-        run_program(KERNEL, gemm_pointer, program, arguments, programs, (warp_ring,))
+        run_program(KERNEL, gemm_pointer, program, arguments, programs, (warp_pipeline,))
     return y
 
 

@@ -3,28 +3,35 @@
     y[r] = ((g_0 + g_1) + g_2) + ...,  g = p_0 or p_0 + p_1,  p = l_i or l_i + l_(i+1)
     column:  y[m, n] = round(l_0 + bias[n])
 
-A tile has 128 rows, 64 for each group of warps, and 128 columns. The fetching warp keeps a ring of
-stages full across leaves and tiles, so that no leaf's start waits for loads, and while one group
-adds up what a leaf left, the other's products run. Each leaf is its own fp32 chain from +0 in
+    M, N    rows of x and y, columns of y
+    L, R    leaves, roots (1 of a column product)
+    K       width of a leaf: `steps` steps of BK
+    x_tiles [M, L * K], w_tiles [L * N, K], bias [N]: 2-byte values
+    y_tiles, y [R, M, N]: fp32 of row products, 2-byte values of columns
+
+A tile of y has 128 rows, 64 for each consumer, and 128 columns. The producer keeps all stages of
+the pipeline full across leaves and tiles, so that no leaf's start waits for loads, and while one
+consumer adds up what a leaf left, the other's products run. Each leaf is one fp32 chain from +0 in
 ascending K; sums start from -0.0, the identity of addition.
 
-A leaf's accumulator is 64 registers a thread: the leaf under way, the leaf it pairs with and the
-chain's total stay in registers. Where the order has a fourth level (`tree`) the finished half rests
-in the place that the tile is stored from. With 256 columns some of these would have to rest in
-memory: on an H200 that took 1.1 to 3 times as long, for every order and shape. A column product has
-one leaf and one accumulator, so its tile has 256.
+A leaf's accumulator is 64 registers a thread: the leaf in progress, the leaf it pairs with and the
+chain's total stay in registers. Where the order has a fourth level (`tree`) the first terms of the
+total rest in the slot that the tile is stored from. With 256 columns some of these would have to
+rest in memory: on an H200 that took 1.1 to 3 times as long, for every order and shape. A column
+product has one leaf and one accumulator, so its tile has 256.
 
-A finished tile goes to shared memory, from where the tensor memory accelerator stores it while the
-next one is computed. Where the ring leaves no room for it, or tiles of several roots would reach
-into each other, threads store what they hold. Hopper only.
+A finished tile goes to a slot in shared memory, from where the tensor memory accelerator stores it
+while the next one is computed. Where the stages leave no room for it, or tiles of several roots
+would reach into each other, threads store what they hold. Hopper only.
 """
+
+from typing import Any, NamedTuple
 
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
-    mbarrier,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -32,91 +39,124 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
 from tpdet.kernels.cuda.launch.dependent import await_earlier
-from tpdet.kernels.cuda.launch.warp_pipeline import copy_tile, release
+from tpdet.kernels.cuda.launch.warp_pipeline import (
+    CONSUMER_ROWS,
+    CONSUMERS,
+    accumulator_layout,
+    allocate_barriers,
+    copy_tile,
+    expect,
+    init_barriers,
+    release,
+    run_warps,
+    slot_of,
+    wait_free,
+    wait_full,
+)
 
 send_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global  # Triton 3.6
-ROWS = gl.constexpr(64)  # of a group of four warps: the height of their instructions
+TILE_ROWS = gl.constexpr(CONSUMERS.value * CONSUMER_ROWS.value)
 PRODUCER_REGISTERS = gl.constexpr(24)
 CONSUMER_REGISTERS = gl.constexpr(240)
+_VALUE_BYTES = gl.constexpr(2)  # of x and w
+_MINUS_ZERO = gl.constexpr(-(2**31))  # the bits of -0.0 in fp32
+
+
+class Pipeline(NamedTuple):
+    """What the producer fills and the consumers read; each slot of x holds one consumer's rows."""
+
+    x: Any  # [CONSUMERS * STAGES, CONSUMER_ROWS, BK]
+    w: Any  # [STAGES, COLUMNS, BK]
+    full: Any
+    free: Any
+
+
+class Problem(NamedTuple):
+    """Sizes of a launch; a leaf has `steps` steps of BK."""
+
+    m: Any
+    n: Any
+    roots: Any
+    steps: Any
+
+
+class Form(NamedTuple):
+    """What a consumer's code is made for: columns of a tile and the form of a root."""
+
+    COLUMNS: Any
+    GROUPS: Any
+    PARTS: Any
+    PAIR: Any
 
 
 @gluon.jit
-def _fetch(
+def _produce(
     x_tiles,
     w_tiles,
-    x_ring,
-    w_ring,
-    full,
-    free,
-    m,
-    n,
-    roots,
-    steps,
+    pipeline,
+    problem,
     COLUMNS: gl.constexpr,
     BK: gl.constexpr,
     LEAVES: gl.constexpr,
-    STAGES: gl.constexpr,
 ):
-    """The fetching warp: all steps of all leaves of all tiles of this program."""
-    blocks = gl.cdiv(m, 2 * ROWS) * gl.cdiv(n, COLUMNS)
+    """The producer warp: all steps of all leaves of all tiles of this program."""
+    m, n, roots, steps = problem
+    blocks = gl.cdiv(m, TILE_ROWS) * gl.cdiv(n, COLUMNS)
     at = 0
     for tile in range(gl.program_id(0), blocks * roots, gl.num_programs(0)):
-        row, column = tile_origin(tile % blocks, m, n, 2 * ROWS, COLUMNS)
+        row, column = tile_origin(tile % blocks, m, n, TILE_ROWS, COLUMNS)
         first = tile // blocks * LEAVES
         for leaf in range(first, first + LEAVES):
             for step in range(steps):
-                place = at % STAGES
+                slot = slot_of(pipeline.free, at)
                 depth = (leaf * steps + step) * BK
-                mbarrier.wait(free.index(place), at // STAGES & 1 ^ 1)
-                mbarrier.expect(full.index(place), 2 * ROWS * BK * 2 + COLUMNS * BK * 2)
-                copy_tile(x_tiles, [row, depth], full.index(place), x_ring.index(2 * place))
+                wait_free(pipeline.free, at)
+                expect(pipeline.full, slot, (TILE_ROWS + COLUMNS) * BK * _VALUE_BYTES)
+                full = pipeline.full.index(slot)
+                copy_tile(x_tiles, [row, depth], full, pipeline.x.index(2 * slot))
                 copy_tile(
-                    x_tiles, [row + ROWS, depth], full.index(place), x_ring.index(2 * place + 1)
+                    x_tiles, [row + CONSUMER_ROWS, depth], full, pipeline.x.index(2 * slot + 1)
                 )
-                copy_tile(
-                    w_tiles, [leaf * n + column, step * BK], full.index(place), w_ring.index(place)
-                )
+                copy_tile(w_tiles, [leaf * n + column, step * BK], full, pipeline.w.index(slot))
                 at += 1
 
 
 @gluon.jit
-def _chain(
-    x_ring, w_ring, full, free, half, at, steps, COLUMNS: gl.constexpr, STAGES: gl.constexpr
-):
-    """One leaf of this group's rows [ROWS, COLUMNS], from step number `at` of the ring on."""
-    BY_LANE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    total = gl.zeros((ROWS, COLUMNS), gl.float32, layout=BY_LANE)
+def _leaf(pipeline, consumer, at, steps, COLUMNS: gl.constexpr):
+    """One leaf of this consumer's rows [CONSUMER_ROWS, COLUMNS], from the pipeline's step `at`."""
+    BY_LANE: gl.constexpr = accumulator_layout(COLUMNS)
+    total = gl.zeros((CONSUMER_ROWS, COLUMNS), gl.float32, layout=BY_LANE)
     for step in range(at, at + steps):
-        place = step % STAGES
-        mbarrier.wait(full.index(place), step // STAGES & 1)
+        slot = slot_of(pipeline.full, step)
+        wait_full(pipeline.full, step)
         total = warpgroup_mma(
-            x_ring.index(2 * place + half),
-            w_ring.index(place).permute((1, 0)),
+            pipeline.x.index(2 * slot + consumer),
+            pipeline.w.index(slot).permute((1, 0)),
             total,
             is_async=True,
         )
         total = warpgroup_mma_wait(1, deps=(total,))
         if step > at:
-            release(free.index((step - 1) % STAGES))
+            release(pipeline.free, step - 1)
     total = warpgroup_mma_wait(0, deps=(total,))
-    release(free.index((at + steps - 1) % STAGES))
+    release(pipeline.free, at + steps - 1)
     return total
 
 
 @gluon.jit
 def _minus_zeros(COLUMNS: gl.constexpr):
-    """-0.0 everywhere [ROWS, COLUMNS]: x + -0.0 is x for every x, -0.0 too."""
-    BY_LANE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    bits = gl.full((ROWS, COLUMNS), -2147483648, gl.int32, layout=BY_LANE)
+    """-0.0 everywhere [CONSUMER_ROWS, COLUMNS]: x + -0.0 is x for every x, -0.0 too."""
+    BY_LANE: gl.constexpr = accumulator_layout(COLUMNS)
+    bits = gl.full((CONSUMER_ROWS, COLUMNS), _MINUS_ZERO, gl.int32, layout=BY_LANE)
     return gl.cast(bits, gl.float32, bitcast=True)
 
 
 @gluon.jit
-def _put(y, root, row, column, value, m, n, EVEN: gl.constexpr):
-    """y[root, row:, column:] = value [ROWS, COLUMNS], clipped at M and N. EVEN: none is past N."""
+def _store_clipped(y, root, row, column, value, m, n, EVEN: gl.constexpr):
+    """y[root, row:, column:] = value [64, COLUMNS], clipped at M and N. EVEN: none is past N."""
     COLUMNS: gl.constexpr = value.shape[1]
-    BY_LANE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    rows = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, BY_LANE))
+    BY_LANE: gl.constexpr = accumulator_layout(COLUMNS)
+    rows = row + gl.arange(0, CONSUMER_ROWS, layout=gl.SliceLayout(1, BY_LANE))
     columns = column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, BY_LANE))
     here = (rows < m)[:, None]
     if not EVEN:
@@ -126,128 +166,92 @@ def _put(y, root, row, column, value, m, n, EVEN: gl.constexpr):
 
 
 @gluon.jit
-def _fill(place, value):
-    """A tile rests in its place, once what was there has been sent and read by everyone."""
+def _keep(slot, value):
+    """slot = value, once what was there has been sent and read by every warp of this consumer."""
     tma.store_wait(0)
     tl.debug_barrier()
-    place.store(value.to(place.dtype))
+    slot.store(value.to(slot.dtype))
 
 
 @gluon.jit
-def _shifted(value, bias, column, n):
-    """value [ROWS, COLUMNS] + bias from `column` on, in fp32."""
+def _add_bias(value, bias, column, n):
+    """value [CONSUMER_ROWS, COLUMNS] + bias from `column` on, in fp32."""
     COLUMNS: gl.constexpr = value.shape[1]
-    BY_LANE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    BY_LANE: gl.constexpr = accumulator_layout(COLUMNS)
     columns = column + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, BY_LANE))
     return value + gl.load(bias + columns, mask=columns < n, other=0.0).to(gl.float32)[None, :]
 
 
 @gluon.jit
-def _fold_group(
-    x_ring,
-    w_ring,
-    full,
-    free,
-    half,
-    at,
-    steps,
-    COLUMNS: gl.constexpr,
-    CHAINED: gl.constexpr,
-    PAIR: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """A chain of CHAINED parts of PAIR leaves each, from step number `at` of the ring on."""
-    if CHAINED * PAIR == 1:
-        total = _chain(x_ring, w_ring, full, free, half, at, steps, COLUMNS, STAGES)
+def _fold_groups(pipeline, consumer, at, steps, form, CHAINED: gl.constexpr):
+    """A chain of CHAINED terms, of PAIR leaves each, from the pipeline's step `at` on."""
+    COLUMNS: gl.constexpr = form.COLUMNS
+    if CHAINED * form.PAIR == 1:
+        total = _leaf(pipeline, consumer, at, steps, COLUMNS)
     else:
         total = _minus_zeros(COLUMNS)
         for _ in range(CHAINED):
-            term = _chain(x_ring, w_ring, full, free, half, at, steps, COLUMNS, STAGES)
+            term = _leaf(pipeline, consumer, at, steps, COLUMNS)
             at += steps
-            if PAIR == 2:
-                term += _chain(x_ring, w_ring, full, free, half, at, steps, COLUMNS, STAGES)
+            if form.PAIR == 2:
+                term += _leaf(pipeline, consumer, at, steps, COLUMNS)
                 at += steps
             total += term
     return total
 
 
 @gluon.jit
-def _fold_tile(
-    x_ring,
-    w_ring,
-    full,
-    free,
-    place,
-    half,
-    at,
-    steps,
-    COLUMNS: gl.constexpr,
-    GROUPS: gl.constexpr,
-    PARTS: gl.constexpr,
-    PAIR: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """A group's rows of one tile of one root. Of the fourth level, halves rest in `place`."""
-    BY_LANE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    TURNS: gl.constexpr = 1 if PARTS == 1 else GROUPS
-    CHAINED: gl.constexpr = GROUPS if PARTS == 1 else PARTS
-    total = _fold_group(x_ring, w_ring, full, free, half, at, steps, COLUMNS, CHAINED, PAIR, STAGES)
+def _fold_tile(pipeline, consumer, slot, at, steps, form):
+    """A consumer's rows of one tile of one root. Of `tree`, the first terms rest in `slot`."""
+    BY_LANE: gl.constexpr = accumulator_layout(form.COLUMNS)
+    TURNS: gl.constexpr = 1 if form.PARTS == 1 else form.GROUPS
+    CHAINED: gl.constexpr = form.GROUPS if form.PARTS == 1 else form.PARTS
+    total = _fold_groups(pipeline, consumer, at, steps, form, CHAINED)
     if TURNS > 1:
         for turn in range(1, TURNS):
-            _fill(place, total)
-            begin = at + turn * CHAINED * PAIR * steps
-            later = _fold_group(
-                x_ring, w_ring, full, free, half, begin, steps, COLUMNS, CHAINED, PAIR, STAGES
-            )
-            total = place.load(BY_LANE) + later
+            _keep(slot, total)
+            begin = at + turn * CHAINED * form.PAIR * steps
+            later = _fold_groups(pipeline, consumer, begin, steps, form, CHAINED)
+            total = slot.load(BY_LANE) + later
     return total
 
 
 @gluon.jit
 def _consume(
-    x_ring,
-    w_ring,
-    full,
-    free,
-    place,
+    consumer,
+    pipeline,
+    slot,
     y_tiles,
     y,
     bias,
-    half,
-    m,
-    n,
-    roots,
-    steps,
-    COLUMNS: gl.constexpr,
-    GROUPS: gl.constexpr,
-    PARTS: gl.constexpr,
-    PAIR: gl.constexpr,
+    problem,
+    form,
     EVEN: gl.constexpr,
     SENT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
-    STAGES: gl.constexpr,
 ):
-    """A group of four warps: its 64 rows of all tiles of this program."""
-    blocks = gl.cdiv(m, 2 * ROWS) * gl.cdiv(n, COLUMNS)
+    """A consumer warpgroup, 0 or 1: its 64 rows of all tiles of this program."""
+    m, n, roots, steps = problem
+    blocks = gl.cdiv(m, TILE_ROWS) * gl.cdiv(n, form.COLUMNS)
     at = 0
     for tile in range(gl.program_id(0), blocks * roots, gl.num_programs(0)):
-        row, column = tile_origin(tile % blocks, m, n, 2 * ROWS, COLUMNS)
-        row += half * ROWS
+        row, column = tile_origin(tile % blocks, m, n, TILE_ROWS, form.COLUMNS)
+        row += consumer * CONSUMER_ROWS
         root = tile // blocks
-        total = _fold_tile(
-            x_ring, w_ring, full, free, place, half, at, steps, COLUMNS, GROUPS, PARTS, PAIR, STAGES
-        )
-        at += GROUPS * PARTS * PAIR * steps
+        # 1. fold the leaves of the root
+        total = _fold_tile(pipeline, consumer, slot, at, steps, form)
+        at += form.GROUPS * form.PARTS * form.PAIR * steps
         if HAS_BIAS:
-            total = _shifted(total, bias, column, n)
+            total = _add_bias(total, bias, column, n)
+        # 2. store the tile: by the accelerator, while the next one is computed, or by threads
         if SENT:
-            _fill(place, total)
+            _keep(slot, total)
             fence_async_shared()
             tl.debug_barrier()
             if row < m:
-                send_tile(y_tiles, [root * m + row, column], place)
+                send_tile(y_tiles, [root * m + row, column], slot)
         else:
-            _put(y, root, row, column, total, m, n, EVEN)
+            _store_clipped(y, root, row, column, total, m, n, EVEN)
     if SENT:
         tma.store_wait(0)
 
@@ -280,94 +284,30 @@ def warp_specialised_fold(
     BK]; L = roots * GROUPS * PARTS * PAIR. SENT: tiles leave by y_tiles, y [roots * m, n] in blocks
     [64, COLUMNS], and m is a multiple of 64 if there are several roots. num_warps=4.
     """
+    # 1. everything earlier in the stream is done
     await_earlier(DEPENDENT)
+    # 2. the pipeline, and a slot for each consumer's finished tile
     LEAVES: gl.constexpr = GROUPS * PARTS * PAIR
     RESTS: gl.constexpr = PARTS == 2 and GROUPS > 1
-    RING: gl.constexpr = x_tiles.layout
-    x_ring = gl.allocate_shared_memory(x_tiles.dtype, [2 * STAGES, ROWS, BK], RING)
-    w_ring = gl.allocate_shared_memory(x_tiles.dtype, [STAGES, COLUMNS, BK], RING)
-    HELD: gl.constexpr = ROWS if SENT or RESTS else 8  # else a place that nobody uses
-    places = gl.allocate_shared_memory(y_tiles.dtype, [2, HELD, COLUMNS], y_tiles.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(STAGES):
-        mbarrier.init(full.index(place), count=1)
-        mbarrier.init(free.index(place), count=2)
-    fence_async_shared()
-    gl.warp_specialize(
-        [
-            (
-                _consume,
-                (
-                    x_ring,
-                    w_ring,
-                    full,
-                    free,
-                    places.index(0),
-                    y_tiles,
-                    y,
-                    bias,
-                    0,
-                    m,
-                    n,
-                    roots,
-                    steps,
-                    COLUMNS,
-                    GROUPS,
-                    PARTS,
-                    PAIR,
-                    EVEN,
-                    SENT,
-                    HAS_BIAS,
-                    STAGES,
-                ),
-            ),
-            (
-                _consume,
-                (
-                    x_ring,
-                    w_ring,
-                    full,
-                    free,
-                    places.index(1),
-                    y_tiles,
-                    y,
-                    bias,
-                    1,
-                    m,
-                    n,
-                    roots,
-                    steps,
-                    COLUMNS,
-                    GROUPS,
-                    PARTS,
-                    PAIR,
-                    EVEN,
-                    SENT,
-                    HAS_BIAS,
-                    STAGES,
-                ),
-            ),
-            (
-                _fetch,
-                (
-                    x_tiles,
-                    w_tiles,
-                    x_ring,
-                    w_ring,
-                    full,
-                    free,
-                    m,
-                    n,
-                    roots,
-                    steps,
-                    COLUMNS,
-                    BK,
-                    LEAVES,
-                    STAGES,
-                ),
-            ),
-        ],
-        [4, 1],
-        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    LAYOUT: gl.constexpr = x_tiles.layout
+    dtype: gl.constexpr = x_tiles.dtype
+    x = gl.allocate_shared_memory(dtype, [CONSUMERS * STAGES, CONSUMER_ROWS, BK], LAYOUT)
+    w = gl.allocate_shared_memory(dtype, [STAGES, COLUMNS, BK], LAYOUT)
+    HELD: gl.constexpr = CONSUMER_ROWS if SENT or RESTS else 8  # else a slot that nobody uses
+    slots = gl.allocate_shared_memory(y_tiles.dtype, [CONSUMERS, HELD, COLUMNS], y_tiles.layout)
+    full = allocate_barriers(STAGES)
+    free = allocate_barriers(STAGES)
+    init_barriers((full,), free)
+    # 3. two consumers and their producer
+    pipeline = Pipeline(x, w, full, free)
+    problem = Problem(m, n, roots, steps)
+    run_warps(
+        _consume,
+        pipeline,
+        slots,
+        (y_tiles, y, bias, problem, Form(COLUMNS, GROUPS, PARTS, PAIR), EVEN, SENT, HAS_BIAS),
+        CONSUMER_REGISTERS,
+        _produce,
+        (x_tiles, w_tiles, pipeline, problem, COLUMNS, BK, LEAVES),
+        PRODUCER_REGISTERS,
     )

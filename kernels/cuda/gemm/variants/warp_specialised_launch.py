@@ -9,9 +9,10 @@ from tpdet.kernels.cuda.gemm.variants.leaf_fold import MIN_FOLD_STEPS
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Fold, Shape, Variant
-from tpdet.kernels.cuda.gemm.variants.warp_specialised import ROWS, warp_specialised_fold
+from tpdet.kernels.cuda.gemm.variants.warp_specialised import warp_specialised_fold
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
+from tpdet.kernels.cuda.launch.warp_pipeline import CONSUMER_ROWS
 
 _DEPTH = 64  # of a step: a row of a stage is then one swizzled line of 128 bytes
 _BARRIERS = 1024  # bytes
@@ -32,7 +33,9 @@ def run_gluon_fold(
     if sms < 1 or x.element_size() != 2:
         raise ValueError(f"'gluon' takes 2-byte values by descriptors: {x.dtype}, {sms} programs")
     sent = slots_bytes(tile, y.element_size()) <= H200.shared_bytes
-    apart = form.roots == 1 or x.shape[0] % ROWS.value == 0  # no tile reaches into the next root
+    apart = (
+        form.roots == 1 or x.shape[0] % CONSUMER_ROWS.value == 0
+    )  # no tile reaches into the next root
     _launch(x, w, None, y, form, tile, sms, sent and apart)
 
 
@@ -71,7 +74,7 @@ def _launch(
     sent: bool,
 ) -> None:
     (leaves, n, k), m = w.shape, x.shape[0]
-    rows, columns, depth = ROWS.value, tile.columns, tile.depth
+    rows, columns, depth = CONSUMER_ROWS.value, tile.columns, tile.depth
     ring = NVMMASharedLayout(2 * depth, 16, 2)
     place = NVMMASharedLayout(2 * depth, 8 * y.element_size(), 2)
     x_tiles = TensorDescriptor.from_tensor(x, [rows, depth], ring)
