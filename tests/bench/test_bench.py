@@ -8,7 +8,7 @@ import pytest
 
 from tests.lib.tree import ROOT
 from tpdet.bench import run
-from tpdet.bench.arguments import BENCHMARKS, complete
+from tpdet.bench.arguments import NAMES, complete
 from tpdet.bench.latency import decode_tokens, engine_row, time_latency
 from tpdet.bench.load import lengths, prompt
 from tpdet.bench.report.floor import RATES, decode_work, exchange_seconds, mixed_work, prefill_work
@@ -224,7 +224,7 @@ def test_the_old_form_means_latency():
     assert complete(["bench", "o/m", "--tp", "2"]) == ["bench", "latency", "o/m", "--tp", "2"]
     assert complete(["bench", "."]) == ["bench", "latency", "."]
     assert complete(["bench", "--tp", "2", "m"]) == ["bench", "latency", "--tp", "2", "m"]
-    for same in (["bench"], ["bench", "--help"], ["env"], *(["bench", b] for b in BENCHMARKS)):
+    for same in (["bench"], ["bench", "--help"], ["env"], *(["bench", b] for b in NAMES)):
         assert complete(same) == same
 
 
