@@ -20,26 +20,26 @@ import torch
 PURPOSE_TOKEN = 0
 
 _WORD = 0xFFFFFFFF
-_MULTIPLIER_0 = 0xD2511F53
-_MULTIPLIER_1 = 0xCD9E8D57
-_WEYL_0 = 0x9E3779B9
-_WEYL_1 = 0xBB67AE85
-_ROUNDS = 10
+MULTIPLIER_0 = 0xD2511F53
+MULTIPLIER_1 = 0xCD9E8D57
+WEYL_0 = 0x9E3779B9
+WEYL_1 = 0xBB67AE85
+ROUNDS = 10
 
 
 def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, ...]:
     """One block in plain Python integers: the reference the tensor form is tested against."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(_ROUNDS):
-        first, second = _MULTIPLIER_0 * c0, _MULTIPLIER_1 * c2
+    for _ in range(ROUNDS):
+        first, second = MULTIPLIER_0 * c0, MULTIPLIER_1 * c2
         c0, c1, c2, c3 = (
             (second >> 32) ^ c1 ^ k0,
             second & _WORD,
             (first >> 32) ^ c3 ^ k1,
             first & _WORD,
         )
-        k0, k1 = (k0 + _WEYL_0) & _WORD, (k1 + _WEYL_1) & _WORD
+        k0, k1 = (k0 + WEYL_0) & _WORD, (k1 + WEYL_1) & _WORD
     return c0, c1, c2, c3
 
 
@@ -60,13 +60,13 @@ def philox_words(
     c2, c3 = torch.full_like(ids, choice), torch.full_like(ids, purpose)
     # Seven arrays, all work in place: at 151,936 ids fresh ones cost more than the arithmetic.
     product0, product1, scratch = (torch.empty_like(ids) for _ in range(3))
-    for _ in range(_ROUNDS):
-        high0 = _multiply(c0, _MULTIPLIER_0, product0, scratch)
-        high1 = _multiply(c2, _MULTIPLIER_1, product1, scratch)
+    for _ in range(ROUNDS):
+        high0 = _multiply(c0, MULTIPLIER_0, product0, scratch)
+        high1 = _multiply(c2, MULTIPLIER_1, product1, scratch)
         high0.bitwise_xor_(c3).bitwise_xor_(k1)
         high1.bitwise_xor_(c1).bitwise_xor_(k0)
         c0, c1, c2, c3, product0, product1 = high1, product1, high0, product0, c1, c3
-        k0, k1 = (k0 + _WEYL_0) & _WORD, (k1 + _WEYL_1) & _WORD
+        k0, k1 = (k0 + WEYL_0) & _WORD, (k1 + WEYL_1) & _WORD
     return c0
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RowParams:
-    """One row's sampling, after the request's parameters and its place in the sequence.
+    """One row's sampling parameters: the request's, and its place in the sequence.
 
     Temperature 0 is greedy; top_k <= 0, top_p 1 and min_p 0 are off. `seed` is in [0, 2^64),
     `position` is the sampled token's, `choice` the index among n. `prompt_ids` and `output_ids`
-    feed the penalties (may be empty when those are off); `forbidden` ids cannot be sampled, and
-    with `allowed` (ceil(V / 8) bytes; bit i & 7 of byte i >> 3 is id i's) only those it has can.
+    feed the penalties (may be empty when those are off). `forbidden` ids cannot be sampled. With
+    `allowed` (ceil(V / 8) bytes; bit i & 7 of byte i >> 3 is id i's) only ids in it can.
     """
 
     temperature: float

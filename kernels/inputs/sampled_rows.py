@@ -1,4 +1,4 @@
-"""What a step's sampling leaves on the device."""
+"""The answers of a step's sampling, on the device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """Answers of R rows; where `fit` is False, the others mean nothing (the token is 0).
+    """Answers of R rows; where `fit` is False, the other fields mean nothing (the token is 0).
 
-    `tokens` int64 [R] (-1: none left to choose), `logprobs` fp32 [R], `fit` bool [R] (maximum
+    `tokens` int64 [R] (-1: no id is allowed), `logprobs` fp32 [R], `fit` bool [R] (maximum
     finite), `maximum` fp32 [R], `log_masses` fp64 [R], `packed` fp64 [R, 3]: fit, token, logprob.
     """
 
@@ -24,7 +24,7 @@ class SampledRows:
 
 @dataclass(frozen=True, slots=True)
 class RowWeights:
-    """Answers of R rows, one step before `SampledRows`: ranks may show each other theirs.
+    """Answers of R rows, one step before `SampledRows`: ranks may exchange them.
 
     `answers` fp64 [4, R]: fit, token, the chosen logit's distance from the maximum, log mass.
     `maximum` as of SampledRows.

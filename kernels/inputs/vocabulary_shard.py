@@ -1,4 +1,4 @@
-"""Which part of the vocabulary a rank's logits hold, and how ranks show each other theirs."""
+"""Which part of the vocabulary a rank's logits hold, and how ranks gather all parts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

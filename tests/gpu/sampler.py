@@ -161,25 +161,25 @@ def check_rough_noise():
 
 
 @contextmanager
-def only(ways):
-    """Samples with bounds found in some of the ways."""
+def only(methods):
+    """Samples with bounds found by some of the methods."""
     find = sample_rows.find_bounds
-    sample_rows.find_bounds = partial(find, ways=ways)
+    sample_rows.find_bounds = partial(find, methods=methods)
     try:
         yield
     finally:
         sample_rows.find_bounds = find
 
 
-def check_ways(kind):
-    """Each of the three ways to a bound gives the samples that all of them together give."""
+def check_methods(kind):
+    """Each of the three methods to find a bound gives the samples that all of them give."""
     for vocabulary in VOCABULARIES:
         x, how = rows(kind, 28, vocabulary), params(28)
         together = sample_rows.sample_rows(x, how, Shard(0, vocabulary)).packed
-        for ways in (("window", "rows"), ("rows",)):  # the list alone leaves rows over
-            with only(ways):
+        for methods in (("window", "digits"), ("digits",)):  # through the list alone some rows fall
+            with only(methods):
                 found = sample_rows.sample_rows(x, how, Shard(0, vocabulary)).packed
-            assert torch.equal(found.nan_to_num(), together.nan_to_num()), (vocabulary, ways)
+            assert torch.equal(found.nan_to_num(), together.nan_to_num()), (vocabulary, methods)
 
 
 def check_no_wait():
@@ -198,7 +198,7 @@ def check_no_wait():
 
 
 def checks():
-    """Every kind of data against the CPU's path, and by every way to a bound."""
+    """Every kind of data against the CPU's path, and by every method for a bound."""
     found = [
         Check("rough noise", check_rough_noise),
         Check("masses", masses_are_rounded_conversions, ("cuda", 1 << 24)),
@@ -208,7 +208,7 @@ def checks():
     for kind in KINDS:
         found.append(Check(f"bits, {kind}", check_bits, (kind,)))
         if kind != "poisoned":
-            found.append(Check(f"every way to a bound, {kind}", check_ways, (kind,)))
+            found.append(Check(f"every way to a bound, {kind}", check_methods, (kind,)))
             found.append(Check(f"ranks, {kind}", check_ranks, (kind,)))
     return found
 

@@ -1,4 +1,4 @@
-"""Times of the sampler's kernels on a GPU, and how many rows fall through each way to a bound.
+"""Times of the sampler's kernels on a GPU, and how many rows fall through each method for a bound.
 
 Microseconds in a CUDA graph that begins with the table on the device (`graph`), and as `sample`
 launches it, from the host's call to the last kernel (`call`); the floor reads the logits twice
@@ -15,6 +15,7 @@ from triton.language.random import philox_impl
 from tests.gpu.sampler import only, params, rows, sample_shard
 from tests.gpu.times import interleaved_medians
 from tpdet.kernels.cuda.sampling import gumbel_scores, sample_rows
+from tpdet.kernels.cuda.sampling.sort_keys import ABOVE_ALL
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
@@ -33,8 +34,8 @@ def fallen(x, way):
     return f"{unanswered(x, way, ('list',))} and {unanswered(x, way, ('list', 'window'))}"
 
 
-def unanswered(x, way, ways):
-    """How many rows of x have no bound after some ways."""
+def unanswered(x, way, methods):
+    """How many rows of x have no bound after some methods."""
     height, vocabulary = x.shape
     how, found = [RowParams(seed=i, position=1, **way) for i in range(height)], []
     find = sample_rows.find_bounds
@@ -45,11 +46,11 @@ def unanswered(x, way, ways):
 
     sample_rows.find_bounds = watch
     try:
-        with only(ways):
+        with only(methods):
             sample_rows.sample_rows(x, how, Shard(0, vocabulary))
     finally:
         sample_rows.find_bounds = find
-    return int((found[-1][0][:, 0] == 2**62).sum())
+    return int((found[-1].bounds[:, 0] == ABOVE_ALL.value).sum())
 
 
 def times():
@@ -77,8 +78,10 @@ def times():
         print(f"  falling through the list and the window, {kind}: {', '.join(found)}", flush=True)
 
 
-FALLBACKS = ("list", "window", "rows"), ("list", "window"), ("list", "rows"), ("window",), ("rows",)
-"""All ways; one fallback after the list (each falls through to nothing); each fallback alone."""
+FALLBACKS = (
+    ("list", "window", "digits"), ("list", "window"), ("list", "digits"), ("window",), ("digits",),
+)  # fmt: skip
+"""All methods; one fallback after the list (each falls through to nothing); each fallback alone."""
 
 
 def fallback_times():
@@ -91,14 +94,14 @@ def fallback_times():
         for count in (16, 64):
             inputs = [rows(kind, count, vocabulary, seed) for seed in range(2)]
             for name in ("p.9", "k50 p.9"):
-                for ways in FALLBACKS:
-                    bare = unanswered(inputs[0], TIMED[name], ways)
-                    with only(ways):
+                for methods in FALLBACKS:
+                    bare = unanswered(inputs[0], TIMED[name], methods)
+                    with only(methods):
                         taken = graph_time(
                             inputs, params(count, (TIMED[name],)), Shard(0, vocabulary)
                         )
                     print(
-                        f"  {kind:7s} {count:3d} rows {name:8s} {'+'.join(ways):16s} "
+                        f"  {kind:7s} {count:3d} rows {name:8s} {'+'.join(methods):18s} "
                         f"graph {taken:8.1f} us  unanswered {bare}",
                         flush=True,
                     )

@@ -251,12 +251,6 @@ def test_every_module_and_public_function_says_what_it_does():
 
 
 MOST_LINES, MOST_METHODS = 60, 15
-LONG = {
-    "kernels/cuda/sampling/filter_rows.py: find_bounds",
-    "kernels/cuda/sampling/filter_rows.py: _bound_rest",
-    "kernels/cuda/sampling/row_passes.py: weighed_answers",
-}
-"""What is longer still, to be cut: nothing may be added."""
 
 
 def test_functions_and_classes_are_short():
@@ -273,7 +267,7 @@ def test_functions_and_classes_are_short():
                 methods = [n.name for n in node.body if isinstance(n, ast.FunctionDef)]
                 if sum(not name.startswith("_") for name in methods) > MOST_METHODS:
                     found.add(name)
-    assert found == LONG
+    assert not found
 
 
 def test_only_tables_of_data_are_formatted_by_hand():

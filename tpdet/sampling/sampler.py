@@ -25,7 +25,7 @@ from tpdet.request import Candidate
 _LIKELIEST = RowParams(temperature=0.0, seed=0, position=0)
 _COUNTED = -1  # in `PendingSample.ranks`: the rank is counted on the device
 Counts = Sequence[int | None]
-"""How many of the likeliest a row is told beside its token; None: nor the token's rank."""
+"""How many of the likeliest ids a row returns beside its token; None: nor the token's rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class PendingSample:
     """A step's answers on their way to the host.
 
     A later step may gather its token ids from `tokens` (int64 [R] on the device) before `finish`:
-    it is 0 for a row that is not `fit` and -1 where nothing is left to choose, and both fail.
+    it is 0 for a row that is not `fit` and -1 where no id is allowed, and both fail.
     """
 
     tokens: torch.Tensor
@@ -91,10 +91,11 @@ def sample_shared(
     ranks: int,
     vocab_size: int,
 ) -> PendingSample:
-    """Begin by shares of whole rows: fp32 [R, W] of every rank, R > 0; R params without id lists.
+    """Begin to sample by shares of whole rows: fp32 [R, W] of every rank, R > 0, and R params.
 
-    Each rank samples for its own rows over the whole vocabulary, then all gather the answers, with
-    the likeliest `counts[row]` and its rank beside each. Called on every rank; equal on all.
+    Params have no id lists. Each rank samples for its share of the rows over the whole vocabulary,
+    then all gather the answers, with the likeliest `counts[row]` and the token's rank beside each.
+    Called on every rank; equal on all.
     """
     _check(logits, len(params))
     first, share = first_rows(len(params), ranks)[rank], share_of(len(params), ranks)
@@ -110,8 +111,8 @@ def sample_shared(
     everyone = exchange.all_gather(torch.cat(answers) if len(answers) > 1 else answers[0])
     rows, counted = _with_counts(counts), _counted(known)
     places = row_places(len(params), ranks)
-    order = [*range(len(params)), *rows, *counted]
-    at = _to_device([places[row] for row in order], logits.device)
+    wanted = [*range(len(params)), *rows, *counted]
+    at = _to_device([places[row] for row in wanted], logits.device)
     tokens, _, _, packed = ops.pack_answers(everyone, share, at[: len(params)])
     pieces, end = [packed.view(-1)], (4 + 2 * most) * share
     if rows:
@@ -126,9 +127,10 @@ def sample_shared(
 def sample_columns(
     logits: torch.Tensor, params: Sequence[RowParams], counts: Counts, shard: Shard
 ) -> PendingSample:
-    """Begin by columns, over a rank's part of the vocabulary: fp32 [R, W] and R params, R > 0.
+    """Begin to sample by columns, a rank's part of the vocabulary: fp32 [R, W], R params, R > 0.
 
-    With the likeliest `counts[row]` beside each, and its rank. Called on every rank; equal on all.
+    With the likeliest `counts[row]` and the token's rank beside each. Called on every rank; equal
+    on all.
     """
     _check(logits, len(params))
     found = ops.sample_rows(logits, params, shard)
@@ -152,7 +154,7 @@ def finish(pending: PendingSample) -> list[SampledToken | NumericalFailure]:
         if not healthy:
             results.append(NumericalFailure("NaN or infinity in the logits"))
         elif token < 0:
-            results.append(NumericalFailure("bias and forbidden ids leave no token to choose"))
+            results.append(NumericalFailure("bias, forbidden and allowed ids exclude every token"))
         else:
             results.append(SampledToken(int(token), logprob, tops.get(row, ()), ranks[row]))
     return results
@@ -216,7 +218,7 @@ def _params_of(row: SamplingRow) -> RowParams:
 def _pending(
     logits: torch.Tensor, found: SampledRows, counts: Counts, ranks: tuple[int, ...], shard: Shard
 ) -> PendingSample:
-    """The answers with the likeliest `counts[row]` beside each, copied to the host in one go."""
+    """The answers with the likeliest `counts[row]` beside each, copied to the host at once."""
     pieces = [found.packed.view(-1)]
     rows, counted = _with_counts(counts), _counted(ranks)
     if rows:
@@ -244,7 +246,7 @@ def _counted(ranks: Sequence[int]) -> list[int]:
 
 
 def _with_counts(counts: Counts) -> list[int]:
-    """The rows that are told any of the likeliest."""
+    """The rows that return any of the likeliest."""
     return [row for row, count in enumerate(counts) if count]
 
 
@@ -263,7 +265,7 @@ def _likeliest(
 
 
 def _to_device(numbers: list[int], device: torch.device) -> torch.Tensor:
-    """int64 numbers on the device, which is not waited for."""
+    """int64 numbers on the device, without waiting for it."""
     values = torch.tensor(numbers, dtype=torch.int64)
     if device.type == "cpu":
         return values

@@ -1,10 +1,10 @@
 """Temperature and the three filters, on one row of logits: which ids may be sampled.
 
     temperature  x = x / fp32(T) + 0.0      true division; overflow held at the largest finite fp32
-    top-k        the first k of the order (value desc, id asc): exactly k, low ids on ties
-    top-p        q_i = round(exp(x_i - max) * 2^40) of what is left, total = sum of q (int64)
+    top-k        the first k by sort key (value desc, id asc): exactly k, low ids on ties
+    top-p        q_i = round(exp(x_i - max) * 2^40) of the kept ids, total = sum of q (int64)
                  P and threshold                                  `kernels/exact/thresholds.py`
-                 the smallest prefix of the order whose q sum to >= threshold
+                 the smallest prefix by sort key whose q sum to >= threshold
     min-p        x_i >= max + fp32(ln(min_p))                     fp32 addition; ln rounded once
 
 Every filter keeps the largest. A threshold is a number of the whole vocabulary, found with integer

@@ -1,4 +1,4 @@
-"""The choice: Gumbel-max over the ids that are left.
+"""The sample: Gumbel-max over the ids that the filters keep.
 
     w      = Philox word 0 of (seed; id, position, choice, purpose)         [0, 2^32), exact
     v      = (w + 0.5) * 2^-32                                              fp64, exact, in (0, 1)
@@ -8,7 +8,7 @@
 
 log1p(-v) is computed as log(1 - v): 1 - v has 33 bits, so it is exact in fp64 and both are the
 same number; torch's log1p is a slow scalar loop. The noise lies in [-3.14, 22.88], never infinite.
-An id's noise depends on nothing but the request and the id, so only ids that are left need it.
+An id's noise depends on nothing but the request and the id, so only kept ids need it.
 
 Source: Gumbel, 1954; the argmax of logit + Gumbel noise is a sample from the softmax.
 """

@@ -74,7 +74,7 @@ def _answers(
     logits: torch.Tensor, maximum: torch.Tensor, fit: torch.Tensor, tokens: torch.Tensor
 ) -> RowWeights:
     log_masses = log_mass(logits, maximum)
-    # -1 (none left): any column will do, the row fails.
+    # -1 (no id is allowed): any column will do, the row fails.
     chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
     distances = chosen.double() - maximum.double()
     answers = torch.stack([fit.double(), tokens.double(), distances, log_masses])

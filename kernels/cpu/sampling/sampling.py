@@ -4,8 +4,8 @@
       ->  temperature 0: argmax, ties to the lowest id
       ->  else: temperature  ->  top-k  ->  top-p  ->  min-p  ->  Gumbel-max
 
-Each filter hands on the ids that are left, in ascending order, with their values; a value, its mass
-and its noise have the same bits alone or among others, so leaving out the rest changes nothing. A
+Each filter returns the ids that it keeps, ascending, with their values. A value, its mass and its
+noise have the same bits alone or among others, so the ids that are filtered out change nothing. A
 row is computed by itself: no result depends on the batch. Formulas are in the files of the parts.
 """
 
@@ -31,7 +31,7 @@ from tpdet.kernels.inputs.row_params import RowParams
 
 NO_TOKEN = -1
 
-_COSTLY = 1 << 16  # logits; below that handing rows to threads costs more than it saves
+_COSTLY = 1 << 16  # logits; below that, threads cost more than they save
 
 
 def choose_tokens(logits: torch.Tensor, params: dict[int, RowParams]) -> dict[int, int]:
@@ -50,7 +50,7 @@ def choose_tokens(logits: torch.Tensor, params: dict[int, RowParams]) -> dict[in
 def choose_token(logits: torch.Tensor, how: RowParams) -> int:
     """The token of one row: fp32 [V] with a finite maximum -> vocabulary id.
 
-    NO_TOKEN (-1) when bias, forbidden and allowed ids leave nothing to choose. `logits` stay.
+    NO_TOKEN (-1) when bias, forbidden and allowed ids allow no id. `logits` are not changed.
     """
     logits = logits + 0.0
     if how.changes_logits:

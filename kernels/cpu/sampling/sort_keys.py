@@ -1,6 +1,6 @@
-"""Radix select: the smallest prefix of a total order whose integer weight reaches a threshold.
+"""Radix select: the smallest prefix by sort key whose integer weight reaches a threshold.
 
-The order is (value descending, id ascending); values are fp32, compared by an integer key:
+The sort key is (value descending, id ascending); values are fp32, compared by an integer key:
 
     bits = int32 bits of (x + 0.0)                 -0.0 and +0.0 are one value
     key  = bits ^ ((bits >> 31) & 0x7fffffff)      as int32, monotone in x; -inf is the smallest
@@ -26,7 +26,7 @@ _SIGN = 1 << 31
 
 
 def unsigned_keys(values: torch.Tensor) -> torch.Tensor:
-    """The order key of each value, shifted to [0, 2^32): fp32 [N] -> int64 [N]."""
+    """The sort key of each value, shifted to [0, 2^32): fp32 [N] -> int64 [N]."""
     bits = (values + 0.0).view(torch.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64) + _SIGN
 
@@ -65,8 +65,8 @@ def top_ids(values: torch.Tensor, count: int) -> torch.Tensor:
     if values.dim() == 2:
         return torch.stack([top_ids(row, count) for row in values])
     ids = select_prefix(values, None, count).nonzero().view(-1)
-    order = torch.sort(unsigned_keys(values[ids]), descending=True, stable=True).indices
-    return ids[order]
+    best_first = torch.sort(unsigned_keys(values[ids]), descending=True, stable=True).indices
+    return ids[best_first]
 
 
 def _histogram(digits: torch.Tensor, weights: torch.Tensor | None) -> list[int]:

@@ -1,6 +1,9 @@
 """How many ids of a row come before a given one: larger logits, and equal ones with a lower id.
 
-A program counts in one part of a row; the parts are added as integers, so their order is free.
+A program counts in one part of a row. The parts are added as integers, so how they are added is
+free.
+
+    logits  fp32 [R, W], rows `stride` apart     parts  int32 [R, parts]
 """
 
 import torch
@@ -18,13 +21,13 @@ def count_parts(logits, chosen, at, parts, width, stride, SPAN: tl.constexpr, BL
     chosen[row] is that column's logit; it need not be among these columns, nor at[row] among ids.
     """
     row, part = tl.program_id(0), tl.program_id(1)
-    mark, place = tl.load(chosen + row), tl.load(at + row)
+    mark, column = tl.load(chosen + row), tl.load(at + row)
     start = logits + row.to(tl.int64) * stride
     count = tl.zeros((BLOCK,), tl.int32)
     for first in range(0, SPAN, BLOCK):
         ids = part * SPAN + first + tl.arange(0, BLOCK)
         x = tl.load(start + ids, mask=ids < width, other=float("nan"))
-        count += ((x > mark) | ((x == mark) & (ids < place))).to(tl.int32)
+        count += ((x > mark) | ((x == mark) & (ids < column))).to(tl.int32)
     tl.store(parts + row * tl.num_programs(1) + part, tl.sum(count, axis=0))
 
 

@@ -1,25 +1,67 @@
 """The largest score of each row: fp32(x / T) plus Gumbel noise, over the ids that are kept.
 
-Noise is two fp64 logarithms an id, so it is bounded first. Noise lies in [-3.14, 22.88]: an id that
-is 32 below the row's largest cannot win. Of the others each lane keeps the one with the largest
-*approximate* score (fp32, within 2^-7 of the exact one, `tests/gpu/sampler.py`); an exact winner's
-approximation is within `slack` of the largest. So if no lane saw a second one that near, the exact
-scores of the lanes' best hold the winner, and if one did, every id's is computed. Either way the
-token is the argmax of exact scores, ties to the lowest id.
+The noise of an id is two fp64 logarithms, so it is bounded first. Noise lies in [-3.14, 22.88]: an
+id that is 32 below the row's largest cannot win. Of the others each lane keeps the one with the
+largest *approximate* score (fp32, within 2^-7 of the exact one, `tests/gpu/sampler.py`); an exact
+winner's approximation is within `slack` of the largest. So if no lane saw a second one that near,
+the exact scores of the lanes' best hold the winner. If a lane did, every id's score is computed.
+Either way the token is the argmax of exact scores, ties to the lowest id.
+
+    logits  fp32 [R, W], rows `stride` apart      fields  the row's int64 [ROW_FIELDS] of the table
+    bounds  int64 [F, BOUND_FIELDS]               part    SPAN columns, read BLOCK at a time
 """
 
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.sampling.row_scan import largest, source, value_of
-from tpdet.kernels.cuda.sampling.sort_keys import order_of
+from tpdet.kernels.cuda.sampling.row_peaks import largest_peak, sampled_row
+from tpdet.kernels.cuda.sampling.row_table import (
+    BOUND,
+    BOUND_FIELDS,
+    CHOICE,
+    COPY,
+    KIND,
+    MIN_P,
+    POSITION,
+    RANDOM,
+    ROW_FIELDS,
+    SAMPLE,
+    SAMPLED_PEAK,
+    SEED_HIGH,
+    SEED_LOW,
+    SLOT,
+    TEMPERATURE,
+    load_float,
+)
+from tpdet.kernels.cuda.sampling.sort_keys import (
+    ABOVE_ALL,
+    BELOW_ALL,
+    FLOAT32_MOST,
+    KEEPS_ALL,
+    id_of,
+    sort_key,
+    value_of,
+)
+from tpdet.kernels.exact import philox
+
+_MULTIPLIER_0 = tl.constexpr(philox.MULTIPLIER_0)
+_MULTIPLIER_1 = tl.constexpr(philox.MULTIPLIER_1)
+_WEYL_0, _WEYL_1 = tl.constexpr(philox.WEYL_0), tl.constexpr(philox.WEYL_1)
+_ROUNDS = tl.constexpr(philox.ROUNDS)
+_WORD_UNIT = tl.constexpr(2.0**-32)
+_ALL_BITS = tl.constexpr(0xFFFFFFFF)
+_SERIES_BELOW = tl.constexpr(0.125)  # where the series of -log(1 - v) is near enough
+_NOISE_RANGE = tl.constexpr(32.0)  # more than the noise's, with room for the scores' rounding
+_SLACK = tl.constexpr(2.0**-5)  # more than twice the error of an approximate score
+_ROUNDING = tl.constexpr(0.0001)  # of a value, more than its additions may round off
+_HUGE = tl.constexpr(1e30)  # scores beyond it are always computed exactly
 
 
 @triton.jit
 def scaled(x, temperature):
     """x / T with overflow held at the largest finite fp32; -inf stays; zeros are +0.0."""
     y = tl.div_rn(x, temperature)
-    y = tl.minimum(tl.maximum(y, -3.4028234663852886e38), 3.4028234663852886e38)
+    y = tl.minimum(tl.maximum(y, -FLOAT32_MOST), FLOAT32_MOST)
     y = tl.where(x == -float("inf"), x, y)
     return tl.where(y == 0.0, 0.0, y)
 
@@ -31,40 +73,40 @@ def philox_of(ids, position, choice, key0, key1):
     c1 = tl.zeros_like(c0) + position
     c2 = tl.zeros_like(c0) + choice
     c3 = tl.zeros_like(c0)
-    for _ in tl.static_range(10):
+    for _ in tl.static_range(_ROUNDS):
         # 32 by 32 to 64 bits is one instruction; its halves taken apart are two.
-        first = c0.to(tl.uint64) * 0xD2511F53
-        second = c2.to(tl.uint64) * 0xCD9E8D57
+        first = c0.to(tl.uint64) * _MULTIPLIER_0
+        second = c2.to(tl.uint64) * _MULTIPLIER_1
         high0, low0 = (first >> 32).to(tl.uint32), first.to(tl.uint32)
         high2, low2 = (second >> 32).to(tl.uint32), second.to(tl.uint32)
         c0, c1, c2, c3 = high2 ^ c1 ^ key0, low2, high0 ^ c3 ^ key1, low0
-        key0 = key0 + tl.full((), 0x9E3779B9, tl.uint32)
-        key1 = key1 + tl.full((), 0xBB67AE85, tl.uint32)
+        key0 = key0 + tl.full((), _WEYL_0, tl.uint32)
+        key1 = key1 + tl.full((), _WEYL_1, tl.uint32)
     return c0
 
 
 @triton.jit
 def gumbel_noise(word):
     """fp32(-log(-log(1 - (word + 0.5) * 2^-32))), logarithms in fp64."""
-    survival = 1.0 - (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10
+    survival = 1.0 - (word.to(tl.float64) + 0.5) * _WORD_UNIT
     return (-tl.log(-tl.log(survival))).to(tl.float32)
 
 
 @triton.jit
 def rough_noise(word):
     """fp32 within 2^-8 of `gumbel_noise`; a series where 1 - v is near 1."""
-    v = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    v = (word.to(tl.float32) + 0.5) * _WORD_UNIT
     series = v * (1.0 + v * (0.5 + v * (0.33333334 + v * (0.25 + v * 0.2))))
-    survival = ((word ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    return -tl.log(tl.where(v < 0.125, series, -tl.log(survival)))
+    survival = ((word ^ _ALL_BITS).to(tl.float32) + 0.5) * _WORD_UNIT
+    return -tl.log(tl.where(v < _SERIES_BELOW, series, -tl.log(survival)))
 
 
 @triton.jit
-def exact_order(x, ids, kept, position, choice, key0, key1):
-    """Orders of exact scores; what is not kept is below everything."""
+def exact_key(x, ids, kept, position, choice, key0, key1):
+    """Sort keys of exact scores; what is not kept is below everything."""
     noise = gumbel_noise(philox_of(ids, position, choice, key0, key1))
-    nothing = tl.full(x.shape, -4611686018427387904, tl.int64)
-    return tl.where(kept, order_of(x + noise, ids), nothing)
+    nothing = tl.full(x.shape, BELOW_ALL, tl.int64)
+    return tl.where(kept, sort_key(x + noise, ids), nothing)
 
 
 @triton.jit
@@ -91,13 +133,18 @@ def best_score(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The largest order of the scores of SPAN columns; -2^62 if none is kept."""
-    key0, key1 = tl.load(fields).to(tl.uint32), tl.load(fields + 1).to(tl.uint32)
-    position, choice = tl.load(fields + 2).to(tl.uint32), tl.load(fields + 3).to(tl.uint32)
-    least = top + tl.load(fields + 8).to(tl.int32).to(tl.float32, bitcast=True)
-    least = tl.maximum(least, top - 32.0 - tl.abs(top) * 0.0001)
-    last_id = (4194303 - (bound & 4194303)).to(tl.int32)
-    bound = tl.where(bound == -9007199254740992, -float("inf"), value_of(bound))
+    """The largest sort key of the scores of SPAN columns; BELOW_ALL if none is kept."""
+    # 1. the generator's counter and key, and the smallest value that may win
+    key0, key1 = tl.load(fields + SEED_LOW).to(tl.uint32), tl.load(fields + SEED_HIGH).to(tl.uint32)
+    position, choice = (
+        tl.load(fields + POSITION).to(tl.uint32),
+        tl.load(fields + CHOICE).to(tl.uint32),
+    )
+    least = top + load_float(fields + MIN_P)
+    least = tl.maximum(least, top - _NOISE_RANGE - tl.abs(top) * _ROUNDING)
+    last_id = id_of(bound)
+    bound = tl.where(bound == KEEPS_ALL, -float("inf"), value_of(bound))
+    # 2. each lane's best approximate score, and the second best
     best = tl.full((BLOCK,), -float("inf"), tl.float32)
     second = best
     best_x = best
@@ -113,19 +160,21 @@ def best_score(
             best_x = tl.where(better, x, best_x)
             best_id = tl.where(better, ids, best_id)
             best = tl.where(better, rough, best)
-    result = tl.full((), -4611686018427387904, tl.int64)
+    # 3. exact scores of the lanes' best that may win
+    result = tl.full((), BELOW_ALL, tl.int64)
     peak = tl.max(best, axis=0)
     if peak > -float("inf"):
-        slack = 0.03125 + tl.abs(peak) * 0.0001
-        doubtful = (tl.abs(peak) > 1e30) | (tl.max(second, axis=0) >= peak - slack)
-        found = exact_order(best_x, best_id, best >= peak - slack, position, choice, key0, key1)
+        slack = tl.abs(peak) * _ROUNDING + _SLACK
+        doubtful = (tl.abs(peak) > _HUGE) | (tl.max(second, axis=0) >= peak - slack)
+        found = exact_key(best_x, best_id, best >= peak - slack, position, choice, key0, key1)
+        # 4. exact scores of all kept ids, where a lane's second best may win
         if doubtful:
             for first in range(0, SPAN, BLOCK):
                 at = part * SPAN + first + tl.arange(0, BLOCK)
                 x, ids, kept = kept_values(
                     start, at, width, first_id, temperature, bound, last_id, least
                 )
-                found = tl.maximum(found, exact_order(x, ids, kept, position, choice, key0, key1))
+                found = tl.maximum(found, exact_key(x, ids, kept, position, choice, key0, key1))
         result = tl.max(found, axis=0)
     return result
 
@@ -144,25 +193,24 @@ def sample_of_part(
     first_id,
     stride,
     peak_parts,
-    FIELDS: tl.constexpr,
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """The largest order of a kept id's score in a part of a random row; -2^62 of other rows.
+    """The largest sort key of a kept id's score in a part of a random row; BELOW_ALL of others.
 
-    bounds: int64 [F, 2] of `find_bounds`. A sample that stands there is taken over.
+    bounds: of `find_bounds`. A sample that stands there is taken over.
     """
-    fields = table + row * FIELDS
-    result = tl.full((), -4611686018427387904, tl.int64)
-    if tl.load(fields + 5) == 1:
-        slot = tl.load(fields + 10)
-        bound = tl.load(bounds + slot * 2, mask=slot >= 0, other=-9007199254740992)
-        result = tl.load(bounds + slot * 2 + 1, mask=slot >= 0, other=4611686018427387904)
-        if result == 4611686018427387904:
-            start = source(logits, copies, row, tl.load(fields + 9), stride, width)
-            temperature = tl.load(fields + 4).to(tl.int32).to(tl.float32, bitcast=True)
-            peak = value_of(largest(peaks + 1, row, rows, peak_parts, 2, PARTS))
+    fields = table + row * ROW_FIELDS
+    result = tl.full((), BELOW_ALL, tl.int64)
+    if tl.load(fields + KIND) == RANDOM:
+        slot = tl.load(fields + SLOT)
+        bound = tl.load(bounds + slot * BOUND_FIELDS + BOUND, mask=slot >= 0, other=KEEPS_ALL)
+        result = tl.load(bounds + slot * BOUND_FIELDS + SAMPLE, mask=slot >= 0, other=ABOVE_ALL)
+        if result == ABOVE_ALL:
+            start = sampled_row(logits, copies, row, tl.load(fields + COPY), stride, width)
+            temperature = load_float(fields + TEMPERATURE)
+            peak = value_of(largest_peak(peaks + SAMPLED_PEAK, row, rows, peak_parts, PARTS))
             result = best_score(
                 start,
                 part,

@@ -1,4 +1,4 @@
-"""Bias and penalties on the rows that want them, all rows in one go; formulas in the CPU's file.
+"""Bias and penalties on the rows that have them, all rows at once; formulas in the CPU's file.
 
 Counts are integers, and every other operation is one IEEE operation an element, so a row's bits do
 not depend on the rows beside it. A row without one of the penalties has its neutral value, which

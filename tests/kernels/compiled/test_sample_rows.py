@@ -8,41 +8,40 @@ pytest.importorskip("triton")
 
 from tests.kernels.compiled.test_gemm import compile_for_hopper
 from tpdet.kernels.cuda.sampling import (
-    filter_rest,
-    filter_top,
-    filter_window,
+    candidate_list,
+    fallback_bounds,
     row_answers,
-    row_scan,
+    row_peaks,
+    value_window,
 )
 
 ROW = {"logits": "*fp32", "copies": "*fp32", "table": "*i64", "peaks": "*i64"}
 SHAPE = {"rows": "i32", "width": "i32", "stride": "i32", "peak_parts": "i32"}
-TOP = {"slots": "*i64", "lists": "*i64", "state": "*i64", "bounds": "*i64"}
-LISTS = TOP | {"tops": "*i64", "counts": "*i32", "parts_of": "*i32"}
-SIZES = {"FIELDS": 12, "PARTS": 128}
-WINDOW = {"TOPS": 10, "STATE": 16, "BUCKETS": 256, "ROOM": 6144, "CAPACITY": 8192, "WINDOW": True}
+TOP = {"slots": "*i64", "lists": "*i64", "states": "*i64", "bounds": "*i64"}
+LISTS = TOP | {"windows": "*i64", "counts": "*i32", "run_parts": "*i32"}
+SIZES = {"PARTS": 128}
 ANSWERS = {
-    "bounds": "*i64", "tops": "*i64", "parts_of": "*i64", "arrivals": "*i32", "gathered": "*i64",
+    "bounds": "*i64", "states": "*i64", "partials": "*i64", "arrivals": "*i32", "gathered": "*i64",
     "answers": "*fp64", "maxima": "*fp32", "first_id": "i32",
 }  # fmt: skip
 KERNELS = {
     "peaks": (
-        row_scan.scan_peaks, ROW | SHAPE | ANSWERS | {"groups": "*i64"},
-        {"FIELDS": 12, "SPAN": 4096, "BLOCK": 2048, "PER_PART": 64}, 4,
+        row_peaks.scan_peaks, ROW | SHAPE | ANSWERS | {"groups": "*i64"},
+        {"SPAN": 4096, "BLOCK": 2048, "PER_PART": 64}, 4,
     ),
     "masses": (
         row_answers.weigh_rows, ROW | SHAPE | ANSWERS,
-        SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "RANDOM": False,
-                 "WHOLE": False, "LISTED": False, "TOPS": 10}, 4,
+        SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "RANDOM_ROWS": False,
+                 "WHOLE": False, "LISTED": False}, 4,
     ),
     "samples": (
         row_answers.weigh_rows, ROW | SHAPE | ANSWERS,
-        SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "RANDOM": True,
-                 "WHOLE": True, "LISTED": True, "TOPS": 10}, 4,
+        SIZES | {"SPAN": 4096, "BLOCK": 2048, "SCORED": 1024, "OWN": 128, "RANDOM_ROWS": True,
+                 "WHOLE": True, "LISTED": True}, 4,
     ),
     "answers": (
         row_answers.answer_rows, ROW | SHAPE | ANSWERS | {"ranks": "i32"},
-        {"FIELDS": 12, "RANKS": 8}, 1,
+        {"RANKS": 8}, 1,
     ),
     "packed": (
         row_answers.pack_rows,
@@ -51,36 +50,34 @@ KERNELS = {
         {"BLOCK": 128, "PLACED": True}, 4,
     ),
     "groups": (
-        row_scan.scan_groups, ROW | SHAPE | {"groups": "*i64"},
+        row_peaks.scan_groups, ROW | SHAPE | {"groups": "*i64"},
         {"SPAN": 4096, "BLOCK": 2048, "PER_PART": 64}, 4,
     ),
     "floor": (
-        filter_top.choose_floor,
+        candidate_list.choose_floor,
         ROW | SHAPE | TOP | {"groups": "*i64", "counts": "*i32", "used": "i32"},
-        SIZES | {"WHOLE": False, "STATE": 10, "GROUPS": 4096, "ENOUGH": 1024, "CAPACITY": 4096,
-                 "COUNTS": 256}, 8,
+        SIZES | {"WHOLE": False, "GROUPS": 4096}, 8,
     ),
     "list": (
-        filter_top.list_top, ROW | SHAPE | TOP,
-        SIZES | {"WHOLE": False, "STATE": 10, "BLOCK": 1024, "CAPACITY": 4096}, 4,
+        candidate_list.list_candidates, ROW | SHAPE | TOP,
+        SIZES | {"WHOLE": False, "BLOCK": 1024}, 4,
     ),
     "top": (
-        filter_top.bound_top, ROW | SHAPE | TOP | {"groups": "*i64", "used": "i32"},
-        SIZES | {"WHOLE": False, "STATE": 10, "GROUPS": 4096, "COMPARED": 128, "FEW": 512,
-                 "CAPACITY": 4096}, 16,
+        candidate_list.bound_candidates, ROW | SHAPE | TOP | {"groups": "*i64", "used": "i32"},
+        SIZES | {"WHOLE": False, "GROUPS": 4096}, 16,
     ),
     "count": (
-        filter_window.count_buckets, ROW | SHAPE | LISTS,
-        SIZES | WINDOW | {"WHOLE": False, "BLOCK": 8192}, 16,
+        value_window.count_buckets, ROW | SHAPE | LISTS,
+        SIZES | {"WHOLE": False, "BLOCK": 8192}, 16,
     ),
     "collect": (
-        filter_window.collect_window, ROW | SHAPE | LISTS,
-        SIZES | WINDOW | {"WHOLE": False, "BLOCK": 4096}, 8,
+        value_window.collect_window, ROW | SHAPE | LISTS,
+        SIZES | {"WHOLE": False, "BLOCK": 4096}, 8,
     ),
     "rest": (
-        filter_rest.bound_rest, ROW | SHAPE | LISTS | {"parts": "i32", "digits": "*i64"},
-        SIZES | WINDOW | {"WHOLE": False, "BLOCK": 4096, "ROW_PARTS": 64,
-                          "ROW_BLOCK": 2048, "DIGITS": 2048, "ROWS": True}, 16,
+        fallback_bounds.bound_fallbacks, ROW | SHAPE | LISTS | {"parts": "i32", "digits": "*i64"},
+        SIZES | {"WHOLE": False, "BLOCK": 4096, "ROW_PARTS": 64, "ROW_BLOCK": 2048,
+                 "BY_WINDOW": True, "BY_DIGITS": True}, 16,
     ),
 }  # fmt: skip
 FUSED = ("samples", "top")  # the fp64 logarithm is a sequence of fma's that asks for them

@@ -10,17 +10,15 @@ pytest.importorskip("triton")
 
 import torch
 
-from tpdet.kernels.cuda.sampling import sample_rows
+from tpdet.kernels.cuda.sampling import row_table, sample_rows
 from tpdet.kernels.inputs.row_params import RowParams
 
 VOCABULARY = 1000
 
 
 def table(params):
-    filtered = [
-        row for row, how in enumerate(params) if sample_rows._way_of(how, VOCABULARY).filters
-    ]
-    return sample_rows._row_table(params, [1], filtered, VOCABULARY), filtered
+    filtered = [row for row, how in enumerate(params) if row_table.is_filtered(how, VOCABULARY)]
+    return row_table.row_table(params, [1], filtered, VOCABULARY), filtered
 
 
 def bits(value):
@@ -39,20 +37,20 @@ def test_a_row_says_its_seed_place_and_parameters():
 
 
 def test_top_k_of_the_whole_vocabulary_filters_nothing():
-    ways = (RowParams(1.0, 0, 0, top_k=VOCABULARY), RowParams(1.0, 0, 0, top_k=VOCABULARY - 1))
-    assert table(ways)[1] == [1]
+    params = [RowParams(1.0, 0, 0, top_k=VOCABULARY - i) for i in range(2)]
+    assert table(params)[1] == [1]
 
 
-def test_a_step_of_likeliest_rows_has_the_table_of_its_rows():
+def test_a_step_of_greedy_rows_has_the_table_of_its_rows():
     how = RowParams(temperature=0.0, seed=0, position=0)
-    assert sample_rows._all_likeliest([how] * 5)
-    kept = sample_rows._likeliest_table(5, VOCABULARY, torch.device("cpu"))
-    assert kept.tolist() == sample_rows._row_table([how] * 5, [], [], VOCABULARY)
+    assert sample_rows._all_greedy([how] * 5)
+    kept = sample_rows._greedy_table(5, VOCABULARY, torch.device("cpu"))
+    assert kept.tolist() == row_table.row_table([how] * 5, [], [], VOCABULARY)
     numbers = [bits(1.0), 0, VOCABULARY, 1 << 30, bits(-float("inf"))]
     assert kept.tolist() == [0, 0, 0, 0, *numbers, -1, -1, 0] * 5
 
 
-def test_rows_that_are_not_all_the_likeliest_have_a_table_of_their_own():
+def test_rows_that_are_not_all_greedy_have_a_table_of_their_own():
     how = RowParams(temperature=0.0, seed=0, position=0)
     others = (
         RowParams(1.0, 0, 0), RowParams(0.0, 0, 0, bias={3: 1.0}),
@@ -63,5 +61,19 @@ def test_rows_that_are_not_all_the_likeliest_have_a_table_of_their_own():
     for other in others:
         params = [how] * 6
         params[place.randrange(6)] = other
-        assert not sample_rows._all_likeliest(params)
-        assert not sample_rows._all_likeliest([other] * 6)
+        assert not sample_rows._all_greedy(params)
+        assert not sample_rows._all_greedy([other] * 6)
+
+
+def test_a_row_whose_token_is_given_is_only_scored():
+    given = [0, 0, 0, 0, 0, 2, 0, 0, 0, -1]
+    assert row_table.given_table([7, 0]) == [*given, 7, 0, *given, 0, 0]
+
+
+def test_the_fields_that_kernels_read_are_the_tables():
+    names = {name: at for at, name in enumerate(row_table.RowFields._fields)}
+    offsets = ("SEED_LOW", "SEED_HIGH", "POSITION", "CHOICE", "TEMPERATURE", "KIND", "TOP_K",
+               "TOP_P", "MIN_P", "COPY", "SLOT")  # fmt: skip
+    assert [getattr(row_table, name).value for name in offsets] == list(range(11))
+    assert all(names[name.lower()] == getattr(row_table, name).value for name in offsets)
+    assert row_table.ROW_FIELDS.value == len(names) == 12

@@ -1,4 +1,4 @@
-"""Bounds of rows with top-k or top-p in Triton's interpreter, by each way that finds them."""
+"""Bounds of rows with top-k or top-p in Triton's interpreter, by each method that finds them."""
 
 import pytest
 import torch
@@ -6,17 +6,19 @@ import torch
 from tests.kernels.interpreted.rows import KINDS, QUICK, V, rows, slow
 from tests.kernels.interpreted.sampling_oracle import last_kept
 from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass
-from tpdet.kernels.cuda.sampling import filter_rows, sample_rows
-from tpdet.kernels.cuda.sampling.sort_keys import id_of
+from tpdet.kernels.cuda.sampling import filter_bounds, sample_rows
+from tpdet.kernels.cuda.sampling.row_table import row_table
+from tpdet.kernels.cuda.sampling.sort_keys import ABOVE_ALL, ids_of_keys
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
-PLAIN = ("random", "tied", "zeros")  # none of their rows may need the slow way
-WAYS_TO_BOUNDS = ("list",), ("window",), ("rows",), ("list", "window")
+NO_BOUND = ABOVE_ALL.value
+PLAIN = ("random", "tied", "zeros")  # none of their rows may need the search by digits
+METHODS = ("list",), ("window",), ("digits",), ("list", "window")
 
 
 @pytest.mark.parametrize("kinds", [(QUICK,), slow(KINDS)], ids=" ".join)
-def test_bounds_are_the_cpus_by_each_way(kinds):
+def test_bounds_are_the_cpus_by_each_method(kinds):
     fell = {}
     for kind in kinds:
         x = rows(kind, 1)
@@ -33,16 +35,16 @@ def test_bounds_are_the_cpus_by_each_way(kinds):
         ):
             last = last_kept(x[0], RowParams(1.0, 1, 1, **way))
             given = given_of(x, way)
-            for ways in WAYS_TO_BOUNDS:
-                by = bounds_by(ways, *given, V)
-                fell[ways] = fell.get(ways, 0) + (by == 2**62)
-                all_but_rows = ways == ("list", "window")
-                assert by != 2**62 or not all_but_rows or kind not in PLAIN, (kind, way)
-                assert by == 2**62 or id_of(by) == last, (kind, way, ways, by, last)
+            for methods in METHODS:
+                by = bounds_by(methods, *given, V)
+                fell[methods] = fell.get(methods, 0) + (by == NO_BOUND)
+                no_digits = methods == ("list", "window")
+                assert by != NO_BOUND or not no_digits or kind not in PLAIN, (kind, way)
+                assert by == NO_BOUND or ids_of_keys(by) == last, (kind, way, methods, by, last)
     tried = 9 * len(kinds)
-    assert 0 < fell[("list",)] < tried, fell  # each way has rows to answer for
+    assert 0 < fell[("list",)] < tried, fell  # each method has rows to answer for
     assert fell[("window",)] < tried / 4, fell
-    assert fell[("rows",)] == 0, fell
+    assert fell[("digits",)] == 0, fell
     assert fell[("list", "window")] < tried / 6, fell
 
 
@@ -57,12 +59,12 @@ def test_long_runs_of_ties_need_no_search():
         upto = torch.cumsum(masses[keys.indices], 0) / masses.sum()
         last = int((upto < share).sum())
         found = int(bound_of(x, {"top_p": share}, ("list", "window")))
-        assert id_of(found) == int(keys.indices[last]), (share, found)
+        assert ids_of_keys(found) == int(keys.indices[last]), (share, found)
         ended.add(float(x[0, keys.indices[last]]))
     assert len(ended) == 3, ended
     for k in (9000, 15_000, 29_000):
         found = int(bound_of(x, {"top_k": k}, ("list", "window")))
-        assert id_of(found) == int(keys.indices[k - 1]), k
+        assert ids_of_keys(found) == int(keys.indices[k - 1]), k
 
 
 def test_a_few_heavy_ids_do_not_mislead_the_window():
@@ -74,7 +76,7 @@ def test_a_few_heavy_ids_do_not_mislead_the_window():
     keys = torch.sort(x[0], descending=True, stable=True)
     last = int((torch.cumsum(masses[keys.indices], 0) < 0.95 * masses.sum()).sum())
     found = int(bound_of(x, {"top_p": 0.95}, ("list", "window")))
-    assert last > 6144 and id_of(found) == int(keys.indices[last])
+    assert last > 6144 and ids_of_keys(found) == int(keys.indices[last])
 
 
 def test_values_in_one_bucket_are_found_by_digits():
@@ -88,12 +90,12 @@ def test_values_in_one_bucket_are_found_by_digits():
         ({"top_k": 9000}, 9000),
         ({"top_k": 9000, "top_p": 0.5}, None),
     ):
-        assert int(bound_of(x, way, ("list", "window"))) == 2**62, way
-        found = int(bound_of(x, way, ("rows",)))
+        assert int(bound_of(x, way, ("list", "window"))) == NO_BOUND, way
+        found = int(bound_of(x, way, ("digits",)))
         masses = fixed_point_mass(x[0], x[0].amax())[keys.indices][: way.get("top_k")]
         if k is None:
             k = int((torch.cumsum(masses, 0) < way["top_p"] * masses.sum()).sum()) + 1
-        assert id_of(found) == int(keys.indices[k - 1]), way
+        assert ids_of_keys(found) == int(keys.indices[k - 1]), way
 
 
 def bound_of(x, way, names):
@@ -101,15 +103,15 @@ def bound_of(x, way, names):
 
 
 def given_of(x, way):
-    """What `find_bounds` takes of one row: logits, copies, table, peaks and slots; its groups."""
+    """What `find_bounds` takes of one row: the row, its table, peaks and slots; its groups."""
     vocabulary = x.shape[1]
-    table = torch.tensor(sample_rows._row_table([RowParams(1.0, 1, 1, **way)], [], [0], vocabulary))
-    arrivals, shard = torch.empty(1, dtype=torch.int32), Shard(0, vocabulary)
-    peaks, groups = sample_rows._peaks(x, x, table, arrivals, 1, vocabulary, shard, True)
-    return (x, x, table, peaks, torch.zeros(1, dtype=torch.int64)), groups
+    table = torch.tensor(row_table([RowParams(1.0, 1, 1, **way)], [], [0], vocabulary))
+    scanned, groups = sample_rows.scan_rows(x, x, table, Shard(0, vocabulary), True)
+    slots = torch.zeros(1, dtype=torch.int64)
+    return filter_bounds.FilteredRows(x, x, table, scanned.peaks, slots), groups
 
 
-def bounds_by(names, given, groups, vocabulary):
-    """The bound of one row in the ways that are named; 2^62 where they found none."""
-    bounds, _ = filter_rows.find_bounds(*given, groups, vocabulary, False, names)
-    return int(bounds[0, 0])
+def bounds_by(methods, given, groups, vocabulary):
+    """The bound of one row by the methods that are named; NO_BOUND where they found none."""
+    found = filter_bounds.find_bounds(given, groups, vocabulary, False, methods)
+    return int(found.bounds[0, 0])

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 from tpdet.kernels import ops
-from tpdet.kernels.cuda.sampling import filter_rows, sample_rows
+from tpdet.kernels.cuda.sampling import filter_bounds, sample_rows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.sampling import sampler
@@ -35,9 +35,9 @@ class Counted(TorchDispatchMode):
         GridExecutor.__call__ = lambda grid, *args, **named: self.launch(grid, args, named)
         return super().__enter__()
 
-    def __exit__(self, *told):
+    def __exit__(self, *raised):
         GridExecutor.__call__ = self.run
-        return super().__exit__(*told)
+        return super().__exit__(*raised)
 
     def launch(self, grid, args, named):
         self.names.append(grid.fn.__name__)
@@ -58,11 +58,11 @@ class Alone:
 
 FILTERED = (
     "choose_floor",
-    "list_top",
-    "bound_top",
+    "list_candidates",
+    "bound_candidates",
     "count_buckets",
     "collect_window",
-    "bound_rest",
+    "bound_fallbacks",
 )
 
 
@@ -115,10 +115,10 @@ def test_memory_that_nobody_wrote_is_never_read():
     torch.use_deterministic_algorithms(True)  # empty tensors begin with the largest integer
     try:
         assert torch.empty(1, dtype=torch.int32) == 2**31 - 1
-        for ways in (filter_rows.WAYS, ("window",)):
-            sample_rows.find_bounds = partial(filter_rows.find_bounds, ways=ways)
+        for methods in (filter_bounds.METHODS, ("window",)):
+            sample_rows.find_bounds = partial(filter_bounds.find_bounds, methods=methods)
             found = sample_rows.sample_rows(x, how, Shard(0, 3000)).packed
-            assert torch.equal(found, expected), ways
+            assert torch.equal(found, expected), methods
     finally:
-        sample_rows.find_bounds = filter_rows.find_bounds
+        sample_rows.find_bounds = filter_bounds.find_bounds
         torch.use_deterministic_algorithms(False)

@@ -30,7 +30,7 @@ def test_answers_every_way_as_the_cpu_does(kind):
 
 
 @of_each_kind
-def test_greedy_and_plain_draws_are_the_cpus(kind):
+def test_greedy_and_plain_samples_are_the_cpus(kind):
     x = rows(kind, 6, 5003)
     how = [RowParams(t, 2**63 + i, 9, i) for i, t in enumerate((0.0, 1.0, 0.3, 3.0, 1e-4, 1e4))]
     found = whole(x, how).tokens.tolist()

@@ -25,7 +25,7 @@ def rows():
     return x
 
 
-def test_draws_by_the_cpus_noise():
+def test_samples_by_the_cpus_noise():
     """Of equal logits the largest noise wins: all four words of the counter and the key matter."""
     seeds, positions, choices = (0, 2**32 - 1, 2**32, 2**64 - 3), (0, 2**32 - 1), (0, 5)
     params = [RowParams(1.0, *words) for words in pairwise(seeds, positions, choices)]
@@ -38,7 +38,7 @@ def test_draws_by_the_cpus_noise():
 def test_finds_the_cpus_top_ids():
     x = rows()
     for part, count in ((x, 20), (x[1:2], 1), (x[:1, :5], 5)):
-        found = sort_keys.id_of(sort_keys.top_orders(part, count))
+        found = sort_keys.ids_of_keys(sort_keys.top_keys(part, count))
         assert torch.equal(found, cpu_select.top_ids(part, count))
 
 
