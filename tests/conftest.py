@@ -18,12 +18,13 @@ ALONE = (
     *("server/test_soak.py", "server/test_template_bounds.py"),
 )
 LONGEST_FIRST = (
-    "verify/test_verify.py", "server/test_end_to_end.py", "scheduler/test_scheduler_machine.py",
-    "engine/test_engine.py", "server/test_mpirun.py", "server/test_reload_end_to_end.py",
-    "server/test_real_starts.py", "server/test_slurm.py", "kernels/compiled/test_sample_rows.py",
-    "kernels/compiled/test_leaves.py", "kernels/compiled/test_decode.py",
-    "kernels/compiled/test_attention.py", "kernels/compiled/test_peer.py",
-    "server/test_start_refusals.py", "verify/test_verify_bare.py", "launch/test_supervise.py",
+    "server/test_end_to_end.py", "verify/test_verify.py", "engine/test_engine.py",
+    "server/test_mpirun.py", "server/test_reload_end_to_end.py", "server/test_real_starts.py",
+    "llm/test_async_llm.py", "llm/test_llm.py", "server/test_slurm.py",
+    "client/test_cli.py", "runner/test_reload.py", "runner/test_warm_up.py",
+    "kernels/compiled/test_shared_rows.py", "kernels/compiled/test_leaves.py",
+    "scheduler/test_scheduler_machine.py", "server/test_start_refusals.py",
+    "verify/test_verify_bare.py", "launch/test_supervise.py",
     "weights/test_damaged_models.py", "comm/test_nodes.py",
 )  # fmt: skip
 

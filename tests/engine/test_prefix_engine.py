@@ -11,6 +11,8 @@ from tests.lib.engine_harness import ask, run
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "logprobs": 2}
 _random = random.Random(3)
+at_both_ends = pytest.mark.parametrize(("tp", "ahead"), [(1, False), (2, True)])
+"""What reads the cache is tried at each size with each way to step, the rest in two of the four."""
 BASE, OTHER = ([_random.randrange(1024) for _ in range(700)] for _ in range(2))
 
 
@@ -98,8 +100,7 @@ def test_generated_tokens_are_cached_too(tiny_model, cold, ahead):
     assert_as_cold(found, more, cold)
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("ahead", [False, True])
+@at_both_ends
 def test_choices_share_their_prompt(tiny_model, cold, tp, ahead):
     request = ask("many", BASE[:520], n=4, **SAMPLED)
     found = run(tiny_model("qwen3", kv_heads=2), [request], tp=tp, ahead=ahead)
@@ -155,8 +156,7 @@ def test_other_salts_share_nothing_and_give_the_same_bits(tiny_model, cold):
         assert_as_cold(found, request, cold)
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("ahead", [False, True])
+@at_both_ends
 def test_pages_of_a_request_that_failed_with_nan_are_never_read(tiny_model, cold, tp, ahead):
     bad = 1099
     waves = [

@@ -20,9 +20,9 @@ TEMPLATES = ("srun", "torchrun", "mpirun", "container", "one-node")
 WARNED = {"mpirun": ("--batch",)}
 """Which process of a job the time limit's warning goes to: its steps, or its script."""
 _SLOW = [(template, "warning") for template in TEMPLATES]
-_SLOW += [(template, "scancel") for template in ("torchrun", "container", "one-node")]
+_SLOW += [(template, "scancel") for template in TEMPLATES if template != "srun"]
 DRAINS = [
-    *((template, 1, "scancel") for template in ("srun", "mpirun")),
+    ("srun", 1, "scancel"),
     *(pytest.param(template, 2, end, marks=pytest.mark.slow) for template, end in _SLOW),
 ]
 """Template, ranks a node, and what ends the job: scancel, or what the time limit sends."""

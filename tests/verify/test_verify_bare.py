@@ -55,8 +55,11 @@ def test_progress_says_the_plan_and_then_what_is_left():
     assert [duration(s) for s in (7.4, 99, 101, 600)] == ["7 s", "99 s", "2 min", "10 min"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGHUP]
+)
 def test_one_that_is_told_to_end_leaves_no_folder(tmp_path, number):
+    """`server/test_real_starts.py` ends one of a named matrix with SIGTERM."""
     process = subprocess.Popen(COMMAND, env=os.environ | {"TMPDIR": str(tmp_path)})
     deadline = time.monotonic() + 60
     while not any(tmp_path.glob("tpdet-verify-*")):  # a world runs, or is about to

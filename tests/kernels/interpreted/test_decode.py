@@ -67,15 +67,14 @@ def test_every_variant_has_the_bits_of_two_kernels_at_every_tail():
 
 def test_many_rows_of_a_sequence_keep_their_bits():
     """More rows than a program has: every part merges its own, with its own splits in a window."""
-    for window in (None, 60):
+    for window, variant in ((None, VARIANTS[3]), (60, VARIANTS[1])):
         q, k, v = sequence_of(530, torch.float16)
         pages = pages_of(k, v, 530)
         first = 518
         batch = make_batch((PagedSequence(0, 530 - first, first, PAGES),))
         wanted = attend_reference(q[first:], *pages, batch, window)
-        for variant in (VARIANTS[1], VARIANTS[3]):
-            got = decode(q[first:], pages, batch, variant, window)
-            assert_same_bits(got, wanted, f"{window} {variant}")
+        got = decode(q[first:], pages, batch, variant, window)
+        assert_same_bits(got, wanted, f"{window} {variant}")
 
 
 def padded(sequences, rows, splits):
@@ -113,7 +112,7 @@ def test_a_batch_with_pads_gives_each_sequence_its_own_bits():
         queries.append(q[-1:])
         sequences.append(PagedSequence(index, 1, length - 1, mapping))
     batch = padded(tuple(sequences), 6, 16)
-    for variant in VARIANTS:
+    for variant in (VARIANTS[0], VARIANTS[3], VARIANTS[4]):
         for _ in range(1 + variant.fused):  # the counters serve again
             got = decode(torch.cat(queries), pages, batch, variant)
             assert_same_bits(got, torch.cat(alone), f"{variant}")
