@@ -1,4 +1,4 @@
-"""How ranks are started, found, signalled and ended. Standard library only, but for submitit."""
+"""Starts ranks, finds, signals and ends them. Standard library only, except for submitit."""
 
 from tpdet.launch.start.submission import submit
 

@@ -1,4 +1,4 @@
-"""Opens regular files only: a named pipe in a file's place would make a start wait for ever."""
+"""Opens regular files only: opening a named pipe by mistake would wait for ever."""
 
 import errno
 import os

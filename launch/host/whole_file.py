@@ -21,7 +21,7 @@ def write_text(path: Path, text: str, only_first: bool = False) -> bool:
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
-    except OSError:  # a full disk: half a file would stay behind for ever
+    except OSError:  # a full disk: do not leave a partial file behind
         temporary.unlink(missing_ok=True)
         raise
     if not only_first:

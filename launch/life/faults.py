@@ -71,5 +71,5 @@ def _parse(text: str) -> Fault:
             f"{FAULTS_VARIABLE}: unknown action {fault.action!r}; one of {', '.join(ACTIONS)}"
         )
     if fault.action == "nan-row" and fault.rank != 0:
-        raise UsageError(f"{FAULTS_VARIABLE}: nan-row is for rank 0, which draws the tokens")
+        raise UsageError(f"{FAULTS_VARIABLE}: nan-row is for rank 0, which samples the tokens")
     return fault

@@ -1,4 +1,4 @@
-"""How a rank ends: it looks for lost peers, decides the exit code once, leaves nobody behind."""
+"""How a rank ends: looks for lost peers, decides the exit code once, ends the other ranks."""
 
 import errno
 import json
@@ -23,7 +23,7 @@ from tpdet.launch.ranks.rank_environment import RankEnvironment
 _MESSAGE_CHARACTERS = 2000
 _WRITE_SECONDS = 1.0
 _RANK_0_SECONDS = 2.0
-"""What rank 0 gets to hear why this rank ends, and to say so in its streams."""
+"""How long rank 0 may take to learn why this rank ends, and to tell its clients."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -116,9 +116,9 @@ def end_process(
 
 
 def end_start(run: RunDirectory) -> NoReturn:
-    """End rank 0, and with it a server that takes no requests yet, at a stop signal: with 0.
+    """End rank 0, and with it a server that is not ready yet, at a stop signal; the code is 0.
 
-    A lost peer is no drain: then its code. From any thread, whatever the main one waits for.
+    If a peer is lost, the code is that of PeerLostError. May be called from any thread.
     """
     try:
         check_peers(run, 0)
@@ -149,8 +149,9 @@ def exit_of(error: BaseException) -> tuple[int, str]:
 
 
 def print_fatal(code: str, exit_code: int, **details: object) -> None:
-    """Print the line that ends standard error: the `details`' message for a person at a terminal,
-    else JSON of event, code, exit, and `details`.
+    """Print the last line of standard error: at a terminal the message among `details`.
+
+    Elsewhere it is JSON of event, code, exit and `details`.
     """
     line = json.dumps({"event": "fatal", "code": code, "exit": exit_code, **details})
     if os.isatty(2):
@@ -162,8 +163,9 @@ def print_fatal(code: str, exit_code: int, **details: object) -> None:
 
 
 def write_error(text: str) -> None:
-    """Write to standard error, for at most a second: a pipe that nobody reads, or a full disk,
-    holds nobody up. Past Python's buffers, whose lock a stuck thread would keep at the end.
+    """Write to standard error, for at most a second: an unread pipe or a full disk holds up no end.
+
+    The write bypasses Python's buffers, whose lock a stuck thread would keep.
     """
 
     def write() -> None:

@@ -2,8 +2,9 @@
 
     2026-11-22 14:50:29.123 INFO    [rank 0] listening at http://127.0.0.1:8000
 
-Time is the host's; who writes is `serve` (the supervisor), `rank N` or `http`. A line never holds
-up the process, nor shows the message of an exception, which may hold part of a prompt.
+The time is the host's. The name in brackets is `serve` (the supervisor), `rank N` or `http`. The
+process never waits for a line to be written. No line shows an exception's message, which may hold
+part of a prompt.
 """
 
 import logging

@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class ReloadRequest:
-    """Wanted: the weights of `model`, or of the present one's directory again if it is empty.
+    """A request for the weights of `model`; if empty, of the present model's directory again.
 
     `patience`: seconds that running requests get to finish before the reload is given up.
     """

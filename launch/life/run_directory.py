@@ -4,15 +4,15 @@
     session.json      which start of which server the other files belong to
     ranks/<rank>.json pid, start time, host and device of each rank
     ready.json        written when the server takes requests, until it ends
-    exit.json         {"exit", "code", "rank", "message"}: the first that decides, and only that
+    exit.json         {"exit", "code", "rank", "message"}: the first decision, never a later one
     reload.json, reload-done.json   `tpdet reload` and its answer (see reload_request.py)
     secret            the run secret of this host's ranks (run_secret.py), until the server ends
-    keys              digest of the API key that `tpdet serve` had in its environment, as long
+    keys              digest of the API key in the environment of `tpdet serve`, until the same end
     engine.sock       between rank 0 and the HTTP process, until the server ends
     store             where the ranks of `tpdet serve` meet, until the server ends
 
-Every file is complete when its name appears. Who owns the lock clears the files of an earlier
-server; the others wait until they see their own session.
+Every file is complete when its name appears. The owner of the lock clears the files of an earlier
+server; the other processes wait until session.json names their session.
 """
 
 import errno
@@ -39,7 +39,7 @@ SESSION_VARIABLE = "TPDET_SESSION"
 """Set by `tpdet serve`, which owns the lock for the ranks it starts."""
 
 CHANNEL_FILES = ("ready.json", "secret", "keys", "engine.sock", STORE_FILE)
-"""What only a running server has."""
+"""Files that exist only while the server runs."""
 JOIN_TIMEOUT = 30.0
 _POLL_SECONDS = 0.02
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -85,7 +85,7 @@ class RunDirectory:
         self.session = session
         self._lock: int | None = None
         self.temporary = False
-        """Whether nobody named it, so that it goes with the server."""
+        """Whether it has a default name, and is removed when the server ends."""
 
     @classmethod
     def own(cls, path: Path, session: str, secret: bytes | None = None) -> "RunDirectory":
@@ -220,7 +220,7 @@ class RunDirectory:
 
 
 def open_run_directory(path: Path, environment: RankEnvironment) -> RunDirectory:
-    """A rank's way in: own it (local rank 0 without `tpdet serve`, or a rank alone), else join it.
+    """Own the run directory (local rank 0 without `tpdet serve`, or a rank alone), else join it.
 
     Raises as `RunDirectory.own` and `RunDirectory.join`.
     """
@@ -233,7 +233,7 @@ def open_run_directory(path: Path, environment: RankEnvironment) -> RunDirectory
 def supervised() -> RunDirectory | None:
     """The run directory that `tpdet serve` owns, in a rank that it started; else None.
 
-    Known before the rank has joined it. Who owns it prints the last line.
+    This is known before the rank has joined it. Its owner prints the last line.
     """
     session, store = os.environ.get(SESSION_VARIABLE), os.environ.get(STORE_VARIABLE)
     return RunDirectory(Path(store).parent, session) if session and store else None
@@ -242,9 +242,8 @@ def supervised() -> RunDirectory | None:
 def current_session(environment: RankEnvironment) -> str:
     """The name of this start, equal on all ranks of a host.
 
-    `tpdet serve` hands one down, Slurm's job, step and node make one; else it is the pid and start
-    time of the launcher (its agent starts all local ranks) or, for a rank alone, of the process
-    itself.
+    `tpdet serve` passes one on, and Slurm's job, step and node make one. Otherwise it is the pid
+    and start time of the launcher, whose agent starts all local ranks, or of a rank alone.
     """
     if session := os.environ.get(SESSION_VARIABLE):
         return session

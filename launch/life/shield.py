@@ -1,8 +1,8 @@
 """Starts a program with the stop signals blocked: `python -m tpdet.launch.life.shield PROGRAM ...`.
 
-Open MPI's daemons on other nodes are a step of Slurm's, which sends a cancelled job's SIGTERM to
-every process of it. A daemon that heard it would kill its ranks, which are to drain; blocked
-signals stay blocked over exec, and daemons reset them for the ranks.
+Open MPI's daemons on other nodes run in a Slurm step, and Slurm sends a cancelled job's SIGTERM to
+every process of the step. A daemon that gets it kills its ranks, which should drain instead.
+Blocked signals stay blocked over exec; the daemons unblock them for the ranks.
 """
 
 import os

@@ -29,8 +29,8 @@ def interrupt_at_stop() -> None:
 def raising() -> Iterator[None]:
     """SIGTERM and SIGHUP end the children and raise SystemExit while inside.
 
-    What a command has made for a time is removed then, as it is at the command's own end. Another
-    than the main thread never gets signals: there it does nothing.
+    A command's temporary files are then removed as at its normal end. Does nothing outside the main
+    thread, which alone gets signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -123,9 +123,9 @@ class StopSignals:
 
     @contextmanager
     def acting(self, action: Callable[[], None]) -> Iterator[None]:
-        """Call `action` at a stop signal while inside, at once: from a thread, whatever this does.
+        """While inside, call `action` at each stop signal, at once and from another thread.
 
-        One that comes later is left to be read.
+        A signal that comes later is kept for `read`.
         """
         done, end = socket.socketpair()
 

@@ -1,1 +1,1 @@
-"""Which rank a process is, and on which node, as its launcher's environment says."""
+"""Which rank a process is and on which node, read from its launcher's environment."""

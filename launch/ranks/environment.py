@@ -1,16 +1,19 @@
 """Which rank this process is, read from the environment its launcher set.
 
 Launchers nest: a Slurm job may run torchrun or mpirun, and mpirun may start one torchrun agent a
-host. The innermost counts, in the order of `_READERS`. An outer one has to fit: either it tells the
-same rank of the same size (srun's PMI, or a script that exports torchrun's names), or it started
-the inner one's agents. Anything else (`srun -n 8 torchrun --nproc-per-node 8`, which would start
-eight worlds) is refused, and the message names both.
+host. The innermost launcher counts, in the order of `_READERS`. An outer launcher must agree with
+it: either it states the same rank and size (srun's PMI, or a script that exports torchrun's names),
+or it started the inner one's agents. Anything else is refused, and the message names both
+launchers: `srun -n 8 torchrun --nproc-per-node 8`, for example, would start eight worlds.
 
-Names that count: those of ranks that a command of ours started (TPDET_STORE, beside torchrun's
-first four); torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT; Open MPI's OMPI_COMM_WORLD_*; Hydra's (MPICH, Intel MPI) PMI_RANK, PMI_SIZE and
-MPI_LOCALRANKID; Slurm's only in a step of srun (SLURM_STEP_ID), since a batch script itself has
-SLURM_PROCID too.
+These variables are read:
+
+- TPDET_STORE and torchrun's first four, for ranks that a command of ours started
+- torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+- Open MPI: OMPI_COMM_WORLD_*
+- Hydra (MPICH, Intel MPI): PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
+- Slurm: SLURM_PROCID and others, only in a step of srun (SLURM_STEP_ID), because a batch script
+  itself has SLURM_PROCID too
 """
 
 import os
@@ -33,9 +36,9 @@ OPEN_MPI_NAMES = tuple(
 HYDRA_NAMES = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 SLURM_NAMES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
 STORE_VARIABLE = "TPDET_STORE"
-"""The file where the ranks of this host meet, which a command of ours started."""
+"""The file at which the ranks of this host meet, where a command of ours started them."""
 STORE_FILE = "store"
-"""Its name, in the folder of the start."""
+"""The file's name in the folder of the start."""
 START_VARIABLE = "TPDET_START"
 """Names this start where the ranks of a host have no parent in common (a wrapper around each)."""
 FIRST_PORT, PORTS = 16384, 16384
@@ -115,13 +118,13 @@ _READERS = (_read_own, _read_torchrun, _read_open_mpi, _read_hydra, _read_slurm)
 def _check_nesting(
     inner: RankEnvironment, outer: RankEnvironment, environ: Mapping[str, str]
 ) -> None:
-    """Raise UsageError unless `outer` tells the same place, or may have started `inner`."""
+    """Raise UsageError unless `outer` states the same rank, or may have started `inner`."""
     if (inner.rank, inner.size) == (outer.rank, outer.size):
         return
     if inner.store or inner.launcher == "torchrun":
         # One agent of torchrun, or one command of ours, is one task of the outer launcher.
-        told = None if inner.store else environ.get("GROUP_WORLD_SIZE")
-        agents = told or str(inner.size // inner.local_size)
+        stated = None if inner.store else environ.get("GROUP_WORLD_SIZE")
+        agents = stated or str(inner.size // inner.local_size)
         fits = agents == str(outer.size)
     else:
         # mpirun starts its daemons by srun, at most one a rank and none on its own host; two MPIs
@@ -137,7 +140,7 @@ def _check_nesting(
 
 
 def _with_meeting_point(place: RankEnvironment, environ: Mapping[str, str]) -> RankEnvironment:
-    """`place` with an address and a port that all ranks work out alike.
+    """`place` with an address and a port, which every rank finds to be the same.
 
     MASTER_ADDR and MASTER_PORT count if set. Else the address is the loopback's on one host, the
     first host of Slurm's list on several; the port is made of the job's name.
@@ -165,7 +168,7 @@ def _with_meeting_point(place: RankEnvironment, environ: Mapping[str, str]) -> R
 
 
 def _job_name(place: RankEnvironment, environ: Mapping[str, str]) -> str | None:
-    """What all ranks of this start, and no others now, have in common; None if nothing."""
+    """A name that the ranks of this start share and no other ranks have; None if there is none."""
     if place.launcher == "Slurm":
         return f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
     if namespace := environ.get("PMIX_NAMESPACE"):

@@ -1,10 +1,10 @@
 """Names of a job's nodes, for errors that tell an operator where to look.
 
 A node's name is TPDET_NODE, else Slurm's (SLURMD_NODENAME), else its host name, which is what MPI
-calls a processor. Containers of several hosts may all be called
-"localhost": the launcher's number tells them apart (torchrun's GROUP_RANK, SLURM_NODEID), else the
-kernel that they run on, its network namespace, and what Hydra calls the host. A rank's number tells
-nothing of its node: launchers deal ranks out to nodes in any order.
+calls a processor. Containers of several hosts may all be called "localhost". The launcher's number
+of the node then tells them apart (torchrun's GROUP_RANK, SLURM_NODEID). Without such a number it is
+the kernel that they run on, its network namespace, and Hydra's name of the host. The node does not
+follow from the rank: launchers assign ranks to nodes in any order.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ from tpdet.launch.ranks.node_list import hosts, tasks_on_node
 from tpdet.launch.ranks.rank_environment import RankEnvironment
 
 NODE_VARIABLE = "TPDET_NODE"
-"""Calls this rank's node by another name: where host names tell nothing, and in tests."""
+"""Names this rank's node where host names do not tell nodes apart, and in tests."""
 _NUMBER_VARIABLES = {"torchrun": "GROUP_RANK", "Slurm": "SLURM_NODEID"}
 _MAX_CHARACTERS = 64
 _MAX_LISTED = 16
 
 
 class Node(NamedTuple):
-    """A node's name, and its number in the job from 0; else None, and what tells machines apart."""
+    """A node's name, and its number in the job from 0; without a number, the machine's identity."""
 
     name: str
     number: int | None = None
@@ -52,16 +52,16 @@ def clean_name(name: str) -> str:
 def node_names(nodes: Sequence[Node]) -> tuple[str, ...]:
     """What to call the node of each rank: two ranks have one name if they are on one node.
 
-    Nodes that share a name have their number added; those without, one by their first rank's order.
+    A node that shares its name gets its number added, or its position by first rank without one.
     """
     by_name: dict[str, dict[Node, None]] = {}
     for node in nodes:
         by_name.setdefault(node.name, {})[node] = None
-    order = {node: at for at, node in enumerate(dict.fromkeys(nodes))}
+    numbers = {node: at for at, node in enumerate(dict.fromkeys(nodes))}
     return tuple(
         node.name
         if len(by_name[node.name]) == 1
-        else f"{node.name}#{order[node] if node.number is None else node.number}"
+        else f"{node.name}#{numbers[node] if node.number is None else node.number}"
         for node in nodes
     )
 
@@ -94,9 +94,9 @@ def check_places(names: Sequence[str], local_places: Sequence[tuple[int, int]]) 
 def expected_nodes(
     place: RankEnvironment, environ: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """The node of each rank as far as the launcher tells before they meet; () if it does not.
+    """The node of each rank, known before the ranks meet; () if the launcher does not state it.
 
-    Slurm tells it, unless a file names every task's host; and ranks of one host have but one node.
+    Slurm states it, unless a file names every task's host. Ranks of one host have one node.
     """
     environ = os.environ if environ is None else environ
     if place.one_host:
@@ -138,7 +138,7 @@ def _dealt(counts: Sequence[int], size: int, together: int) -> tuple[int, ...]:
 
 
 def _machine(environ: Mapping[str, str]) -> str:
-    """Equal for processes of one kernel, network namespace and host of Hydra's, and no others."""
+    """The same text for processes of one kernel, network namespace and Hydra host only."""
     try:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         network = os.readlink("/proc/self/ns/net")

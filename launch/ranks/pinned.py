@@ -1,6 +1,6 @@
 """The environment variables that every rank runs with: one table, and its check.
 
-tpdet.comm.agreement also compares, over all ranks, whatever may change a bit.
+`tpdet.comm.agreement` also compares all settings that may change a bit, over all ranks.
 """
 
 import os

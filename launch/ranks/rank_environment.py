@@ -9,13 +9,13 @@ from tpdet.errors import UsageError
 class RankEnvironment:
     """A process's place: `rank` of `size`, and `local_rank` of `local_size` on its host.
 
-    Local ranks are numbered as the launcher likes: neither order follows from the other, and the
-    ranks of a host need not be neighbours. That every local rank is there once is seen where ranks
-    meet (`node_name.check_places`).
+    The launcher numbers local ranks as it likes: their order need not be that of the ranks, and the
+    ranks of a host need not be neighbours. Once the ranks have met, `node_name.check_places` checks
+    that each local rank is there once.
 
-    `launched` is false for a process started by hand, which is a world of its own. `launcher` is
-    the name of who started it. `session` names this start on this host, where the launcher has a
-    name for it. Ranks meet in the file `store`, or at `address`, `port`; without either, where
+    `launched` is false for a process started by hand, which runs alone. `launcher` is the name of
+    the program that started it. `session` names this start on this host, if the launcher has a
+    name for it. Ranks meet in the file `store` or at `address` and `port`; without either, where
     torchrun's environment says. Raises UsageError if the numbers contradict each other.
     """
 

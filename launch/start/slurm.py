@@ -1,7 +1,7 @@
 """Fills in the sbatch scripts of `launch/start/templates` for one job, and submits them.
 
-A template is a complete script that `sbatch` takes as it is. Filling it in changes its #SBATCH
-lines, names this Python, and sets the server's flags where the script's own arguments stood.
+A template is a complete script that `sbatch` accepts unchanged. Filling it in changes its #SBATCH
+lines, names this Python, and sets the server's flags in place of the script's arguments.
 """
 
 import os
@@ -23,9 +23,9 @@ TEMPLATES = {
     "container": "container.sbatch",
 }
 ONE_TASK_A_NODE = ("one-node", "torchrun")
-"""Templates whose one task a node starts the node's ranks itself."""
+"""Templates with one task on each node, which starts the node's ranks."""
 WARNING_SECONDS = 60
-"""How long before the time limit the job hears SIGTERM (`--signal` in the templates)."""
+"""How long before its time limit the job gets SIGTERM (`--signal` in the templates)."""
 _FOLDER = Path(__file__).resolve().parent / "templates"
 _DIRECTIVE = re.compile(r"#SBATCH --([a-z-]+)(?:=(.*))?")
 

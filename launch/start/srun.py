@@ -1,4 +1,4 @@
-"""The srun command for any program of ours, and the Slurm cluster that would run it."""
+"""The srun command for a program of tpdet, and the size of the cluster that would run it."""
 
 import os
 import subprocess
@@ -16,8 +16,8 @@ def srun_command(
 ) -> list[str]:
     """The command that runs `program` (e.g. ("-m", "tpdet.serve")) as `ranks` tasks of `nodes`.
 
-    Ranks lie node by node, share cores where there are fewer, and end together when one ends badly.
-    What else the site wants (partition, account) srun takes from its SLURM_* variables.
+    Ranks are numbered node by node, share cores if there are fewer cores than ranks, and all end
+    when one fails. srun reads a site's partition and account from its SLURM_* variables.
     """
     return [
         *("srun", f"--nodes={nodes}", f"--ntasks={ranks}", f"--ntasks-per-node={ranks // nodes}"),
@@ -27,7 +27,7 @@ def srun_command(
 
 
 def cluster_nodes(environ: Mapping[str, str] | None = None) -> int:
-    """How many nodes srun could use: this job's, outside of one those that are not down.
+    """How many nodes srun could use: the job's; outside of a job, all that are up.
 
     Raises NotFoundError without srun, without a controller that answers, and without such nodes.
     """

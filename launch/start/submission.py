@@ -1,7 +1,7 @@
 """Starts a server from Python with submitit, on Slurm or on this host.
 
-submitit (the extra `slurm`) sends the function below to the tasks; what it writes into its folder
-is its own format, to be kept private. Each task then becomes the parent of one rank.
+submitit (the extra `slurm`) sends `serve_task` to the tasks, each of which starts one rank. The
+files in its folder are pickles of submitit: keep the folder private.
 """
 
 import os
@@ -31,9 +31,9 @@ def submit(
 ) -> Any:
     """Submit a server with the flags `arguments`; submitit's Job, whose result is an exit code.
 
-    One task a rank. cluster: submitit's name for where ("slurm", "local"); found if None. options:
-    more parameters of submitit's AutoExecutor ("slurm_partition"). Several nodes need
-    `--run-secret-file`. Raises NotFoundError without submitit.
+    There is one task for each rank. cluster: "slurm" or "local", as submitit names them; None lets
+    submitit find out. options: more parameters of submitit's AutoExecutor ("slurm_partition").
+    Several nodes need `--run-secret-file`. Raises NotFoundError without submitit.
     """
     try:
         import submitit
@@ -58,7 +58,7 @@ def submit(
 def serve_task(arguments: Sequence[str]) -> int:
     """What a task runs: one rank, until it ends; 0. Raises RuntimeError for any other code.
 
-    submitit knows the place in the world; it is handed on in torchrun's names.
+    The rank and the sizes that submitit knows are passed on in torchrun's variables.
     """
     import submitit
 

@@ -1,7 +1,7 @@
 """The supervisor of `tpdet serve --tp N`: it starts the ranks, signals them and outlives them.
 
-Signals go to the ranks, whose pids are in the run directory. No process stays
-behind: the ranks die with the supervisor, and it adopts and ends their orphans. It alone prints the
+Signals go to the ranks, whose pids are in the run directory. No process outlives the server: the
+ranks die with the supervisor, which adopts and ends their orphans. Only the supervisor prints the
 last line.
 """
 
@@ -38,13 +38,13 @@ _log = logging.getLogger("tpdet.launch")
 
 _POLL_SECONDS = 0.2
 GRACE_SECONDS = 10.0
-"""What ranks get past the drain timeout to end themselves."""
+"""How long ranks may take past the drain timeout to end by themselves."""
 _DECIDED_SECONDS = 3.0
-"""What they get once the server's end is decided and one of them has gone."""
+"""How long ranks may take once the server's end is decided and one of them has ended."""
 _START_SECONDS = 5.0
-"""What ranks get to end when a stop signal comes before the server takes requests."""
+"""How long ranks may take to end when a stop signal comes before the server is ready."""
 _ORPHAN_SECONDS = 2.0
-"""What a child of a killed rank gets to end its streams with an error."""
+"""How long a child of a killed rank may take to end its streams with an error."""
 
 
 def serve(
@@ -60,11 +60,11 @@ def serve(
     """Run `program arguments` as `tp` ranks until it ends; the exit code of docs/server.md.
 
     Takes over the process's stop signals; main thread only. `--run-dir` is added to the arguments
-    unless they hold it. The code is exit.json's; where no rank wrote it, 75 if ranks had registered
-    or one was killed, and 70 if not (0 after a stop signal that came before). The last line on
-    standard error tells any other than 0. Raises ResourceError if a server runs in `run_dir`,
-    NotPermittedError or UsageError if it cannot be used. The ranks find the run secret and, where
-    there is one, the digest of the API key in the run directory.
+    unless they hold it. The code is exit.json's. If no rank wrote that file, the code is 75 if
+    ranks had registered or one was killed, 0 if a stop signal came before any registered, else 70.
+    The last line on standard error explains any code but 0. The ranks find the run secret and, if
+    there is one, the digest of the API key in the run directory. Raises ResourceError if a server
+    runs in `run_dir`, NotPermittedError or UsageError if it cannot be used.
     """
     run = RunDirectory.own(run_dir, new_session(), secret)
     try:
@@ -152,12 +152,12 @@ class _Supervisor:
                 kill_local_ranks(self._run)
 
     def _end_after_failure(self, ranks: LocalRanks) -> None:
-        """The others have nothing to find out where it is decided what ended the server."""
+        """End the other ranks once one has failed: sooner if the server's exit is decided."""
         decided = self._run.exit_decision() is not None
         ranks.end_after_failure(_DECIDED_SECONDS if decided else GRACE_SECONDS)
 
     def _end_late_ranks(self, ranks: LocalRanks) -> None:
-        """Rank 0 ends a start and forces its own drain; this is for a rank 0 that cannot."""
+        """End ranks that are late after a stop signal, for a rank 0 that did not do so itself."""
         self._was_ready = self._was_ready or (self._run.path / "ready.json").exists()
         if self._stopped_at is None:
             return
@@ -179,7 +179,7 @@ class _Supervisor:
         self._run.decide_exit(error.exit_code, error.code, rank, str(error))
 
     def _decision(self, ranks: LocalRanks) -> ExitDecision:
-        """How the server ended; if no rank decided, the supervisor does, by their exit codes."""
+        """How the server ended; if no rank decided, the supervisor decides by their exit codes."""
         if (found := self._run.exit_decision()) is not None:
             return found
         failed = ranks.failed
@@ -196,7 +196,7 @@ class _Supervisor:
 
 
 def _end_orphans(inherited: set[int]) -> None:
-    """End and collect every child that came up since `inherited` was noted."""
+    """End and collect every child process that is not among `inherited`."""
     deadline = time.monotonic() + _ORPHAN_SECONDS
     while True:
         orphans = [child for child in children_of(os.getpid()) if child.pid not in inherited]

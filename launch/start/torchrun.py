@@ -1,10 +1,10 @@
 """The torchrun command, for one host and for several, as `python -m torch.distributed.run`.
 
-A virtual environment that reuses an installed torch has no `torchrun` script, so the module is
-run. Agents meet by torchrun's static rendezvous: node 0's agent opens a store, and nothing is
-unpickled. Its c10d rendezvous (which --standalone is too) unpickles what it finds in a store that
-anybody who reaches the port may write to, so it is used only where it is asked for by name. Either
-store listens on every address, which no flag of torchrun's changes.
+The module is run, because a virtual environment that reuses an installed torch has no `torchrun`
+script. Agents meet by torchrun's static rendezvous: node 0's agent opens a store, and nothing is
+unpickled. The c10d rendezvous, which --standalone uses too, unpickles what it finds in its store,
+and anybody who reaches the store's port may write to it. It is therefore used only on request.
+Both stores listen on every address; torchrun has no flag that changes this.
 """
 
 import os
@@ -31,9 +31,9 @@ _TRIES = 100
 def torchrun_command(
     ranks: int, program: Sequence[str], arguments: Sequence[str], log_folder: Path
 ) -> list[str]:
-    """The command that runs `program` (e.g. ("-m", "tpdet.serve")) as `ranks` ranks, here and now.
+    """The command that runs `program` (e.g. ("-m", "tpdet.serve")) as `ranks` ranks on this host.
 
-    `log_folder` takes torchrun's own files, which it would leave in the temporary directory.
+    torchrun writes its files into `log_folder` instead of the temporary directory.
     """
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
@@ -56,12 +56,12 @@ def cluster_command(
 ) -> list[str]:
     """The command to run on one of `nodes` hosts, for a server with the flags `arguments`.
 
-    endpoint: HOST:PORT of node 0, which all can reach, where the agents meet; on one host a free
-    port of the loopback address if not given. node: which of the hosts the command is for, from 0.
-    rendezvous: with C10D the command is alike on all hosts and takes no `node`, but see the module,
-    and an agent that is cut off from the others can outlive its ranks by a quarter of an hour: it
-    waits for the store, and only TCP's own retries end that. Raises UsageError for sizes that make
-    no world, and without an endpoint or a node where one is needed.
+    endpoint: HOST:PORT of node 0, where the agents meet and which all hosts can reach; if None, on
+    one host, a free port of the loopback address. node: the host that the command is for, from 0.
+    rendezvous: with C10D the command is the same on all hosts and takes no `node`; the module's
+    docstring names its risk. Its agent, once cut off from the others, waits for the store until TCP
+    gives up, up to a quarter of an hour after its ranks have ended. Raises UsageError for sizes
+    that make no world, and without an endpoint or a node where one is needed.
     """
     if nodes < 1 or ranks_per_node < 1:
         raise UsageError(f"--nodes {nodes} --ranks-per-node {ranks_per_node}: use 1 or more")
@@ -83,7 +83,7 @@ def cluster_command(
 
 
 def free_port() -> int:
-    """A port that nothing listens on now, of those that no outgoing connection is given."""
+    """A port on which nothing listens now, and which Linux gives to no outgoing connection."""
     for port in random.sample(range(FIRST_PORT, FIRST_PORT + PORTS), _TRIES):
         with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as s:
             try:
@@ -97,7 +97,7 @@ def free_port() -> int:
 def _meeting_flags(
     nodes: int, endpoint: str | None, node: int | None, rendezvous: str
 ) -> list[str]:
-    """Where agents meet: at a store that node 0's opens, or torch's c10d rendezvous."""
+    """Where agents meet: at a store that node 0's agent opens, or by torch's c10d rendezvous."""
     if rendezvous == C10D:
         if node is not None:
             raise UsageError(f"--node-rank {node} with --rdzv-backend c10d: leave one of them out")
@@ -124,10 +124,9 @@ def _static_flags(nodes: int, node: int, host: str, port: int) -> list[str]:
 
 
 def rank_environment(ranks: int, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment to start torchrun in: the caller's, with the table's values where unset.
+    """The environment to start torchrun in: the caller's, and `pinned.ENVIRONMENT` where unset.
 
-    OMP_NUM_THREADS, unless set, shares the cores out: max(1, cores // ranks). (torchrun's own
-    default is 1.)
+    OMP_NUM_THREADS, unless set, is max(1, cores // ranks); torchrun would set it to 1.
     """
     result = dict(os.environ if environ is None else environ)
     fill(result, ranks, one_host=True)

@@ -66,7 +66,7 @@ def test_results_that_do_not_fit_the_step_are_refused_and_change_nothing():
         with pytest.raises(IntegrityError):
             sim.scheduler.commit(step, sampled, given)
     assert sim.scheduler.commit(plan.step, {}, good) == []
-    with pytest.raises(IntegrityError, match="none is in flight"):
+    with pytest.raises(IntegrityError, match="none is pending"):
         sim.scheduler.commit(plan.step, {}, good)
 
 
@@ -80,9 +80,9 @@ def test_a_token_that_is_wanted_and_missing_is_refused():
 def test_a_step_in_flight_must_be_committed_before_the_next():
     sim = simulation(make_request("a", max_tokens=9))
     sim.begin()
-    with pytest.raises(IntegrityError, match="in flight"):
+    with pytest.raises(IntegrityError, match="is pending"):
         sim.scheduler.schedule()
-    with pytest.raises(IntegrityError, match="in flight"):
+    with pytest.raises(IntegrityError, match="is pending"):
         sim.scheduler.heartbeat()
 
 

@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RowSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How the token after a row is sampled, as `SamplingParams` say; for all ranks to know.
+    """How the token after a row is sampled: what every rank needs of its `SamplingParams`.
 
     Position and choice are the plan row's. `logprobs`: how many of the likeliest tokens are
     reported beside it and its rank; None for neither.
@@ -102,7 +102,7 @@ class ByShares(
 
 
 StepSampling = WholeRows | LikeliestByColumns | ByColumns | ByShares
-"""How a step samples: one of four ways, told apart by a tag. Who samples is in no bit."""
+"""How a step samples: one of four ways, each with its tag. No bit depends on which rank samples."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):

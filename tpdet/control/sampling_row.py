@@ -17,9 +17,9 @@ class SamplingRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that the token after a row's last one may depend on, besides the logits.
 
     `position` is where the new token goes. `token_ids` are the prompt and everything generated so
-    far, split at `prompt_length` (the original one, also after a preemption); they are given, all
-    `position` of them, where a penalty reads them, and otherwise left out. `forbidden_ids`,
-    ascending, would end the sequence before `min_tokens`. `allowed` are the ids that its schema
+    far, split at `prompt_length` (the original one, also after a preemption). All `position` are
+    given where a penalty reads them, and none otherwise. `forbidden_ids`, ascending, would end
+    the sequence before `min_tokens`. `allowed` are the ids that its schema
     lets follow (`tpdet.grammar.constraint.Next`), None without a schema.
     """
 
@@ -36,7 +36,7 @@ class SamplingRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def likeliest(self) -> bool:
-        """Whether the token is the arg max of the logits as they are, with no others told."""
+        """Whether the token is the arg max of the unchanged logits, reported without others."""
         params = self.params
         plain = params.temperature == 0.0 and not params.logit_bias and not self.forbidden_ids
         return plain and not params.reads_tokens and not params.logprobs
@@ -65,10 +65,10 @@ class ScoringRow:
 
 
 class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A token, drawn or scored, with its fp32 log-probability and the likeliest, best first.
+    """A sampled or scored token, its fp32 log-probability, and the likeliest tokens, best first.
 
-    `rank`: 1 for the likeliest id; of equal logits the lowest id comes first. 0 where nobody asked
-    for log-probabilities.
+    `rank`: 1 for the likeliest id; of equal logits the lowest id comes first. 0 where the request
+    asks for no log-probabilities.
     """
 
     token_id: int

@@ -4,9 +4,8 @@
 
 The MAC is BLAKE3's keyed mode (section 2.4 of its paper) over number and payload. A receiver MUST
 refuse a wrong MAC before it looks at anything else, and a number that is not the next one: an old
-message that is sent again, one left out, or two in another order. Each direction of a channel has
-a key of its own (`derive`), so that a message cannot be sent back to its sender. Nothing is
-encrypted.
+message that is sent again, a lost one, or two in another order. Each direction of a channel has
+another key (`derive`), so that a message cannot be sent back to its sender. Nothing is encrypted.
 """
 
 import hmac
@@ -21,7 +20,7 @@ OVERHEAD_BYTES = MAC_BYTES + NUMBER_BYTES
 
 
 def derive(secret: bytes, purpose: str, nonces: bytes = b"") -> bytes:
-    """A key (32 bytes) of its own for one purpose, from a secret of 32 bytes and `nonces`."""
+    """The key (32 bytes) of one purpose, from a secret of 32 bytes and `nonces`."""
     return blake3.blake3(purpose.encode() + b"\0" + nonces, key=secret).digest()
 
 

@@ -16,6 +16,8 @@ from tpdet.launch.life.run_secret import SECRET_VARIABLE, new_secret
 
 _NONCE_BYTES = 16
 _NAME_BYTES = 4
+_HAS_SECRET, _HAS_NONE = b"\1", b"\0"
+"""The first byte that a rank shows: whether it was given a secret."""
 _REMEDY = (
     "restart the server; if it comes again, another process reaches the ranks' ports: isolate "
     "their network (docs/cluster.md)"
@@ -57,7 +59,7 @@ class ControlChannel:
 
     @property
     def place(self) -> str:
-        """Where the conversation is, for a message: "step 7", the last that was planned."""
+        """Where the channel is, for a message: "step 7", the last that was planned."""
         return f"step {self._step}" if self._step >= 0 else "the start"
 
     def _read(self, data: bytes) -> StepPlan:
@@ -68,9 +70,9 @@ class ControlChannel:
 
 def _agree(world: World, secret: bytes | None) -> tuple[bytes, str, bytes]:
     """(secret, purpose, nonces) that all ranks share from now on. Raises DisagreementError."""
-    mine = b"\1" if secret is not None else b"\0"
+    mine = _HAS_SECRET if secret is not None else _HAS_NONE
     shown = world.gather_bytes(mine + secrets.token_bytes(_NONCE_BYTES))
-    having = [rank for rank, data in enumerate(shown) if data[:1] == b"\1"]
+    having = [rank for rank, data in enumerate(shown) if data[:1] == _HAS_SECRET]
     if not having:
         secret = world.broadcast_bytes(new_secret() if world.rank == 0 else None)
     elif len(having) < world.size:
@@ -85,8 +87,8 @@ def _agree(world: World, secret: bytes | None) -> tuple[bytes, str, bytes]:
     expected = [derive(secret, f"tpdet rank {rank} knows", nonces) for rank in range(world.size)]
     # The name is another at each start: it tells secrets apart, and nothing about them.
     name = derive(secret, "tpdet name of the secret", nonces)[:_NAME_BYTES]
-    told = world.gather_bytes(expected[world.rank] + name)
-    for rank, data in enumerate(told):
+    proofs = world.gather_bytes(expected[world.rank] + name)
+    for rank, data in enumerate(proofs):
         if not hmac.compare_digest(data[:-_NAME_BYTES], expected[rank]):
             raise DisagreementError(
                 f"run secret: {rank_on_node(world)} and {rank_on_node(world, rank)} have different "

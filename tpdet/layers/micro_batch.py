@@ -1,4 +1,4 @@
-"""A micro-batch: rows of a step that go through the layers together, all of them or a half.
+"""A micro-batch: rows that go through the layers together, all of a step or one part of two.
 
 With two micro-batches, the exchange of one overlaps the products of the other. No bit of a row
 depends on which rows it is computed with.

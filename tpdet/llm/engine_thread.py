@@ -65,7 +65,7 @@ class EngineThread:
             self._refuse_the_rest()
 
     def drop(self, stream: Stream, choice: int | None) -> None:
-        """End a request (choice None), or one choice of it, that nobody reads any more."""
+        """End a request (choice None), or one choice of it, whose reader has gone."""
         self._commands.put(_Drop(stream, choice))
 
     def stop(self) -> None:

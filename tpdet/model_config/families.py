@@ -15,7 +15,7 @@ _BY_LAYER = frozenset({"use_sliding_window", "sliding_window", "max_window_layer
 
 @dataclass(frozen=True)
 class Family:
-    """What tells a family from the others. Defaults are what transformers takes."""
+    """How a family differs from the others. The defaults are those of transformers."""
 
     architecture: str
     name: str

@@ -1,7 +1,7 @@
 """Every key of `config.json` that may occur, as data: parsed, inert, or allowed at one value.
 
-A key that is not listed here is refused by name, because it could change the arithmetic. The lists
-follow the configurations that transformers 4 and 5 write for the four families.
+A key that is not listed is refused by name, because it could change the arithmetic. The lists hold
+the keys that transformers 4 and 5 write for the four families.
 """
 
 PARSED = frozenset(
@@ -11,7 +11,8 @@ PARSED = frozenset(
     "bos_token_id".split()
 )
 
-# Notes, training settings, and choices of how transformers computes: none changes what is computed.
+# None of these changes what a model computes: notes about the checkpoint, settings of training, and
+# choices between transformers' implementations.
 _NOTES = (
     "_name_or_path name_or_path _commit_hash transformers_version transformers.js_config "
     "unsloth_fixed unsloth_version initializer_range use_cache return_dict use_bfloat16 "
@@ -34,7 +35,7 @@ _GENERATION = (
 INERT = frozenset(_NOTES.split()) | frozenset(_GENERATION.split())
 
 Allowed = tuple[tuple[object, ...], str]
-"""(values allowed beside null, what to say of any other)"""
+"""(values that are allowed beside null, what the refusal of any other value says)"""
 
 _NOT_SUPPORTED = "tpdet does not support it"
 
@@ -57,9 +58,9 @@ NEUTRAL: dict[str, Allowed] = {
     "chunk_size_feed_forward": ((0,), _NOT_SUPPORTED),
     "pruned_heads": (({},), "use the checkpoint before pruning"),
 }
-"""By key; what a family has beside or in place of these stands in `families`."""
+"""Keys that are allowed at these values only; a `Family` may add keys or replace them."""
 
 DEFAULT_THETA = 10000.0
 DEFAULT_MAX_WINDOW_LAYERS = 28
 DEFAULT_WINDOW = 4096
-"""The defaults of transformers for absent keys."""
+"""What transformers assumes where these keys are absent."""

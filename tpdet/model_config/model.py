@@ -10,11 +10,17 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A dense decoder: sizes, rotary embedding, windows, dtype of weights and activations.
+    """A dense decoder, with H = hidden_size, I = intermediate_size and D = head_dim.
 
-    `attention_bias` is that of q, k and v; `qk_norm` a norm on each head.
-    `windows[i]` is layer i's sliding window: a token sees itself and the `windows[i] - 1` before
-    it; None is full attention. `max_position` is the context the checkpoint states.
+    Weights by shape: embedding [vocab_size, H]; q [num_heads * D, H]; k, v [num_kv_heads * D, H];
+    attention output [H, num_heads * D]; gate and up [I, H]; down [H, I]; output head
+    [vocab_size, H], which is the embedding with `tie_word_embeddings`.
+
+    family: a key of `tpdet.models.families.LAYERS`; architecture: transformers' name of the class.
+    rms_norm_eps: of every norm. attention_bias: whether q, k and v have biases. qk_norm: whether
+    each query and key head [D] is normed. windows[i]: tokens that a token of layer i sees, itself
+    among them; None for all before it. max_position: the checkpoint's context in tokens. dtype: one
+    of DTYPES, of weights and activations. eos_token_ids: any of them ends an answer.
     """
 
     family: str

@@ -1,6 +1,7 @@
-"""Sliding windows per layer, as transformers applies them: the ways that families choose from.
+"""How families give each layer its sliding window, as transformers does.
 
-A window counts tokens, itself among them; None is full attention.
+A window is the number of tokens that a token sees, itself among them; None is full attention. Each
+function takes the fields of `config.json` and the number of layers, and returns one window a layer.
 """
 
 from tpdet.model_config.fields import Fields
@@ -11,12 +12,12 @@ _FULL = "full_attention"
 
 
 def no_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
-    """Full attention (Llama)."""
+    """Full attention on every layer (Llama)."""
     return (None,) * layers
 
 
 def every_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
-    """`sliding_window` on every layer (Mistral): absent means 4096, null none."""
+    """The window `sliding_window` on every layer (Mistral): 4096 if absent, none if null."""
     window = None
     if not config.has_null("sliding_window"):
         window = config.integer("sliding_window", DEFAULT_WINDOW)
@@ -24,10 +25,10 @@ def every_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
 
 
 def switched_by_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
-    """Only with `use_sliding_window` (Qwen), on some layers.
+    """The window `sliding_window` on some layers, if `use_sliding_window` is true (Qwen).
 
-    On those that `layer_types` names, else from `max_window_layers` on. Raises CheckpointError when
-    these contradict each other.
+    `layer_types` names the layers; without it they are those from `max_window_layers` on. Raises
+    CheckpointError if these keys contradict each other.
     """
     window = None
     if config.boolean("use_sliding_window", False) and not config.has_null("sliding_window"):

@@ -97,7 +97,7 @@ class Decoder:
     def shallow(self) -> "Decoder":
         """The same weights with one layer of each kind: it launches every kernel that this does.
 
-        Its answers are no model's; for runs whose results nobody reads.
+        Its answers mean nothing: it is for warm-up and capture.
         """
         other, windows = copy(self), self._windows
         other.layers = [self.layers[windows.index(kind)] for kind in sorted(set(windows), key=str)]

@@ -49,7 +49,7 @@ def compare_steps(constants: Constants, found: Sequence[StepFigure]) -> list[Com
 
 
 def compare_mixed(constants: Constants, results: Path) -> list[Comparison]:
-    """`tpdet bench throughput`: seconds for 256 prompts of 64 to 1,024 tokens, 128 drawn each.
+    """`tpdet bench throughput`: seconds for 256 prompts of 64 to 1,024 tokens, 128 answered each.
 
     Nothing is fitted to these. Prompts are read in whole steps, then all decode together.
     """

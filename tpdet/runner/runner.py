@@ -137,7 +137,7 @@ class Runner:
     def compute_by(self, approximate: bool) -> None:
         """Change to one arithmetic between two steps; every rank does so before the same plan.
 
-        Graphs are captured anew, which takes as long as at start: nobody is lost meanwhile.
+        Graphs are captured anew, which takes as long as at start; no rank counts as lost meanwhile.
         """
         self._world.set_timeout(max(LOAD_TIMEOUT, self._config.step_timeout))
         self.graphs = None

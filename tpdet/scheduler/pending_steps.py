@@ -37,7 +37,7 @@ class PendingSteps:
     """At most two steps, oldest first.
 
     `finished` are sequences that ended while one of these steps still computes a row of theirs.
-    They keep their pages until that step is committed, so that nobody else is given a page which
+    They keep their pages until that step is committed, so that no other sequence gets a page which
     the step still writes.
     """
 
@@ -56,7 +56,7 @@ class PendingSteps:
     def begin(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:
         """Add a plan whose row i computes `sequences[i]`, and count those positions as computed.
 
-        Where a row samples a token, PENDING stands in its place until the commit.
+        PENDING stands for the token that a row samples, until the commit.
         """
         step = PendingStep(plan, tuple(sequences), {}, {})
         sampled, sampling = step.sample_index, step.sampling
@@ -93,7 +93,7 @@ class PendingSteps:
         """The step that is committed next. Raises IntegrityError unless it is step `number`."""
         if not self._steps or self._steps[0].plan.step != number:
             there = f"step {self._steps[0].plan.step}" if self._steps else "none"
-            raise IntegrityError(f"commit of step {number}, but {there} is in flight")
+            raise IntegrityError(f"commit of step {number}, but {there} is pending")
         return self._steps[0]
 
     def commit_oldest(self) -> list[Sequence]:
@@ -107,4 +107,4 @@ class PendingSteps:
         """Raise IntegrityError while a step is pending."""
         if self._steps:
             step = self._steps[0].plan.step
-            raise IntegrityError(f"step {step} is in flight: commit it first")
+            raise IntegrityError(f"step {step} is pending: commit it first")

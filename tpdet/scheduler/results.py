@@ -18,10 +18,10 @@ def check_results(
 ) -> None:
     """Refuse (IntegrityError) results that do not answer the rows of a pending step.
 
-    Results of a sequence that finished meanwhile may be there or not; nobody reads them.
+    Results of a sequence that finished meanwhile may be given or not; they are not read.
     """
     for key in (sampled.keys() | scores.keys()) - step.keys:
-        raise IntegrityError(f"a result for {key}, which is not in the step in flight")
+        raise IntegrityError(f"a result for {key}, which is not in the pending step")
     for row, sequence in step.rows:
         if row.samples != (sequence.key in sampled) and not sequence.finished:
             end = row.start + len(row.token_ids)
@@ -96,7 +96,7 @@ def _take_token(
     request_id = sequence.request.request_id
     if token.token_id in sequence.forbidden_ids(end):
         why = (
-            f"token {token.token_id} was drawn after {end - sequence.prompt_length} tokens "
+            f"token {token.token_id} was sampled after {end - sequence.prompt_length} tokens "
             f"although min_tokens is {sequence.request.params.min_tokens}"
         )
         return RequestFailed(request_id, IntegrityError.code, why)

@@ -25,10 +25,10 @@ class Guard:
         unknown = description["model"].get("unk_token")
         secret = "".join(_NONCHARACTERS[byte % 32] for byte in secrets.token_bytes(24))
         self._names: dict[str, str] = {}
-        for place, token in enumerate(description["added_tokens"]):
+        for index, token in enumerate(description["added_tokens"]):
             if token["special"]:
                 # Fixed width, so that no name is the beginning of another.
-                digits = "".join(_NONCHARACTERS[place >> shift & 31] for shift in (15, 10, 5, 0))
+                digits = "".join(_NONCHARACTERS[index >> shift & 31] for shift in (15, 10, 5, 0))
                 self._names[token["content"]] = secret + digits
                 token["content"] = secret + digits
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(description))

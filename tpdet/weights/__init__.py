@@ -1,1 +1,1 @@
-"""Weights: read slice by slice from safetensors, checked, digested; or drawn for benchmarks."""
+"""Weights: read slice by slice from safetensors, checked, digested; or random for benchmarks."""

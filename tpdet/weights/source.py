@@ -76,7 +76,7 @@ class WeightSource:
             else:
                 size = _cut(shape, pieces.dim, last - first)
                 part = draw_piece(self._seed, name, index, size, self._device)
-            here = part.device.type == "cpu"  # a piece drawn on a GPU stays there, unread
+            here = part.device.type == "cpu"  # a random piece made on a GPU stays there, unread
             self._digests[name, index] = (
                 _digest(part, shape, first, last)
                 if here

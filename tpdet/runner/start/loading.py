@@ -113,9 +113,9 @@ class Loader:
             refusal = (kind.exit_code, kind.code, str(error) or type(error).__name__)
         said = self._world.gather_bytes(msgspec.msgpack.encode(refusal))
         for rank, data in enumerate(said):
-            told = _refusals.decode(data)
-            if told is not None:
-                exit_code, code, message = told
+            refusal_there = _refusals.decode(data)
+            if refusal_there is not None:
+                exit_code, code, message = refusal_there
                 where = f"{rank_on_node(self._world, rank)}: " if self._world.size > 1 else ""
                 raise ReloadError(f"{where}{message}", exit_code, code)
         assert found is not None
@@ -131,7 +131,7 @@ class Loader:
     def _check(self, name: str, tick: Tick) -> tuple[Path, Digests]:
         """Read everything and keep nothing."""
         if self._config.load_format == "dummy":
-            raise UsageError("load_format is 'dummy': drawn weights have nothing to reload from")
+            raise UsageError("load_format is 'dummy': random weights have nothing to reload from")
         same = name == self._config.model
         directory = resolve_model(name, self._config.revision if same else None)
         self._check_config(directory)

@@ -20,7 +20,7 @@ from tpdet.models.decoder import Decoder
 from tpdet.models.micro_batches import micro_batches
 
 PROMPT_TOKENS = 21
-_PAGES = 3  # the sequence's own is the middle one, if there are so many
+_PAGES = 3  # the sequence's page is the middle one, unless the cache has fewer
 
 _MAKERS = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 

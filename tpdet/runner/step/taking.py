@@ -23,7 +23,7 @@ class TakeLogits(Protocol):
 
 
 class Follower:
-    """Takes the logits of a rank above 0: it helps to sample, and nobody reads its results."""
+    """Takes the logits of a rank above 0, which helps to sample and keeps no results."""
 
     def __init__(self, samples: int) -> None:
         """samples: tokens that the step samples."""
