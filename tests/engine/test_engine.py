@@ -165,7 +165,7 @@ def test_choice_zero_of_four_is_the_answer_of_one(tiny_model):
     assert all(left != right for left, right in itertools.combinations(answers, 2))
 
 
-def test_drawn_seeds_follow_from_the_servers_seed_alone(tiny_model):
+def test_generated_seeds_depend_on_the_servers_seed_alone(tiny_model):
     model = tiny_model("qwen3", kv_heads=2)
     unseeded = [ask(f"r{i}", range(5), temperature=1.0, max_tokens=4) for i in range(3)]
     runs = [run(model, unseeded, seed=seed) for seed in (1, 1, 2)]
@@ -234,7 +234,7 @@ def test_steps_that_overlap_change_no_bit(tiny_model, alone, tp, preempt_every):
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_ranks_that_draw_from_their_own_part_of_the_vocabulary_draw_the_same(tiny_model, tp):
+def test_ranks_that_sample_from_their_own_part_of_the_vocabulary_agree(tiny_model, tp):
     model = tiny_model("qwen3", kv_heads=2)
     requests = [ask(f"r{i}", p, max_tokens=9) for i, p in enumerate(prompts(5, (3, 60)))]
     whole = run(model, requests)
@@ -245,7 +245,7 @@ def test_ranks_that_draw_from_their_own_part_of_the_vocabulary_draw_the_same(tin
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_a_step_in_two_halves_has_the_bits_of_one(tiny_model, alone, tp, monkeypatch):
+def test_a_step_in_two_micro_batches_has_the_bits_of_one(tiny_model, alone, tp, monkeypatch):
     monkeypatch.setattr(GatherExchange, "overlap_programs", 1)
     monkeypatch.setattr(micro_batches, "MICRO_BATCH_ROWS", 20)
     cuts = []

@@ -124,7 +124,7 @@ def test_a_second_stop_signal_changes_nothing(start_server):
     assert server.process.wait(10) == 0
 
 
-def test_what_only_a_running_server_needs_is_seen_by_nobody_and_gone_after_it(start_server):
+def test_secrets_and_sockets_are_private_and_removed_at_the_end(start_server):
     given = "ab" * 32
     server = start_server(environment={"TPDET_RUN_SECRET": given})
     for name in ("secret", "engine.sock"):

@@ -46,7 +46,7 @@ def full_pipe() -> tuple[int, int]:
         pytest.param("full disk", "drain", marks=pytest.mark.slow),
     ],
 )
-def test_a_log_that_takes_nothing_holds_nobody_up(start_server, log, end):
+def test_a_stalled_or_full_log_delays_no_answer_and_no_exit(start_server, log, end):
     if log == "stalled pipe":
         reader, writer = full_pipe()
     else:

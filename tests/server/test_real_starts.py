@@ -141,7 +141,7 @@ def test_a_size_that_does_not_fit_is_refused_before_a_world_starts(model, capsys
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
-def test_a_verification_that_is_told_to_end_leaves_no_folder(model, tmp_path, number):
+def test_a_stopped_verification_of_a_named_matrix_leaves_no_folder(model, tmp_path, number):
     folder = tmp_path / "tmp"
     folder.mkdir()
     process = subprocess.Popen(

@@ -28,7 +28,7 @@ COMMAND = [sys.executable, "-m", "tpdet", "verify"]
         (("--tp", "1,2"), False),
     ],
 )
-def test_the_short_matrix_is_for_who_names_nothing(arguments, short):
+def test_without_arguments_the_matrix_is_the_short_one(arguments, short):
     options = command_parser().parse_args(["verify", *arguments])
     assert fill_matrix(options) is short
     expected = (SHORT if short else MATRIX) | ({"tp": "1,2"} if "--tp" in arguments else {})
@@ -58,7 +58,7 @@ def test_progress_says_the_plan_and_then_what_is_left():
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGHUP]
 )
-def test_one_that_is_told_to_end_leaves_no_folder(tmp_path, number):
+def test_a_stopped_verification_leaves_no_folder(tmp_path, number):
     """`server/test_real_starts.py` ends one of a named matrix with SIGTERM."""
     process = subprocess.Popen(COMMAND, env=os.environ | {"TMPDIR": str(tmp_path)})
     deadline = time.monotonic() + 60
