@@ -14,7 +14,6 @@ stays with its owners.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,18 +22,15 @@ from tpdet.comm.exchange.peer_carrier import PeerCarrier
 from tpdet.comm.exchange.peer_memory import PeerMemory
 from tpdet.comm.exchange.slot_layout import (
     DIRECT_ROWS,
-    FLAGS,
     PIECE_ROWS,
     SPREAD_ROWS,
     SlotLayout,
     by_ranks,
 )
+from tpdet.kernels.cuda.exchange.arguments import Peers
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
-
-if TYPE_CHECKING:
-    from tpdet.kernels.cuda.exchange.one_shot import Peers
 
 OVERLAP_PROGRAMS = {2: 20, 4: 24, 8: 32}
 """By ranks: programs, each on a multiprocessor of its own, of an exchange that runs under products.
@@ -132,7 +128,7 @@ class PeerExchange:
         sums: PartialSums,
         residual: torch.Tensor,
         norm: Norm,
-        two: "Peers",
+        two: Peers,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if residual.dtype != self._dtype:
             raise ValueError(f"rows of {residual.dtype}: this exchange was made for {self._dtype}")
@@ -155,16 +151,15 @@ class PeerExchange:
         residual: torch.Tensor,
         norm: Norm,
         h: torch.Tensor,
-        two: "Peers",
+        two: Peers,
     ) -> torch.Tensor:
         from tpdet.kernels.cuda.exchange.direct import run_two_shot_direct
 
         layout, (m, n), size = self.layout, residual.shape, residual.element_size()
         turn = self.carrier.next_turn() % 2
         begin = layout.direct_start + turn * layout.piece_rows * n * size
-        place = layout.roots_start // 4, layout.share_rows, begin // size
-        flags = layout.flag_start // 4, FLAGS
-        run_two_shot_direct(sums, residual, norm, h, self._plan, two, (*place, *flags))
+        slots = layout.roots, layout.flags
+        run_two_shot_direct(sums, residual, norm, h, self._plan, two, *slots, begin // size)
         words = self._shared.own[begin // 4 :][: m * n * size // 4]
         return words.view(residual.dtype).view(m, n)
 
@@ -174,7 +169,7 @@ class PeerExchange:
         residual: torch.Tensor,
         norm: Norm,
         out: tuple[torch.Tensor, torch.Tensor],
-        two: "Peers",
+        two: Peers,
     ) -> None:
         from tpdet.kernels.cuda.exchange import one_shot as peer_fold
         from tpdet.kernels.cuda.exchange import spread as peer_spread
@@ -182,14 +177,12 @@ class PeerExchange:
 
         layout, rows = self.layout, len(residual)
         if self.takes_one_shot(rows):
-            place = layout.one_shot_start // 4, layout.one_shot_rows
-            peer_fold.run_one_shot(sums, residual, norm, out, self._plan, self._one, place)
+            slots = layout.one_shot
+            peer_fold.run_one_shot(sums, residual, norm, out, self._plan, self._one, slots)
             return
-        y_start = layout.y_start // out[1].element_size()
-        where = layout.roots_start // 4, layout.share_rows, y_start, layout.piece_rows
         spread = rows <= self.spread_rows
         run = peer_spread.run_two_shot_spread if spread else peer_two_shot.run_two_shot
-        run(sums, residual, norm, out, self._plan, two, where)
+        run(sums, residual, norm, out, self._plan, two, (layout.roots, layout.finished))
 
     def owned_rows(self, rows: int) -> list[range]:
         """The rows of h that this rank gets in a step of `rows` rows."""

@@ -12,16 +12,13 @@ wait for each other), and all ranks launch the same ones in the same order.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 
 from tpdet.comm.exchange.peer_memory import PeerMemory
 from tpdet.errors import PeerLostError
+from tpdet.kernels.cuda.exchange.arguments import LOST_BASE, Buffers, Peers
 from tpdet.kernels.cuda.hardware import H200
-
-if TYPE_CHECKING:
-    from tpdet.kernels.cuda.exchange.one_shot import Peers
 
 GATHER_WORDS = 1 << 16
 """Words of a rank that one kernel gathers; each travels as 8 bytes."""
@@ -49,18 +46,16 @@ class PeerCarrier:
         self._seen = memory.host_words(1)
         self._slots = memory.allocate((2, self.world.size, GATHER_WORDS), torch.int64)
         self._slots.own.zero_()  # no tag
-        self._gather = self.peers(self._slots.addresses)
+        self._gather, self._buffers = self.peers(self._slots.addresses), Buffers(0, GATHER_WORDS)
         self._turns = 0
         self.set_timeout(self.world.timeout)
         memory.settle()
 
-    def peers(self, addresses: torch.Tensor) -> "Peers":
+    def peers(self, addresses: torch.Tensor) -> Peers:
         """Peers whose memory begins at `addresses` [ranks] int64, for exchanges of one kind.
 
         Their numbers begin at 0; `check` reports the peers that they lose.
         """
-        from tpdet.kernels.cuda.exchange.one_shot import Peers
-
         counter = torch.zeros(2, dtype=torch.int64, device=self.memory.device)
         programs = min(self.memory.multiprocessors, _MOST_PROGRAMS)
         return Peers(self.world.rank, addresses, counter, self._control, programs)
@@ -80,7 +75,7 @@ class PeerCarrier:
         parts = []
         for part in words.split(GATHER_WORDS):
             parts.append(part.new_empty(self.world.size, len(part)))
-            run_gather(part, parts[-1], self._gather, (0, GATHER_WORDS))
+            run_gather(part, parts[-1], self._gather, self._buffers)
         gathered = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return gathered.view(x.dtype).view(self.world.size, *x.shape)
 
@@ -101,7 +96,7 @@ class PeerCarrier:
         """Raise PeerLostError naming the rank; the exchange, like its world, is then broken."""
         found = int(self._seen[0])
         if found:
-            number, lost = divmod(found, 256)
+            number, lost = divmod(found, LOST_BASE)
             raise PeerLostError(
                 f"rank {self.world.rank} of {self.world.size} waited {self._timeout:g} s for "
                 f"rank {lost - 1} in exchange {number} over peer memory: it is lost or hangs"

@@ -17,6 +17,7 @@ from tpdet.comm.exchange.peer_carrier import PeerCarrier
 from tpdet.comm.exchange.peer_memory import PeerMemory, memory_for
 from tpdet.comm.exchange.slot_layout import aligned
 from tpdet.comm.world.world import World
+from tpdet.kernels.cuda.exchange.arguments import Buffers
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan
 
@@ -47,9 +48,10 @@ class PeerColumns:
         self.piece_rows = min(rows, piece_rows)
         while self.piece_rows > 1 and self.piece_rows * row > BUFFER_BYTES:
             self.piece_rows = -(-self.piece_rows // 2)
-        self._room = aligned(self.piece_rows * row)
-        self._buffers = memory.allocate((2 * self._room // 4,), torch.int32)
+        room = aligned(self.piece_rows * row)
+        self._buffers = memory.allocate((2 * room // 4,), torch.int32)
         self._buffers.own.fill_(-1)  # armed
+        self._both = Buffers(0, room)
         self._peers = self.carrier.peers(self._buffers.addresses)
         memory.settle()
 
@@ -66,7 +68,7 @@ class PeerColumns:
         x = x.contiguous()
         whole = x.new_empty(len(x), self._ranks * x.shape[1])
         for rows in self._pieces(len(x)):
-            peer_columns.run_gather_columns(x[rows], whole[rows], self._peers, (0, self._room))
+            peer_columns.run_gather_columns(x[rows], whole[rows], self._peers, self._both)
         return whole
 
     def gather_and_norm(
@@ -87,7 +89,7 @@ class PeerColumns:
                 norm,
                 (h[rows], y[rows]),
                 self._peers,
-                (0, self._room),
+                self._both,
             )
         return h, y
 

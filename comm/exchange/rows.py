@@ -16,6 +16,7 @@ from tpdet.comm.exchange.carrier import Carrier
 from tpdet.comm.exchange.peer_carrier import PeerCarrier
 from tpdet.comm.exchange.slot_layout import aligned
 from tpdet.comm.world.world import World
+from tpdet.kernels.cuda.exchange.arguments import Buffers
 
 
 class RowExchange(Protocol):
@@ -82,9 +83,10 @@ class PeerRows:
         ranks = memory.world.size
         self.most = rows
         self._carrier = carrier
-        self._room = aligned(share_of(rows, ranks) * ranks * columns * 4)
-        self._buffers = memory.allocate((2 * self._room // 4,), torch.int32)
+        room = aligned(share_of(rows, ranks) * ranks * columns * 4)
+        self._buffers = memory.allocate((2 * room // 4,), torch.int32)
         self._buffers.own.fill_(-1)  # armed
+        self._both = Buffers(0, room)
         self._peers = carrier.peers(self._buffers.addresses)
         memory.settle()
 
@@ -101,7 +103,7 @@ class PeerRows:
             )
         ranks = self._peers.ranks
         mine = x.new_empty(share_of(len(x), ranks), ranks * x.shape[1])
-        peer_rows.run_take_rows(x.contiguous(), mine, self._peers, (0, self._room))
+        peer_rows.run_take_rows(x.contiguous(), mine, self._peers, self._both)
         return mine
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,8 @@ The slots of the all-gather are the carrier's (`peer_carrier.py`).
 
 import torch
 
+from tpdet.kernels.cuda.exchange.arguments import Flags, Slots
+
 ONE_SHOT_ROWS = {2: 96, 4: 24, 8: 16}
 """By ranks: up to so many rows of 4,096 values the one-shot is taken (8: not measured)."""
 
@@ -65,6 +67,10 @@ class SlotLayout:
         self.direct_start = aligned(self.flag_start + 4 * ranks * FLAGS)
         self.bytes = self.direct_start + (y_bytes if rows >= direct_rows else 0)
         self.direct_rows = direct_rows
+        self.one_shot = Slots(self.one_shot_start // 4, self.one_shot_rows, slots)
+        self.roots = Slots(self.roots_start // 4, self.share_rows, slots)
+        self.finished = Slots(self.y_start // dtype.itemsize, self.piece_rows)
+        self.flags = Flags(self.flag_start // 4, FLAGS)
 
     @staticmethod
     def _root_bytes(ranks: int, slots: int, piece: int, hidden: int) -> int:

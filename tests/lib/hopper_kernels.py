@@ -16,7 +16,8 @@ _TOUCHES = re.compile(
 def hopper_kernel(kernel, signature, constants, attributes, options):
     """What Triton compiles; a kernel that takes DEPENDENT gets it, and is checked.
 
-    signature: name -> type of what is no constant; attributes: names that are multiples of 16.
+    signature: name -> type of what is no constant, a tuple of types for a tuple; attributes: names
+    that are multiples of 16, with every member of a tuple.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -31,7 +32,7 @@ def hopper_kernel(kernel, signature, constants, attributes, options):
         fn=kernel,
         signature={name: signature.get(name, "constexpr") for name in names},
         constexprs=constants,
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in attributes},
+        attrs={path: [["tt.divisibility", 16]] for path in _paths(names, signature, attributes)},
     )
     options = {"enable_fp_fusion": False, "launch_pdl": dependent} | options
     done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
@@ -39,6 +40,13 @@ def hopper_kernel(kernel, signature, constants, attributes, options):
     if dependent:
         check_waits_first(done.asm["ptx"])
     return done
+
+
+def _paths(names, signature, attributes):
+    """Where the arguments of these names stand, member by member."""
+    for name in attributes:
+        kind, index = signature[name], names.index(name)
+        yield from [(index,)] if isinstance(kind, str) else [(index, i) for i in range(len(kind))]
 
 
 def check_waits_first(ptx):

@@ -1,13 +1,16 @@
 """Columns of all ranks side by side over peer memory: row layers whose ranks add nothing.
 
-    gather_columns    [M, W] of every rank -> [M, ranks * W]
-    gather_and_norm   the same for a row layer's outputs y; then h = round(y + residual) and its
-                      norm, of every row on every rank, in the same kernel
+    gather_columns    x [M, W] of every rank -> [M, ranks * W]
+    gather_and_norm   the same for a row layer's outputs x [M, N / ranks]; then h = round(x +
+                      residual) and its norm y, of every row on every rank, in the same kernel
+
+Shapes: M rows of a step, N values of a row, PART words of a row that a rank holds; a buffer holds
+[M, ranks * PART] words.
 
 Each rank pushes its columns into the slots of all peers, where they lie as in the whole row, and
-then takes the others' out of its own. Words say themselves whether they have come and two buffers
-alternate (`words.py`); both kernels share buffers and numbering, so they may follow each other in
-any order. Every program pushes all it has before it waits, so all come to their end.
+then takes the columns of the others out of its slots. Words say themselves whether they have come,
+and two buffers alternate (`words.py`). Both kernels share buffers and numbering, so they may follow
+each other in any order. Every program pushes all it has before it waits, so every program ends.
 
 A word of 4 bytes (2 in `gather_and_norm`, where values are 2 bytes wide) that has all bits set, a
 NaN, becomes another NaN on every rank, its sender too.
@@ -17,22 +20,30 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.one_shot import Peers, finish_row, one_shot_warps
-from tpdet.kernels.cuda.exchange.words import ARMED, advance, awaited_words, words_of
+from tpdet.kernels.cuda.exchange.arguments import OFFSETS, WIDEST, Buffers, Peers
+from tpdet.kernels.cuda.exchange.one_shot import finish_row, one_shot_warps
+from tpdet.kernels.cuda.exchange.two_shot import two_shot_warps
+from tpdet.kernels.cuda.exchange.words import (
+    ARMED,
+    QUIET_16,
+    QUIET_PAIR,
+    advance,
+    awaited_words,
+    words_of,
+)
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.pointwise.norm import eps_bits
 from tpdet.kernels.inputs.norm import Norm
 
 PHASES = ("push", "take")
-_WIDEST = 1 << 14
 _TILE = 2048  # words that a program awaits at a time
 
 
 @triton.jit
 def disarmed(word):
-    """A word of data that looks like one that has not come -> a NaN that does not."""
+    """The words of data to send: one with all bits set, which would not be seen, becomes a NaN."""
     WORD: tl.constexpr = word.dtype
-    quiet: tl.constexpr = 0x7FFF if WORD.primitive_bitwidth == 16 else 0x7FFF7FFF
+    quiet: tl.constexpr = QUIET_16 if WORD.primitive_bitwidth == 16 else QUIET_PAIR
     return tl.where(word == ARMED, quiet, word).to(WORD)
 
 
@@ -40,47 +51,45 @@ def disarmed(word):
 def gather_columns(
     x,
     gathered,
-    table,
-    counter,
-    control,
+    links,
     m,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
+    WORLD: tl.constexpr,
+    BUFFERS: tl.constexpr,
     PART: tl.constexpr,
-    START: tl.constexpr,
-    ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
     PUSH: tl.constexpr,
     TAKE: tl.constexpr,
-    LIVE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x [m, PART] -> gathered [m, RANKS * PART], int32; two buffers of ROOM words from START."""
+    """x [m, PART] -> gathered [m, ranks * PART], int32; a tile is BLOCK words of one row."""
+    # 1. Wait for earlier kernels; choose this exchange's buffer.
     await_earlier(DEPENDENT)
-    number = tl.load(counter)
-    begin = START + (number % 2) * ROOM
+    number = tl.load(links.counter)
+    begin = BUFFERS.start + (number % 2) * BUFFERS.room
     blocks: tl.constexpr = (PART + BLOCK - 1) // BLOCK
     columns = tl.arange(0, BLOCK)[None, :]
+    # 2. Push own columns to all peers.
     if PUSH:
         for tile in range(tl.program_id(0), m * blocks, tl.num_programs(0)):
             row = tile // blocks
             at = (tile % blocks) * BLOCK + columns
-            place = (row * RANKS + RANK) * PART + at
+            target = (row * WORLD.ranks + WORLD.rank) * PART + at
             word = disarmed(tl.load(x + row * PART + at, mask=at < PART, other=0))
-            tl.store(gathered + place, word, mask=at < PART)
-            for ahead in range(1, RANKS):
-                slots = words_of(table, (RANK + ahead) % RANKS, tl.int32)
-                tl.store(slots + (begin + place), word, mask=at < PART)
+            tl.store(gathered + target, word, mask=at < PART)
+            for ahead in range(1, WORLD.ranks):
+                slots = words_of(links.table, (WORLD.rank + ahead) % WORLD.ranks, tl.int32)
+                tl.store(slots + (begin + target), word, mask=at < PART)
+    # 3. Take the columns of the peers.
     if TAKE:
-        advance(counter)
-        slots = words_of(table, RANK, tl.int32)
-        sources = tl.arange(0, RANKS)[:, None]
+        advance(links.counter)
+        slots = words_of(links.table, WORLD.rank, tl.int32)
+        sources = tl.arange(0, WORLD.ranks)[:, None]
         for tile in range(tl.program_id(0), m * blocks, tl.num_programs(0)):
             at = (tile % blocks) * BLOCK + columns
-            wanted = (sources != RANK) & (at < PART)
-            place = (tile // blocks * RANKS + sources) * PART + at
-            word = awaited_words(slots, begin + place, wanted, sources, control, number, LIVE)
-            tl.store(gathered + place, word, mask=wanted)
+            wanted = (sources != WORLD.rank) & (at < PART)
+            target = (tile // blocks * WORLD.ranks + sources) * PART + at
+            word = awaited_words(slots, begin + target, wanted, sources, links, number, WORLD)
+            tl.store(gathered + target, word, mask=wanted)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -90,55 +99,53 @@ def gather_and_norm(
     weight,
     h,
     y,
-    table,
-    counter,
-    control,
+    links,
     m,
     stride,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
+    WORLD: tl.constexpr,
+    BUFFERS: tl.constexpr,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     PART_BLOCK: tl.constexpr,
     EPS_BITS: tl.constexpr,
-    START: tl.constexpr,
-    ROOM: tl.constexpr,
     PUSH: tl.constexpr,
     TAKE: tl.constexpr,
-    LIVE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x [m, N / RANKS] in words of h's width -> h, y [m, N]; START, ROOM count such words."""
+    """x [m, N / ranks] in words of h's width -> h, y [m, N]; BUFFERS counts such words."""
+    # 1. Wait for earlier kernels; choose this exchange's buffer.
     await_earlier(DEPENDENT)
-    number = tl.load(counter)
-    begin = START + (number % 2) * ROOM
+    number = tl.load(links.counter)
+    begin = BUFFERS.start + (number % 2) * BUFFERS.room
     WORD: tl.constexpr = x.dtype.element_ty
-    PART: tl.constexpr = N // RANKS
+    PART: tl.constexpr = N // WORLD.ranks
+    # 2. Push own columns to all peers.
     if PUSH:
         part = tl.arange(0, PART_BLOCK)[None, :]
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
             sent = disarmed(tl.load(x + row * PART + part, mask=part < PART, other=0))
-            for ahead in range(1, RANKS):
-                peer = words_of(table, (RANK + ahead) % RANKS, WORD)
-                place = begin + (row * RANKS + RANK) * PART
-                tl.store(peer + (place + part), sent, mask=part < PART)
+            for ahead in range(1, WORLD.ranks):
+                peer = words_of(links.table, (WORLD.rank + ahead) % WORLD.ranks, WORD)
+                target = begin + (row * WORLD.ranks + WORLD.rank) * PART
+                tl.store(peer + (target + part), sent, mask=part < PART)
+    # 3. Take each row whole; add the residual, norm, store.
     if TAKE:
-        advance(counter)
-        slots = words_of(table, RANK, WORD)
+        advance(links.counter)
+        slots = words_of(links.table, WORLD.rank, WORD)
         columns = tl.arange(0, BLOCK)[None, :]
         present = columns < N
         owner = columns // PART
         scale = tl.load(weight + columns, mask=present, other=0.0)
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
             at = row * N + columns
-            beside = tl.load(residual + row * stride + columns, mask=present, other=0.0)
-            mine = present & (owner == RANK)
-            own = tl.load(x + row * PART + (columns - RANK * PART), mask=mine, other=0)
-            wanted = present & (owner != RANK)
-            word = awaited_words(slots, begin + at, wanted, owner, control, number, LIVE)
+            skipped = tl.load(residual + row * stride + columns, mask=present, other=0.0)
+            mine = present & (owner == WORLD.rank)
+            own = tl.load(x + row * PART + (columns - WORLD.rank * PART), mask=mine, other=0)
+            wanted = present & (owner != WORLD.rank)
+            word = awaited_words(slots, begin + at, wanted, owner, links, number, WORLD)
             word = tl.where(mine, disarmed(own), word)
             total = word.to(h.dtype.element_ty, bitcast=True).to(tl.float32)
-            normed = finish_row(total, at, beside, scale, h, present, N, EPS_BITS)
+            normed = finish_row(total, at, skipped, scale, h, present, N, EPS_BITS)
             tl.store(y + at, normed, mask=present)
 
 
@@ -146,18 +153,18 @@ def run_gather_columns(
     x: torch.Tensor,
     gathered: torch.Tensor,
     peers: Peers,
-    place: tuple[int, int],
+    buffers: Buffers,
     phases: tuple[str, ...] = PHASES,
 ) -> None:
     """x [M, W] -> gathered [M, ranks * W], both contiguous, of one dtype, M at least 1.
 
-    place: first byte of the two buffers, and bytes that each has, both multiples of 16. `phases`
-    may be run apart (tests), the last one with "take". Raises ValueError for rows that are no
-    whole number of 4-byte words, and for more than a buffer holds.
+    buffers: in bytes, both multiples of 16. `phases` may be run apart (tests), the last one with
+    "take". Raises ValueError for rows that are no whole number of 4-byte words, and for more than a
+    buffer holds.
     """
     if (x.shape[1] * x.element_size()) % 4:
         raise ValueError(f"rows of {x.shape[1]} values of {x.dtype}: use multiples of 4 bytes")
-    _check_room(gathered, place)
+    _check_room(gathered, buffers)
     words, whole = x.view(torch.int32), gathered.view(torch.int32)
     m, part = words.shape
     block = min(triton.next_power_of_2(part), _TILE // peers.ranks)
@@ -165,19 +172,14 @@ def run_gather_columns(
     gather_columns[(min(tiles, peers.programs),)](
         words,
         whole,
-        peers.table,
-        peers.counter,
-        peers.control,
+        peers.links,
         m,
-        RANK=peers.rank,
-        RANKS=peers.ranks,
+        WORLD=peers.world,
+        BUFFERS=buffers.words(4),
         PART=part,
-        START=place[0] // 4,
-        ROOM=place[1] // 4,
         BLOCK=block,
         PUSH="push" in phases,
         TAKE="take" in phases,
-        LIVE=peers.live,
         num_warps=4,
         enable_fp_fusion=False,
         **dependent_launch(x.device),
@@ -190,7 +192,7 @@ def run_gather_and_norm(
     norm: Norm,
     out: tuple[torch.Tensor, torch.Tensor],
     peers: Peers,
-    place: tuple[int, int],
+    buffers: Buffers,
     phases: tuple[str, ...] = PHASES,
 ) -> None:
     """x [M, N / ranks], residual [M, N], norm [N] -> out (h, y) [M, N]; M at least 1.
@@ -199,43 +201,39 @@ def run_gather_and_norm(
     `norm.fold_and_norm` over the whole x.
     """
     (m, n), (h, y) = residual.shape, out
-    if n > _WIDEST:
-        raise ValueError(f"a row of {n} values: peer memory takes at most {_WIDEST}, use gather")
-    _check_room(h, place)
+    if n > WIDEST:
+        raise ValueError(f"a row of {n} values: peer memory takes at most {WIDEST}, use gather")
+    _check_room(h, buffers)
     size = x.element_size()
     few = m <= peers.programs
-    wide = triton.next_power_of_2(n)
-    warps = one_shot_warps(n) if few else max(1, min(16, wide // 256))
+    warps = one_shot_warps(n) if few else two_shot_warps(n)
     gather_and_norm[(min(m, peers.programs),)](
         x.view({2: torch.int16, 4: torch.int32}[size]),
         residual,
         norm.weight,
         h,
         y,
-        peers.table,
-        peers.counter,
-        peers.control,
+        peers.links,
         m,
         residual.stride(0),
-        RANK=peers.rank,
-        RANKS=peers.ranks,
+        WORLD=peers.world,
+        BUFFERS=buffers.words(size),
         N=n,
-        BLOCK=wide,
+        BLOCK=triton.next_power_of_2(n),
         PART_BLOCK=triton.next_power_of_2(n // peers.ranks),
         EPS_BITS=eps_bits(norm.eps),
-        START=place[0] // size,
-        ROOM=place[1] // size,
         PUSH="push" in phases,
         TAKE="take" in phases,
-        LIVE=peers.live,
         num_warps=peers.warps or warps,
         enable_fp_fusion=False,
         **dependent_launch(x.device),
     )
 
 
-def _check_room(whole: torch.Tensor, place: tuple[int, int]) -> None:
+def _check_room(whole: torch.Tensor, buffers: Buffers) -> None:
     """Refuse more than a buffer holds; what passes has offsets of 31 bits."""
     size = whole.numel() * whole.element_size()
-    if size > place[1] or whole.numel() >= 1 << 31:
-        raise ValueError(f"{size} bytes of whole rows: a buffer has {place[1]}, take fewer rows")
+    if size > buffers.room or whole.numel() >= OFFSETS:
+        raise ValueError(
+            f"{size} bytes of whole rows: a buffer has {buffers.room}, take fewer rows"
+        )

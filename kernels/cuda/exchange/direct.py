@@ -1,73 +1,70 @@
-"""The two-shot for many rows: owners push finished rows to where their readers read them.
+"""Two-shot exchange for many rows: owners push finished rows to where their readers read them.
 
-As `two_shot.py`, but y has no slots that are awaited word by word, copied out and armed again:
-with few multiprocessors those copies took more than half of the time. The owner of a row stores its
-norm into the y of every rank, its own too, and a program that has pushed all its rows raises a flag
-on every rank; the kernel ends when the flags of all have come. A flag is raised by a release and
-seen by an acquire at system scope, so whoever reads y after the kernel reads what was pushed.
+Shapes: as in `two_shot.py`, but y has no slots; it lies in shared memory itself.
 
-Two y take turns, and that is enough: a peer pushes a row of exchange d + 2 when it has this rank's
-roots of d + 2, which this rank sends after everything that it launched before, readers of y(d)
-among them. A step begins after all readers of the one before, so it may begin with either y: that a
-captured graph always uses the y it was captured with does no harm, whatever ran before its replay.
+    y      [M, N] in everyone's shared memory
+    flags  [ranks, programs] of 4 bytes beside it: one for each program of each rank
+
+Slots of y would be awaited word by word, copied out and armed again: with few multiprocessors those
+copies took more than half of the time. Here the owner of a row stores its norm into the y of every
+rank, its own too. A program that has pushed all its rows raises a flag on every rank, and the
+kernel ends when the flags of all have come. A flag is raised by a release and seen by an acquire at
+system scope, so whoever reads y after the kernel reads what was pushed.
+
+Two y are taken in turn, and two are enough. A peer pushes a row of exchange d + 2 when it has this
+rank's roots of d + 2, and this rank sends those after everything that it launched before, readers
+of y(d) among them. A step begins after all readers of the step before, so it may begin with either
+y: a captured graph may always use the y that it was captured with, whatever ran before its replay.
 The value of a flag is the exchange's number in `counter`, which advances on the device.
 
-Launched plainly, not as a dependent: it is for steps of a thousand rows, where that gains nothing.
+The launch is plain, not a dependent one: that gains nothing in steps of a thousand rows.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.one_shot import Peers, known_of
+from tpdet.kernels.cuda.exchange.arguments import Flags, Peers, Slots
+from tpdet.kernels.cuda.exchange.one_shot import known_of
 from tpdet.kernels.cuda.exchange.two_shot import (
-    finish_places,
-    push_places,
+    finish_rows,
+    push_rows,
     share_that_fits,
     two_shot_warps,
 )
-from tpdet.kernels.cuda.exchange.words import advance, next_poll, words_of
+from tpdet.kernels.cuda.exchange.words import EPOCHS, advance, next_poll, words_of
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
 PHASES = ("push", "fold", "wait")
-_EPOCHS = tl.constexpr((1 << 31) - 1)  # flags hold 1 to this; 0 before the first
-_TILED = 4096  # a wider row alone takes the registers that there are
+_TILED = 4096  # values: a wider row takes all registers of a program by itself
 
 
 @triton.jit
-def raise_flags(table, at, epoch, RANK: tl.constexpr, RANKS: tl.constexpr):
-    """Tell every peer that this program's rows are there, once all its threads have stored them."""
+def raise_flags(links, at, epoch, WORLD: tl.constexpr):
+    """Raise this program's flag on every peer, once all its threads have stored their rows."""
     tl.debug_barrier()
-    for ahead in range(1, RANKS):
-        peer = words_of(table, (RANK + ahead) % RANKS, tl.int32)
+    for ahead in range(1, WORLD.ranks):
+        peer = words_of(links.table, (WORLD.rank + ahead) % WORLD.ranks, tl.int32)
         tl.atomic_xchg(peer + at, epoch, sem="release", scope="sys")
 
 
 @triton.jit
-def await_flags(
-    flags,
-    stride,
-    epoch,
-    control,
-    number,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    LIVE: tl.constexpr,
-):
+def await_flags(flags, stride, epoch, links, number, WORLD: tl.constexpr):
     """Wait until every peer's flag says `epoch`; its rows may be read from then on."""
-    source = tl.arange(0, RANKS)[None, :]
+    source = tl.arange(0, WORLD.ranks)[None, :]
     waiting = 1
     polls = 0
     deadline = tl.full((), 0, tl.int64)
     while waiting != 0:
         found = tl.load(flags + source * stride, volatile=True)
-        missing = tl.where((source != RANK) & (found != epoch), source + 1, 0)
-        waiting, deadline = next_poll(missing, polls, deadline, control, number, LIVE)
+        missing = tl.where((source != WORLD.rank) & (found != epoch), source + 1, 0)
+        waiting, deadline = next_poll(missing, polls, deadline, links, number, WORLD)
         polls += 1
-    for ahead in range(1, RANKS):
-        tl.atomic_add(flags + ((RANK + ahead) % RANKS) * stride, 0, sem="acquire", scope="sys")
+    for ahead in range(1, WORLD.ranks):
+        peer = (WORLD.rank + ahead) % WORLD.ranks
+        tl.atomic_add(flags + peer * stride, 0, sem="acquire", scope="sys")
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -76,71 +73,64 @@ def two_shot_direct(
     residual,
     weight,
     h,
-    table,
-    counter,
-    control,
+    links,
     m,
     plane,
     stride,
     y_begin,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    SLOTS: tl.constexpr,
+    WORLD: tl.constexpr,
+    ROOTS: tl.constexpr,
+    FLAGS: tl.constexpr,
+    SENT: tl.constexpr,
+    WHOLE: tl.constexpr,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     EPS_BITS: tl.constexpr,
-    START: tl.constexpr,
-    ROWS: tl.constexpr,
-    FLAG_START: tl.constexpr,
-    FLAG_COUNT: tl.constexpr,
-    SENT: tl.constexpr,
-    WHOLE: tl.constexpr,
     TILE: tl.constexpr,
     PUSH: tl.constexpr,
     FOLD: tl.constexpr,
     WAIT: tl.constexpr,
-    LIVE: tl.constexpr,
 ):
-    """Root slots as `two_shot`; y [m, N] begins at y_begin of everyone's shared memory, counted in
-    its own size, and flags [RANKS, FLAG_COUNT] of 4 bytes at FLAG_START."""
-    number = tl.load(counter)
-    epoch = (number % _EPOCHS + 1).to(tl.int32)
+    """y begins at y_begin of everyone's shared memory, counted in values."""
+    # 1. Choose this exchange's set of slots and the value of its flags.
+    number = tl.load(links.counter)
+    epoch = (number % EPOCHS + 1).to(tl.int32)
     plane = plane.to(tl.int64)
     DTYPE: tl.constexpr = h.dtype.element_ty
-    share = tl.cdiv(m, RANKS)
+    share = tl.cdiv(m, WORLD.ranks)
     columns = tl.arange(0, BLOCK)[None, :]
     present = columns < N
     scale = tl.load(weight + columns, mask=present, other=0.0)
-    begin = START + (number % 2) * (RANKS * SLOTS * ROWS * N)
+    begin = ROOTS.start + (number % 2) * (WORLD.ranks * ROOTS.roots * ROOTS.rows * N)
     y_begin = tl.multiple_of(y_begin.to(tl.int64), 16)
-    slots = words_of(table, RANK, tl.int32)
+    slots = words_of(links.table, WORLD.rank, tl.int32)
     rounds = tl.cdiv(share, tl.num_programs(0) * TILE)
     for turn in range(0, rounds + 1):
-        first_place = (turn * tl.num_programs(0) + tl.program_id(0)) * TILE
+        first = (turn * tl.num_programs(0) + tl.program_id(0)) * TILE
+        # 2. Push the rows of this round to their owners.
         if PUSH:  # noqa: SIM102, known when compiled
-            if first_place < share:
-                push_places(
+            if first < share:
+                push_rows(
                     values,
                     plane,
-                    table,
+                    links,
                     begin,
-                    first_place,
+                    first,
                     share,
                     m,
                     columns,
                     present,
-                    RANK,
-                    RANKS,
-                    SLOTS,
+                    WORLD,
+                    ROOTS,
                     N,
-                    ROWS,
                     TILE,
                     SENT,
                 )
-        first_place -= tl.num_programs(0) * TILE
+        # 3. Finish own rows of the round before; store them in everyone's y.
+        first -= tl.num_programs(0) * TILE
         if FOLD:  # noqa: SIM102
-            if (first_place >= 0) & (first_place < share) & (RANK * share + first_place < m):
-                normed, at, mine = finish_places(
+            if (first >= 0) & (first < share) & (WORLD.rank * share + first < m):
+                normed, at, mine = finish_rows(
                     values,
                     plane,
                     residual,
@@ -149,30 +139,32 @@ def two_shot_direct(
                     h,
                     slots,
                     begin,
-                    first_place,
+                    first,
                     share,
                     m,
                     columns,
                     present,
-                    control,
+                    links,
                     number,
-                    RANK,
+                    WORLD,
+                    ROOTS,
                     N,
-                    ROWS,
                     EPS_BITS,
                     TILE,
                     WHOLE,
-                    LIVE,
                 )
-                for ahead in range(0, RANKS):
-                    y = words_of(table, (RANK + ahead) % RANKS, DTYPE)
+                for ahead in range(0, WORLD.ranks):
+                    y = words_of(links.table, (WORLD.rank + ahead) % WORLD.ranks, DTYPE)
                     tl.store(y + (y_begin + at), normed, mask=mine)
+    # 4. Raise this program's flag on every peer.
     if FOLD:
-        raise_flags(table, FLAG_START + RANK * FLAG_COUNT + tl.program_id(0), epoch, RANK, RANKS)
+        at = FLAGS.start + WORLD.rank * FLAGS.programs + tl.program_id(0)
+        raise_flags(links, at, epoch, WORLD)
+    # 5. Wait for the like program of every peer; number the next exchange.
     if WAIT:
-        flags = slots + FLAG_START + tl.program_id(0)
-        await_flags(flags, FLAG_COUNT, epoch, control, number, RANK, RANKS, LIVE)
-        advance(counter)
+        flags = slots + FLAGS.start + tl.program_id(0)
+        await_flags(flags, FLAGS.programs, epoch, links, number, WORLD)
+        advance(links.counter)
 
 
 def run_two_shot_direct(
@@ -182,44 +174,39 @@ def run_two_shot_direct(
     h: torch.Tensor,
     plan: FoldPlan,
     peers: Peers,
-    place: tuple[int, int, int, int, int],
+    roots: Slots,
+    flags: Flags,
+    y_begin: int,
     phases: tuple[str, ...] = PHASES,
 ) -> None:
     """Sums [C, M, N], residual [M, N] -> h [M, N], of which the owned rows, and everyone's y.
 
-    place: first word of the root slots and rows of a share they have room for; where y begins,
-    counted in its own size; first word of the flags, and how many a rank has. `phases` may be run
-    apart (tests), the last one with "wait".
+    y_begin: where y begins in everyone's shared memory, in values. `phases` may be run apart
+    (tests), the last one with "wait". Raises ValueError for more rows than the slots have room for.
     """
-    start, share_rows, y_start, flag_start, flags = place
     m, n = residual.shape
-    share = share_that_fits(m, peers.ranks, share_rows, share_rows * peers.ranks)
+    share = share_that_fits(m, peers.ranks, roots.rows, roots.rows * peers.ranks)
     tile = (peers.tile or 1) if n <= _TILED else 1
     programs = min(-(-share // tile), peers.programs)
-    if programs > flags:
-        raise ValueError(f"{programs} programs: there are {flags} flags")
+    if programs > flags.programs:
+        raise ValueError(f"{programs} programs: there are {flags.programs} flags")
     two_shot_direct[(programs,)](
         sums.values,
         residual,
         norm.weight,
         h,
-        peers.table,
-        peers.counter,
-        peers.control,
+        peers.links,
         m,
         sums.values.stride(0),
         residual.stride(0),
-        y_start,
+        y_begin,
         **known_of(sums, plan, peers, n, norm.eps),
-        START=start,
-        ROWS=share_rows,
-        FLAG_START=flag_start,
-        FLAG_COUNT=flags,
+        ROOTS=roots,
+        FLAGS=flags,
         TILE=tile,
         PUSH="push" in phases,
         FOLD="fold" in phases,
         WAIT="wait" in phases,
-        LIVE=peers.live,
         num_warps=peers.warps or two_shot_warps(n),
         enable_fp_fusion=False,
     )

@@ -1,73 +1,77 @@
 """All-gather of a few words over peer memory, and rows of a table that is cut over the peers.
 
-    gather   a word travels as 8 bytes, its bits below and the exchange's tag above; they arrive
-             together, so a tag that is the awaited one vouches for its word (the protocol that
-             NCCL calls LL), and words may hold any bits
-    rows     an id's row is read where it lies: the table does not change, so nobody waits
+    gather   x [W] int32 of every rank -> gathered [ranks, W]; slots [2, ranks, room] of 8 bytes
+    rows     ids [M] int64 -> y [M, N]; rank r holds rows [r * share, (r + 1) * share) of the table
 
-For the two buffers of the gather see `words.py`; its slots need not be armed, for a tag is never
-used again before 2^31 exchanges have passed.
+A gathered word travels as 8 bytes, its bits below and the exchange's tag above. They arrive
+together, so a tag that is the awaited one vouches for its word (the protocol that NCCL calls LL),
+and words may hold any bits. A row is read where it lies: the table does not change, so no rank
+waits.
+
+`words.py` says why two buffers are enough. The slots of the gather need not be armed: a tag is used
+again only after 2^31 exchanges.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.one_shot import Peers
-from tpdet.kernels.cuda.exchange.words import advance, next_poll, words_of
+from tpdet.kernels.cuda.exchange.arguments import Buffers, Peers
+from tpdet.kernels.cuda.exchange.words import EPOCHS, advance, next_poll, words_of
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 
-_BLOCK = 1024
+_BLOCK = 1024  # words that a program awaits at a time
+_WIDE_BLOCK = 2048  # words of a row that a program copies at a time
+_WORD_BITS = tl.constexpr(32)
+_LOW_WORD = tl.constexpr(0xFFFFFFFF)
 
 
 @triton.jit(do_not_specialize=["words"])
 def gather_words(
     x,
     gathered,
-    table,
-    counter,
-    control,
+    links,
     words,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    START: tl.constexpr,
-    ROOM: tl.constexpr,
+    WORLD: tl.constexpr,
+    SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
     PUSH: tl.constexpr,
     TAKE: tl.constexpr,
-    LIVE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x [words] -> gathered [RANKS, words], int32; slots [2, RANKS, ROOM] int64 begin at START."""
+    """x [words] -> gathered [ranks, words]; every program takes every num_programs-th block."""
+    # 1. Wait for earlier kernels; choose this exchange's buffer and tag.
     await_earlier(DEPENDENT)
-    number = tl.load(counter)
-    tag = number % 2147483647 + 1  # never 0, which new memory holds
-    begin = START + (number % 2) * (RANKS * ROOM)
+    number = tl.load(links.counter)
+    tag = number % EPOCHS + 1
+    begin = SLOTS.start + (number % 2) * (WORLD.ranks * SLOTS.room)
+    # 2. Push own words, each with the tag, to all peers.
     if PUSH:
         for block in range(tl.program_id(0), tl.cdiv(words, BLOCK), tl.num_programs(0)):
             at = (block * BLOCK + tl.arange(0, BLOCK))[None, :]
             word = tl.load(x + at, mask=at < words, other=0)
-            tl.store(gathered + RANK * words + at, word, mask=at < words)
-            pair = (word.to(tl.int64) & 4294967295) | (tag << 32)
-            for ahead in range(1, RANKS):
-                slots = words_of(table, (RANK + ahead) % RANKS, tl.int64)
-                tl.store(slots + (begin + RANK * ROOM + at), pair, mask=at < words)
+            tl.store(gathered + WORLD.rank * words + at, word, mask=at < words)
+            pair = (word.to(tl.int64) & _LOW_WORD) | (tag << _WORD_BITS)
+            for ahead in range(1, WORLD.ranks):
+                slots = words_of(links.table, (WORLD.rank + ahead) % WORLD.ranks, tl.int64)
+                tl.store(slots + (begin + WORLD.rank * SLOTS.room + at), pair, mask=at < words)
+    # 3. Take the words of each peer as their tags come.
     if TAKE:
-        advance(counter)
-        slots = words_of(table, RANK, tl.int64)
+        advance(links.counter)
+        slots = words_of(links.table, WORLD.rank, tl.int64)
         for block in range(tl.program_id(0), tl.cdiv(words, BLOCK), tl.num_programs(0)):
             at = (block * BLOCK + tl.arange(0, BLOCK))[None, :]
-            for behind in range(1, RANKS):
-                source = (RANK + RANKS - behind) % RANKS
+            for behind in range(1, WORLD.ranks):
+                source = (WORLD.rank + WORLD.ranks - behind) % WORLD.ranks
                 pair = tl.zeros(at.shape, tl.int64)
                 waiting = 1
                 polls = 0
                 deadline = tl.full((), 0, tl.int64)
                 while waiting != 0:
-                    slot = slots + (begin + source * ROOM + at)
+                    slot = slots + (begin + source * SLOTS.room + at)
                     pair = tl.load(slot, mask=at < words, other=0, volatile=True)
-                    missing = tl.where((pair >> 32 != tag) & (at < words), source + 1, 0)
-                    waiting, deadline = next_poll(missing, polls, deadline, control, number, LIVE)
+                    missing = tl.where((pair >> _WORD_BITS != tag) & (at < words), source + 1, 0)
+                    waiting, deadline = next_poll(missing, polls, deadline, links, number, WORLD)
                     polls += 1
                 tl.store(gathered + source * words + at, pair.to(tl.int32), mask=at < words)
 
@@ -99,29 +103,26 @@ def run_gather(
     x: torch.Tensor,
     gathered: torch.Tensor,
     peers: Peers,
-    place: tuple[int, int],
+    slots: Buffers,
     phases: tuple[str, ...] = ("push", "take"),
 ) -> None:
-    """x [W] -> gathered [ranks, W], int32; place: first int64 of the slots, and their room."""
-    start, room = place
+    """x [W] -> gathered [ranks, W], int32; slots: counted in words of 8 bytes, room a rank's.
+
+    Raises ValueError for more words than the slots have room for.
+    """
     words = x.shape[0]
-    if words > room:
-        raise ValueError(f"{words} words: the slots of the all-gather have room for {room}")
+    if words > slots.room:
+        raise ValueError(f"{words} words: the slots of the all-gather have room for {slots.room}")
     gather_words[(min(triton.cdiv(words, _BLOCK), peers.programs),)](
         x,
         gathered,
-        peers.table,
-        peers.counter,
-        peers.control,
+        peers.links,
         words,
-        RANK=peers.rank,
-        RANKS=peers.ranks,
-        START=start,
-        ROOM=room,
+        WORLD=peers.world,
+        SLOTS=slots,
         BLOCK=_BLOCK,
         PUSH="push" in phases,
         TAKE="take" in phases,
-        LIVE=peers.live,
         num_warps=4,
         enable_fp_fusion=False,
         **dependent_launch(x.device),
@@ -147,7 +148,7 @@ def embed_from_peers(ids: torch.Tensor, part: torch.Tensor, table: torch.Tensor)
             RANKS=len(table),
             SHARE=part.shape[0],
             N=n,
-            BLOCK=min(2048, triton.next_power_of_2(n)),
+            BLOCK=min(_WIDE_BLOCK, triton.next_power_of_2(n)),
             num_warps=4,
             enable_fp_fusion=False,
             **dependent_launch(ids.device),

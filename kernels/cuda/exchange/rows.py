@@ -1,9 +1,14 @@
 """Rows cut by columns become whole rows, cut by rows, over peer memory: an all-to-all in a kernel.
 
-Rank t gets the rows from min(t * share, m - share) on, share = ceil(m / ranks) of them: each rank
-waits for words of every other, as two buffers in turn need (`words.py`). A rank pushes columns of
-a row to where they lie in the whole row, in the slots of the one peer that gets it, and takes the
-others' columns of its own rows. Every program pushes all it has before it waits.
+Shapes: M rows, share = ceil(M / ranks) of them a rank, PART words of a row that a rank holds.
+
+    x     [M, PART] of every rank        mine  [share, ranks * PART]        4 bytes a word
+    a buffer holds [share, ranks * PART] words
+
+Rank t gets share rows, from min(t * share, M - share) on. So each rank waits for words of every
+other, as two buffers in turn need (`words.py`). A rank pushes its columns of a row into the slots
+of the one peer that gets the row, where they lie as in the whole row, and takes the other ranks'
+columns of the rows that it gets. Every program pushes all it has before it waits.
 
 A word that has all bits set, a NaN, becomes another NaN.
 """
@@ -12,8 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.exchange.arguments import OFFSETS, Buffers, Peers
 from tpdet.kernels.cuda.exchange.columns import disarmed
-from tpdet.kernels.cuda.exchange.one_shot import Peers
 from tpdet.kernels.cuda.exchange.words import advance, awaited_words, words_of
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 
@@ -26,90 +31,84 @@ _WARPS = 8
 def take_rows(
     x,
     mine,
-    table,
-    counter,
-    control,
+    links,
     m,
     share,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
+    WORLD: tl.constexpr,
+    BUFFERS: tl.constexpr,
     PART: tl.constexpr,
-    START: tl.constexpr,
-    ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
     PUSH: tl.constexpr,
     TAKE: tl.constexpr,
-    LIVE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x [m, PART] -> mine [share, RANKS * PART], int32; two buffers of ROOM words from START."""
+    """x [m, PART] -> mine [share, ranks * PART], int32; a tile is BLOCK words of one row."""
+    # 1. Wait for earlier kernels; choose this exchange's buffer.
     await_earlier(DEPENDENT)
-    number = tl.load(counter)
-    begin = START + (number % 2) * ROOM
+    number = tl.load(links.counter)
+    begin = BUFFERS.start + (number % 2) * BUFFERS.room
     blocks: tl.constexpr = (PART + BLOCK - 1) // BLOCK
     columns = tl.arange(0, BLOCK)[None, :]
+    # 2. Push own columns of every row to the rank that gets the row.
     if PUSH:
-        for tile in range(tl.program_id(0), share * blocks * RANKS, tl.num_programs(0)):
+        for tile in range(tl.program_id(0), share * blocks * WORLD.ranks, tl.num_programs(0)):
             # Peers in turn: all links are busy at once.
-            target = (RANK + 1 + tile % RANKS) % RANKS
-            row = tile // RANKS // blocks
-            at = (tile // RANKS % blocks) * BLOCK + columns
+            target = (WORLD.rank + 1 + tile % WORLD.ranks) % WORLD.ranks
+            row = tile // WORLD.ranks // blocks
+            at = (tile // WORLD.ranks % blocks) * BLOCK + columns
             first = tl.minimum(target * share, m - share)
             word = tl.load(x + (first + row) * PART + at, mask=at < PART, other=0)
-            place = (row * RANKS + RANK) * PART + at
-            if target == RANK:
-                tl.store(mine + place, disarmed(word), mask=at < PART)
+            offset = (row * WORLD.ranks + WORLD.rank) * PART + at
+            if target == WORLD.rank:
+                tl.store(mine + offset, disarmed(word), mask=at < PART)
             else:
-                slots = words_of(table, target, tl.int32)
-                tl.store(slots + (begin + place), disarmed(word), mask=at < PART)
+                slots = words_of(links.table, target, tl.int32)
+                tl.store(slots + (begin + offset), disarmed(word), mask=at < PART)
+    # 3. Take the peers' columns of own rows.
     if TAKE:
-        advance(counter)
-        slots = words_of(table, RANK, tl.int32)
-        sources = tl.arange(0, RANKS)[:, None]
+        advance(links.counter)
+        slots = words_of(links.table, WORLD.rank, tl.int32)
+        sources = tl.arange(0, WORLD.ranks)[:, None]
         for tile in range(tl.program_id(0), share * blocks, tl.num_programs(0)):
             at = (tile % blocks) * BLOCK + columns
-            wanted = (sources != RANK) & (at < PART)
-            place = (tile // blocks * RANKS + sources) * PART + at
-            word = awaited_words(slots, begin + place, wanted, sources, control, number, LIVE)
-            tl.store(mine + place, word, mask=wanted)
+            wanted = (sources != WORLD.rank) & (at < PART)
+            offset = (tile // blocks * WORLD.ranks + sources) * PART + at
+            word = awaited_words(slots, begin + offset, wanted, sources, links, number, WORLD)
+            tl.store(mine + offset, word, mask=wanted)
 
 
 def run_take_rows(
     x: torch.Tensor,
     mine: torch.Tensor,
     peers: Peers,
-    place: tuple[int, int],
+    buffers: Buffers,
     phases: tuple[str, ...] = PHASES,
 ) -> None:
     """x [M, W] -> mine [ceil(M / ranks), ranks * W], both contiguous, of 4 bytes, M at least 1.
 
-    place: first byte of the two buffers, and bytes that each has, both multiples of 16. `phases`
-    may be run apart (tests), the last one with "take". Raises ValueError for more than a buffer
-    holds.
+    buffers: in bytes, both multiples of 16. `phases` may be run apart (tests), the last one with
+    "take". Raises ValueError for more than a buffer holds.
     """
     size = mine.numel() * 4
-    if size > place[1] or max(x.numel(), place[1] // 2) >= 1 << 31:
-        raise ValueError(f"{size} bytes of whole rows: a buffer has {place[1]}, take fewer rows")
+    if size > buffers.room or max(x.numel(), buffers.room // 2) >= OFFSETS:
+        raise ValueError(
+            f"{size} bytes of whole rows: a buffer has {buffers.room}, take fewer rows"
+        )
     m, part = x.shape
     block = min(triton.next_power_of_2(part), _TILE // peers.ranks)
     tiles = len(mine) * triton.cdiv(part, block) * peers.ranks
     take_rows[(min(tiles, peers.programs),)](
         x.view(torch.int32),
         mine.view(torch.int32),
-        peers.table,
-        peers.counter,
-        peers.control,
+        peers.links,
         m,
         len(mine),
-        RANK=peers.rank,
-        RANKS=peers.ranks,
+        WORLD=peers.world,
+        BUFFERS=buffers.words(4),
         PART=part,
-        START=place[0] // 4,
-        ROOM=place[1] // 4,
         BLOCK=block,
         PUSH="push" in phases,
         TAKE="take" in phases,
-        LIVE=peers.live,
         num_warps=_WARPS,
         enable_fp_fusion=False,
         **dependent_launch(x.device),

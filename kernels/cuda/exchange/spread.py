@@ -1,17 +1,19 @@
-"""The two-shot for few rows: a program a row, so that no program does two things in turn.
+"""Two-shot exchange for few rows: a program a row, so that no program does two things in turn.
 
-As `two_shot.py`, with its slots, words and numbering: the two may follow each other. Where rows
-are fewer than multiprocessors, that kernel's programs push three rows, finish one and take three,
-one after the other; here a program pushes its row to the owner, or finishes it if it is its own,
-and takes what the owner made of it. Programs push all their rows before they wait for anything, and
-finish their own before they wait for others' finished ones, so all come to their end.
+Shapes, slots, words and numbering are those of `two_shot.py`: either kernel may follow the other.
+Where rows are fewer than multiprocessors, the programs of that kernel push three rows, finish one
+and take three, one after the other. Here a program pushes its row to the owner, or finishes it if
+this rank owns it, and takes what the owner made of it. Programs push all their rows before they
+wait for anything, and finish their own before they wait for rows that others finish, so every
+program ends.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.one_shot import PHASES, Peers, finish_row, known_of, one_shot_warps
+from tpdet.kernels.cuda.exchange.arguments import Peers, Slots
+from tpdet.kernels.cuda.exchange.one_shot import PHASES, finish_row, known_of, one_shot_warps
 from tpdet.kernels.cuda.exchange.two_shot import push_finished, share_that_fits
 from tpdet.kernels.cuda.exchange.words import (
     advance,
@@ -33,86 +35,86 @@ def two_shot_spread(
     weight,
     h,
     y_words,
-    table,
-    counter,
-    control,
+    links,
     m,
     plane,
     stride,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    SLOTS: tl.constexpr,
+    WORLD: tl.constexpr,
+    ROOTS: tl.constexpr,
+    FINISHED: tl.constexpr,
+    SENT: tl.constexpr,
+    WHOLE: tl.constexpr,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     EPS_BITS: tl.constexpr,
-    START: tl.constexpr,
-    ROWS: tl.constexpr,
-    Y_START: tl.constexpr,
-    Y_ROWS: tl.constexpr,
-    SENT: tl.constexpr,
-    WHOLE: tl.constexpr,
     PUSH: tl.constexpr,
     FOLD: tl.constexpr,
     TAKE: tl.constexpr,
-    LIVE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Arguments as of `two_shot`."""
+    """As `two_shot`, a program a row."""
+    # 1. Wait for earlier kernels; choose this exchange's sets of slots.
     await_earlier(DEPENDENT)
-    number = tl.load(counter)
+    number = tl.load(links.counter)
     plane = plane.to(tl.int64)
-    share = tl.cdiv(m, RANKS)
+    share = tl.cdiv(m, WORLD.ranks)
     columns = tl.arange(0, BLOCK)[None, :]
     present = columns < N
-    begin = START + (number % 2) * (RANKS * SLOTS * ROWS * N)
-    y_begin = Y_START + (number % 2) * (Y_ROWS * N)
+    begin = ROOTS.start + (number % 2) * (WORLD.ranks * ROOTS.roots * ROOTS.rows * N)
+    y_begin = FINISHED.start + (number % 2) * (FINISHED.rows * N)
+    # 2. Push the roots of other ranks' rows to their owners.
     if PUSH:
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
             owner = row // share
-            if owner != RANK:
+            if owner != WORLD.rank:
                 push_roots(
                     values,
                     plane,
                     row * N + columns,
-                    table,
+                    links,
                     owner,
                     owner + 1,
-                    begin + RANK * (SLOTS * ROWS * N) + (row - owner * share) * N + columns,
-                    ROWS * N,
+                    begin
+                    + WORLD.rank * (ROOTS.roots * ROOTS.rows * N)
+                    + (row - owner * share) * N
+                    + columns,
+                    ROOTS.rows * N,
                     present,
                     SENT,
-                    RANKS,
+                    WORLD,
                 )
+    # 3. Finish own rows, and push them to all peers.
     if FOLD:
-        slots = words_of(table, RANK, tl.int32)
+        slots = words_of(links.table, WORLD.rank, tl.int32)
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
-            if row // share == RANK:
+            if row // share == WORLD.rank:
                 at = row * N + columns
                 scale = tl.load(weight + columns, mask=present, other=0.0)
-                beside = tl.load(residual + row * stride + columns, mask=present, other=0.0)
+                skipped = tl.load(residual + row * stride + columns, mask=present, other=0.0)
                 total = awaited_sum(
                     values,
                     plane,
                     at,
                     slots,
-                    begin + (row - RANK * share) * N + columns,
-                    ROWS * N,
+                    begin + (row - WORLD.rank * share) * N + columns,
+                    ROOTS.rows * N,
                     present,
-                    control,
+                    links,
                     number,
                     WHOLE,
-                    LIVE,
+                    WORLD,
                 )
-                normed = finish_row(total, at, beside, scale, h, present, N, EPS_BITS)
-                push_finished(normed, y_words, table, y_begin, at, present, RANK, RANKS)
+                normed = finish_row(total, at, skipped, scale, h, present, N, EPS_BITS)
+                push_finished(normed, y_words, links, y_begin, at, present, WORLD)
+    # 4. Take the rows that peers finished; number the next exchange.
     if TAKE:
-        advance(counter)
-        y_slots = words_of(table, RANK, y_words.dtype.element_ty)
+        advance(links.counter)
+        y_slots = words_of(links.table, WORLD.rank, y_words.dtype.element_ty)
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
             owner = row // share
-            if owner != RANK:
+            if owner != WORLD.rank:
                 at = row * N + columns
-                word = awaited_words(y_slots, y_begin + at, present, owner, control, number, LIVE)
+                word = awaited_words(y_slots, y_begin + at, present, owner, links, number, WORLD)
                 tl.store(y_words + at, word, mask=present)
 
 
@@ -123,13 +125,13 @@ def run_two_shot_spread(
     out: tuple[torch.Tensor, torch.Tensor],
     plan: FoldPlan,
     peers: Peers,
-    place: tuple[int, int, int, int],
+    slots: tuple[Slots, Slots],
     phases: tuple[str, ...] = PHASES,
 ) -> None:
-    """As `peer_two_shot.run_two_shot`."""
-    start, share_rows, y_start, rows = place
+    """As `two_shot.run_two_shot`."""
+    roots, finished = slots
     m, n = residual.shape
-    share_that_fits(m, peers.ranks, share_rows, rows)
+    share_that_fits(m, peers.ranks, roots.rows, finished.rows)
     h, y = out
     words = y.view({2: torch.int16, 4: torch.int32}[y.element_size()])
     two_shot_spread[(min(m, peers.programs),)](
@@ -138,21 +140,16 @@ def run_two_shot_spread(
         norm.weight,
         h,
         words,
-        peers.table,
-        peers.counter,
-        peers.control,
+        peers.links,
         m,
         sums.values.stride(0),
         residual.stride(0),
         **known_of(sums, plan, peers, n, norm.eps),
-        START=start,
-        ROWS=share_rows,
-        Y_START=y_start,
-        Y_ROWS=rows,
+        ROOTS=roots,
+        FINISHED=finished,
         PUSH="push" in phases,
         FOLD="fold" in phases,
         TAKE="take" in phases,
-        LIVE=peers.live,
         num_warps=peers.warps or one_shot_warps(n),
         enable_fp_fusion=False,
         **dependent_launch(h.device),

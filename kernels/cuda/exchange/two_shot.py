@@ -1,17 +1,27 @@
-"""The two-shot exchange: a row's roots go to its owner, who finishes it and pushes y to all peers.
+"""Two-shot exchange: a row's roots go to its owner, who finishes it and pushes y to all peers.
 
-In a round a program pushes the rows of its number in every rank's share, finishes its own rows of
-the round before, and takes the peers' finished rows of the one before that: the link stays busy,
-and what is waited for has mostly come. The arithmetic and the waiting are those of `one_shot.py`.
+Shapes: as in `one_shot.py`, and share = ceil(M / ranks) rows that a rank owns.
+
+    roots     slots [2, ranks, roots, share rows, N] of 4 bytes in each rank's shared memory
+    finished  slots [2, rows, N] of y's size beside them
+    y_words   [M, N]: y as integers of its size
+
+In a round a program pushes its rows of every rank's share, finishes its own rows of the round
+before, and takes the peers' finished rows of the one before that. So the link stays busy, and most
+words have come before a program waits for them. The arithmetic and the waiting are those of
+`one_shot.py`.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.one_shot import PHASES, Peers, finish_row, known_of
+from tpdet.kernels.cuda.exchange.arguments import Peers, Slots
+from tpdet.kernels.cuda.exchange.one_shot import PHASES, WARP, finish_row, known_of
 from tpdet.kernels.cuda.exchange.words import (
     ARMED,
+    QUIET_16,
+    QUIET_32,
     advance,
     awaited_sum,
     awaited_words,
@@ -24,50 +34,49 @@ from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
 _TAKEN = 1 << 14  # words that a program awaits at a time, 32 a thread
+_MOST_WARPS = 16  # of a program
 
 
 @triton.jit
-def push_places(
+def push_rows(
     values,
     plane,
-    table,
+    links,
     begin,
-    first_place,
+    first,
     share,
     m,
     columns,
     present,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    SLOTS: tl.constexpr,
+    WORLD: tl.constexpr,
+    ROOTS: tl.constexpr,
     N: tl.constexpr,
-    ROWS: tl.constexpr,
     TILE: tl.constexpr,
     SENT: tl.constexpr,
 ):
-    """Push the roots of TILE rows of every peer's share, from `first_place` on, to their owner."""
-    place = first_place + tl.arange(0, TILE)[:, None]
-    for ahead in range(1, RANKS):
-        owner = (RANK + ahead) % RANKS
-        row = owner * share + place
-        sent = (place < share) & (row < m) & present
+    """Push the roots of rows first .. first + TILE of every peer's share to their owner."""
+    local = first + tl.arange(0, TILE)[:, None]
+    for ahead in range(1, WORLD.ranks):
+        owner = (WORLD.rank + ahead) % WORLD.ranks
+        row = owner * share + local
+        sent = (local < share) & (row < m) & present
         push_roots(
             values,
             plane,
             row * N + columns,
-            table,
+            links,
             owner,
             owner + 1,
-            begin + RANK * (SLOTS * ROWS * N) + place * N + columns,
-            ROWS * N,
+            begin + WORLD.rank * (ROOTS.roots * ROOTS.rows * N) + local * N + columns,
+            ROOTS.rows * N,
             sent,
             SENT,
-            RANKS,
+            WORLD,
         )
 
 
 @triton.jit
-def finish_places(
+def finish_rows(
     values,
     plane,
     residual,
@@ -76,55 +85,52 @@ def finish_places(
     h,
     slots,
     begin,
-    first_place,
+    first,
     share,
     m,
     columns,
     present,
-    control,
+    links,
     number,
-    RANK: tl.constexpr,
+    WORLD: tl.constexpr,
+    ROOTS: tl.constexpr,
     N: tl.constexpr,
-    ROWS: tl.constexpr,
     EPS_BITS: tl.constexpr,
     TILE: tl.constexpr,
     WHOLE: tl.constexpr,
-    LIVE: tl.constexpr,
 ):
-    """Finish TILE own rows from `first_place` on: (their norm, where they stand, which count)."""
-    place = first_place + tl.arange(0, TILE)[:, None]
-    row = RANK * share + place
-    mine = (place < share) & (row < m) & present
+    """Finish own rows first .. first + TILE: (their norm, offsets in y, which of them exist)."""
+    local = first + tl.arange(0, TILE)[:, None]
+    row = WORLD.rank * share + local
+    mine = (local < share) & (row < m) & present
     at = row * N + columns
-    beside = tl.load(residual + row * stride + columns, mask=mine, other=0.0)
+    skipped = tl.load(residual + row * stride + columns, mask=mine, other=0.0)
     total = awaited_sum(
         values,
         plane,
         at,
         slots,
-        begin + place * N + columns,
-        ROWS * N,
+        begin + local * N + columns,
+        ROOTS.rows * N,
         mine,
-        control,
+        links,
         number,
         WHOLE,
-        LIVE,
+        WORLD,
     )
-    return finish_row(total, at, beside, scale, h, mine, N, EPS_BITS), at, mine
+    return finish_row(total, at, skipped, scale, h, mine, N, EPS_BITS), at, mine
 
 
 @triton.jit
-def push_finished(
-    normed, y_words, table, y_begin, at, mine, RANK: tl.constexpr, RANKS: tl.constexpr
-):
+def push_finished(normed, y_words, links, y_begin, at, mine, WORLD: tl.constexpr):
     """Store finished rows at `at` of the own y, and push them into the y slots of every peer."""
     WORD: tl.constexpr = y_words.dtype.element_ty
     word = normed.to(WORD, bitcast=True)
     tl.store(y_words + at, word, mask=mine)
-    quiet: tl.constexpr = 0x7FFF if WORD.primitive_bitwidth == 16 else 0x7FFFFFFF
+    quiet: tl.constexpr = QUIET_16 if WORD.primitive_bitwidth == 16 else QUIET_32
     word = tl.where(word == ARMED, quiet, word).to(WORD)
-    for ahead in range(1, RANKS):
-        peer = words_of(table, (RANK + ahead) % RANKS, WORD)
+    for ahead in range(1, WORLD.ranks):
+        peer = words_of(links.table, (WORLD.rank + ahead) % WORLD.ranks, WORD)
         tl.store(peer + (y_begin + at), word, mask=mine)
 
 
@@ -135,76 +141,70 @@ def two_shot(
     weight,
     h,
     y_words,
-    table,
-    counter,
-    control,
+    links,
     m,
     plane,
     stride,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    SLOTS: tl.constexpr,
+    WORLD: tl.constexpr,
+    ROOTS: tl.constexpr,
+    FINISHED: tl.constexpr,
+    SENT: tl.constexpr,
+    WHOLE: tl.constexpr,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     EPS_BITS: tl.constexpr,
-    START: tl.constexpr,
-    ROWS: tl.constexpr,
-    Y_START: tl.constexpr,
-    Y_ROWS: tl.constexpr,
-    SENT: tl.constexpr,
-    WHOLE: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     PUSH: tl.constexpr,
     FOLD: tl.constexpr,
     TAKE: tl.constexpr,
-    LIVE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """As `one_shot`, ROWS of a share; y's words [2, Y_ROWS, N] begin at Y_START, in their size.
+    """Owners finish rows, TILE rows of a share at once, and take those of GROUP peers together.
 
-    A program takes TILE rows of a share at once, and awaits the finished ones of GROUP peers
-    together; both are powers of two.
+    TILE and GROUP are powers of two.
     """
+    # 1. Wait for earlier kernels; choose this exchange's sets of slots.
     await_earlier(DEPENDENT)
-    number = tl.load(counter)
+    number = tl.load(links.counter)
     plane = plane.to(tl.int64)
     WORD: tl.constexpr = y_words.dtype.element_ty
-    share = tl.cdiv(m, RANKS)
+    ranks: tl.constexpr = WORLD.ranks  # Triton 3.6 asks for a constexpr in static_range
+    share = tl.cdiv(m, ranks)
     columns = tl.arange(0, BLOCK)[None, :]
     present = columns < N
     scale = tl.load(weight + columns, mask=present, other=0.0)
-    begin = START + (number % 2) * (RANKS * SLOTS * ROWS * N)
-    y_begin = Y_START + (number % 2) * (Y_ROWS * N)
-    slots = words_of(table, RANK, tl.int32)
-    y_slots = words_of(table, RANK, WORD)
+    begin = ROOTS.start + (number % 2) * (WORLD.ranks * ROOTS.roots * ROOTS.rows * N)
+    y_begin = FINISHED.start + (number % 2) * (FINISHED.rows * N)
+    slots = words_of(links.table, WORLD.rank, tl.int32)
+    y_slots = words_of(links.table, WORLD.rank, WORD)
     rounds = tl.cdiv(share, tl.num_programs(0) * TILE)
     for turn in range(0, rounds + 2):
-        first_place = (turn * tl.num_programs(0) + tl.program_id(0)) * TILE
+        first = (turn * tl.num_programs(0) + tl.program_id(0)) * TILE
+        # 2. Push the rows of this round to their owners.
         if PUSH:  # noqa: SIM102, known when compiled
-            if first_place < share:
-                push_places(
+            if first < share:
+                push_rows(
                     values,
                     plane,
-                    table,
+                    links,
                     begin,
-                    first_place,
+                    first,
                     share,
                     m,
                     columns,
                     present,
-                    RANK,
-                    RANKS,
-                    SLOTS,
+                    WORLD,
+                    ROOTS,
                     N,
-                    ROWS,
                     TILE,
                     SENT,
                 )
-        first_place -= tl.num_programs(0) * TILE
+        # 3. Finish own rows of the round before, and push them to all peers.
+        first -= tl.num_programs(0) * TILE
         if FOLD:  # noqa: SIM102
-            if (first_place >= 0) & (first_place < share) & (RANK * share + first_place < m):
-                normed, at, mine = finish_places(
+            if (first >= 0) & (first < share) & (WORLD.rank * share + first < m):
+                normed, at, mine = finish_rows(
                     values,
                     plane,
                     residual,
@@ -213,38 +213,39 @@ def two_shot(
                     h,
                     slots,
                     begin,
-                    first_place,
+                    first,
                     share,
                     m,
                     columns,
                     present,
-                    control,
+                    links,
                     number,
-                    RANK,
+                    WORLD,
+                    ROOTS,
                     N,
-                    ROWS,
                     EPS_BITS,
                     TILE,
                     WHOLE,
-                    LIVE,
                 )
-                push_finished(normed, y_words, table, y_begin, at, mine, RANK, RANKS)
-        first_place -= tl.num_programs(0) * TILE
+                push_finished(normed, y_words, links, y_begin, at, mine, WORLD)
+        # 4. Take the rows that peers finished in the round before that.
+        first -= tl.num_programs(0) * TILE
         if TAKE:  # noqa: SIM102
-            if (first_place >= 0) & (first_place < share):
-                for first in tl.static_range(0, RANKS, GROUP):
+            if (first >= 0) & (first < share):
+                for first_owner in tl.static_range(0, ranks, GROUP):
                     index = tl.arange(0, GROUP * TILE)[:, None]
-                    owners = first + index // TILE
-                    place = first_place + index % TILE
-                    theirs = owners * share + place
-                    wanted = (owners != RANK) & (place < share) & (theirs < m) & present
+                    owners = first_owner + index // TILE
+                    local = first + index % TILE
+                    theirs = owners * share + local
+                    wanted = (owners != WORLD.rank) & (local < share) & (theirs < m) & present
                     at = theirs * N + columns
                     word = awaited_words(
-                        y_slots, y_begin + at, wanted, owners, control, number, LIVE
+                        y_slots, y_begin + at, wanted, owners, links, number, WORLD
                     )
                     tl.store(y_words + at, word, mask=wanted)
+    # 5. Number the next exchange.
     if TAKE:
-        advance(counter)
+        advance(links.counter)
 
 
 def run_two_shot(
@@ -254,17 +255,17 @@ def run_two_shot(
     out: tuple[torch.Tensor, torch.Tensor],
     plan: FoldPlan,
     peers: Peers,
-    place: tuple[int, int, int, int],
+    slots: tuple[Slots, Slots],
     phases: tuple[str, ...] = PHASES,
 ) -> None:
     """As `run_one_shot`; of h only the owner's rows are written.
 
-    place: first word of the root slots and rows of a share they have room for; first word of the
-    slots of y, counted in its own size, and their rows. The last phase is "take".
+    slots: of the roots, with room for a share, and of y, in words of its size. The last phase is
+    "take".
     """
-    start, share_rows, y_start, rows = place
+    roots, finished = slots
     m, n = residual.shape
-    share = share_that_fits(m, peers.ranks, share_rows, rows)
+    share = share_that_fits(m, peers.ranks, roots.rows, finished.rows)
     h, y = out
     words = y.view({2: torch.int16, 4: torch.int32}[y.element_size()])
     tile = peers.tile or 1
@@ -274,23 +275,18 @@ def run_two_shot(
         norm.weight,
         h,
         words,
-        peers.table,
-        peers.counter,
-        peers.control,
+        peers.links,
         m,
         sums.values.stride(0),
         residual.stride(0),
         **known_of(sums, plan, peers, n, norm.eps),
-        START=start,
-        ROWS=share_rows,
-        Y_START=y_start,
-        Y_ROWS=rows,
+        ROOTS=roots,
+        FINISHED=finished,
         GROUP=max(1, min(peers.ranks, _TAKEN // tile // triton.next_power_of_2(n))),
         TILE=tile,
         PUSH="push" in phases,
         FOLD="fold" in phases,
         TAKE="take" in phases,
-        LIVE=peers.live,
         num_warps=peers.warps or two_shot_warps(n),
         enable_fp_fusion=False,
         **dependent_launch(h.device),
@@ -298,7 +294,7 @@ def run_two_shot(
 
 
 def everyone_owns(m: int, ranks: int) -> bool:
-    """Whether each rank has a row of its own: in a two-shot all must wait for all."""
+    """Whether each rank owns at least one row: in a two-shot all must wait for all."""
     return (ranks - 1) * -(-m // ranks) < m
 
 
@@ -313,5 +309,5 @@ def share_that_fits(m: int, ranks: int, share_rows: int, rows: int) -> int:
 
 
 def two_shot_warps(n: int) -> int:
-    """So many that a thread has eight values of a row, at most 16."""
-    return max(1, min(16, triton.next_power_of_2(n) // 256))
+    """Warps of a program: eight values of a row a thread."""
+    return max(1, min(_MOST_WARPS, triton.next_power_of_2(n) // (8 * WARP)))

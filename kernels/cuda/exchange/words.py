@@ -1,4 +1,4 @@
-"""Words in peers' memory that carry their own validity: what the exchange kernels share.
+"""Words in peers' memory that carry their own validity: helpers of all exchange kernels.
 
 A slot is *armed* when every word of it has all bits set, a NaN that no addition and no rounding
 gives (those give 0x7FFFFFFF and 0x7FFF); a word of data that had this pattern is sent as that NaN.
@@ -26,10 +26,16 @@ memory, and waits for no peer; its successor comes when its last program has end
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.exchange.arguments import LOST_BASE
 from tpdet.kernels.cuda.pointwise.fold import push_and_add
 
 ARMED = tl.constexpr(-1)
-_LOOK_UP = tl.constexpr(256)  # polls, of about a microsecond, between looks at clock and control
+QUIET_16 = tl.constexpr(0x7FFF)  # the NaN that a value of 2 bytes with all bits set becomes
+QUIET_32 = tl.constexpr(0x7FFFFFFF)  # the same of 4 bytes
+QUIET_PAIR = tl.constexpr(0x7FFF7FFF)  # two of 2 bytes, or one of 4: a NaN either way
+EPOCHS = tl.constexpr((1 << 31) - 1)  # tags and flags hold 1 to this; new memory holds 0
+_POLLS = tl.constexpr(256)  # of about a microsecond, between two readings of clock and control
+_LOST_BASE = tl.constexpr(LOST_BASE)
 
 
 @triton.jit
@@ -50,16 +56,16 @@ def advance(counter):
 
 
 @triton.jit
-def next_poll(missing, polls, deadline, control, number, LIVE: tl.constexpr):
-    """(waiting, deadline) after a poll; missing: lost source + 1 at each word, 0 where it is there.
+def next_poll(missing, polls, deadline, links, number, WORLD: tl.constexpr):
+    """(waiting, deadline) after a poll; missing: source + 1 of each word, 0 where it has come.
 
-    control: int64 [who was lost, nanoseconds to wait]. Both are looked at once in a while only;
-    what is decided there comes out of a reduction over the program, so that all its threads decide
-    alike. Without LIVE a kernel polls once (tests).
+    The control words are read once in _POLLS polls. What is decided from them comes out of a
+    reduction over the program, so all its threads decide alike. Unless `WORLD.live`, a kernel polls
+    once (tests).
     """
     waiting = tl.max(tl.max(missing, axis=1), axis=0)
-    if LIVE:
-        if (waiting != 0) & (polls % _LOOK_UP == _LOOK_UP - 1):
+    if WORLD.live:
+        if (waiting != 0) & (polls % _POLLS == _POLLS - 1):
             now = tl.inline_asm_elementwise(
                 "mov.u64 $0, %globaltimer;",
                 "=l,r",
@@ -69,16 +75,16 @@ def next_poll(missing, polls, deadline, control, number, LIVE: tl.constexpr):
                 pack=1,
             )
             now = tl.max(tl.max(now, axis=1), axis=0)
-            lost = tl.load(control + missing * 0, volatile=True)
+            lost = tl.load(links.control + missing * 0, volatile=True)
             lost = tl.max(tl.max(lost, axis=1), axis=0)
-            limit = tl.load(control + 1 + missing * 0, volatile=True)
+            limit = tl.load(links.control + 1 + missing * 0, volatile=True)
             limit = tl.max(tl.max(limit, axis=1), axis=0)
             if deadline == 0:
                 deadline = now + limit
             if lost != 0:
                 waiting = 0
             elif now >= deadline:
-                tl.store(control, number * 256 + waiting)
+                tl.store(links.control, number * _LOST_BASE + waiting)
                 waiting = 0
     else:
         waiting = waiting * 0
@@ -90,30 +96,30 @@ def push_roots(
     values,
     plane,
     at,
-    table,
+    links,
     first,
     last,
     target,
     slot_plane,
     present,
     PROGRAM: tl.constexpr,
-    RANKS: tl.constexpr,
+    WORLD: tl.constexpr,
 ):
     """Fold own sums at `at` of planes of `values`; store root i at `target` + i * slot_plane.
 
-    To ranks first .. last - 1, counted modulo RANKS.
+    The roots go to ranks first .. last - 1, counted modulo the number of ranks.
     """
     stack = ()
     for i in tl.static_range(len(PROGRAM.planes)):
         value = tl.load(values + PROGRAM.planes[i] * plane + at, mask=present, other=0.0)
         stack = push_and_add(stack, value, PROGRAM.additions[i])
         if PROGRAM.roots[i] >= 0:
-            place = target + PROGRAM.roots[i] * slot_plane
+            slot = target + PROGRAM.roots[i] * slot_plane
             word = stack[0].to(tl.int32, bitcast=True)
-            word = tl.where(word == ARMED, 0x7FFFFFFF, word)
+            word = tl.where(word == ARMED, QUIET_32, word)
             for peer in range(first, last):
-                slots = words_of(table, peer % RANKS, tl.int32)
-                tl.store(slots + place, word, mask=present)
+                slots = words_of(links.table, peer % WORLD.ranks, tl.int32)
+                tl.store(slots + slot, word, mask=present)
             stack = stack[1:]
 
 
@@ -126,15 +132,16 @@ def awaited_sum(
     target,
     slot_plane,
     present,
-    control,
+    links,
     number,
     PROGRAM: tl.constexpr,
-    LIVE: tl.constexpr,
+    WORLD: tl.constexpr,
 ):
-    """The whole fold, over own sums and over slots, once all of them are there; arms them again.
+    """The whole fold over own sums and slots, once all words have come; arms the slots again.
 
     Operands of a peer are planes of `slots` + `target`, slot_plane apart.
     """
+    # 1. Fold again and again until no operand was a word that has not come.
     total = tl.zeros(at.shape, tl.float32)
     waiting = 1
     polls = 0
@@ -147,24 +154,25 @@ def awaited_sum(
                 own = values + PROGRAM.planes[i] * plane
                 value = tl.load(own + at, mask=present, other=0.0)
             else:
-                place = target + PROGRAM.planes[i] * slot_plane
-                word = tl.load(slots + place, mask=present, other=0, volatile=True)
+                slot = target + PROGRAM.planes[i] * slot_plane
+                word = tl.load(slots + slot, mask=present, other=0, volatile=True)
                 missing = tl.where(word == ARMED, PROGRAM.sources[i] + 1, missing)
                 value = word.to(tl.float32, bitcast=True)
             stack = push_and_add(stack, value, PROGRAM.additions[i])
         total = stack[0]  # type: ignore[misc] # no longer the empty tuple
-        waiting, deadline = next_poll(missing, polls, deadline, control, number, LIVE)
+        waiting, deadline = next_poll(missing, polls, deadline, links, number, WORLD)
         polls += 1
+    # 2. Arm the slots for the exchange after the next.
     for i in tl.static_range(len(PROGRAM.planes)):
         if PROGRAM.sources[i] >= 0:
-            place = target + PROGRAM.planes[i] * slot_plane
-            tl.store(slots + place, tl.full(at.shape, ARMED, tl.int32), mask=present)
+            slot = target + PROGRAM.planes[i] * slot_plane
+            tl.store(slots + slot, tl.full(at.shape, ARMED, tl.int32), mask=present)
     return total
 
 
 @triton.jit
-def awaited_words(slots, at, present, source, control, number, LIVE: tl.constexpr):
-    """Words at `slots` + `at`, once all of them are there; arms them again. `source`: of each."""
+def awaited_words(slots, at, present, source, links, number, WORLD: tl.constexpr):
+    """Words at `slots` + `at`, once all have come; arms them again. source: the sender of each."""
     words = tl.full(at.shape, ARMED, slots.dtype.element_ty)
     waiting = 1
     polls = 0
@@ -172,7 +180,7 @@ def awaited_words(slots, at, present, source, control, number, LIVE: tl.constexp
     while waiting != 0:
         words = tl.load(slots + at, mask=present, other=0, volatile=True)
         missing = tl.where(words == ARMED, source + 1, 0)
-        waiting, deadline = next_poll(missing, polls, deadline, control, number, LIVE)
+        waiting, deadline = next_poll(missing, polls, deadline, links, number, WORLD)
         polls += 1
     tl.store(slots + at, tl.full(at.shape, ARMED, slots.dtype.element_ty), mask=present)
     return words

@@ -16,11 +16,12 @@ from tpdet.kernels.cuda.exchange import gather as peer_gather
 from tpdet.kernels.cuda.exchange import one_shot as peer_fold
 from tpdet.kernels.cuda.exchange import spread as peer_spread
 from tpdet.kernels.cuda.exchange import two_shot as peer_two_shot
+from tpdet.kernels.cuda.exchange.arguments import Buffers, Flags, KernelWorld, Links, Slots
 from tpdet.kernels.cuda.pointwise.norm import eps_bits
 from tpdet.kernels.fold_program import own_program, rank_program
 from tpdet.kernels.partial_sums import relative_roots
 
-PLACES = ("table", "counter", "control")
+LINKS = Links("*i64", "*i64", "*i64")
 SPILL_ALLOWANCE = 256  # bytes a thread, rows of 8,192 values
 
 
@@ -28,25 +29,22 @@ def constants(name, ranks, rank, n):
     plan, share = order.fold_plan(name, 8, ranks), 8 // ranks
     roots = relative_roots(plan.roots[rank], rank * share)
     return {
-        "RANK": rank,
-        "RANKS": ranks,
-        "SLOTS": plan.slots,
+        "WORLD": KernelWorld(rank, ranks, True),
+        "SLOTS": Slots(0, 64, plan.slots),
         "N": n,
         "BLOCK": triton.next_power_of_2(n),
         "EPS_BITS": eps_bits(1e-6),
-        "START": 0,
-        "ROWS": 64,
         "SENT": own_program(roots),
         "WHOLE": rank_program(plan.final, rank, roots, plan.slots),
         "PUSH": True,
         "FOLD": True,
-        "LIVE": True,
     }
 
 
 def aligned_compile(kernel, types, values, warps, strides=("plane", "stride")):
     """`compile_for_hopper` aligns pointers and a list of its own: name the strides as it does."""
-    aligned = [name for name, kind in types.items() if kind.startswith("*") or name in strides]
+    pointers = [name for name, kind in types.items() if kind == LINKS or kind.startswith("*")]
+    aligned = [name for name in types if name in pointers or name in strides]
     options = {"num_warps": warps, "num_stages": 3}
     ptx = hopper_kernel(kernel, types, values, aligned, options).asm["ptx"]
     return ptx, assemble(ptx)
@@ -72,14 +70,14 @@ def check(ptx, log, name, floats=True):
      ("sequential", 2, 1, 8192, "bf16"), ("tree", 8, 7, 1024, "fp32")],
 )  # fmt: skip
 def test_exchange_kernels_compile(name, ranks, rank, n, dtype):
-    types = dict.fromkeys(("residual", "weight", "h"), f"*{dtype}") | dict.fromkeys(PLACES, "*i64")
+    types = dict.fromkeys(("residual", "weight", "h"), f"*{dtype}") | {"links": LINKS}
     types |= {"values": "*fp32", "m": "i32", "plane": "i32", "stride": "i32"}
     values, warps = constants(name, ranks, rank, n), peer_two_shot.two_shot_warps(n)
     more_warps = peer_fold.one_shot_warps(n)
     found = aligned_compile(peer_fold.one_shot, types | {"y": f"*{dtype}"}, values, more_warps)
     one = check(*found, f"one-shot {name}")
     words = {"y_words": "*i16" if dtype == "bf16" else "*i32"}
-    values |= {"Y_START": 1 << 32, "Y_ROWS": 8192, "TAKE": True}
+    values |= {"ROOTS": values.pop("SLOTS"), "FINISHED": Slots(1 << 32, 8192), "TAKE": True}
     spilled = [one]
     for tile in (1, 2) if n <= 4096 else (1,):
         more = aligned_compile(
@@ -91,8 +89,8 @@ def test_exchange_kernels_compile(name, ranks, rank, n, dtype):
         spilled.append(check(*more, f"two-shot {name}, {tile} rows at once"))
     found = aligned_compile(peer_spread.two_shot_spread, types | words, values, more_warps)
     spilled.insert(0, check(*found, f"spread {name}"))
-    del values["Y_START"], values["Y_ROWS"], values["TAKE"]
-    values |= {"FLAG_START": 1 << 30, "FLAG_COUNT": 256, "TILE": 1, "WAIT": True}
+    del values["FINISHED"], values["TAKE"]
+    values |= {"FLAGS": Flags(1 << 30, 256), "TILE": 1, "WAIT": True}
     kinds = types | {"y_begin": "i64"}
     ptx, log = aligned_compile(peer_direct.two_shot_direct, kinds, values, warps)
     spilled.insert(0, check(ptx, log, f"direct {name}"))
@@ -101,10 +99,10 @@ def test_exchange_kernels_compile(name, ranks, rank, n, dtype):
 
 
 def test_words_are_gathered_and_rows_read_by_address():
-    types = dict.fromkeys(PLACES, "*i64") | {"x": "*i32", "gathered": "*i32", "words": "i32"}
-    values = {"RANK": 1, "RANKS": 4, "START": 4096, "ROOM": 65536, "BLOCK": 1024,
-              "PUSH": True, "TAKE": True, "LIVE": True}  # fmt: skip
-    ptx, log = compile_for_hopper(peer_gather.gather_words, types, values, 4, 3)
+    types = {"links": LINKS, "x": "*i32", "gathered": "*i32", "words": "i32"}
+    values = {"WORLD": KernelWorld(1, 4, True), "SLOTS": Buffers(4096, 65536), "BLOCK": 1024}
+    values |= {"PUSH": True, "TAKE": True}
+    ptx, log = aligned_compile(peer_gather.gather_words, types, values, 4, strides=())
     check(ptx, log, "gather", floats=False)
     assert re.search(r"ld\.volatile\.global(\.v2)?\.b64", ptx)  # bits and tag in one access
     types = {"ids": "*i64", "table": "*i64", "y": "*i32"}

@@ -8,20 +8,21 @@ pytest.importorskip("triton")
 
 import triton
 
-from tests.kernels.compiled.test_peer import PLACES, aligned_compile, check
+from tests.kernels.compiled.test_peer import LINKS, aligned_compile, check
 from tpdet.kernels.cuda.exchange import columns as peer_columns
 from tpdet.kernels.cuda.exchange import one_shot as peer_fold
 from tpdet.kernels.cuda.exchange import rows as peer_rows
+from tpdet.kernels.cuda.exchange.arguments import Buffers, KernelWorld
 from tpdet.kernels.cuda.pointwise.norm import eps_bits
 
 
 @pytest.mark.parametrize(("ranks", "width"), [(2, 12288), (4, 4096)])
 def test_gathered_columns_travel_in_wide_words(ranks, width):
-    types = dict.fromkeys(PLACES, "*i64") | {"x": "*i32", "gathered": "*i32", "m": "i32"}
+    types = {"links": LINKS} | {"x": "*i32", "gathered": "*i32", "m": "i32"}
     part = width // 2 // ranks
-    values = {"RANK": 1, "RANKS": ranks, "PART": part, "START": 0, "ROOM": 1 << 26,
-              "BLOCK": min(triton.next_power_of_2(part), 2048 // ranks),
-              "PUSH": True, "TAKE": True, "LIVE": True}  # fmt: skip
+    values = {"WORLD": KernelWorld(1, ranks, True), "BUFFERS": Buffers(0, 1 << 26), "PART": part}
+    values |= {"BLOCK": min(triton.next_power_of_2(part), 2048 // ranks)}
+    values |= {"PUSH": True, "TAKE": True}
     ptx, log = aligned_compile(peer_columns.gather_columns, types, values, 4, strides=())
     assert check(ptx, log, "gather columns") == 0
 
@@ -29,11 +30,11 @@ def test_gathered_columns_travel_in_wide_words(ranks, width):
 @pytest.mark.parametrize(("ranks", "n"), [(2, 4096), (4, 4096), (4, 8192)])
 @pytest.mark.parametrize("few", [True, False])
 def test_gathering_with_the_norm_compiles(ranks, n, few):
-    types = dict.fromkeys(PLACES, "*i64") | dict.fromkeys(("residual", "weight", "h", "y"), "*bf16")
+    types = {"links": LINKS} | dict.fromkeys(("residual", "weight", "h", "y"), "*bf16")
     types |= {"x": "*i16", "m": "i32", "stride": "i32"}
-    values = {"RANK": 1, "RANKS": ranks, "N": n, "BLOCK": triton.next_power_of_2(n),
-              "PART_BLOCK": triton.next_power_of_2(n // ranks), "EPS_BITS": eps_bits(1e-6),
-              "START": 0, "ROOM": 1 << 27, "PUSH": True, "TAKE": True, "LIVE": True}  # fmt: skip
+    values = {"WORLD": KernelWorld(1, ranks, True), "BUFFERS": Buffers(0, 1 << 27), "N": n}
+    values |= {"BLOCK": triton.next_power_of_2(n), "PART_BLOCK": triton.next_power_of_2(n // ranks)}
+    values |= {"EPS_BITS": eps_bits(1e-6), "PUSH": True, "TAKE": True}
     warps = peer_fold.one_shot_warps(n) if few else min(16, n // 256)
     found = aligned_compile(peer_columns.gather_and_norm, types, values, warps, ("stride",))
     ptx, log = found
@@ -44,9 +45,9 @@ def test_gathering_with_the_norm_compiles(ranks, n, few):
 
 @pytest.mark.parametrize(("ranks", "columns"), [(2, 75_968), (4, 37_984)])
 def test_exchanged_rows_travel_in_wide_words(ranks, columns):
-    types = dict.fromkeys(PLACES, "*i64") | {"x": "*i32", "mine": "*i32"}
+    types = {"links": LINKS} | {"x": "*i32", "mine": "*i32"}
     types |= {"m": "i32", "share": "i32"}
-    values = {"RANK": 1, "RANKS": ranks, "PART": columns, "START": 0, "ROOM": 1 << 26,
-              "BLOCK": 8192 // ranks, "PUSH": True, "TAKE": True, "LIVE": True}  # fmt: skip
+    values = {"WORLD": KernelWorld(1, ranks, True), "BUFFERS": Buffers(0, 1 << 26)}
+    values |= {"PART": columns, "BLOCK": 8192 // ranks, "PUSH": True, "TAKE": True}
     ptx, log = aligned_compile(peer_rows.take_rows, types, values, 8, strides=())
     assert check(ptx, log, "exchange rows") == 0

@@ -12,7 +12,8 @@ from tpdet.comm.exchange.peer_memory import PeerTensor
 from tpdet.comm.exchange.slot_layout import FLAGS, SlotLayout
 from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import direct as peer_direct
-from tpdet.kernels.cuda.exchange.one_shot import Peers, run_one_shot
+from tpdet.kernels.cuda.exchange.arguments import Peers
+from tpdet.kernels.cuda.exchange.one_shot import run_one_shot
 from tpdet.kernels.cuda.exchange.spread import run_two_shot_spread
 from tpdet.kernels.cuda.exchange.two_shot import run_two_shot
 from tpdet.kernels.cuda.pointwise import norm
@@ -84,27 +85,23 @@ class Host:
         layout, found = self.layout, []
         for _ in range(self.ranks):
             found.append(tuple(torch.full_like(residual, float("nan")) for _ in range(2)))
-        y_start = layout.y_start // self.dtype.itemsize
-        two = layout.roots_start // 4, layout.share_rows, y_start, layout.piece_rows
-        one = layout.one_shot_start // 4, layout.one_shot_rows
+        two, one = (layout.roots, layout.finished), layout.one_shot
         for phase in ("push", "fold", "take") if two_shot else ("push", "fold"):
             for rank in range(self.ranks):
                 if phase == "push" and rank == absent:
                     continue
                 sums = self.sums(leaves, rank, folded)
                 many = run_two_shot_spread if two_shot == "spread" else run_two_shot
-                run, place = (many, two) if two_shot else (run_one_shot, one)
+                run, slots = (many, two) if two_shot else (run_one_shot, one)
                 peers = self.peers[int(bool(two_shot))][rank]
                 norm = Norm(weight, EPS)
-                run(sums, residual, norm, found[rank], self.plan, peers, place, (phase,))
+                run(sums, residual, norm, found[rank], self.plan, peers, slots, (phase,))
         return found
 
     def direct(self, leaves, residual, weight, folded=False):
         """(h, y) of every rank by the exchange that pushes y to where it is read."""
         layout, size, self.epoch = self.layout, self.dtype.itemsize, self.epoch + 1
         begin = layout.direct_start + self.epoch % 2 * layout.piece_rows * self.hidden * size
-        place = (layout.roots_start // 4, layout.share_rows, begin // size,
-                 layout.flag_start // 4, FLAGS)  # fmt: skip
         hidden = [torch.full_like(residual, float("nan")) for _ in range(self.ranks)]
         for phase in peer_direct.PHASES:
             for rank in range(self.ranks):
@@ -115,7 +112,9 @@ class Host:
                     hidden[rank],
                     self.plan,
                     self.peers[1][rank],
-                    place,
+                    layout.roots,
+                    layout.flags,
+                    begin // size,
                     (phase,),
                 )
         words = [memory[begin // 4 :][: residual.numel() * size // 4] for memory in self.memory]

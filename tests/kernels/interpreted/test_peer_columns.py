@@ -13,6 +13,7 @@ from tests.kernels.interpreted.peer_host import EPS, FakeMemory, draw
 from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.comm.exchange.peer_columns import PeerColumns
 from tpdet.kernels.cuda.exchange import columns as peer_columns
+from tpdet.kernels.cuda.exchange.arguments import Buffers
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.partial_sums import PartialSums
@@ -152,8 +153,8 @@ def test_what_does_not_fit_is_refused():
     host = Host(2, 64, 32, torch.float16, piece_rows=4)
     x, whole = torch.zeros(9, 32).half(), torch.zeros(9, 64).half()
     for arguments, reason in (
-        ((x, whole, host.made[0]._peers, (0, 1024)), "take fewer rows"),
-        ((x[:, :31], whole, host.made[0]._peers, (0, 4096)), "multiples of 4 bytes"),
+        ((x, whole, host.made[0]._peers, Buffers(0, 1024)), "take fewer rows"),
+        ((x[:, :31], whole, host.made[0]._peers, Buffers(0, 4096)), "multiples of 4 bytes"),
     ):
         with pytest.raises(ValueError, match=reason):
             peer_columns.run_gather_columns(*arguments)

@@ -13,6 +13,7 @@ from tests.lib.bits import assert_same_bits
 from tpdet.comm.exchange.peer_carrier import PeerCarrier
 from tpdet.comm.exchange.rows import first_rows, open_row_exchange, share_of
 from tpdet.kernels.cuda.exchange import rows as peer_rows
+from tpdet.kernels.cuda.exchange.arguments import Buffers
 
 
 class Host:
@@ -89,4 +90,6 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(ValueError, match=reason):
             exchange.whole_rows(x)
     with pytest.raises(ValueError, match="take fewer rows"):
-        peer_rows.run_take_rows(torch.zeros(9, 64), torch.zeros(5, 128), exchange._peers, (0, 2048))
+        peer_rows.run_take_rows(
+            torch.zeros(9, 64), torch.zeros(5, 128), exchange._peers, Buffers(0, 2048)
+        )
