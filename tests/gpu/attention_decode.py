@@ -120,7 +120,7 @@ def replayed(variant):
 
 
 def rotation(rows, heads=(32, 8), head=128, dtype=torch.bfloat16, seed=0):
-    """q, k, v as parts of one product, tables, norms, pages and the batch of so many rows."""
+    """q, k, v as parts of one product, tables, norms, pages and the batch of `rows` rows."""
     wide = draw(rows, (heads[0] + 2 * heads[1]) * head, dtype=dtype, kind="heavy", seed=seed)
     parts = wide.split([heads[0] * head, heads[1] * head, heads[1] * head], 1)
     tables = [draw(4096, head // 2, dtype=torch.float32, seed=s) for s in (1, 2)]

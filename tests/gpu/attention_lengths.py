@@ -1,8 +1,8 @@
 """Attention at every length, whole and in random chunks, several sequences a launch.
 
 A sequence's first rows are those of every shorter one (attention looks back only), so one long
-sequence holds the reference of all lengths; each length is computed as a sequence of its own, on
-pages of its own that hold NaN elsewhere.
+sequence holds the reference of all lengths; each length is computed as a separate sequence, on
+separate pages that hold NaN elsewhere.
 """
 
 import random

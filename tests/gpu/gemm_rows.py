@@ -121,7 +121,7 @@ def check_bits():
 
 
 def compile_one(case):
-    """In a process of its own: the compiled kernel stays in the cache on disk."""
+    """In a separate process: the compiled kernel stays in the cache on disk."""
     m, n, k, leaves, roots, choice = case
     x = torch.zeros(m, leaves * k, dtype=torch.bfloat16, device="cuda")
     w = torch.zeros(leaves, n, k, dtype=torch.bfloat16, device="cuda")

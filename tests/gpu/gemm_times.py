@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from tests.gpu.checks import attempt, draw
 from tests.gpu.gemm_shapes import COLUMN_SHAPES, LEAVES, ROW_SHAPES
@@ -16,6 +17,7 @@ from tpdet.kernels.cuda.pointwise import activation, fold, norm
 from tpdet.kernels.inputs.norm import Norm
 
 TIMED_ROWS = (1, 16, 64, 256, 1024, 4096)
+NO_ROOM = (OutOfResources, PTXASError)  # a tile without the shared memory or registers it needs
 FLOOR_BYTES = 4.5e12  # measured read bandwidth of an H200
 FLOOR_FLOPS = 0.79e15  # the best cuBLAS product measured there
 
@@ -137,8 +139,8 @@ def sweep():
                 run = lambda w, v=variant, x=x: gemm.column_gemm(x, w, None, x.dtype, v)
                 try:
                     found.append((interleaved_medians((run,), weights, repeats=3)[0], variant))
-                except Exception:
-                    torch.cuda.synchronize()
+                except NO_ROOM as error:
+                    print(f"{name} M={m} {variant}: {error}", flush=True)
             found.sort(key=lambda entry: entry[0])
             best = " | ".join(
                 f"{t / peer:.2f} {v.rows}x{v.columns}x{v.depth} w{v.warps} s{v.stages}"

@@ -1,4 +1,4 @@
-"""Products by warps of several trades: bits, then times beside another kernel and cuBLAS.
+"""Warp-specialised GEMM: bits, then times beside another kernel and cuBLAS.
 
     python -m tests.gpu.gluon_gemm            all, under 60 seconds
     python -m tests.gpu.gluon_gemm bits
@@ -91,7 +91,7 @@ def columns_have_the_bits_of_another_tile(kind):
 
 
 def has_the_bits_of_leaves_folded_apart(kind, n, k):
-    """Every order, rank, cut and ring against leaves apart by one pointer tile and torch.add."""
+    """Every order, rank, cut and stage count against leaves apart: a pointer tile, torch.add."""
     seen, w8 = {}, draw(LEAVES, n, k, kind=kind, seed=1)
     for name in order.FOLD_ORDERS:
         for ranks in (1, 2, 4):

@@ -1,9 +1,17 @@
 """Attention of sequences with few rows in a step: every split a program, merged in order.
 
-The workspace holds, for each listed split, key head and row (a token and a query head of the
-group), the split's largest score, mass and weighted values in fp32. FUSED, the last program of a
-sequence and key head to finish merges all of its splits, in ascending order like everyone; else
-`merge_splits` follows as a launch of its own, whose programs are spread wider.
+    M, P, B  rows of the step, pages, sequences; a token has one row
+    Hq, Hkv  query and key heads; GROUP = Hq / Hkv query heads share a key head
+    D        lanes of a head (HEAD), LANES with the pad to a power of two
+    R        rows of a program (ROWS): a token and a query head of the group each
+    q, out [M, Hq, D], k_pages, v_pages [P, Hkv, 256, D]: bf16, fp16 or fp32; sums are fp32
+    rows [B, 3] (first row, tokens, first position), tables [B, widest] (pages): int32
+    splits [N, 2] (sequence, split): int32; a split is 256 keys, a tile 64
+
+The workspace holds, for each listed split, key head and row, the split's largest score, mass and
+weighted values in fp32. FUSED, the last program of a sequence and key head to finish merges all
+splits of it, in ascending order as always; else the launch of `merge_splits` follows, whose
+programs are spread wider.
 """
 
 import triton
@@ -57,21 +65,23 @@ def _walk_split(
     if SWAPPED:
         query, w, o = tl.trans(query), tl.trans(w), tl.trans(o)
     for tile in tl.range(first_tile, end_tile, num_stages=STAGES):
-        place = tile * TILE + inside
-        key = first_key + place
+        # 1. keys of the tile, and whether they are stored
+        offset = tile * TILE + inside
+        key = first_key + offset
         stored = key < end
         if WINDOW:
             stored = stored & (key > low - window)
+        # 2. load K and V, and add the tile to the state
         if SWAPPED:
-            row_at = place[:, None] * HEAD + lane[None, :]
+            row_at = offset[:, None] * HEAD + lane[None, :]
             mask = stored[:, None] & (lane < HEAD)[None, :]
             k = tl.load(k_page + row_at, mask=mask, other=0.0)
             v = tl.load(v_page + row_at, mask=mask, other=0.0)
             seen = sees(key[:, None], position[None, :], window, WINDOW)
             m, w, o = add_tile_swapped(query, k, tl.trans(v), seen, m, w, o, scale)
         else:
-            k_at = k_page + place[None, :] * HEAD + lane[:, None]
-            v_at = v_page + place[:, None] * HEAD + lane[None, :]
+            k_at = k_page + offset[None, :] * HEAD + lane[:, None]
+            v_at = v_page + offset[:, None] * HEAD + lane[None, :]
             k = tl.load(k_at, mask=stored[None, :] & (lane < HEAD)[:, None], other=0.0)
             v = tl.load(v_at, mask=stored[:, None] & (lane < HEAD)[None, :], other=0.0)
             seen = sees(key[None, :], position[:, None], window, WINDOW)
@@ -83,7 +93,7 @@ def _walk_split(
 
 @triton.jit
 def _store_state(split_largest, split_mass, split_total, at, m, w, o, live, HEAD: tl.constexpr):
-    """A split's state of rows at places `at` of the workspace; `live` rows alone."""
+    """Store a split's state at index `at` [R] of the workspace; `live` rows alone."""
     lane = tl.arange(0, o.shape[1])
     tl.store(split_largest + at, m, mask=live)
     tl.store(split_mass + at, row_mass(w), mask=live)
@@ -130,6 +140,7 @@ def attend_splits(
     one after another from split 0; MERGED rows of a part may hold tokens.
     """
     await_earlier(DEPENDENT)
+    # 1. this program's key head, part of the rows, and split of a sequence
     head = tl.program_id(0) % KEY_HEADS
     work = tl.program_id(0) // KEY_HEADS
     part = work % row_parts
@@ -140,6 +151,7 @@ def attend_splits(
     count = tl.load(rows + sequence * 3 + 1)
     start = tl.load(rows + sequence * 3 + 2)
     number = tl.load(tables + sequence * widest + split)  # before the branch: one wait less
+    # 2. the splits that a row of the part sees: [begin, last]
     row = part * ROWS + tl.arange(0, ROWS)
     token = row // GROUP
     low = part * ROWS // GROUP
@@ -149,6 +161,7 @@ def attend_splits(
         begin = tl.maximum(start + low - window + 1, 0) // PAGE
     last = (start + high) // PAGE
     if (low < count) & (begin <= split) & (split <= last):
+        # 3. load q
         lane = tl.arange(0, LANES)
         live = token < count
         column = (head * GROUP + row % GROUP) * HEAD
@@ -156,6 +169,7 @@ def attend_splits(
         to = (first_row + token).to(tl.int64)
         q_at = q + to[:, None] * q_stride + column[:, None] + lane[None, :]
         query = tl.load(q_at, mask=mask, other=0.0)
+        # 4. the state of the split
         page = (number.to(tl.int64) * KEY_HEADS + head) * (PAGE * HEAD)
         m, w, o = _walk_split(
             query,
@@ -176,6 +190,7 @@ def attend_splits(
         )
         at = (pair * KEY_HEADS + head).to(tl.int64) * row_count + row
         if FUSED:
+            # 5. the only split: its state is the result
             if begin == last:
                 before, no_mass, nothing = fresh_state(ROWS, LANES)
                 _, mass, total = merge(before, row_mass(no_mass), nothing, live, m, row_mass(w), o)
@@ -193,10 +208,12 @@ def attend_splits(
                     ROWS,
                 )
             else:
+                # 6. store the state and arrive
                 _store_state(split_largest, split_mass, split_total, at, m, w, o, live, HEAD)
                 tl.debug_barrier()  # all of this program's stores come before its arrival
                 arrival = arrivals + (sequence * row_parts + part) * KEY_HEADS + head
                 if tl.atomic_add(arrival, 1, sem="acq_rel") == last - begin:
+                    # 7. the last program to arrive merges all splits
                     tl.store(arrival, 0)
                     first = ((pair - split) * KEY_HEADS + head).to(tl.int64) * row_count
                     w_all, o_all = merge_in_order(

@@ -1,4 +1,7 @@
-"""Merging the splits of a sequence, ascending, in the program that ended the last of them."""
+"""Merging the splits of a sequence, ascending, in the program that ended the last of them.
+
+Shapes are those of `decode.py`; MERGED is the rows of a part that may hold tokens, at most R.
+"""
 
 import triton
 import triton.language as tl
@@ -35,8 +38,8 @@ def merge_in_order(
 ):
     """Mass [MERGED] and weighted values [MERGED, LANES] over splits [begin, end), ascending.
 
-    `first` is the place of split 0 and row 0 of the part. Past the first-level cache: other
-    programs wrote the states. UNROLL splits are loaded ahead of the chain of merges.
+    `first` is the index of split 0 and row 0 of the part. Loads pass by the first-level cache, as
+    other programs wrote the states. UNROLL splits are loaded ahead of the chain of merges.
     """
     lane = tl.arange(0, LANES)
     row = tl.arange(0, MERGED)

@@ -1,11 +1,17 @@
-"""Merging the splits of a row in ascending order, as a launch of its own: for many splits.
+"""Merging the splits of a row in ascending order, in a separate launch: for many splits.
 
     m'_i = max(m_0 .. m_i),  a_i = exp2(m'_(i-1) - m'_i),  b_i = exp2(m_i - m'_i)
     o' = (o' * a_i) + (o_i * b_i)
 
-is `attention_split.merge` split after split. A maximum has no order, so the factors of a chunk of
-splits and the products with b are taken side by side; a chain of one product and one sum a split is
-left, on values that wait in shared memory.
+is `split.merge` split after split. A maximum has no order, so the factors of a chunk of splits and
+the products with b are taken side by side; what remains is a chain of one product and one sum a
+split, on values that wait in shared memory.
+
+    S        listed sequences: short [S, 2] int32 (sequence, the first of its listed splits)
+    D, LANES lanes of a head, and with the pad to a power of two
+    m, a, b  [CHUNK] fp32 by split; o [CHUNK, LANES] fp32
+    split_largest, split_mass [N * Hkv * row_count], split_total [.., D]: the workspace, fp32
+    out [M, Hq, D]: bf16, fp16 or fp32
 """
 
 import triton.language as tl
@@ -40,10 +46,10 @@ def _factors(
     """a, b, mass * b of CHUNK splits from `chunk` on, and the maximum after them."""
     index = gl.arange(0, CHUNK, layout=LAYOUT)
     live = chunk + index < end
-    place = (chunk + index).to(gl.int64) * stride + at
-    own = gl.load(split_largest + place, mask=live, other=UNSEEN)
-    mass = gl.load(split_mass + place, mask=live, other=0.0)
-    before = gl.load(split_largest + (place - stride), mask=live & (index > 0), other=UNSEEN)
+    state = (chunk + index).to(gl.int64) * stride + at
+    own = gl.load(split_largest + state, mask=live, other=UNSEEN)
+    mass = gl.load(split_mass + state, mask=live, other=0.0)
+    before = gl.load(split_largest + (state - stride), mask=live & (index > 0), other=UNSEEN)
     before = gl.maximum(gl.associative_scan(before, 0, _larger), largest)
     raised, a, b = merge_factors(before, own)
     return a, b, mass * b, gl.max(raised, 0)
@@ -73,6 +79,7 @@ def merge_splits(
     CHUNK splits, at least 8, are loaded together.
     """
     await_earlier(DEPENDENT)
+    # 1. layouts and shared memory of a chunk
     QUADS: gl.constexpr = LANES // 4 if LANES < 128 else 32
     ACROSS: gl.constexpr = gl.BlockedLayout([1, 4], [32 // QUADS, QUADS], [4, 1], [1, 0])
     BY_SPLIT: gl.constexpr = gl.SliceLayout(1, ACROSS)
@@ -85,6 +92,7 @@ def merge_splits(
     value_lines = as_lines(values, gl.float32, [CHUNK, LANES], LINE)
     shrink_lines = as_lines(shrinks, gl.float32, [CHUNK, 1], LINE)
     mass_lines = as_lines(masses, gl.float32, [CHUNK, 1], LINE)
+    # 2. this program's token and query head, and the splits that it sees: [begin, end)
     query_head = gl.program_id(0) % (KEY_HEADS * GROUP)
     work = gl.program_id(0) // (KEY_HEADS * GROUP)
     token = work % short_rows
@@ -106,6 +114,7 @@ def merge_splits(
         mass = gl.zeros((1,), gl.float32, layout=BY_LANE)
         total = gl.zeros((LANES,), gl.float32, layout=BY_LANE)
         for chunk in range(begin, end, CHUNK):
+            # 3. factors and products of the chunk, side by side, to shared memory
             split = chunk + gl.arange(0, CHUNK, layout=BY_SPLIT)
             lane = gl.arange(0, LANES, layout=gl.SliceLayout(0, ACROSS))
             state = (split.to(gl.int64) * stride + at)[:, None] * HEAD + lane[None, :]
@@ -119,6 +128,7 @@ def merge_splits(
             shrinks.store(gl.convert_layout(a, BY_SPLIT)[:, None])
             masses.store(gl.convert_layout(weighed, BY_SPLIT)[:, None])
             tl.debug_barrier()
+            # 4. the chain over its splits
             steps = gl.minimum(end - chunk, CHUNK)
             for group in range(0, steps, _UNROLL):
                 for i in gl.static_range(_UNROLL):
@@ -129,6 +139,7 @@ def merge_splits(
                     inside = group + i < steps
                     mass = gl.where(inside, mass * shrink + more_mass, mass)
                     total = gl.where(inside, total * shrink + more, total)
+        # 5. the result of the row
         result = total * gl.div_rn(gl.full((1,), 1.0, gl.float32, layout=BY_LANE), mass) + 0.0
         lane = gl.arange(0, LANES, layout=BY_LANE)
         to = (first_row + token + 0 * lane).to(gl.int64) * (KEY_HEADS * GROUP) + query_head

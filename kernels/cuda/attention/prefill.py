@@ -1,4 +1,13 @@
-"""Attention of sequences with many rows in a step: one program walks all keys of its rows."""
+"""Attention of sequences with many rows in a step: one program walks all keys of its rows.
+
+M, P, B  rows of the step, pages, sequences; a token has one row
+Hq, Hkv  query and key heads; GROUP = Hq / Hkv query heads share a key head
+D        lanes of a head (HEAD), LANES with the pad to a power of two
+R        rows of a program (ROWS): a token and a query head of the group each
+q, out [M, Hq, D], k_pages, v_pages [P, Hkv, 256, D]: bf16, fp16 or fp32; sums are fp32
+rows [B, 3] (first row, tokens, first position), tables [B, widest] (pages): int32
+blocks [T, 2] (sequence, first token): int32
+"""
 
 import triton
 import triton.language as tl
@@ -54,13 +63,15 @@ def _walk_tiles(
     inside = tl.arange(0, TILE)
     m, w, o = fresh_state(ROWS, LANES)
     for tile in tl.range(first_tile, end_tile, num_stages=STAGES):
+        # 1. where the tile lies
         split = tile // TILES
         number = tl.load(table + split)
         page = (number.to(tl.int64) * KEY_HEADS + head) * (PAGE * HEAD)
-        place = (tile - split * TILES) * TILE + inside
+        offset = (tile - split * TILES) * TILE + inside
         key = tile * TILE + inside
-        k_at = k_pages + page + place[None, :] * HEAD + lane[:, None]
-        v_at = v_pages + page + place[:, None] * HEAD + lane[None, :]
+        k_at = k_pages + page + offset[None, :] * HEAD + lane[:, None]
+        v_at = v_pages + page + offset[:, None] * HEAD + lane[None, :]
+        # 2. load K and V
         if MASK:
             stored = key < length
             k = tl.load(k_at, mask=stored[None, :] & (lane < HEAD)[:, None], other=0.0)
@@ -78,13 +89,16 @@ def _walk_tiles(
                 k = tl.load(k_at, mask=(lane < HEAD)[:, None], other=0.0)
                 v = tl.load(v_at, mask=(lane < HEAD)[None, :], other=0.0)
             seen = False
+        # 3. a finished split merges before the next begins
         if (tile > first_tile) & (tile - split * TILES == 0):
             visible = tl.full((ROWS,), True, tl.int1)
             if MASK:
                 visible = sees_split(split - 1, position, window, WINDOW)
             largest, mass, total = merge(largest, mass, total, visible, m, row_mass(w), o)
             m, w, o = fresh_state(ROWS, LANES)
+        # 4. add the tile to the split's state
         m, w, o = add_tile(q, k, v, seen, m, w, o, scale, MASK)
+    # 5. merge the last split
     if end_tile > first_tile:
         visible = tl.full((ROWS,), True, tl.int1)
         if MASK:
@@ -124,6 +138,7 @@ def attend_blocks(
     is its token r // GROUP and query head r % GROUP of the key head's group. DESCRIPTORS: k_tiles
     and v_tiles are the pages as [P * Hkv * 256, D] in blocks of [64, LANES]; else not read.
     """
+    # 1. this program's key head and rows of a block
     PARTS: tl.constexpr = BLOCK * GROUP // ROWS
     head = tl.program_id(0) % KEY_HEADS
     work = tl.program_id(0) // KEY_HEADS
@@ -138,6 +153,7 @@ def attend_blocks(
     low = first + part * ROWS // GROUP
     if low < count:
         high = tl.minimum(first + (part * ROWS + ROWS - 1) // GROUP, count - 1)
+        # 2. load q
         lane = tl.arange(0, LANES)
         live = token < count
         to = (first_row + token).to(tl.int64)
@@ -145,6 +161,7 @@ def attend_blocks(
         mask = live[:, None] & (lane < HEAD)[None, :]
         q_at = q + to[:, None] * q_stride + column[:, None] + lane[None, :]
         query = tl.load(q_at, mask=mask, other=0.0)
+        # 3. tiles before `whole_end` lie in whole splits that every row sees; the others are masked
         position = start + token
         length = start + count
         end_tile = (start + high) // TILE + 1
@@ -156,6 +173,7 @@ def attend_blocks(
         largest = tl.full((ROWS,), UNSEEN, tl.float32)
         mass = tl.zeros((ROWS,), tl.float32)
         total = tl.zeros((ROWS, LANES), tl.float32)
+        # 4. walk the tiles
         if not WINDOW:
             largest, mass, total = _walk_tiles(
                 query,
@@ -209,6 +227,7 @@ def attend_blocks(
             True,
             STAGES,
         )
+        # 5. store the results
         result = row_result(mass, total, live)
         out_at = out + to[:, None] * (KEY_HEADS * GROUP * HEAD) + column[:, None] + lane[None, :]
         tl.store(out_at, result.to(out.dtype.element_ty), mask=mask)

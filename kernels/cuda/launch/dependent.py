@@ -11,9 +11,9 @@ Order and bits are those of plain launches:
   memory, until everything earlier in the stream has ended and what it wrote is visible to them,
   peers' words that it waited for too. The kernel before has itself waited so: one wait covers all.
 - A kernel launched plainly (a library's, torch's) waits for a dependent one as for any other.
-- Nothing triggers its successor early: programs that are there early take places of programs that
-  still run (2 us slower under decode attention). So no program of the kernel before is without a
-  place, also not one that a peer waits for, and nothing here can block what it waits for.
+- Nothing triggers its successor early: programs that come early take room from programs that still
+  run (2 us slower under decode attention). So every program of the kernel before has its room, also
+  one that a peer waits for, and nothing here can block what it waits for.
 
 While another stream overlaps this one (`multiprocessors.leaving`), launches are plain: a step then
 waits for events between kernels, for which CUDA does not say what a dependent launch does in a

@@ -36,7 +36,7 @@ FOLDER = Path(__file__).resolve().parent / "shape_tables"
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 """Rows at which variants are measured; decode graphs run at those up to 256."""
 
-_PAD_FROM = 256  # below so many rows a copy costs more than the library gains
+_PAD_FROM = 256  # rows; with fewer, a copy costs more than the library gains
 _PAD_SHARE = 8  # at most this part of a bucket may be pad rows
 
 

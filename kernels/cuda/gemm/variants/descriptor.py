@@ -2,6 +2,10 @@
 
     y[leaf, m, n] = round(sum over k of x[m, leaf * K + k] * w[leaf, n, k] + bias[n])
 
+    M, N, K  rows of x, columns of y, width of a leaf; L leaves (1 of a column product)
+    x [M, L * K], w [L, N, K], bias [N]: bf16 or fp16; y [L, M, N]: their dtype or fp32
+    BM, BN, BK  a tile's rows, columns and step of K
+
 Descriptors are made on the host and travel as kernel arguments: no workspace, graphs may hold
 them. A tile that reaches past N reads the next leaf's weight rows; those columns are clipped at
 the store, and a column's value reads no other column.

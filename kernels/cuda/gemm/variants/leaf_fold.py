@@ -8,6 +8,10 @@ matrix instructions (warning C7515). What a leaf's end adds up lives in register
 is spilled once a leaf where it does not. A leaf takes at least two steps of K, and the number of
 steps is not specialised: a loop of one step vanishes, and the compiler then adds into the matrix
 instruction's accumulator, in another order.
+
+    M, N, K  rows of x, columns of y, width of a leaf; L leaves, R roots
+    x [M, L * K], w [L * N, K] by descriptors: bf16 or fp16; y [R, M, N] fp32
+    BM, BN, BK  a tile's rows, columns and step of K
 """
 
 import torch
@@ -24,13 +28,14 @@ from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 
 MIN_FOLD_STEPS = 2  # steps of K in a leaf that is folded inside a program
+MINUS_ZERO = tl.constexpr(-(2**31))  # the bits of -0.0 in fp32
 _SUM_BYTES = 4  # of an fp32 sum
 
 
 @triton.jit
 def minus_zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """-0.0 everywhere: x + -0.0 is x for every x, -0.0 too."""
-    return tl.full((ROWS, COLUMNS), -2147483648, tl.int32).to(tl.float32, bitcast=True)
+    return tl.full((ROWS, COLUMNS), MINUS_ZERO, tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -80,11 +85,13 @@ def flat_fold(
         if PARTS == 2:
             group = total
         for i in range(LEAVES * steps):
+            # 1. a step of the leaf's chain
             leaf = i // steps
             step = i - leaf * steps
             a = x.load([row, (first * steps + i) * BK])
             b = w.load([(first + leaf) * n + column, step * BK])
             leaf_sum = tl.dot(b, a.T, leaf_sum) if SWAP else tl.dot(a, b.T, leaf_sum)
+            # 2. at the leaf's end: pairs, groups of pairs, the root's chain
             if step == steps - 1:
                 if PAIR == 1:
                     total += leaf_sum
@@ -100,6 +107,7 @@ def flat_fold(
                                 group = minus_zeros(ROWS, COLUMNS)
                         pair = minus_zeros(ROWS, COLUMNS)
                 leaf_sum = tl.zeros((ROWS, COLUMNS), tl.float32)
+        # 3. store the tile of the root
         total = tl.trans(total) if SWAP else total
         store_tile(y, root, row, column, total, HALVES)
 

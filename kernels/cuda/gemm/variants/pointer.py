@@ -2,6 +2,10 @@
 
     y[leaf, m, n] = round(sum over k of x[m, leaf * K + k] * w[leaf, n, k] + bias[n])
 
+    M, N, K  rows of x, columns of y, width of a leaf; L leaves (1 of a column product)
+    x [M, L * K], w [L, N, K], bias [N]: bf16, fp16 or fp32; y [L, M, N]: their dtype or fp32
+    BM, BN, BK  a tile's rows, columns and step of K
+
 With few rows the weight's rows stand on the M side of the matrix instruction (`SWAP`), so a tile
 is 64 weight rows by 16 rows of x and a pass over the weight is all that is read.
 """
@@ -48,6 +52,7 @@ def pointer_chain(
 ):
     """One [BM, BN] tile of one leaf (program axis 1)."""
     await_earlier(DEPENDENT)
+    # 1. where the tile's operands lie
     first_row, first_column = tile_origin(tl.program_id(0), m, n, BM, BN)
     leaf = tl.program_id(1).to(tl.int64)
     rows = first_row + tl.arange(0, BM)
@@ -56,6 +61,7 @@ def pointer_chain(
     here = rows < m
     x_at = x + rows.to(tl.int64)[:, None] * stride_x + leaf * k + depth[None, :]
     w_at = w + leaf * n * k + columns.to(tl.int64)[:, None] * k + depth[None, :]
+    # 2. the chain over K
     total = tl.zeros((BN, BM) if SWAP else (BM, BN), tl.float32)
     for at in range(0, k, BK):
         a = tl.load(x_at + at, mask=here[:, None], other=0.0)
@@ -67,6 +73,7 @@ def pointer_chain(
             total = tl.dot(b, tl.trans(a), total, input_precision="ieee")
         else:
             total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
+    # 3. bias, and the store clipped at M and N
     if SWAP:
         total = tl.trans(total)
     if HAS_BIAS:

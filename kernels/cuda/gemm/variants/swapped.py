@@ -2,8 +2,12 @@
 
     y[leaf, m, n] = round(sum over k of x[m, leaf * K + k] * w[leaf, n, k] + bias[n])
 
+    M, N, K  rows of x, columns of y, width of a leaf; L leaves (1 of a column product)
+    x [M, L * K], w [L, N, K], bias [N]: bf16 or fp16; y [L, M, N]: their dtype or fp32
+    BM, BN, BK  a tile's rows, columns and step of K
+
 A tile is 64 or 128 weight rows by 8 to 128 rows of x: one pass over the weight is all that is read,
-and loads need no registers, so many stages fit. Tiles past M or N are clipped as in
+and loads need no registers, which leaves room for many stages. Tiles past M or N are clipped as in
 `descriptor.py`.
 """
 

@@ -14,8 +14,8 @@ _FLOAT32_BYTES = 4
 class Tile:
     """Tile [rows, columns] of the output by `depth` of K, for one program.
 
-    variant: the name of the variant that runs it; halves: the store goes through shared memory in
-    so many pieces; ctas: programs a multiprocessor, where a program loops over tiles.
+    variant: the name of the variant that runs it; halves: the pieces in which the store goes
+    through shared memory; ctas: programs a multiprocessor, where a program loops over tiles.
     """
 
     rows: int

@@ -37,6 +37,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from tpdet.kernels.cuda.gemm.variants.leaf_fold import MINUS_ZERO
 from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
 from tpdet.kernels.cuda.launch.dependent import await_earlier
 from tpdet.kernels.cuda.launch.warp_pipeline import (
@@ -59,7 +60,6 @@ TILE_ROWS = gl.constexpr(CONSUMERS.value * CONSUMER_ROWS.value)
 PRODUCER_REGISTERS = gl.constexpr(24)
 CONSUMER_REGISTERS = gl.constexpr(240)
 _VALUE_BYTES = gl.constexpr(2)  # of x and w
-_MINUS_ZERO = gl.constexpr(-(2**31))  # the bits of -0.0 in fp32
 
 
 class Pipeline(NamedTuple):
@@ -147,7 +147,7 @@ def _leaf(pipeline, consumer, at, steps, COLUMNS: gl.constexpr):
 def _minus_zeros(COLUMNS: gl.constexpr):
     """-0.0 everywhere [CONSUMER_ROWS, COLUMNS]: x + -0.0 is x for every x, -0.0 too."""
     BY_LANE: gl.constexpr = accumulator_layout(COLUMNS)
-    bits = gl.full((CONSUMER_ROWS, COLUMNS), _MINUS_ZERO, gl.int32, layout=BY_LANE)
+    bits = gl.full((CONSUMER_ROWS, COLUMNS), MINUS_ZERO, gl.int32, layout=BY_LANE)
     return gl.cast(bits, gl.float32, bitcast=True)
 
 

@@ -75,11 +75,12 @@ def _launch(
 ) -> None:
     (leaves, n, k), m = w.shape, x.shape[0]
     rows, columns, depth = CONSUMER_ROWS.value, tile.columns, tile.depth
-    ring = NVMMASharedLayout(2 * depth, 16, 2)
-    place = NVMMASharedLayout(2 * depth, 8 * y.element_size(), 2)
-    x_tiles = TensorDescriptor.from_tensor(x, [rows, depth], ring)
-    w_tiles = TensorDescriptor.from_tensor(w.view(leaves * n, k), [columns, depth], ring)
-    y_tiles = TensorDescriptor.from_tensor(y.view(-1, n), [rows, columns], place)
+    line = depth * x.element_size()  # bytes that are swizzled together
+    stage = NVMMASharedLayout(line, 8 * x.element_size(), 2)
+    slot = NVMMASharedLayout(line, 8 * y.element_size(), 2)
+    x_tiles = TensorDescriptor.from_tensor(x, [rows, depth], stage)
+    w_tiles = TensorDescriptor.from_tensor(w.view(leaves * n, k), [columns, depth], stage)
+    y_tiles = TensorDescriptor.from_tensor(y.view(-1, n), [rows, columns], slot)
     blocks = form.roots * triton.cdiv(m, tile.rows) * triton.cdiv(n, columns)
     warp_specialised_fold[(min(sms, blocks),)](
         x_tiles,
@@ -109,7 +110,7 @@ def _launch(
 def folds(form: RootForm, k: int, tile: Tile) -> bool:
     """Whether it folds leaves of width k of this form by this tile."""
     several = form.leaves > 1 and k // tile.depth >= MIN_FOLD_STEPS
-    rests = form.parts == 2 and form.groups > 1  # a half rests in the slot of its tile
+    rests = form.parts == 2 and form.groups > 1  # the first terms rest in the slot of the tile
     room = slots_bytes(tile, _SUM_BYTES) if rests else stages_bytes(tile)
     return several and tile.columns == 128 and cut_for_it(k, tile) and room <= H200.shared_bytes
 
