@@ -1,4 +1,7 @@
-"""SiLU-and-multiply: y = round((g / (1 + exp2(-g * log2 e))) * u), fp32, division IEEE-rounded."""
+"""SiLU-and-multiply: y = round((g / (1 + exp2(-g * log2 e))) * u), fp32, division IEEE-rounded.
+
+Shapes: M rows, I values of a row. gate_up [M, 2 * I], gate first; y [M, I].
+"""
 
 import torch
 import triton

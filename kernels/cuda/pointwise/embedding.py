@@ -1,4 +1,9 @@
-"""Embedding rows and stored keys on a GPU: copies of bits, no arithmetic."""
+"""Embedding rows and stored keys on a GPU: copies of bits, no arithmetic.
+
+Shapes: M rows, V ids of the vocabulary, H values of a row, Hkv key heads of D values.
+
+    ids, slots [M] int64    table [V, H]    k, v [M, Hkv, D]    k_pages, v_pages [P, Hkv, 256, D]
+"""
 
 import torch
 import triton

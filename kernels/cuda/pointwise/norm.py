@@ -7,6 +7,10 @@ The sum of squares is int64 fixed point: rint(x^2 * 2^(40 - 2e)), e the exponent
 largest |x|, so no layout can change it; square root, division and `+ eps` are fp64 and
 IEEE-rounded. Finite rows have the bits of `kernels/cpu/pointwise/norm.py`; a row with NaN or
 infinity gives NaN. One program a row (or a few), N up to 65,536.
+
+Shapes: M rows, N values of a row, C fp32 sums that are folded.
+
+    x, residual, h, y [M, N]    weight, bias [N]    sums [C, M, N] fp32
 """
 
 import struct
@@ -39,15 +43,18 @@ def power_of_two(exponent):
 @triton.jit
 def reciprocal_root(x, N: tl.constexpr, EPS_BITS: tl.constexpr):
     """r [R] in fp32 for rows x [R, BLOCK] in fp32, zero past N; EPS_BITS: eps as fp64 bits."""
+    # 1. The exponent of each row's largest value.
     largest = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     finite = largest < _INFINITY
     wide_largest = tl.where(finite, largest, 0).to(tl.float32, bitcast=True).to(tl.float64)
     exponent = (wide_largest.to(tl.int64, bitcast=True) >> 52) - 1023
     exponent = tl.where(wide_largest == 0.0, 0, exponent)
+    # 2. The sum of squares in fixed point, which no order of additions changes.
     wide = tl.where(finite[:, None], x, 0.0).to(tl.float64)
     scaled = (wide * wide) * power_of_two(exponent * -2 + _MASS_BITS)[:, None]
     whole = ((scaled + _ROUNDER) - _ROUNDER).to(tl.int64)
     mass = tl.sum(whole, axis=1).to(tl.float64) * power_of_two(exponent * 2 - _MASS_BITS)
+    # 3. One over the root, in fp64, rounded once.
     count = tl.full(mass.shape, N, tl.float64)
     eps = tl.full(mass.shape, EPS_BITS, tl.int64).to(tl.float64, bitcast=True)
     one = tl.full(mass.shape, 1, tl.float64)
@@ -75,12 +82,14 @@ def norm_rows(
     DEPENDENT: tl.constexpr,
 ):
     """With a PROGRAM, h of the fold of `sums`, `bias`, `residual` goes to x first. NORM: y of x."""
+    # 1. Wait for earlier kernels; choose this program's rows.
     await_earlier(DEPENDENT)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     present = columns < N
     here = (rows < m)[:, None] & present[None, :]
     at = rows[:, None] * N + columns[None, :]
+    # 2. Fold the sums and add bias and residual, or load rows that are whole.
     if len(PROGRAM.planes) > 0:
         value = folded_operands(sums, m * N, at, here, PROGRAM)
         if HAS_BIAS:
@@ -93,6 +102,7 @@ def norm_rows(
         tl.store(x + at, value, mask=here)
     else:
         value = tl.load(x + rows[:, None] * stride + columns[None, :], mask=here, other=0.0)
+    # 3. Norm the rows.
     if NORM:
         wide = value.to(tl.float32)
         scale = tl.load(weight + columns, mask=present, other=0.0).to(tl.float32)

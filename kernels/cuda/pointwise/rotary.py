@@ -4,6 +4,8 @@ first'  = first * cos - second * sin
 second' = second * cos + first * sin          (halves of a head, as Hugging Face pairs them)
 
 The norm before it is `norm.reciprocal_root` over a head, whatever the number of heads a rank holds.
+
+Shapes: M rows, heads of D values, HALF = D / 2. x [M, heads, D]; cos, sin [M, HALF] fp32.
 """
 
 import torch

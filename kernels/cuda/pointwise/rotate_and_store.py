@@ -2,6 +2,11 @@
 
 The arithmetic is `rotary.rotated_halves`, which `rotate_heads` uses too; the pages are written as
 `embedding.store_kv` writes them. A program takes some heads of one row: queries, keys or values.
+
+Shapes: M rows, Hq query heads, Hkv key heads, D values of a head, P pages of 256 tokens.
+
+    q, out [M, Hq, D]    k, v [M, Hkv, D]    k_pages, v_pages [P, Hkv, 256, D]
+    positions, slots [M] int64    cos, sin [positions, D / 2] fp32    query_norm, key_norm [D]
 """
 
 from dataclasses import dataclass
@@ -31,7 +36,7 @@ _FEW = 32
 
 
 def share(rows: int) -> Share:
-    """The choice for a step of so many rows: few rows are spread over more programs."""
+    """The choice for a step of `rows` rows: few rows are spread over more programs."""
     return FEW_ROWS if rows <= _FEW else MANY_ROWS
 
 
@@ -66,6 +71,7 @@ def rotate_and_store_heads(
 
     q, k, v [M, heads, D] with row strides; out [M, Hq, D] contiguous; pages [P, Hkv, 256, D].
     """
+    # 1. Wait for earlier kernels; choose this program's row and heads.
     await_earlier(DEPENDENT)
     QUERY_PARTS: tl.constexpr = (QUERY_HEADS + BLOCK - 1) // BLOCK
     KEY_PARTS: tl.constexpr = (KEY_HEADS + BLOCK - 1) // BLOCK
@@ -77,6 +83,7 @@ def rotate_and_store_heads(
         turn = tl.load(positions + row) * HALF + lane
         c = tl.load(cos + turn, mask=lane < HALF, other=0.0)
         s = tl.load(sin + turn, mask=lane < HALF, other=0.0)
+        # 2. Rotate queries.
         if part < QUERY_PARTS:
             head = part * BLOCK + tl.arange(0, BLOCK)
             at = head[:, None] * HEAD + lane[None, :]
@@ -86,6 +93,7 @@ def rotate_and_store_heads(
             to = out + row * (QUERY_HEADS * HEAD) + at
             tl.store(to, first.to(out.dtype.element_ty), mask=mask)
             tl.store(to + HALF, second.to(out.dtype.element_ty), mask=mask)
+        # 3. Rotate keys and store them in their page.
         else:
             slot = tl.load(slots + row)
             head = (part - QUERY_PARTS) * BLOCK + tl.arange(0, BLOCK)
@@ -96,6 +104,7 @@ def rotate_and_store_heads(
             to = k_pages + page + head[:, None] * (PAGE * HEAD) + lane[None, :]
             tl.store(to, first.to(k_pages.dtype.element_ty), mask=mask)
             tl.store(to + HALF, second.to(k_pages.dtype.element_ty), mask=mask)
+    # 4. Store values in their page.
     else:
         slot = tl.load(slots + row)
         whole = tl.arange(0, 2 * LANES)
