@@ -177,7 +177,7 @@ class EngineConfig(BaseModel):
         return self
 
     @property
-    def seats(self) -> int:
+    def max_running(self) -> int:
         """How many sequences run at a time, at most."""
         return self.fixed_batch or self.max_num_seqs
 

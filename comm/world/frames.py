@@ -1,8 +1,8 @@
 """Frames: how a byte message of any length travels in tensors of fixed length.
 
 A frame is a 20-byte header and the first bytes of the payload. Each collective of gloo costs
-milliseconds on a busy machine, so a short message needs only one, of frames. The rest of a longer
-message follows in a second collective, whose length every rank knows from the headers.
+milliseconds on a busy machine, so a short message takes one collective: that of the frames. The
+rest of a longer message follows in a second one, whose length every rank knows from the headers.
 
 Header, little endian: magic "TPDF", operation (u16), format version (u16), sequence number (u32),
 payload length (u64). A receiver MUST refuse another magic, version or operation, a sequence

@@ -108,8 +108,8 @@ def test_a_fixed_batch_that_cannot_be_is_refused():
     ):
         with pytest.raises(UsageError, match=text):
             EngineConfig.from_values(model="m", **values)
-    assert EngineConfig.from_values(model="m", fixed_batch=9).seats == 9
-    assert EngineConfig.from_values(model="m").seats == 256
+    assert EngineConfig.from_values(model="m", fixed_batch=9).max_running == 9
+    assert EngineConfig.from_values(model="m").max_running == 256
     # Pads never cross a block of the output head, nor a graph's rows.
     limit = EngineConfig.model_json_schema()["properties"]["fixed_batch"]["anyOf"][0]["maximum"]
     assert limit <= HEAD_ROWS

@@ -1,4 +1,4 @@
-"""What a decode step takes at start, measured by requests that the engine makes."""
+"""Measures at start how long decode steps take, by requests that the engine makes."""
 
 import logging
 import random

@@ -85,7 +85,7 @@ class Engine:
         self.max_model_len = self.runner.max_model_len
         self.grammars = LazyGrammars(config, self.model_config.vocab_size)
         self.scheduler = Scheduler(
-            max_num_seqs=config.seats,
+            max_num_seqs=config.max_running,
             max_num_batched_tokens=config.max_num_batched_tokens,
             num_pages=self.runner.num_pages,
             max_queue=config.max_queue,

@@ -1,4 +1,4 @@
-"""Fault points of the step loop: they cause what `launch.life.faults` describes. For tests."""
+"""Fault points of the step loop, for tests: they cause the faults of `launch.life.faults`."""
 
 import os
 import resource
@@ -24,7 +24,7 @@ class FaultPoints:
         self._waiting = sorted(mine, key=lambda fault: fault.step)
 
     def meet(self, plan: StepPlan, results: TakeLogits) -> tuple[StepPlan, TakeLogits]:
-        """What is due at this plan happens; the plan and the taking of its logits go on so."""
+        """Cause the faults due at this plan; the plan and the results to go on with."""
         for fault in [fault for fault in self._waiting if fault.step <= plan.step]:
             if fault.action == "nan-row" and not any(row.logits for row in plan.rows):
                 continue  # nothing to spoil yet
@@ -39,7 +39,7 @@ class FaultPoints:
 
 
 def happen(action: str) -> None:
-    """Do to this process what the action says."""
+    """Cause one fault in this process. Raises ValueError for an unknown action."""
     if action in _SIGNALS:
         os.kill(os.getpid(), _SIGNALS[action])
     elif action == "hang":

@@ -1,4 +1,4 @@
-"""From a step's logits to what the scheduler commits: tokens, prompt scores, failures."""
+"""Turns a step's logits into what the scheduler commits: tokens, prompt scores, failures."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -43,7 +43,7 @@ class _Wanted(NamedTuple):
 
 
 class StepResults:
-    """Takes one step's logits as they are launched, and has its results once it has run."""
+    """Takes the logits of one launched step, and has the step's results once it has run."""
 
     def __init__(self, plan: StepPlan, scheduler: Scheduler, tap: LogitsTap | None) -> None:
         self._tap = tap

@@ -1,10 +1,9 @@
 """Compares the times of strict decode steps with what they were at start.
 
-A step's time is comparable with that of another step of as many rows and as much context, so times
-are kept by cell: rows and pages a row, each up to a power of four. Only steps that decode and do
-nothing else count, only in cells that were calibrated, and a cell's verdict is the median of its
-last `WINDOW` steps: a hiccup is no slowdown. A step smaller than what its cell was calibrated with
-is faster, so doubt speaks for the strict mode.
+Times are kept by cell, because only steps of similar rows and context compare: a cell has rows and
+pages a row up to a power of four. Only steps that decode and do nothing else count, and only in
+calibrated cells. A cell is judged by the median of its last `WINDOW` steps, so that one slow step
+is no slowdown. A step that is smaller than its cell is faster: such an error favours strict mode.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """Which arithmetic the layers use: the contract's, or a stock engine's.
 
-A layer asks its arithmetic for products, attention and the exchange, and does not know which it
-has: the engine decides (`engine/arithmetic_switch.py`), and no layer looks.
-Norms, rotary embedding, activation and sampling are ours in both.
+A layer asks its arithmetic for products, attention and the exchange, and does not know which one
+it has: the engine decides (`engine/arithmetic_switch.py`). Norms, rotary embedding, activation and
+sampling are the same in both.
 """
 
 from typing import Protocol
@@ -22,13 +22,13 @@ from tpdet.kernels.stock import attention as stock_attention
 
 
 class Arithmetic(Protocol):
-    """What of a layer's work may be done in more than one order of additions."""
+    """The parts of a layer's work whose additions may be done in more than one order."""
 
     exchange: RankExchange
     admitted: object
     """What the start-up check of the GPU's shape table found for the products; None without it."""
     fixed_shapes: bool
-    """Whether attention of prompts is launched by shapes alone: so that a graph may hold it."""
+    """Whether shapes alone decide the launch of prompt attention, so that a graph may hold it."""
 
     def column(
         self,

@@ -1,7 +1,7 @@
 """The two ways of cutting row layers (attention output, down) over ranks, by their names.
 
-A way is a class that owns its shard rule, its loading and its exchange; nothing else asks which
-one it is.
+Each way is a class that owns its shard rule, its loading and its exchange. No other code depends on
+which one is in use.
 """
 
 from typing import Protocol

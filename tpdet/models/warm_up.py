@@ -1,8 +1,8 @@
 """Runs a loaded model over every size of step before it serves.
 
-On a GPU that compiles the kernels each size needs and makes the allocator take what the largest
-step needs, so that nothing is compiled later and what is then free may become KV pages. Every rank
-runs the same steps, so their collectives meet. What is computed is thrown away.
+On a GPU this compiles the kernels of each size, so that nothing is compiled later. It also makes
+the allocator take the memory of the largest step, so that the rest may become KV pages. Every rank
+runs the same steps, so their collectives meet. The results are not used.
 """
 
 from collections.abc import Iterator

@@ -77,7 +77,7 @@ def configured(request: PlanRequest, settings: Settings) -> PlanRequest:
         request,
         config=config,
         context=context,
-        batch=engine.seats,
+        batch=engine.max_running,
         nodes=world.nodes,
         tp=world.tp,
         leaves=engine.leaves,

@@ -1,4 +1,4 @@
-"""Figures of the planner that were not measured: from data sheets, or assumed; with sources."""
+"""Figures that the planner takes from data sheets or assumes, with their sources."""
 
 from dataclasses import dataclass
 

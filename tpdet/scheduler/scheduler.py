@@ -9,8 +9,8 @@ cache need none). It grows by one page at a time while it decodes. When no page 
 running sequence (highest choice first) gives up its pages and returns to the head of the waiting
 queue. Its tokens are kept: they are recomputed, or found in the prefix cache, as a longer prompt.
 
-Nobody starves: the first sequence in the total order is never preempted while another one runs,
-nobody overtakes the head of the waiting queue, and a request that could not fit alone is refused.
+No request starves. The first sequence in the total order is never preempted while another one runs.
+No sequence overtakes the head of the waiting queue. A request that could not fit alone is refused.
 """
 
 from collections.abc import Callable, Iterable, Mapping

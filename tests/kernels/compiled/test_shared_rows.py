@@ -139,7 +139,7 @@ def test_where_there_is_peer_memory_ranks_draw_together():
     def opened(setting, memory):
         carrier = SimpleNamespace(memory=memory, world=Partition.world, all_gather=None)
         exchange = SimpleNamespace(carrier=carrier)
-        config = SimpleNamespace(share_draws=setting, seats=4)
+        config = SimpleNamespace(share_draws=setting, max_running=4)
         return shared_rows.open_sharing(config, exchange, Partition, 256).open
 
     found = [opened(s, m) for s in ("auto", "on", "off") for m in (None, "memory")]

@@ -20,7 +20,7 @@ class Rates:
 
 
 RATES = {"NVIDIA H200": Rates(4.5e12, 989e12, 450e9)}
-"""By GPU: measured read-only bandwidth, data-sheet peak and NVLink; for others no floor is said."""
+"""By GPU: measured read-only bandwidth, data-sheet peak and NVLink; other GPUs have no floor."""
 
 
 @dataclass(frozen=True)

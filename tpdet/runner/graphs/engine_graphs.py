@@ -57,11 +57,11 @@ def make_graphs(
     compiled; `model` may then be shallow. sampled: ids of the step before, as for `DecodeGraphs`.
     """
     width = -(-context // PAGE_TOKENS)
-    decode = decode_shapes(config.seats, width, config.fixed_batch or 0)
+    decode = decode_shapes(config.max_running, width, config.fixed_batch or 0)
     steps = []
     if model.attends_in_fixed_shapes:
         most = config.max_num_batched_tokens
-        steps = step_shapes(most, config.seats, width, model.overlaps_exchanges)
+        steps = step_shapes(most, config.max_running, width, model.overlaps_exchanges)
     room, first = None, model
     if capture:
         _log.info("capturing CUDA graphs: %d of decode steps, %d others", len(decode), len(steps))

@@ -61,17 +61,17 @@ class StepGraphs(CapturedSteps):
         return x_MH
 
 
-def step_shapes(most_rows: int, seats: int, width: int, overlapped: bool) -> list[StepShape]:
+def step_shapes(most_rows: int, max_running: int, width: int, overlapped: bool) -> list[StepShape]:
     """Shapes that graphs are captured for, ascending; tables have `width` pages.
 
-    most_rows: of a step; seats: sequences of a step, at most; overlapped:
+    most_rows: of a step; max_running: sequences of a step, at most; overlapped:
     exchanges can overlap products.
     """
     coarse = _coarse_rows(most_rows)
     return [
         shape
         for rows in step_rows(most_rows)
-        for shape in _shapes_of(rows, seats, width, overlapped, rows in coarse)
+        for shape in _shapes_of(rows, max_running, width, overlapped, rows in coarse)
     ]
 
 
@@ -96,18 +96,18 @@ def _coarse_rows(most: int) -> set[int]:
 
 
 def _shapes_of(
-    rows: int, seats: int, width: int, overlapped: bool, mixed: bool
+    rows: int, max_running: int, width: int, overlapped: bool, mixed: bool
 ) -> Iterator[StepShape]:
     """By splits, only the fewest unless `mixed`.
 
     Decode rows stand before prompts: in the second micro-batch none counts as short.
     """
     early = first_micro_batch(rows) if overlapped else rows
-    sequences = min(seats, early)
+    sequences = min(max_running, early)
     for splits in list(_split_buckets(sequences * width))[: None if mixed else 1]:
         batches = [BatchShape(early, sequences, _blocks(early, sequences), splits, width)]
         if late := rows - early:
-            sequences_late = min(seats, late)
+            sequences_late = min(max_running, late)
             blocks = _blocks(late, sequences_late)
             batches.append(BatchShape(late, sequences_late, blocks, 0, width))
         yield StepShape(tuple(batches))

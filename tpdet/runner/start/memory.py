@@ -32,7 +32,7 @@ def pages_that_fit(
     Raises ResourceError when a GPU has no room for one.
     """
     size = page_bytes(model.num_layers, key_heads, model.head_dim, getattr(torch, model.dtype))
-    useful = config.seats * -(-context // PAGE_TOKENS)
+    useful = config.max_running * -(-context // PAGE_TOKENS)
     if device.type == "cuda":
         fitting = max(0, free_gpu_bytes(config.gpu_memory_utilization) - held) // size
         if fitting < 1:

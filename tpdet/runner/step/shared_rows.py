@@ -129,7 +129,7 @@ def open_sharing(
     peers = exchange.carrier.memory is not None
     asked = {"auto": peers, "on": True, "off": False}[config.share_draws]
     several = partition.world.size > 1
-    return RowSharing(exchange, partition, min(rows, config.seats), asked and several)
+    return RowSharing(exchange, partition, min(rows, config.max_running), asked and several)
 
 
 def _params_of(how: RowSampling, position: int, choice: int) -> RowParams:
