@@ -99,10 +99,15 @@ import sys, torch
 import tpdet.llm, tpdet.verify.run, tpdet.bench.run
 from tpdet.kernels.known.answers import known_answers
 known_answers(torch.device("cpu"), torch.bfloat16)
-sys.exit("triton" in sys.modules or "tpdet.kernels.cuda" in sys.modules)
+print(*(name for name in sys.modules if name.partition(".")[0] == "triton"))
+print(*(name for name in sys.modules if name.startswith("tpdet.kernels.cuda.")))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    triton, *cuda = done.stdout.splitlines()
+    assert triton == ""
+    plain = {"exchange", "exchange.arguments", "hardware"}  # data, without a kernel
+    assert {*" ".join(cuda).split()} <= {f"tpdet.kernels.cuda.{name}" for name in plain}
 
 
 def test_known_answers_are_the_same_again_and_other_for_another_dtype():
