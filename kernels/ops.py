@@ -69,16 +69,16 @@ def fold_and_norm(
     residual: torch.Tensor,
     norm: Norm,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums [C, M, H] of one root, bias [H], residual [M, H], norm [H] -> h, y [M, H].
+    """Sums [C, M, H] of one root, bias [H], residual [M, H] fp32, norm [H] -> h fp32, y [M, H].
 
     A total that is one rounded product may stand in the model's dtype; it is added in fp32.
-    t = fold; h = round((t + bias) + residual); y = `rms_norm` of h.
+    t = fold; h = (t + bias) + residual; y = `rms_norm` of h.
     """
     return _on(residual, "pointwise.norm").fold_and_norm(sums, bias, residual, norm)
 
 
 def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
-    """x [M, H], norm [H] -> round((x * r) * w) [M, H]."""
+    """x [M, H] fp32, norm [H] -> round((x * r) * w) [M, H] in the norm's dtype."""
     return _on(x, "pointwise.norm").rms_norm(x, norm)
 
 
@@ -104,9 +104,20 @@ def rotate_and_store(
     )
 
 
-def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up [M, 2 * I] (gate first) -> silu(gate) * up [M, I]."""
-    return _on(gate_up, "pointwise.activation").silu_and_multiply(gate_up)
+def gated_gemm(x: torch.Tensor, weight: torch.Tensor, admitted: object = None) -> torch.Tensor:
+    """x [M, K], interleaved weight [2 * I, K] -> round(silu(gate) * up) [M, I] in x's dtype.
+
+    gate and up are `column_gemm` in fp32, unrounded. The weight is that of `interleaved`
+    (`kernels/inputs/gated.py`). admitted: as of `column_gemm`.
+    """
+    choices = {} if admitted is None else {"admitted": admitted}
+    return _on(x, "gemm.gated").gated_gemm(x, weight, **choices)
+
+
+def silu_and_multiply(gate_up: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Interleaved gate_up [M, 2 * I] -> round(silu(gate) * up) [M, I] in dtype (gate_up's)."""
+    module = _on(gate_up, "pointwise.activation")
+    return module.silu_and_multiply(gate_up, dtype or gate_up.dtype)
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

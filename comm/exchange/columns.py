@@ -29,8 +29,8 @@ class ColumnExchange(RankExchange, Protocol):
     def gather_and_norm(
         self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's columns x [M, H / ranks], residual stream [M, H], norm [H] -> (h, y).
+        """This rank's columns x [M, H / ranks], residual stream [M, H] fp32, norm [H] -> (h, y).
 
-        h = round(whole x + residual) and y, its norm, are [M, H] and complete on every rank.
+        h = whole x + residual in fp32 and y, its norm, are [M, H] and complete on every rank.
         """
         ...

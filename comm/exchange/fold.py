@@ -69,7 +69,7 @@ class Exchange(RankExchange, Protocol):
     def fold_and_norm(
         self, sums: PartialSums, residual: torch.Tensor, norm: Norm
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's sums [C, M, H], residual stream [M, H], norm [H] -> (h, y), both [M, H].
+        """This rank's sums [C, M, H], fp32 stream [M, H], norm [H] -> (h, y), both [M, H].
 
         y is complete on every rank. Of h, as of `residual`, a rank needs and gets only the rows
         that it adds itself; what it was given for the others is not read.

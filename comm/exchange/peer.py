@@ -130,15 +130,18 @@ class PeerExchange:
         norm: Norm,
         two: Peers,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if residual.dtype != self._dtype:
-            raise ValueError(f"rows of {residual.dtype}: this exchange was made for {self._dtype}")
+        if norm.dtype != self._dtype or residual.dtype != torch.float32:
+            raise ValueError(
+                f"a stream of {residual.dtype} normed to {norm.dtype}: this exchange was made for "
+                f"one of {torch.float32} and {self._dtype}"
+            )
         residual = residual if residual.stride(1) == 1 else residual.contiguous()
-        h = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
+        h = torch.empty(residual.shape, dtype=torch.float32, device=residual.device)
         values = sums.values.contiguous()
         if self.takes_direct(len(residual)):
             part = PartialSums(values, sums.roots)
             return h, self._run_direct(part, residual, norm, h, two)
-        y = torch.empty_like(h)
+        y = torch.empty(h.shape, dtype=self._dtype, device=h.device)
         for piece in self.layout.pieces(len(residual)):
             rows = slice(piece.start, piece.stop)
             part = PartialSums(values[:, rows], sums.roots)
@@ -155,13 +158,13 @@ class PeerExchange:
     ) -> torch.Tensor:
         from tpdet.kernels.cuda.exchange.direct import run_two_shot_direct
 
-        layout, (m, n), size = self.layout, residual.shape, residual.element_size()
+        layout, (m, n), size = self.layout, residual.shape, self._dtype.itemsize
         turn = self.carrier.next_turn() % 2
         begin = layout.direct_start + turn * layout.piece_rows * n * size
         slots = layout.roots, layout.flags
         run_two_shot_direct(sums, residual, norm, h, self._plan, two, *slots, begin // size)
         words = self._shared.own[begin // 4 :][: m * n * size // 4]
-        return words.view(residual.dtype).view(m, n)
+        return words.view(self._dtype).view(m, n)
 
     def _run(
         self,

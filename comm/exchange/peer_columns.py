@@ -80,8 +80,8 @@ class PeerColumns:
         self._check_dtype(x)
         x = x.contiguous()
         residual = residual if residual.stride(1) == 1 else residual.contiguous()
-        h = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
-        y = torch.empty_like(h)
+        h = torch.empty(residual.shape, dtype=torch.float32, device=residual.device)
+        y = torch.empty(h.shape, dtype=norm.dtype, device=h.device)
         for rows in self._pieces(len(x)):
             peer_columns.run_gather_and_norm(
                 x[rows],

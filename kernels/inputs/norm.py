@@ -10,7 +10,9 @@ KINDS = ("rms",)
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """weight [N] in the stream's dtype; eps is added to the mean of squares; kind: of KINDS.
+    """weight [N] in the dtype of the normed rows; eps is added to the mean of squares.
+
+    kind: of KINDS. The residual stream that it reads is fp32, whatever that dtype is.
 
     Raises ValueError for another kind: no kernel asks for it again.
     """
@@ -22,3 +24,8 @@ class Norm:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"norm {self.kind!r}: use one of {', '.join(KINDS)}")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the normed rows: the model's."""
+        return self.weight.dtype

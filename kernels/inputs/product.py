@@ -6,8 +6,9 @@ from functools import cache
 
 from tpdet.kernels.order import Expression
 
-KINDS = ("column", "head", "row")
-"""Output in the model's dtype; output in fp32; leaves whose fp32 sums are folded over ranks."""
+KINDS = ("column", "gated", "head", "row")
+"""Output in the model's dtype; gate and up with their activation; output in fp32; leaves whose fp32
+sums are folded over ranks."""
 
 HEAD_ROWS = 256
 """Rows of a `head` product that are computed at once, at most; a longer step takes several."""
@@ -15,7 +16,7 @@ HEAD_ROWS = 256
 
 @dataclass(frozen=True, order=True)
 class Product:
-    """A shape: x [M, leaves * k] times weight [leaves, n, k]. `column` and `head` have one leaf.
+    """A shape: x [M, leaves * k] times weight [leaves, n, k]; only a `row` has several leaves.
 
     roots: of a `row`, what the rank sends, as `write_roots` writes it; empty for the others.
     """
@@ -25,6 +26,11 @@ class Product:
     k: int
     leaves: int = 1
     roots: str = ""
+
+    @property
+    def outputs(self) -> int:
+        """Values of a row of the result; of a `row`, of each sum."""
+        return self.n // 2 if self.kind == "gated" else self.n
 
     def __str__(self) -> str:
         return f"{self.kind} {self.n}x{self.k}{self.roots and f' {self.roots}'}"

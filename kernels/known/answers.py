@@ -55,16 +55,18 @@ def _answers(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor
         )
     ]
     total = ops.fold_final(torch.stack(roots), plan.final)
-    residual = _values(3, tuple(total.shape), device).to(dtype)
+    residual = _values(3, tuple(total.shape), device)
     everyone = gathered_sums(torch.stack(roots), plan.final)
-    hidden, normed = ops.fold_and_norm(everyone, None, residual, Norm(residual[0], 1e-6))
+    norm = Norm(residual[0].to(dtype), 1e-6)
+    hidden, normed = ops.fold_and_norm(everyone, None, residual, norm)
     logits = _values(4, (3, _VOCABULARY), device) * 4.0
     sampled = ops.sample_rows(logits, _params(), Shard(0, _VOCABULARY))
     return {
         "column gemm": gate_up,
         "leaf gemm": torch.stack(roots),
         "fold": total,
-        "norm": torch.stack([hidden, normed]),
+        "norm": torch.stack([hidden, normed.float()]),
+        "gated gemm": ops.gated_gemm(x, weight),
         "activation": ops.silu_and_multiply(gate_up),
         "attention": _attention(device, dtype),
         "log softmax": sampled.log_masses,

@@ -70,12 +70,14 @@ def test_products_beside_linear(times, monkeypatch, capsys):
         leaves = len(partition.mine)
         return (
             LayerProduct("qkv", Product("column", 48, 64)),
+            LayerProduct("gate_up", Product("gated", 96, 64)),
             LayerProduct("o", Product("row", 32, 128 // leaves, leaves)),
             LayerProduct("head", Product("head", 32, 64)),
         )
 
     def library_norm(total, bias, residual, norm):
-        h = (total.float() + residual.float()).to(residual.dtype)
+        assert residual.dtype == torch.float32 and norm.dtype == torch.bfloat16
+        h = total.float() + residual
         return h, ops.rms_norm(h, norm)
 
     monkeypatch.setattr(gemm, "model_products", small)
@@ -87,12 +89,19 @@ def test_products_beside_linear(times, monkeypatch, capsys):
     assert cases == [
         ("gemm qkv", 1, "linear"),
         ("gemm qkv", 300, "linear"),
+        ("gemm gate_up", 1, "linear + activation"),
+        ("gemm gate_up", 300, "linear + activation"),
         ("gemm o", 1, "linear + norm"),
         ("gemm o", 300, "linear + norm"),
         ("gemm head", 1, "linear"),
     ]
     assert all((r["value"], r["peer_value"], r["ratio"]) == (1.0, 2.0, 0.5) for r in found)
     assert found[0]["flops"] == 2 * 48 * 64 and found[0]["bytes"] == 2 * (48 * 64 + 48 + 64)
+    gated = found[2]  # half as many outputs as weight rows
+    assert gated["flops"] == 2 * 96 * 64 and gated["bytes"] == 2 * (96 * 64 + 48 + 64)
+    row = next(r for r in found if r["case"] == "gemm o")  # the stream in fp32, in and out
+    assert row["bytes"] == 2 * (32 * 128 + 128) + 2 * 32 + 8 * 32
+    assert [ours.shape[1] for ours, _ in times.results[2:4]] == [48, 48]
     assert times.results[-1][0].dtype == torch.float32  # the head's
     for ours, peer in times.results:
         if isinstance(peer, tuple):  # leaves lie one behind the other in the same weight

@@ -16,6 +16,7 @@ from tests.gpu.suite import Check
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.launch import dependent
 from tpdet.kernels.cuda.pointwise import activation, norm, rotary
 from tpdet.kernels.inputs.norm import Norm
@@ -26,7 +27,10 @@ PLAIN = {"DEPENDENT": False}
 
 
 class Chain:
-    """Layers of norm, column product, SiLU, leaves, their fold with the next norm, rotation."""
+    """Layers of norm, gated product, leaves, their fold with the next norm, rotation.
+
+    Every other layer's gates and ups are a column product with SiLU behind it.
+    """
 
     def __init__(self):
         self.up = [draw(2 * WIDTH, HIDDEN, seed=i) / 64 for i in range(LAYERS)]
@@ -40,9 +44,13 @@ class Chain:
     def __call__(self, x):
         y = norm.rms_norm(x, Norm(self.weight, 1e-6))
         cos, sin = self.angle[: len(x)].cos(), self.angle[: len(x)].sin()
-        for up, down in zip(self.up, self.down, strict=True):
-            wide = gemm.column_gemm(y, up, None, torch.bfloat16)
-            sums = leaf_gemm.leaf_sums(activation.silu_and_multiply(wide), down, self.roots)
+        for layer, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
+            if layer % 2:
+                wide = gemm.column_gemm(y, up, None, torch.float32)
+                mixed = activation.silu_and_multiply(wide, torch.bfloat16)
+            else:
+                mixed = gated_gemm(y, up)
+            sums = leaf_gemm.leaf_sums(mixed, down, self.roots)
             x, y = norm.fold_and_norm(sums, None, x, Norm(self.weight, 1e-6))
             turned = rotary.rotate_heads(y.view(len(y), -1, 128), cos, sin, None, 1e-6)
             y = turned.view(y.shape)
@@ -72,8 +80,8 @@ def captured(chain, x):
 def chains_have_the_bits_of_plain_launches(rows):
     if not dependent.dependent_launch(torch.device("cuda", 0))["DEPENDENT"]:
         raise RuntimeError("launches are plain on this GPU: nothing is compared")
-    chain, x = Chain(), torch.empty(rows, HIDDEN, dtype=torch.bfloat16, device="cuda")
-    inputs = [draw(rows, HIDDEN, seed=100 + i) for i in range(3)]
+    chain, x = Chain(), torch.empty(rows, HIDDEN, dtype=torch.float32, device="cuda")
+    inputs = [draw(rows, HIDDEN, dtype=torch.float32, seed=100 + i) for i in range(3)]
     wanted = plainly(lambda: [chain(each).view(torch.int16).clone() for each in inputs])
     if torch.equal(wanted[0], wanted[1]):
         raise AssertionError("the inputs make no difference")

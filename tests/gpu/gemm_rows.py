@@ -90,7 +90,8 @@ def cuts_keep_their_bits(kind, name, ranks, n=1024, width=512):
 def one_kernel_folds_and_norms(kind, n):
     """Against a fold by torch.add and the norm of the total, for every count of warps."""
     for m in (1, 3, 64, 300, 2048):
-        residual, weight, bias = draw(m, n, kind=kind), draw(n, seed=1), draw(n, seed=2)
+        residual = draw(m, n, dtype=torch.float32, kind=kind)
+        weight, bias = draw(n, seed=1), draw(n, seed=2)
         for count in (1, 2, 4, 8):
             values = draw(count, m, n, dtype=torch.float32, kind=kind, seed=3)
             for name in order.FOLD_ORDERS:
@@ -98,7 +99,7 @@ def one_kernel_folds_and_norms(kind, n):
                 total = order.evaluate(sums.roots[0], lambda i, v=values: v[i], torch.add)
                 for shift in (None, bias):
                     h = total if shift is None else total + shift.float()
-                    h = (h + residual.float()).to(residual.dtype)
+                    h = h + residual
                     y = norm.rms_norm(h, Norm(weight, EPS))
                     for warps in (None, 8, 16, 32):
                         got = norm.fold_and_norm(sums, shift, residual, Norm(weight, EPS), warps)
@@ -196,7 +197,7 @@ def times_of(name, n, k, ranks, m, deadline):
     roots = rank_roots("pairs", ranks, 0)
     count = max(2, min(12, int(200e6 // (leaves * n * width * 2)) + 1))
     weights = [draw(leaves, n, width, seed=i) * 0.02 for i in range(count if m <= 1024 else 2)]
-    x, residual, weight = draw(m, leaves * width), draw(m, n), draw(n)
+    x, residual, weight = draw(m, leaves * width), draw(m, n, dtype=torch.float32), draw(n)
     chosen = admitted(x.device).leaf_choice(x, n, leaves, roots)
     if chosen is None:
         chosen = leaf_choice(m, n, width, leaves, roots, float32=False, sms=132)
@@ -258,7 +259,7 @@ def norm_times():
 
 
 def norm_times_of(n, m, count):
-    weight, residual = draw(n), draw(m, n)
+    weight, residual = draw(n), draw(m, n, dtype=torch.float32)
     values = [draw(count, m, n, dtype=torch.float32, seed=i) for i in range(2)]
     tree = (order.fold_tree("pairs", count),)
 
@@ -271,7 +272,7 @@ def norm_times_of(n, m, count):
     runs = [*map(by, (4, 8, 16, 32)), plain]
     *taken, alone = interleaved_medians(runs, values * 5, 5)
     each = " ".join(f"{t:.2f}" for t in taken)
-    floor = (4 * count + 6) * m * n / 4.5e6
+    floor = (4 * count + 10) * m * n / 4.5e6
     print(
         f"N={n} M={m:4d} C={count}: warps 4 8 16 32: {each} us; rms_norm alone {alone:.2f}, "
         f"floor {floor:.2f}",

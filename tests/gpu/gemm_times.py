@@ -65,15 +65,16 @@ def elementwise_times():
 
 
 def elementwise_times_of(m):
-    x, w, total = draw(m, 4096), draw(4096), draw(m, 4096, dtype=torch.float32)
+    w = draw(4096)
+    x, total = (draw(m, 4096, dtype=torch.float32, seed=seed) for seed in (0, 1))
     wide, parts = draw(m, 24576), draw(8, m, 4096, dtype=torch.float32)
     roots = (order.fold_tree("pairs", 8),)
     cases = {
-        "rms_norm": (lambda _: norm.rms_norm(x, Norm(w, 1e-6)), 4 * m * 4096),
+        "rms_norm": (lambda _: norm.rms_norm(x, Norm(w, 1e-6)), 6 * m * 4096),
         "add + norm": (
-            lambda _: norm.add_residual_and_norm(total, None, x, Norm(w, 1e-6)), 10 * m * 4096,
+            lambda _: norm.add_residual_and_norm(total, None, x, Norm(w, 1e-6)), 14 * m * 4096,
         ),
-        "silu": (lambda _: activation.silu_and_multiply(wide), 3 * m * 24576),
+        "silu": (lambda _: activation.silu_and_multiply(wide, wide.dtype), 3 * m * 24576),
         "fold 8": (lambda _: fold.fold_roots(parts, 0, roots, 1), 36 * m * 4096),
     }  # fmt: skip
     for name, (run, size) in cases.items():

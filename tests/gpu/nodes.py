@@ -58,8 +58,8 @@ class Case:
         generator = torch.Generator().manual_seed(rows * 64 + self.world.rank)
         values = torch.randn(share, rows, HIDDEN, generator=generator).to(self.device)
         roots = relative_roots(self.plan.roots[self.world.rank], first)
-        stream = torch.ones(rows, HIDDEN, dtype=torch.bfloat16, device=self.device)
-        return PartialSums(values, roots), stream, Norm(torch.ones_like(stream[0]), EPS)
+        stream = torch.ones(rows, HIDDEN, device=self.device)
+        return PartialSums(values, roots), stream, Norm(stream[0].bfloat16(), EPS)
 
     def check(self, rows):
         """Whether (h, y) of both have the same bits."""

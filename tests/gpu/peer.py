@@ -61,7 +61,7 @@ class Case:
         if folded:
             folds = [order.evaluate(root, values.__getitem__, torch.add) for root in roots]
             sums = PartialSums(torch.stack(folds), tuple(range(len(roots))))
-        return sums, draw(rows, self.hidden, dtype=self.dtype, seed=seed + 7)
+        return sums, draw(rows, self.hidden, dtype=torch.float32, seed=seed + 7)
 
     def compare(self, rows, found, wanted, what, wrong):
         for mine in self.exchange.owned_rows(rows):
@@ -124,8 +124,8 @@ class Captured:
             h, y = self.case.exchange.fold_and_norm(
                 self.sums, residual, Norm(self.case.weight, EPS)
             )
-            residual = y.clone()
-            found.append((everything, h, residual))
+            residual = y.float()
+            found.append((everything, h, y.clone()))
         return found
 
     def check(self, turn, eager, wrong):
@@ -139,7 +139,7 @@ class Captured:
             found = self.found
         for index in range(3):
             wanted = self.case.gather.fold_and_norm(sums, residual, Norm(self.case.weight, EPS))
-            residual = wanted[1]
+            residual = wanted[1].float()
             what = f"exchange {index} of turn {turn}, {'eager' if eager else 'graph'}"
             for rows, *pair in found[index * len(found) // 3 : (index + 1) * len(found) // 3]:
                 part = [each[rows] for each in wanted]
@@ -159,8 +159,8 @@ class Halves(Captured):
             for half, rows in enumerate(halves):
                 if pending[half] is not None:
                     h, y = pending[half].result()
-                    beside[half] = y.clone()
-                    found.append((rows, h, beside[half]))
+                    beside[half] = y.float()
+                    found.append((rows, h, y.clone()))
                 pending[half] = exchange.begin(sums[half], beside[half], Norm(weight, EPS))
         for half, rows in enumerate(halves):
             h, y = pending[half].result()

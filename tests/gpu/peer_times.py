@@ -36,7 +36,7 @@ def print_times(world):
         rows = kilobytes * 1024 // 2 // HIDDEN
         roots = len(plan.roots[world.rank])
         sums = PartialSums(draw(roots, rows, HIDDEN, dtype=torch.float32), tuple(range(roots)))
-        residual = draw(rows, HIDDEN, seed=2)
+        residual = draw(rows, HIDDEN, dtype=torch.float32, seed=2)
         runs = _candidates(world, plan, one, two, sums, weight, rows)
         repeats = 60 if rows <= 64 else 20 if rows <= 1024 else 4
         taken = _interleaved(world, one, runs, residual, repeats)

@@ -42,7 +42,7 @@ def prefill(engine, turn):
 
 def down_on_all(self, rows, following):
     """`GatedMlp.__call__`, the second product on every multiprocessor."""
-    mixed = ops.silu_and_multiply(self._gate_up(rows.x_MH))
+    mixed = self._gate_up(rows.x_MH)
     with ops.leaving_multiprocessors(0, mixed.device):
         return self._down(mixed, rows, following)
 

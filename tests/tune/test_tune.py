@@ -12,15 +12,16 @@ pytest.importorskip("triton")
 from tpdet.cli import main
 from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import UsageError
+from tpdet.kernels.cpu.pointwise.activation import silu_and_multiply
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm import admission
-from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
+from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES
 from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, parse_table
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.layers.gathered_linear import GatheredLinear
-from tpdet.layers.linear import ColumnLinear, RowLinear
+from tpdet.layers.linear import ColumnLinear, GatedLinear, RowLinear
 from tpdet.layers.partition import make_partition
 from tpdet.layers.vocabulary import VocabularyTable
 from tpdet.model_config import load_model_config
@@ -29,7 +30,7 @@ from tpdet.models.products import rank_products
 from tpdet.synthetic.make_model import make_model
 from tpdet.tune import precompile
 from tpdet.tune import product as product_module
-from tpdet.tune.product import ProductTuner, Row, Tuned
+from tpdet.tune.product import GATED_LIBRARY_ROWS, ProductTuner, Row, Tuned, library_ways
 from tpdet.tune.run import buckets_of, geometric_mean, groups, leaf_jobs, tune_products
 from tpdet.tune.shapes import tuned_gathered_products, tuned_products, tuned_row_products
 from tpdet.tune.table_file import write_table
@@ -50,7 +51,8 @@ def test_the_products_of_a_known_model():
     assert [str(product) for product in found] == [
         "column 1536x4096",
         "column 6144x4096",
-        "column 24576x4096",
+        "gated 6144x4096",
+        "gated 24576x4096",
         "head 37984x4096",
         "head 151936x4096",
     ]
@@ -94,12 +96,15 @@ def test_gathered_row_layers_add_their_columns():
     assert not {*found} & {*tuned_products(["qwen3-8b"], (1, 4))}
 
 
+LINEAR_LAYERS = ColumnLinear | GatedLinear | RowLinear | GatheredLinear
+
+
 def layers_of(module):
     """Every linear layer and table below a model."""
     found = []
     for value in vars(module).values():
         for part in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(part, ColumnLinear | RowLinear | GatheredLinear | VocabularyTable):
+            if isinstance(part, LINEAR_LAYERS | VocabularyTable):
                 found.append(part)
             elif type(part).__module__.startswith(("tpdet.models", "tpdet.layers")):
                 found += layers_of(part)
@@ -126,6 +131,8 @@ def test_products_are_those_of_the_model_that_is_built(tmp_path, row_layers):
     for layer in layers_of(Decoder(source, partition, 64)):
         if isinstance(layer, ColumnLinear | GatheredLinear):
             built.add(Product("column", *layer.weight.shape))
+        elif isinstance(layer, GatedLinear):
+            built.add(Product("gated", *layer.weight.shape))
         elif isinstance(layer, RowLinear):
             leaves, n, k = layer.weight_LNK.shape
             built.add(Product("row", n, k, leaves, write_roots(layer._roots)))
@@ -207,6 +214,14 @@ def test_what_is_no_table_is_not_written_over(tmp_path):
     assert path.read_text() == "[]"
 
 
+def test_gates_and_ups_in_fp32_must_not_fill_the_memory():
+    gated = Product("gated", 96, 64)
+    assert library_ways(gated, GATED_LIBRARY_ROWS) == LIBRARIES[:1]
+    assert library_ways(gated, 2 * GATED_LIBRARY_ROWS) == ()
+    assert library_ways(Product("head", 96, 64), 8192) == LIBRARIES[:1]
+    assert library_ways(COLUMN, 8192) == LIBRARIES
+
+
 def test_the_geometric_mean():
     assert abs(geometric_mean([0.5, 2.0, 1.0]) - 1.0) < 1e-12
 
@@ -222,13 +237,22 @@ def test_a_whole_run_on_a_made_up_gpu(monkeypatch, tmp_path, capsys):
         y = exact(x, weight, None, out_dtype)
         return y if weight.shape[0] == 96 else y.nextafter(torch.full_like(y, 9.0))
 
+    def gated(x, weight, tile=None):
+        return silu_and_multiply(exact(x, weight, None, torch.float32), x.dtype)
+
+    def gated_library(x, weight, rows, way):
+        y = gated(x, weight)
+        return y if weight.shape[0] == 96 else y.nextafter(torch.full_like(y, 9.0))
+
     def capture(run, weights):
         run(weights[0])
         return str(run)
 
     def times(graphs, calls, repeats):
+        peers.add("linear_and_activation" in graphs[0])
         return [1.0 if "library" in graph else 2.0 for graph in graphs]
 
+    peers = set()
     cuda = {"get_device_name": "A GPU", "get_device_capability": (9, 0), "synchronize": None,
             "empty_cache": None,
             "get_device_properties": SimpleNamespace(
@@ -238,21 +262,25 @@ def test_a_whole_run_on_a_made_up_gpu(monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.cuda.tunable, "is_enabled", lambda: False)
     monkeypatch.setattr(library_gemm, "cublas_version", lambda: "13.1.0")
-    monkeypatch.setattr(gemm, "column_gemm", exact)
-    for module in (product_module, admission):
-        monkeypatch.setattr(module, "library_product", library)
+    monkeypatch.setattr(admission, "column_gemm", exact)
+    monkeypatch.setattr(admission, "library_product", library)
+    monkeypatch.setattr(admission, "gated_gemm", gated)
+    monkeypatch.setattr(admission, "gated_library_product", gated_library)
     monkeypatch.setattr(product_module, "capture", capture)
     monkeypatch.setattr(product_module, "interleaved_us", times)
     monkeypatch.setattr(precompile, "precompile", lambda jobs: 0)
     path, products = tmp_path / "a-gpu.json", [COLUMN, Product("column", 128, 64),
-                                               Product("head", 96, 64)]  # fmt: skip
+                                               Product("head", 96, 64), Product("gated", 96, 64),
+                                               Product("gated", 160, 64)]  # fmt: skip
     tune_products(products, 2, 3, torch.device("cpu"), path)
     said = capsys.readouterr().out
-    assert "other bits, not used: mm at 1 2 rows" in said and "6 entries of the shape table" in said
+    assert (
+        "other bits, not used: mm at 1 2 rows" in said and "10 entries of the shape table" in said
+    )
     table = parse_table(path.read_text(), "file")
-    libraries = {
-        product.n: {choice.library for choice in table.products[product].values()}
-        for product in products[:2]
-    }
-    assert libraries == {96: {"mm"}, 128: {None}}
+    libraries = [
+        {choice.library for choice in table.products[product].values()} for product in products
+    ]
+    assert libraries == [{"mm"}, {None}, {"mm"}, {"mm"}, {None}]
+    assert peers == {False, True}, "a gated product's peer is linear and the activation"
     assert table.environment["cublas"] == "13.1.0"

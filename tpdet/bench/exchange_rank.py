@@ -83,7 +83,7 @@ class Case:
         values = random_values(roots, count, spec.hidden, seed=world.rank, dtype=torch.float32)
         self._sums = PartialSums(values, tuple(range(roots)))
         self._whole = PartialSums(values[:1], (0,))
-        self._residual = random_values(count, spec.hidden, seed=100)
+        self._residual = random_values(count, spec.hidden, seed=100, dtype=torch.float32)
         self._norm = Norm(random_values(spec.hidden, seed=101), _EPS)
         self._reduced = torch.zeros(count, spec.hidden, dtype=torch.bfloat16, device="cuda")
 

@@ -40,6 +40,10 @@ class Arithmetic(Protocol):
         """x [M, K], weight [N, K], bias [N] -> [M, N] in out_dtype (x's if None)."""
         ...
 
+    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """x [M, K], interleaved weight [2 * I, K] -> silu(gate) * up [M, I] in x's dtype."""
+        ...
+
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
         """A row layer's weight [L, N, K], anyhow strided, as `row` wants it: [L', N, L K / L']."""
         ...
@@ -75,6 +79,10 @@ class StrictArithmetic:
     ) -> torch.Tensor:
         """One chain over K, one rounding."""
         return ops.column_gemm(x, weight, bias, out_dtype, self.admitted)
+
+    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Chains in fp32, rounded once after the multiplication."""
+        return ops.gated_gemm(x, weight, self.admitted)
 
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
         """Leaf-major: a leaf's operands have one layout whatever the number of ranks."""
@@ -112,6 +120,10 @@ class StockArithmetic:
     ) -> torch.Tensor:
         """`torch.nn.functional.linear` in x's dtype."""
         return linear(x, weight, bias).to(out_dtype or x.dtype)
+
+    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Gate and up rounded to x's dtype, as in stock engines; then the activation."""
+        return ops.silu_and_multiply(linear(x, weight))
 
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
         """[1, N, L * K]; a weight that lies leaf by leaf is laid out anew in its own memory."""

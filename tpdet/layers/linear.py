@@ -6,6 +6,7 @@ import torch
 
 from tpdet.comm.exchange.fold import Done, Exchange, Pending, RankExchange
 from tpdet.comm.exchange.open import open_exchange
+from tpdet.kernels.inputs.gated import interleaved
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.kernels.partial_sums import relative_roots
@@ -60,6 +61,41 @@ class ColumnLinear:
         self._arithmetic = arithmetic
 
 
+class GatedLinear:
+    """silu(x G^T) * (x U^T) with the rows of G and U cut over ranks; they lie interleaved."""
+
+    weight: torch.Tensor | None = None
+
+    def __init__(
+        self,
+        source: WeightSource,
+        arithmetic: Arithmetic,
+        names: tuple[str, str],
+        shape: tuple[int, int],
+        pieces: Pieces,
+    ) -> None:
+        """names: of G and U, without suffix; shape: (outputs, inputs) of each in the checkpoint."""
+        self._arithmetic = arithmetic
+        self._names, self._shape, self._pieces = names, shape, pieces
+        self.load(source)
+
+    def load(self, source: WeightSource) -> None:
+        """Read the weights, in place if there are some already."""
+        gate, up = (
+            source.read(f"{name}.weight", self._shape, self._pieces) for name in self._names
+        )
+        self.weight = place(self.weight, interleaved(gate, up))
+
+    def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
+        """x [M, K] -> this rank's columns of the activation [M, I], rounded to x's dtype."""
+        assert self.weight is not None
+        return self._arithmetic.gated(x_MK, self.weight)
+
+    def adopt(self, arithmetic: Arithmetic) -> None:
+        """Multiply by this from now on."""
+        self._arithmetic = arithmetic
+
+
 class RowLinear:
     """y = x W^T with W's columns cut over ranks: leaf sums in fp32, folded over all ranks.
 
@@ -90,7 +126,7 @@ class RowLinear:
     def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, following: Norm) -> Pending:
         """This rank's columns x [M, K / ranks] -> the rows' residual stream with y added, normed.
 
-        The stream is rounded once, after the addition; its norm is complete on every rank.
+        The stream is fp32; its norm is complete on every rank.
         """
         assert self.weight_LNK is not None
         sums = self._arithmetic.row(x_MK, self.weight_LNK, self._roots)

@@ -14,7 +14,7 @@ from tpdet.kernels.inputs.paged_batch import PagedBatch
 
 @dataclass
 class MicroBatch:
-    """The residual stream `hidden_MH` and its norm `x_MH`; `overlapped`: its exchanges run
+    """The residual stream `hidden_MH` in fp32 and its norm `x_MH`; `overlapped`: its exchanges run
     under the products of another micro-batch.
 
     `pending` is the exchange that makes the next of both.

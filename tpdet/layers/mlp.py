@@ -1,11 +1,10 @@
 """Gated feed-forward block: gate and up cut by columns, down by rows."""
 
 from tpdet.comm.exchange.fold import Pending
-from tpdet.kernels import ops
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
-from tpdet.layers.linear import ColumnLinear
+from tpdet.layers.linear import GatedLinear
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
@@ -20,8 +19,8 @@ class GatedMlp:
     def __init__(self, source: WeightSource, partition: Partition, name: str) -> None:
         hidden, width = partition.config.hidden_size, partition.config.intermediate_size
         cut = partition.by_leaf(width, dim=0)
-        parts = [(f"{name}.gate_proj", width, cut), (f"{name}.up_proj", width, cut)]
-        self._gate_up = ColumnLinear(source, partition.arithmetic, parts, hidden, bias=False)
+        names = f"{name}.gate_proj", f"{name}.up_proj"
+        self._gate_up = GatedLinear(source, partition.arithmetic, names, (width, hidden), cut)
         self._down = row_linear(source, partition, f"{name}.down_proj", (hidden, width))
 
     @staticmethod
@@ -30,7 +29,7 @@ class GatedMlp:
         hidden, width = partition.config.hidden_size, partition.config.intermediate_size
         mine = width // partition.leaves * len(partition.mine)
         return (
-            LayerProduct("gate_up", Product("column", 2 * mine, hidden), written=mine),
+            LayerProduct("gate_up", Product("gated", 2 * mine, hidden)),
             row_rule(partition).product(partition, "down", (hidden, width)),
         )
 
@@ -51,8 +50,7 @@ class GatedMlp:
 
     def __call__(self, rows: MicroBatch, following: Norm) -> Pending:
         """The rows' x and residual stream -> the stream with the block's result, and its norm."""
-        mixed = ops.silu_and_multiply(self._gate_up(rows.x_MH))
-        return self._down(mixed, rows, following)
+        return self._down(self._gate_up(rows.x_MH), rows, following)
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on."""

@@ -29,7 +29,7 @@ class LayerProduct:
 
     @property
     def n(self) -> int:
-        """Outputs of this rank."""
+        """Weight rows of this rank."""
         return self.product.n
 
     @property

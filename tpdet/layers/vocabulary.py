@@ -57,7 +57,11 @@ class VocabularyTable:
             memory.settle()  # from here on anyone may read
 
     def embed(self, ids_M: torch.Tensor) -> torch.Tensor:
-        """ids [M] -> [M, H]: each row is moved from the rank that owns it; nothing is added."""
+        """ids [M] -> fp32 [M, H]: rows move from the ranks that own them; nothing is added."""
+        return self._rows(ids_M).float()
+
+    def _rows(self, ids_M: torch.Tensor) -> torch.Tensor:
+        """The same in the table's dtype."""
         if self._parts is not None:
             return self._parts.rows(ids_M)
         share, world = self.table_VH.shape[0], self._partition.world

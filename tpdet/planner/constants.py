@@ -60,7 +60,7 @@ class SamplingCost(msgspec.Struct, frozen=True):
 
 
 class LayerCost(msgspec.Struct, frozen=True):
-    """The rest of a layer (rotation, stores, SiLU, gaps): seconds a layer, and bytes moved.
+    """The rest of a layer (rotation, stores, gaps): seconds a layer, and bytes moved.
 
     saved: seconds a layer that its products are faster in a step, where launches are dependent,
     than when timed alone; `seconds` is then 0.
@@ -110,6 +110,11 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlapped: OverlapCost
     host: float
     errors: dict[str, FitError]
+
+    def product(self, kind: str) -> ProductCost:
+        """The cost of a kind of product; of `gated`, where none was fitted, that of `column`."""
+        fitted = "column" if kind == "gated" and kind not in self.products else kind
+        return self.products[fitted]
 
 
 @cache

@@ -88,12 +88,15 @@ def _slot_bytes(world: World, dtype: torch.dtype) -> int:
 
 
 def _workspace_bytes(world: World, size: int) -> int:
-    """Residual stream and x of a step, its widest block with its sums, logits of HEAD_ROWS rows."""
+    """The fp32 stream and x of a step, its widest block with its sums, logits of HEAD_ROWS rows.
+
+    Of stream and x, an exchange or a norm holds the old and the new.
+    """
     config = world.config
     head = head_product(world.partition).n
-    stream = 4 * config.hidden_size * size
-    columns = [p for p in layer_products(world.partition) if p.kind == "column"]
-    wide = max(p.n + p.written for p in columns) * size
+    stream = 2 * config.hidden_size * (4 + size)
+    columns = [p for p in layer_products(world.partition) if p.kind in ("column", "gated")]
+    wide = max(p.product.outputs + p.written for p in columns) * size
     sums = 4 * world.levels.slots * config.hidden_size
     logits = 4 * HEAD_ROWS * (2 * head + 3 * head * world.ranks)
     return world.budget * (stream + wide + sums) + logits

@@ -183,7 +183,7 @@ def _head(world: World, rows: int) -> float:
 
 def _product(world: World, each: LayerProduct, rows: int) -> float:
     work = product_work(each.kind, rows, each.n, each.k, world.levels.slots)
-    return product_seconds(world.constants.products[each.kind], work)
+    return product_seconds(world.constants.product(each.kind), work)
 
 
 def _between_products(world: World, rows: int) -> float:

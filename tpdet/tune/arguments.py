@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from tpdet.arguments.command_line import whole_number
+from tpdet.kernels.inputs.product import KINDS
 from tpdet.synthetic.model_shapes import SHAPES
 
 
@@ -26,6 +27,12 @@ def add_tune(commands: argparse._SubParsersAction) -> None:
         "--row-layers",
         default="fold",
         help="fold, gather (only what it takes in addition), or both: fold,gather",
+    )
+    command.add_argument(
+        "--kinds",
+        default=",".join(KINDS),
+        metavar="NAMES",
+        help=f"which products, a list of {', '.join(KINDS)} (default all)",
     )
     command.add_argument(
         "--max-rows", type=whole_number, default=8192, help="rows in a step, at most"

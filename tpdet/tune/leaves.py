@@ -64,7 +64,7 @@ class LeafTuner:
             for kind, x in self._rows.items()
         }
         self._cold = rotated(self._weights["random"])
-        self._residual = torch.randn(most_rows, first.n, device=device).to(torch.bfloat16)
+        self._residual = torch.randn(most_rows, first.n, device=device)
         self._norm_weight = torch.ones(first.n, dtype=torch.bfloat16, device=device)
         self._sms = torch.cuda.get_device_properties(device).multi_processor_count
         if torch.cuda.get_device_capability(device) < (9, 0):

@@ -7,16 +7,16 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.gemm.admission import by_tile
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.order import Expression, operands
 
 _WORKERS = 14
 
-ColumnJob = tuple[Tile, bool, bool]
-"""A variant, whether its output is fp32, whether its tiles divide N: what a kernel is made for."""
+ColumnJob = tuple[Tile, str, bool]
+"""A variant, a product's kind, whether its tiles divide N: what a kernel is made for."""
 
 LeafJob = tuple[tuple[Expression, ...], LeafChoice]
 """A rank's roots and a choice for them."""
@@ -48,11 +48,11 @@ def compile_all(jobs: list[Job]) -> int:
     return failed
 
 
-def _compile_column(variant: Tile, wide_out: bool, even: bool) -> None:
+def _compile_column(variant: Tile, kind: str, even: bool) -> None:
     n, k = 2 * variant.columns + (0 if even else 16), 2 * variant.depth
     x = torch.zeros(1, k, dtype=torch.bfloat16, device="cuda")
     weight = torch.zeros(n, k, dtype=torch.bfloat16, device="cuda")
-    gemm.column_gemm(x, weight, None, torch.float32 if wide_out else x.dtype, variant)
+    by_tile(kind, x, weight, variant)
 
 
 def _compile_leaves(roots: tuple[Expression, ...], choice: LeafChoice) -> None:

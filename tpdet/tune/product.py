@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from torch.nn.functional import linear
 
 from tpdet.bench.kernels.timing import capture, enough, interleaved_us, rotated
-from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels import ops
 from tpdet.kernels.cuda.gemm import trial_data
-from tpdet.kernels.cuda.gemm.admission import REFERENCE, output_dtype
+from tpdet.kernels.cuda.gemm.admission import REFERENCE, by_library, by_tile
 from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
-from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES, library_product
+from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES
 from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Choice
 from tpdet.kernels.cuda.gemm.choice.static import column_tile
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
@@ -24,6 +25,8 @@ from tpdet.kernels.inputs.product import Product
 
 _QUICK = 3  # replays of every candidate
 _FINALISTS = 4  # tiles that are measured in full
+GATED_LIBRARY_ROWS = 512
+"""Rows up to which gate and up may stand in memory in fp32."""
 _GAIN = 0.985  # a library must beat the tile by so much: the tile serves every row count
 
 Name = Tile | str
@@ -57,7 +60,6 @@ class ProductTuner:
     ) -> None:
         """Draw operands for up to `most_rows` rows."""
         self.product, self._repeats = product, repeats
-        self._out = output_dtype(product)
         n, k = product.n, product.k
         self._rows = {
             kind: trial_data.trial_rows(kind, most_rows, k, device) for kind in trial_data.KINDS
@@ -66,8 +68,8 @@ class ProductTuner:
             kind: trial_data.trial_weight(kind, n, k, device) for kind in trial_data.KINDS
         }
         self._wanted = {
-            kind: gemm.column_gemm(
-                x, self._weights[kind][: trial_data.BASE_ROWS], None, self._out, REFERENCE.at(k)
+            kind: by_tile(
+                product.kind, x, self._weights[kind][: trial_data.BASE_ROWS], REFERENCE.at(k)
             )
             for kind, x in self._rows.items()
         }
@@ -114,18 +116,18 @@ class ProductTuner:
         return Row(choice, us[tile if way is None else way], us[tile], peer)
 
     def _calls(self, bucket: int) -> dict[Name, Call]:
-        product, out = self.product, self._out
-        wide = out == torch.float32
+        product, kind = self.product, self.product.kind
+        wide = kind == "head"
         sms = self._sms if self._descriptors else 0
         static = column_tile(bucket, product.n, product.k, float32=False, wide_out=wide, sms=sms)
         tiles = column_candidates(
-            bucket, product.n, product.k, wide_out=wide, descriptors=self._descriptors
+            bucket, product.n, product.k, kind=kind, descriptors=self._descriptors
         )
         calls: dict[Name, Call] = {}
         for tile in dict.fromkeys((static, *tiles)):
-            calls[tile] = partial(_tile_product, out=out, tile=tile)
-        for way in LIBRARIES[:1] if wide else LIBRARIES:
-            calls[way] = partial(_library_product, out=out, way=way)
+            calls[tile] = partial(by_tile, kind, tile=tile)
+        for way in library_ways(product, bucket):
+            calls[way] = partial(by_library, kind, way=way)
         return calls
 
     def _quick(self, bucket: int, calls: dict[Name, Call]) -> list[Name]:
@@ -142,9 +144,9 @@ class ProductTuner:
         return [name for _, _, name in sorted(found, key=lambda entry: entry[:2])]
 
     def _full(self, bucket: int, calls: list[Call]) -> list[float]:
-        """Microseconds of `linear` in the model's dtype, then of each call, in turn."""
+        """Microseconds of the peer in the model's dtype, then of each call, in turn."""
         x, cold = self._rows["random"][:bucket], enough(self._cold, bucket)
-        runs = [torch.nn.functional.linear, *calls]
+        runs = [linear_and_activation if self.product.kind == "gated" else linear, *calls]
         graphs = [capture(partial(run, x), cold) for run in runs]
         return interleaved_us(graphs, len(cold), self._repeats)
 
@@ -184,16 +186,19 @@ class ProductTuner:
             return True
 
 
-def _tile_product(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.dtype, tile: Tile
-) -> torch.Tensor:
-    return gemm.column_gemm(x, weight, None, out, tile)
+def linear_and_activation(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """What stock engines run in place of a gated product."""
+    return ops.silu_and_multiply(linear(x, weight))
 
 
-def _library_product(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.dtype, way: str
-) -> torch.Tensor:
-    return library_product(x, weight, out, len(x), way)
+def library_ways(product: Product, bucket: int) -> tuple[str, ...]:
+    """The library's ways that may compute a product at a bucket.
+
+    Results in fp32 have one way, and those of gates and ups must not fill the memory.
+    """
+    if product.kind == "gated":
+        return LIBRARIES[:1] if bucket <= GATED_LIBRARY_ROWS else ()
+    return LIBRARIES[:1] if product.kind == "head" else LIBRARIES
 
 
 def _library(name: Name) -> bool:

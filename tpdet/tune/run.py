@@ -14,7 +14,7 @@ import torch
 
 from tpdet.comm.device import driver_version
 from tpdet.errors import UsageError
-from tpdet.kernels.inputs.product import HEAD_ROWS, Product, read_roots
+from tpdet.kernels.inputs.product import HEAD_ROWS, KINDS, Product, read_roots
 from tpdet.tune.shapes import tuned_gathered_products, tuned_products, tuned_row_products
 from tpdet.verify.run import parse_row_layers, parse_sizes
 
@@ -32,16 +32,25 @@ def tune_command(options: argparse.Namespace) -> int:
     from tpdet.kernels.cuda.gemm.choice.shape_table import table_path
 
     shapes = options.model_shape.split(","), parse_sizes(options.tp)
-    rules = parse_row_layers(options.row_layers)
+    rules, kinds = parse_row_layers(options.row_layers), parse_kinds(options.kinds)
     products: tuple[Product, ...] = ()
     if "fold" in rules:
         products += tuned_products(*shapes) + tuned_row_products(*shapes)
     if "gather" in rules:
         products += tuple(p for p in tuned_gathered_products(*shapes) if p not in products)
+    products = tuple(product for product in products if product.kind in kinds)
     device = torch.device("cuda", torch.cuda.current_device())
     path: Path = options.output or table_path(torch.cuda.get_device_name(device))
     tune_products(products, options.max_rows, options.repeats, device, path)
     return 0
+
+
+def parse_kinds(text: str) -> frozenset[str]:
+    """Kinds of products from a list of their names. Raises UsageError."""
+    kinds = frozenset(text.split(","))
+    if unknown := kinds - {*KINDS}:
+        raise UsageError(f"--kinds {sorted(unknown)[0]}: use a list of {', '.join(KINDS)}")
+    return kinds
 
 
 def tune_products(
@@ -157,9 +166,10 @@ def compile_jobs(products: Iterable[Product], max_rows: int, device: torch.devic
         tiles = [REFERENCE.at(k)]
         for bucket in buckets_of(product, max_rows):
             tiles.append(column_tile(bucket, n, k, float32=False, wide_out=wide, sms=sms))
-            tiles += column_candidates(bucket, n, k, wide_out=wide, descriptors=descriptors)
+            tiles += column_candidates(bucket, n, k, kind=product.kind, descriptors=descriptors)
         jobs |= {
-            (tile, wide, variant_of(tile).descriptors or n % tile.columns == 0) for tile in tiles
+            (tile, product.kind, variant_of(tile).descriptors or n % tile.columns == 0)
+            for tile in tiles
         }
     return jobs
 

@@ -13,12 +13,12 @@ Place = tuple[int, int]
 
 
 def tuned_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product, ...]:
-    """Column and head products of the named shapes over each number of ranks, without repeats.
+    """All but row products of the named shapes over each number of ranks, without repeats.
 
     Raises UsageError for an unknown name or a number of ranks that does not fit the model.
     """
     places = [(size, 0) for size in ranks]
-    return _products(names, places, (DEFAULT_FOLD_ORDER,), ("column", "head"))
+    return _products(names, places, (DEFAULT_FOLD_ORDER,), ("column", "gated", "head"))
 
 
 def tuned_row_products(

@@ -2,9 +2,10 @@
 
 import torch
 
+from tpdet.kernels.inputs.gated import gate_and_up
 
-def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up [M, 2 * I], gate first -> [M, I] in the same dtype, rounded once."""
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    gate = gate.contiguous()
-    return ((gate / (1.0 + torch.exp(-gate))) * up).to(gate_up.dtype)
+
+def silu_and_multiply(gate_up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Interleaved gate_up [M, 2 * I] -> [M, I] in dtype, rounded once."""
+    gate, up = (part.float().contiguous() for part in gate_and_up(gate_up))
+    return ((gate / (1.0 + torch.exp(-gate))) * up).to(dtype)

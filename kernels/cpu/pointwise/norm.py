@@ -1,6 +1,7 @@
 """Root-mean-square norm with an order-free sum (Zhang and Sennrich 2019, arXiv 1910.07467).
 
-    y = round((x * r) * w),   r = fp32(1 / sqrt(sum / n + eps))
+    h = (total + bias) + residual, each addition rounded to fp32
+    y = round((h * r) * w),   r = fp32(1 / sqrt(sum / n + eps))
 
 The sum of squares is int64 fixed point: round(x^2 * 2^(40 - 2e)), e the exponent of the row's
 largest |x|, so no layout can change it. x^2 is exact in fp64; n <= 2^20 keeps the sum below 2^62.
@@ -18,17 +19,18 @@ _FP64_FRACTION = 52
 
 
 def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
-    """x [..., N] in any float dtype, norm [N] -> [..., N] in x's dtype, rounded once."""
-    return normalize(x.float(), norm.weight, norm.eps).to(x.dtype)
+    """x [..., N] in any float dtype, norm [N] -> [..., N] in the norm's dtype, rounded once."""
+    return normalize(x.float(), norm.weight, norm.eps).to(norm.dtype)
 
 
 def add_residual(
     total: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
 ) -> torch.Tensor:
-    """h = round((total + bias) + residual): total [M, N] fp32 folded; in residual's dtype."""
+    """h = (total + bias) + residual [M, N] in fp32: total folded, fp32 or one rounded product."""
+    wide = total.float()
     if bias is not None:
-        total = total + bias.float()
-    return (total + residual.float()).to(residual.dtype)
+        wide = wide + bias.float()
+    return wide + residual.float()
 
 
 def add_residual_and_norm(

@@ -1,8 +1,8 @@
 """Columns of all ranks side by side over peer memory: row layers whose ranks add nothing.
 
     gather_columns    x [M, W] of every rank -> [M, ranks * W]
-    gather_and_norm   the same for a row layer's outputs x [M, N / ranks]; then h = round(x +
-                      residual) and its norm y, of every row on every rank, in the same kernel
+    gather_and_norm   the same for a row layer's outputs x [M, N / ranks]; then h = x +
+                      residual and its norm y, of every row on every rank, in the same kernel
 
 Shapes: M rows of a step, N values of a row, PART words of a row that a rank holds; a buffer holds
 [M, ranks * PART] words.
@@ -112,7 +112,7 @@ def gather_and_norm(
     TAKE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x [m, N / ranks] in words of h's width -> h, y [m, N]; BUFFERS counts such words."""
+    """x [m, N / ranks] in words of y's width -> h, y [m, N]; BUFFERS counts such words."""
     # 1. Wait for earlier kernels; choose this exchange's buffer.
     await_earlier(DEPENDENT)
     number = tl.load(links.counter)
@@ -144,7 +144,7 @@ def gather_and_norm(
             wanted = present & (owner != WORLD.rank)
             word = awaited_words(slots, begin + at, wanted, owner, links, number, WORLD)
             word = tl.where(mine, disarmed(own), word)
-            total = word.to(h.dtype.element_ty, bitcast=True).to(tl.float32)
+            total = word.to(scale.dtype, bitcast=True).to(tl.float32)
             normed = finish_row(total, at, skipped, scale, h, present, N, EPS_BITS)
             tl.store(y + at, normed, mask=present)
 
@@ -203,7 +203,7 @@ def run_gather_and_norm(
     (m, n), (h, y) = residual.shape, out
     if n > WIDEST:
         raise ValueError(f"a row of {n} values: peer memory takes at most {WIDEST}, use gather")
-    _check_room(h, buffers)
+    _check_room(y, buffers)
     size = x.element_size()
     few = m <= peers.programs
     warps = one_shot_warps(n) if few else two_shot_warps(n)

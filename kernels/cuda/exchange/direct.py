@@ -96,7 +96,7 @@ def two_shot_direct(
     number = tl.load(links.counter)
     epoch = (number % EPOCHS + 1).to(tl.int32)
     plane = plane.to(tl.int64)
-    DTYPE: tl.constexpr = h.dtype.element_ty
+    DTYPE: tl.constexpr = weight.dtype.element_ty
     share = tl.cdiv(m, WORLD.ranks)
     columns = tl.arange(0, BLOCK)[None, :]
     present = columns < N

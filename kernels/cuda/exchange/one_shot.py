@@ -1,6 +1,6 @@
 """One-shot exchange: row-parallel sums of all ranks to residual stream and norm, in one kernel.
 
-    t = fold of all ranks' leaf sums        h = round(t + residual)        y = rms_norm(h)
+    t = fold of all ranks' leaf sums        h = t + residual        y = rms_norm(h)
 
     one-shot   each rank pushes its roots of every row to all peers; everyone finishes every row
     two-shot   roots of row i go to its owner, i // ceil(M / ranks); the owner finishes the row and
@@ -41,12 +41,11 @@ _MOST_WARPS = 32  # of a program
 def finish_row(
     total, at, from_residual, scale, h, present, N: tl.constexpr, EPS_BITS: tl.constexpr
 ):
-    """Store h = round(total + residual) and return its norm in h's dtype; rows [TILE, BLOCK]."""
-    value = (total + from_residual.to(tl.float32)).to(h.dtype.element_ty)
+    """Store h = total + residual in fp32; return its norm in scale's dtype; rows [TILE, BLOCK]."""
+    value = total + from_residual
     tl.store(h + at, value, mask=present)
-    wide = value.to(tl.float32)
-    root = reciprocal_root(wide, N, EPS_BITS)
-    return ((wide * root[:, None]) * scale.to(tl.float32)).to(h.dtype.element_ty)
+    root = reciprocal_root(value, N, EPS_BITS)
+    return ((value * root[:, None]) * scale.to(tl.float32)).to(scale.dtype)
 
 
 @triton.jit(do_not_specialize=["m"])

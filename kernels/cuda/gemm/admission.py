@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import torch
 
-from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm import leaf_trials, trial_data
 from tpdet.kernels.cuda.gemm.choice import shape_table
@@ -26,6 +25,8 @@ from tpdet.kernels.cuda.gemm.choice.shape_table import (
     bucket_of,
 )
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
+from tpdet.kernels.cuda.gemm.column import column_gemm
+from tpdet.kernels.cuda.gemm.gated import gated_gemm, gated_library_product
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.inputs.product import Product, read_roots
 
@@ -179,21 +180,18 @@ def failing_entries(
 def _try_product(
     product: Product, choices: Mapping[int, Choice], rows: torch.Tensor, kind: str, flags: Flags
 ) -> None:
-    """Tiles and libraries of a column product or a head."""
-    out = output_dtype(product)
+    """Tiles and libraries of a product of one leaf."""
     weight = trial_data.trial_weight(kind, product.n, product.k, rows.device)
     base = weight[: trial_data.BASE_ROWS]
-    whole = gemm.column_gemm(rows[: max(choices)], base, None, out, REFERENCE.at(product.k))
+    whole = by_tile(product.kind, rows[: max(choices)], base, REFERENCE.at(product.k))
     for bucket, choice in choices.items():
         x, wanted = rows[:bucket], whole[:bucket]
         name = f"{product}, {bucket} rows, {{}}, {kind} data"
         tile = format_tile(choice.tile)
-        runs = {tile: lambda x=x, tile=choice.tile: gemm.column_gemm(x, weight, None, out, tile)}
+        runs = {tile: partial(by_tile, product.kind, x, weight, choice.tile)}
         if choice.library:
             way = choice.library
-            runs[f"library {way}"] = lambda x=x, way=way: library_product(
-                x, weight, out, len(x), way
-            )
+            runs[f"library {way}"] = partial(by_library, product.kind, x, weight, way)
         for what, run in runs.items():
             _try(flags, name.format(what), run, trial_data.differs, wanted)
 
@@ -225,6 +223,20 @@ def _try(
         flags[name] = f"{type(error).__name__}: {str(error)[:120]}"
 
 
-def output_dtype(product: Product) -> torch.dtype:
+def by_tile(kind: str, x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
+    """The result of a product of one leaf, x [M, K] times weight [N, K], by a tile."""
+    if kind == "gated":
+        return gated_gemm(x, weight, tile)
+    return column_gemm(x, weight, None, _output_dtype(kind), tile)
+
+
+def by_library(kind: str, x: torch.Tensor, weight: torch.Tensor, way: str) -> torch.Tensor:
+    """The same by the library, at M rows."""
+    if kind == "gated":
+        return gated_library_product(x, weight, len(x), way)
+    return library_product(x, weight, _output_dtype(kind), len(x), way)
+
+
+def _output_dtype(kind: str) -> torch.dtype:
     """bf16 of a column product, fp32 of a head."""
-    return torch.float32 if product.kind == "head" else torch.bfloat16
+    return torch.float32 if kind == "head" else torch.bfloat16

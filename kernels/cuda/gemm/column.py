@@ -35,7 +35,7 @@ def column_gemm(
     (m, k), n = x.shape, w.shape[1]
     choice = None
     if tile is None and admitted is not None:
-        choice = admitted.choice(x, n, out_dtype)
+        choice = admitted.choice("head" if out_dtype == torch.float32 else "column", x, n)
     if choice is not None and choice.library is not None and bias is None and all_free():
         rows = library_rows(m, choice.bucket)
         if rows is not None and library_fits(x, w[0]):

@@ -17,12 +17,16 @@ def run_chain(
     y: torch.Tensor,
     tile: Tile,
     sms: int,
+    gated: bool = False,
 ) -> None:
-    """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
+    """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled.
+
+    gated: w and bias are interleaved, and y [L, M, N / 2] is silu(gate) * up.
+    """
     if y.numel() == 0:
         return
     check_depth(tile, w)
-    variant_of(tile).run(x, w, bias, y, tile, sms)
+    variant_of(tile).run(x, w, bias, y, tile, sms, gated)
 
 
 def check_depth(tile: Tile, w: torch.Tensor) -> None:

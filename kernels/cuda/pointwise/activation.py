@@ -1,6 +1,10 @@
-"""SiLU-and-multiply: y = round((g / (1 + exp2(-g * log2 e))) * u), fp32, division IEEE-rounded.
+"""SiLU-and-multiply: y = round((g / (1 + exp2(-g * log2 e))) * u) in fp32.
 
-Shapes: M rows, I values of a row. gate_up [M, 2 * I], gate first; y [M, I].
+The division is PTX's `div.full.f32`, a fixed sequence within 2 ulp. The IEEE division is a branch a
+value, which takes a product's epilogue about 400 cycles each.
+
+Shapes: M rows, I values of a row. gate_up [M, 2 * I] is interleaved as in
+`kernels/inputs/gated.py`; y [M, I].
 """
 
 import torch
@@ -8,15 +12,17 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.inputs.gated import GROUP
 
-_LOG2_E = tl.constexpr(1.4426950408889634)
+LOG2_E = tl.constexpr(1.4426950408889634)
+_GROUP = tl.constexpr(GROUP)
 _BLOCK = 1024
 
 
 @triton.jit
 def silu(gate):
-    """g / (1 + exp2(-g * log2 e)) in fp32."""
-    return tl.div_rn(gate, 1.0 + tl.exp2((0.0 - gate) * _LOG2_E))
+    """g / (1 + exp2(-g * log2 e)) in fp32, by the division that is no branch."""
+    return gate / (1.0 + tl.exp2((0.0 - gate) * LOG2_E))
 
 
 @triton.jit
@@ -26,16 +32,17 @@ def silu_multiply_rows(gate_up, y, width, stride, BLOCK: tl.constexpr, DEPENDENT
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = at < width
-    gate = tl.load(gate_up + row * stride + at, mask=here, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * stride + width + at, mask=here, other=0.0).to(tl.float32)
+    beside = gate_up + row * stride + at // _GROUP * (2 * _GROUP) + at % _GROUP
+    gate = tl.load(beside, mask=here, other=0.0).to(tl.float32)
+    up = tl.load(beside + _GROUP, mask=here, other=0.0).to(tl.float32)
     tl.store(y + row * width + at, (silu(gate) * up).to(y.dtype.element_ty), mask=here)
 
 
-def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up [M, 2 * I], gate first -> [M, I] in the same dtype, rounded once."""
+def silu_and_multiply(gate_up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Interleaved gate_up [M, 2 * I] -> [M, I] in dtype, rounded once."""
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
     m, width = gate_up.shape[0], gate_up.shape[1] // 2
-    y = torch.empty(m, width, dtype=gate_up.dtype, device=gate_up.device)
+    y = torch.empty(m, width, dtype=dtype, device=gate_up.device)
     if y.numel():
         silu_multiply_rows[(m, triton.cdiv(width, _BLOCK))](
             gate_up,

@@ -1,7 +1,7 @@
 """Root-mean-square norm with an order-free sum (Zhang and Sennrich 2019, arXiv 1910.07467).
 
-    h = round((total + bias) + residual)
-    y = round((x * r) * w),   r = fp32(1 / sqrt(sum / n + eps))
+    h = (total + bias) + residual, each addition rounded to fp32
+    y = round((h * r) * w),   r = fp32(1 / sqrt(sum / n + eps))
 
 The sum of squares is int64 fixed point: rint(x^2 * 2^(40 - 2e)), e the exponent of the row's
 largest |x|, so no layout can change it; square root, division and `+ eps` are fp64 and
@@ -98,7 +98,7 @@ def norm_rows(
         from_residual = tl.load(
             residual + rows[:, None] * stride + columns[None, :], mask=here, other=0.0
         )
-        value = (value + from_residual.to(tl.float32)).to(x.dtype.element_ty)
+        value = value + from_residual.to(tl.float32)
         tl.store(x + at, value, mask=here)
     else:
         value = tl.load(x + rows[:, None] * stride + columns[None, :], mask=here, other=0.0)
@@ -113,10 +113,10 @@ def norm_rows(
 
 
 def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
-    """x [..., N] in any float dtype, norm [N] -> [..., N] in x's dtype, rounded once."""
+    """x [..., N] in any float dtype, norm [N] -> [..., N] in the norm's dtype, rounded once."""
     rows = x.reshape(-1, x.shape[-1])
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
-    y = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty(rows.shape, dtype=norm.dtype, device=x.device)
     _launch(rows, norm, y, None, None, rows, _warps(rows.shape[1]))
     return y.view(x.shape)
 
@@ -124,8 +124,8 @@ def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
 def add_residual(
     total: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
 ) -> torch.Tensor:
-    """h = round((total + bias) + residual): total [M, N] fp32 folded; in residual's dtype."""
-    h = torch.empty(total.shape, dtype=residual.dtype, device=total.device)
+    """h = (total + bias) + residual [M, N] in fp32: total folded, fp32 or one rounded product."""
+    h = torch.empty(total.shape, dtype=torch.float32, device=total.device)
     sums = PartialSums(total.unsqueeze(0), (0,))
     _launch(h, None, None, sums, bias, residual, _warps(total.shape[1]))
     return h
@@ -152,8 +152,8 @@ def fold_and_norm(
 
     One kernel; `warps` a program overrides the static choice.
     """
-    h = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
-    y = torch.empty_like(h)
+    h = torch.empty(residual.shape, dtype=torch.float32, device=residual.device)
+    y = torch.empty(h.shape, dtype=norm.dtype, device=h.device)
     if warps is None:
         warps = _fold_warps(h.shape[0], h.shape[1], sums.values.shape[0])
     _launch(h, norm, y, sums, bias, residual, warps)

@@ -19,24 +19,28 @@ from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants import descriptor as gemm_descriptor
 from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
 from tpdet.kernels.cuda.gemm.variants import swapped as gemm_swapped
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.variant import Shape
 from tpdet.kernels.cuda.hardware import H200
 
 
-def candidates(wide_out, counts=BUCKETS):
+def candidates(kind, counts=BUCKETS):
     """Every tile of the shapes that are tuned, once, in a fixed order."""
     found = {
         variant
         for m in counts
         for n in (1536, 6144, 24576)
-        for variant in column_candidates(m, n, 4096, wide_out=wide_out, descriptors=True)
+        for variant in column_candidates(m, n, 4096, kind=kind, descriptors=True)
     }
     return sorted(found, key=format_tile)
 
 
-def compile_candidate(variant, out):
-    constants = tile(variant)
+def compile_candidate(variant, kind):
+    out, gated = "fp32" if kind == "head" else "bf16", kind == "gated"
+    constants = tile(variant) | {"GATED": gated}
     if variant_of(variant).descriptors:
-        types = descriptor_types(variant, out) | {"k": "i32", "leaves": "i32", "bias": "*bf16"}
+        types = descriptor_types(variant, out, gated)
+        types |= {"k": "i32", "leaves": "i32", "bias": "*bf16"}
         constants |= {"HALVES": variant.halves, "HAS_BIAS": False}
         kernel = (
             gemm_swapped.swapped_chain
@@ -53,55 +57,94 @@ def compile_candidate(variant, out):
         }
         kernel = gemm_pointer.pointer_chain
     ptx, log = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
-    check(ptx, log, format_tile(variant), ["mma"])
+    check(ptx, log, f"{kind} {format_tile(variant)}", ["mma"])
+    if gated:
+        check_gates(ptx, variant)
     return ptx, log
 
 
+def check_gates(ptx, variant, warps=None):
+    """A division a gate, in fp32 and without a branch, and no other: one arithmetic everywhere."""
+    gates = variant.rows * variant.columns // 2 // (32 * (warps or variant.warps))
+    assert len(re.findall(r"div\.full\.f32", ptx)) >= gates
+    assert "ex2.approx" in ptx and not re.search(r"div\.(rn|approx)\.f", ptx)
+
+
 def test_swapped_descriptor_tiles_compile_to_wgmma_fed_by_the_copy_engine():
-    for variant in candidates(False, (1, 16, 32, 64)):
+    for variant in candidates("column", (1, 16, 32, 64)):
         if variant.variant.endswith("swapped") and variant_of(variant).descriptors:
-            ptx, _ = compile_candidate(variant, "bf16")
+            ptx, _ = compile_candidate(variant, "column")
             assert "cp.async.bulk.tensor" in ptx and "wgmma.mma_async" in ptx
             assert f"m64n{variant.rows}k16" in ptx
 
 
 def test_narrow_tiles_compile_without_spills():
-    narrow = set(column_candidates(1, 1536, 4096, wide_out=False, descriptors=False))
+    narrow = set(column_candidates(1, 1536, 4096, kind="column", descriptors=False))
     for variant in sorted(narrow, key=format_tile):
-        compile_candidate(variant, "bf16")
+        compile_candidate(variant, "column")
+
+
+GATED_TILES = (
+    Tile(16, 64, 128, 4, 5, "pointer_swapped"), Tile(8, 16, 512, 1, 4, "pointer_swapped"),
+    Tile(64, 32, 128, 4, 4), Tile(16, 16, 256, 4, 6),
+    Tile(128, 128, 64, 8, 4, "descriptor"), Tile(128, 256, 64, 8, 4, "descriptor"),
+    Tile(16, 64, 256, 4, 5, "descriptor_swapped"), Tile(64, 128, 128, 4, 4, "descriptor_swapped"),
+)  # fmt: skip
+"""Of each variant, those that are launched most and the largest; of mma.sync the smallest."""
+
+
+@pytest.mark.parametrize("variant", GATED_TILES, ids=format_tile)
+def test_gated_tiles_compile_with_their_division_and_without_spills(variant):
+    assert variant_of(variant).fits(Shape(4096, 24576, 4096, 1, 2, True), variant)
+    compile_candidate(variant, "gated")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("out", ["bf16", "fp32"])
-def test_every_candidate_compiles_without_spills_or_serialised_instructions(out):
-    for variant in candidates(out == "fp32", BUCKETS if out == "bf16" else BUCKETS[:13]):
+@pytest.mark.parametrize("kind", ["column", "gated", "head"])
+def test_every_candidate_compiles_without_spills_or_serialised_instructions(kind):
+    for variant in candidates(kind, BUCKETS[:13] if kind == "head" else BUCKETS):
         if variant.variant != "warp_specialised":  # test_gluon_gemm compiles those
-            compile_candidate(variant, out)
+            compile_candidate(variant, kind)
 
 
 def test_a_serialised_tile_is_noticed():
     """Negative control: the tile that the candidates leave out."""
-    from tpdet.kernels.cuda.gemm.variants.tile import Tile
-
     with pytest.raises(AssertionError):
-        compile_candidate(Tile(8, 64, 256, 4, 4, "pointer_swapped"), "bf16")
+        compile_candidate(Tile(8, 64, 256, 4, 4, "pointer_swapped"), "column")
 
 
-@pytest.mark.parametrize("wide_out", [False, True])
-def test_candidates_fit_the_machine(wide_out):
+@pytest.mark.parametrize("kind", ["column", "gated", "head"])
+def test_candidates_fit_the_machine(kind):
     for m in BUCKETS:
-        for n, k in ((1536, 4096), (6144, 4096), (57344, 8192), (48, 48)):
-            found = column_candidates(m, n, k, wide_out=wide_out, descriptors=True)
+        for n, k in ((1536, 4096), (6144, 4096), (57344, 8192), (48, 48), (2368, 2880)):
+            found = column_candidates(m, n, k, kind=kind, descriptors=True)
             assert found and len(set(found)) == len(found)
             for variant in found:
                 assert k % variant.depth == 0
                 stages = (variant.rows + variant.columns) * variant.depth * 2 * variant.stages
                 assert stages <= H200.shared_bytes
-            plain = column_candidates(m, n, k, wide_out=wide_out, descriptors=False)
+                assert kind != "gated" or variant.columns % 16 == 0, variant
+                assert kind != "head" or variant.variant != "warp_specialised"
+            plain = column_candidates(m, n, k, kind=kind, descriptors=False)
             assert not any(variant_of(variant).descriptors for variant in plain)
 
 
+def test_pairs_of_eights_leave_out_tiles_of_eight_columns():
+    """And half the output makes room for one stage more of the largest tile."""
+    kinds = "column", "gated"
+    few, many = (
+        {kind: set(column_candidates(m, 1536, 4096, kind=kind, descriptors=True)) for kind in kinds}
+        for m in (16, 4096)
+    )
+    assert few["column"] - few["gated"] == {Tile(16, 8, 512, 4, 4)}
+    assert not few["gated"] - few["column"]
+    largest = Tile(128, 256, 64, 4, 4, "warp_specialised")
+    assert largest in many["gated"] - many["column"]
+    assert many["column"] < many["gated"]
+
+
 def test_names_of_tiles_are_unique():
-    names = [format_tile(variant) for variant in candidates(False)]
+    tiles = {*candidates("column"), *candidates("gated")}
+    names = [format_tile(variant) for variant in tiles]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"\d+x\d+x\d+ w\d+ s\d+( \w+)*", name) for name in names)

@@ -150,14 +150,14 @@ def test_a_kernel_compiled_ahead_is_the_one_that_is_launched(monkeypatch, tmp_pa
     compile_for_hopper(monkeypatch, tmp_path)
     monkeypatch.setattr(hardware, "gpu_of", lambda device: hardware.H200)
     with recording() as asked:
-        silu_and_multiply(torch.zeros(2, 64))
+        silu_and_multiply(torch.zeros(2, 64), torch.float32)
     (each,) = asked.values()
     each.compile()
     with recording() as again:
-        silu_and_multiply(torch.zeros(2, 64))
+        silu_and_multiply(torch.zeros(2, 64), torch.float32)
         assert not again
         with leaving(20):
-            silu_and_multiply(torch.zeros(2, 64))
+            silu_and_multiply(torch.zeros(2, 64), torch.float32)
     assert len(again) == 1, "a plain launch is another kernel"
 
 

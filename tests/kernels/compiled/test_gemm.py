@@ -18,10 +18,12 @@ from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
 from tpdet.kernels.cuda.pointwise import activation, fold, norm
 from tpdet.kernels.fold_program import own_program
 
+SIZES = "n", "k", "stride_x"
 
-def compile_for_hopper(kernel, types, constants, warps, stages):
-    """PTX and the log of ptxas -v for compute capability 9.0."""
-    aligned = [n for n, t in types.items() if t.startswith("*") or n in ("n", "k", "stride_x")]
+
+def compile_for_hopper(kernel, types, constants, warps, stages, sizes=SIZES):
+    """PTX and the log of ptxas -v for compute capability 9.0; sizes: multiples of 16."""
+    aligned = [n for n, t in types.items() if t.startswith("*") or n in sizes]
     options = {"num_warps": warps, "num_stages": stages}
     ptx = hopper_kernel(kernel, types, constants, aligned, options).asm["ptx"]
     return ptx, assemble(ptx)
@@ -50,8 +52,9 @@ def check(ptx, log, name, expected, fused_allowed=False, spills_allowed=0):
     assert spilled and max(spilled) <= spills_allowed, f"{name}: {log}"
 
 
-def descriptor_types(variant, out):
-    block = f"[1,{variant.rows},{variant.columns // variant.halves}]"
+def descriptor_types(variant, out, gated=False):
+    width = variant.columns // variant.halves // (2 if gated else 1)
+    block = f"[1,{variant.rows},{width}]"
     return {
         "x": f"tensordesc<bf16[{variant.rows},{variant.depth}]>",
         "w": f"tensordesc<bf16[{variant.columns},{variant.depth}]>",
@@ -75,6 +78,7 @@ def test_pointer_kernels_compile_to_matrix_instructions(dtype):
             "SWAP": variant.variant == "pointer_swapped",
             "EVEN_N": False,
             "HAS_BIAS": True,
+            "GATED": False,
         }
         kernel = gemm_pointer.pointer_chain
         ptx, log = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
@@ -89,7 +93,11 @@ def test_descriptor_kernels_compile_without_serialised_matrix_instructions(out):
         if not variant_of(variant).descriptors:
             continue
         types = descriptor_types(variant, out) | {"k": "i32", "leaves": "i32", "bias": "*bf16"}
-        constants = tile(variant) | {"HALVES": variant.halves, "HAS_BIAS": not wide}
+        constants = tile(variant) | {
+            "HALVES": variant.halves,
+            "HAS_BIAS": not wide,
+            "GATED": False,
+        }
         kernel = gemm_descriptor.descriptor_chain
         ptx, log = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
         check(ptx, log, "descriptor_chain", ["wgmma.mma_async", "cp.async.bulk.tensor"])
@@ -99,12 +107,25 @@ def test_elementwise_kernels_compile_without_fusion():
     types = {"operands": "*fp32", "y": "*fp32", "elements": "i32"}
     constants = {"PROGRAM": own_program((((0, 1), (2, 3)),)), "BLOCK": 512}
     check(*compile_for_hopper(fold.fold_planes, types, constants, 4, 3), "fold", ["add."])
-    types = {"gate_up": "*bf16", "y": "*bf16", "width": "i32", "stride": "i32"}
-    ptx, log = compile_for_hopper(activation.silu_multiply_rows, types, {"BLOCK": 1024}, 4, 3)
-    check(ptx, log, "silu", ["div.rn.f32", "ex2.approx"])
+    for read in ("bf16", "fp32"):  # rows of a product, or what the library left unrounded
+        types = {"gate_up": f"*{read}", "y": "*bf16", "width": "i32", "stride": "i32"}
+        kernel = activation.silu_multiply_rows
+        ptx, log = compile_for_hopper(kernel, types, {"BLOCK": 1024}, 4, 3, ("width", "stride"))
+        check(ptx, log, f"silu of {read}", ["div.full.f32", "ex2.approx"])
+        assert not re.search(r"div\.(rn|approx)\.f", ptx), "another division than in the epilogues"
+        loads = re.findall(r"ld\.global[\w.]*", ptx)
+        assert set(loads) == {"ld.global.v4.b32"}, "eights of gates are read in wide words"
+
+
+NORM_TYPES = {"x": "*fp32", "residual": "*fp32", "weight": "*bf16", "y": "*bf16", "bias": "*bf16"}
+"""The stream is fp32; what is normed goes into a product."""
+
+
+@pytest.mark.parametrize("sums", ["fp32", "bf16"])
+def test_norms_compile_without_fusion(sums):
+    """sums: a fold's in fp32, or a gathered row layer's one product, rounded."""
     for size, block, rows, warps in ((4096, 4096, 1, 8), (128, 128, 4, 4)):
-        types = dict.fromkeys(("x", "weight", "y", "bias", "residual"), "*bf16")
-        types |= {"sums": "*fp32", "m": "i32", "stride": "i32"}
+        types = NORM_TYPES | {"sums": f"*{sums}", "m": "i32", "stride": "i32"}
         constants = {
             "N": size,
             "EPS_BITS": norm.eps_bits(1e-6),
@@ -116,3 +137,4 @@ def test_elementwise_kernels_compile_without_fusion():
         }
         ptx, log = compile_for_hopper(norm.norm_rows, types, constants, warps, 3)
         check(ptx, log, "norm", ["div.rn.f64", "sqrt.rn.f64"])
+        assert "cvt.rn.bf16" in ptx and "st.global.v4.b32" in ptx

@@ -8,40 +8,47 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.kernels.compiled.test_columns import check_gates
 from tests.kernels.compiled.test_gemm import assemble, check
 from tests.lib.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.gemm.variants.root_form import (
     RootForm,
 )
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.variant import Shape
 from tpdet.kernels.cuda.gemm.variants.warp_specialised import warp_specialised_fold
 from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import (
     folds,
     run_gluon_column,
     run_gluon_fold,
     slots_bytes,
+    takes,
 )
 from tpdet.kernels.cuda.hardware import H200
 
 FORMS = {  # GROUPS, PARTS, PAIR; additions a value, in the code
     "cut": (2, 1, 1, 1), "sequential": (8, 1, 1, 1), "pairs": (4, 1, 2, 2), "tree": (2, 2, 2, 5),
-    "column": (1, 1, 1, 0), "shifted": (1, 1, 1, 1),
+    "column": (1, 1, 1, 0), "shifted": (1, 1, 1, 1), "gated": (1, 1, 1, 0.5),
 }  # fmt: skip
-COLUMNS = ("column", "shifted")
+COLUMNS = ("column", "shifted", "gated")
+FOUR_STAGES = 4 * (128 + 256) * 64 * 2 + 128 * 128 * 2 + 1024
 TILE = Tile(128, 128, 64, 4, 6, "descriptor")
 WIDE = Tile(128, 256, 64, 4, 3, "warp_specialised")
+GATED = (WIDE, replace(WIDE, stages=4), replace(WIDE, columns=128, stages=6))
 
 
-def compiled(form, even=True, stages=5, sent=True):
+def compiled(form, even=True, stages=None, sent=True, columns=None):
     """PTX, the log of ptxas -v and bytes of shared memory for compute capability 9.0."""
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    columns, out = (256, "bf16") if form in COLUMNS else (128, "fp32")
+    columns = columns or (256 if form in COLUMNS else 128)
+    stages = stages or (3 if columns == 256 else 5)
+    out, width = "bf16" if form in COLUMNS else "fp32", columns // (2 if form == "gated" else 1)
     stage, slot = (NVMMASharedLayout(128, bits, 2) for bits in (16, 16 if out == "bf16" else 32))
     types = {
         "x_tiles": f"tensordesc<bf16[64,64],{stage!r}>",
         "w_tiles": f"tensordesc<bf16[{columns},64],{stage!r}>",
-        "y_tiles": f"tensordesc<{out}[64,{columns}],{slot!r}>",
+        "y_tiles": f"tensordesc<{out}[64,{width}],{slot!r}>",
         "y": f"*{out}",
         "bias": "*bf16",
     } | dict.fromkeys(("m", "n", "roots", "steps"), "i32")
@@ -55,7 +62,8 @@ def compiled(form, even=True, stages=5, sent=True):
         "EVEN": even,
         "SENT": sent,
         "HAS_BIAS": form == "shifted",
-        "STAGES": 3 if columns == 256 else stages,
+        "GATED": form == "gated",
+        "STAGES": stages,
     }
     done = hopper_kernel(
         warp_specialised_fold, types, constants, ("y", "bias", "n"), {"num_warps": 4}
@@ -76,12 +84,30 @@ def test_every_sum_stays_in_registers(form, even, sent):
     assert stored == sent and held <= H200.shared_bytes, held
     # A thread of a consumer has 64 or 128 values; what a leaf adds stands in the code.
     found = len(re.findall(r"\badd(?:\.rn)?\.f32\b", ptx))
-    assert found == width * FORMS[form][3], (form, found)
+    assert found == width * FORMS[form][3], (form, found)  # of a gated tile, the 1 of 1 + exp
     assert "wgmma.wait_group.sync.aligned 1;" in ptx, "a step's products wait for themselves"
     granted = [int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", ptx)]
     if granted:  # Triton 3.6 moves registers from the producer to the consumers
         assert granted.count(240) >= 2 and min(granted) == 24, granted
     assert "steps" in warp_specialised_fold.do_not_specialize
+
+
+@pytest.mark.parametrize("variant", GATED, ids=lambda tile: f"{tile.columns} s{tile.stages}")
+def test_gated_tiles_hold_half_a_tile_and_divide_where_the_sums_are(variant):
+    ptx, log, held = compiled("gated", stages=variant.stages, columns=variant.columns)
+    wanted = f"wgmma.mma_async.sync.aligned.m64n{variant.columns}k16"
+    check(ptx, log, f"{variant}", [wanted, "cp.async.bulk.tensor.2d.global.shared::cta"])
+    check_gates(ptx, variant, warps=8)
+    assert "shfl" not in ptx.replace("shfl.sync.idx", ""), "values move between threads"
+    assert slots_bytes(variant, 1) - 1024 <= held <= slots_bytes(variant, 1) <= H200.shared_bytes
+    assert variant != replace(WIDE, stages=4) or held == 229_576
+    assert takes(Shape(4096, 24576, 4096, 1, 2, True), variant)
+
+
+def test_four_stages_of_the_largest_tile_fit_a_gated_product_alone():
+    four = replace(WIDE, stages=4)
+    assert slots_bytes(four, Shape(1, 16, 64, 1, 2, True).column_bytes) == FOUR_STAGES
+    assert FOUR_STAGES <= H200.shared_bytes < slots_bytes(four, 2)
 
 
 @pytest.mark.parametrize(
@@ -132,3 +158,18 @@ def test_a_column_product_that_does_not_fit_is_refused(leaves, n, k, variant, ou
     x, w = torch.empty(2, leaves * k).bfloat16(), torch.empty(leaves, n, k).bfloat16()
     with pytest.raises(ValueError, match="take another tile"):
         run_gluon_column(x, w, None, torch.empty(leaves, 2, n, dtype=out), variant, 132)
+
+
+@pytest.mark.parametrize(
+    ("n", "variant", "out"),
+    [
+        (264, WIDE, torch.bfloat16),  # half a pair of eights
+        (256, replace(WIDE, stages=5), torch.bfloat16),
+        (256, WIDE, torch.float32),
+    ],
+)
+def test_a_gated_product_that_does_not_fit_is_refused(n, variant, out):
+    x, w = torch.empty(2, 512).bfloat16(), torch.empty(1, n, 512).bfloat16()
+    y = torch.empty(1, 2, n // 2, dtype=out)
+    with pytest.raises(ValueError, match="take another tile"):
+        run_gluon_column(x, w, None, y, variant, 132, gated=True)

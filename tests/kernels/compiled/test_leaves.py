@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 import triton
 
 from tests.kernels.compiled.test_gemm import (
+    NORM_TYPES,
     check,
     compile_for_hopper,
     descriptor_types,
@@ -121,8 +122,7 @@ def test_with_one_step_known_the_additions_vanish():
     ("block", "rows", "warps"), [(4096, 1, 16), (4096, 1, 8), (8192, 1, 8), (128, 4, 4)]
 )
 def test_fold_and_norm_compiles_without_fusion_or_spills(count, block, rows, warps):
-    types = dict.fromkeys(("x", "weight", "y", "bias", "residual"), "*bf16")
-    types |= {"sums": "*fp32", "m": "i32", "stride": "i32"}
+    types = NORM_TYPES | {"sums": "*fp32", "m": "i32", "stride": "i32"}
     constants = {
         "N": block,
         "EPS_BITS": norm.eps_bits(1e-6),

@@ -70,8 +70,9 @@ def check(ptx, log, name, floats=True):
      ("sequential", 2, 1, 8192, "bf16"), ("tree", 8, 7, 1024, "fp32")],
 )  # fmt: skip
 def test_exchange_kernels_compile(name, ranks, rank, n, dtype):
-    types = dict.fromkeys(("residual", "weight", "h"), f"*{dtype}") | {"links": LINKS}
-    types |= {"values": "*fp32", "m": "i32", "plane": "i32", "stride": "i32"}
+    types = dict.fromkeys(("residual", "h"), "*fp32") | {"links": LINKS}
+    types |= {"weight": f"*{dtype}", "values": "*fp32"}
+    types |= dict.fromkeys(("m", "plane", "stride"), "i32")
     values, warps = constants(name, ranks, rank, n), peer_two_shot.two_shot_warps(n)
     more_warps = peer_fold.one_shot_warps(n)
     found = aligned_compile(peer_fold.one_shot, types | {"y": f"*{dtype}"}, values, more_warps)

@@ -30,7 +30,8 @@ def test_gathered_columns_travel_in_wide_words(ranks, width):
 @pytest.mark.parametrize(("ranks", "n"), [(2, 4096), (4, 4096), (4, 8192)])
 @pytest.mark.parametrize("few", [True, False])
 def test_gathering_with_the_norm_compiles(ranks, n, few):
-    types = {"links": LINKS} | dict.fromkeys(("residual", "weight", "h", "y"), "*bf16")
+    types = {"links": LINKS} | dict.fromkeys(("weight", "y"), "*bf16")
+    types |= dict.fromkeys(("residual", "h"), "*fp32")
     types |= {"x": "*i16", "m": "i32", "stride": "i32"}
     values = {"WORLD": KernelWorld(1, ranks, True), "BUFFERS": Buffers(0, 1 << 27), "N": n}
     values |= {"BLOCK": triton.next_power_of_2(n), "PART_BLOCK": triton.next_power_of_2(n // ranks)}

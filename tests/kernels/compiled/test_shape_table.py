@@ -9,17 +9,22 @@ import torch
 pytest.importorskip("triton")
 
 from tests.lib.bits import assert_same_bits, same_bits
+from tpdet.kernels.cpu.pointwise.activation import silu_and_multiply
 from tpdet.kernels.cuda.gemm import admission, trial_data
 from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm import gated as gated_gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table, tile_text
-from tpdet.kernels.cuda.gemm.choice.shape_table import Admitted, Choice, ShapeTable
+from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Admitted, Choice, ShapeTable
+from tpdet.kernels.cuda.gemm.choice.static import gated_tile
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.variant import Shape
 from tpdet.kernels.inputs.product import Product
 
 ENVIRONMENT = {"gpu": "Some GPU", "torch": "1", "cublas": "13.1.0"}
 COLUMN, HEAD = Product("column", 96, 64), Product("head", 2064, 64)
+GATED = Product("gated", 96, 64)
 TILE = Tile(16, 64, 64, 4, 5, "pointer_swapped")
 LIMITS = {"column": 512, "head": 8}
 
@@ -57,6 +62,11 @@ def test_a_table_is_read():
     table = shape_table.parse_table(table_text(), "here")
     assert table.environment == ENVIRONMENT
     assert table.products[COLUMN] == {m: Choice(m, TILE, "mm") for m in (16, 512)}
+
+
+def test_a_gated_product_is_read():
+    table = shape_table.parse_table(table_text(products__0__kind="gated"), "here")
+    assert list(table.products) == [GATED] and GATED.outputs == 48
 
 
 @pytest.mark.parametrize(
@@ -114,13 +124,13 @@ def test_a_library_runs_at_its_bucket_only(m, bucket, rows):
 
 def test_what_is_not_admitted_does_not_run():
     x = torch.zeros(3, 64, dtype=torch.bfloat16)
-    assert Admitted({}).choice(x, 96, x.dtype) is None
+    assert Admitted({}).choice("column", x, 96) is None
     admitted = Admitted({COLUMN: {4: Choice(4, TILE), 16: Choice(16, TILE, "mm")}})
-    assert admitted.choice(x, 96, x.dtype).bucket == 4
-    assert admitted.choice(x.repeat(30, 1), 96, x.dtype).bucket == 16
-    assert admitted.choice(x, 96, torch.float32) is None  # a head
-    assert admitted.choice(x, 95, x.dtype) is None
-    assert admitted.choice(x.half(), 96, torch.float16) is None
+    assert admitted.choice("column", x, 96).bucket == 4
+    assert admitted.choice("column", x.repeat(30, 1), 96).bucket == 16
+    assert admitted.choice("head", x, 96) is None and admitted.choice("gated", x, 96) is None
+    assert admitted.choice("column", x, 95) is None
+    assert admitted.choice("column", x.half(), 96) is None
 
 
 @pytest.mark.parametrize("way", library_gemm.LIBRARIES)
@@ -150,7 +160,7 @@ def run_column(monkeypatch, m, bias=None, admitted=None):
     monkeypatch.setattr(gemm, "library_fits", lambda *_: True)
     monkeypatch.setattr(gemm, "descriptor_sms", lambda *_: 0)
     monkeypatch.setattr(gemm, "library_product", lambda x, w, out, rows, way: taken.append(rows))
-    monkeypatch.setattr(gemm, "run_chain", lambda x, w, b, y, variant, sms: taken.append(variant))
+    monkeypatch.setattr(gemm, "run_chain", lambda x, w, b, y, tile, sms: taken.append(tile))
     x = torch.zeros(m, 64, dtype=torch.bfloat16)
     gemm.column_gemm(x, torch.zeros(96, 64, dtype=torch.bfloat16), bias, x.dtype, None, admitted)
     return taken[0]
@@ -173,16 +183,75 @@ def test_a_product_takes_the_admitted_way(monkeypatch):
     assert run_column(monkeypatch, 16, admitted=Admitted({})) == static
 
 
+def run_gated(monkeypatch, m, admitted=None, sms=0, fits=True):
+    """The same of a gated product of m rows: a library's rows or a tile."""
+    taken = []
+    monkeypatch.setattr(gated_gemm, "library_fits", lambda *_: fits)
+    monkeypatch.setattr(gated_gemm, "descriptor_sms", lambda *_: sms)
+    monkeypatch.setattr(
+        gated_gemm, "gated_library_product", lambda x, w, rows, way: taken.append(rows)
+    )
+
+    def chain(x, w, bias, y, tile, sms, gated):
+        assert gated and bias is None and y.shape == (1, m, 48) and y.dtype == x.dtype
+        taken.append(tile)
+
+    monkeypatch.setattr(gated_gemm, "run_chain", chain)
+    x = torch.zeros(m, 64, dtype=torch.bfloat16)
+    gated_gemm.gated_gemm(x, torch.zeros(96, 64, dtype=torch.bfloat16), None, admitted)
+    return taken[0]
+
+
+def test_a_gated_product_takes_the_admitted_way(monkeypatch):
+    """Only an entry of its own kind: a column product of the same shape is another."""
+    fed = Tile(64, 64, 64, 4, 4, "descriptor")
+    rows = {16: Choice(16, TILE, "mm"), 64: Choice(64, fed), 512: Choice(512, TILE, "mm")}
+    run = partial(run_gated, monkeypatch, admitted=Admitted({GATED: rows}))
+    assert (run(16), run(500), run(15), run(300)) == (16, 512, TILE, TILE)
+    assert run(16, fits=False) == TILE
+    assert run(60, sms=132) == fed
+    found = run(60)  # no descriptors for these operands
+    assert found == run_gated(monkeypatch, 60) and not variant_of(found).descriptors
+    static = run_gated(monkeypatch, 16)
+    assert run_gated(monkeypatch, 16, Admitted({COLUMN: rows})) == static != 16
+
+
+@pytest.mark.parametrize("n", [24, 8, 40])
+def test_a_gated_product_is_pairs_of_eights(n):
+    x, weight = torch.zeros(2, 64).bfloat16(), torch.zeros(n, 64).bfloat16()
+    with pytest.raises(ValueError, match=f"{n} interleaved rows"):
+        gated_gemm.gated_gemm(x, weight)
+
+
+def test_the_static_choice_of_gated_products_fits_them():
+    """What runs without a table: every row count, with and without descriptors."""
+    for n, k in ((96, 64), (2368, 2880), (2880, 2368), (6144, 4096), (57344, 8192)):
+        for m in BUCKETS:
+            for sms in (0, 132):
+                tile = gated_tile(m, n, k, float32=False, sms=sms)
+                assert variant_of(tile).fits(Shape(m, n, k, 1, 2, True), tile), (m, n, tile)
+                float_tile = gated_tile(m, n, k, float32=True, sms=0)
+                assert float_tile.columns % 16 == 0 and not variant_of(float_tile).descriptors
+
+
 def exact(x, weight, bias, out_dtype, variant=None):
     return (x.float() @ weight.float().t()).to(out_dtype)
+
+
+def exact_gated(x, weight, variant=None):
+    return silu_and_multiply(x.float() @ weight.float().t(), x.dtype)
 
 
 @pytest.fixture
 def machine(monkeypatch):
     """Admission on the CPU: products by torch, the environment of the table."""
-    monkeypatch.setattr(gemm, "column_gemm", exact)
+    monkeypatch.setattr(admission, "column_gemm", exact)
     monkeypatch.setattr(
         admission, "library_product", lambda x, w, out, rows, way: exact(x, w, None, out)
+    )
+    monkeypatch.setattr(admission, "gated_gemm", exact_gated)
+    monkeypatch.setattr(
+        admission, "gated_library_product", lambda x, w, rows, way: exact_gated(x, w)
     )
     monkeypatch.setattr(admission, "environment", lambda device: dict(ENVIRONMENT))
     return torch.device("cpu")
@@ -190,18 +259,22 @@ def machine(monkeypatch):
 
 def a_table(**environment):
     rows = {8: Choice(8, TILE, "mm"), 512: Choice(512, TILE, "mm"), 1024: Choice(1024, TILE, "mm")}
-    return ShapeTable(ENVIRONMENT | environment, {COLUMN: rows, HEAD: {8: Choice(8, TILE)}})
+    return ShapeTable(
+        ENVIRONMENT | environment, {COLUMN: rows, HEAD: {8: Choice(8, TILE)}, GATED: rows}
+    )
 
 
 def test_what_the_model_uses_is_tried_and_admitted(machine):
     other = Product("column", 32, 64)
     rows = Product("row", 64, 16, 4, "0+1 2+3")
-    found = admission.check([COLUMN, HEAD, other, rows], machine, LIMITS, table=a_table())
-    assert (found.tried, found.not_in_table, found.library_off) == (3, (other, rows), None)
+    wanted = [COLUMN, HEAD, GATED, other, rows]
+    found = admission.check(wanted, machine, LIMITS, table=a_table())
+    assert (found.tried, found.not_in_table, found.library_off) == (5, (other, rows), None)
     assert "column 32x64" in str(found)
     x = torch.zeros(512, 64, dtype=torch.bfloat16)
-    assert found.admitted.choice(x, 96, x.dtype).library == "mm"
-    assert found.admitted.choice(x, 2064, torch.float32).bucket == 8
+    assert found.admitted.choice("column", x, 96).library == "mm"
+    assert found.admitted.choice("head", x, 2064).bucket == 8
+    assert found.admitted.choice("gated", x, 96).library == "mm"
 
 
 @pytest.mark.parametrize("kind", trial_data.KINDS)
@@ -218,13 +291,32 @@ def test_an_entry_with_other_bits_stops_the_start_by_name(machine, monkeypatch, 
         admission.check([COLUMN], machine, LIMITS, table=a_table())
 
 
+@pytest.mark.parametrize("kind", trial_data.KINDS)
+@pytest.mark.parametrize("by", ["tile", "library"])
+def test_a_gated_entry_with_other_bits_stops_the_start_by_name(machine, monkeypatch, kind, by):
+    """The last of 48 outputs, in one row, on one kind of data."""
+    odd = trial_data.trial_rows(kind, 512, 64, machine)
+
+    def wrong(x, weight, *way):
+        y = exact_gated(x, weight)
+        if len(x) == 512 and way != (admission.REFERENCE.at(64),) and same_bits(odd, x):
+            y.view(torch.int16)[400, 47] ^= 1
+        return y
+
+    replaced = "gated_gemm" if by == "tile" else "gated_library_product"
+    monkeypatch.setattr(admission, replaced, wrong)
+    named = "16x64x64 w4 s5 swap" if by == "tile" else "library mm"
+    with pytest.raises(RuntimeError, match=f"gated 96x64, 512 rows, {named}, {kind} data"):
+        admission.check([GATED], machine, LIMITS, table=a_table())
+
+
 def test_a_tile_that_does_not_run_stops_the_start_by_name(machine, monkeypatch):
     def broken(x, weight, bias, out_dtype, variant=None):
         if variant == TILE:
             raise RuntimeError("out of resources")
         return exact(x, weight, bias, out_dtype)
 
-    monkeypatch.setattr(gemm, "column_gemm", broken)
+    monkeypatch.setattr(admission, "column_gemm", broken)
     with pytest.raises(RuntimeError, match=r"head 2064x64, 8 rows, 16x64x64 w4 s5 swap.*out of"):
         admission.check([HEAD], machine, LIMITS, table=a_table())
 
@@ -234,7 +326,7 @@ def test_library_entries_count_in_their_environment_only(machine, name):
     found = admission.check([COLUMN], machine, LIMITS, table=a_table(**{name: "another"}))
     assert found.library_off.startswith(name) and "no library" in str(found)
     x = torch.zeros(512, 64, dtype=torch.bfloat16)
-    choice = found.admitted.choice(x, 96, x.dtype)
+    choice = found.admitted.choice("column", x, 96)
     assert choice.tile == TILE and choice.library is None
 
 

@@ -1,8 +1,10 @@
 """The golden vectors are what the contract id says they are, whatever torch does around them."""
 
+import pytest
 import torch
 
 from tpdet.kernels import order
+from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.known import golden
 
 
@@ -30,3 +32,32 @@ def test_one_changed_bit_of_a_table_changes_the_digest(monkeypatch):
 
     monkeypatch.setattr(golden, "rotary_table", nudged)
     assert golden.golden_digest() != order.GOLDEN_SHA256
+
+
+@pytest.mark.parametrize("rounded", ["stream", "norm"])
+def test_a_rounded_stream_or_a_wider_norm_changes_the_digest(monkeypatch, rounded):
+    """Negative control of the stream's rows: h in the norm's dtype; y in fp32, as before."""
+    real = golden.fold_and_norm
+
+    def changed(sums, bias, residual, norm):
+        h, y = real(sums, bias, residual, norm)
+        if rounded == "stream":
+            return h.to(norm.dtype).float(), y
+        return h, real(sums, bias, residual, Norm(norm.weight.float(), norm.eps))[1].to(y.dtype)
+
+    monkeypatch.setattr(golden, "fold_and_norm", changed)
+    same = golden.golden_digest() == order.GOLDEN_SHA256
+    assert same == (rounded == "norm"), "one rounding at the end is all that a norm's dtype is"
+
+
+def test_the_hard_rows_are_hard():
+    x = torch.randn(16, 256, generator=torch.Generator().manual_seed(1))
+    tiny, large, near, wide, cancelling, zeros = golden.hard_rows(x)
+    smallest = torch.finfo(torch.float32).tiny
+    assert (tiny > 0).all() and (tiny < smallest).all() and tiny.amin() == 2.0**-149
+    assert large.abs().sort().values[-2] < 10 and large.amax() > 2.9e38
+    assert near.abs().unique().tolist() == [2.0**127]
+    exponents = wide.abs().log2()
+    assert exponents.amin() == -149 and exponents.amax() == 127
+    assert (cancelling != 0).all() and (cancelling[0::2] + cancelling[1::2]).abs().amax() < 1e-6
+    assert (zeros == 0).all() and set(zeros.signbit().tolist()) == {False, True}

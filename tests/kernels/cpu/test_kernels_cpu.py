@@ -10,10 +10,12 @@ from tpdet.kernels import ops, order
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.gemm.admission import check_bit_classes
 from tpdet.kernels.cpu.pointwise import embedding, rotary
+from tpdet.kernels.inputs.gated import gate_and_up, interleaved
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.known import golden
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.kernels.partial_sums import relative_roots
+from tpdet.kernels.partial_sums import PartialSums, relative_roots
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -103,18 +105,56 @@ def test_the_three_fold_orders_differ_in_bits():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["normal", "heavy", "tiny"])
 def test_a_norm_depends_on_its_own_row_alone(dtype, kind):
-    x, w = draw(33, 200, dtype=dtype, kind=kind), draw(200, dtype=dtype, seed=1)
+    """Rows of the fp32 stream, normed to every dtype."""
+    x, w = draw(33, 200, kind=kind), draw(200, dtype=dtype, seed=1)
     whole = ops.rms_norm(x, Norm(w, 1e-6))
+    assert whole.dtype == dtype
     for row in range(33):
         assert_same_bits(ops.rms_norm(x[row : row + 1], Norm(w, 1e-6))[0], whole[row])
 
 
-def test_a_norm_does_not_depend_on_the_order_of_its_row():
-    x, w = draw(4, 512, kind="heavy"), torch.ones(512)
-    mixed = torch.randperm(512, generator=torch.Generator().manual_seed(3))
-    assert_same_bits(
-        ops.rms_norm(x[:, mixed], Norm(w, 1e-6)), ops.rms_norm(x, Norm(w, 1e-6))[:, mixed]
-    )
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_does_not_depend_on_the_order_of_its_row(dtype):
+    """Nor do rows where a sum in floating point would: every exponent, values that cancel."""
+    x, w = draw(6, 512, kind="heavy"), torch.ones(512, dtype=dtype)
+    rows = torch.cat([x, golden.hard_rows(x)])
+    for seed in range(3):
+        mixed = torch.randperm(512, generator=torch.Generator().manual_seed(seed))
+        found = ops.rms_norm(rows[:, mixed], Norm(w, 1e-6))
+        assert_same_bits(found, ops.rms_norm(rows, Norm(w, 1e-6))[:, mixed])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fold_and_norm_keeps_the_stream_in_fp32(dtype):
+    """h = (total + bias) + residual, each addition rounded once; a total may be in dtype."""
+    total, residual, bias = draw(5, 96, kind="heavy"), draw(5, 96, seed=1), draw(96, seed=2)
+    norm, bias = Norm(draw(96, dtype=dtype, seed=3), 1e-6), bias.to(dtype)
+    for added in (total, total.clamp(-6e4, 6e4).to(dtype)):
+        for shift in (None, bias):
+            sums = PartialSums(added[None], (0,))
+            h, y = ops.fold_and_norm(sums, shift, residual, norm)
+            wide = added.float() if shift is None else added.float() + shift.float()
+            assert_same_bits(h, wide + residual, "h")
+            assert_same_bits(y, ops.rms_norm(wide + residual, norm), "y")
+            assert y.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_rounded_stream_would_have_other_bits(dtype):
+    """Negative control, of the stream and of the norm that reads it."""
+    sums, residual = PartialSums(draw(1, 5, 96), (0,)), draw(5, 96, seed=1)
+    norm = Norm(draw(96, dtype=dtype, seed=3), 1e-6)
+    h, y = ops.fold_and_norm(sums, None, residual, norm)
+    rounded = h.to(dtype).float()
+    assert not same_bits(h, rounded) and not same_bits(y, ops.rms_norm(rounded, norm))
+
+
+def test_a_stream_past_the_largest_fp16_stays_finite():
+    residual = torch.full((1, 64), 60_000.0)
+    sums, norm = PartialSums(residual[None].clone(), (0,)), Norm(torch.ones(64).half(), 1e-6)
+    h, y = ops.fold_and_norm(sums, None, residual, norm)
+    assert h.amax() == 120_000 and torch.equal(y, torch.ones(1, 64).half())
+    assert ops.rms_norm(h.half().float(), norm).isnan().all()
 
 
 def test_a_norm_of_zeros_is_zero_and_of_nan_is_nan():
@@ -125,12 +165,64 @@ def test_a_norm_of_zeros_is_zero_and_of_nan_is_nan():
     assert torch.isnan(y[1]).all() and torch.isnan(y[2]).all()
 
 
-@pytest.mark.parametrize("width", [1, 5, 16, 100])
+@pytest.mark.parametrize("width", [8, 16, 96])
 def test_silu_gives_a_slice_the_bits_of_the_whole(width):
-    gate, up = draw(7, 128), draw(7, 128, seed=1)
-    whole = ops.silu_and_multiply(torch.cat([gate, up], 1))
-    part = ops.silu_and_multiply(torch.cat([gate[:, 3 : 3 + width], up[:, 3 : 3 + width]], 1))
-    assert_same_bits(part, whole[:, 3 : 3 + width].contiguous())
+    gate_up = draw(7, 2 * 128)
+    whole = ops.silu_and_multiply(gate_up)
+    part = ops.silu_and_multiply(gate_up[:, 16 : 16 + 2 * width])
+    assert_same_bits(part, whole[:, 8 : 8 + width].contiguous())
+
+
+def test_eights_of_gates_and_ups_lie_in_turn():
+    gate, up = torch.arange(24), 100 + torch.arange(24)
+    rows = interleaved(gate, up)
+    assert rows.tolist() == [
+        value for g in (0, 8, 16) for first in (g, 100 + g) for value in range(first, first + 8)
+    ]
+    for part, wanted in zip(gate_and_up(rows[None]), (gate, up), strict=True):
+        assert torch.equal(part[0], wanted)
+    gate, up = draw(80, 48), draw(80, 48, seed=1)
+    for part, wanted in zip(gate_and_up(interleaved(gate, up).t()), (gate, up), strict=True):
+        assert_same_bits(part.contiguous(), wanted.t().contiguous())
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 10])
+def test_a_ranks_interleaved_rows_are_a_slice_of_the_wholes(ranks):
+    """And its product is the same columns of the whole's, whatever the number of ranks."""
+    gate, up = draw(160, 64), draw(160, 64, seed=1)
+    weight, x = interleaved(gate, up), draw(9, 64, seed=2)
+    whole, share = ops.gated_gemm(x, weight), 160 // ranks
+    parts = []
+    for rank in range(ranks):
+        mine = slice(rank * share, (rank + 1) * share)
+        part = interleaved(gate[mine], up[mine])
+        assert_same_bits(part, weight[2 * mine.start : 2 * mine.stop])
+        parts.append(ops.gated_gemm(x, part))
+    assert_same_bits(torch.cat(parts, 1), whole, f"{ranks} ranks")
+
+
+@pytest.mark.parametrize(("gate", "up"), [(12, 12), (16, 24), (4, 4)])
+def test_rows_that_are_no_eights_are_refused(gate, up):
+    with pytest.raises(ValueError, match="a multiple of 8"):
+        interleaved(torch.zeros(gate, 4), torch.zeros(up, 4))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["normal", "heavy", "cancelling"])
+@pytest.mark.parametrize("width", [48, 1184, 1440])  # 96, 2,368 and 2,880 rows
+def test_a_gated_product_is_the_formula_over_fp32_sums(dtype, kind, width):
+    x, gate = draw(7, 64, dtype=dtype, kind=kind), draw(width, 64, dtype=dtype, seed=1)
+    up = draw(width, 64, dtype=dtype, seed=2)
+    whole = ops.gated_gemm(x, interleaved(gate, up))
+    g, u = (ops.column_gemm(x, part, out_dtype=torch.float32) for part in (gate, up))
+    assert g.dtype == torch.float32
+    assert_same_bits(whole, (g / (1.0 + torch.exp(-g)) * u).to(dtype))
+    for row in (0, 6):
+        assert_same_bits(ops.gated_gemm(x[row : row + 1], interleaved(gate, up))[0], whole[row])
+    if dtype != torch.float32:  # negative control: the gates alone, then both
+        for rounded in ((g.to(dtype).float(), u), (g.to(dtype).float(), u.to(dtype).float())):
+            g, u = rounded
+            assert not same_bits((g / (1.0 + torch.exp(-g)) * u).to(dtype), whole)
 
 
 def test_rotated_heads_do_not_depend_on_how_many_heads_there_are():

@@ -1,14 +1,16 @@
 """Kernels run by Triton's interpreter: `TRITON_INTERPRET=1 pytest -m interpreted` of this folder.
 
 Triton decides when it is imported whether it interprets kernels or compiles them, so these tests
-are a run apart from the others. Here a product's sums have one exact order, and Gluon's kernels,
-which the interpreter does not know, run in emulations.
+are a run apart from the others. Here a product's sums have one exact order, bf16 is rounded to
+nearest even (the interpreter cuts it off, and loses subnormals), and Gluon's kernels, which the
+interpreter does not know, run in emulations.
 """
 
 import os
 
 import numpy
 import pytest
+import torch
 
 from tpdet.kernels import order
 
@@ -23,7 +25,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True, scope="session")
 def _exact_interpreter():
-    """Products in groups of 16 in turn, and the merge of splits emulated."""
+    """Products in groups of 16 in turn, bf16 by torch, and the merge of splits emulated."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.fail("set TRITON_INTERPRET=1: here kernels are interpreted", pytrace=False)
     from triton.runtime.interpreter import InterpreterBuilder
@@ -33,6 +35,8 @@ def _exact_interpreter():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InterpreterBuilder, "create_dot", grouped_dot)
+        cast = InterpreterBuilder.cast_impl
+        patch.setattr(InterpreterBuilder, "cast_impl", lambda *told: rounded_cast(cast, *told))
         patch.setattr(decode_launch, "merge_splits", EmulatedLaunch())
         yield
 
@@ -48,8 +52,30 @@ def grouped_dot(builder, a, b, total, *_):
     """total + a @ b, groups of 16 in turn: in place of a dot whose order is unknown."""
     from triton.runtime.interpreter import TensorHandle
 
-    left, right, sums = a.data.astype(numpy.float64), b.data.astype(numpy.float64), total.data
+    left, right = (values_of(x).astype(numpy.float64) for x in (a, b))
+    sums = total.data
     for k in range(0, left.shape[1], order.K_GROUP):
         group = left[:, k : k + order.K_GROUP] @ right[k : k + order.K_GROUP]
         sums = (sums + group).astype(numpy.float32)
     return TensorHandle(sums, total.dtype.scalar)
+
+
+def values_of(handle):
+    """What a tensor of the interpreter holds; of bf16 it has the bits."""
+    if handle.dtype.scalar.name != "bf16":
+        return handle.data
+    return (handle.data.astype(numpy.uint32) << 16).view(numpy.float32)
+
+
+def rounded_cast(cast, builder, source, target):
+    """The interpreter's cast, but fp32 to bf16 and back as torch and GPUs do it."""
+    from triton.runtime.interpreter import TensorHandle
+
+    names = source.dtype.scalar.name, target.scalar.name
+    if names == ("bf16", "fp32"):
+        return TensorHandle(values_of(source), target.scalar)
+    if names == ("fp32", "bf16"):
+        rounded = torch.from_numpy(numpy.ascontiguousarray(source.data)).bfloat16()
+        bits = rounded.view(torch.int16).numpy().view(numpy.uint16)
+        return TensorHandle(bits.reshape(source.data.shape), target.scalar)
+    return cast(builder, source, target)

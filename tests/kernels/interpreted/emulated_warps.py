@@ -218,7 +218,7 @@ def language(machine, program, programs):
         SliceLayout=anything,
         DotOperandLayout=anything,
         BlockedLayout=anything,
-        convert_layout=lambda x, _: x,
+        convert_layout=lambda x, _, **__: x,
         program_id=lambda _: program,
         num_programs=lambda _: programs,
         where=where,
@@ -244,7 +244,7 @@ def language(machine, program, programs):
 def run_program(kernel, shared_arithmetic, program, arguments, programs=1, others=()):
     """Run one program of a Gluon kernel's module.
 
-    `shared_arithmetic` is the Triton module it calls, `others` the Gluon modules; their names are
+    `shared_arithmetic` are the Triton modules it calls, `others` the Gluon modules; their names are
     replaced while it runs.
     """
     machine = Machine()
@@ -266,18 +266,32 @@ def run_program(kernel, shared_arithmetic, program, arguments, programs=1, other
         "warpgroup_mma": machine.warpgroup_mma,
         "warpgroup_mma_wait": machine.warpgroup_mma_wait,
     }
-    arithmetic, gluon = vars(shared_arithmetic), [*map(vars, others), kernel.fn.__globals__]
-    with _restored([arithmetic, *gluon]):
-        for space in (arithmetic, *gluon):
+    arithmetic = [*map(vars, shared_arithmetic)]
+    gluon = [*map(vars, others), kernel.fn.__globals__]
+    with _restored([*arithmetic, *gluon]), _halves_by_split():
+        for space in (*arithmetic, *gluon):
             for name, value in list(space.items()):
                 if hasattr(value, "fn"):
                     space[name] = value.fn
                 elif type(value).__name__ == "constexpr":
                     space[name] = value.value
-        arithmetic["tl"] = names["gl"]
+        for space in arithmetic:
+            space["tl"] = names["gl"]
         for space in gluon:
             space.update(names)
         kernel.fn(**arguments)
+
+
+@contextmanager
+def _halves_by_split():
+    """Within, `x.split()` gives the two halves of x's last axis of two, as Triton's does."""
+    of_torch = torch.Tensor.split
+    pair = lambda x, *told, **named: of_torch(x, *told, **named) if told or named else x.unbind(-1)
+    torch.Tensor.split = pair
+    try:
+        yield
+    finally:
+        torch.Tensor.split = of_torch
 
 
 @contextmanager

@@ -84,7 +84,8 @@ class Host:
         """(h, y) of every rank; rank `absent` pushes nothing."""
         layout, found = self.layout, []
         for _ in range(self.ranks):
-            found.append(tuple(torch.full_like(residual, float("nan")) for _ in range(2)))
+            h = torch.full_like(residual, float("nan"))
+            found.append((h, torch.full_like(h, float("nan"), dtype=self.dtype)))
         two, one = (layout.roots, layout.finished), layout.one_shot
         for phase in ("push", "fold", "take") if two_shot else ("push", "fold"):
             for rank in range(self.ranks):
@@ -133,8 +134,9 @@ class Host:
 
 
 def inputs(host, rows, seed, kind="normal"):
+    """Leaf sums, a residual stream in fp32, a norm's weight in the model's dtype."""
     leaves = draw(LEAVES, rows, host.hidden, seed=seed, kind=kind)
-    residual = draw(rows, host.hidden, seed=seed + 1).to(host.dtype)
+    residual = draw(rows, host.hidden, seed=seed + 1)
     return leaves, residual, draw(host.hidden, seed=seed + 2).to(host.dtype)
 
 

@@ -75,7 +75,7 @@ def warp_specialised(q, pages, first, window, stages):
     }
     others = (attention_whole_split, attention_items, warp_pipeline)
     for program in range(PROGRAMS):
-        run_program(KERNEL, attention_split, program, arguments, PROGRAMS, others)
+        run_program(KERNEL, (attention_split,), program, arguments, PROGRAMS, others)
     return out
 
 

@@ -1,7 +1,4 @@
-"""The GPU's GEMM-side kernels in Triton's interpreter, their sums in an exact order.
-
-fp16 and fp32: bf16 is wrong in the interpreter.
-"""
+"""The GPU's GEMM-side kernels in Triton's interpreter, their sums in an exact order."""
 
 import pytest
 import torch
@@ -9,15 +6,21 @@ import torch
 from tests.kernels.interpreted.product_inputs import chain, draw
 from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels import order
+from tpdet.kernels.cpu.gemm import gated as cpu_gated
 from tpdet.kernels.cpu.pointwise import fold as cpu_fold
 from tpdet.kernels.cpu.pointwise import norm as cpu_norm
 from tpdet.kernels.cuda.gemm import column as gemm
-from tpdet.kernels.cuda.gemm.choice.variants import FOLDS
+from tpdet.kernels.cuda.gemm import gated as gated_gemm
+from tpdet.kernels.cuda.gemm.choice.variants import FOLDS, variant_of
+from tpdet.kernels.cuda.gemm.operands import run_chain
 from tpdet.kernels.cuda.gemm.variants import leaf_fold as gemm_fold
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import activation, fold, norm
+from tpdet.kernels.inputs.gated import interleaved
 from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.known import golden
+from tpdet.kernels.partial_sums import PartialSums
 
 SMALL = (
     Tile(16, 64, 32, 4, 3, "pointer_swapped"),
@@ -27,9 +30,11 @@ SMALL = (
     Tile(64, 32, 16, 4, 3, "descriptor", halves=2),
 )
 
+REFERENCE = Tile(16, 16, 16, 4, 3)
+
 
 def test_every_tile_is_one_bit_class():
-    for dtype in (torch.float16, torch.float32):
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
         x, w = draw(37, 3 * 64, dtype=dtype), draw(3, 80, 64, dtype=dtype, seed=1, spread=True)
         bias = draw(80, dtype=dtype, seed=2)
         wanted = chain(x, w, SMALL[0])
@@ -134,21 +139,25 @@ def test_a_depth_that_does_not_divide_k_is_refused(monkeypatch):
             bad()
 
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
 def test_norms_have_the_bits_of_the_cpu():
-    for dtype in (torch.float32, torch.float16):
+    """Of rows of an fp32 stream, to every dtype; total: a fold's in fp32, or a product rounded."""
+    for dtype in DTYPES:
         for size in (64, 200, 1024):
-            x = draw(5, size, dtype=dtype, spread=True)
-            x[1], x[2] = 0.0, x[2] * 1e-5
-            if dtype == torch.float32:
-                x[3] = x[3] * 1e-42
+            x = draw(5, size, spread=True)
+            x[1], x[2], x[3] = 0.0, x[2] * 1e-5, x[3] * 1e-42
             w = draw(size, dtype=dtype, seed=1)
             wanted = cpu_norm.rms_norm(x, Norm(w, 1e-6))
+            assert wanted.dtype == dtype
             assert_same_bits(norm.rms_norm(x, Norm(w, 1e-6)), wanted, f"{dtype} {size}")
             total, bias = draw(5, size, seed=2), draw(size, dtype=dtype, seed=3)
-            for shift in (None, bias):
-                h = cpu_norm.add_residual(total, shift, x)
-                assert_same_bits(norm.add_residual(total, shift, x), h, "residual")
-                both = norm.add_residual_and_norm(total, shift, x, Norm(w, 1e-6))
+            for shift, added in ((None, total), (bias, total), (None, total.to(dtype))):
+                h = cpu_norm.add_residual(added, shift, x)
+                assert h.dtype == torch.float32
+                assert_same_bits(norm.add_residual(added, shift, x), h, "residual")
+                both = norm.add_residual_and_norm(added, shift, x, Norm(w, 1e-6))
                 assert_same_bits(both[0], h, "fused residual")
                 assert_same_bits(both[1], cpu_norm.rms_norm(h, Norm(w, 1e-6)), "fused norm")
     x = draw(2, 64)
@@ -156,11 +165,112 @@ def test_norms_have_the_bits_of_the_cpu():
     assert norm.rms_norm(x, Norm(torch.ones(64), 1e-6)).isnan().all()
 
 
+def test_hard_rows_of_the_stream_have_the_bits_of_the_cpu():
+    """Those of the golden vectors: subnormals, 3e38, 2^127, all exponents, cancellation, zeros."""
+    for size in (256, 300):
+        x = draw(6, size, spread=True)
+        hard = golden.hard_rows(x)
+        assert hard.abs().amax() > 2.0**127 and (hard[0] != 0).all() and hard[0].amax() < 2.0**-126
+        total = hard.flip(0)
+        for dtype in DTYPES:
+            weight = Norm(draw(size, dtype=dtype, seed=1), 1e-6)
+            wanted = cpu_norm.rms_norm(hard, weight)
+            assert_same_bits(norm.rms_norm(hard, weight), wanted, f"hard rows to {dtype}")
+            sums = PartialSums(total[None], (0,))
+            for of_cpu, ours, name in zip(
+                cpu_norm.fold_and_norm(sums, None, hard, weight),
+                norm.fold_and_norm(sums, None, hard, weight),
+                ("h", "y"),
+                strict=True,
+            ):
+                assert_same_bits(ours, of_cpu, f"{name} of hard rows and their reverse, {dtype}")
+
+
+def test_a_stream_beyond_fp16_stays_finite():
+    """What fp16 cannot hold is an infinity in a rounded stream, and its norm NaN; not in fp32."""
+    residual, total = torch.full((2, 64), 60_000.0), draw(2, 64, seed=3) + 30_000.0
+    weight = Norm(draw(64, dtype=torch.float16, seed=1), 1e-6)
+    h, y = norm.add_residual_and_norm(total.half(), None, residual, weight)
+    assert h.amin() > 65_504 and y.isfinite().all() and y.dtype == torch.float16
+    assert_same_bits(h, total.half().float() + residual)
+    assert norm.rms_norm(h.half().float(), weight).isnan().all()  # negative control
+
+
+def test_a_rounded_stream_has_other_bits():
+    """Negative control: the norm reads what was never rounded to the model's dtype."""
+    residual, total = draw(3, 200), draw(3, 200, seed=1)
+    weight = Norm(draw(200, dtype=torch.bfloat16, seed=2), 1e-6)
+    h, y = norm.add_residual_and_norm(total, None, residual, weight)
+    rounded = h.bfloat16().float()
+    assert not same_bits(rounded, h) and not same_bits(norm.rms_norm(rounded, weight), y)
+
+
 def test_silu_gives_a_slice_the_bits_of_the_whole():
-    gate, up = draw(3, 1100), draw(3, 1100, seed=1)
-    gate[0, :4] = torch.tensor([0.0, -0.0, -200.0, 200.0])
-    whole = activation.silu_and_multiply(torch.cat([gate, up], 1))
-    part = activation.silu_and_multiply(torch.cat([gate[:, 3:103], up[:, 3:103]], 1))
-    assert_same_bits(part, whole[:, 3:103].contiguous(), "slice")
-    exact = gate.double() / (1 + (-gate.double()).exp()) * up.double()
-    assert ((whole - exact).abs() <= 1e-6 * exact.abs() + 1e-30).all()
+    for dtype in (torch.float32, torch.bfloat16):
+        gate, up = draw(3, 1104), draw(3, 1104, seed=1)
+        gate[0, :4] = torch.tensor([0.0, -0.0, -200.0, 200.0])
+        gate, up = gate.to(dtype), up.to(dtype)
+        rows = interleaved(gate.t(), up.t()).t().contiguous()
+        whole = activation.silu_and_multiply(rows, torch.float32)
+        part = activation.silu_and_multiply(rows[:, 16:224], torch.float32)  # rows that lie apart
+        assert_same_bits(part, whole[:, 8:112].contiguous(), "slice")
+        exact = gate.double() / (1 + (-gate.double()).exp()) * up.double()
+        assert ((whole - exact).abs() <= 1e-6 * exact.abs() + 1e-30).all()
+        for out in (torch.bfloat16, torch.float16):
+            narrow = activation.silu_and_multiply(rows, out)
+            assert_same_bits(narrow, whole.to(out), f"{dtype} to {out}, one rounding")
+
+
+GATED = (
+    Tile(16, 64, 32, 4, 3, "pointer_swapped"),
+    Tile(8, 16, 32, 4, 3, "pointer_swapped"),
+    Tile(16, 16, 16, 4, 3),
+    Tile(64, 32, 32, 4, 3),
+    Tile(32, 64, 32, 4, 3, "descriptor"),
+    Tile(64, 32, 16, 4, 3, "descriptor", halves=2),
+    Tile(16, 64, 16, 4, 6, "descriptor_swapped"),
+)
+
+
+def gated(x, w, tile):
+    y = torch.full((1, x.shape[0], w.shape[0] // 2), torch.nan, dtype=x.dtype)
+    run_chain(x, w[None], None, y, tile.at(x.shape[1]), 3, gated=True)
+    return y[0]
+
+
+def test_gated_tiles_are_the_activation_of_the_unrounded_product():
+    """Every variant, by shards whose columns its tiles do not divide."""
+    for n, k, m in ((96, 64, 21), (144, 48, 3), (2368, 32, 5), (2880, 16, 2)):
+        for dtype in (torch.bfloat16, torch.float32)[: 2 if n < 1000 else 1]:
+            x, w = draw(m, k, dtype=dtype), draw(n, k, dtype=dtype, seed=1, spread=True)
+            wide = chain(x, w[None], REFERENCE)[0]
+            wanted = activation.silu_and_multiply(wide, dtype)
+            for tile in GATED if n < 1000 else GATED[::2]:
+                if dtype != torch.float32 or not variant_of(tile).descriptors:
+                    assert_same_bits(gated(x, w, tile), wanted, f"{n} {k} {m} {dtype} {tile}")
+            rounded = activation.silu_and_multiply(wide.to(dtype), dtype)
+            assert dtype == torch.float32 or not same_bits(rounded, wanted), "gates were rounded"
+
+
+def test_a_gated_product_has_the_values_of_the_cpu():
+    """Not its bytes: fp32 sums have another order here, exp2 of -g * log2 e is not torch's exp."""
+    for m, n, k in ((1, 96, 64), (21, 144, 48), (5, 2368, 32)):
+        x, w = draw(m, k), draw(n, k, seed=1)
+        wanted = cpu_gated.gated_gemm(x, w)
+        for tile in GATED[:4]:
+            got = gated(x, w, tile)
+            assert got.shape == wanted.shape and got.dtype == wanted.dtype
+            assert (got - wanted).abs().amax() <= 1e-6 * wanted.abs().amax(), tile
+
+
+def test_rows_and_shards_of_a_gated_product_keep_their_bits(monkeypatch):
+    """A rank's rows of the interleaved weight give the whole's columns; a row is alone the same."""
+    monkeypatch.setattr(gated_gemm, "descriptor_sms", lambda *_: 0)
+    x, w = draw(21, 64, dtype=torch.bfloat16), draw(192, 64, dtype=torch.bfloat16, seed=1)
+    whole = gated_gemm.gated_gemm(x, w)
+    assert_same_bits(whole, gated(x, w, REFERENCE), "the static choice")
+    for ranks in (2, 4, 12):
+        parts = [gated_gemm.gated_gemm(x, part) for part in w.chunk(ranks)]
+        assert_same_bits(torch.cat(parts, 1), whole, f"{ranks} ranks")
+    for row in (0, 20):
+        assert_same_bits(gated_gemm.gated_gemm(x[row : row + 1], w)[0], whole[row], "row")

@@ -5,6 +5,7 @@
 
 from types import SimpleNamespace
 
+import numpy
 import torch
 
 from tests.kernels.interpreted.emulated_warps import Pointer, grouped_product, run_program
@@ -14,6 +15,8 @@ from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
 from tpdet.kernels.cuda.gemm.variants import warp_specialised as gluon_leaf_gemm
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
 from tpdet.kernels.cuda.launch import warp_pipeline
+from tpdet.kernels.cuda.pointwise import activation
+from tpdet.kernels.inputs.gated import gate_and_up
 from tpdet.kernels.partial_sums import relative_roots
 
 KERNEL = gluon_leaf_gemm.warp_specialised_fold
@@ -29,14 +32,17 @@ def described(values):
     return SimpleNamespace(tensor=values, layout=None, dtype=values.dtype)
 
 
-def launch(x, w, y, bias, form, columns, stages, programs, sent):
-    """Every program of the kernel in turn: x [M, L * K], w [L, N, K] -> y [R, M, N], filled."""
+def launch(x, w, y, bias, form, columns, stages, programs, sent, gated=False):
+    """Every program of the kernel in turn: x [M, L * K], w [L, N, K] -> y [R, M, N], filled.
+
+    gated: w is interleaved, and y is [1, M, N / 2].
+    """
     leaves, n, k = w.shape
     y.fill_(torch.nan)
     arguments = {
         "x_tiles": described(x),
         "w_tiles": described(w.view(leaves * n, k)),
-        "y_tiles": described(y.view(-1, n)),
+        "y_tiles": described(y.view(-1, y.shape[-1])),
         "y": Pointer(y),
         "bias": Pointer(x if bias is None else bias),
         "m": x.shape[0],
@@ -51,11 +57,13 @@ def launch(x, w, y, bias, form, columns, stages, programs, sent):
         "EVEN": n % columns == 0,
         "SENT": sent,
         "HAS_BIAS": bias is not None,
+        "GATED": gated,
         "STAGES": stages,
         "DEPENDENT": False,
     }
     for program in range(programs):
-        run_program(KERNEL, gemm_pointer, program, arguments, programs, (warp_pipeline,))
+        triton = (gemm_pointer, activation)
+        run_program(KERNEL, triton, program, arguments, programs, (warp_pipeline,))
     return y
 
 
@@ -106,6 +114,28 @@ def test_a_column_product_is_one_chain_with_its_bias_rounded_once():
             y = torch.empty(1, m, n, dtype=torch.float16)
             got = launch(x, w, y, shift, RootForm(1, 1, 1, 1), 256, 3, programs, True)
             assert_same_bits(got[0], wanted.half(), f"{m} rows, {n} columns, bias {shift is None}")
+
+
+def silu_and_multiply(gate_up):
+    """fp32 rows, interleaved, as `kernels/cuda/pointwise/activation.py` computes them."""
+    gate, up = (part.contiguous() for part in gate_and_up(gate_up))
+    power = torch.from_numpy(numpy.exp2(((0.0 - gate) * activation.LOG2_E.value).numpy()))
+    return gate / (1.0 + power) * up
+
+
+def test_a_gated_product_is_the_activation_of_one_chain_rounded_once():
+    """Rows, columns and programs that leave a group of warps, a tile or a program without work."""
+    cases = ((1, 272, 256, 3, 2), (150, 512, 256, 4, 3), (70, 144, 128, 6, 1), (130, 96, 256, 4, 1))
+    for m, n, columns, stages, programs in cases:
+        x, w = draw(m, 80), draw(1, n, 80, seed=1)
+        wide = grouped_product(x, w[0].T, torch.zeros(m, n))
+        y = torch.empty(1, m, n // 2, dtype=torch.float16)
+        form = RootForm(1, 1, 1, 1)
+        got = launch(x, w, y, None, form, columns, stages, programs, True, gated=True)[0]
+        wanted = silu_and_multiply(wide).half()
+        assert_same_bits(got, wanted, f"{m} rows, {n} columns by {columns}")
+        if same_bits(silu_and_multiply(wide.half().float()).half(), wanted):
+            raise AssertionError("rounded gates and ups reached no bit")
 
 
 def test_tiles_of_several_roots_stay_apart_when_rows_are_sixty_fours():

@@ -41,7 +41,7 @@ in_every_order = pytest.mark.parametrize("name", order.FOLD_ORDERS)
 def test_one_shot_has_the_bits_of_the_whole_fold(name):
     """Exchanges of other sizes follow each other through both buffers."""
     for ranks in (2, 4, 8):
-        dtype = torch.float32 if ranks == 2 else torch.float16
+        dtype = {2: torch.float32, 4: torch.bfloat16, 8: torch.float16}[ranks]
         host = Host(name, ranks, 48, dtype)
         for turn, rows in enumerate((1, 5, 4)):
             kind = ("tiny", "heavy", "cancelling")[turn]
@@ -77,7 +77,7 @@ def test_a_program_may_have_a_row(name):
 @in_every_order
 def test_finished_rows_land_where_they_are_read(name):
     for ranks in (2, 4):
-        host = Host(name, ranks, 64, torch.float16 if ranks == 2 else torch.float32)
+        host = Host(name, ranks, 64, torch.bfloat16 if ranks == 2 else torch.float32)
         for turn, rows in enumerate((7, 4, 13)):
             check(host, rows, turn, "direct", ("heavy", "cancelling", "tiny")[turn], turn == 1)
         check(host, 7, 6, "spread")
@@ -133,6 +133,28 @@ def test_rounding_is_not_shared_by_another_order():
         for name in ("sequential", "pairs")
     ]
     assert not same_bits(*found)
+
+
+def test_the_stream_is_not_rounded():
+    """Negative control: h has bits that the model's dtype has not, by every kind of exchange."""
+    for two_shot in (False, True, "spread", "direct"):
+        host = Host("tree", 2, 32, torch.bfloat16)
+        given = inputs(host, 4, 3)
+        found = host.direct(*given) if two_shot == "direct" else host.exchange(*given, two_shot)
+        h, y = found[0]
+        assert (h.dtype, y.dtype) == (torch.float32, torch.bfloat16)
+        assert not same_bits(h[0], h[0].bfloat16().float()), two_shot
+
+
+def test_a_stream_or_a_norm_of_another_dtype_is_refused():
+    plan = order.fold_plan("pairs", 8, 2)
+    made = PeerExchange(plan, FakeMemory(0, 2), 40, 32, torch.bfloat16, 4, piece_rows=11)
+    sums = Host("pairs", 2, 32, torch.bfloat16).sums(draw(8, 3, 32), 0, False)
+    weight = draw(32, seed=1)
+    for residual, norm in ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.float16)):
+        with pytest.raises(ValueError, match=f"{residual} normed to {norm}"):
+            given = draw(3, 32).to(residual), Norm(weight.to(norm), EPS)
+            made.fold_and_norm(sums, *given)
 
 
 def test_data_may_hold_every_bit_pattern():

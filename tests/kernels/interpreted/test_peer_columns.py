@@ -93,15 +93,20 @@ def test_columns_stand_side_by_side_on_every_rank():
 
 
 def test_the_norm_has_the_bits_of_the_whole_rows():
-    for ranks, dtype, hidden in ((2, torch.float16, 96), (4, torch.float32, 64)):
+    for ranks, dtype, hidden in (
+        (2, torch.float16, 96),
+        (2, torch.bfloat16, 96),
+        (4, torch.float32, 64),
+    ):
         host = Host(ranks, hidden, hidden, dtype, piece_rows=4)
         for turn, rows in enumerate((1, 4, 7)):
             whole = draw(rows, hidden, seed=turn, kind=("heavy", "tiny", "cancelling")[turn])
-            whole, residual = whole.to(dtype), draw(rows, hidden, seed=turn + 9).to(dtype)
+            whole, residual = whole.to(dtype), draw(rows, hidden, seed=turn + 9)
             weight = draw(hidden, seed=5).to(dtype)
             sums = PartialSums(whole[None], (0,))
             h, y = norm.fold_and_norm(sums, None, residual, Norm(weight, EPS))
-            assert_same_bits(h, (whole.float() + residual.float()).to(dtype), "h is one rounding")
+            assert_same_bits(h, whole.float() + residual, "h is fp32, one addition")
+            assert y.dtype == dtype and not same_bits(h, h.half().float())
             for mine, normed in host.norm(whole, residual, weight):
                 assert_same_bits(mine, h, f"h of {rows} rows")
                 assert_same_bits(normed, y, f"y of {rows} rows")
@@ -113,9 +118,9 @@ def test_both_kinds_may_alternate():
     for turn, normed in enumerate((False, True, True, False, False, True)):
         whole = draw(3, 32 if normed else 64, seed=turn).half()
         if normed:
-            residual = draw(3, 32, seed=turn + 9).half()
-            found = [h for h, _ in host.norm(whole, residual, residual[0])]
-            whole = (whole.float() + residual.float()).half()
+            residual = draw(3, 32, seed=turn + 9)
+            found = [h for h, _ in host.norm(whole, residual, residual[0].half())]
+            whole = whole.float() + residual
         else:
             found = host.gather(whole)
         for each in found:
@@ -133,7 +138,7 @@ def test_words_like_those_that_have_not_come_stay_nan():
         assert_same_bits(found[[0, 3]], whole[[0, 3]])
     stream = draw(4, 32, seed=2).half()
     stream.view(torch.int16)[1, 20] = -1
-    first, second = host.norm(stream, stream.nan_to_num(), stream[0])
+    first, second = host.norm(stream, stream.nan_to_num().float(), stream[0])
     assert first[0][1, 20].isnan() and not first[0][[0, 2, 3]].isnan().any()
     assert first[1][1].isnan().all()  # a norm of a row that holds NaN
     assert_same_bits(first[0], second[0])

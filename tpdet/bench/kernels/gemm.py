@@ -1,7 +1,8 @@
 """`tpdet bench gemm`: the engine's matrix products beside torch's `linear`, in turn, in graphs.
 
 Row-parallel products include the fold of their leaves with residual stream and norm; `linear` is
-followed by the same norm. At TP above 1 only rank 0's first root is folded: the exchange, which is
+followed by the same norm. A gated product includes its activation; `linear` is followed by it, as
+in stock engines. At TP above 1 only rank 0's first root is folded: the exchange, which is
 not timed here, does the rest.
 """
 
@@ -24,6 +25,9 @@ from tpdet.layers.products import LayerProduct
 from tpdet.models.products import model_products
 from tpdet.runner.start.kernel_checks import admit_products
 from tpdet.verify.run import parse_sizes
+
+PEERS = {"row": "linear + norm", "gated": "linear + activation"}
+"""What stands beside a product, by its kind; beside the others, `linear` alone."""
 
 _EPS = 1e-6
 
@@ -50,8 +54,9 @@ def product_work(product: LayerProduct, rows: int) -> Work:
     """Operations, and the bytes of operands and results: bf16, fp32 for the head's results."""
     n, k = product.n, product.k
     out = 4 if product.kind == "head" else 2
-    stream = 4 * rows * n if product.kind == "row" else 0  # the residual, in and out
-    return Work(2.0 * rows * n * k, 2.0 * (n * k + rows * k) + out * rows * n + stream)
+    stream = 8 * rows * n if product.kind == "row" else 0  # the fp32 residual, in and out
+    results = out * rows * product.product.outputs
+    return Work(2.0 * rows * n * k, 2.0 * (n * k + rows * k) + results + stream)
 
 
 def _case(
@@ -68,6 +73,8 @@ def _case(
     weights = enough(rotated(random_values(product.n, product.k, seed=1)), count)
     if row_parallel:
         ours, peer = _row_times(partition, weights, count, repeats)
+    elif product.kind == "gated":
+        ours, peer = _gated_times(partition, weights, count, repeats)
     else:
         out = torch.float32 if product.kind == "head" else torch.bfloat16
         ours, peer = _column_times(partition, weights, count, out, repeats)
@@ -81,7 +88,7 @@ def _case(
         value=ours,
         unit="us",
         floor=floor,
-        peer="linear + norm" if row_parallel else "linear",
+        peer=PEERS.get(product.kind, "linear"),
         peer_value=peer,
         ratio=ours / peer,
         flops=work.flops,
@@ -108,6 +115,21 @@ def _column_times(
     return times_us([ours, peer], weights, repeats)
 
 
+def _gated_times(
+    partition: Partition, weights: Sequence[torch.Tensor], count: int, repeats: int
+) -> list[float]:
+    """Microseconds of ours, and of `linear` followed by the activation of its rounded rows."""
+    x = random_values(count, weights[0].shape[1])
+
+    def ours(weight: torch.Tensor) -> object:
+        return partition.arithmetic.gated(x, weight)
+
+    def peer(weight: torch.Tensor) -> object:
+        return ops.silu_and_multiply(torch.nn.functional.linear(x, weight))
+
+    return times_us([ours, peer], weights, repeats)
+
+
 def _row_times(
     partition: Partition, weights: Sequence[torch.Tensor], count: int, repeats: int
 ) -> list[float]:
@@ -117,7 +139,7 @@ def _row_times(
     n, k = weights[0].shape
     leaves = len(partition.mine)
     roots = relative_roots(partition.plan.roots[0], 0)
-    x, residual = random_values(count, k), random_values(count, n, seed=2)
+    x, residual = random_values(count, k), random_values(count, n, seed=2, dtype=torch.float32)
     gain = Norm(random_values(n, seed=3), _EPS)
 
     def ours(weight: torch.Tensor) -> object:

@@ -6,14 +6,12 @@ from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Shape
 
 
-def column_candidates(
-    m: int, n: int, k: int, *, wide_out: bool, descriptors: bool
-) -> tuple[Tile, ...]:
-    """Tiles worth measuring for `m` rows (a bucket) of a [n, k] weight; `wide_out`: fp32 output.
+def column_candidates(m: int, n: int, k: int, *, kind: str, descriptors: bool) -> tuple[Tile, ...]:
+    """Tiles worth measuring for `m` rows (a bucket) of a product [n, k] of one leaf, by its kind.
 
     Without repeats, each with a depth that divides k, none over the shared memory.
     """
-    shape = Shape(m, n, k, 1, 4 if wide_out else 2)
+    shape = Shape(m, n, k, 1, 4 if kind == "head" else 2, kind == "gated")
     found = (
         Tile(*size, rule.variant, ctas=rule.ctas).at(k).storing(shape.out_bytes)
         for rule in COLUMN_TILES

@@ -7,7 +7,8 @@ environment that admitted it:
      "products": [{"kind": "column", "n": 6144, "k": 4096, "leaves": 1, "dtype": "bfloat16",
                    "rows": {"64": {"tile": "64x64x128 w4 s4 swap", "library": "mm", ...}}}]}
 
-kind: `column` (output in the model's dtype), `head` (output fp32), `row` (leaves of width k, the
+kind: `column` (output in the model's dtype), `head` (output fp32), `gated` (interleaved gate and up
+rows, output their activation in the model's dtype), `row` (leaves of width k, the
 rank's `roots` over them, and a `cut` and its `kernel` beside the tile). A tile serves every row
 count of its bucket. A library serves the bucket's own row count, and rows padded up to it where the
 pad is small.
@@ -77,11 +78,10 @@ class Admitted:
 
     products: Mapping[Product, Mapping[int, Choice]]
 
-    def choice(self, x: torch.Tensor, n: int, out_dtype: torch.dtype) -> Choice | None:
-        """For x [M, K] times a weight [n, K]; None: the static choice runs."""
+    def choice(self, kind: str, x: torch.Tensor, n: int) -> Choice | None:
+        """For x [M, K] times a weight [n, K] of a kind; None: the static choice runs."""
         if x.dtype != torch.bfloat16:
             return None
-        kind = "head" if out_dtype == torch.float32 else "column"
         choices = self.products.get(Product(kind, n, x.shape[1]))
         return None if choices is None else choices[bucket_of(x.shape[0], choices)]
 

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tpdet.kernels.cuda.gemm.variants.gated import gated_columns
 from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Variant
@@ -50,6 +51,7 @@ def descriptor_chain(
     BK: tl.constexpr,
     HALVES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    GATED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Tiles [BM, BN] of all leaves, a program taking every num_programs-th."""
@@ -67,15 +69,18 @@ def descriptor_chain(
             columns = column + tl.arange(0, BN)
             loaded = tl.load(bias + columns, mask=columns < n, other=0.0)
             total = total + loaded.to(tl.float32)[None, :]
+        if GATED:
+            total = gated_columns(total)
+            column = column // 2
         store_tile(y, leaf, row, column, total, HALVES)
 
 
 def describe_operands(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, tile: Tile
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, tile: Tile, gated: bool = False
 ) -> tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor]:
     """x [M, L * K], w [L, N, K], y [R, M, N] in blocks of the variant's tile."""
     flat = w.view(-1, w.shape[2])
-    block = [1, tile.rows, tile.columns // tile.halves]
+    block = [1, tile.rows, tile.columns // tile.halves // (2 if gated else 1)]
     return (
         TensorDescriptor.from_tensor(x, [tile.rows, tile.depth]),
         TensorDescriptor.from_tensor(flat, [tile.columns, tile.depth]),
@@ -90,12 +95,13 @@ def run_descriptor(
     y: torch.Tensor,
     tile: Tile,
     sms: int,
+    gated: bool = False,
 ) -> None:
     """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
     leaves, n, k = w.shape
     m = x.shape[0]
     blocks = leaves * triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns)
-    x_at, w_at, y_at = describe_operands(x, w, y, tile)
+    x_at, w_at, y_at = describe_operands(x, w, y, tile, gated)
     descriptor_chain[(min(sms * tile.ctas, blocks),)](
         x_at,
         w_at,
@@ -110,6 +116,7 @@ def run_descriptor(
         BK=tile.depth,
         HALVES=tile.halves,
         HAS_BIAS=bias is not None,
+        GATED=gated,
         num_warps=tile.warps,
         num_stages=tile.stages,
         enable_fp_fusion=False,

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.gemm.variants.gated import gated_columns
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Variant, stages_alone
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
@@ -48,6 +49,7 @@ def pointer_chain(
     SWAP: tl.constexpr,
     EVEN_N: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    GATED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """One [BM, BN] tile of one leaf (program axis 1)."""
@@ -78,6 +80,10 @@ def pointer_chain(
         total = tl.trans(total)
     if HAS_BIAS:
         total = total + tl.load(bias + columns, mask=columns < n, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        total = gated_columns(total)
+        columns = first_column // 2 + tl.arange(0, BN // 2)
+        n = n // 2
     y_at = y + (leaf * m + rows.to(tl.int64)[:, None]) * n + columns[None, :]
     tl.store(y_at, total.to(y.dtype.element_ty), mask=here[:, None] & (columns < n)[None, :])
 
@@ -89,6 +95,7 @@ def run_pointer(
     y: torch.Tensor,
     tile: Tile,
     sms: int = 0,
+    gated: bool = False,
 ) -> None:
     """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
     leaves, n, k = w.shape
@@ -109,6 +116,7 @@ def run_pointer(
         SWAP=tile.variant == POINTER_SWAPPED.name,
         EVEN_N=n % tile.columns == 0,
         HAS_BIAS=bias is not None,
+        GATED=gated,
         num_warps=tile.warps,
         num_stages=tile.stages,
         enable_fp_fusion=False,

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.gemm.variants.descriptor import describe_operands, store_tile
+from tpdet.kernels.cuda.gemm.variants.gated import gated_columns
 from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Variant
@@ -37,6 +38,7 @@ def swapped_chain(
     BK: tl.constexpr,
     HALVES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    GATED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Tiles [BM, BN] of all leaves, a program taking every num_programs-th."""
@@ -55,6 +57,9 @@ def swapped_chain(
             columns = column + tl.arange(0, BN)
             loaded = tl.load(bias + columns, mask=columns < n, other=0.0)
             turned = turned + loaded.to(tl.float32)[None, :]
+        if GATED:
+            turned = gated_columns(turned)
+            column = column // 2
         store_tile(y, leaf, row, column, turned, HALVES)
 
 
@@ -65,12 +70,13 @@ def run_swapped(
     y: torch.Tensor,
     tile: Tile,
     sms: int,
+    gated: bool = False,
 ) -> None:
     """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
     leaves, n, k = w.shape
     m = x.shape[0]
     blocks = leaves * triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns)
-    x_at, w_at, y_at = describe_operands(x, w, y, tile)
+    x_at, w_at, y_at = describe_operands(x, w, y, tile, gated)
     swapped_chain[(min(sms * tile.ctas, blocks),)](
         x_at,
         w_at,
@@ -85,6 +91,7 @@ def run_swapped(
         BK=tile.depth,
         HALVES=tile.halves,
         HAS_BIAS=bias is not None,
+        GATED=gated,
         num_warps=tile.warps,
         num_stages=tile.stages,
         enable_fp_fusion=False,

@@ -13,27 +13,38 @@ import torch
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.hardware import H200
+from tpdet.kernels.inputs.gated import GROUP
 
 _BARRIER_BYTES = 2048  # beside the stages of a kernel that loads by descriptors
 
 Chain = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Tile, int],
+    [torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Tile, int, bool],
     None,
 ]
-"""x [M, L * K], w [L, N, K] contiguous, bias [N] or None, y [L, M, N], tile, programs at most."""
+"""x [M, L * K], w [L, N, K] contiguous, bias [N] or None, y [L, M, N], tile, programs at most;
+whether it is gated: then w and bias are interleaved and y is [L, M, N / 2]."""
 
 Folding = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, RootForm, Tile, int], None]
 """x [M, L * K], w [L, N, K] contiguous, y [form.roots or more, M, N] fp32, form, tile, programs."""
 
 
 class Shape(NamedTuple):
-    """x [m, leaves * k] times weight [leaves, n, k], to values of `out_bytes` bytes."""
+    """x [m, leaves * k] times weight [leaves, n, k], to values of `out_bytes` bytes.
+
+    gated: pairs of weight rows give one value.
+    """
 
     m: int
     n: int
     k: int
     leaves: int
     out_bytes: int
+    gated: bool = False
+
+    @property
+    def column_bytes(self) -> int:
+        """Bytes of output for a row of x and a row of the weight."""
+        return self.out_bytes // 2 if self.gated else self.out_bytes
 
 
 def stages_and_output(tile: Tile, size: int) -> int:
@@ -63,8 +74,9 @@ class Variant:
 
     def fits(self, shape: Shape, tile: Tile) -> bool:
         """Whether it can compute the shape by the tile in the shared memory of a program."""
-        room = self.shared_bytes(tile, shape.out_bytes) <= H200.shared_bytes
-        return room and shape.k % tile.depth == 0 and self.takes(shape, tile)
+        room = self.shared_bytes(tile, shape.column_bytes) <= H200.shared_bytes
+        pairs = not shape.gated or tile.columns % (2 * GROUP) == 0
+        return room and pairs and shape.k % tile.depth == 0 and self.takes(shape, tile)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
     y[r] = ((g_0 + g_1) + g_2) + ...,  g = p_0 or p_0 + p_1,  p = l_i or l_i + l_(i+1)
     column:  y[m, n] = round(l_0 + bias[n])
+    gated:   y[m, i] = round(silu(g[m, i]) * u[m, i])   g, u: columns of l_0, interleaved by eights
 
     M, N    rows of x and y, columns of y
     L, R    leaves, roots (1 of a column product)
@@ -54,11 +55,14 @@ from tpdet.kernels.cuda.launch.warp_pipeline import (
     wait_free,
     wait_full,
 )
+from tpdet.kernels.cuda.pointwise.activation import silu
+from tpdet.kernels.inputs.gated import GROUP
 
 send_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global  # Triton 3.6
 TILE_ROWS = gl.constexpr(CONSUMERS.value * CONSUMER_ROWS.value)
 PRODUCER_REGISTERS = gl.constexpr(24)
 CONSUMER_REGISTERS = gl.constexpr(240)
+_GROUP = gl.constexpr(GROUP)
 _VALUE_BYTES = gl.constexpr(2)  # of x and w
 
 
@@ -183,6 +187,16 @@ def _add_bias(value, bias, column, n):
 
 
 @gluon.jit
+def _gated(total):
+    """Interleaved [CONSUMER_ROWS, COLUMNS] -> silu(gate) * up, half as wide and laid out alike."""
+    WIDTH: gl.constexpr = total.shape[1] // 2
+    apart = total.reshape([CONSUMER_ROWS, WIDTH // _GROUP, 2, _GROUP]).permute([0, 1, 3, 2])
+    gate, up = apart.split()
+    mixed = (silu(gate) * up).reshape([CONSUMER_ROWS, WIDTH])
+    return gl.convert_layout(mixed, accumulator_layout(WIDTH), assert_trivial=True)
+
+
+@gluon.jit
 def _fold_groups(pipeline, consumer, at, steps, form, CHAINED: gl.constexpr):
     """A chain of CHAINED terms, of PAIR leaves each, from the pipeline's step `at` on."""
     COLUMNS: gl.constexpr = form.COLUMNS
@@ -229,6 +243,7 @@ def _consume(
     EVEN: gl.constexpr,
     SENT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    GATED: gl.constexpr,
 ):
     """A consumer warpgroup, 0 or 1: its 64 rows of all tiles of this program."""
     m, n, roots, steps = problem
@@ -243,6 +258,9 @@ def _consume(
         at += form.GROUPS * form.PARTS * form.PAIR * steps
         if HAS_BIAS:
             total = _add_bias(total, bias, column, n)
+        if GATED:
+            total = _gated(total)
+            column = column // 2
         # 2. store the tile: by the accelerator, while the next one is computed, or by threads
         if SENT:
             _keep(slot, total)
@@ -275,6 +293,7 @@ def warp_specialised_fold(
     EVEN: gl.constexpr,
     SENT: gl.constexpr,
     HAS_BIAS: gl.constexpr,
+    GATED: gl.constexpr,
     STAGES: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
@@ -282,7 +301,8 @@ def warp_specialised_fold(
 
     x_tiles: x [m, L * k] in blocks [64, BK]; w_tiles: the weight [L * n, k] in blocks [COLUMNS,
     BK]; L = roots * GROUPS * PARTS * PAIR. SENT: tiles leave by y_tiles, y [roots * m, n] in blocks
-    [64, COLUMNS], and m is a multiple of 64 if there are several roots. num_warps=4.
+    [64, COLUMNS], and m is a multiple of 64 if there are several roots. GATED: one leaf, SENT,
+    weight rows interleaved, and y [m, n / 2] in blocks [64, COLUMNS / 2]. num_warps=4.
     """
     # 1. everything earlier in the stream is done
     await_earlier(DEPENDENT)
@@ -294,7 +314,8 @@ def warp_specialised_fold(
     x = gl.allocate_shared_memory(dtype, [CONSUMERS * STAGES, CONSUMER_ROWS, BK], LAYOUT)
     w = gl.allocate_shared_memory(dtype, [STAGES, COLUMNS, BK], LAYOUT)
     HELD: gl.constexpr = CONSUMER_ROWS if SENT or RESTS else 8  # else a slot that nobody uses
-    slots = gl.allocate_shared_memory(y_tiles.dtype, [CONSUMERS, HELD, COLUMNS], y_tiles.layout)
+    WIDTH: gl.constexpr = COLUMNS // 2 if GATED else COLUMNS
+    slots = gl.allocate_shared_memory(y_tiles.dtype, [CONSUMERS, HELD, WIDTH], y_tiles.layout)
     full = allocate_barriers(STAGES)
     free = allocate_barriers(STAGES)
     init_barriers((full,), free)
@@ -305,7 +326,17 @@ def warp_specialised_fold(
         _consume,
         pipeline,
         slots,
-        (y_tiles, y, bias, problem, Form(COLUMNS, GROUPS, PARTS, PAIR), EVEN, SENT, HAS_BIAS),
+        (
+            y_tiles,
+            y,
+            bias,
+            problem,
+            Form(COLUMNS, GROUPS, PARTS, PAIR),
+            EVEN,
+            SENT,
+            HAS_BIAS,
+            GATED,
+        ),
         CONSUMER_REGISTERS,
         _produce,
         (x_tiles, w_tiles, pipeline, problem, COLUMNS, BK, LEAVES),

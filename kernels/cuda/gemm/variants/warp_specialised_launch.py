@@ -36,7 +36,7 @@ def run_gluon_fold(
     apart = (
         form.roots == 1 or x.shape[0] % CONSUMER_ROWS.value == 0
     )  # no tile reaches into the next root
-    _launch(x, w, None, y, form, tile, sms, sent and apart)
+    _launch(x, w, None, y, form, tile, sms, sent and apart, False)
 
 
 def run_gluon_column(
@@ -46,21 +46,24 @@ def run_gluon_column(
     y: torch.Tensor,
     tile: Tile,
     sms: int,
+    gated: bool = False,
 ) -> None:
     """x [M, K], w [1, N, K], bias [N] or None -> y [1, M, N], filled; all values of 2 bytes.
 
+    gated: w and bias are interleaved, and y is [1, M, N / 2].
     Raises ValueError for several leaves, another type, and a tile that does not fit.
     """
     (leaves, n, k), sizes = w.shape, {t.element_size() for t in (x, w, y)}
-    if sizes != {2} or sms < 1 or not takes(Shape(x.shape[0], n, k, leaves, 2), tile):
+    shape = Shape(x.shape[0], n, k, leaves, 2, gated)
+    if sizes != {2} or sms < 1 or not takes(shape, tile):
         raise ValueError(
             f"{tile} takes one leaf of 2-byte values, columns by eights and steps of {_DEPTH}: "
             f"{leaves} of {x.dtype} to {y.dtype}, {n} columns, K = {k}, {sms} programs: take "
             "another tile"
         )
-    if slots_bytes(tile, 2) > H200.shared_bytes:
+    if slots_bytes(tile, shape.column_bytes) > H200.shared_bytes:
         raise ValueError(f"{tile} takes more shared memory than there is: take another tile")
-    _launch(x, w, bias, y, RootForm(1, 1, 1, 1), tile, sms, True)
+    _launch(x, w, bias, y, RootForm(1, 1, 1, 1), tile, sms, True, gated)
 
 
 def _launch(
@@ -72,15 +75,16 @@ def _launch(
     tile: Tile,
     sms: int,
     sent: bool,
+    gated: bool,
 ) -> None:
-    (leaves, n, k), m = w.shape, x.shape[0]
+    (leaves, n, k), m, pair = w.shape, x.shape[0], 2 if gated else 1
     rows, columns, depth = CONSUMER_ROWS.value, tile.columns, tile.depth
     line = depth * x.element_size()  # bytes that are swizzled together
     stage = NVMMASharedLayout(line, 8 * x.element_size(), 2)
     slot = NVMMASharedLayout(line, 8 * y.element_size(), 2)
     x_tiles = TensorDescriptor.from_tensor(x, [rows, depth], stage)
     w_tiles = TensorDescriptor.from_tensor(w.view(leaves * n, k), [columns, depth], stage)
-    y_tiles = TensorDescriptor.from_tensor(y.view(-1, n), [rows, columns], slot)
+    y_tiles = TensorDescriptor.from_tensor(y.view(-1, n // pair), [rows, columns // pair], slot)
     blocks = form.roots * triton.cdiv(m, tile.rows) * triton.cdiv(n, columns)
     warp_specialised_fold[(min(sms, blocks),)](
         x_tiles,
@@ -100,6 +104,7 @@ def _launch(
         EVEN=n % columns == 0,
         SENT=sent,
         HAS_BIAS=bias is not None,
+        GATED=gated,
         STAGES=tile.stages,
         num_warps=4,
         enable_fp_fusion=False,
@@ -117,7 +122,7 @@ def folds(form: RootForm, k: int, tile: Tile) -> bool:
 
 def takes(shape: Shape, tile: Tile) -> bool:
     """Whether it computes a column product of this shape by this tile."""
-    one = shape.leaves == 1 and shape.out_bytes == 2 and shape.n % 8 == 0
+    one = shape.leaves == 1 and shape.out_bytes == 2 and shape.n % (16 if shape.gated else 8) == 0
     return one and cut_for_it(shape.k, tile)
 
 
