@@ -20,7 +20,6 @@ def verify(*arguments, timeout=280):
 def sizes_of_families():
     """All families at all sizes are slow; `test_engine` has each at 8 ranks that are threads."""
     yield "qwen3", (1, 2, 4)
-    yield "llama", (1, 4)
     for family in FAMILIES:
         yield pytest.param(family, (1, 2, 4, 8), marks=pytest.mark.slow)
 
