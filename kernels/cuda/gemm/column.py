@@ -7,6 +7,8 @@ names once `admission` has tried it (`admitted`), else on the static choice; all
 class, so the choice shows in time only.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from tpdet.kernels.cuda.gemm.choice.library import library_fits, library_product
@@ -16,6 +18,8 @@ from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.operands import descriptor_sms, fitted, run_chain
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch.multiprocessors import all_free
+
+ByLibrary = Callable[[torch.Tensor, torch.Tensor, int, str], torch.Tensor]
 
 
 def column_gemm(
@@ -31,21 +35,44 @@ def column_gemm(
     `tile` overrides what was admitted (its depth must divide K). Raises ValueError when K is not a
     multiple of 16 or the operands differ in dtype.
     """
+    kind = "head" if out_dtype == torch.float32 else "column"
+
+    def by_library(x: torch.Tensor, weight: torch.Tensor, rows: int, way: str) -> torch.Tensor:
+        return library_product(x, weight, out_dtype, rows, way)
+
+    return product_of_kind(kind, x, weight, bias, out_dtype, tile, admitted, by_library)
+
+
+def product_of_kind(
+    kind: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    tile: Tile | None,
+    admitted: Admitted | None,
+    by_library: ByLibrary,
+) -> torch.Tensor:
+    """A product of one leaf by what was given, admitted or chosen statically, in that order.
+
+    As `column_gemm`; of kind `gated`, weight and bias are interleaved and the result is [M, N / 2].
+    by_library: (x [M, K], weight [N, K], rows, way) -> the result at `rows` >= M rows.
+    """
     x, w = fitted(x, weight.unsqueeze(0))
-    (m, k), n = x.shape, w.shape[1]
+    (m, k), n, gated = x.shape, w.shape[1], kind == "gated"
     choice = None
     if tile is None and admitted is not None:
-        choice = admitted.choice("head" if out_dtype == torch.float32 else "column", x, n)
+        choice = admitted.choice(kind, x, n)
     if choice is not None and choice.library is not None and bias is None and all_free():
         rows = library_rows(m, choice.bucket)
         if rows is not None and library_fits(x, w[0]):
-            return library_product(x, w[0], out_dtype, rows, choice.library)
-    y = torch.empty(1, m, n, dtype=out_dtype, device=x.device)
+            return by_library(x, w[0], rows, choice.library)
+    y = torch.empty(1, m, n // 2 if gated else n, dtype=out_dtype, device=x.device)
     sms = descriptor_sms(x, w, y)
     if choice is not None and (sms or not variant_of(choice.tile).descriptors):
         tile = choice.tile
     if tile is None:
         float32, wide_out = x.dtype == torch.float32, out_dtype == torch.float32
         tile = column_tile(m, n, k, float32=float32, wide_out=wide_out, sms=sms)
-    run_chain(x, w, bias, y, tile, sms)
+    run_chain(x, w, bias, y, tile, sms, gated)
     return y[0]

@@ -16,7 +16,7 @@ from tpdet.kernels.cuda.gemm import gated as gated_gemm
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice import shape_table, tile_text
 from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Admitted, Choice, ShapeTable
-from tpdet.kernels.cuda.gemm.choice.static import gated_tile
+from tpdet.kernels.cuda.gemm.choice.static import column_tile
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Shape
@@ -160,7 +160,7 @@ def run_column(monkeypatch, m, bias=None, admitted=None):
     monkeypatch.setattr(gemm, "library_fits", lambda *_: True)
     monkeypatch.setattr(gemm, "descriptor_sms", lambda *_: 0)
     monkeypatch.setattr(gemm, "library_product", lambda x, w, out, rows, way: taken.append(rows))
-    monkeypatch.setattr(gemm, "run_chain", lambda x, w, b, y, tile, sms: taken.append(tile))
+    monkeypatch.setattr(gemm, "run_chain", lambda x, w, b, y, tile, *_: taken.append(tile))
     x = torch.zeros(m, 64, dtype=torch.bfloat16)
     gemm.column_gemm(x, torch.zeros(96, 64, dtype=torch.bfloat16), bias, x.dtype, None, admitted)
     return taken[0]
@@ -186,8 +186,8 @@ def test_a_product_takes_the_admitted_way(monkeypatch):
 def run_gated(monkeypatch, m, admitted=None, sms=0, fits=True):
     """The same of a gated product of m rows: a library's rows or a tile."""
     taken = []
-    monkeypatch.setattr(gated_gemm, "library_fits", lambda *_: fits)
-    monkeypatch.setattr(gated_gemm, "descriptor_sms", lambda *_: sms)
+    monkeypatch.setattr(gemm, "library_fits", lambda *_: fits)
+    monkeypatch.setattr(gemm, "descriptor_sms", lambda *_: sms)
     monkeypatch.setattr(
         gated_gemm, "gated_library_product", lambda x, w, rows, way: taken.append(rows)
     )
@@ -196,7 +196,7 @@ def run_gated(monkeypatch, m, admitted=None, sms=0, fits=True):
         assert gated and bias is None and y.shape == (1, m, 48) and y.dtype == x.dtype
         taken.append(tile)
 
-    monkeypatch.setattr(gated_gemm, "run_chain", chain)
+    monkeypatch.setattr(gemm, "run_chain", chain)
     x = torch.zeros(m, 64, dtype=torch.bfloat16)
     gated_gemm.gated_gemm(x, torch.zeros(96, 64, dtype=torch.bfloat16), None, admitted)
     return taken[0]
@@ -228,9 +228,9 @@ def test_the_static_choice_of_gated_products_fits_them():
     for n, k in ((96, 64), (2368, 2880), (2880, 2368), (6144, 4096), (57344, 8192)):
         for m in BUCKETS:
             for sms in (0, 132):
-                tile = gated_tile(m, n, k, float32=False, sms=sms)
+                tile = column_tile(m, n, k, float32=False, wide_out=False, sms=sms)
                 assert variant_of(tile).fits(Shape(m, n, k, 1, 2, True), tile), (m, n, tile)
-                float_tile = gated_tile(m, n, k, float32=True, sms=0)
+                float_tile = column_tile(m, n, k, float32=True, wide_out=True, sms=0)
                 assert float_tile.columns % 16 == 0 and not variant_of(float_tile).descriptors
 
 

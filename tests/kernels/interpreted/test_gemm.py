@@ -265,7 +265,7 @@ def test_a_gated_product_has_the_values_of_the_cpu():
 
 def test_rows_and_shards_of_a_gated_product_keep_their_bits(monkeypatch):
     """A rank's rows of the interleaved weight give the whole's columns; a row is alone the same."""
-    monkeypatch.setattr(gated_gemm, "descriptor_sms", lambda *_: 0)
+    monkeypatch.setattr(gemm, "descriptor_sms", lambda *_: 0)
     x, w = draw(21, 64, dtype=torch.bfloat16), draw(192, 64, dtype=torch.bfloat16, seed=1)
     whole = gated_gemm.gated_gemm(x, w)
     assert_same_bits(whole, gated(x, w, REFERENCE), "the static choice")

@@ -36,11 +36,6 @@ def column_tile(m: int, n: int, k: int, *, float32: bool, wide_out: bool, sms: i
     return chain_tile(m, n, 1, float32=float32, wide_out=wide_out, sms=sms).at(k)
 
 
-def gated_tile(m: int, n: int, k: int, *, float32: bool, sms: int) -> Tile:
-    """For x [m, k], interleaved weight [n, k], whose activation is the output."""
-    return column_tile(m, n, k, float32=float32, wide_out=float32, sms=sms)
-
-
 def static_tiles(*, float32: bool, wide_out: bool, descriptors: bool) -> Iterator[Tile]:
     """All tiles that a column or leaf product may use: one bit class, tested as one."""
     if float32:

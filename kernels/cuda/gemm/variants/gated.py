@@ -1,7 +1,7 @@
 """The epilogue of gated products: SiLU of the gates times their ups, before anything is rounded.
 
     BM, BN    rows and weight rows of a tile; BN is a multiple of 16
-    total     fp32 [BM, BN], or [BN, BM] with the weight on the M side; interleaved by eights
+    total     fp32 [BM, BN], interleaved by eights
 
 The layout (`kernels/inputs/gated.py`) puts a gate and its up into one thread, so nothing moves
 between threads. The expression is that of `pointwise/activation.py`.
@@ -24,13 +24,3 @@ def gated_columns(total):
     apart = tl.permute(tl.reshape(total, (BM, PAIRS, 2, _GROUP)), (0, 1, 3, 2))
     gate, up = tl.split(apart)
     return tl.reshape(silu(gate) * up, (BM, PAIRS * _GROUP))
-
-
-@triton.jit
-def gated_rows(total):
-    """[BN, BM] -> silu(gate) * up [BN // 2, BM]."""
-    PAIRS: tl.constexpr = total.shape[0] // (2 * _GROUP)
-    BM: tl.constexpr = total.shape[1]
-    apart = tl.permute(tl.reshape(total, (PAIRS, 2, _GROUP, BM)), (0, 2, 3, 1))
-    gate, up = tl.split(apart)
-    return tl.reshape(silu(gate) * up, (PAIRS * _GROUP, BM))
