@@ -27,7 +27,7 @@ from tpdet.comm.exchange.slot_layout import (
     SlotLayout,
     by_ranks,
 )
-from tpdet.kernels.cuda.exchange.arguments import Peers
+from tpdet.kernels.cuda.exchange.arguments import Peers, everyone_owns
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
@@ -205,6 +205,4 @@ class PeerExchange:
 
     def takes_one_shot(self, rows: int) -> bool:
         """Which kernel a piece of `rows` rows goes to; the bits do not depend on it."""
-        ranks = self._world.size
-        everyone_owns = (ranks - 1) * -(-rows // ranks) < rows
-        return rows <= self.layout.one_shot_rows or not everyone_owns
+        return rows <= self.layout.one_shot_rows or not everyone_owns(rows, self._world.size)

@@ -13,7 +13,7 @@ from tpdet.kernels import order
 
 pytest.importorskip("triton")
 
-from tpdet.kernels.cuda.exchange.two_shot import everyone_owns
+from tpdet.kernels.cuda.exchange.arguments import everyone_owns
 
 
 def test_parts_of_the_shared_memory_do_not_overlap():

@@ -21,6 +21,11 @@ LOST_BASE: Final = 256
 """A lost wait is recorded as number of the exchange * LOST_BASE + rank that was lost + 1."""
 
 
+def everyone_owns(m: int, ranks: int) -> bool:
+    """Whether each rank owns at least one row: in a two-shot all must wait for all."""
+    return (ranks - 1) * -(-m // ranks) < m
+
+
 class Links(NamedTuple):
     """Where a kernel finds its peers and its control words, all on this rank's GPU.
 

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tpdet.kernels.cuda.exchange.arguments import Peers, Slots
+from tpdet.kernels.cuda.exchange.arguments import Peers, Slots, everyone_owns
 from tpdet.kernels.cuda.exchange.one_shot import PHASES, WARP, finish_row, known_of
 from tpdet.kernels.cuda.exchange.words import (
     ARMED,
@@ -291,11 +291,6 @@ def run_two_shot(
         enable_fp_fusion=False,
         **dependent_launch(h.device),
     )
-
-
-def everyone_owns(m: int, ranks: int) -> bool:
-    """Whether each rank owns at least one row: in a two-shot all must wait for all."""
-    return (ranks - 1) * -(-m // ranks) < m
 
 
 def share_that_fits(m: int, ranks: int, share_rows: int, rows: int) -> int:
