@@ -230,7 +230,7 @@ def show_candidates():
     """Every candidate of the narrow shards at a few row counts, fastest first."""
     products = [p for p in tuned_products(MODELS[:1], RANKS) if p.n <= 6144]
     device = torch.device("cuda", torch.cuda.current_device())
-    precompile(compile_jobs(products, 128, device))
+    precompile(compile_jobs(products, 128, device), device)
     for product in products:
         tuner = ProductTuner(product, 128, 5, device)
         for m in NARROW:
@@ -280,7 +280,7 @@ def check_bits(table):
     begin = time.time()
     device = torch.device("cuda", torch.cuda.current_device())
     jobs = compile_jobs(tuned_products(MODELS, RANKS), 8192, device) | more_jobs()
-    print(f"{len(jobs)} kernels, {precompile(jobs)} refused")
+    print(f"{len(jobs)} kernels, {precompile(jobs, device)} refused")
     print(f"compiled: {time.time() - begin:.0f} s", flush=True)
     for kind in ("normal", "heavy", "cancelling", "tiny"):
         attempt(f"candidates {kind}", candidates_are_one_class, kind, "column")

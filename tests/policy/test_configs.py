@@ -13,11 +13,11 @@ import pytest
 
 from tests.lib.thread_world import run_threads
 from tests.lib.tree import ROOT
+from tpdet.bench.report.find_model import find_model
 from tpdet.engine import Engine
 from tpdet.errors import UsageError
 from tpdet.model_config.json_file import read_json_object
 from tpdet.planner.command import configured
-from tpdet.planner.models import find_model
 from tpdet.planner.plan import PlanRequest, plan_size
 from tpdet.request import Request, SamplingParams
 from tpdet.server.commands import supervised

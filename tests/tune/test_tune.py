@@ -1,6 +1,7 @@
 """`tpdet tune` without a GPU: shapes, choices by made-up times, the file, the refusal."""
 
 import json
+from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
 
@@ -9,16 +10,19 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.lib.driverless import compile_for_hopper, take_gpu_kernels
 from tpdet.cli import main
 from tpdet.comm.world.world import SoloWorld
-from tpdet.errors import UsageError
+from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.cpu.pointwise.activation import silu_and_multiply
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
 from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES
 from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, parse_table
+from tpdet.kernels.cuda.gemm.variants.pointer import pointer_chain
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.launch.compile_pool import watching_compilations
 from tpdet.kernels.inputs.product import Product, write_roots
 from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import ColumnLinear, GatedLinear, RowLinear
@@ -31,9 +35,15 @@ from tpdet.synthetic.make_model import make_model
 from tpdet.tune import precompile
 from tpdet.tune import product as product_module
 from tpdet.tune.product import GATED_LIBRARY_ROWS, ProductTuner, Row, Tuned, library_ways
-from tpdet.tune.run import buckets_of, geometric_mean, groups, leaf_jobs, tune_products
-from tpdet.tune.shapes import tuned_gathered_products, tuned_products, tuned_row_products
+from tpdet.tune.run import Effort, buckets_of, geometric_mean, groups, leaf_jobs, tune_products
+from tpdet.tune.shapes import (
+    products_by_value,
+    tuned_gathered_products,
+    tuned_products,
+    tuned_row_products,
+)
 from tpdet.tune.table_file import write_table
+from tpdet.tune.times_file import append_times
 from tpdet.weights.source import open_weights
 
 COLUMN = Product("column", 96, 64)
@@ -56,7 +66,7 @@ def test_the_products_of_a_known_model():
         "head 37984x4096",
         "head 151936x4096",
     ]
-    with pytest.raises(UsageError, match="model shape"):
+    with pytest.raises(NotFoundError, match="'qwen9' is no directory"):
         tuned_products(["qwen9"], (1,))
     with pytest.raises(UsageError, match="tensor-parallel size 3"):
         tuned_products(["qwen3-8b"], (3,))
@@ -87,6 +97,48 @@ def test_a_kernel_that_roots_share_is_compiled_once():
     assert len(jobs) < sum(len(leaf_jobs([product], 8192, 132)) for product in found)
     assert len({(roots if choice.cut > 2 else 0, choice) for roots, choice in jobs}) == len(jobs)
     assert all(choice.cut == 1 for _, choice in leaf_jobs(found, 64, 0))  # without descriptors
+
+
+def test_products_come_in_the_order_of_models_and_sizes_that_fit():
+    found, left_out = products_by_value(
+        ["qwen2.5-7b", "qwen3-0.6b"], (8, 2, 1), ("pairs",), ["fold"]
+    )
+    assert [str(p) for p in found[:3]] == [
+        "column 2304x3584",
+        "gated 18944x3584",
+        "head 76032x3584",
+    ]
+    assert {p.k for p in found[-4:]} == {256, 384, 1024} and len(left_out) == 1
+    assert "qwen2.5-7b: tensor-parallel size 8 does not fit" in left_out[0]
+    with pytest.raises(UsageError, match="size 8 does not fit"):
+        products_by_value(["qwen2.5-7b"], (8,), ("pairs",), ["fold"])
+
+
+def test_kernels_are_recorded_and_compiled_once(monkeypatch, tmp_path):
+    compile_for_hopper(monkeypatch, tmp_path)
+    take_gpu_kernels(monkeypatch)
+    caches = type(pointer_chain.device_caches)(pointer_chain.create_binder)
+    monkeypatch.setattr(pointer_chain, "device_caches", caches)
+    tile, device = Tile(16, 64, 64, 4, 3, "pointer_swapped"), torch.device("cpu")
+    unknown = replace(tile, columns=48)
+    jobs = [
+        (tile, "column", True),
+        (replace(tile, stages=4), "gated", True),
+        (unknown, "head", True),
+    ]
+    assert precompile.precompile(jobs, device) == 1, "48 columns are no power of two"
+    with watching_compilations(lambda name: pytest.fail(f"{name} was not compiled ahead")):
+        assert precompile.precompile(jobs[:2], device) == 0
+
+
+def test_all_times_are_kept_as_lines(monkeypatch, tmp_path):
+    found = tuner(monkeypatch, {FAST: 9.0, SLOW: 11.0, "mm": 8.0}).tune([16])
+    for _ in range(2):
+        append_times(tmp_path / "times", {"gpu": "A"}, found)
+    lines = [json.loads(line) for line in (tmp_path / "times").read_text().splitlines()]
+    assert lines[0] == lines[1] and (lines[0]["n"], lines[0]["gpu"]) == (96, "A")
+    times = {"16x64x64 w4 s5 swap": 9.0, "16x64x64 w4 s4 swap": 11.0, "mm": 8.0}
+    assert lines[0]["us"] == {"16": times} and lines[0]["peer_us"] == {"16": 10.0}
 
 
 def test_gathered_row_layers_add_their_columns():
@@ -154,8 +206,9 @@ def tuner(monkeypatch, times, wrong=()):
     made._rows = {"random": torch.zeros(64, 64)}
     tiles = [name for name in times if isinstance(name, Tile)]
     calls = {name: name for name in times}
+    quick = {tile: times[tile] for tile in sorted(tiles, key=times.get)}
     monkeypatch.setattr(made, "_calls", lambda bucket: calls)
-    monkeypatch.setattr(made, "_quick", lambda bucket, some: sorted(tiles, key=times.get))
+    monkeypatch.setattr(made, "_quick", lambda bucket, some: quick)
     monkeypatch.setattr(made, "_full", lambda bucket, some: [10.0, *(times[c] for c in some)])
     monkeypatch.setattr(made, "_differs", lambda call, kind, counts: (call, kind) in wrong)
     return made
@@ -268,11 +321,11 @@ def test_a_whole_run_on_a_made_up_gpu(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(admission, "gated_library_product", gated_library)
     monkeypatch.setattr(product_module, "capture", capture)
     monkeypatch.setattr(product_module, "interleaved_us", times)
-    monkeypatch.setattr(precompile, "precompile", lambda jobs: 0)
+    monkeypatch.setattr(precompile, "precompile", lambda jobs, device: 0)
     path, products = tmp_path / "a-gpu.json", [COLUMN, Product("column", 128, 64),
                                                Product("head", 96, 64), Product("gated", 96, 64),
                                                Product("gated", 160, 64)]  # fmt: skip
-    tune_products(products, 2, 3, torch.device("cpu"), path)
+    tune_products(products, Effort(2, 3), torch.device("cpu"), path)
     said = capsys.readouterr().out
     assert (
         "other bits, not used: mm at 1 2 rows" in said and "10 entries of the shape table" in said
@@ -284,3 +337,8 @@ def test_a_whole_run_on_a_made_up_gpu(monkeypatch, tmp_path, capsys):
     assert libraries == [{"mm"}, {None}, {"mm"}, {"mm"}, {None}]
     assert peers == {False, True}, "a gated product's peer is linear and the activation"
     assert table.environment["cublas"] == "13.1.0"
+    short = tmp_path / "short.json"
+    tune_products(products, Effort(2, 3, 0.0, tmp_path / "times"), torch.device("cpu"), short)
+    assert list(parse_table(short.read_text(), "file").products) == products[:1]
+    assert "4 of 5 not tuned" in capsys.readouterr().out
+    assert len((tmp_path / "times").read_text().splitlines()) == 1

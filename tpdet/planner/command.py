@@ -8,9 +8,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from tpdet.bench.report.find_model import find_model
 from tpdet.errors import UsageError
 from tpdet.planner.hardware import GIB, Network
-from tpdet.planner.models import find_model
 from tpdet.planner.plan import Choice, Plan, PlanRequest, choose_size, plan_size
 from tpdet.server.settings.settings import Settings, load_settings
 

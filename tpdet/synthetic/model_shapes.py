@@ -13,85 +13,112 @@ from tpdet.errors import UsageError
 from tpdet.model_config import load_model_config
 
 _COMMON: dict[str, Any] = {
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
     "head_dim": 128,
+    "num_key_value_heads": 8,
     "hidden_act": "silu",
     "rope_scaling": None,
-    "attention_bias": False,
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
     "use_cache": True,
 }
+_LLAMA = _COMMON | {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "attention_bias": False,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+}
+_MISTRAL = _COMMON | {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "vocab_size": 32768,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_QWEN = _COMMON | {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+_QWEN2 = _QWEN | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+}
+_QWEN3 = _QWEN | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
+_TIED = {"tie_word_embeddings": True}
+
+
+def _scaled_rope(factor: float) -> dict[str, Any]:
+    """Positions of Llama 3.1 and 3.2, stretched by a factor."""
+    scaling = {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    return {"max_position_embeddings": 131072, "rope_scaling": scaling}
+
+
+def _sizes(hidden: int, intermediate: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+
+
+def _qwen3(hidden: int, intermediate: int, layers: int, heads: int) -> dict[str, Any]:
+    sizes = _sizes(hidden, intermediate, layers, heads)
+    return _QWEN3 | {"max_window_layers": layers} | sizes
+
+
+_LLAMA_8B = _LLAMA | _sizes(4096, 14336, 32, 32)
+_LLAMA_70B = _LLAMA | _sizes(8192, 28672, 80, 64)
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-8b": _COMMON
-    | {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "bos_token_id": 151643,
-        "eos_token_id": 151645,
-        "use_sliding_window": False,
-        "sliding_window": None,
-        "max_window_layers": 36,
-    },
-    "llama-3-8b": _COMMON
-    | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "bos_token_id": 128000,
-        "eos_token_id": 128001,
-    },
-    "llama-3-70b": _COMMON
-    | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 8192,
-        "num_attention_heads": 64,
-        "vocab_size": 128256,
-        "intermediate_size": 28672,
-        "num_hidden_layers": 80,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "bos_token_id": 128000,
-        "eos_token_id": 128001,
-    },
-    "llama-3-405b": _COMMON
-    | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 16384,
-        "num_attention_heads": 128,
-        "vocab_size": 128256,
-        "intermediate_size": 53248,
-        "num_hidden_layers": 126,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-        "bos_token_id": 128000,
-        "eos_token_id": 128001,
-    },
+    "qwen3-8b": _qwen3(4096, 12288, 36, 32),
+    "llama-3-8b": _LLAMA_8B,
+    "llama-3-70b": _LLAMA_70B,
+    "llama-3-405b": _LLAMA | _sizes(16384, 53248, 126, 128) | _scaled_rope(8.0),
+    "qwen2.5-7b": _QWEN2 | _sizes(3584, 18944, 28, 28) | {"num_key_value_heads": 4},
+    "qwen2.5-14b": _QWEN2 | _sizes(5120, 13824, 48, 40) | {"max_window_layers": 70},
+    "qwen2.5-32b": _QWEN2 | _sizes(5120, 27648, 64, 40) | {"max_window_layers": 70},
+    "qwen3-0.6b": _qwen3(1024, 3072, 28, 16) | _TIED,
+    "qwen3-1.7b": _qwen3(2048, 6144, 28, 16) | _TIED,
+    "qwen3-4b": _qwen3(2560, 9728, 36, 32) | _TIED,
+    "qwen3-14b": _qwen3(5120, 17408, 40, 40),
+    "qwen3-32b": _qwen3(5120, 25600, 64, 64),
+    "llama-3.1-8b": _LLAMA_8B | _scaled_rope(8.0),
+    "llama-3.1-70b": _LLAMA_70B | _scaled_rope(8.0),
+    "llama-3.2-1b": _LLAMA
+    | _sizes(2048, 8192, 16, 32)
+    | _scaled_rope(32.0)
+    | _TIED
+    | {"head_dim": 64},
+    "llama-3.2-3b": _LLAMA | _sizes(3072, 8192, 28, 24) | _scaled_rope(32.0) | _TIED,
+    "mistral-7b": _MISTRAL | _sizes(4096, 14336, 32, 32),
 }
 
 PUBLISHED = {
@@ -99,6 +126,19 @@ PUBLISHED = {
     "meta-llama/Meta-Llama-3-8B": "llama-3-8b",
     "meta-llama/Meta-Llama-3-70B": "llama-3-70b",
     "meta-llama/Llama-3.1-405B": "llama-3-405b",
+    "Qwen/Qwen2.5-7B-Instruct": "qwen2.5-7b",
+    "Qwen/Qwen2.5-14B-Instruct": "qwen2.5-14b",
+    "Qwen/Qwen2.5-32B-Instruct": "qwen2.5-32b",
+    "Qwen/Qwen3-0.6B": "qwen3-0.6b",
+    "Qwen/Qwen3-1.7B": "qwen3-1.7b",
+    "Qwen/Qwen3-4B": "qwen3-4b",
+    "Qwen/Qwen3-14B": "qwen3-14b",
+    "Qwen/Qwen3-32B": "qwen3-32b",
+    "meta-llama/Llama-3.1-8B": "llama-3.1-8b",
+    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
+    "meta-llama/Llama-3.2-1B": "llama-3.2-1b",
+    "meta-llama/Llama-3.2-3B": "llama-3.2-3b",
+    "mistralai/Mistral-7B-v0.3": "mistral-7b",
 }
 """Hub names of checkpoints that have a shape."""
 

@@ -1,10 +1,12 @@
 """The flags of `tpdet tune`. Nothing heavy is imported before it runs."""
 
 import argparse
+import math
 from pathlib import Path
 
-from tpdet.arguments.command_line import whole_number
+from tpdet.arguments.command_line import number, whole_number
 from tpdet.kernels.inputs.product import KINDS
+from tpdet.kernels.order import FOLD_ORDERS
 from tpdet.synthetic.model_shapes import SHAPES
 
 
@@ -15,10 +17,16 @@ def add_tune(commands: argparse._SubParsersAction) -> None:
         description="Measure the GEMM variants of this GPU and write its shape table.",
     )
     command.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a directory, a cached hub name, or a model shape; in place of --model-shape",
+    )
+    command.add_argument(
         "--model-shape",
         default="qwen3-8b,llama-3-70b",
         metavar="NAMES",
-        help=f"a list of {', '.join(sorted(SHAPES))}",
+        help=f"a list of {', '.join(sorted(SHAPES))}, the most important first",
     )
     command.add_argument(
         "--tp", default="1,2,4", metavar="SIZES", help="tensor-parallel sizes, a list of 1, 2, 4, 8"
@@ -27,6 +35,12 @@ def add_tune(commands: argparse._SubParsersAction) -> None:
         "--row-layers",
         default="fold",
         help="fold, gather (only what it takes in addition), or both: fold,gather",
+    )
+    command.add_argument(
+        "--fold-order",
+        default=",".join(FOLD_ORDERS),
+        metavar="NAMES",
+        help=f"of row products, a list of {', '.join(FOLD_ORDERS)} (default all)",
     )
     command.add_argument(
         "--kinds",
@@ -42,6 +56,16 @@ def add_tune(commands: argparse._SubParsersAction) -> None:
     )
     command.add_argument(
         "--output", type=Path, metavar="FILE", help="table to write (default: the package's own)"
+    )
+    command.add_argument(
+        "--seconds",
+        type=number,
+        default=math.inf,
+        metavar="N",
+        help="begin no product after so many seconds; what is measured stays in the table",
+    )
+    command.add_argument(
+        "--times", type=Path, metavar="FILE", help="add all measured times, as JSON lines"
     )
     command.set_defaults(run=_tune)
 

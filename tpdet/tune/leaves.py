@@ -6,6 +6,7 @@ of them as one root, on a rank of several too: its exchange reads as many. The p
 the residual and norm of its rounded result. Bits are compared with every leaf apart.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -30,9 +31,8 @@ from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product, read_roots
 from tpdet.kernels.order import Expression, fold_tree
 from tpdet.kernels.partial_sums import PartialSums
-from tpdet.tune.product import Row, Tuned, fewest_rows
+from tpdet.tune.product import Row, Tuned, fewest_rows, quick_us
 
-_QUICK = 3  # replays of every choice
 _FINALISTS = 3  # choices a product that are measured in full
 _LARGE = 1024  # rows from which operands are let go at once
 _EPS = 1e-6
@@ -74,15 +74,20 @@ class LeafTuner:
         """Every bucket in turn, for each product."""
         tuned = [Tuned(product) for product in self.products]
         for bucket in buckets:
-            rows = self._tune_bucket(bucket, {t.product: t.refused for t in tuned})
+            times: dict[Work, float] = {}
+            rows = self._tune_bucket(bucket, {t.product: t.refused for t in tuned}, times)
+            named = {work_title(work): us for work, us in times.items()}
             for entry in tuned:
-                entry.rows[bucket] = rows[entry.product]
+                entry.rows[bucket], entry.times[bucket] = rows[entry.product], named
             if bucket >= _LARGE:
                 torch.cuda.empty_cache()
         return tuned
 
     def _tune_bucket(
-        self, bucket: int, refused: dict[Product, dict[str, list[str]]]
+        self,
+        bucket: int,
+        refused: dict[Product, dict[str, list[str]]],
+        measured: dict[Work, float],
     ) -> dict[Product, Row]:
         choices = {
             product: bucket_choices(product, self._roots[product], bucket, self._sms)
@@ -99,6 +104,7 @@ class LeafTuner:
                 tried.setdefault(work, self._run(bucket, product, choice))
         peer, *times = self._full(bucket, list(tried.values()))
         us = dict(zip(tried, times, strict=True))
+        measured |= quick | us
         found = {}
         for product, mine in finalists.items():
             work = min(mine, key=lambda work: us[work])
@@ -124,7 +130,7 @@ class LeafTuner:
                 except Exception:  # what this GPU or compiler refuses is no candidate
                     torch.cuda.synchronize()
                     continue
-                found[work] = interleaved_us([graph], len(cold), _QUICK)[0]
+                found[work] = quick_us(graph, len(cold), min(found.values(), default=math.inf))
         return found
 
     def _in_class(
@@ -198,6 +204,13 @@ def work_of(choice: LeafChoice, leaves: int, roots: tuple[Expression, ...]) -> W
     parts = cut_roots(roots, choice.cut)
     form = None if parts is None else root_form(0, leaves, parts[0])
     return form, choice.kernel, format_tile(choice.tile)
+
+
+def work_title(work: Work) -> str:
+    """Work in words: roots, groups, parts and pair of its form, kernel, tile."""
+    form, kernel, tile = work
+    sizes = "" if form is None else f"{form.roots}.{form.groups}.{form.parts}.{form.pair} "
+    return f"{sizes}{kernel} {tile}"
 
 
 def title(choice: LeafChoice) -> str:

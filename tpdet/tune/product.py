@@ -4,6 +4,7 @@ Every candidate gets a few replays; the fastest few, the library and the peer th
 are compared with the reference variant at the bucket, and for tiles at the fewest rows of it too.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +12,7 @@ from functools import partial
 import torch
 from torch.nn.functional import linear
 
-from tpdet.bench.kernels.timing import capture, enough, interleaved_us, rotated
+from tpdet.bench.kernels.timing import Replayable, capture, enough, interleaved_us, rotated
 from tpdet.kernels import ops
 from tpdet.kernels.cuda.gemm import trial_data
 from tpdet.kernels.cuda.gemm.admission import REFERENCE, by_library, by_tile
@@ -23,7 +24,8 @@ from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.inputs.product import Product
 
-_QUICK = 3  # replays of every candidate
+_QUICK = 3  # replays of a candidate that may be among the fastest
+_SLOW = 1.3  # times the fastest so far: such a candidate is replayed once
 _FINALISTS = 4  # tiles that are measured in full
 GATED_LIBRARY_ROWS = 512
 """Rows up to which gate and up may stand in memory in fp32."""
@@ -45,11 +47,15 @@ class Row:
 
 @dataclass
 class Tuned:
-    """Rows by bucket, and what was refused for other bits: by name, at which rows and data."""
+    """Rows by bucket, and what was refused for other bits: by name, at which rows and data.
+
+    times: microseconds of every candidate that ran, by bucket and name.
+    """
 
     product: Product
     rows: dict[int, Row] = field(default_factory=dict)
     refused: dict[str, list[str]] = field(default_factory=dict)
+    times: dict[int, dict[str, float]] = field(default_factory=dict)
 
 
 class ProductTuner:
@@ -81,32 +87,38 @@ class ProductTuner:
         """Every bucket in turn."""
         tuned = Tuned(self.product)
         for bucket in buckets:
-            tuned.rows[bucket] = self._tune_bucket(bucket, tuned.refused)
+            times = tuned.times.setdefault(bucket, {})
+            tuned.rows[bucket] = self._tune_bucket(bucket, tuned.refused, times)
         return tuned
 
     def ranking(self, bucket: int) -> list[str]:
         """The fastest tiles, then the library's ways: microseconds, time over linear's, bits."""
         calls = self._calls(bucket)
         tiles = self._quick(bucket, {name: c for name, c in calls.items() if not _library(name)})
-        names = [*tiles[: 2 * _FINALISTS], *(name for name in calls if _library(name))]
+        names = [*list(tiles)[: 2 * _FINALISTS], *(name for name in calls if _library(name))]
         peer, *times = self._full(bucket, [calls[name] for name in names])
         lines = []
         for name, us in zip(names, times, strict=True):
             kept = self._in_class(bucket, calls, [name], 1, {})
-            title = name if isinstance(name, str) else format_tile(name)
-            lines.append(f"{us:7.2f} us {us / peer:5.2f} {title}{'' if kept else ' OTHER BITS'}")
+            lines.append(
+                f"{us:7.2f} us {us / peer:5.2f} {title(name)}{'' if kept else ' OTHER BITS'}"
+            )
         return lines
 
-    def _tune_bucket(self, bucket: int, refused: dict[str, list[str]]) -> Row:
+    def _tune_bucket(
+        self, bucket: int, refused: dict[str, list[str]], found: dict[str, float]
+    ) -> Row:
         calls = self._calls(bucket)
-        tiles = self._quick(bucket, {name: c for name, c in calls.items() if not _library(name)})
-        tiles = self._in_class(bucket, calls, tiles, _FINALISTS, refused)
+        quick = self._quick(bucket, {name: c for name, c in calls.items() if not _library(name)})
+        found |= {title(name): us for name, us in quick.items()}
+        tiles = self._in_class(bucket, calls, list(quick), _FINALISTS, refused)
         ways = [name for name in calls if _library(name)]
         ways = self._in_class(bucket, calls, ways, len(ways), refused)
         if not tiles:
             raise RuntimeError(f"{self.product} at {bucket} rows: no tile keeps the bits")
         peer, *times = self._full(bucket, [calls[name] for name in (*tiles, *ways)])
         us = dict(zip((*tiles, *ways), times, strict=True))
+        found |= {title(name): value for name, value in us.items()}
         tile = min(tiles, key=lambda name: us[name])
         way = min(ways, key=lambda name: us[name], default=None)
         if way is not None and us[way] >= _GAIN * us[tile]:
@@ -130,9 +142,9 @@ class ProductTuner:
             calls[way] = partial(by_library, kind, way=way)
         return calls
 
-    def _quick(self, bucket: int, calls: dict[Name, Call]) -> list[Name]:
-        """Names of the tiles that run, fastest first."""
-        found = []
+    def _quick(self, bucket: int, calls: dict[Name, Call]) -> dict[Name, float]:
+        """Microseconds of the tiles that run, fastest first."""
+        found: dict[Name, float] = {}
         x, cold = self._rows["random"][:bucket], enough(self._cold, bucket)
         for name, call in calls.items():
             try:
@@ -140,8 +152,8 @@ class ProductTuner:
             except Exception:  # a tile that this GPU or compiler refuses is no candidate
                 torch.cuda.synchronize()
                 continue
-            found.append((interleaved_us([graph], len(cold), _QUICK)[0], str(name), name))
-        return [name for _, _, name in sorted(found, key=lambda entry: entry[:2])]
+            found[name] = quick_us(graph, len(cold), min(found.values(), default=math.inf))
+        return dict(sorted(found.items(), key=lambda entry: (entry[1], str(entry[0]))))
 
     def _full(self, bucket: int, calls: list[Call]) -> list[float]:
         """Microseconds of the peer in the model's dtype, then of each call, in turn."""
@@ -166,9 +178,8 @@ class ProductTuner:
             counts = [bucket] if _library(name) else [bucket, fewest_rows(bucket)]
             wrong = [kind for kind in trial_data.KINDS if self._differs(calls[name], kind, counts)]
             if wrong:
-                title = name if isinstance(name, str) else format_tile(name)
                 kinds = "" if len(wrong) == len(trial_data.KINDS) else f" ({', '.join(wrong)})"
-                refused.setdefault(title, []).append(f"{bucket}{kinds}")
+                refused.setdefault(title(name), []).append(f"{bucket}{kinds}")
             else:
                 found.append(name)
         return found
@@ -184,6 +195,17 @@ class ProductTuner:
         except RuntimeError:  # a library way that does not exist for this shape
             torch.cuda.synchronize()
             return True
+
+
+def quick_us(graph: Replayable, calls: int, best: float) -> float:
+    """Microseconds of a call: one replay where it is far from the best so far, else a median."""
+    first = interleaved_us([graph], calls, 1)[0]
+    return first if first > _SLOW * best else interleaved_us([graph], calls, _QUICK)[0]
+
+
+def title(name: Name) -> str:
+    """A tile or a library's way in words."""
+    return name if isinstance(name, str) else format_tile(name)
 
 
 def linear_and_activation(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ import argparse
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +15,8 @@ import torch
 from tpdet.comm.device import driver_version
 from tpdet.errors import UsageError
 from tpdet.kernels.inputs.product import HEAD_ROWS, KINDS, Product, read_roots
-from tpdet.tune.shapes import tuned_gathered_products, tuned_products, tuned_row_products
+from tpdet.kernels.order import FOLD_ORDERS
+from tpdet.tune.shapes import products_by_value
 from tpdet.verify.run import parse_row_layers, parse_sizes
 
 if TYPE_CHECKING:
@@ -31,18 +32,39 @@ def tune_command(options: argparse.Namespace) -> int:
         )
     from tpdet.kernels.cuda.gemm.choice.shape_table import table_path
 
-    shapes = options.model_shape.split(","), parse_sizes(options.tp)
-    rules, kinds = parse_row_layers(options.row_layers), parse_kinds(options.kinds)
-    products: tuple[Product, ...] = ()
-    if "fold" in rules:
-        products += tuned_products(*shapes) + tuned_row_products(*shapes)
-    if "gather" in rules:
-        products += tuple(p for p in tuned_gathered_products(*shapes) if p not in products)
+    names = [options.model] if options.model else options.model_shape.split(",")
+    kinds, rules = parse_kinds(options.kinds), parse_row_layers(options.row_layers)
+    orders = parse_orders(options.fold_order)
+    products, left_out = products_by_value(names, parse_sizes(options.tp), orders, rules)
     products = tuple(product for product in products if product.kind in kinds)
+    for line in left_out:
+        print(f"left out: {line}")
     device = torch.device("cuda", torch.cuda.current_device())
     path: Path = options.output or table_path(torch.cuda.get_device_name(device))
-    tune_products(products, options.max_rows, options.repeats, device, path)
+    effort = Effort(options.max_rows, options.repeats, options.seconds, options.times)
+    tune_products(products, effort, device, path)
     return 0
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Most rows of a step, replays of each finalist, seconds after which no product begins.
+
+    times: a file to which all measured times are added; None: they are not kept.
+    """
+
+    max_rows: int
+    repeats: int
+    seconds: float = math.inf
+    times: Path | None = None
+
+
+def parse_orders(text: str) -> tuple[str, ...]:
+    """Fold orders from a list of their names. Raises UsageError."""
+    orders = tuple(text.split(","))
+    if unknown := sorted({*orders} - {*FOLD_ORDERS}):
+        raise UsageError(f"--fold-order {unknown[0]}: use a list of {', '.join(FOLD_ORDERS)}")
+    return orders
 
 
 def parse_kinds(text: str) -> frozenset[str]:
@@ -54,7 +76,7 @@ def parse_kinds(text: str) -> frozenset[str]:
 
 
 def tune_products(
-    products: Sequence[Product], max_rows: int, repeats: int, device: torch.device, path: Path
+    products: Sequence[Product], effort: Effort, device: torch.device, path: Path
 ) -> None:
     """Measure the products on `device`, write their table to `path`, then check it as start-up."""
     from tpdet.kernels.cuda.gemm.admission import check
@@ -67,10 +89,10 @@ def tune_products(
         "triton": metadata.version("triton"),
         "date": datetime.now(UTC).date().isoformat(),
     }
-    _tune_all(products, max_rows, repeats, device, path, facts)
+    tuned = _tune_all(products, effort, device, path, facts)
     begin = time.perf_counter()
     table = parse_table(path.read_text(encoding="utf-8"), str(path))
-    found = check(products, device, {"column": max_rows, "head": HEAD_ROWS}, table=table)
+    found = check(tuned, device, {"column": effort.max_rows, "head": HEAD_ROWS}, table=table)
     torch.cuda.synchronize()
     print(f"start-up check of all of them: {found}; {time.perf_counter() - begin:.1f} s")
     print(path)
@@ -86,30 +108,41 @@ def buckets_of(product: Product, max_rows: int) -> tuple[int, ...]:
 
 def _tune_all(
     products: Sequence[Product],
-    max_rows: int,
-    repeats: int,
+    effort: Effort,
     device: torch.device,
     path: Path,
     facts: dict[str, str],
-) -> None:
-    """Tune each product and write the table after each."""
+) -> list[Product]:
+    """Tune each product and write the table after each; those that were tuned in time."""
     from tpdet.tune.precompile import precompile
     from tpdet.tune.table_file import write_table
+    from tpdet.tune.times_file import append_times
 
     begin = time.perf_counter()
-    jobs = compile_jobs(products, max_rows, device)
-    failed = precompile(jobs)
+    jobs = compile_jobs(products, effort.max_rows, device)
+    failed = precompile(jobs, device)
     print(f"{len(jobs)} kernels compiled, {failed} refused; {time.perf_counter() - begin:.0f} s")
     ratios: list[tuple[float, str]] = []
-    for group in groups(products):
-        for tuned in _tune_group(group, max_rows, repeats, device):
+    done: list[Product] = []
+    waiting = groups(products)
+    for number, group in enumerate(waiting, 1):
+        spent = time.perf_counter() - begin
+        if done and spent >= effort.seconds:
+            print(f"{len(waiting) - number + 1} of {len(waiting)} not tuned in {spent:.0f} s")
+            break
+        for tuned in _tune_group(group, effort, device):
             write_table(path, facts, [tuned])
             ratios += _show(tuned)
+            done.append(tuned.product)
+        if effort.times is not None:
+            append_times(effort.times, facts, tuned)
+        print(f"  {number} of {len(waiting)}, {time.perf_counter() - begin:.0f} s", flush=True)
     worst = ", ".join(f"{ratio:.2f} {name}" for ratio, name in sorted(ratios, reverse=True)[:5])
     print(
         f"time over the peer's: geometric mean {geometric_mean(r for r, _ in ratios):.3f} of "
         f"{len(ratios)} cases, worst {worst}; {time.perf_counter() - begin:.0f} s"
     )
+    return done
 
 
 def groups(products: Iterable[Product]) -> list[list[Product]]:
@@ -120,17 +153,15 @@ def groups(products: Iterable[Product]) -> list[list[Product]]:
     return list(found.values())
 
 
-def _tune_group(
-    group: Sequence[Product], max_rows: int, repeats: int, device: torch.device
-) -> "list[Tuned]":
+def _tune_group(group: Sequence[Product], effort: Effort, device: torch.device) -> "list[Tuned]":
     from tpdet.tune.leaves import LeafTuner
     from tpdet.tune.product import ProductTuner
 
-    buckets = buckets_of(group[0], max_rows)
+    buckets = buckets_of(group[0], effort.max_rows)
     if group[0].kind == "row":
-        tuned = LeafTuner(group, max(buckets), repeats, device).tune(buckets)
+        tuned = LeafTuner(group, max(buckets), effort.repeats, device).tune(buckets)
     else:
-        tuned = [ProductTuner(group[0], max(buckets), repeats, device).tune(buckets)]
+        tuned = [ProductTuner(group[0], max(buckets), effort.repeats, device).tune(buckets)]
     torch.cuda.empty_cache()
     return tuned
 

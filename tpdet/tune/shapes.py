@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from itertools import product
 
-from tpdet.bench.report.shapes import cut_for, named_config
+from tpdet.bench.report.find_model import find_model
+from tpdet.bench.report.shapes import cut_for
+from tpdet.errors import UsageError
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS, ROW_LAYERS
 from tpdet.models.products import rank_products
@@ -12,10 +14,45 @@ Place = tuple[int, int]
 """Ranks of a world, and one of them."""
 
 
-def tuned_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product, ...]:
-    """All but row products of the named shapes over each number of ranks, without repeats.
+def products_by_value(
+    names: Iterable[str], ranks: Iterable[int], orders: Iterable[str], row_layers: Iterable[str]
+) -> tuple[tuple[Product, ...], tuple[str, ...]]:
+    """Products of each model at each size, without repeats; and why sizes were left out.
 
-    Raises UsageError for an unknown name or a number of ranks that does not fit the model.
+    In the order of names, then of sizes. A model leaves out sizes that do not fit it, as long as
+    one does. Raises UsageError for one that none fits, NotFoundError for an unknown model.
+    """
+    found: dict[Product, None] = {}
+    left_out = []
+    sizes, orders, rules = tuple(ranks), tuple(orders), tuple(row_layers)
+    for name in names:
+        refused = []
+        for size in sizes:
+            try:
+                found |= dict.fromkeys(_products_of(name, size, orders, rules))
+            except UsageError as error:
+                refused.append(f"{name}: {error}")
+        if len(refused) == len(sizes):
+            raise UsageError(refused[0])
+        left_out += refused
+    return tuple(found), tuple(left_out)
+
+
+def _products_of(
+    name: str, size: int, orders: tuple[str, ...], rules: tuple[str, ...]
+) -> tuple[Product, ...]:
+    found: tuple[Product, ...] = ()
+    if "fold" in rules:
+        found += tuned_products([name], [size]) + tuned_row_products([name], [size], orders)
+    if "gather" in rules:
+        found += tuned_gathered_products([name], [size])
+    return found
+
+
+def tuned_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product, ...]:
+    """All but row products of the models over each number of ranks, without repeats.
+
+    Raises NotFoundError for an unknown model, UsageError for a number of ranks that does not fit.
     """
     places = [(size, 0) for size in ranks]
     return _products(names, places, (DEFAULT_FOLD_ORDER,), ("column", "gated", "head"))
@@ -24,9 +61,9 @@ def tuned_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product,
 def tuned_row_products(
     names: Iterable[str], ranks: Iterable[int], orders: Iterable[str] = FOLD_ORDERS
 ) -> tuple[Product, ...]:
-    """Row products of the named shapes on every rank in each fold order, without repeats.
+    """Row products of the models on every rank in each fold order, without repeats.
 
-    Raises UsageError as `tuned_products`.
+    Raises as `tuned_products`.
     """
     places = [(size, rank) for size in ranks for rank in range(size)]
     return _products(names, places, orders, ("row",))
@@ -35,7 +72,7 @@ def tuned_row_products(
 def tuned_gathered_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product, ...]:
     """What gathered row layers multiply in addition to `tuned_products`, without repeats.
 
-    Raises UsageError as `tuned_products`.
+    Raises as `tuned_products`.
     """
     models, places = tuple(names), [(size, 0) for size in ranks]
     known, gathered = (
@@ -53,7 +90,7 @@ def _products(
 ) -> tuple[Product, ...]:
     found: set[Product] = set()
     for name in names:
-        config = named_config(name)
+        config = find_model(name)
         for (size, rank), order in product(places, orders):
             partition = cut_for(config, size, order, rank=rank, row_layers=row_layers)
             found |= {p for p in rank_products(partition) if p.kind in kinds}

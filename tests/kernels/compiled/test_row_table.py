@@ -25,8 +25,9 @@ from tpdet.kernels.inputs.product import Product, read_roots, write_roots
 from tpdet.kernels.partial_sums import PartialSums, relative_roots
 from tpdet.tune import leaves as leaves_module
 from tpdet.tune import precompile
+from tpdet.tune import product as product_module
 from tpdet.tune.product import Row, Tuned
-from tpdet.tune.run import tune_products
+from tpdet.tune.run import Effort, tune_products
 from tpdet.tune.table_file import write_table
 
 PAIRS = Product("row", 96, 32, 4, "(0+1)+(2+3)")
@@ -229,10 +230,11 @@ def test_a_whole_run_on_a_made_up_gpu(machine, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(norm, "add_residual_and_norm", lambda *_: None)
     monkeypatch.setattr(leaves_module, "capture", capture)
     monkeypatch.setattr(leaves_module, "interleaved_us", times)
-    monkeypatch.setattr(precompile, "precompile", lambda jobs: 0)
+    monkeypatch.setattr(product_module, "interleaved_us", times)
+    monkeypatch.setattr(precompile, "precompile", lambda jobs, device: 0)
     wide = {product: Product("row", 96, 128, 4, product.roots) for product in (APART, CHAIN, PAIRS)}
     path = tmp_path / "a-gpu.json"
-    tune_products(list(wide.values()), 96, 3, torch.device("cpu"), path)
+    tune_products(list(wide.values()), Effort(96, 3), torch.device("cpu"), path)
     printed = capsys.readouterr().out
     assert "other bits, not used: cut 4 nested 64x256x64 w4 s4 tma at 48" in printed
     assert "30 entries of the shape table admitted" in printed and "96:0.11/4" in printed

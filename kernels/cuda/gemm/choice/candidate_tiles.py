@@ -94,6 +94,8 @@ _DESCRIPTOR_128 = (
     (128, 64, 64, 4, 6), (128, 64, 128, 4, 4), (128, 128, 64, 4, 4), (128, 128, 64, 8, 4),
     (128, 128, 64, 8, 6), (128, 128, 128, 8, 3), (128, 256, 64, 8, 3), (128, 256, 64, 8, 4),
 )  # fmt: skip
+_DESCRIPTOR_PAIRS = ((128, 64, 64, 4, 4), (64, 128, 64, 4, 4), (128, 128, 64, 8, 3))
+"""Tiles of which two programs fit a multiprocessor."""
 _DESCRIPTOR_SWAP_128 = ((128, 64, 128, 4, 4), (128, 128, 64, 8, 5), (128, 128, 128, 8, 3))
 _WARP_SPECIALISED_MANY = (
     (128, 256, 64, 4, 3), (128, 256, 64, 4, 4), (128, 128, 64, 4, 5), (128, 128, 64, 4, 6),
@@ -146,11 +148,12 @@ COLUMN_TILES = (
     ColumnRule((65, 256), ALL, "descriptor_swapped", _DESCRIPTOR_SWAP_128 + _DESCRIPTOR_SWAP_64),
     ColumnRule((65, 256), NARROW, "descriptor", _DESCRIPTOR_NARROW_64),
     ColumnRule((65, 256), _WIDER, "descriptor", _DESCRIPTOR_64[:3], 2),
+    ColumnRule((129, 512), _WIDER, "descriptor", _DESCRIPTOR_PAIRS, 2),
     ColumnRule((257, _NO_END), ALL, "descriptor", _DESCRIPTOR_MANY),
     ColumnRule((257, 512), ALL, "descriptor", _DESCRIPTOR_MANY_SMALL),
     ColumnRule((513, _NO_END), _MIDDLE, "descriptor", _DESCRIPTOR_MANY_SMALL),
     ColumnRule((257, 512), ALL, "descriptor", _DESCRIPTOR_64 + _DESCRIPTOR_128),
-    ColumnRule((512, _NO_END), ALL, "warp_specialised", _WARP_SPECIALISED_MANY),
+    ColumnRule((129, _NO_END), ALL, "warp_specialised", _WARP_SPECIALISED_MANY),
 )
 """In the order in which they are measured."""
 

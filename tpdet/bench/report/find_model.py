@@ -1,4 +1,4 @@
-"""Finds the model of `tpdet plan --model`: only its config.json is needed, no weights."""
+"""Find a model of a command by name: only its config.json is needed, no weights."""
 
 from pathlib import Path
 
