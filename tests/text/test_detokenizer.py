@@ -143,3 +143,12 @@ def test_a_token_costs_the_same_however_long_the_text_is(byte_level):
 def test_decoders_that_are_not_known_are_refused_by_name(decoder, message):
     with pytest.raises(CheckpointError, match=message):
         DecoderRules(decoder)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ids=st.lists(st.integers(0, 290), max_size=40))
+def test_texts_that_are_kept_change_no_text(byte_fallback, ids):
+    """Tokens inside a character, and the first of a text, depend on others: they are not kept."""
+    ours, _ = byte_fallback
+    once = streamed(ours, ids, True)
+    assert streamed(ours, ids, True) == once == ours.decode(ids, True)

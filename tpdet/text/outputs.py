@@ -10,6 +10,7 @@ import math
 import struct
 from dataclasses import dataclass
 
+import msgspec
 import numpy
 
 from tpdet.control.sampling_row import SampledToken
@@ -23,8 +24,7 @@ NEGATIVE_INFINITY = -9999.0  # stands for -inf: JSON has no infinity
 DEAD_END = "grammar"  # the stop reason of a text after which the schema allows no token
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """What one committed token adds to a choice.
 
     `token_ids` and `logprobs` have the same length: 1, or 0 when nothing was sampled or the choice
@@ -116,7 +116,8 @@ class ChoiceAssembler:
         decoded = self._decode(output)
         offset = self._length + self._start_in(decoded, output.token_id)
         self._length += len(decoded)
-        self._offsets += [offset] * len(tokens)
+        if tokens:
+            self._offsets.append(offset)
         text, stop = self._matcher.push(decoded, may_stop)
         if stop is not None:
             self._finish_reason, self._stop_reason = "stop", stop
@@ -130,7 +131,7 @@ class ChoiceAssembler:
         self._pieces.append(text)
         return TextDelta(
             text=text,
-            token_ids=tuple(token.token_id for token in tokens),
+            token_ids=(output.token_id,) if tokens else (),
             logprobs=tokens,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,

@@ -21,12 +21,14 @@ class StopStringMatcher:
         With `may_stop=False` no match may end inside this piece, but a later one may begin in it.
         Nothing may be pushed after a match.
         """
+        if not self._stops:
+            return text, None
         scanned = len(self._held)
         self._held += text
         if may_stop and (span := self._first_match(scanned)) is not None:
             start, end = span
             return self._held[: end if self._include else start], self._held[start:end]
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        keep = max(_overlap(self._held, stop) for stop in self._stops)
         cut = len(self._held) - keep
         released, self._held = self._held[:cut], self._held[cut:]
         return released, None

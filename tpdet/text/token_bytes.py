@@ -101,6 +101,11 @@ class TokenJoiner:
             data = self._stripped(data)
         return self._utf8.decode(data)
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is held back, and the next token's place in the text does not matter."""
+        return not (self._first or self._left_to_strip or self._utf8.getstate()[0])
+
     def finish(self) -> str:
         """The text that was held back: U+FFFD for an unfinished character."""
         return self._utf8.decode(b"", final=True)

@@ -66,6 +66,8 @@ class Tokenizer:
         self._declare_special(config)
         decoder = backend.decoder
         self.decoder_rules: DecoderRules = read_rules(decoder and decoder.__getstate__())
+        # Kept by detokenizers, where special tokens are shown and where they are skipped.
+        self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
         added = backend.get_added_tokens_decoder()
         self._special = {id_: token.content for id_, token in added.items() if token.special}
         self._class = str(config.get("tokenizer_class") or "PreTrainedTokenizerFast")
