@@ -24,6 +24,7 @@ from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import (
     slots_bytes,
     takes,
 )
+from tpdet.kernels.cuda.gemm.variants.warp_specialised_parts import warp_specialised_parts
 from tpdet.kernels.cuda.hardware import H200
 
 FORMS = {  # GROUPS, PARTS, PAIR; additions a value, in the code
@@ -102,6 +103,34 @@ def test_gated_tiles_hold_half_a_tile_and_divide_where_the_sums_are(variant):
     assert slots_bytes(variant, 1) - 1024 <= held <= slots_bytes(variant, 1) <= H200.shared_bytes
     assert variant != replace(WIDE, stages=4) or held == 229_576
     assert takes(Shape(4096, 24576, 4096, 1, 2, True), variant)
+
+
+@pytest.mark.parametrize(("gated", "bias", "stages"), [(False, True, 4), (True, False, 5)])
+def test_a_tile_of_two_parts_keeps_both_chains_in_registers(gated, bias, stages):
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    def block(columns, line=128):
+        return f"tensordesc<bf16[{columns}],{NVMMASharedLayout(line, 16, 2)!r}>"
+
+    widths = (64, 32) if gated else (128, 64)
+    types = {
+        "x_tiles": block("64,64"),
+        "w_wide": block("128,64"),
+        "w_rest": block("64,64"),
+        "y_wide": block(f"64,{widths[0]}"),
+        "y_rest": block(f"64,{widths[1]}", 2 * min(widths[1], 64)),
+        "bias": "*bf16",
+    } | dict.fromkeys(("m", "n", "steps"), "i32")
+    constants = {"BK": 64, "HAS_BIAS": bias, "GATED": gated, "STAGES": stages}
+    done = hopper_kernel(warp_specialised_parts, types, constants, ("bias", "n"), {"num_warps": 4})
+    ptx, tile = done.asm["ptx"], replace(WIDE, columns=192, stages=stages)
+    wanted = [f"wgmma.mma_async.sync.aligned.m64n{columns}k16" for columns in (128, 64)]
+    check(ptx, assemble(ptx), f"{gated}", wanted)
+    assert "wgmma.wait_group.sync.aligned 2;" in ptx, "a step's products wait for themselves"
+    assert done.metadata.shared <= slots_bytes(tile, 1 if gated else 2) <= H200.shared_bytes
+    assert takes(Shape(256, 24576, 4096, 1, 2, gated), tile)
+    if gated:
+        check_gates(ptx, tile, warps=8)
 
 
 def test_four_stages_of_the_largest_tile_fit_a_gated_product_alone():

@@ -13,6 +13,7 @@ from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
 from tpdet.kernels.cuda.gemm.variants import warp_specialised as gluon_leaf_gemm
+from tpdet.kernels.cuda.gemm.variants import warp_specialised_parts as parts_gemm
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
 from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.cuda.pointwise import activation
@@ -67,6 +68,32 @@ def launch(x, w, y, bias, form, columns, stages, programs, sent, gated=False):
     return y
 
 
+def launch_parts(x, w, y, bias, stages, programs, gated=False):
+    """Every program of the kernel of two parts: x [M, K], w [1, N, K] -> y [1, M, N], filled."""
+    y.fill_(torch.nan)
+    arguments = {
+        "x_tiles": described(x),
+        "w_wide": described(w[0]),
+        "w_rest": described(w[0]),
+        "y_wide": described(y[0]),
+        "y_rest": described(y[0]),
+        "bias": Pointer(x if bias is None else bias),
+        "m": x.shape[0],
+        "n": w.shape[1],
+        "steps": x.shape[1] // DEPTH,
+        "BK": DEPTH,
+        "HAS_BIAS": bias is not None,
+        "GATED": gated,
+        "STAGES": stages,
+        "DEPENDENT": False,
+    }
+    kernel, triton = parts_gemm.warp_specialised_parts, (gemm_pointer, activation)
+    for program in range(programs):
+        gluon = (warp_pipeline, gluon_leaf_gemm)
+        run_program(kernel, triton, program, arguments, programs, gluon)
+    return y
+
+
 def fold(x, w, form, stages, programs, sent=True):
     """Leaves folded: roots [R, M, N] fp32."""
     y = torch.empty(form.roots, x.shape[0], w.shape[1])
@@ -114,6 +141,8 @@ def test_a_column_product_is_one_chain_with_its_bias_rounded_once():
             y = torch.empty(1, m, n, dtype=torch.float16)
             got = launch(x, w, y, shift, RootForm(1, 1, 1, 1), 256, 3, programs, True)
             assert_same_bits(got[0], wanted.half(), f"{m} rows, {n} columns, bias {shift is None}")
+            got = launch_parts(x, w, y, shift, 3, programs)
+            assert_same_bits(got[0], wanted.half(), f"{m} rows, {n} columns by 192, {shift}")
 
 
 def silu_and_multiply(gate_up):
@@ -134,6 +163,8 @@ def test_a_gated_product_is_the_activation_of_one_chain_rounded_once():
         got = launch(x, w, y, None, form, columns, stages, programs, True, gated=True)[0]
         wanted = silu_and_multiply(wide).half()
         assert_same_bits(got, wanted, f"{m} rows, {n} columns by {columns}")
+        got = launch_parts(x, w, y, None, stages, programs, gated=True)[0]
+        assert_same_bits(got, wanted, f"{m} rows, {n} columns by 192")
         if same_bits(silu_and_multiply(wide.half().float()).half(), wanted):
             raise AssertionError("rounded gates and ups reached no bit")
 

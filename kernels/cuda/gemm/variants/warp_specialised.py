@@ -178,7 +178,7 @@ def _keep(slot, value):
 
 
 @gluon.jit
-def _add_bias(value, bias, column, n):
+def add_bias(value, bias, column, n):
     """value [CONSUMER_ROWS, COLUMNS] + bias from `column` on, in fp32."""
     COLUMNS: gl.constexpr = value.shape[1]
     BY_LANE: gl.constexpr = accumulator_layout(COLUMNS)
@@ -187,7 +187,7 @@ def _add_bias(value, bias, column, n):
 
 
 @gluon.jit
-def _gated(total):
+def gate_tile(total):
     """Interleaved [CONSUMER_ROWS, COLUMNS] -> silu(gate) * up, half as wide and laid out alike."""
     WIDTH: gl.constexpr = total.shape[1] // 2
     apart = total.reshape([CONSUMER_ROWS, WIDTH // _GROUP, 2, _GROUP]).permute([0, 1, 3, 2])
@@ -257,9 +257,9 @@ def _consume(
         total = _fold_tile(pipeline, consumer, slot, at, steps, form)
         at += form.GROUPS * form.PARTS * form.PAIR * steps
         if HAS_BIAS:
-            total = _add_bias(total, bias, column, n)
+            total = add_bias(total, bias, column, n)
         if GATED:
-            total = _gated(total)
+            total = gate_tile(total)
             column = column // 2
         # 2. store the tile: by the accelerator, while the next one is computed, or by threads
         if SENT:

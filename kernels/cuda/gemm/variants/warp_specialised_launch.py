@@ -10,6 +10,12 @@ from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Fold, Shape, Variant
 from tpdet.kernels.cuda.gemm.variants.warp_specialised import warp_specialised_fold
+from tpdet.kernels.cuda.gemm.variants.warp_specialised_parts import (
+    COLUMNS,
+    REST,
+    WIDE,
+    warp_specialised_parts,
+)
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
 from tpdet.kernels.cuda.launch.warp_pipeline import CONSUMER_ROWS
@@ -63,7 +69,47 @@ def run_gluon_column(
         )
     if slots_bytes(tile, shape.column_bytes) > H200.shared_bytes:
         raise ValueError(f"{tile} takes more shared memory than there is: take another tile")
-    _launch(x, w, bias, y, RootForm(1, 1, 1, 1), tile, sms, True, gated)
+    if tile.columns == COLUMNS.value:
+        _launch_parts(x, w, bias, y, tile, sms, gated)
+    else:
+        _launch(x, w, bias, y, RootForm(1, 1, 1, 1), tile, sms, True, gated)
+
+
+def _launch_parts(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    tile: Tile,
+    sms: int,
+    gated: bool,
+) -> None:
+    (_, n, k), m, pair = w.shape, x.shape[0], 2 if gated else 1
+    rows, depth, size = CONSUMER_ROWS.value, tile.depth, x.element_size()
+    stage = NVMMASharedLayout(depth * size, 8 * size, 2)
+    w_tiles, y_tiles = [], []
+    for columns in (WIDE.value, REST.value):
+        width = columns // pair
+        slot = NVMMASharedLayout(min(width * size, depth * size), 8 * size, 2)
+        w_tiles.append(TensorDescriptor.from_tensor(w.view(n, k), [columns, depth], stage))
+        y_tiles.append(TensorDescriptor.from_tensor(y.view(m, n // pair), [rows, width], slot))
+    blocks = triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns)
+    warp_specialised_parts[(min(sms, blocks),)](
+        TensorDescriptor.from_tensor(x, [rows, depth], stage),
+        *w_tiles,
+        *y_tiles,
+        w if bias is None else bias,
+        m,
+        n,
+        k // depth,
+        BK=depth,
+        HAS_BIAS=bias is not None,
+        GATED=gated,
+        STAGES=tile.stages,
+        num_warps=4,
+        enable_fp_fusion=False,
+        **dependent_launch(x.device),
+    )
 
 
 def _launch(
@@ -127,10 +173,10 @@ def takes(shape: Shape, tile: Tile) -> bool:
 
 
 def cut_for_it(k: int, tile: Tile) -> bool:
-    """Whether two warpgroups take this tile, for leaves of width k."""
+    """Whether two warpgroups take this tile, for a chain of depth k."""
     steps = tile.depth == _DEPTH and k % tile.depth == 0
     plain = tile.variant in ("descriptor", "warp_specialised")
-    return tile.rows == 128 and tile.columns in (128, 256) and plain and steps
+    return tile.rows == 128 and tile.columns in (128, COLUMNS.value, 256) and plain and steps
 
 
 def stages_bytes(tile: Tile) -> int:
