@@ -121,7 +121,10 @@ def silu_and_multiply(gate_up: torch.Tensor, dtype: torch.dtype | None = None) -
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """ids [M] int64, table [V, H] -> [M, H], copied bits."""
+    """ids [M] int64, table [V, H] -> fp32 rows [M, H].
+
+    An id beyond the table, of a row that sampled nothing, takes the nearest row.
+    """
     return _on(table, "pointwise.embedding").embed(ids, table)
 
 

@@ -30,7 +30,7 @@ class PeerTensor:
     addresses: torch.Tensor
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [M] int64 -> rows [M, width] of the table whose parts these are, in rank order.
+        """ids [M] int64 -> fp32 rows [M, width] of the table whose parts these are, in rank order.
 
         What the parts hold must have been settled.
         """

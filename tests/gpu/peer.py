@@ -189,7 +189,7 @@ def check_rows(world):
         whole = world.all_gather(part.own).flatten(0, 1)
         for count in (1, 7, 256, 5000):
             ids = torch.arange(count, device="cuda") * 997 % len(whole)
-            keep(wrong, same, part.rows(ids), whole[ids], f"{count} rows of {dtype}")
+            keep(wrong, same, part.rows(ids), whole[ids].float(), f"{count} rows of {dtype}")
     finish(wrong)
 
 

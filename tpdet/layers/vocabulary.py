@@ -58,20 +58,14 @@ class VocabularyTable:
 
     def embed(self, ids_M: torch.Tensor) -> torch.Tensor:
         """ids [M] -> fp32 [M, H]: rows move from the ranks that own them; nothing is added."""
-        return self._rows(ids_M).float()
-
-    def _rows(self, ids_M: torch.Tensor) -> torch.Tensor:
-        """The same in the table's dtype."""
         if self._parts is not None:
             return self._parts.rows(ids_M)
         share, world = self.table_VH.shape[0], self._partition.world
-        first = world.rank * share
-        local = (ids_M - first).clamp(0, share - 1)
-        rows_MH = ops.embed(local, self.table_VH)
         if world.size == 1:
-            return rows_MH
-        everyone = world.all_gather(rows_MH)
-        return everyone[ids_M // share, torch.arange(len(ids_M), device=ids_M.device)]
+            return ops.embed(ids_M, self.table_VH)
+        local = (ids_M - world.rank * share).clamp(0, share - 1)
+        everyone = world.all_gather(self.table_VH.index_select(0, local))
+        return everyone[ids_M // share, torch.arange(len(ids_M), device=ids_M.device)].float()
 
     def local_logits(self, x_MH: torch.Tensor) -> torch.Tensor:
         """x [M, H] -> fp32 logits of this rank's ids [M, V'], its padding's at the end."""

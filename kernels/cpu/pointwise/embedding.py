@@ -7,8 +7,8 @@ from tpdet.kernels.order import PAGE_TOKENS
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Rows of table [V, H] for ids [M] int64 -> [M, H]."""
-    return table.index_select(0, ids)
+    """Rows of table [V, H] for ids [M] int64 -> fp32 [M, H]; the nearest row for an id beyond."""
+    return table.index_select(0, ids.clamp(0, len(table) - 1)).float()
 
 
 def resolve_sampled(ids: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from tpdet.kernels.cuda.exchange.words import EPOCHS, advance, next_poll, words_
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 
 _BLOCK = 1024  # words that a program awaits at a time
-_WIDE_BLOCK = 2048  # words of a row that a program copies at a time
+_WIDE_BLOCK = 2048  # values of a row that a program copies at a time
 _WORD_BITS = tl.constexpr(32)
 _LOW_WORD = tl.constexpr(0xFFFFFFFF)
 
@@ -79,6 +79,7 @@ def gather_words(
 @triton.jit
 def rows_of_peers(
     ids,
+    part,
     table,
     y,
     RANKS: tl.constexpr,
@@ -87,16 +88,16 @@ def rows_of_peers(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """y[i] = row ids[i] of [RANKS * SHARE, N], 4-byte words; `table` addresses SHARE rows each."""
+    """y[i] = fp32 of row ids[i] of [RANKS * SHARE, N]; `table` addresses SHARE rows like part's."""
     await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     # An id beyond the table (garbage of a step that lost a peer) must not become a wild address.
     wanted = tl.minimum(tl.maximum(tl.load(ids + row), 0), RANKS * SHARE - 1)
-    owner = words_of(table, wanted // SHARE, tl.int32)
+    owner = words_of(table, wanted // SHARE, part.dtype.element_ty)
     for first in tl.static_range(0, N, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        word = tl.load(owner + (wanted % SHARE) * N + at, mask=at < N, other=0)
-        tl.store(y + row * N + at, word, mask=at < N)
+        value = tl.load(owner + (wanted % SHARE) * N + at, mask=at < N, other=0)
+        tl.store(y + row * N + at, value.to(tl.float32), mask=at < N)
 
 
 def run_gather(
@@ -130,21 +131,18 @@ def run_gather(
 
 
 def embed_from_peers(ids: torch.Tensor, part: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Rows [M, N] for ids [M] int64 of a table whose r-th part has the address `table[r]`.
+    """fp32 rows [M, N] for ids [M] int64 of a table whose r-th part has the address `table[r]`.
 
-    part: this rank's own [share, N]; all have its shape and dtype. Raises ValueError for rows that
-    are no whole number of 4-byte words.
+    part: this rank's own [share, N]; all have its shape and dtype.
     """
-    rows, width = ids.shape[0], part.shape[1] * part.element_size()
-    if width % 4:
-        raise ValueError(f"rows of {width} bytes: peer memory takes multiples of 4")
-    y = torch.empty(rows, part.shape[1], dtype=part.dtype, device=part.device)
+    rows, n = ids.shape[0], part.shape[1]
+    y = torch.empty(rows, n, dtype=torch.float32, device=part.device)
     if rows:
-        n = width // 4
         rows_of_peers[(rows,)](
             ids,
+            part,
             table,
-            y.view(torch.int32),
+            y,
             RANKS=len(table),
             SHARE=part.shape[0],
             N=n,

@@ -28,6 +28,7 @@ from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm, gated_library_product
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.pointwise.activation import silu_and_multiply
 from tpdet.kernels.inputs.product import Product, read_roots
 
 REFERENCE = Tile(64, 64, 64, 4, 3)
@@ -110,6 +111,9 @@ def rehearse(
     if table is not None:
         used = _used(sorted(set(products)), table, limits, library=False)
         failing_entries(used, device, trial_data.KINDS[:1])
+        for product in used:
+            if product.kind == "gated":  # what follows a library's product
+                silu_and_multiply(torch.empty(1, product.n, device=device), dtype)
 
 
 def _table(device: torch.device, dtype: torch.dtype, given: ShapeTable | None) -> ShapeTable | None:

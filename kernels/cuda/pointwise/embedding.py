@@ -1,4 +1,4 @@
-"""Embedding rows and stored keys on a GPU: copies of bits, no arithmetic.
+"""Embedding rows and stored keys on a GPU: copies of values, no arithmetic.
 
 Shapes: M rows, V ids of the vocabulary, H values of a row, Hkv key heads of D values.
 
@@ -14,11 +14,38 @@ from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import PAGE_TOKENS
 
 _IDS = 256  # token ids of a program
+_WIDE_BLOCK = 2048  # values of a row that a program copies at a time
+
+
+@triton.jit
+def widen_rows(ids, table, y, last, H: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    """y[i] = fp32 of row ids[i] of table [last + 1, H]. Grid: rows."""
+    await_earlier(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    # An id beyond the table (of a row that sampled nothing) must not become a wild address.
+    wanted = tl.minimum(tl.maximum(tl.load(ids + row), 0), last)
+    for first in tl.static_range(0, H, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        value = tl.load(table + wanted * H + at, mask=at < H, other=0)
+        tl.store(y + row * H + at, value.to(tl.float32), mask=at < H)
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Rows of table [V, H] for ids [M] int64 -> [M, H]."""
-    return table.index_select(0, ids)
+    """Rows of table [V, H] for ids [M] int64 -> fp32 [M, H]; the nearest row for an id beyond."""
+    (rows,), (vocabulary, width) = ids.shape, table.shape
+    y = torch.empty(rows, width, dtype=torch.float32, device=table.device)
+    if rows:
+        widen_rows[(rows,)](
+            ids,
+            table,
+            y,
+            vocabulary - 1,
+            H=width,
+            BLOCK=min(_WIDE_BLOCK, triton.next_power_of_2(width)),
+            num_warps=4,
+            **dependent_launch(ids.device),
+        )
+    return y
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -90,3 +90,8 @@ def test_the_copies_compile_without_fusion():
     types |= {"k_stride": "i32", "v_stride": "i32"}
     constants = {"KEY_HEADS": 8, "HEAD": 128, "PAGE": 256, "BLOCK": 1024}
     check(*compile_for_hopper(embedding._store_rows, types, constants, 4, 3), 0)
+    types = {"ids": "*i64", "table": "*bf16", "y": "*fp32", "last": "i32"}
+    constants = {"H": 4096, "BLOCK": 2048}
+    ptx, log = compile_for_hopper(embedding.widen_rows, types, constants, 4, 3)
+    check(ptx, log, 0)
+    assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx

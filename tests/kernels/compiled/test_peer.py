@@ -106,7 +106,7 @@ def test_words_are_gathered_and_rows_read_by_address():
     ptx, log = aligned_compile(peer_gather.gather_words, types, values, 4, strides=())
     check(ptx, log, "gather", floats=False)
     assert re.search(r"ld\.volatile\.global(\.v2)?\.b64", ptx)  # bits and tag in one access
-    types = {"ids": "*i64", "table": "*i64", "y": "*i32"}
-    values = {"RANKS": 4, "SHARE": 38016, "N": 2048, "BLOCK": 2048}
+    types = {"ids": "*i64", "part": "*bf16", "table": "*i64", "y": "*fp32"}
+    values = {"RANKS": 4, "SHARE": 38016, "N": 4096, "BLOCK": 2048}
     ptx, _ = compile_for_hopper(peer_gather.rows_of_peers, types, values, 4, 3)
     assert "ld.global.v4.b32" in ptx and "st.global.v4.b32" in ptx

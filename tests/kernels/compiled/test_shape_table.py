@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.lib.bits import assert_same_bits, same_bits
+from tests.lib.driverless import compile_for_hopper, take_gpu_kernels
 from tpdet.kernels.cpu.pointwise.activation import silu_and_multiply
 from tpdet.kernels.cuda.gemm import admission, trial_data
 from tpdet.kernels.cuda.gemm import column as gemm
@@ -20,6 +21,8 @@ from tpdet.kernels.cuda.gemm.choice.static import column_tile
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Shape
+from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.cuda.pointwise import activation
 from tpdet.kernels.inputs.product import Product
 
 ENVIRONMENT = {"gpu": "Some GPU", "torch": "1", "cublas": "13.1.0"}
@@ -275,6 +278,19 @@ def test_what_the_model_uses_is_tried_and_admitted(machine):
     assert found.admitted.choice("column", x, 96).library == "mm"
     assert found.admitted.choice("head", x, 2064).bucket == 8
     assert found.admitted.choice("gated", x, 96).library == "mm"
+
+
+def test_a_rehearsal_asks_for_what_follows_a_library_s_product(machine, monkeypatch, tmp_path):
+    compile_for_hopper(monkeypatch, tmp_path)
+    take_gpu_kernels(monkeypatch)
+    with recording() as asked:
+        activation.silu_and_multiply(torch.zeros(8, GATED.n), torch.bfloat16)
+    with recording() as rehearsed:
+        admission.rehearse([COLUMN, GATED], machine, LIMITS, table=a_table())
+    assert len(asked) == 1 and set(asked) <= set(rehearsed)
+    with recording() as rehearsed:
+        admission.rehearse([COLUMN], machine, LIMITS, table=a_table())
+    assert not set(asked) & set(rehearsed)
 
 
 @pytest.mark.parametrize("kind", trial_data.KINDS)

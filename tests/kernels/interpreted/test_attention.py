@@ -119,6 +119,15 @@ def test_rotated_heads_have_the_bits_of_the_cpu():
                 assert_same_bits(got, wanted, f"{dtype} {head} {weight is not None}")
 
 
+def test_embedded_rows_are_the_table_s_in_fp32():
+    for dtype, width in ((torch.float16, 96), (torch.float32, 33)):
+        table, ids = draw(20, width, dtype=dtype), torch.tensor([0, 19, 7, 7])
+        assert_same_bits(embedding.embed(ids, table), table[ids].float())
+        for module in (embedding, cpu_embedding):
+            beyond = module.embed(torch.tensor([-1, 20]), table)
+            assert_same_bits(beyond, table[[0, 19]].float())
+
+
 def test_stored_rows_have_the_bits_of_the_cpu():
     k, v = draw(300, 3, 16, dtype=torch.float16), draw(300, 3, 16, dtype=torch.float16, seed=1)
     sequences = (PagedSequence(0, 290, 100, (4, 1)), PagedSequence(290, 1, 255, (3,)))

@@ -275,4 +275,4 @@ def test_embeds_rows_of_all_parts():
     table = torch.tensor([part.data_ptr() for part in parts])
     ids = torch.tensor([0, 39, 10, 9, 31, 31])
     for part in parts:
-        assert_same_bits(embed_from_peers(ids, part, table), whole[ids])
+        assert_same_bits(embed_from_peers(ids, part, table), whole[ids].float())
