@@ -58,7 +58,9 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), strict=True)
 
-    model: str = Field(description="Hugging Face directory, or a hub name when there is a network")
+    model: str = Field(
+        description="Hugging Face directory, GGUF file, or a hub name when there is a network"
+    )
     revision: str | None = Field(None, description="hub revision")
     tokenizer: str | None = Field(None, description="tokenizer directory; the model's by default")
     skip_tokenizer_init: bool = Field(False, description="serve token ids only")

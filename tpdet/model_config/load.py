@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tpdet.errors import NotFoundError, UsageError
+from tpdet.gguf_file.header import is_gguf
 from tpdet.model_config.families import FAMILIES, Family
 from tpdet.model_config.fields import Fields
 from tpdet.model_config.json_file import read_json_object
@@ -23,15 +24,13 @@ _K_GROUP = 16  # products are added in groups of 16, so a reduced width is a mul
 def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig:
     """Parse `config.json`, and the EOS ids of `generation_config.json` if there is one.
 
+    directory: a Hugging Face directory, or a GGUF file, which stands for a `config.json`.
     dtype: "float32", "bfloat16" or "float16" overrides the checkpoint's; "auto" keeps it.
     Raises NotFoundError for a missing directory or file, CheckpointError (file, key, value,
     remedy) for anything unknown or not supported, UsageError for an unknown `dtype`.
     """
     directory = Path(directory)
-    if not directory.is_dir():
-        raise NotFoundError(f"{directory} is not a directory: give a Hugging Face model directory")
-    path = directory / "config.json"
-    values = read_json_object(path)
+    path, values = _read_values(directory)
     config = Fields(values, str(path))
     family = _family(config)
     _check_keys(config, values, family)
@@ -61,6 +60,17 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         eos_token_ids=_eos_ids(directory, config, vocab_size),
         bos_token_id=bos,
     )
+
+
+def _read_values(model: Path) -> tuple[Path, dict[str, Any]]:
+    """The file that has the configuration, and its contents."""
+    if is_gguf(model):
+        from tpdet.gguf_file.config import read_gguf_config
+
+        return model, read_gguf_config(model)
+    if not model.is_dir():
+        raise NotFoundError(f"{model} is not a directory: give a Hugging Face model directory")
+    return model / "config.json", read_json_object(model / "config.json")
 
 
 def _family(config: Fields) -> Family:

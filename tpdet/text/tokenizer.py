@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import tokenizers
 
 from tpdet.errors import CheckpointError, NotFoundError, RequestError
+from tpdet.gguf_file.header import is_gguf
 from tpdet.model_config.json_file import parse_json_object, read_json_object, read_text_file
 from tpdet.text.chat_template import ChatTemplate, Segment
 from tpdet.text.token_bound import bytes_per_token
@@ -248,8 +249,14 @@ class Tokenizer:
 
 
 def read_files(directory: str | Path, chat_template: str | Path | None = None) -> TokenizerFiles:
-    """The files of a model directory, as `Tokenizer.load` reads them."""
+    """The files of a model directory, or what a GGUF file has of them."""
     directory = Path(directory)
+    if is_gguf(directory):
+        from tpdet.gguf_file.tokenizer import read_gguf_tokenizer
+
+        text, config, template = read_gguf_tokenizer(directory)
+        chosen = _chosen_template(chat_template)
+        return TokenizerFiles(str(directory), text, config, chosen or template)
     path = directory / "tokenizer.json"
     text = read_text_file(path, _MAX_TOKENIZER_BYTES)
     config = _optional_object(directory / "tokenizer_config.json")
@@ -280,9 +287,7 @@ def _optional_object(path: Path) -> dict[str, Any]:
 def _template(directory: Path, config: Mapping[str, Any], chosen: str | Path | None) -> str | None:
     """The template: the chosen file, else chat_template.jinja, else tokenizer_config.json's."""
     if chosen is not None:
-        if not Path(chosen).exists():
-            raise NotFoundError(f"chat template {chosen} does not exist: name a file with one")
-        return read_text_file(Path(chosen), _MAX_TEMPLATE_BYTES)
+        return _chosen_template(chosen)
     path = directory / "chat_template.jinja"
     if path.exists():
         return read_text_file(path, _MAX_TEMPLATE_BYTES)
@@ -295,3 +300,11 @@ def _template(directory: Path, config: Mapping[str, Any], chosen: str | Path | N
             f"tokenizer_config.json: chat_template is a {type(template).__name__}: it must be text"
         )
     return template
+
+
+def _chosen_template(chosen: str | Path | None) -> str | None:
+    if chosen is None:
+        return None
+    if not Path(chosen).exists():
+        raise NotFoundError(f"chat template {chosen} does not exist: name a file with one")
+    return read_text_file(Path(chosen), _MAX_TEMPLATE_BYTES)

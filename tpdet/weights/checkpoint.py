@@ -1,13 +1,16 @@
-"""Reads a checkpoint of safetensors files slice by slice, and refuses damaged ones."""
+"""Reads a checkpoint of safetensors or GGUF slice by slice, and refuses damaged ones."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from tpdet.errors import CheckpointError, NotFoundError
+from tpdet.gguf_file.header import is_gguf, read_header
+from tpdet.gguf_file.tensors import GgufFile
 from tpdet.launch.host.regular_file import NotRegularError, open_regular
 from tpdet.model_config.json_file import parse_json_object, read_json_object
 from tpdet.weights.which import INDEX, SINGLE, find_weights
@@ -21,10 +24,19 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class Checkpoint:
-    """Open safetensors files, and which file has which tensor."""
+    """Open files, and which file has which tensor.
 
-    def __init__(self, files: dict[str, Any], holder: dict[str, str]) -> None:
-        """files: open handles by file name; holder: file name by tensor name."""
+    rules: how tensors that are quantised become numbers, by name; the others are as stored.
+    """
+
+    def __init__(
+        self,
+        files: dict[str, Any],
+        holder: dict[str, str],
+        rules: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """files: open handles by file name, as safetensors has them; holder: file by tensor."""
+        self.rules = rules
         self._files = files
         self._holder = holder
         self.files = tuple(sorted(files))
@@ -94,11 +106,15 @@ class Checkpoint:
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:
-    """Open `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+    """Open `model.safetensors`, the shards of `model.safetensors.index.json`, or a GGUF file.
 
     Raises NotFoundError without either, and CheckpointError for a missing, truncated or damaged
     file, for a tensor in two files, and for an index that contradicts the files.
     """
+    if is_gguf(directory):
+        file = GgufFile(read_header(directory))
+        name = directory.name
+        return Checkpoint({name: file}, dict.fromkeys(file.keys(), name), file.rules())
     if find_weights(directory).name == INDEX:
         return _open_sharded(directory)
     file = _open(directory / SINGLE)

@@ -1,8 +1,9 @@
-"""Finds the directory of a model: a path, or a hub name, which is downloaded."""
+"""Finds the directory or the GGUF file of a model: a path, or a hub name, which is downloaded."""
 
 from pathlib import Path
 
-from tpdet.errors import NotFoundError
+from tpdet.errors import CheckpointError, NotFoundError
+from tpdet.gguf_file.header import SUFFIX, is_gguf
 
 # No file that could contain code is downloaded.
 _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"]
@@ -16,12 +17,15 @@ def resolve_tokenizer(tokenizer: str | None, model: str, revision: str | None = 
 
 
 def resolve_model(name: str, revision: str | None = None, what: str = "model") -> Path:
-    """The directory of a model. Raises NotFoundError, with the remedy, when there is none.
+    """The directory of a model, or its GGUF file, also where that is alone in a directory.
 
-    what: its name in messages.
+    what: its name in messages. Raises NotFoundError, with the remedy, when there is none, and
+    CheckpointError for a directory of several GGUF files.
     """
     path = Path(name)
     if path.is_dir():
+        return _only_file(path) or path
+    if path.is_file() and is_gguf(path):
         return path
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists():
         raise NotFoundError(f"{what} {name!r} is not a directory: give a Hugging Face directory")
@@ -35,3 +39,15 @@ def resolve_model(name: str, revision: str | None = None, what: str = "model") -
             f"{what} {name!r} is neither a directory nor could it be downloaded "
             f"({type(error).__name__}): check the name and the network, or give a directory"
         ) from error
+
+
+def _only_file(directory: Path) -> Path | None:
+    """The GGUF file of a directory that has no `config.json`; None if there is none."""
+    if (directory / "config.json").exists():
+        return None
+    files = sorted(path for path in directory.glob(f"*{SUFFIX}") if path.is_file())
+    if len(files) > 1:
+        raise CheckpointError(
+            f"{directory} holds {len(files)} GGUF files: name one, such as {files[0]}"
+        )
+    return files[0] if files else None

@@ -12,6 +12,7 @@ from typing import Any
 
 import blake3
 
+from tpdet.gguf_file.header import is_gguf, read_header
 from tpdet.model_config.json_file import parse_json_object
 
 SAMPLE_BYTES = 4096
@@ -23,6 +24,8 @@ def sample_checkpoint(directory: Path, files: Sequence[str]) -> dict[str, str]:
 
     files: the names of the files that `open_checkpoint` opened. Each tensor costs one small read.
     """
+    if is_gguf(directory):
+        return _sample_gguf(directory)
     found = {}
     for name_of_file in files:
         with (directory / name_of_file).open("rb") as file:
@@ -46,3 +49,15 @@ def _size(entry: dict[str, Any]) -> int:
 def _middle(entry: dict[str, Any]) -> int:
     """Where the sample begins after the header; a small tensor is sampled whole."""
     return int(entry["data_offsets"][0]) + max(0, (_size(entry) - SAMPLE_BYTES) // 2)
+
+
+def _sample_gguf(path: Path) -> dict[str, str]:
+    """The same of a GGUF file."""
+    found = {}
+    with path.open("rb") as file:
+        for name, entry in sorted(read_header(path).tensors.items()):
+            file.seek(entry.offset + max(0, (entry.size - SAMPLE_BYTES) // 2))
+            sample = file.read(min(SAMPLE_BYTES, entry.size))
+            about = f"{entry.kind} {list(entry.shape)}\n".encode()
+            found[f"checkpoint tensor {name}"] = blake3.blake3(about + sample).hexdigest()[:32]
+    return found

@@ -78,7 +78,7 @@ class WeightSource:
                 part = draw_piece(self._seed, name, index, size, self._device)
             here = part.device.type == "cpu"  # a random piece made on a GPU stays there, unread
             self._digests[name, index] = (
-                _digest(part, shape, first, last)
+                _digest(part, shape, first, last, self._rule(name))
                 if here
                 else _draw_digest(self._seed, part, shape, first, last)
             )
@@ -93,6 +93,9 @@ class WeightSource:
             self.tick()
         # Always a copy: `parts` may be views of the file, which may change later.
         return torch.cat(parts, dim=pieces.dim)
+
+    def _rule(self, name: str) -> str:
+        return "" if self._checkpoint is None else self._checkpoint.rules.get(name, "")
 
     def finish(self, tied: tuple[str, str] | None = None) -> Digests:
         """The digests of all pieces read. Raises CheckpointError for tensors that were not read.
@@ -150,9 +153,12 @@ def _combine(pieces: Iterable[tuple[str, int, bytes]]) -> str:
     return digest.hexdigest()
 
 
-def _digest(part: torch.Tensor, shape: tuple[int, ...], first: int, last: int) -> bytes:
-    """BLAKE3 over dtype, whole shape, range and the raw bytes of a piece."""
-    header = f"{part.dtype} {list(shape)} {first}:{last}\n".encode()
+def _digest(part: torch.Tensor, shape: tuple[int, ...], first: int, last: int, rule: str) -> bytes:
+    """BLAKE3 over dtype, whole shape, range and the raw bytes of a piece.
+
+    rule: how a quantised tensor became these numbers; "" for a tensor that is as stored.
+    """
+    header = f"{rule}{part.dtype} {list(shape)} {first}:{last}\n".encode()
     raw = part.contiguous().reshape(-1).view(torch.uint8).numpy()
     return blake3.blake3(header).update(raw.data).digest()
 

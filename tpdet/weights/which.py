@@ -3,16 +3,19 @@
 from pathlib import Path
 
 from tpdet.errors import CheckpointError, NotFoundError
+from tpdet.gguf_file.header import is_gguf
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
 def find_weights(directory: Path) -> Path:
-    """`model.safetensors`, or the index of the shards.
+    """`model.safetensors`, or the index of the shards; a GGUF file itself.
 
     Raises NotFoundError without either, CheckpointError with both.
     """
+    if is_gguf(directory):
+        return directory
     found = [directory / name for name in (SINGLE, INDEX) if (directory / name).exists()]
     if len(found) == 2:
         raise CheckpointError(

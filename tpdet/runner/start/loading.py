@@ -5,6 +5,7 @@ found. If one refuses, no rank loads it and the old weights go on serving. Only 
 overwritten, and what is read the second time must have the digests of the first.
 """
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import fields
@@ -26,6 +27,8 @@ from tpdet.errors import (
     TpdetError,
     UsageError,
 )
+from tpdet.gguf_file.header import is_gguf
+from tpdet.gguf_file.tokenizer import read_gguf_tokenizer
 from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.model_config.fit import context_length
@@ -183,7 +186,11 @@ class Loader:
 
 
 def tokenizer_digests(directory: Path) -> dict[str, str]:
-    """BLAKE3 (hex) of the tokenizer's files that are there, by name."""
+    """BLAKE3 (hex) of the tokenizer's files that are there, by name; of a GGUF file's own."""
+    if is_gguf(directory):
+        text, config, template = read_gguf_tokenizer(directory)
+        made = json.dumps([text, config, template]).encode()
+        return {_TOKENIZER_FILES[0]: blake3.blake3(made).hexdigest()}
     return {
         name: blake3.blake3((directory / name).read_bytes()).hexdigest()
         for name in _TOKENIZER_FILES

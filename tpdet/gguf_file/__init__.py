@@ -1,0 +1,1 @@
+"""Reads GGUF files as checkpoints: their header, configuration, tokenizer and tensors."""
