@@ -120,7 +120,7 @@ def test_every_promised_metric_is_there_once_the_engine_has_counted():
     )
     shown = Metrics("m", lambda: Status("accepting", 1, 1, counters))
     clock = shown.clock(time.monotonic())
-    clock.finished("r", 0, "stop")
+    clock.finished("r", 0, "stop", time.monotonic())
     shown.outcome("completed")
     shown.rejected("not_found")
     text = shown.render().decode()

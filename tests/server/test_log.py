@@ -71,7 +71,7 @@ def test_the_statistics_line_speaks_while_something_runs_and_once_more():
     metrics = Metrics("m", lambda: status)
     line = StatisticsLine(metrics, lambda: status)
     assert line.line() is None
-    metrics.generation_tokens.count(1000)
+    metrics.tally.add("generation_tokens", 1000)
     text = line.line()
     assert text is not None and text.startswith("Avg prompt throughput: 0.0 tokens/s, ")
     assert "Running: 0 reqs, Waiting: 0 reqs, KV cache usage: 25.0%" in text

@@ -163,7 +163,7 @@ def test_an_answer_goes_with_the_facts_of_the_moment_it_was_accepted():
         try:
             client._take(starts[0])
             client.say_serving()
-            handle = client.submit((request,), "g")
+            handle = client.submit((request,), "g", None)
             client._take(starts[1])
             assert handle.facts is None
             client._take(Accepted("g", 1))

@@ -190,6 +190,10 @@ class RequestAssembler:
         if isinstance(output, PromptOutput):
             self._prompt = output
             return None
+        return self.push_token(output)
+
+    def push_token(self, output: TokenOutput) -> TextDelta:
+        """Add a token; returns the delta of its choice."""
         self.approximate |= output.approximate
         return self._choices[output.choice].push(output)
 

@@ -1,13 +1,14 @@
 """The HTTP process's side of the bridge: submits groups of requests, receives their outputs.
 
-A group is one HTTP request: its prompts are admitted together under one seed. Its handler reads
-the outputs through a `ResponseHandle`.
+A group is one HTTP request: its prompts are admitted together under one seed. Its outputs go to the
+reader of its `ResponseHandle`, and once a step's are there each reader of them is told.
 """
 
 import asyncio
 import logging
 import os
 import time
+from collections.abc import Sequence
 
 import zmq
 import zmq.asyncio
@@ -16,7 +17,7 @@ from tpdet.errors import IntegrityError
 from tpdet.request import Request
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.front.pace import SLICE_SECONDS
-from tpdet.server.front.response_handle import Output, ResponseHandle
+from tpdet.server.front.response_handle import Output, Reader, ResponseHandle
 from tpdet.server.wire import protocol
 from tpdet.server.wire.limits import MAX_MESSAGE_BYTES
 from tpdet.server.wire.problems import from_code
@@ -99,10 +100,13 @@ class EngineClient:
                 "engine_overloaded", f"{self.max_queue} requests wait already: try again later"
             )
 
-    def submit(self, requests: tuple[Request, ...], group_id: str) -> ResponseHandle:
+    def submit(
+        self, requests: tuple[Request, ...], group_id: str, reader: Reader
+    ) -> ResponseHandle:
         """Send a group to the engine; the handle's `accepted` resolves when the engine answers."""
         self.check_open(len(requests))
-        handle = ResponseHandle(self, group_id, requests, self.metrics.clock(time.monotonic()))
+        clock = self.metrics.clock(time.monotonic())
+        handle = ResponseHandle(self, group_id, requests, reader, clock)
         self._handles[group_id] = handle
         for request in requests:
             self._owners[request.request_id] = handle
@@ -172,8 +176,7 @@ class EngineClient:
         self.heard = time.monotonic()
         match message:
             case protocol.Prompts():
-                for part in message.parts:
-                    self._put(part)
+                self._put(message.parts)
             case protocol.Outputs():
                 self._deliver(message)
             case protocol.Status():
@@ -219,18 +222,23 @@ class EngineClient:
 
     def _deliver(self, message: protocol.Outputs) -> None:
         self.metrics.step(message.step_seconds)
-        for output in message.tokens:
-            self._put(output)
+        self._put(message.tokens)
         for failed in message.failed:
             owner = self._owners.get(failed.request_id)
             if owner is not None:
                 problem = from_code(failed.code, failed.message)
                 owner.failed_request(failed.request_id, problem)
 
-    def _put(self, output: Output) -> None:
-        owner = self._owners.get(output.request_id)
-        if owner is not None:
-            owner.put(output)
+    def _put(self, outputs: Sequence[Output]) -> None:
+        owners, now = self._owners, self.heard
+        touched: dict[ResponseHandle, None] = {}
+        for output in outputs:
+            owner = owners.get(output.request_id)
+            if owner is not None:
+                owner.put(output, now)
+                touched[owner] = None
+        for owner in touched:
+            owner.flush()
 
     def _send(self, message: protocol.ToEngine) -> None:
         if self.dead is not None:

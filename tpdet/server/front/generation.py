@@ -9,21 +9,20 @@ from starlette.types import Receive, Scope, Send
 
 from tpdet.audit.replay import replay_digest_steps
 from tpdet.control.sampling_row import SampledToken
-from tpdet.request import TokenOutput
 from tpdet.server.body.prepare import Call
 from tpdet.server.front.answers import ChoiceWriter, Json, envelope, usage
-from tpdet.server.front.engine_client import EngineClient, ResponseHandle
+from tpdet.server.front.engine_client import EngineClient
+from tpdet.server.front.events import Event, EventWriter
 from tpdet.server.front.middleware import ClientGone
 from tpdet.server.front.pace import Pace
-from tpdet.server.front.response_handle import Output
+from tpdet.server.front.response_handle import Output, ResponseHandle
+from tpdet.server.http1.part_writer import PartWriter
 from tpdet.server.wire.json_pieces import json_pieces, json_text
 from tpdet.server.wire.problems import ApiError, internal_error
 from tpdet.server.wire.prompt_scores import PromptPart, PromptScores
 from tpdet.server.wire.protocol import Start
-from tpdet.text.outputs import RequestAssembler, TextDelta
+from tpdet.text.outputs import RequestAssembler
 from tpdet.text.tokenizer import Tokenizer
-
-_Taken = tuple[TokenOutput, TextDelta]
 
 _log = logging.getLogger("tpdet.server")
 
@@ -35,7 +34,14 @@ _STREAM_HEADERS = [
 
 
 class GenerationResponse(Response):
-    """An ASGI response that is the whole life of a call in the engine."""
+    """An ASGI response that is the whole life of a call in the engine.
+
+    While a stream runs, each step's events are written as they come, without its task. The task
+    begins and ends the answer, and goes on where the reader is behind or the prompt is repeated.
+    """
+
+    _handle: ResponseHandle
+    _connection: PartWriter
 
     def __init__(
         self,
@@ -51,8 +57,9 @@ class GenerationResponse(Response):
         self._facts, self._pace = facts, pace
         self._prompts: dict[str, PromptScores] = {}
         self._begun: set[tuple[str, int]] = set()
-        self._held: tuple[TokenOutput, TextDelta, int] | None = None
+        self._shown: list[Event] = []  # that are not written yet
         self._seen_tokens = 0
+        self._approximate = False
         names: dict[int, str] = {}
         self._assemblers = {
             request.request_id: RequestAssembler(request, tokenizer) for request in call.requests
@@ -64,17 +71,24 @@ class GenerationResponse(Response):
             for i, request in enumerate(call.requests)
             for choice in range(call.choices)
         }
+        self._unfinished = len(self._writers)
+        chunk = envelope(call, 0, facts.system_fingerprint, stream=True)
+        self._events = EventWriter(call, chunk, self._writers, self._prompts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises ApiError before the first byte, ClientGone when nobody reads."""
         outcome = "aborted"
         try:
-            with self._client.submit(self._call.requests, self._call.group_id) as handle:
+            self._connection = scope["tpdet_writer"]
+            handle = self._client.submit(self._call.requests, self._call.group_id, self)
+            self._handle = handle
+            with handle:
                 self._gone.add_done_callback(lambda _: handle.fail(ClientGone()))
                 seed = await handle.accepted
                 # Not those that the call was checked against: weights may have been reloaded since.
                 self._facts = handle.facts or self._facts
-                self._client.metrics.prompt_tokens.count(usage(self._call, 0)["prompt_tokens"])
+                prompt_tokens = usage(self._call, 0)["prompt_tokens"]
+                self._client.metrics.tally.add("prompt_tokens", prompt_tokens)
                 if self._call.stream:
                     scope["tpdet_probe"] = b":\n\n"  # a comment
                     outcome = await self._stream(handle, seed, send)
@@ -90,9 +104,8 @@ class GenerationResponse(Response):
 
     async def _whole(self, handle: ResponseHandle, seed: int, scope: Scope, send: Send) -> str:
         """Send the answer, in one part if it is small or for HTTP/1.0; the outcome."""
-        while not self._finished:
-            async for _ in self._pace.slices(self._taken(handle, await handle.outputs())):
-                pass
+        while self._unfinished:
+            await handle.changed()
         receipt = await self._receipt(seed)
         chunks = self._pace.chunks(json_pieces(self._answer(seed, receipt)))
         if scope["http_version"] == "1.0":
@@ -112,14 +125,16 @@ class GenerationResponse(Response):
 
     async def _stream(self, handle: ResponseHandle, seed: int, send: Send) -> str:
         """Send the events; the outcome: "failed" if an error event was the last one."""
-        chunk = envelope(self._call, seed, self._fingerprint, stream=True)
+        self._events.chunk["tpdet"] = {"seed": seed}
+        self._events.set_fingerprint(self._fingerprint)
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
-            while not self._finished:
-                taken = self._taken(handle, await handle.outputs())
-                await self._send_all(self._events(chunk, taken), send)
-            chunk["tpdet"] = await self._receipt(seed)
-            await self._send_all(self._last_event(chunk), send)
+            held: list[Event] = []
+            while not held:
+                await handle.changed()
+                held = [] if self._unfinished else self._shown[-1:]
+                await self._send_all(self._written(held), send)
+            await self._send_all(self._end(held[0], await self._receipt(seed)), send)
             last = b"data: [DONE]\n\n"
         except ClientGone:
             return "aborted"  # the answer has begun: there is nothing to raise towards
@@ -140,83 +155,60 @@ class GenerationResponse(Response):
         if self._gone.done():
             raise ClientGone
 
-    def _taken(self, handle: ResponseHandle, outputs: list[Output]) -> Iterator[_Taken | None]:
-        """Feed outputs to the assemblers; stop choices in the engine that a stop string ended."""
-        for output in outputs:
-            if isinstance(output, PromptPart):
-                self._prompts.setdefault(output.request_id, PromptScores()).add(output)
-                yield None
-                continue
-            delta = self._assemblers[output.request_id].push(output)
-            if delta is not None and delta.abort:
-                handle.stop(output.request_id, output.choice)
-            yield None if delta is None else (output, delta)
-
-    def _events(self, chunk: Json, outputs: Iterator[_Taken | None]) -> Iterator[str]:
-        """The events that these outputs make, but for the last event of all, which is held."""
-        for taken in outputs:
-            if taken is None:
-                continue
-            self._seen_tokens += len(taken[1].token_ids)
-            if not self._is_shown(*taken):
-                continue
-            if self._held is not None:
-                yield from self._event(chunk, *self._held)
-            self._held = (*taken, self._seen_tokens)
-        if self._held is not None and not self._finished:
-            yield from self._event(chunk, *self._held)
-            self._held = None
-
-    def _last_event(self, chunk: Json) -> Iterator[str]:
-        """The event with the receipt in `chunk`, which is the usage's where that is wanted."""
-        receipt = chunk["tpdet"]
-        if self._held is not None:
-            if self._call.include_usage:
-                chunk["tpdet"] = {"seed": receipt["seed"]}
-            yield from self._event(chunk, *self._held)
-        if self._call.include_usage:
-            chunk |= {"tpdet": receipt, "choices": [], "usage": self._usage()}
-            yield f"data: {json_text(chunk)}\n\n"
-
-    def _is_shown(self, output: TokenOutput, delta: TextDelta) -> bool:
-        """Whether a token shows something yet."""
-        call, key = self._call, (output.request_id, output.choice)
-        first = key not in self._begun
-        self._begun.add(key)
+    def take(self, output: Output) -> None:
+        """Feed an output to its assembler; stop a choice in the engine that a stop string ended."""
+        if isinstance(output, PromptPart):
+            self._prompts.setdefault(output.request_id, PromptScores()).add(output)
+            return
+        delta = self._assemblers[output.request_id].push_token(output)
+        if delta.abort:
+            self._handle.stop(output.request_id, output.choice)
+        if delta.finish_reason is not None:
+            self._unfinished -= 1
+        if output.approximate and not self._approximate:
+            self._approximate = True
+            self._events.set_fingerprint(self._fingerprint)
+        if not self._call.stream:
+            return
+        self._seen_tokens += len(delta.token_ids)
+        key, call = (output.request_id, output.choice), self._call
         tokens = delta.token_ids and (call.logprobs is not None or call.token_ids)
-        return bool(first or delta.text or delta.finish_reason or tokens)
+        if delta.text or delta.finish_reason or tokens or key not in self._begun:
+            self._begun.add(key)
+            self._shown.append(Event(key, delta, self._seen_tokens))
 
-    def _event(
-        self, chunk: Json, output: TokenOutput, delta: TextDelta, tokens: int
-    ) -> Iterator[str]:
-        """A choice's next piece; the first may repeat the prompt, and is written bit by bit.
+    def flush(self) -> None:
+        """Write a step's events, or leave them to the task."""
+        if not self._unfinished:
+            self._handle.wake()
+        elif self._shown:
+            shown, events = self._shown, self._events
+            if self._handle.waiting and self._connection.ready and events.small(shown):
+                self._shown = []
+                self._connection.write(b"".join([events.data(event) for event in shown]))
+            else:
+                self._handle.wake()
 
-        tokens: of all choices, up to this piece.
-        """
-        writer = self._writers[output.request_id, output.choice]
-        large = not writer.begun
-        piece = writer.piece(delta, self._prompts.get(output.request_id))
-        so_far = usage(self._call, tokens) if self._call.continuous_usage else None
-        extra = {"usage": so_far} if self._call.include_usage else {}
-        chunk["system_fingerprint"] = self._fingerprint
-        content = {**chunk, "choices": [piece], **extra}
-        yield "data: "
-        yield from json_pieces(content) if large else (json_text(content),)
-        yield "\n\n"
+    def _written(self, held: list[Event]) -> Iterator[str]:
+        """All events so far but for the one held, which waits for the receipt."""
+        shown, self._shown = self._shown, []
+        for event in shown[: len(shown) - len(held)]:
+            yield from self._events.pieces(event)
 
-    @property
-    def _approximate(self) -> bool:
-        return any(assembler.approximate for assembler in self._assemblers.values())
+    def _end(self, last: Event, receipt: Json) -> Iterator[str]:
+        """The last event, and the usage's where that is wanted; the receipt is in the later one."""
+        if not self._call.include_usage:
+            yield from self._events.pieces(last, tpdet=receipt)
+            return
+        yield from self._events.pieces(last)
+        content = self._events.chunk | {"tpdet": receipt, "choices": [], "usage": self._usage()}
+        yield f"data: {json_text(content)}\n\n"
 
     @property
     def _fingerprint(self) -> str:
         """The fingerprint of the answer so far."""
         facts = self._facts
         return facts.approximate_fingerprint if self._approximate else facts.system_fingerprint
-
-    @property
-    def _finished(self) -> bool:
-        return all(assembler.finished for assembler in self._assemblers.values())
 
     def _answer(self, seed: int, receipt: Json) -> Json:
         call = self._call

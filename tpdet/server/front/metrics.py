@@ -1,39 +1,33 @@
 """Prometheus metrics: ours under `tpdet_`, and beside them the `vllm:` names dashboards know.
 
-What the HTTP process sees itself (times, tokens, refusals) it counts here; the engine's counters
-come with its status messages. A metric nobody can fill truthfully yet is not exported. No label
-holds a key, prompt, tenant or request id.
+What the HTTP processes see themselves (times, tokens, refusals) they count in a `Tally`; the
+engine's counters come with its status messages. A metric nobody can fill truthfully yet is not
+exported. No label holds a key, prompt, tenant or request id.
 """
 
 from collections.abc import Callable, Iterator
-from time import monotonic
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
 )
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from tpdet.request import TokenOutput
 from tpdet.server.front.engine_metrics import EngineCollector
+from tpdet.server.front.tally import HISTOGRAMS, LABELS, TOTALS, Tally
 from tpdet.server.wire.protocol import Status
 
-# Seconds, as vLLM has them, so that its dashboards' quantiles keep their resolution.
-FIRST_TOKEN_BUCKETS = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0, 160.0,
-)  # fmt: skip
-INTER_TOKEN_BUCKETS = (
-    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-)  # fmt: skip
-REQUEST_BUCKETS = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
-    480.0, 960.0, 1920.0,
-)  # fmt: skip
-
+# Names of vLLM's for histograms of ours.
+_THEIRS = {
+    "time_to_first_token_seconds": "time_to_first_token_seconds",
+    "inter_token_seconds": "inter_token_latency_seconds",
+    "request_seconds": "e2e_request_latency_seconds",
+}
 _HELP = {
     "time_to_first_token_seconds":
         "Time from a request's arrival in the queue to its first token, in seconds",
@@ -60,109 +54,67 @@ class Clock:
         self._metrics, self._started = metrics, started
         self._last: dict[tuple[str, int], float] = {}
 
-    def token(self, output: TokenOutput) -> None:
-        """One committed token has arrived."""
-        now = monotonic()
+    def token(self, output: TokenOutput, now: float) -> None:
+        """A committed token arrived at `now` (monotonic seconds)."""
         key = (output.request_id, output.choice)
         last = self._last.get(key)
         if last is not None:
-            self._metrics.inter_token(now - last)
-        elif key[1] == 0:
-            self._metrics.first_token(now - self._started)
+            self._metrics.inter_token.add(now - last)
+        elif output.choice == 0:
+            self._metrics.first_token.add(now - self._started)
         self._last[key] = now
         if output.token_id >= 0:
-            self._metrics.generation_tokens.count()
+            self._metrics.tally.add("generation_tokens")
         if output.finish_reason is not None:
-            self.finished(output.request_id, output.choice, output.finish_reason)
+            self.finished(output.request_id, output.choice, output.finish_reason, now)
 
-    def finished(self, request_id: str, choice: int, reason: str) -> None:
+    def finished(self, request_id: str, choice: int, reason: str, now: float) -> None:
         """A choice has ended."""
         self._last.pop((request_id, choice), None)
-        self._metrics.finished(reason, monotonic() - self._started)
-
-
-class _Pair:
-    """One number under our name and vLLM's."""
-
-    def __init__(self, ours: Counter, theirs: Counter) -> None:
-        self._both = ours, theirs
-        self.total = 0
-
-    def count(self, amount: int = 1) -> None:
-        """Add to both."""
-        self.total += amount
-        for counter in self._both:
-            counter.inc(amount)
+        self._metrics.finished(reason, now - self._started)
 
 
 class Metrics:
-    """All metrics of one HTTP process."""
+    """All metrics of a server, as one of its HTTP processes shows them."""
 
-    def __init__(self, model_name: str, status: Callable[[], Status]) -> None:
-        # Without this call every series has a second one, `..._created`.
-        disable_created_metrics()
+    def __init__(
+        self, model_name: str, status: Callable[[], Status], tally: Tally | None = None
+    ) -> None:
+        """tally: that of this process; without one it is the only process."""
+        self.tally = tally or Tally.alone()
+        self.first_token = self.tally.times("time_to_first_token_seconds")
+        self.inter_token = self.tally.times("inter_token_seconds")
+        self._whole = self.tally.times("request_seconds")
+        self._step = self.tally.times("step_seconds")
         self._registry = CollectorRegistry(auto_describe=False)
-        self._model = {"model_name": model_name}
-        self._first = self._histograms("time_to_first_token_seconds", FIRST_TOKEN_BUCKETS)
-        self._inter = self._histograms(
-            "inter_token_seconds", INTER_TOKEN_BUCKETS, "inter_token_latency_seconds"
-        )
-        self._whole = self._histograms(
-            "request_seconds", REQUEST_BUCKETS, "e2e_request_latency_seconds"
-        )
-        self._step = Histogram(
-            *_named("step_seconds"), buckets=FIRST_TOKEN_BUCKETS, registry=self._registry
-        )
-        self.prompt_tokens = self._pair("prompt_tokens")
-        self.generation_tokens = self._pair("generation_tokens")
-        self._requests = Counter(*_named("requests"), ["outcome"], registry=self._registry)
-        self._rejected = Counter(*_named("rejected"), ["code"], registry=self._registry)
-        self._success = Counter(
-            "vllm:request_success",
-            "Finished choices, by their finish reason",
-            ["model_name", "finished_reason"],
-            registry=self._registry,
-        )
-        self._swing = Gauge(*_named("batch_swing"), registry=self._registry)
-        self._swing_alarms = Counter(*_named("batch_swing_alarms"), registry=self._registry)
+        self._registry.register(TallyCollector(self.tally, model_name))
         self._registry.register(EngineCollector(status, model_name))
 
     def clock(self, started: float) -> Clock:
         """A clock for one group that was submitted at `started` (monotonic seconds)."""
         return Clock(self, started)
 
-    def first_token(self, seconds: float) -> None:
-        """A request's first token came after `seconds`."""
-        for histogram in self._first:
-            histogram.observe(seconds)
-
-    def inter_token(self, seconds: float) -> None:
-        """A choice's next token came after `seconds`."""
-        for histogram in self._inter:
-            histogram.observe(seconds)
-
     def finished(self, reason: str, seconds: float) -> None:
         """A choice ended after `seconds`."""
-        for histogram in self._whole:
-            histogram.observe(seconds)
-        self._success.labels(finished_reason=reason, **self._model).inc()
+        self._whole.add(seconds)
+        self.tally.add(f"finished {reason}")
 
     def step(self, seconds: float) -> None:
         """The engine took one step."""
-        self._step.observe(seconds)
+        self._step.add(seconds)
 
     def batch_swing(self, share: float, alarmed: bool) -> None:
         """The mean batch size changed by `share` of what it was in the window before."""
-        self._swing.set(share)
-        self._swing_alarms.inc(alarmed)
+        self.tally.set("batch_swing", share)
+        self.tally.add("batch_swing_alarms", alarmed)
 
     def outcome(self, outcome: str) -> None:
         """An HTTP request that reached the engine ended: completed, aborted or failed."""
-        self._requests.labels(outcome=outcome).inc()
+        self.tally.add(f"requests {outcome}")
 
     def rejected(self, code: str) -> None:
         """An HTTP request was refused before the engine ran it."""
-        self._rejected.labels(code=code).inc()
+        self.tally.add(f"rejected {code}")
 
     def render(self) -> bytes:
         """The text exposition format, version 0.0.4."""
@@ -177,23 +129,51 @@ class Metrics:
             suffix = "_total" if metric.type == "counter" else ""
             yield metric.name + suffix, metric.type, labels, metric.documentation
 
-    def _histograms(
-        self, ours: str, buckets: tuple[float, ...], theirs: str | None = None
-    ) -> tuple[Histogram, Histogram]:
-        mine = Histogram(*_named(ours), buckets=buckets, registry=self._registry)
-        other = Histogram(
-            f"vllm:{theirs or ours}",
-            _HELP[ours],
-            ["model_name"],
-            buckets=buckets,
-            registry=self._registry,
-        )
-        return mine, other.labels(**self._model)
 
-    def _pair(self, name: str) -> _Pair:
-        mine = Counter(*_named(name), registry=self._registry)
-        other = Counter(f"vllm:{name}", _HELP[name], ["model_name"], registry=self._registry)
-        return _Pair(mine, other.labels(**self._model))
+class TallyCollector(Collector):
+    """Reads the tallies of all processes when Prometheus asks."""
+
+    def __init__(self, tally: Tally, model_name: str) -> None:
+        self._tally, self._model = tally, model_name
+
+    def collect(self) -> Iterator[Metric]:
+        """What the HTTP processes counted, summed."""
+        for name in HISTOGRAMS:
+            buckets, total = self._tally.histogram(name)
+            named = [(floatToGoString(end), count) for end, count in buckets]
+            yield HistogramMetricFamily(*_named(name), named, total)
+            if name in _THEIRS:
+                theirs = HistogramMetricFamily(
+                    f"vllm:{_THEIRS[name]}", _HELP[name], labels=["model_name"]
+                )
+                theirs.add_metric([self._model], named, total)
+                yield theirs
+        for name in TOTALS:
+            yield CounterMetricFamily(*_named(name), self._tally.total(name))
+            other = CounterMetricFamily(f"vllm:{name}", _HELP[name], labels=["model_name"])
+            other.add_metric([self._model], self._tally.total(name))
+            yield other
+        yield self._labelled(*_named("requests"), "requests", ["outcome"])
+        yield self._labelled(*_named("rejected"), "rejected", ["code"])
+        yield self._labelled(
+            "vllm:request_success",
+            "Finished choices, by their finish reason",
+            "finished",
+            ["model_name", "finished_reason"],
+        )
+        yield GaugeMetricFamily(*_named("batch_swing"), self._tally.total("batch_swing"))
+        yield CounterMetricFamily(
+            *_named("batch_swing_alarms"), self._tally.total("batch_swing_alarms")
+        )
+
+    def _labelled(self, name: str, text: str, field: str, labels: list[str]) -> Metric:
+        """A counter with a sample for each label that was counted."""
+        found = CounterMetricFamily(name, text, labels=labels)
+        for label in LABELS[field]:
+            total = self._tally.total(f"{field} {label}")
+            if total:
+                found.add_metric([self._model, label][-len(labels) :], total)
+        return found
 
 
 def _named(name: str) -> tuple[str, str]:

@@ -1,19 +1,36 @@
 """The response handle: what the handler of one HTTP request holds while the engine works for it.
 
-It gathers the outputs of a group of requests. Closing it aborts what is unfinished.
+Each output of its group of requests goes to the handler's reader at once, without a task. The
+handler's task waits for what the reader leaves to it. Closing the handle aborts what is unfinished.
 """
 
 import asyncio
-from collections import deque
+import logging
+import time
 from types import TracebackType
 from typing import Protocol
 
 from tpdet.request import Request, TokenOutput
 from tpdet.server.front.metrics import Clock
+from tpdet.server.wire.problems import internal_error
 from tpdet.server.wire.prompt_scores import PromptPart
 from tpdet.server.wire.protocol import Start
 
 Output = PromptPart | TokenOutput
+
+_log = logging.getLogger("tpdet.server")
+
+
+class Reader(Protocol):
+    """What takes the outputs of a group. Neither method waits."""
+
+    def take(self, output: Output) -> None:
+        """The next output."""
+        ...
+
+    def flush(self) -> None:
+        """All outputs of a step have been taken."""
+        ...
 
 
 class Connection(Protocol):
@@ -31,16 +48,19 @@ class Connection(Protocol):
 class ResponseHandle:
     """The outputs of one group. Use as a context manager: its end aborts unfinished requests.
 
-    `facts`: those of the engine, once it has accepted the group.
+    `facts`: those of the engine, once it has accepted the group. `waiting`: the handler's task has
+    nothing to do.
     """
 
     facts: Start | None = None
+    waiting = False
 
     def __init__(
         self,
         connection: Connection,
         group_id: str,
         requests: tuple[Request, ...],
+        reader: Reader,
         clock: Clock,
     ) -> None:
         self.group_id = group_id
@@ -49,7 +69,7 @@ class ResponseHandle:
         self.accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._connection = connection
         self._open = {request.request_id: set(range(request.params.n)) for request in requests}
-        self._outputs: deque[Output] = deque()
+        self._reader = reader
         self._failure: Exception | None = None
         self._wake = asyncio.Event()
         self._clock = clock
@@ -70,16 +90,31 @@ class ResponseHandle:
         """Ids of the requests that still run in the engine, in the order of the prompts."""
         return tuple(name for name, choices in self._open.items() if choices)
 
-    def put(self, output: Output) -> None:
-        """Take one output of the engine; wakes the reader."""
+    def put(self, output: Output, now: float) -> None:
+        """Hand on one output, which came at `now` (monotonic seconds)."""
+        if self._failure is not None:
+            return
         if isinstance(output, TokenOutput):
             choices = self._open[output.request_id]
             if output.choice not in choices:
                 return
-            self._clock.token(output)
+            self._clock.token(output, now)
             if output.finish_reason is not None:
                 choices.discard(output.choice)
-        self._outputs.append(output)
+        try:
+            self._reader.take(output)
+        except Exception as error:
+            self._broken(error)
+
+    def flush(self) -> None:
+        """All outputs of a step have been put."""
+        try:
+            self._reader.flush()
+        except Exception as error:
+            self._broken(error)
+
+    def wake(self) -> None:
+        """Let the handler's task go on."""
         self._wake.set()
 
     def fail(self, error: Exception) -> None:
@@ -101,16 +136,20 @@ class ResponseHandle:
         choices = self._open[request_id]
         if choice in choices:
             choices.discard(choice)
-            self._clock.finished(request_id, choice, "stop")
+            self._clock.finished(request_id, choice, "stop", time.monotonic())
             self._connection.abort(request_id, choice)
 
-    async def outputs(self) -> list[Output]:
-        """The outputs since the last call, at least one. Raises the error that ended the group."""
-        while not self._outputs:
-            if self._failure is not None:
-                raise self._failure
-            self._wake.clear()
+    async def changed(self) -> None:
+        """Wait until the task is woken. Raises the error that ended the group, the time after."""
+        if self._failure is not None and not self._wake.is_set():
+            raise self._failure
+        self.waiting = not self._wake.is_set()
+        try:
             await self._wake.wait()
-        found = list(self._outputs)
-        self._outputs.clear()
-        return found
+        finally:
+            self.waiting = False
+        self._wake.clear()
+
+    def _broken(self, error: Exception) -> None:
+        _log.error("group %s failed", self.group_id, exc_info=error)
+        self.fail(internal_error())

@@ -16,7 +16,7 @@ class StatisticsLine:
 
     def __init__(self, metrics: Metrics, status: Callable[[], Status]) -> None:
         self._metrics, self._status = metrics, status
-        self._last = (time.monotonic(), 0, 0)
+        self._last = (time.monotonic(), 0.0, 0.0)
         self._busy = False
 
     async def repeat(self, seconds: float) -> None:
@@ -30,7 +30,8 @@ class StatisticsLine:
     def line(self) -> str | None:
         """The next line; None while the server is idle."""
         now = time.monotonic()
-        prompt, generated = self._metrics.prompt_tokens.total, self._metrics.generation_tokens.total
+        total = self._metrics.tally.total
+        prompt, generated = total("prompt_tokens"), total("generation_tokens")
         then, prompt_then, generated_then = self._last
         self._last = now, prompt, generated
         status = self._status()

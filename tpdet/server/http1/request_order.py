@@ -11,13 +11,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from tpdet.server.http1.half_close import ReaderWatch
 from tpdet.server.http1.held_bytes import Hold
+from tpdet.server.http1.part_writer import PartWriter
 
 
 class OrderedProtocol(HttpToolsProtocol):
     """One connection.
 
     `_phase` is "between" requests, in a "head" or in a "body". In a request's scope `tpdet_hold` is
-    its Hold, and `tpdet_probe` may be set to bytes that may stand between parts of its answer.
+    its Hold, `tpdet_writer` writes its answer's parts without a task, and `tpdet_probe` may be set
+    to bytes that may stand between parts of its answer.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -99,6 +101,7 @@ class OrderedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        cycle.scope["tpdet_writer"] = PartWriter(cycle)  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

@@ -16,6 +16,11 @@ PARAM_CHARACTERS = 64
 
 RETRYABLE = ("engine_overloaded", "draining", "engine_dead", "audit_unavailable")
 SERVER_FAULTS = ("numerical_error", "integrity_error", "internal_error")
+CODES = (
+    RequestError.code, "authentication_error", "invalid_api_key", "method_not_allowed", "not_found",
+    "model_not_found", "not_supported", "unknown_field", *RETRYABLE, *SERVER_FAULTS,
+)  # fmt: skip
+"""Every code, or type where there is no code, that an ApiError has."""
 
 
 class ApiError(Exception):
@@ -32,6 +37,7 @@ class ApiError(Exception):
         headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         super().__init__(message)
+        assert (code or kind) in CODES, "metrics count errors by the codes in CODES"
         self.status, self.message, self.kind = status, message, kind
         self.param, self.code, self.headers = param, code, headers
 

@@ -1,0 +1,71 @@
+"""Events of a stream that are written from prepared bytes, and counters that processes share."""
+
+import math
+import os
+
+import pytest
+from prometheus_client import CollectorRegistry, Histogram
+
+from tpdet.request import Request, SamplingParams
+from tpdet.server.body.prepare import Call
+from tpdet.server.front.answers import ChoiceWriter, envelope
+from tpdet.server.front.events import Event, EventWriter
+from tpdet.server.front.tally import INTER_TOKEN_BUCKETS, Tally, new_tallies
+from tpdet.text.outputs import TextDelta
+
+KEY = ("r", 0)
+HARD = '"\\/\b\f\n\r\t\0\x01\x1f\x7f\u2028\u2029é日🙂\ufffd'
+
+
+def call(**how) -> Call:
+    request = Request(request_id="r", prompt_token_ids=(1,), params=SamplingParams())
+    plain = {"stream": True, "include_usage": False, "continuous_usage": False, "logprobs": None}
+    plain |= {"prompt_logprobs": None, "echo": False, "echoes": (), "token_names": False}
+    plain |= {"kind": "completion", "token_ids": False, "model": 'm"\0'}
+    return Call(group_id="g", created=1, requests=(request,), **plain | how)
+
+
+def written(how: Call, text: str, prepared: bool) -> bytes:
+    """The second event of a stream, whose text is `text`."""
+    chunk = envelope(how, 7, "fp", stream=True)
+    events = EventWriter(how, chunk, {KEY: ChoiceWriter(how, None, 0)}, {})
+    "".join(events.pieces(Event(KEY, TextDelta("first"), 1)))
+    event = Event(KEY, TextDelta(text), 2)
+    return events.data(event) if prepared else "".join(events.pieces(event)).encode()
+
+
+@pytest.mark.parametrize("how", [{}, {"kind": "chat"}, {"include_usage": True}], ids=str)
+def test_an_event_from_prepared_bytes_is_the_event(how):
+    every = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x11000)]))
+    for text in ("", "a", HARD, every):
+        assert written(call(**how), text, True) == written(call(**how), text, False)
+    assert written(call(**how), "a", True) != written(call(**how), "b", True)
+
+
+def test_usage_of_every_event_is_that_of_its_own():
+    how = call(include_usage=True, continuous_usage=True)
+    assert b'"completion_tokens":2' in written(how, "a", True)
+
+
+def test_processes_count_in_rows_and_each_knows_the_sum():
+    descriptor = new_tallies(2)
+    first, second = Tally(descriptor, 0), Tally(descriptor, 1)
+    os.close(descriptor)
+    first.add("requests completed", 3)
+    second.add("requests completed")
+    assert first.total("requests completed") == second.total("requests completed") == 4
+    assert (first.others("requests completed"), second.others("requests completed")) == (1, 3)
+    assert first.total("requests failed") == 0
+
+
+def test_a_time_on_the_end_of_a_bucket_is_in_it_as_prometheus_has_it():
+    tally, registry = Tally.alone(), CollectorRegistry()
+    other = Histogram("x", "x", buckets=INTER_TOKEN_BUCKETS, registry=registry)
+    for seconds in (0.0, 0.005, 0.0051, 0.1, 10.0, 11.0, 1e9):
+        tally.times("inter_token_seconds").add(seconds)
+        other.observe(seconds)
+    buckets, total = tally.histogram("inter_token_seconds")
+    for end, count in buckets:
+        name = "+Inf" if math.isinf(end) else str(end)
+        assert count == registry.get_sample_value("x_bucket", {"le": name})
+    assert total == registry.get_sample_value("x_sum")
