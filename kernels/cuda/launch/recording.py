@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 from torch.overrides import TorchFunctionMode
 from triton.runtime.jit import JITFunction
 
@@ -58,7 +59,12 @@ class Specialization:
 
         Raises what the compiler raises.
         """
-        self.function._do_compile(*self.arguments, warmup=True)
+        kernel = self.function._do_compile(*self.arguments, warmup=True)
+        # Triton makes the host's function that launches a kind of arguments by a C compiler (3.6):
+        # at the first launch, one after the other, unless it lies in the cache by then.
+        make_launcher = getattr(triton.runtime.driver.active, "launcher_cls", None)
+        if make_launcher is not None and kernel is not None:
+            make_launcher(kernel.src, kernel.metadata)
 
 
 Recorded = dict[bytes, Specialization]

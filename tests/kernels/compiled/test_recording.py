@@ -72,6 +72,17 @@ def test_what_was_asked_for_is_compiled_once_and_found_afterwards():
     assert names == ["add_number"] * 2  # the second time from disk
 
 
+def test_the_hosts_side_of_a_launch_is_made_ahead_too(monkeypatch):
+    made = []
+    driver = triton.runtime.driver.active
+    monkeypatch.setattr(driver, "launcher_cls", lambda *of: made.append(of), raising=False)
+    with recording() as asked:
+        ask(5, 6)
+    assert not made
+    assert compile_all(asked.values(), threads=2) == []
+    assert [(src.name, metadata.num_warps) for src, metadata in made] == [("add_number", 4)] * 2
+
+
 def test_a_compiled_kernel_is_not_launched_either():
     with recording() as asked:
         ask(1)
