@@ -8,6 +8,7 @@ where it crosses from node to node.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 from tpdet.kernels.order import FinalExpression, FoldPlan, Slot, operands, substitute
 
@@ -33,6 +34,7 @@ class NodePlan:
         return max(len(roots) for roots in self.inside)
 
 
+@cache
 def node_plan(plan: FoldPlan, nodes: int) -> NodePlan:
     """`plan` over `nodes` nodes of neighbouring ranks.
 
@@ -61,14 +63,11 @@ def node_plan(plan: FoldPlan, nodes: int) -> NodePlan:
 
 def _check_leaves(plan: FoldPlan, nodes: int) -> None:
     ranks, share = len(plan.roots) // nodes, plan.leaves // nodes
+    by_rank = [[leaf for root in roots for leaf in operands(root)] for roots in plan.roots]
+    present = sorted(leaf for held in by_rank for leaf in held)
     for node in range(nodes):
-        held = [
-            leaf
-            for roots in plan.roots[node * ranks : (node + 1) * ranks]
-            for root in roots
-            for leaf in operands(root)
-        ]
-        if held != list(range(node * share, (node + 1) * share)):
+        held = [leaf for rank in by_rank[node * ranks : (node + 1) * ranks] for leaf in rank]
+        if held != [leaf for leaf in present if leaf // share == node]:
             raise ValueError(
                 f"node {node} of {nodes} holds leaves {held} of {plan.leaves}, which are no whole "
                 "subtrees: give neighbouring leaves to the ranks of a node"

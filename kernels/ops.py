@@ -43,14 +43,17 @@ def leaf_sums(
     weight: torch.Tensor,
     roots: tuple[Expression, ...],
     admitted: object = None,
+    widths: tuple[int, ...] = (),
 ) -> PartialSums:
     """x [M, L * K], weight [L, N, K] -> sums [C, M, N] of leaves or of larger subtrees of `roots`.
 
     `roots` are over this rank's leaves, counted from 0. How much of them is folded here is free.
-    admitted: as of `column_gemm`.
+    admitted: as of `column_gemm`. widths: of leaves of unequal K, which lie side by side in x and
+    in a weight [1, N, sum of widths].
     """
     choices = {} if admitted is None else {"admitted": admitted}
-    return _on(x, "gemm.leaf").leaf_sums(x, weight, roots, **choices)
+    unequal = {"widths": widths} if widths else {}
+    return _on(x, "gemm.leaf").leaf_sums(x, weight, roots, **choices, **unequal)
 
 
 def fold_roots(sums: PartialSums, slots: int) -> torch.Tensor:

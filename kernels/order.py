@@ -7,8 +7,10 @@ same rules in words.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Final, TypeAlias, TypeVar
 
 NUMERICS_VERSION = 3
@@ -51,12 +53,51 @@ FinalExpression: TypeAlias = Tree[Slot]
 
 
 @dataclass(frozen=True)
+class Leaves:
+    """The leaves of one row product, cut by the model alone: see `cut_leaves`.
+
+    Leaf i sums the inputs [edges[i], edges[i + 1]); it is empty where the two are equal.
+    """
+
+    edges: tuple[int, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether all leaves have one width."""
+        return len({last - first for first, last in pairwise(self.edges)}) == 1
+
+    @property
+    def empty(self) -> tuple[int, ...]:
+        """The leaves without inputs, which the fold leaves out."""
+        return tuple(i for i, (first, last) in enumerate(pairwise(self.edges)) if first == last)
+
+    @property
+    def bounds(self) -> tuple[tuple[int, int], ...]:
+        """First input and end of every leaf."""
+        return tuple(pairwise(self.edges))
+
+    def inputs(self, leaves: range) -> range:
+        """The inputs of neighbouring leaves."""
+        return range(self.edges[leaves.start], self.edges[leaves.stop])
+
+    def widths(self, leaves: range) -> tuple[int, ...]:
+        """The widths of those of `leaves` that are not empty, in order."""
+        found = (self.edges[i + 1] - self.edges[i] for i in leaves)
+        return tuple(width for width in found if width)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all leaves but the empty ones have one width: one kernel's loop fits them all."""
+        return len({*self.widths(range(len(self.edges) - 1))}) == 1
+
+
+@dataclass(frozen=True)
 class FoldPlan:
     """How `ranks` ranks evaluate one fold tree together.
 
     `roots[r]` are the largest subtrees wholly inside rank r's leaves, which it folds and sends in
     this order; `final` is what every rank then evaluates over the slots. `slots` is the most any
-    rank sends.
+    rank sends. Empty leaves are in none of them.
     """
 
     leaves: int
@@ -75,6 +116,7 @@ class Contract:
 
     device: "cpu" or "cuda"; dtype: of weights and activations, such as "bfloat16"; row_layers: one
     of ROW_LAYERS. Without a fold neither leaves nor fold order reach a bit: they are not named.
+    edges: of each row product's leaves, by its name; named where not all of them are equal.
     """
 
     device: str
@@ -83,6 +125,7 @@ class Contract:
     fold_order: str
     numerics: int = NUMERICS_VERSION
     row_layers: str = "fold"
+    edges: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @property
     def identifier(self) -> str:
@@ -97,6 +140,8 @@ class Contract:
             "golden": GOLDEN_SHA256,
         }
         fields = asdict(self)
+        if self.row_layers == "gather" or all(Leaves(cut).equal for _, cut in self.edges):
+            del fields["edges"]  # the ids of equal leaves are older than this field
         if self.row_layers == "fold":
             constants["fold"] = describe(fold_tree(self.fold_order, self.leaves))
             del fields["row_layers"]  # the ids of folded contracts are older than this field
@@ -108,22 +153,13 @@ class Contract:
         return hashlib.sha256(body.encode()).hexdigest()
 
 
-def leaf_count(num_heads: int, reduced: Iterable[int], limit: int = DEFAULT_LEAVES) -> int:
-    """Leaves of a model's row-parallel weights: a function of the model, never of the TP size.
+def cut_leaves(units: int, size: int, leaves: int) -> Leaves:
+    """Cut `units` neighbouring units of `size` inputs each into leaves as equal as possible.
 
-    The largest power of two up to `limit` that divides `num_heads` and keeps every reduced
-    dimension's share a multiple of 16. Raises ValueError when a dimension is not one itself.
+    Leaf i holds the units [i * units // leaves, (i + 1) * units // leaves): a function of the model
+    and the number of leaves, never of the TP size. Some are empty where there are fewer units.
     """
-    sizes = list(reduced)
-    for size in sizes:
-        if size % K_GROUP:
-            raise ValueError(f"a reduced dimension of {size} is not a multiple of {K_GROUP}")
-    leaves = 1
-    while leaves * 2 <= limit and num_heads % (leaves * 2) == 0:
-        if any(size % (leaves * 2 * K_GROUP) for size in sizes):
-            break
-        leaves *= 2
-    return leaves
+    return Leaves(tuple(i * units // leaves * size for i in range(leaves + 1)))
 
 
 def fold_tree(order: str, leaves: int) -> Expression:
@@ -139,10 +175,12 @@ def fold_tree(order: str, leaves: int) -> Expression:
     raise ValueError(f"fold order {order!r}: use one of {', '.join(FOLD_ORDERS)}")
 
 
-def fold_plan(order: str, leaves: int, ranks: int) -> FoldPlan:
-    """The plan by which `ranks` ranks evaluate `fold_tree(order, leaves)`.
+@cache
+def fold_plan(order: str, leaves: int, ranks: int, empty: tuple[int, ...] = ()) -> FoldPlan:
+    """The plan by which `ranks` ranks evaluate `fold_tree(order, leaves)` without `empty` leaves.
 
-    Raises ValueError, naming the sizes that fit, when `ranks` does not divide `leaves`.
+    Raises ValueError, naming the sizes that fit, when `ranks` does not divide `leaves`, and when
+    all leaves of a rank are empty.
     """
     if ranks < 1 or leaves % ranks:
         fit = ", ".join(str(n) for n in range(1, leaves + 1) if leaves % n == 0)
@@ -161,7 +199,10 @@ def fold_plan(order: str, leaves: int, ranks: int) -> FoldPlan:
         assert not isinstance(node, int)  # a single leaf never spans two ranks
         return cut(node[0]), cut(node[1])
 
-    final = cut(fold_tree(order, leaves))
+    tree = _without(fold_tree(order, leaves), empty)
+    final = None if tree is None else cut(tree)
+    if final is None or not all(sent):
+        raise ValueError(f"a rank of {ranks} holds none of the leaves that are not empty")
     return FoldPlan(leaves, tuple(tuple(roots) for roots in sent), final)
 
 
@@ -192,6 +233,16 @@ def operands(node: Tree[Operand]) -> list[Operand]:
 def describe(node: Expression) -> str:
     """An expression in words, such as `((l0+l1)+(l2+l3))`."""
     return evaluate(node, lambda i: f"l{i}", lambda a, b: f"({a}+{b})")
+
+
+def _without(node: Expression, empty: tuple[int, ...]) -> Expression | None:
+    """The expression without empty leaves: of a sum with one empty side, the other stays."""
+    if isinstance(node, int):
+        return None if node in empty else node
+    left, right = (_without(side, empty) for side in node)
+    if left is None or right is None:
+        return right if left is None else left
+    return left, right
 
 
 def _chain(parts: Sequence[Expression]) -> Expression:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpdet.kernels.order import Expression, FinalExpression, substitute
+from tpdet.kernels.order import Expression, FinalExpression, operands, substitute
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,11 @@ class PartialSums:
         return self.roots == (0,)
 
 
-def relative_roots(roots: Sequence[Expression], first_leaf: int) -> tuple[Expression, ...]:
-    """A rank's roots over its own leaves, counted from 0."""
-    return tuple(substitute(root, lambda leaf: leaf - first_leaf) for root in roots)
+def relative_roots(roots: Sequence[Expression]) -> tuple[Expression, ...]:
+    """A rank's roots over its own leaves, counted from 0; empty leaves are not counted."""
+    held = [leaf for root in roots for leaf in operands(root)]
+    place = {leaf: index for index, leaf in enumerate(held)}
+    return tuple(substitute(root, lambda leaf: place[leaf]) for root in roots)
 
 
 def gathered_sums(gathered: torch.Tensor, *finals: FinalExpression) -> PartialSums:

@@ -92,7 +92,7 @@ class EngineConfig(BaseModel):
         None,
         ge=1,
         le=MOST_LEAVES,
-        description="largest number of leaves (a power of two); 8 by default",
+        description="leaves of a row layer (a power of two); 8 by default; part of the contract id",
     )
     max_model_len: Size | None = Field(
         None, ge=1, description="context length; the model's if unset"

@@ -11,6 +11,7 @@ from tpdet.comm.exchange.fold import Done, Pending
 from tpdet.comm.world.world import World
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
 
@@ -23,7 +24,11 @@ class AllReduceExchange:
         self._world = world
 
     def fold_and_norm(
-        self, sums: PartialSums, residual: torch.Tensor, norm: Norm
+        self,
+        sums: PartialSums,
+        residual: torch.Tensor,
+        norm: Norm,
+        plan: FoldPlan | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's one product [1, M, H] in the model's dtype -> (h, y), whole on every rank."""
         total = self._world.add_in_any_order(sums.values)
@@ -34,6 +39,12 @@ class AllReduceExchange:
         """None: as in stock engines, the all-reduce stands in line with the products."""
         return 0
 
-    def begin(self, sums: PartialSums, residual: torch.Tensor, norm: Norm) -> Pending:
+    def begin(
+        self,
+        sums: PartialSums,
+        residual: torch.Tensor,
+        norm: Norm,
+        plan: FoldPlan | None = None,
+    ) -> Pending:
         """`fold_and_norm`, at once."""
         return Done(*self.fold_and_norm(sums, residual, norm))

@@ -22,14 +22,22 @@ from tpdet.kernels.inputs.norm import Norm
 class ColumnExchange(RankExchange, Protocol):
     """How columns that ranks hold become whole rows, the residual stream and its norm."""
 
-    def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's columns x [M, W] -> [M, ranks * W] in rank order; may be `x` itself."""
+    def gather_columns(self, x: torch.Tensor, widths: tuple[int, ...] = ()) -> torch.Tensor:
+        """This rank's columns x [M, W] -> [M, ranks * W] in rank order; may be `x` itself.
+
+        widths: of all ranks; () where every rank has as many. Raises UsageError where they may not
+        differ.
+        """
         ...
 
     def gather_and_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm: Norm,
+        widths: tuple[int, ...] = (),
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's columns x [M, H / ranks], residual stream [M, H] fp32, norm [H] -> (h, y).
+        """This rank's columns x [M, W], residual stream [M, H] fp32, norm [H] -> (h, y).
 
         h = whole x + residual in fp32 and y, its norm, are [M, H] and complete on every rank.
         """

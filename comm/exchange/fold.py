@@ -67,16 +67,27 @@ class Exchange(RankExchange, Protocol):
     """How row-parallel sums of all ranks become one residual stream and its norm."""
 
     def fold_and_norm(
-        self, sums: PartialSums, residual: torch.Tensor, norm: Norm
+        self,
+        sums: PartialSums,
+        residual: torch.Tensor,
+        norm: Norm,
+        plan: FoldPlan | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """This rank's sums [C, M, H], fp32 stream [M, H], norm [H] -> (h, y), both [M, H].
 
-        y is complete on every rank. Of h, as of `residual`, a rank needs and gets only the rows
-        that it adds itself; what it was given for the others is not read.
+        plan: of a product without some leaves; None: the exchange's own. y is complete on every
+        rank. Of h, as of `residual`, a rank needs and gets only the rows that it adds itself; what
+        it was given for the others is not read.
         """
         ...
 
-    def begin(self, sums: PartialSums, residual: torch.Tensor, norm: Norm) -> Pending:
+    def begin(
+        self,
+        sums: PartialSums,
+        residual: torch.Tensor,
+        norm: Norm,
+        plan: FoldPlan | None = None,
+    ) -> Pending:
         """`fold_and_norm` beside what is launched next, until `result`; where that is possible."""
         ...
 
@@ -91,10 +102,14 @@ class GatherExchange:
         self._two_shot_rows = two_shot_rows
 
     def fold_and_norm(
-        self, sums: PartialSums, residual: torch.Tensor, norm: Norm
+        self,
+        sums: PartialSums,
+        residual: torch.Tensor,
+        norm: Norm,
+        plan: FoldPlan | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Every rank adds and norms every row of h, once it has the sums."""
-        whole = self.everyones(sums)
+        whole = self.everyones(sums, plan)
         return ops.fold_and_norm(whole, None, residual, norm)
 
     @property
@@ -102,35 +117,51 @@ class GatherExchange:
         """None: the world's collectives stand in line with the products."""
         return 0
 
-    def begin(self, sums: PartialSums, residual: torch.Tensor, norm: Norm) -> Pending:
+    def begin(
+        self,
+        sums: PartialSums,
+        residual: torch.Tensor,
+        norm: Norm,
+        plan: FoldPlan | None = None,
+    ) -> Pending:
         """`fold_and_norm`, at once."""
-        return Done(*self.fold_and_norm(sums, residual, norm))
+        return Done(*self.fold_and_norm(sums, residual, norm, plan))
 
-    def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
+    def gather_columns(self, x: torch.Tensor, widths: tuple[int, ...] = ()) -> torch.Tensor:
         """Every rank's columns side by side; a single rank's are the whole."""
         if self._world.size == 1:
             return x
-        return self._world.all_gather(x).transpose(0, 1).reshape(len(x), -1)
+        if len({*widths}) <= 1:
+            return self._world.all_gather(x).transpose(0, 1).reshape(len(x), -1)
+        padded = x.new_zeros(len(x), max(widths))
+        padded[:, : x.shape[1]] = x
+        everyone = self._world.all_gather(padded)
+        parts = zip(everyone, widths, strict=True)
+        return torch.cat([part[:, :width] for part, width in parts], dim=1)
 
     def gather_and_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm: Norm,
+        widths: tuple[int, ...] = (),
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Every rank adds and norms every row, once it has the columns."""
-        whole = PartialSums(self.gather_columns(x)[None], (0,))
+        whole = PartialSums(self.gather_columns(x, widths)[None], (0,))
         return ops.fold_and_norm(whole, None, residual, norm)
 
-    def everyones(self, sums: PartialSums) -> PartialSums:
-        """The sums of all ranks under one root, equal on every rank."""
-        plan, world = self._plan, self._world
+    def everyones(self, sums: PartialSums, plan: FoldPlan | None = None) -> PartialSums:
+        """The sums of all ranks under one root, equal on every rank; plan: as `fold_and_norm`."""
+        plan, world = self._plan if plan is None else plan, self._world
         if isinstance(plan.final, Slot):
             # One rank's root is the whole tree.
             return PartialSums(sums.values, (sums.roots[plan.final.index],))
         sent = ops.fold_roots(sums, plan.slots)
         if sent.shape[1] < self._two_shot_rows:
             return gathered_sums(world.all_gather(sent), plan.final)
-        return PartialSums(self._two_shot(sent)[None], (0,))
+        return PartialSums(self._two_shot(sent, plan)[None], (0,))
 
-    def _two_shot(self, sent: torch.Tensor) -> torch.Tensor:
+    def _two_shot(self, sent: torch.Tensor, plan: FoldPlan) -> torch.Tensor:
         """Roots [slots, M, N] -> [M, N]; blocks are of one size, padded with any bits."""
         world, (slots, rows, columns) = self._world, sent.shape
         share = -(-rows // world.size)
@@ -139,5 +170,5 @@ class GatherExchange:
             padded = sent.new_zeros(slots, share * world.size, columns)
             padded[:, :rows] = sent
         blocks = padded.view(slots, world.size, share, columns).transpose(0, 1).contiguous()
-        mine = ops.fold_final(world.all_to_all(blocks), self._plan.final)
+        mine = ops.fold_final(world.all_to_all(blocks), plan.final)
         return world.all_gather(mine).view(-1, columns)[:rows]

@@ -17,7 +17,7 @@ from tpdet.comm.exchange.fold import TWO_SHOT_ROWS, GatherExchange
 from tpdet.comm.exchange.peer_columns import PeerColumns
 from tpdet.comm.world.nodes import Nodes
 from tpdet.kernels import ops
-from tpdet.kernels.node_plan import node_plan
+from tpdet.kernels.node_plan import NodePlan, node_plan
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums, gathered_sums
 
@@ -41,15 +41,16 @@ class NodeExchange(GatherExchange):
             self.carrier = NodeCarrier(nodes.world, peers.carrier)
         self._sliced_rows = sliced_rows
         self._nodes = nodes
-        self._levels = node_plan(plan, nodes.across.size)
+        node_plan(plan, nodes.across.size)  # refused now if the nodes hold no whole subtrees
         self._peers = peers
 
-    def everyones(self, sums: PartialSums) -> PartialSums:
+    def everyones(self, sums: PartialSums, plan: FoldPlan | None = None) -> PartialSums:
         """The sums of all ranks under one root, equal on every rank."""
-        sent = ops.fold_roots(sums, self._levels.slots)
+        levels = node_plan(self._plan if plan is None else plan, self._nodes.across.size)
+        sent = ops.fold_roots(sums, levels.slots)
         if sent.shape[1] < self._sliced_rows:
-            return self._across(self._gathered_inside(sent))
-        return PartialSums(self._sliced(sent)[None], (0,))
+            return self._across(self._gathered_inside(sent), levels)
+        return PartialSums(self._sliced(sent, levels)[None], (0,))
 
     def _gathered_inside(self, sent: torch.Tensor) -> torch.Tensor:
         """Roots [slots, M, N] -> those of the node's ranks [ranks, slots, M, N]."""
@@ -61,13 +62,13 @@ class NodeExchange(GatherExchange):
         by_rank = whole.view(len(whole), -1, columns).transpose(0, 1).contiguous()
         return by_rank.view(-1, *sent.shape)
 
-    def _across(self, inside: torch.Tensor) -> PartialSums:
+    def _across(self, inside: torch.Tensor, levels: NodePlan) -> PartialSums:
         """Roots of the node's ranks [ranks, slots, M, N] -> all nodes' roots, under one."""
-        levels, across = self._levels, self._nodes.across
+        across = self._nodes.across
         mine = ops.fold_roots(gathered_sums(inside, *levels.inside[across.rank]), levels.sent)
         return gathered_sums(across.all_gather(mine), levels.across)
 
-    def _sliced(self, sent: torch.Tensor) -> torch.Tensor:
+    def _sliced(self, sent: torch.Tensor, levels: NodePlan) -> torch.Tensor:
         """Roots [slots, M, N] -> [M, N]; blocks are of one size, padded with any bits."""
         inside, (slots, rows, columns) = self._nodes.inside, sent.shape
         share = -(-rows // inside.size)
@@ -76,5 +77,5 @@ class NodeExchange(GatherExchange):
             padded = sent.new_zeros(slots, share * inside.size, columns)
             padded[:, :rows] = sent
         blocks = padded.view(slots, inside.size, share, columns).transpose(0, 1).contiguous()
-        total = ops.fold_roots(self._across(inside.all_to_all(blocks)), 1)[0]
+        total = ops.fold_roots(self._across(inside.all_to_all(blocks), levels), 1)[0]
         return inside.all_gather(total).view(-1, columns)[:rows]

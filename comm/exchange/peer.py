@@ -96,20 +96,30 @@ class PeerExchange:
         memory.settle()
 
     def fold_and_norm(
-        self, sums: PartialSums, residual: torch.Tensor, norm: Norm
+        self,
+        sums: PartialSums,
+        residual: torch.Tensor,
+        norm: Norm,
+        plan: FoldPlan | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """h holds this rank's rows in a step of many rows, and every row in one of few.
 
         y of a step of many rows stays as it is until the exchange after the next is launched.
         """
-        return self._launch(sums, residual, norm, self._two)
+        return self._launch(sums, residual, norm, plan, self._two)
 
     @property
     def overlap_programs(self) -> int:
         """A few: one for each program."""
         return by_ranks(OVERLAP_PROGRAMS, self._world.size)
 
-    def begin(self, sums: PartialSums, residual: torch.Tensor, norm: Norm) -> Pending:
+    def begin(
+        self,
+        sums: PartialSums,
+        residual: torch.Tensor,
+        norm: Norm,
+        plan: FoldPlan | None = None,
+    ) -> Pending:
         """The exchange on a stream of its own. Nothing else may exchange before `result`, but a
         second exchange that is begun follows the first."""
         stream = torch.cuda.current_stream()
@@ -118,7 +128,7 @@ class PeerExchange:
         self._overlap_stream.wait_stream(stream)
         with torch.cuda.stream(self._overlap_stream):
             two = replace(self._two, programs=self.overlap_programs, tile=OVERLAP_TILE)
-            out = self._launch(sums, residual, norm, two)
+            out = self._launch(sums, residual, norm, plan, two)
             done = torch.cuda.Event()
             done.record()
         return _Overlapped(*out, done, (sums, residual))
@@ -128,8 +138,10 @@ class PeerExchange:
         sums: PartialSums,
         residual: torch.Tensor,
         norm: Norm,
+        plan: FoldPlan | None,
         two: Peers,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        plan = self._plan if plan is None else plan
         if norm.dtype != self._dtype or residual.dtype != torch.float32:
             raise ValueError(
                 f"a stream of {residual.dtype} normed to {norm.dtype}: this exchange was made for "
@@ -140,12 +152,12 @@ class PeerExchange:
         values = sums.values.contiguous()
         if self.takes_direct(len(residual)):
             part = PartialSums(values, sums.roots)
-            return h, self._run_direct(part, residual, norm, h, two)
+            return h, self._run_direct(part, residual, norm, h, plan, two)
         y = torch.empty(h.shape, dtype=self._dtype, device=h.device)
         for piece in self.layout.pieces(len(residual)):
             rows = slice(piece.start, piece.stop)
             part = PartialSums(values[:, rows], sums.roots)
-            self._run(part, residual[rows], norm, (h[rows], y[rows]), two)
+            self._run(part, residual[rows], norm, (h[rows], y[rows]), plan, two)
         return h, y
 
     def _run_direct(
@@ -154,6 +166,7 @@ class PeerExchange:
         residual: torch.Tensor,
         norm: Norm,
         h: torch.Tensor,
+        plan: FoldPlan,
         two: Peers,
     ) -> torch.Tensor:
         from tpdet.kernels.cuda.exchange.direct import run_two_shot_direct
@@ -162,7 +175,7 @@ class PeerExchange:
         turn = self.carrier.next_turn() % 2
         begin = layout.direct_start + turn * layout.piece_rows * n * size
         slots = layout.roots, layout.flags
-        run_two_shot_direct(sums, residual, norm, h, self._plan, two, *slots, begin // size)
+        run_two_shot_direct(sums, residual, norm, h, plan, two, *slots, begin // size)
         words = self._shared.own[begin // 4 :][: m * n * size // 4]
         return words.view(self._dtype).view(m, n)
 
@@ -172,6 +185,7 @@ class PeerExchange:
         residual: torch.Tensor,
         norm: Norm,
         out: tuple[torch.Tensor, torch.Tensor],
+        plan: FoldPlan,
         two: Peers,
     ) -> None:
         from tpdet.kernels.cuda.exchange import one_shot as peer_fold
@@ -181,11 +195,11 @@ class PeerExchange:
         layout, rows = self.layout, len(residual)
         if self.takes_one_shot(rows):
             slots = layout.one_shot
-            peer_fold.run_one_shot(sums, residual, norm, out, self._plan, self._one, slots)
+            peer_fold.run_one_shot(sums, residual, norm, out, plan, self._one, slots)
             return
         spread = rows <= self.spread_rows
         run = peer_spread.run_two_shot_spread if spread else peer_two_shot.run_two_shot
-        run(sums, residual, norm, out, self._plan, two, (layout.roots, layout.finished))
+        run(sums, residual, norm, out, plan, two, (layout.roots, layout.finished))
 
     def owned_rows(self, rows: int) -> list[range]:
         """The rows of h that this rank gets in a step of `rows` rows."""

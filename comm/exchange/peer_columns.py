@@ -17,6 +17,7 @@ from tpdet.comm.exchange.peer_carrier import PeerCarrier
 from tpdet.comm.exchange.peer_memory import PeerMemory, memory_for
 from tpdet.comm.exchange.slot_layout import aligned
 from tpdet.comm.world.world import World
+from tpdet.errors import UsageError
 from tpdet.kernels.cuda.exchange.arguments import Buffers
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan
@@ -60,10 +61,11 @@ class PeerColumns:
         """None: the inputs' exchange stands between two products of the same rows."""
         return 0
 
-    def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
-        """A copy of all ranks' columns, in one kernel a piece."""
+    def gather_columns(self, x: torch.Tensor, widths: tuple[int, ...] = ()) -> torch.Tensor:
+        """A copy of all ranks' columns, in one kernel a piece. Raises UsageError."""
         from tpdet.kernels.cuda.exchange import columns as peer_columns
 
+        _check_widths(widths)
         self._check_dtype(x)
         x = x.contiguous()
         whole = x.new_empty(len(x), self._ranks * x.shape[1])
@@ -72,11 +74,16 @@ class PeerColumns:
         return whole
 
     def gather_and_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, norm: Norm
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        norm: Norm,
+        widths: tuple[int, ...] = (),
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Every rank adds and norms every row, in the kernel that takes the columns."""
         from tpdet.kernels.cuda.exchange import columns as peer_columns
 
+        _check_widths(widths)
         self._check_dtype(x)
         x = x.contiguous()
         residual = residual if residual.stride(1) == 1 else residual.contiguous()
@@ -101,6 +108,14 @@ class PeerColumns:
         """A step's rows in pieces of nearly one size."""
         size = -(-rows // max(1, -(-rows // self.piece_rows)))
         return [slice(first, min(first + size, rows)) for first in range(0, rows, max(size, 1))]
+
+
+def _check_widths(widths: tuple[int, ...]) -> None:
+    if len({*widths}) > 1:
+        raise UsageError(
+            f"columns {', '.join(map(str, widths))} of the ranks are not equally many: over peer "
+            "memory row layers gather needs that; use --row-layers fold, or --transport gather"
+        )
 
 
 def open_columns(

@@ -19,6 +19,7 @@ class Product:
     """A shape: x [M, leaves * k] times weight [leaves, n, k]; only a `row` has several leaves.
 
     roots: of a `row`, what the rank sends, as `write_roots` writes it; empty for the others.
+    widths: of a `row` with unequal leaves, the k of each; `k` is the largest then.
     """
 
     kind: str
@@ -26,6 +27,12 @@ class Product:
     k: int
     leaves: int = 1
     roots: str = ""
+    widths: tuple[int, ...] = ()
+
+    @property
+    def chains(self) -> tuple[int, ...]:
+        """The k of each leaf."""
+        return self.widths or (self.k,) * self.leaves
 
     @property
     def outputs(self) -> int:

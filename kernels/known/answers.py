@@ -43,7 +43,7 @@ def _answers(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor
             ops.leaf_sums(
                 x[:, part].contiguous(),
                 leaves[cut].contiguous(),
-                relative_roots(plan.roots[rank], first),
+                relative_roots(plan.roots[rank]),
             ),
             plan.slots,
         )

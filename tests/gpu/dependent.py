@@ -39,7 +39,7 @@ class Chain:
         self.weight = draw(HIDDEN, seed=99)
         self.angle = draw(256, 64, dtype=torch.float32, seed=98)
         (roots,) = order.fold_plan(order.DEFAULT_FOLD_ORDER, LEAVES, 1).roots
-        self.roots = relative_roots(roots, 0)
+        self.roots = relative_roots(roots)
 
     def __call__(self, x):
         y = norm.rms_norm(x, Norm(self.weight, 1e-6))

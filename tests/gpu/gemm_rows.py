@@ -64,8 +64,7 @@ def all_choices(m, n, k, leaves, roots):
 
 
 def rank_roots(name, ranks, rank):
-    share = LEAVES // ranks
-    return relative_roots(order.fold_plan(name, LEAVES, ranks).roots[rank], rank * share)
+    return relative_roots(order.fold_plan(name, LEAVES, ranks).roots[rank])
 
 
 def cuts_keep_their_bits(kind, name, ranks, n=1024, width=512):

@@ -53,7 +53,7 @@ def row_times(name, n, k, leaves, rows, fold_order="pairs"):
     tree = (order.fold_tree(fold_order, leaves),)
     for m in rows:
         x = draw(m, k)
-        ours = lambda w, x=x: leaf_fold(x, w.view(leaves, n, -1), 0, tree, 1)
+        ours = lambda w, x=x: leaf_fold(x, w.view(leaves, n, -1), tree, 1)
         peer = lambda w, x=x: torch.nn.functional.linear(x, w)
         times = interleaved_medians((ours, peer), weights)
         report(name, m, n, k, *times, out_bytes=4, note=fold_order)

@@ -48,8 +48,7 @@ def processors():
 
 
 def rank_roots(name, ranks, rank):
-    share = LEAVES // ranks
-    return relative_roots(order.fold_plan(name, LEAVES, ranks).roots[rank], rank * share)
+    return relative_roots(order.fold_plan(name, LEAVES, ranks).roots[rank])
 
 
 def forms(leaves, roots):

@@ -38,7 +38,7 @@ def leaves_fold_alike_at_every_size(n, k, dtype, rows, kind):
                     first = rank * share
                     mine = x[:, first * width : (first + share) * width]
                     part, what = w[first : first + share], f"M={m} {name} {ranks} ranks {rank}"
-                    folded = leaf_fold(mine, part, first, roots, plan.slots)
+                    folded = leaf_fold(mine, part, roots, plan.slots)
                     leaves = leaf_gemm.leaf_gemm(mine, part)
                     same(leaves, partials[first : first + share], f"{what} leaves")
                     same(fold.fold_roots(leaves, first, roots, plan.slots), folded, what)
@@ -57,12 +57,12 @@ def fold_variants_are_one_class(n, k, kind):
             for ranks, rank in ((1, 0), (2, 1)):
                 plan, share = order.fold_plan(name, LEAVES, ranks), LEAVES // ranks
                 first, roots = rank * share, plan.roots[rank]
-                mine_roots = relative_roots(roots, first)
+                mine_roots = relative_roots(roots)
                 mine = x[:, first * (k // LEAVES) : (first + share) * (k // LEAVES)]
                 wanted = fold.fold_roots(partials[first : first + share], first, roots, plan.slots)
                 variants = list(leaf_candidates(m, n, k // LEAVES, share, mine_roots))
                 run = lambda variant, first=first, share=share, roots=roots, mine=mine, plan=plan: (
-                    leaf_fold(mine, w[first : first + share], first, roots, plan.slots, variant)
+                    leaf_fold(mine, w[first : first + share], roots, plan.slots, variant)
                 )
                 each(variants, run, wanted, f"M={m} {name} {ranks} rank {rank}")
                 count += len(variants)
@@ -97,7 +97,7 @@ def a_fold_keeps_minus_zero_and_its_neighbours():
     for leaf in (0, 2, 3):
         same(dirty[leaf], clean[leaf], f"leaf {leaf} beside NaN")
     roots = (0, 1, 2, 3)
-    same(leaf_fold(x, w, 0, roots, 4)[0], clean[0], "a root beside NaN")
+    same(leaf_fold(x, w, roots, 4)[0], clean[0], "a root beside NaN")
 
 
 def folds_have_the_bits_of_the_cpu():
@@ -127,9 +127,9 @@ def poison_changes_nothing():
             x = draw(m, 8 * 512, dtype=dtype)
             for name in order.FOLD_ORDERS:
                 roots = (order.fold_tree(name, LEAVES),)
-                wanted = leaf_fold(x, w, 0, roots, 2)[:1]
+                wanted = leaf_fold(x, w, roots, 2)[:1]
                 with poisoned_workspaces():
-                    found = leaf_fold(surrounded(x), around, 0, roots, 2)[:1]
+                    found = leaf_fold(surrounded(x), around, roots, 2)[:1]
                 same(found, wanted, f"{dtype} M={m} {name}")
                 count += 1
     return {"calls": count}
@@ -139,7 +139,7 @@ def errors_are_small(name):
     """The fp32 sum of 8 leaves at K = 12,288, against fp64."""
     x, w = draw(128, 12288), draw(4096, 12288, seed=1) * 0.02
     leaves = w.view(4096, LEAVES, -1).transpose(0, 1).contiguous()
-    found = leaf_fold(x, leaves, 0, (order.fold_tree(name, LEAVES),), 1)[0]
+    found = leaf_fold(x, leaves, (order.fold_tree(name, LEAVES),), 1)[0]
     error = relative_error(found, x.double() @ w.double().t())
     if error > 2e-6:
         raise AssertionError(f"relative error {error:.2e} above 2e-6")

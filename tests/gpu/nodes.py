@@ -54,10 +54,9 @@ class Case:
 
     def inputs(self, rows):
         share = self.leaves // self.world.size
-        first = share * self.world.rank
         generator = torch.Generator().manual_seed(rows * 64 + self.world.rank)
         values = torch.randn(share, rows, HIDDEN, generator=generator).to(self.device)
-        roots = relative_roots(self.plan.roots[self.world.rank], first)
+        roots = relative_roots(self.plan.roots[self.world.rank])
         stream = torch.ones(rows, HIDDEN, device=self.device)
         return PartialSums(values, roots), stream, Norm(stream[0].bfloat16(), EPS)
 

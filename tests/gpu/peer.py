@@ -44,7 +44,7 @@ class Case:
     def inputs(self, rows, seed, folded):
         share = LEAVES // self.world.size
         first = self.world.rank * share
-        roots = relative_roots(self.plan.roots[self.world.rank], first)
+        roots = relative_roots(self.plan.roots[self.world.rank])
         values = torch.stack(
             [
                 draw(

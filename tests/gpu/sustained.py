@@ -63,7 +63,7 @@ class Watch:
 
 def roots_of():
     """What a rank alone sends in the default order."""
-    return relative_roots(order.fold_plan(order.DEFAULT_FOLD_ORDER, LEAVES, 1).roots[0], 0)
+    return relative_roots(order.fold_plan(order.DEFAULT_FOLD_ORDER, LEAVES, 1).roots[0])
 
 
 def product_of(name):

@@ -19,6 +19,7 @@ from tpdet.config import EngineConfig
 from tpdet.errors import DisagreementError, UsageError
 from tpdet.kernels import ops, order
 from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.order import cut_leaves
 from tpdet.layers.arithmetic import StrictArithmetic
 from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import RowLinear
@@ -126,16 +127,6 @@ def test_ranks_that_differ_refuse_to_start(tiny_model):
     run_threads(2, start)
 
 
-def test_outputs_that_cannot_be_cut_are_refused(tiny_model):
-    model = tiny_model("llama", hidden=144, heads=8, intermediate=384)
-    settings = {"model": str(model), "kv_pages": 8, "device": "cpu"}
-    with pytest.raises(UsageError, match="use --row-layers fold, or fewer --leaves"):
-        Runner.start(EngineConfig.from_values(row_layers="gather", **settings), SoloWorld())
-    Runner.start(
-        EngineConfig.from_values(row_layers="gather", leaves=1, **settings), SoloWorld()
-    ).close()
-
-
 def test_the_rule_owns_shards_and_exchange(tiny_model):
     config = load_model_config(tiny_model())
     cpu = torch.device("cpu")
@@ -145,7 +136,7 @@ def test_the_rule_owns_shards_and_exchange(tiny_model):
     ):
         partition = make_partition(config, SoloWorld(), "pairs", None, name)
         rule = row_rule(partition)
-        product = rule.product(partition, "o", (256, 384)).product
+        product = rule.product(partition, "o", 256, cut_leaves(24, 16, 8)).product
         assert rule is kind and (product.kind, product.leaves, product.n, product.k) == held
         made = rule.open_exchange("auto", partition, 64, torch.float32, cpu)
         assert isinstance(made, GatherExchange)
@@ -155,7 +146,8 @@ def test_the_rule_owns_shards_and_exchange(tiny_model):
 
     for kind in (RowLinear, GatheredLinear):
         with pytest.raises(TypeError, match="open one that does"):
-            kind(None, partition.by(StrictArithmetic(Other())), "x", (256, 384))
+            other = partition.by(StrictArithmetic(Other()))
+            kind(None, other, "x", 256, cut_leaves(24, 16, 8))
 
 
 def test_columns_are_gathered_added_and_normed_over_any_transport():

@@ -72,8 +72,7 @@ def folds_the_bits_of_one_rank(world: World) -> None:
             leaves = torch.randn(8, rows, 5, generator=generator)
             whole = order.evaluate(order.fold_tree(name, 8), leaves.__getitem__, torch.add)
             mine = leaves.view(world.size, -1, rows, 5)[world.rank]
-            share = 8 // world.size
-            sums = PartialSums(mine, relative_roots(plan.roots[world.rank], world.rank * share))
+            sums = PartialSums(mine, relative_roots(plan.roots[world.rank]))
             for limit in (1, TWO_SHOT_ROWS, 10_000):
                 everyones = GatherExchange(plan, world, limit).everyones(sums)
                 found = ops.fold_roots(everyones, 1)[0]

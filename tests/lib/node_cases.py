@@ -26,7 +26,7 @@ def mine(plan: order.FoldPlan, leaves: torch.Tensor, world: World) -> PartialSum
     """This rank's leaves and roots."""
     share = plan.leaves // world.size
     first = world.rank * share
-    return PartialSums(leaves[first : first + share], relative_roots(plan.roots[world.rank], first))
+    return PartialSums(leaves[first : first + share], relative_roots(plan.roots[world.rank]))
 
 
 def folds_as_one_level(world: World, nodes: int, leaves: int) -> None:

@@ -186,7 +186,7 @@ def test_an_exchange_is_rehearsed_without_a_peer_and_not_counted(monkeypatch, tm
     plan, hidden = fold_plan(DEFAULT_FOLD_ORDER, 8, 2), 64
     exchange = PeerExchange(plan, Memory(), 2048, hidden, torch.bfloat16, one_shot_rows=8)
     before = exchange._shared.own.clone()
-    roots = relative_roots(plan.roots[0], 0)
+    roots = relative_roots(plan.roots[0])
     counts = set()
     with exchange.carrier.rehearsal(), recording() as asked:
         for rows in (1, 5, 8, 1024, 2048, 2048, 5000):

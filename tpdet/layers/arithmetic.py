@@ -49,9 +49,16 @@ class Arithmetic(Protocol):
         ...
 
     def row(
-        self, x: torch.Tensor, weight_LNK: torch.Tensor, roots: tuple[Expression, ...]
+        self,
+        x: torch.Tensor,
+        weight_LNK: torch.Tensor,
+        roots: tuple[Expression, ...],
+        widths: tuple[int, ...] = (),
     ) -> PartialSums:
-        """x [M, L * K], a weight of `lay_out` -> this rank's sums, for `exchange`."""
+        """x [M, L * K], a weight of `lay_out` -> this rank's sums, for `exchange`.
+
+        widths: of unequal leaves, which lie side by side in the weight [1, N, their sum].
+        """
         ...
 
     def attend(
@@ -89,10 +96,14 @@ class StrictArithmetic:
         return weight_LNK.contiguous()
 
     def row(
-        self, x: torch.Tensor, weight_LNK: torch.Tensor, roots: tuple[Expression, ...]
+        self,
+        x: torch.Tensor,
+        weight_LNK: torch.Tensor,
+        roots: tuple[Expression, ...],
+        widths: tuple[int, ...] = (),
     ) -> PartialSums:
         """fp32 sums of leaves or subtrees."""
-        return ops.leaf_sums(x, weight_LNK, roots, self.admitted)
+        return ops.leaf_sums(x, weight_LNK, roots, self.admitted, widths)
 
     def attend(
         self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None
@@ -134,7 +145,11 @@ class StockArithmetic:
         return flat
 
     def row(
-        self, x: torch.Tensor, weight_LNK: torch.Tensor, roots: tuple[Expression, ...]
+        self,
+        x: torch.Tensor,
+        weight_LNK: torch.Tensor,
+        roots: tuple[Expression, ...],
+        widths: tuple[int, ...] = (),
     ) -> PartialSums:
         """One product [1, M, N], rounded to the model's dtype before it is exchanged."""
         return PartialSums(linear(x, weight_LNK[0])[None], (0,))

@@ -8,7 +8,7 @@ from tpdet.kernels import ops
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
-from tpdet.layers.linear import ColumnLinear
+from tpdet.layers.linear import ColumnLinear, ColumnPart
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
@@ -30,18 +30,23 @@ class Attention:
     ) -> None:
         config = partition.config
         self._head = config.head_dim
-        self._query_heads = partition.query_heads
+        self._query_heads = len(partition.query_heads)
+        self._padding = before, after = partition.padded_heads
         self._key_heads = len(partition.key_heads)
         self._eps = config.rms_norm_eps
         self._window = window
         query, key = config.num_heads * self._head, config.num_kv_heads * self._head
-        parts = [(f"{name}.q_proj", query, partition.by_leaf(query, dim=0))]
-        parts += [(f"{name}.{p}_proj", key, partition.by_key_head()) for p in ("k", "v")]
+        heads, keys = partition.by_leaf(partition.cut.attention, dim=0), partition.by_key_head()
+        padding = before * self._head, after * self._head
+        parts = [ColumnPart(f"{name}.q_proj", query, heads, *padding)]
+        parts += [ColumnPart(f"{name}.{p}_proj", key, keys) for p in ("k", "v")]
         self._arithmetic = partition.arithmetic
         self._qkv = ColumnLinear(
             source, self._arithmetic, parts, config.hidden_size, config.attention_bias
         )
-        self._output = row_linear(source, partition, f"{name}.o_proj", (config.hidden_size, query))
+        self._output = row_linear(
+            source, partition, f"{name}.o_proj", config.hidden_size, partition.cut.attention
+        )
         self._name, self._has_norms = name, config.qk_norm
         self._load_norms(source)
 
@@ -49,12 +54,14 @@ class Attention:
     def products(partition: Partition) -> tuple[LayerProduct, ...]:
         """Its products, as this rank holds them."""
         config = partition.config
-        heads = partition.query_heads + 2 * len(partition.key_heads)
+        queries = len(partition.query_heads) + sum(partition.padded_heads)
+        heads = queries + 2 * len(partition.key_heads)
         qkv = Product("column", heads * config.head_dim, config.hidden_size)
-        output = config.hidden_size, config.num_heads * config.head_dim
         return (
             LayerProduct("qkv", qkv, biased=config.attention_bias, written=qkv.n),
-            row_rule(partition).product(partition, "o", output),
+            row_rule(partition).product(
+                partition, "o", config.hidden_size, partition.cut.attention
+            ),
         )
 
     @staticmethod
@@ -97,8 +104,9 @@ class Attention:
 
         Stores the step's k and v first; `rotary`: tables of cos and sin [positions, D / 2].
         """
-        count, batch = rows.x_MH.shape[0], rows.batch
-        widths = [self._query_heads * self._head] + 2 * [self._key_heads * self._head]
+        count, batch, (before, after) = rows.x_MH.shape[0], rows.batch, self._padding
+        queries = before + self._query_heads + after
+        widths = [queries * self._head] + 2 * [self._key_heads * self._head]
         # Views: the kernels read rows that lie apart.
         parts = self._qkv(rows.x_MH).split(widths, dim=1)
         q, k, v = (part.view(count, -1, self._head) for part in parts)
@@ -115,7 +123,9 @@ class Attention:
             batch,
         )
         mixed = self._arithmetic.attend(q_MQD, pages, batch, self._window)
-        return self._output(mixed.view(count, -1), rows, following)
+        if before or after:
+            mixed = mixed[:, before : before + self._query_heads]
+        return self._output(mixed.flatten(1), rows, following)
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on."""

@@ -8,7 +8,7 @@ from tpdet.comm.exchange.peer_columns import open_columns
 from tpdet.errors import UsageError
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product
-from tpdet.kernels.order import K_GROUP
+from tpdet.kernels.order import Leaves
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
@@ -25,12 +25,16 @@ class GatheredLinear:
     """
 
     def __init__(
-        self, source: WeightSource, partition: Partition, name: str, shape: tuple[int, int]
+        self, source: WeightSource, partition: Partition, name: str, outputs: int, cut: Leaves
     ) -> None:
         exchange = partition.exchange
         if not isinstance(exchange, ColumnExchange):
             raise TypeError(f"{type(exchange).__name__} gathers no columns: open one that does")
-        self._read = f"{name}.weight", shape, partition.by_leaf(shape[0], dim=0)
+        rows = partition.by_leaf(partition.cut.outputs, dim=0)
+        self._read = f"{name}.weight", (outputs, cut.edges[-1]), rows
+        self._inputs, self._outputs = (
+            partition.by_rank(each) for each in (cut, partition.cut.outputs)
+        )
         self.weight = source.read(*self._read)
         self._exchange, self._arithmetic = exchange, partition.arithmetic
 
@@ -39,32 +43,23 @@ class GatheredLinear:
         place(self.weight, source.read(*self._read))
 
     def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, following: Norm) -> Pending:
-        """This rank's columns x [M, K / ranks] -> the rows' residual stream with y added, normed.
+        """This rank's columns x [M, K'] -> the rows' residual stream with y added, normed.
 
         Both are complete on every rank.
         """
-        whole_MK = self._exchange.gather_columns(x_MK)
+        whole_MK = self._exchange.gather_columns(x_MK, self._inputs)
         y_MN = self._arithmetic.column(whole_MK, self.weight)
-        return Done(*self._exchange.gather_and_norm(y_MN, rows.hidden_MH, following))
+        return Done(*self._exchange.gather_and_norm(y_MN, rows.hidden_MH, following, self._outputs))
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Refused: this rule has one arithmetic. Raises UsageError."""
         raise UsageError("row layers gather have no other arithmetic: use --row-layers fold")
 
     @staticmethod
-    def product(partition: Partition, name: str, shape: tuple[int, int]) -> LayerProduct:
-        """A layer's product on this rank; shape: (outputs, inputs) of the whole.
-
-        Raises UsageError for outputs that do not make a multiple of 16 a leaf: ranks hold whole
-        leaves of them.
-        """
-        outputs, inputs = shape
-        if outputs % (K_GROUP * partition.leaves):
-            raise UsageError(
-                f"row layers of {outputs} outputs do not make {partition.leaves} multiples of "
-                f"{K_GROUP}: use --row-layers fold, or fewer --leaves"
-            )
-        return LayerProduct(name, Product("column", outputs // partition.world.size, inputs))
+    def product(partition: Partition, name: str, outputs: int, cut: Leaves) -> LayerProduct:
+        """A layer's product on this rank; cut: its inputs' leaves, which it takes whole."""
+        mine = len(partition.cut.outputs.inputs(partition.mine))
+        return LayerProduct(name, Product("column", mine, cut.edges[-1]))
 
     @staticmethod
     def open_exchange(

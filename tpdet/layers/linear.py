@@ -1,6 +1,7 @@
 """Linear layers: column-parallel (all of K here, one chain) and row-parallel (leaves, folded)."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -9,6 +10,7 @@ from tpdet.comm.exchange.open import open_exchange
 from tpdet.kernels.inputs.gated import interleaved
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product, write_roots
+from tpdet.kernels.order import Leaves
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.micro_batch import MicroBatch
@@ -17,6 +19,27 @@ from tpdet.layers.products import LayerProduct
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
+
+
+class ColumnPart(NamedTuple):
+    """A checkpoint tensor of a `ColumnLinear`: name without suffix, rows in all, how they are cut.
+
+    before, after: rows of zeros that stand around this rank's.
+    """
+
+    name: str
+    rows: int
+    pieces: Pieces
+    before: int = 0
+    after: int = 0
+
+    def padded(self, read: torch.Tensor) -> torch.Tensor:
+        """This rank's rows with the zeros."""
+        if not self.before and not self.after:
+            return read
+        rest = read.shape[1:]
+        around = (read.new_zeros(rows, *rest) for rows in (self.before, self.after))
+        return torch.cat([next(around), read, next(around)])
 
 
 class ColumnLinear:
@@ -29,11 +52,11 @@ class ColumnLinear:
         self,
         source: WeightSource,
         arithmetic: Arithmetic,
-        parts: Sequence[tuple[str, int, Pieces]],
+        parts: Sequence[ColumnPart],
         in_features: int,
         bias: bool,
     ) -> None:
-        """parts: (name without suffix, rows in the checkpoint, how they are cut), in order."""
+        """parts: in the order in which their rows follow each other."""
         self._arithmetic = arithmetic
         self._parts, self._in_features, self._has_bias = tuple(parts), in_features, bias
         self.load(source)
@@ -41,13 +64,16 @@ class ColumnLinear:
     def load(self, source: WeightSource) -> None:
         """Read the weights, in place if there are some already."""
         weights = [
-            source.read(f"{name}.weight", (rows, self._in_features), pieces)
-            for name, rows, pieces in self._parts
+            part.padded(
+                source.read(f"{part.name}.weight", (part.rows, self._in_features), part.pieces)
+            )
+            for part in self._parts
         ]
         self.weight = place(self.weight, torch.cat(weights))
         if self._has_bias:
             biases = [
-                source.read(f"{name}.bias", (rows,), pieces) for name, rows, pieces in self._parts
+                part.padded(source.read(f"{part.name}.bias", (part.rows,), part.pieces))
+                for part in self._parts
             ]
             self.bias = place(self.bias, torch.cat(biases))
 
@@ -105,22 +131,22 @@ class RowLinear:
     weight_LNK: torch.Tensor | None = None
 
     def __init__(
-        self, source: WeightSource, partition: Partition, name: str, shape: tuple[int, int]
+        self, source: WeightSource, partition: Partition, name: str, outputs: int, cut: Leaves
     ) -> None:
         self._arithmetic = partition.arithmetic
         self._exchange = _folding(partition.exchange)
-        self._name, self._shape = f"{name}.weight", shape
-        self._pieces = partition.by_leaf(shape[1], dim=1)
+        self._read = f"{name}.weight", (outputs, cut.edges[-1]), partition.by_leaf(cut, dim=1)
+        self._widths = cut.widths(partition.mine)
+        self._alike = cut.alike
+        self._plan = partition.plan_of(cut)
+        self._roots = relative_roots(self._plan.roots[partition.world.rank])
         self.load(source)
-        self._roots = relative_roots(
-            partition.plan.roots[partition.world.rank], partition.mine.start
-        )
 
     def load(self, source: WeightSource) -> None:
         """Read the weights, in place if there are some already."""
-        weight_NK = source.read(self._name, self._shape, self._pieces)
-        leaves = len(self._pieces.mine)
-        by_leaf_LNK = weight_NK.view(self._shape[0], leaves, -1).permute(1, 0, 2)
+        weight_NK = source.read(*self._read)
+        leaves = len(self._widths) if self._alike else 1  # unequal ones stay side by side
+        by_leaf_LNK = weight_NK.view(len(weight_NK), leaves, -1).permute(1, 0, 2)
         self.weight_LNK = place(self.weight_LNK, self._arithmetic.lay_out(by_leaf_LNK))
 
     def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, following: Norm) -> Pending:
@@ -129,10 +155,12 @@ class RowLinear:
         The stream is fp32; its norm is complete on every rank.
         """
         assert self.weight_LNK is not None
-        sums = self._arithmetic.row(x_MK, self.weight_LNK, self._roots)
+        widths = () if self._alike else self._widths
+        sums = self._arithmetic.row(x_MK, self.weight_LNK, self._roots, widths)
+        sent = sums, rows.hidden_MH, following, self._plan
         if rows.overlapped:
-            return self._exchange.begin(sums, rows.hidden_MH, following)
-        return Done(*self._exchange.fold_and_norm(sums, rows.hidden_MH, following))
+            return self._exchange.begin(*sent)
+        return Done(*self._exchange.fold_and_norm(*sent))
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Multiply and exchange by this from now on."""
@@ -141,15 +169,12 @@ class RowLinear:
         self.weight_LNK = arithmetic.lay_out(self.weight_LNK)
 
     @staticmethod
-    def product(partition: Partition, name: str, shape: tuple[int, int]) -> LayerProduct:
-        """A layer's product on this rank; shape: (outputs, inputs) of the whole."""
-        outputs, inputs = shape
-        sent = partition.plan.roots[partition.world.rank]
-        roots = write_roots(relative_roots(sent, partition.mine.start))
-        leaves = len(partition.mine)
-        return LayerProduct(
-            name, Product("row", outputs, inputs // partition.leaves, leaves, roots)
-        )
+    def product(partition: Partition, name: str, outputs: int, cut: Leaves) -> LayerProduct:
+        """A layer's product on this rank; cut: its inputs' leaves."""
+        sent = partition.plan_of(cut).roots[partition.world.rank]
+        roots, widths = write_roots(relative_roots(sent)), cut.widths(partition.mine)
+        unequal = () if cut.alike else widths
+        return LayerProduct(name, Product("row", outputs, max(widths), len(widths), roots, unequal))
 
     @staticmethod
     def open_exchange(

@@ -18,19 +18,19 @@ class GatedMlp:
 
     def __init__(self, source: WeightSource, partition: Partition, name: str) -> None:
         hidden, width = partition.config.hidden_size, partition.config.intermediate_size
-        cut = partition.by_leaf(width, dim=0)
+        cut = partition.by_leaf(partition.cut.down, dim=0)
         names = f"{name}.gate_proj", f"{name}.up_proj"
         self._gate_up = GatedLinear(source, partition.arithmetic, names, (width, hidden), cut)
-        self._down = row_linear(source, partition, f"{name}.down_proj", (hidden, width))
+        self._down = row_linear(source, partition, f"{name}.down_proj", hidden, partition.cut.down)
 
     @staticmethod
     def products(partition: Partition) -> tuple[LayerProduct, ...]:
         """Its products, as this rank holds them."""
-        hidden, width = partition.config.hidden_size, partition.config.intermediate_size
-        mine = width // partition.leaves * len(partition.mine)
+        hidden, down = partition.config.hidden_size, partition.cut.down
+        mine = len(down.inputs(partition.mine))
         return (
             LayerProduct("gate_up", Product("gated", 2 * mine, hidden)),
-            row_rule(partition).product(partition, "down", (hidden, width)),
+            row_rule(partition).product(partition, "down", hidden, down),
         )
 
     @staticmethod

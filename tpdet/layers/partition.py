@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 from tpdet.comm.exchange.fold import GatherExchange, RankExchange
 from tpdet.comm.world.world import World
-from tpdet.kernels.order import FoldPlan, fold_plan
+from tpdet.kernels.order import FoldPlan, Leaves, fold_plan
 from tpdet.layers.arithmetic import Arithmetic, StrictArithmetic
 from tpdet.model_config import ModelConfig
-from tpdet.model_config.fit import check_ranks
+from tpdet.model_config.fit import ModelLeaves, check_ranks
 from tpdet.weights.pieces import Pieces
 
 _VOCABULARY_GROUP = 16
@@ -15,14 +15,15 @@ _VOCABULARY_GROUP = 16
 
 @dataclass(frozen=True)
 class Partition:
-    """A rank's share of a model: `leaves` in all, `mine` of them here, and the fold's plan.
+    """A rank's share of a model: its leaves, `mine` of them here, and the fold's plan.
 
     `row_layers` names how its row layers are cut: see tpdet.layers.row_layers.
     """
 
     config: ModelConfig
     world: World
-    plan: FoldPlan
+    fold_order: str
+    cut: ModelLeaves
     arithmetic: Arithmetic
     row_layers: str = "fold"
 
@@ -36,9 +37,18 @@ class Partition:
         return self.arithmetic.exchange
 
     @property
+    def plan(self) -> FoldPlan:
+        """The fold of a product without empty leaves."""
+        return fold_plan(self.fold_order, self.leaves, self.world.size)
+
+    def plan_of(self, product: Leaves) -> FoldPlan:
+        """The fold of a product: its empty leaves are in no sum."""
+        return fold_plan(self.fold_order, self.leaves, self.world.size, product.empty)
+
+    @property
     def leaves(self) -> int:
         """Leaves of the whole model."""
-        return self.plan.leaves
+        return self.cut.count
 
     @property
     def mine(self) -> range:
@@ -46,23 +56,39 @@ class Partition:
         share = self.leaves // self.world.size
         return range(self.world.rank * share, (self.world.rank + 1) * share)
 
-    def by_leaf(self, extent: int, dim: int) -> Pieces:
-        """Cut `extent` into equal leaves along `dim`; this rank's leaves are read."""
-        width = extent // self.leaves
-        bounds = tuple((i * width, (i + 1) * width) for i in range(self.leaves))
-        return Pieces(dim, bounds, self.mine)
+    def by_leaf(self, cut: Leaves, dim: int) -> Pieces:
+        """Cut a dimension by leaves; this rank's are read."""
+        return Pieces(dim, cut.bounds, self.mine)
+
+    def by_rank(self, cut: Leaves) -> tuple[int, ...]:
+        """How much of a dimension that is cut by leaves every rank holds."""
+        edges, share = cut.edges, self.leaves // self.world.size
+        return tuple(edges[i + share] - edges[i] for i in range(0, self.leaves, share))
 
     @property
-    def query_heads(self) -> int:
+    def query_heads(self) -> range:
         """Query heads of this rank."""
-        return self.config.num_heads // self.world.size
+        held, size = self.cut.attention.inputs(self.mine), self.config.head_dim
+        return range(held.start // size, held.stop // size)
 
     @property
     def key_heads(self) -> range:
-        """Key heads this rank reads; neighbours share one when there are fewer than ranks."""
-        per_key_head = self.config.num_heads // self.config.num_kv_heads
-        first = self.world.rank * self.query_heads
-        return range(first // per_key_head, (first + self.query_heads - 1) // per_key_head + 1)
+        """Key heads that this rank's query heads read; neighbours may hold the same one."""
+        each, held = self._queries_of_a_key, self.query_heads
+        return range(held.start // each, (held.stop - 1) // each + 1)
+
+    @property
+    def padded_heads(self) -> tuple[int, int]:
+        """Query heads of zeros before and after this rank's: each key head has equally many then.
+
+        None are needed for a single key head, and where key heads are not shared with neighbours.
+        """
+        each, held = self._queries_of_a_key, self.query_heads
+        return (0, 0) if len(self.key_heads) == 1 else (held.start % each, -held.stop % each)
+
+    @property
+    def _queries_of_a_key(self) -> int:
+        return self.config.num_heads // self.config.num_kv_heads
 
     def by_key_head(self) -> Pieces:
         """Cut key or value rows by head."""
@@ -89,11 +115,11 @@ def make_partition(
     config: ModelConfig,
     world: World,
     fold_order: str,
-    limit: int | None,
+    leaves: int | None,
     row_layers: str = "fold",
 ) -> Partition:
     """Cut `config` over `world`. Raises UsageError naming the tensor-parallel sizes that fit."""
-    leaves = check_ranks(config, world.size, limit)
-    plan = fold_plan(fold_order, leaves, world.size)
+    cut = check_ranks(config, world.size, leaves)
+    plan = fold_plan(fold_order, cut.count, world.size)
     arithmetic = StrictArithmetic(GatherExchange(plan, world))
-    return Partition(config, world, plan, arithmetic, row_layers)
+    return Partition(config, world, fold_order, cut, arithmetic, row_layers)

@@ -35,4 +35,4 @@ class LayerProduct:
     @property
     def k(self) -> int:
         """Inputs of this rank, of all its leaves."""
-        return self.product.leaves * self.product.k
+        return sum(self.product.chains)

@@ -10,6 +10,7 @@ import torch
 
 from tpdet.comm.exchange.fold import Pending, RankExchange
 from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.order import Leaves
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.gathered_linear import GatheredLinear
 from tpdet.layers.linear import RowLinear
@@ -23,7 +24,7 @@ class RowLayer(Protocol):
     """A layer whose result goes to the residual stream and to the norm that follows."""
 
     def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, following: Norm) -> Pending:
-        """This rank's columns x [M, K / ranks] -> the rows' stream with y added, and its norm."""
+        """This rank's columns x [M, K'] -> the rows' stream with y added, and its norm."""
         ...
 
     def load(self, source: WeightSource) -> None:
@@ -39,13 +40,13 @@ class RowRule(Protocol):
     """How such layers are cut: what both classes offer."""
 
     def __call__(
-        self, source: WeightSource, partition: Partition, name: str, shape: tuple[int, int]
+        self, source: WeightSource, partition: Partition, name: str, outputs: int, cut: Leaves
     ) -> RowLayer:
-        """Load a layer; shape: (outputs, inputs) of the whole."""
+        """Load a layer of so many outputs; cut: its inputs' leaves."""
         ...
 
-    def product(self, partition: Partition, name: str, shape: tuple[int, int]) -> LayerProduct:
-        """A layer's product on this rank. Raises UsageError if it does not fit."""
+    def product(self, partition: Partition, name: str, outputs: int, cut: Leaves) -> LayerProduct:
+        """A layer's product on this rank."""
         ...
 
     def open_exchange(
@@ -69,7 +70,7 @@ def row_rule(partition: Partition) -> RowRule:
 
 
 def row_linear(
-    source: WeightSource, partition: Partition, name: str, shape: tuple[int, int]
+    source: WeightSource, partition: Partition, name: str, outputs: int, cut: Leaves
 ) -> RowLayer:
-    """Load a row layer by the partition's rule; shape: (outputs, inputs) of the whole."""
-    return row_rule(partition)(source, partition, name, shape)
+    """Load a row layer by the partition's rule; cut: its inputs' leaves."""
+    return row_rule(partition)(source, partition, name, outputs, cut)

@@ -1,31 +1,58 @@
 """Checks that flags fit a model: tensor-parallel size, leaves, context. Needs no torch."""
 
+from dataclasses import dataclass
+
 from tpdet.errors import UsageError
 from tpdet.kernels.exact.rotary_frequencies import MAX_POSITION
-from tpdet.kernels.order import DEFAULT_LEAVES, leaf_count
+from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, Leaves, cut_leaves
 from tpdet.model_config.model import ModelConfig
 
 
-def model_leaves(config: ModelConfig, limit: int | None) -> int:
-    """The number of leaves of a model's row-parallel layers. Raises UsageError if there is none."""
-    reduced = (config.num_heads * config.head_dim, config.intermediate_size)
-    try:
-        return leaf_count(config.num_heads, reduced, limit or DEFAULT_LEAVES)
-    except ValueError as error:
-        raise UsageError(f"this model cannot be cut into leaves: {error}") from error
+@dataclass(frozen=True)
+class ModelLeaves:
+    """The leaves of a model's row products, alike at every tensor-parallel size.
+
+    attention: of the attention output, whole query heads; down: of the down product, blocks of 16;
+    outputs: the same cut of the hidden size, by which row layers without a fold are cut.
+    """
+
+    count: int
+    attention: Leaves
+    down: Leaves
+    outputs: Leaves
+
+    @property
+    def edges(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """What a contract names where leaves are not equal: the edges of each row product."""
+        return ("attention", self.attention.edges), ("down", self.down.edges)
 
 
-def check_ranks(config: ModelConfig, ranks: int, limit: int | None) -> int:
-    """The model's number of leaves. Raises UsageError naming the sizes that fit."""
-    leaves = model_leaves(config, limit)
-    fit = [n for n in range(1, leaves + 1) if leaves % n == 0 and _heads_fit(config, n)]
+def model_leaves(config: ModelConfig, leaves: int | None) -> ModelLeaves:
+    """Cut a model into `leaves` leaves, DEFAULT_LEAVES if None."""
+    count = leaves or DEFAULT_LEAVES
+    return ModelLeaves(
+        count,
+        cut_leaves(config.num_heads, config.head_dim, count),
+        cut_leaves(config.intermediate_size // K_GROUP, K_GROUP, count),
+        cut_leaves(config.hidden_size // K_GROUP, K_GROUP, count),
+    )
+
+
+def check_ranks(config: ModelConfig, ranks: int, leaves: int | None) -> ModelLeaves:
+    """The model's leaves. Raises UsageError naming the sizes that fit.
+
+    A size fits that divides the leaves and gives every rank a query head and a block of each layer.
+    """
+    found = model_leaves(config, leaves)
+    fit = [n for n in range(1, found.count + 1) if found.count % n == 0 and _all_busy(found, n)]
     if ranks not in fit:
         sizes = ", ".join(str(n) for n in fit)
         raise UsageError(
             f"tensor-parallel size {ranks} does not fit a model of {config.num_heads} query "
-            f"heads, {config.num_kv_heads} key heads and {leaves} leaves: use one of {sizes}"
+            f"heads and {found.count} leaves: use one of {sizes}"
+            + (", or more --leaves" if ranks > found.count and _power_of_two(ranks) else "")
         )
-    return leaves
+    return found
 
 
 def context_length(wanted: int | None, model: ModelConfig) -> int:
@@ -43,5 +70,14 @@ def context_length(wanted: int | None, model: ModelConfig) -> int:
     return length
 
 
-def _heads_fit(config: ModelConfig, ranks: int) -> bool:
-    return config.num_kv_heads % ranks == 0 or ranks % config.num_kv_heads == 0
+def _all_busy(leaves: ModelLeaves, ranks: int) -> bool:
+    """Whether every rank gets inputs of both row products, and outputs."""
+    share = leaves.count // ranks
+    cuts = leaves.attention, leaves.down, leaves.outputs
+    return all(
+        cut.inputs(range(rank * share, (rank + 1) * share)) for cut in cuts for rank in range(ranks)
+    )
+
+
+def _power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0

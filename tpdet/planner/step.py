@@ -71,8 +71,12 @@ def make_world(
     leaves: int | None = None,
     overlapped: int | None = None,
 ) -> World:
-    """The world of `ranks`. Raises UsageError naming the sizes or leaves that fit the model."""
-    partition = cut_for(config, ranks, fold_order, leaves)
+    """The world of `ranks`, seen from the rank that holds most of it.
+
+    Raises UsageError naming the sizes or leaves that fit the model.
+    """
+    parts = [cut_for(config, ranks, fold_order, leaves, rank=rank) for rank in range(ranks)]
+    partition = max(parts, key=lambda part: (len(part.key_heads), len(part.query_heads)))
     cut = partition.leaves, fold_order, config.hidden_size, budget
     return World(
         partition,

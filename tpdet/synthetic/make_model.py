@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from tpdet.errors import UsageError
+from tpdet.kernels.order import K_GROUP
 from tpdet.model_config import FAMILIES, HEAD_SIZES, load_model_config
 from tpdet.synthetic.train_tokenizer import train_tokenizer
 
@@ -30,9 +31,9 @@ _LOGIT_SPREAD = 3.0
 class Shape:
     """A model to be made: its family (`like`), its sizes and its dtype.
 
-    kv_heads: half the heads by default; intermediate: a multiple of 128 near 3 * hidden; tie
-    (whether the output head is the embedding): only Qwen2 by default. Raises UsageError for values
-    that tpdet could not serve.
+    kv_heads: half the heads by default; intermediate: by default a multiple of 128 near 3 * hidden;
+    tie (whether the output head is the embedding): only Qwen2 by default. Raises UsageError for
+    values that tpdet could not serve.
     """
 
     like: str
@@ -59,8 +60,8 @@ class Shape:
         if self.head_dim not in HEAD_SIZES:
             sizes = ", ".join(map(str, HEAD_SIZES))
             raise UsageError(f"head_dim {self.head_dim}: use one of {sizes}")
-        if self.middle % _INTERMEDIATE_GROUP:
-            raise UsageError(f"intermediate {self.middle}: use a multiple of {_INTERMEDIATE_GROUP}")
+        if self.middle % K_GROUP:
+            raise UsageError(f"intermediate {self.middle}: use a multiple of {K_GROUP}")
         if self.vocab < _MIN_VOCABULARY:
             raise UsageError(f"vocab {self.vocab}: use at least {_MIN_VOCABULARY}")
         if self.dtype not in _DTYPES:

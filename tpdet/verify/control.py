@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.kernels import ops
-from tpdet.kernels.order import Expression
+from tpdet.kernels.order import Expression, FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
 
 
@@ -20,7 +20,9 @@ def switch_in_stock_arithmetic() -> None:
     ops.leaf_sums = _plain_row_gemm
 
 
-def _all_reduce(exchange: GatherExchange, sums: PartialSums) -> PartialSums:
+def _all_reduce(
+    exchange: GatherExchange, sums: PartialSums, plan: FoldPlan | None = None
+) -> PartialSums:
     """`sums` is this rank's one partial sum."""
     if exchange._world.size > 1:
         dist.all_reduce(sums.values)
@@ -45,6 +47,7 @@ def _plain_row_gemm(
     weight: torch.Tensor,
     roots: tuple[Expression, ...],
     admitted: object = None,
+    widths: tuple[int, ...] = (),
 ) -> PartialSums:
     flat = weight.permute(1, 0, 2).reshape(weight.shape[1], -1)
     return PartialSums(_product(x, flat).float()[None], (0,))

@@ -62,8 +62,8 @@ def chain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _whole_block(block: torch.Tensor) -> torch.Tensor:
-    """Weight rows in fp32, zero rows added up to a whole block."""
-    wide = block.float()
+    """Weight rows in fp32, contiguous, zero rows added up to a whole block."""
+    wide = block.float().contiguous()
     if len(block) < COLUMNS:
         wide = torch.cat([wide, torch.zeros(COLUMNS - len(block), block.shape[1])])
     return wide

@@ -7,17 +7,22 @@ from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import PartialSums
 
 
-def leaf_gemm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """One fp32 chain a leaf: x [M, L * K], weight [L, N, K] -> partial sums [L, M, N] in fp32."""
-    leaves, _, width = weight.shape
-    rows = padded_rows(x)
-    parts = [
-        chain(rows[:, leaf * width : (leaf + 1) * width].contiguous(), weight[leaf])
-        for leaf in range(leaves)
-    ]
+def leaf_gemm(x: torch.Tensor, weight: torch.Tensor, widths: tuple[int, ...] = ()) -> torch.Tensor:
+    """One fp32 chain a leaf: x [M, L * K], weight [L, N, K] -> partial sums [L, M, N] in fp32.
+
+    widths: of leaves of unequal K, which lie side by side in x and in a weight [1, N, their sum].
+    """
+    weights = weight[0].split(widths, dim=1) if widths else weight.unbind()
+    inputs = padded_rows(x).split([each.shape[1] for each in weights], dim=1)
+    parts = [chain(x.contiguous(), leaf) for x, leaf in zip(inputs, weights, strict=True)]
     return torch.stack([part[: x.shape[0]] for part in parts])
 
 
-def leaf_sums(x: torch.Tensor, weight: torch.Tensor, roots: tuple[Expression, ...]) -> PartialSums:
+def leaf_sums(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    roots: tuple[Expression, ...],
+    widths: tuple[int, ...] = (),
+) -> PartialSums:
     """Every leaf's sum; the fold is the reader's."""
-    return PartialSums(leaf_gemm(x, weight), roots)
+    return PartialSums(leaf_gemm(x, weight, widths), roots)

@@ -200,7 +200,7 @@ def run_two_shot_direct(
         sums.values.stride(0),
         residual.stride(0),
         y_begin,
-        **known_of(sums, plan, peers, n, norm.eps),
+        **known_of(sums, plan, peers, roots, n, norm.eps),
         ROOTS=roots,
         FLAGS=flags,
         TILE=tile,

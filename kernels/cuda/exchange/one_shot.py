@@ -149,7 +149,7 @@ def run_one_shot(
         m,
         sums.values.stride(0),
         residual.stride(0),
-        **known_of(sums, plan, peers, n, norm.eps),
+        **known_of(sums, plan, peers, slots, n, norm.eps),
         SLOTS=slots,
         PUSH="push" in phases,
         FOLD="fold" in phases,
@@ -160,9 +160,12 @@ def run_one_shot(
 
 
 def known_of(
-    sums: PartialSums, plan: FoldPlan, peers: Peers, n: int, eps: float
+    sums: PartialSums, plan: FoldPlan, peers: Peers, slots: Slots, n: int, eps: float
 ) -> dict[str, int | FoldProgram | KernelWorld]:
-    """The compile-time arguments that all folding exchanges share. Raises ValueError."""
+    """The compile-time arguments that all folding exchanges share; slots: of the roots.
+
+    Raises ValueError for rows that are too wide.
+    """
     if sums.values[0].numel() >= OFFSETS:
         raise ValueError(f"sums of {sums.values[0].numel()} values: offsets here have 31 bits")
     if n > WIDEST:
@@ -173,7 +176,7 @@ def known_of(
         "BLOCK": triton.next_power_of_2(n),
         "EPS_BITS": eps_bits(eps),
         "SENT": own_program(sums.roots),
-        "WHOLE": rank_program(plan.final, peers.rank, sums.roots, plan.slots),
+        "WHOLE": rank_program(plan.final, peers.rank, sums.roots, slots.roots),
     }
 
 

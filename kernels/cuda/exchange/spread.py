@@ -144,7 +144,7 @@ def run_two_shot_spread(
         m,
         sums.values.stride(0),
         residual.stride(0),
-        **known_of(sums, plan, peers, n, norm.eps),
+        **known_of(sums, plan, peers, roots, n, norm.eps),
         ROOTS=roots,
         FINISHED=finished,
         PUSH="push" in phases,

@@ -279,7 +279,7 @@ def run_two_shot(
         m,
         sums.values.stride(0),
         residual.stride(0),
-        **known_of(sums, plan, peers, n, norm.eps),
+        **known_of(sums, plan, peers, roots, n, norm.eps),
         ROOTS=roots,
         FINISHED=finished,
         GROUP=max(1, min(peers.ranks, _TAKEN // tile // triton.next_power_of_2(n))),

@@ -151,8 +151,8 @@ def test_a_cut_is_the_same_tree_and_its_units_are_alike():
     for name in order.FOLD_ORDERS:
         for leaves, ranks in ((8, 1), (8, 2), (8, 4), (16, 2), (4, 1)):
             share = leaves // ranks
-            for rank, roots in enumerate(order.fold_plan(name, leaves, ranks).roots):
-                roots = relative_roots(roots, rank * share)
+            for roots in order.fold_plan(name, leaves, ranks).roots:
+                roots = relative_roots(roots)
                 for cut in (1, 2, 4, 8):
                     found = cut_roots(roots, cut)
                     if found is None:
@@ -170,8 +170,8 @@ def rank_roots():
     for name in order.FOLD_ORDERS:
         for ranks in (1, 2, 4):
             share = 8 // ranks
-            for rank, roots in enumerate(order.fold_plan(name, 8, ranks).roots):
-                yield share, relative_roots(roots, rank * share)
+            for roots in order.fold_plan(name, 8, ranks).roots:
+                yield share, relative_roots(roots)
 
 
 @pytest.mark.parametrize("k", [16, 32, 48, 64, 128, 512])
@@ -209,7 +209,7 @@ def test_the_largest_tile_never_folds_more_than_two_leaves():
 ])  # fmt: skip
 def test_the_static_choice_is_what_won_on_an_h200(name, k, m, ranks, wanted):
     share = 8 // ranks
-    roots = relative_roots(order.fold_plan(name, 8, ranks).roots[0], 0)
+    roots = relative_roots(order.fold_plan(name, 8, ranks).roots[0])
     choice = leaf_choice(m, 4096, k, share, roots, float32=False, sms=132)
     assert (choice.cut, choice.kernel, choice.tile.rows, choice.tile.columns) == wanted
 

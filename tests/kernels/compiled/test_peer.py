@@ -26,8 +26,8 @@ SPILL_ALLOWANCE = 256  # bytes a thread, rows of 8,192 values
 
 
 def constants(name, ranks, rank, n):
-    plan, share = order.fold_plan(name, 8, ranks), 8 // ranks
-    roots = relative_roots(plan.roots[rank], rank * share)
+    plan = order.fold_plan(name, 8, ranks)
+    roots = relative_roots(plan.roots[rank])
     return {
         "WORLD": KernelWorld(rank, ranks, True),
         "SLOTS": Slots(0, 64, plan.slots),

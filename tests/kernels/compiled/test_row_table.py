@@ -250,7 +250,7 @@ def test_a_whole_run_on_a_made_up_gpu(machine, monkeypatch, tmp_path, capsys):
 
 def test_one_kernel_is_measured_once_for_all_roots():
     roots = [
-        relative_roots(order.fold_plan(name, 4, 1).roots[0], 0) for name in ("sequential", "pairs")
+        relative_roots(order.fold_plan(name, 4, 1).roots[0]) for name in ("sequential", "pairs")
     ]
     works = [
         set(leaves_module.bucket_choices(product, mine, 64, 132))

@@ -54,7 +54,7 @@ def test_every_rank_evaluates_the_whole_tree(name, leaves):
         assert found == [whole]
         for rank in range(ranks):
             first, wanted = rank * share, [describe(root) for root in plan.roots[rank]]
-            relative = relative_roots(plan.roots[rank], first)
+            relative = relative_roots(plan.roots[rank])
             own = lambda step, first=first: f"l{first + step.plane}"
             assert run(own_program(relative), own) == wanted
             assert run(own_program(plan.roots[rank], first), own) == wanted

@@ -85,7 +85,7 @@ def test_a_row_product_is_equal_over_all_tensor_parallel_sizes(name, dtype):
         for rank in range(ranks):
             mine = slice(rank * share, (rank + 1) * share)
             columns = x[:, rank * share * width : (rank + 1) * share * width]
-            roots = relative_roots(plan.roots[rank], rank * share)
+            roots = relative_roots(plan.roots[rank])
             sent.append(ops.fold_roots(ops.leaf_sums(columns, w[mine].clone(), roots), plan.slots))
         totals.append(ops.fold_final(torch.stack(sent), plan.final))
     for total in totals[1:]:

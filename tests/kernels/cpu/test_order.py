@@ -85,23 +85,77 @@ def test_an_unfit_size_is_refused_with_the_sizes_that_fit():
 
 
 @pytest.mark.parametrize(
-    ("heads", "reduced", "limit", "leaves"),
+    ("units", "leaves", "edges"),
     [
-        (8, (512, 1408), 8, 8),
-        (32, (4096, 12288), 8, 8),
-        (32, (4096, 12288), 16, 16),
-        (14, (896, 4864), 8, 2),
-        (8, (512, 16 * 4 * 3), 8, 4),
-        (7, (448, 448), 8, 1),
+        (8, 8, (0, 1, 2, 3, 4, 5, 6, 7, 8)),
+        (32, 8, (0, 4, 8, 12, 16, 20, 24, 28, 32)),
+        (9, 8, (0, 1, 2, 3, 4, 5, 6, 7, 9)),
+        (14, 8, (0, 1, 3, 5, 7, 8, 10, 12, 14)),
+        (28, 8, (0, 3, 7, 10, 14, 17, 21, 24, 28)),
+        (3, 8, (0, 0, 0, 1, 1, 1, 2, 2, 3)),
+        (28, 4, (0, 7, 14, 21, 28)),
     ],
 )
-def test_leaves_follow_from_the_model_alone(heads, reduced, limit, leaves):
-    assert order.leaf_count(heads, reduced, limit) == leaves
+def test_leaves_follow_from_the_model_alone(units, leaves, edges):
+    cut = order.cut_leaves(units, 64, leaves)
+    assert cut.edges == tuple(64 * edge for edge in edges)
+    assert cut.equal == (units % leaves == 0)
+    assert cut.alike == (units % leaves == 0 or units < leaves)
+    assert len(cut.empty) == max(0, leaves - units)
+    widths = cut.widths(range(leaves))
+    assert sum(widths) == 64 * units and max(widths) - min(widths) <= 64
 
 
-def test_a_reduced_dimension_that_is_no_multiple_of_16_is_refused():
-    with pytest.raises(ValueError, match="1000 is not a multiple of 16"):
-        order.leaf_count(8, (1000,))
+@given(ORDERS, st.integers(0, 3), st.sets(st.integers(0, 7), max_size=7))
+def test_an_empty_leaf_is_no_operand_at_any_size(name, power, empty):
+    ranks = 2**power
+    share = 8 // ranks
+    if any({*range(rank * share, (rank + 1) * share)} <= empty for rank in range(ranks)):
+        with pytest.raises(ValueError, match="holds none of the leaves"):
+            order.fold_plan(name, 8, ranks, tuple(sorted(empty)))
+        return
+    gone = tuple(sorted(empty))
+    plan = order.fold_plan(name, 8, ranks, gone)
+    alone = order.fold_plan(name, 8, 1, gone)
+    assert through_plan(plan) == through_plan(alone)
+    held = [leaf for roots in plan.roots for root in roots for leaf in order.operands(root)]
+    assert held == [leaf for leaf in range(8) if leaf not in empty]
+    assert plan.slots <= order.fold_plan(name, 8, ranks).slots
+
+
+def test_a_sum_with_an_empty_side_is_the_other_side():
+    cases = {
+        "tree": "(l1+((l4+l5)+l6))",
+        "pairs": "((l1+(l4+l5))+l6)",
+        "sequential": "(((l1+l4)+l5)+l6)",
+    }
+    for name, wanted in cases.items():
+        assert through_plan(order.fold_plan(name, 8, 1, (0, 2, 3, 7))) == wanted
+    zero = -0.0
+    values = {1: zero, 4: zero, 5: zero, 6: zero}
+    (root,) = order.fold_plan("tree", 8, 1, (0, 2, 3, 7)).roots[0]
+    kept = order.evaluate(root, values.__getitem__, lambda a, b: a + b)
+    added = order.evaluate(
+        order.fold_tree("tree", 8), lambda i: values.get(i, 0.0), lambda a, b: a + b
+    )
+    assert str(kept) == "-0.0" and str(added) == "0.0"
+
+
+def test_equal_leaves_keep_their_contract_id_and_unequal_ones_have_their_own():
+    base = {"device": "cpu", "dtype": "float32", "leaves": 8, "fold_order": "tree"}
+    old = order.Contract(**base).identifier
+    cuts = {heads: order.cut_leaves(heads, 64, 8).edges for heads in (8, 32, 9, 14, 4)}
+    down = order.cut_leaves(96, 16, 8).edges
+
+    def named(heads, **more):
+        edges = (("attention", cuts[heads]), ("down", down))
+        return order.Contract(**base | more, edges=edges).identifier
+
+    assert named(8) == named(32) == old
+    assert len({old, named(9), named(14), named(4)}) == 4
+    uneven = (("attention", cuts[8]), ("down", order.cut_leaves(13, 16, 8).edges))
+    assert order.Contract(**base, edges=uneven).identifier != old
+    assert named(9, row_layers="gather") == named(8, row_layers="gather")
 
 
 def test_the_contract_id_changes_with_every_part_of_the_contract():

@@ -74,7 +74,7 @@ class Host:
     def sums(self, leaves, rank, folded):
         share = LEAVES // self.ranks
         mine = leaves[rank * share : (rank + 1) * share].contiguous()
-        roots = relative_roots(self.plan.roots[rank], rank * share)
+        roots = relative_roots(self.plan.roots[rank])
         if not folded:
             return PartialSums(mine, roots)
         values = [order.evaluate(root, mine.__getitem__, torch.add) for root in roots]

@@ -113,8 +113,8 @@ def rank_forms():
     for name in order.FOLD_ORDERS:
         for ranks in (1, 2, 4):
             share = LEAVES // ranks
-            for rank, roots in enumerate(order.fold_plan(name, LEAVES, ranks).roots):
-                roots = relative_roots(roots, rank * share)
+            for roots in order.fold_plan(name, LEAVES, ranks).roots:
+                roots = relative_roots(roots)
                 seen[share, root_form(0, share, roots)] = roots
     return [(share, roots, form) for (share, form), roots in seen.items() if form.leaves > 1]
 

@@ -78,7 +78,7 @@ def test_every_cut_has_the_bits_of_leaves_apart():
                     mine = x[:, first * WIDTH : (first + share) * WIDTH]
                     leaf = lambda i, partials=partials: partials[i]
                     totals = [order.evaluate(root, leaf, torch.add) for root in roots]
-                    placed = relative_roots(roots, first)
+                    placed = relative_roots(roots)
                     if (m, placed) not in of_roots:
                         found = check_rank(
                             mine,

@@ -34,7 +34,7 @@ def attention_command(options: argparse.Namespace) -> int:
     seen = set()
     names = options.model_shape.split(",")
     for name, partition in shards(names, parse_sizes(options.tp), DEFAULT_FOLD_ORDER):
-        heads = partition.query_heads, len(partition.key_heads), partition.config.head_dim
+        heads = len(partition.query_heads), len(partition.key_heads), partition.config.head_dim
         if heads in seen:
             continue  # another model's shard is the same
         seen.add(heads)
@@ -60,7 +60,8 @@ def parse_pairs(text: str) -> list[tuple[int, int]]:
 def _case(
     kind: str, name: str, partition: Partition, count: int, length: int, repeats: int
 ) -> BenchRow:
-    heads, keys, ranks = partition.query_heads, len(partition.key_heads), partition.world.size
+    heads, keys = len(partition.query_heads), len(partition.key_heads)
+    ranks = partition.world.size
     size = partition.config.head_dim
     queries = length if kind == "prefill" else 1
     pairs = count * (length * (length + 1) / 2 if kind == "prefill" else length)

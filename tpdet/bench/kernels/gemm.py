@@ -138,7 +138,7 @@ def _row_times(
 
     n, k = weights[0].shape
     leaves = len(partition.mine)
-    roots = relative_roots(partition.plan.roots[0], 0)
+    roots = relative_roots(partition.plan.roots[0])
     x, residual = random_values(count, k), random_values(count, n, seed=2, dtype=torch.float32)
     gain = Norm(random_values(n, seed=3), _EPS)
 

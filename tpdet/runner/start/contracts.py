@@ -31,6 +31,7 @@ def name_contracts(config: EngineConfig, partition: Partition, device: str) -> C
         partition.leaves,
         config.fold_order,
         row_layers=config.row_layers,
+        edges=partition.cut.edges,
     ).identifier
     return Contracts(strict, _approximate(strict, partition.world.size))
 
