@@ -2,7 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-MODEL := models/demo
 
 .PHONY: setup serve test test-long test-gpu lint verify clean
 
@@ -18,12 +17,9 @@ $(VENV)/.tests: $(SETUP)
 	@PYTHON=$(PYTHON) bash scripts/setup.sh $(VENV) test
 	@touch $(VENV)/.serving $@
 
-$(MODEL): | $(VENV)/.serving
-	@$(PYTHON) scripts/progress.py "making $(MODEL), a small model of random weights" \
-	  $(BIN)/tpdet make-model $(MODEL) --like qwen3
-
-serve: $(VENV)/.serving $(MODEL)
-	@bash scripts/demo.sh $(BIN)
+# The model is fetched once, into models/smollm2.
+serve: $(VENV)/.serving
+	@PYTHON=$(PYTHON) bash scripts/demo.sh $(BIN)
 
 # Three runs: kernels in Triton's interpreter; tests that bear company, in WORKERS processes of one
 # thread, a file's in one of them for its fixtures; then, one by one, those with time limits. Each

@@ -97,8 +97,24 @@ def test_what_goes_wrong_is_one_honest_line(
 
 
 def test_a_model_is_no_message(keyed, capsys):
-    assert main(["chat", str(keyed.run.parent / "model")]) == 2
+    model = str(keyed.run.parent / "model")
+    assert main(["complete", model]) == 2
     assert "is a model: start a server with tpdet serve" in capsys.readouterr().err
+    assert main(["chat", "hello", "you"]) == 2
+    assert "'hello' is no model" in capsys.readouterr().err
+
+
+def test_a_model_may_be_talked_to_without_a_server(tiny_model, monkeypatch, capsys):
+    for name, value in {"DEVICE": "cpu", "KV_PAGES": "8", "MAX_MODEL_LEN": "256"}.items():
+        monkeypatch.setenv(f"TPDET_{name}", value)
+    model = str(tiny_model(vocab=1500))
+    shown = []
+    for _ in range(2):
+        assert main(["chat", model, "why?", "--max-tokens", "5", "--temperature", "0"]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] != "\n"
+    assert main(["chat", model, "why?", "--top-p", "7"]) == 2
+    assert "--top-p 7" in capsys.readouterr().err
 
 
 def test_the_key_is_the_files_first_or_the_environments(server, tmp_path):

@@ -13,13 +13,19 @@ def add_chat(commands: argparse._SubParsersAction) -> None:
     """Add `tpdet chat`."""
     command = commands.add_parser(
         "chat",
-        help="talk to a running server",
-        description="Talk to a running server. Without a prompt, and with a keyboard, it is a "
-        "conversation:\nCtrl-C stops an answer, Ctrl-D leaves, /help says more.",
+        help="talk to a running server, or to a model",
+        usage="tpdet chat [MODEL] [PROMPT] [flags]",
+        description="Talk to a running server, or to a model that is loaded here. Without a "
+        "prompt, and with a\nkeyboard, it is a conversation: Ctrl-C stops an answer, Ctrl-D "
+        "leaves, /help says more.",
         epilog='  tpdet chat "Why is the sky blue?"\n'
-        "  tpdet chat --url http://host:8000 < question.txt",
+        "  tpdet chat --url http://host:8000 < question.txt\n"
+        '  tpdet chat models/smollm2 "Why is the sky blue?"',
     )
-    command.add_argument("prompt", nargs="?", help="a message; standard input if it is piped")
+    command.add_argument(
+        "prompt", nargs="?", help="a message (standard input if it is piped), or a model's path"
+    )
+    command.add_argument("message", nargs="?", help="after a model's path: a message to it")
     command.add_argument(
         "--system", "--system-prompt", metavar="TEXT", help="what the conversation begins with"
     )

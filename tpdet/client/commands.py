@@ -1,20 +1,29 @@
-"""What `tpdet chat` and `tpdet complete` do with a running server."""
+"""What `tpdet chat` and `tpdet complete` do with a running server, or `chat` with a model."""
 
 import argparse
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from tpdet.client.connection import Connection, client_key
-from tpdet.client.terminal import Message, converse, piped, prompt_lines, show, tell
+from tpdet.client.offline_chat import is_model, talk_offline
+from tpdet.client.terminal import Ask, Message, converse, piped, prompt_lines, show, tell
 from tpdet.errors import TpdetError, UsageError
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 
 
 def chat_command(options: argparse.Namespace) -> int:
-    """One message, or a conversation at the keyboard. Raises as `Connection` does."""
+    """One message, or a conversation at the keyboard. Raises as `Connection`, `talk_offline`."""
+    if options.prompt is not None and is_model(options.prompt):
+        if options.model is not None:
+            raise UsageError(f"--model names a server's model: talk to {options.prompt} without it")
+        directory, options.prompt, options.message = options.prompt, options.message, None
+        prompt = _prompt(options)
+        tell(f"loading {directory}")
+        return talk_offline(directory, _sampling(options), lambda ask: _talk(options, ask, prompt))
+    if options.message is not None:
+        raise UsageError(f"{options.prompt!r} is no model, and a second message is given: give one")
     prompt = _prompt(options)
     connection = connect(options)
     model = options.model or connection.model()
@@ -26,7 +35,14 @@ def chat_command(options: argparse.Namespace) -> int:
         )
 
     if prompt is None:
-        tell(f"{model} at {connection.url}; /help for help, Ctrl-D leaves")
+        tell(f"{model} at {connection.url}")
+    return _talk(options, ask, prompt)
+
+
+def _talk(options: argparse.Namespace, ask: Ask, prompt: str | None) -> int:
+    """The answer to one message, or a conversation at the keyboard; the exit code."""
+    if prompt is None:
+        tell("/help for help, Ctrl-D leaves")
         return converse(ask, options.system)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     return 130 if show(ask([*system, {"role": "user", "content": prompt}])).stopped else 0
@@ -67,7 +83,7 @@ def _prompt(options: argparse.Namespace) -> str | None:
         prompt = piped()
         if prompt is None and not sys.stdin.isatty():
             raise UsageError("standard input is empty: give a prompt as an argument")
-    elif Path(prompt).is_dir() and (Path(prompt) / "config.json").is_file():
+    elif is_model(prompt):
         raise UsageError(
             f"{prompt} is a model: start a server with tpdet serve {prompt}, then talk to it"
         )

@@ -18,7 +18,7 @@ def add_generate(commands: argparse._SubParsersAction) -> None:
         description="Answer prompts offline. Sampling has the defaults of LLM.generate.",
         epilog="Settings may also stand in TPDET_ variables (TPDET_MAX_MODEL_LEN) and in the file "
         "of --config, as for tpdet serve.\n\n"
-        '  tpdet generate models/demo --prompt "The for statement" --temperature 0',
+        '  tpdet generate models/smollm2 --prompt "The for statement" --temperature 0',
     )
     command.add_argument("model", nargs="?", help="Hugging Face directory or hub name")
     command.add_argument(

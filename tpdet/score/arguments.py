@@ -20,8 +20,8 @@ def add_score(commands: argparse._SubParsersAction) -> None:
         epilog="As N ranks: torchrun --nproc-per-node N -m tpdet score ... (rank 0 prints).\n"
         "Settings may also stand in TPDET_ variables (TPDET_MAX_MODEL_LEN) and in the file of "
         "--config,\nas for tpdet serve.\n\n"
-        '  tpdet score models/demo --prompt "The for statement"\n'
-        "  tpdet score models/demo README.md --top 3 --json | head",
+        '  tpdet score models/smollm2 --prompt "The for statement"\n'
+        "  tpdet score models/smollm2 README.md --top 3 --json | head",
     )
     command.add_argument("model", nargs="?", help="Hugging Face directory or hub name")
     command.add_argument(
