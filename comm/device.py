@@ -105,6 +105,14 @@ def free_gpu_bytes(utilization: float) -> int:
     return max(0, free - int((1.0 - utilization) * total)) // ranks_per_gpu()
 
 
+def gpu_bytes(device: torch.device) -> int:
+    """Memory of a GPU, divided among the ranks that share it; 0 of a CPU."""
+    if device.type != "cuda":
+        return 0
+    memory: int = torch.cuda.get_device_properties(device).total_memory
+    return memory // ranks_per_gpu()
+
+
 def driver_version() -> str | None:
     """NVIDIA's driver, such as "580.159.04"; None if it cannot be read."""
     try:

@@ -106,8 +106,12 @@ class EngineConfig(BaseModel):
         le=HEAD_ROWS,
         description="rows of every decode step, padded, and sequences at a time, at most",
     )
-    max_num_batched_tokens: Size = Field(
-        2048, ge=1, le=MOST_STEP_TOKENS, description="tokens in one step, at most"
+    max_num_batched_tokens: Size | None = Field(
+        None,
+        ge=1,
+        le=MOST_STEP_TOKENS,
+        description="tokens in one step, at most (default: 2048 on a CPU; 8192 on a GPU, or fewer "
+        "for the sake of the KV cache, and while others decode what takes about 160 ms)",
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0.0, le=1.0, description="share of the GPU's memory the engine may use"
@@ -171,7 +175,7 @@ class EngineConfig(BaseModel):
     def _refuse_a_fixed_batch_that_never_fills(self) -> "EngineConfig":
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             limit = getattr(self, name)
-            if self.fixed_batch is not None and self.fixed_batch > limit:
+            if None not in (self.fixed_batch, limit) and self.fixed_batch > limit:
                 raise ValueError(
                     f"{{fixed_batch}} {self.fixed_batch} is over {{{name}}} {limit}: lower the one "
                     "or raise the other"

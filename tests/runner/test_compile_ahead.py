@@ -158,7 +158,7 @@ def test_graphs_ask_for_kernels_that_no_other_step_does(runner):
     with recording() as steps:
         warm(runner, runner.model.shallow())
     with recording() as graphs:
-        make_graphs(runner.model.shallow(), runner.pages, runner.sampled, config, 9984, False)
+        make_graphs(runner.model.shallow(), runner.pages, runner.sampled, config, 2048, 9984, False)
     names = [each.name for digest, each in graphs.items() if digest not in steps]
     assert "_resolve" in names and "attend_splits" in names
 

@@ -126,7 +126,7 @@ def test_library_attention_is_not_captured_for_prompts(model, approximate):
     )
     runner = Runner.start(config, SoloWorld())
     assert runner.graphs is None, "there is no graph on the CPU"
-    made = make_graphs(runner.model, runner.pages, runner.sampled, config, 700, capture=False)
+    made = make_graphs(runner.model, runner.pages, runner.sampled, config, 64, 700, capture=False)
     assert (made.steps is None) == approximate
     runner.close()
 

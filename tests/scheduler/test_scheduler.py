@@ -121,3 +121,34 @@ def test_the_simulation_itself_sees_a_wrong_page():
     sim.ranks[0].store[[0, 1]] = sim.ranks[0].store[[1, 0]]
     ids = sim.ranks[0].store[list(row.pages)].reshape(-1)[:300]
     assert draw(ids, 1, 0) != draw(good, 1, 0)
+
+
+def test_prompts_beside_decodes_take_no_more_than_a_mixed_step_has():
+    def steps(mixed):
+        requests = [
+            make_request(f"r{i}", 90 + 7 * i, max_tokens=6, ignore_eos=True) for i in range(8)
+        ]
+        sim = simulation(
+            *requests, num_pages=40, max_num_batched_tokens=200, mixed_step_tokens=mixed
+        )
+        sim.run()
+        for each in requests:
+            sim.check_answer(each)
+        found = {True: [], False: []}
+        for plan in sim.plans:
+            decodes = any(len(row.token_ids) == 1 for row in plan.rows)
+            found[decodes].append(sum(len(row.token_ids) for row in plan.rows))
+        return found
+
+    short, long = steps(40), steps(None)
+    assert max(short[True]) == 40 and max(short[False]) == 200
+    assert max(long[True]) == 200, "without a limit a mixed step is as large as any"
+
+
+def test_decodes_over_the_limit_of_a_mixed_step_all_run():
+    requests = [make_request(f"r{i}", 3, max_tokens=9, ignore_eos=True) for i in range(8)]
+    late = make_request("late", 60, max_tokens=2)
+    sim = simulation(*requests, late, num_pages=40, max_num_seqs=9, mixed_step_tokens=4)
+    assert sim.run() < 40
+    assert any(len(plan.rows) == 8 for plan in sim.plans)
+    sim.check_answer(late)

@@ -50,7 +50,7 @@ def _run(engine: "Engine", watch: SlowdownWatch, cell: Cell) -> bool:
     if pages > 1 and pages * PAGE_TOKENS > engine.max_model_len:
         return False
     context = min(pages * PAGE_TOKENS, engine.max_model_len)
-    free = max(1, engine.config.max_num_batched_tokens - rows)  # of a step in which others decode
+    free = max(1, engine.scheduler.policy.mixed_step_tokens - rows)  # others decode beside
     tokens = STEPS + -(-rows * context // free)
     if tokens >= context:
         return False

@@ -4,9 +4,11 @@ On a GPU the next step is planned and launched while one is pending, so that the
 the host. The rows of that next step name the tokens that the pending one samples.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -34,6 +36,7 @@ from tpdet.request import (
     with_seed,
 )
 from tpdet.runner import Follower, Runner, TakeLogits, Tick
+from tpdet.runner.start.step_tokens import StepTokens
 from tpdet.scheduler.scheduler import Scheduler
 from tpdet.scheduler.statistics import SchedulerStatistics
 
@@ -46,6 +49,7 @@ class _PendingStep(NamedTuple):
     event: torch.cuda.Event | None
 
 
+_log = logging.getLogger("tpdet.engine")
 _WORD_BITS, _WORD_MASK = 32, 0xFFFFFFFF  # of Philox
 _PURPOSE_SEED = 1  # Philox counter word that keeps these seeds apart from token noise
 
@@ -56,8 +60,10 @@ class Engine:
     On rank 0: `submit`, `abort`, `step` (or `heartbeat` when idle), then `stop_workers`. On the
     other ranks: `worker_loop`. For verification, `tap` sees every row's logits on rank 0, and a
     loaded `runner`, whose pages were reset, can be used again. `run_ahead` overrides whether steps
-    overlap: on a GPU they do. `secret` is the run secret, which seals what rank 0 sends to the
-    others (`control`). `faults` are for tests. `clock` times steps (seconds).
+    overlap: on a GPU they do. `streams`: readers wait for each token, so steps in which sequences
+    decode stay short (`runner/start/step_tokens.py`); otherwise they are as large as any. `secret`
+    is the run secret, which seals what rank 0 sends to the others (`control`). `faults` are for
+    tests. `clock` times steps (seconds).
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class Engine:
         secret: bytes | None = None,
         faults: FaultPoints | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        streams: bool = True,
     ) -> None:
         self.config = config
         self.world = world
@@ -84,9 +91,13 @@ class Engine:
         self.model_config = self.runner.model_config
         self.max_model_len = self.runner.max_model_len
         self.grammars = LazyGrammars(config, self.model_config.vocab_size)
+        tokens = self._step_tokens(streams)
+        if world.rank == 0 and runner is None:
+            _log.info("%s", tokens)
         self.scheduler = Scheduler(
             max_num_seqs=config.max_running,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=tokens.most,
+            mixed_step_tokens=tokens.mixed,
             num_pages=self.runner.num_pages,
             max_queue=config.max_queue,
             max_model_len=self.max_model_len,
@@ -280,6 +291,13 @@ class Engine:
         self.watch.alarm(self.runner.fingerprint(approximate=True))
         self.arithmetic.turn()
         self.scheduler.restart(self._prefix_identity())
+
+    def _step_tokens(self, streams: bool) -> StepTokens:
+        given = self.config.max_num_batched_tokens
+        if given is not None:  # for verification not what the runner was started with
+            return StepTokens(given, given)
+        tokens = self.runner.step_tokens
+        return tokens if streams else replace(tokens, mixed=tokens.most)
 
     def _prefix_identity(self) -> bytes | None:
         """Names what cached pages were computed under; None where they are not shared."""

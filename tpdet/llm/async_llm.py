@@ -37,7 +37,7 @@ class AsyncLLM(OfflineModel):
 
     def _start(self) -> "Engine":
         config = self.config
-        self._thread = EngineThread(lambda: open_engine(config))
+        self._thread = EngineThread(lambda: open_engine(config, streams=True))
         self._streams: dict[str, Stream] = {}
         self._names = threading.Lock()  # guards self._streams
         self._numbers = itertools.count()

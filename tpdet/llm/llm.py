@@ -40,7 +40,7 @@ class LLM(OfflineModel):
         self._lock = threading.RLock()  # held by one call, or by closing
         self._busy = False
         self._over: str | None = None  # why it is closed
-        return open_engine(self.config)
+        return open_engine(self.config, streams=False)
 
     def generate(
         self,

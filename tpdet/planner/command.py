@@ -12,6 +12,7 @@ from tpdet.bench.report.find_model import find_model
 from tpdet.errors import UsageError
 from tpdet.planner.hardware import GIB, Network
 from tpdet.planner.plan import Choice, Plan, PlanRequest, choose_size, plan_size
+from tpdet.runner.start.step_tokens import MOST_TOKENS
 from tpdet.server.settings.settings import Settings, load_settings
 
 _NO_ROOM = 71  # the exit code when memory is short
@@ -82,7 +83,7 @@ def configured(request: PlanRequest, settings: Settings) -> PlanRequest:
         tp=world.tp,
         leaves=engine.leaves,
         fold_order=engine.fold_order,
-        budget=engine.max_num_batched_tokens,
+        budget=engine.max_num_batched_tokens or MOST_TOKENS,
         utilization=engine.gpu_memory_utilization,
     )
 

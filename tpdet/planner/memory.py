@@ -13,7 +13,8 @@ from tpdet.comm.exchange.peer_carrier import gather_bytes
 from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.models.products import head_product, layer_products, norm_values
+from tpdet.models.footprint import row_bytes, weight_bytes
+from tpdet.models.products import head_product
 from tpdet.planner.step import World
 
 
@@ -56,22 +57,13 @@ def rank_memory(world: World, positions: int, utilization: float) -> Memory:
     keys = len(world.partition.key_heads)
     return Memory(
         usable=int(utilization * world.hardware.memory),
-        weights=_weight_values(world) * dtype.itemsize,
+        weights=weight_bytes(world.partition),
         tables=4 * positions * config.head_dim,
         slots=_slot_bytes(world, dtype),
-        workspaces=_workspace_bytes(world, dtype.itemsize),
+        workspaces=_workspace_bytes(world),
         reserved=world.hardware.reserved,
         page=page_bytes(config.num_layers, keys, config.head_dim, dtype),
     )
-
-
-def _weight_values(world: World) -> int:
-    """A rank's shares of the products, the vocabulary's two tables (or the tied one), the norms."""
-    config = world.config
-    layer, head = layer_products(world.partition), head_product(world.partition)
-    each = sum(p.n * (p.k + p.biased) for p in layer)
-    tables = 1 if config.tie_word_embeddings else 2
-    return config.num_layers * each + tables * head.n * head.k + norm_values(config)
 
 
 def _slot_bytes(world: World, dtype: torch.dtype) -> int:
@@ -87,16 +79,8 @@ def _slot_bytes(world: World, dtype: torch.dtype) -> int:
     return inside + 4 * levels.nodes * levels.node_slots * rows * hidden
 
 
-def _workspace_bytes(world: World, size: int) -> int:
-    """The fp32 stream and x of a step, its widest block with its sums, logits of HEAD_ROWS rows.
-
-    Of stream and x, an exchange or a norm holds the old and the new.
-    """
-    config = world.config
+def _workspace_bytes(world: World) -> int:
+    """The rows of a step, and the logits of HEAD_ROWS rows."""
     head = head_product(world.partition).n
-    stream = 2 * config.hidden_size * (4 + size)
-    columns = [p for p in layer_products(world.partition) if p.kind in ("column", "gated")]
-    wide = max(p.product.outputs + p.written for p in columns) * size
-    sums = 4 * world.levels.slots * config.hidden_size
     logits = 4 * HEAD_ROWS * (2 * head + 3 * head * world.ranks)
-    return world.budget * (stream + wide + sums) + logits
+    return world.budget * row_bytes(world.partition, world.levels.slots) + logits

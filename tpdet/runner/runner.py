@@ -43,7 +43,7 @@ class Runner:
         self.model_config, self.max_model_len = loaded.model_config, loaded.max_model_len
         self.model, self.model_digest = loaded.decoder, loaded.digest
         self.contracts, self.sharing, self.times = loaded.contracts, loaded.sharing, loaded.times
-        self.sampled = loaded.sampled
+        self.sampled, self.step_tokens = loaded.sampled, loaded.step_tokens
         self.reset_pages(loaded.num_pages)
 
     @classmethod
@@ -96,7 +96,7 @@ class Runner:
         """Capture the graphs of these pages, where the device and the settings have any."""
         if self.pages is not None and captures_graphs(self._config, self.device):
             of = self.model, self.pages, self.sampled
-            self.graphs = make_graphs(*of, self._config, self.max_model_len)
+            self.graphs = make_graphs(*of, self._config, self.step_tokens.most, self.max_model_len)
 
     def close(self) -> None:
         """Let go of graphs and pages. Before the world closes: NCCL waits for its last graph."""

@@ -31,6 +31,8 @@ class Policy:
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.mixed_step_tokens = max_num_batched_tokens
+        """Of a step in which sequences decode: their readers wait for the prompts beside them."""
         self.waiting = SequenceQueue()
         self.running = SequenceQueue()
         self.page_manager = PageManager(num_pages, prefix_identity)
@@ -133,6 +135,9 @@ class Policy:
             elif remaining and budget:
                 counts[sequence.key] = 1
                 budget -= 1
+        decoding = self.max_num_batched_tokens - budget
+        if decoding:
+            budget = max(0, min(budget, self.mixed_step_tokens - decoding))
         for key, remaining in prompts:
             if budget:
                 counts[key] = min(remaining, budget)

@@ -43,16 +43,19 @@ class Scheduler:
         preempt_every: int = 0,
         prefix_identity: bytes | None = None,
         constrain: Callable[[str], Constraint] | None = None,
+        mixed_step_tokens: int | None = None,
     ) -> None:
         """The limits are counts of sequences, of tokens a step, of pages, of requests, of tokens.
 
         preempt_every: k > 0 preempts, at every k-th step, each sequence that got a token since it
         last began to run; a test that answers do not depend on it. prefix_identity: names the
         weights and the contract under which pages are shared; None shares none. constrain: makes a
-        constraint of a schema's text, or raises RequestError.
+        constraint of a schema's text, or raises RequestError. mixed_step_tokens: of a step in which
+        sequences decode, at most; None: as many as of any other.
         """
         self.preempt_every = preempt_every
         self.policy = Policy(max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity)
+        self.policy.mixed_step_tokens = mixed_step_tokens or max_num_batched_tokens
         self._requests = RequestTable(max_queue, max_model_len, constrain)
         self._pending = PendingSteps()
         self._next_step = 0

@@ -48,10 +48,11 @@ def make_graphs(
     pages: KeyValuePages,
     sampled: torch.Tensor,
     config: EngineConfig,
+    most: int,
     context: int,
     capture: bool = True,
 ) -> Graphs:
-    """The graphs an engine needs for sequences of up to `context` tokens. Collective.
+    """The graphs of steps of up to `most` tokens and sequences of up to `context`. Collective.
 
     Without `capture` every step is launched once and nothing is captured: what graphs need
     compiled; `model` may then be shallow. sampled: ids of the step before, as for `DecodeGraphs`.
@@ -60,7 +61,6 @@ def make_graphs(
     decode = decode_shapes(config.max_running, width, config.fixed_batch or 0)
     steps = []
     if model.attends_in_fixed_shapes:
-        most = config.max_num_batched_tokens
         steps = step_shapes(most, config.max_running, width, model.overlaps_exchanges)
     room, first = None, model
     if capture:

@@ -9,7 +9,6 @@ import torch
 
 from tpdet.comm.agreement import agree, collect_facts
 from tpdet.comm.world.world import World
-from tpdet.config import EngineConfig
 from tpdet.errors import DisagreementError, TpdetError, UsageError
 from tpdet.kernels.cpu.gemm.admission import check_bit_classes
 from tpdet.kernels.known.answers import known_answers
@@ -88,10 +87,9 @@ def compare_answers(
     agree(world, {f"known answer {name}": digest for name, digest in answers.items()})
 
 
-def product_limits(config: EngineConfig, logit_rows: int) -> dict[str, int]:
+def product_limits(step_rows: int, logit_rows: int) -> dict[str, int]:
     """The most rows of each kind of product."""
-    column = max(config.max_num_batched_tokens, config.max_num_seqs)
-    return {"column": column, "head": logit_rows}
+    return {"column": step_rows, "head": logit_rows}
 
 
 def admit_products(partition: Partition, device: torch.device, limits: dict[str, int]) -> None:

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import torch
 
-from tpdet.comm.device import current_device, resolve_device
+from tpdet.comm.device import current_device, gpu_bytes, resolve_device
 from tpdet.comm.exchange.fold import RankExchange
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.kernels.cpu import threads
+from tpdet.kernels.cuda.hardware import gpu_of
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.layers.arithmetic import make_arithmetic
 from tpdet.layers.partition import Partition, make_partition
@@ -27,6 +28,7 @@ from tpdet.runner.start.loaded_model import LoadedModel
 from tpdet.runner.start.loading import Loader, read_model
 from tpdet.runner.start.memory import agreed_pages
 from tpdet.runner.start.start_times import StartTimes
+from tpdet.runner.start.step_tokens import agreed_step_tokens, choose_step_tokens
 from tpdet.runner.start.warming import warm_engine
 from tpdet.runner.step.shared_rows import open_sharing
 
@@ -51,14 +53,17 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
     directory, model, positions = read_model(config)
     partition = make_partition(model, world, config.fold_order, config.leaves, config.row_layers)
     contracts = name_contracts(config, partition, kind)
+    chosen = choose_step_tokens(config, partition, gpu_of(device), gpu_bytes(device))
+    step_tokens = agreed_step_tokens(chosen, world)
+    rows = max(step_tokens.most, config.max_num_seqs)
     # 2. The kernels of this machine keep the contract, and all ranks agree on what they do.
     admits = on_gpu and not config.approximate
-    limits = product_limits(config, HEAD_ROWS) if admits else None
+    limits = product_limits(rows, HEAD_ROWS) if admits else None
     _check(config, partition, contracts, device, limits, ahead)
     times.mark("checks")
     # 3. The exchange, and the arithmetic that uses it.
     world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
-    strict_exchange = _open_exchange(config, partition, device)
+    strict_exchange = _open_exchange(config, partition, rows, device)
     partition = partition.by(make_arithmetic(config.approximate, world, strict_exchange))
     # 4. The weights.
     loader = Loader(config, model, world, device)
@@ -83,6 +88,7 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
         sharing=sharing,
         key_heads=len(partition.key_heads),
         sampled=torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device),
+        step_tokens=step_tokens,
         num_pages=0,
         times=times,
         ahead=ahead,
@@ -96,13 +102,13 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
 
 
 def _open_exchange(
-    config: EngineConfig, partition: Partition, device: torch.device
+    config: EngineConfig, partition: Partition, rows: int, device: torch.device
 ) -> RankExchange:
-    """The exchange of strict arithmetic, for the largest step. Collective."""
+    """The exchange of strict arithmetic, for steps of up to `rows`. Collective."""
     return row_rule(partition).open_exchange(
         config.transport,
         partition,
-        max(config.max_num_batched_tokens, config.max_num_seqs),
+        rows,
         getattr(torch, partition.config.dtype),
         device,
     )

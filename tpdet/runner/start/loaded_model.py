@@ -14,6 +14,7 @@ from tpdet.runner.start.compile_ahead import CompilingAhead
 from tpdet.runner.start.contracts import Contracts
 from tpdet.runner.start.loading import Loader
 from tpdet.runner.start.start_times import StartTimes
+from tpdet.runner.start.step_tokens import StepTokens
 from tpdet.runner.step.shared_rows import RowSharing
 
 
@@ -38,6 +39,7 @@ class LoadedModel:
     """Of this rank."""
     sampled: torch.Tensor
     """Ids int64 that the last step sampled, for the rows of a step that was planned before."""
+    step_tokens: StepTokens
     num_pages: int
     """Pages of the KV cache, alike on every rank."""
     times: StartTimes

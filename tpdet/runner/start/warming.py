@@ -21,16 +21,16 @@ def warm_engine(loaded: LoadedModel) -> int:
     prompt rows take again, for good.
     """
     config, context, model = loaded.config, loaded.max_model_len, loaded.decoder
-    device, sampled = loaded.device, loaded.sampled
-    pages = loaded.allocate_pages(pages_needed(config.max_num_batched_tokens, context))
-    limits = config.max_num_seqs, config.max_num_batched_tokens, context, HEAD_ROWS
+    device, sampled, most = loaded.device, loaded.sampled, loaded.step_tokens.most
+    pages = loaded.allocate_pages(pages_needed(most, context))
+    limits = config.max_num_seqs, most, context, HEAD_ROWS
 
     def rehearse() -> None:
         shallow = model.shallow()
         with shallow.exchange.carrier.rehearsal():
             warm_up(shallow, pages, device, *limits)
             if captures_graphs(config, device):
-                make_graphs(shallow, pages, sampled, config, context, capture=False)
+                make_graphs(shallow, pages, sampled, config, most, context, capture=False)
             loaded.sharing.warm_up(device)
 
     loaded.ahead.compile(rehearse, "warm-up")

@@ -1,0 +1,36 @@
+"""Bytes that a rank's share of a model takes: its weights, and each row of a step.
+
+The planner predicts memory by it, and a start chooses how many tokens a step may have.
+"""
+
+import torch
+
+from tpdet.layers.partition import Partition
+from tpdet.models.products import head_product, layer_products, norm_values
+
+
+def weight_bytes(partition: Partition) -> int:
+    """Shares of the products, the vocabulary's two tables (or the tied one), the norms."""
+    config = partition.config
+    layer, head = layer_products(partition), head_product(partition)
+    each = sum(p.n * (p.k + p.biased) for p in layer)
+    tables = 1 if config.tie_word_embeddings else 2
+    values = config.num_layers * each + tables * head.n * head.k + norm_values(config)
+    return values * _itemsize(partition)
+
+
+def row_bytes(partition: Partition, slots: int) -> int:
+    """The most that one row of a step has at a time: the stream, x, the widest block, its sums.
+
+    Of the fp32 stream and of x, an exchange or a norm holds the old and the new. slots: partial
+    sums that a rank sends, each in fp32.
+    """
+    hidden, size = partition.config.hidden_size, _itemsize(partition)
+    columns = [p for p in layer_products(partition) if p.kind in ("column", "gated")]
+    wide = max(p.product.outputs + p.written for p in columns)
+    return 2 * hidden * (4 + size) + wide * size + 4 * slots * hidden
+
+
+def _itemsize(partition: Partition) -> int:
+    dtype: torch.dtype = getattr(torch, partition.config.dtype)
+    return dtype.itemsize

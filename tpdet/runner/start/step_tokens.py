@@ -1,0 +1,115 @@
+"""How many tokens a step has, unless a setting says so: it follows the device and the load.
+
+On a GPU a step has room for 8,192 tokens, if that takes little of the KV cache. In a step in which
+sequences decode, readers wait for the prompts beside them. So it has no more tokens than take
+`STEP_SECONDS`. That time is computed from the model and the GPU, and no clock is read: the same
+requests make the same steps after every start. No bit of an answer depends on either number.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from tpdet.comm.world.world import World
+from tpdet.config import EngineConfig
+from tpdet.kernels.cuda.hardware import NO_GPU, Gpu
+from tpdet.layers.partition import Partition
+from tpdet.models.footprint import row_bytes, weight_bytes
+from tpdet.models.products import layer_products
+from tpdet.runner.graphs.step_graphs import step_rows
+
+MOST_TOKENS = 8192
+LEAST_TOKENS = 2048
+"""From so many on, more tokens a step gain a few per cent only; on a CPU nothing."""
+
+STEP_SECONDS = 0.16
+"""Of a step with prompts, about, while sequences decode."""
+
+CACHE_SHARE = 0.02
+"""Of the KV cache's memory, for the tokens of a step over `LEAST_TOKENS`."""
+
+_TIMES_ROW_BYTES = 2  # a step's tensors lie in the allocator's memory, and in that of the graphs
+_EXCHANGED_SECONDS = 7.2e-12  # of a value, over what products hide: H200, TP 2 and 4, 8,192 rows
+_FINE = 512
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """Tokens of a step, at most. most: of any; mixed: of one in which sequences decode.
+
+    cache_share: of the KV cache's memory that `most` takes over `LEAST_TOKENS`; 0.0 if none.
+    """
+
+    most: int
+    mixed: int
+    cache_share: float = 0.0
+
+    def __str__(self) -> str:
+        said = f"up to {self.most:,} tokens a step"
+        if self.mixed != self.most:
+            said += f", {self.mixed:,} while sequences decode"
+        if self.cache_share:
+            said += f"; over {LEAST_TOKENS:,} they take {self.cache_share:.1%} of the KV cache"
+        return said
+
+
+def choose_step_tokens(
+    config: EngineConfig, partition: Partition, gpu: Gpu, memory: int
+) -> StepTokens:
+    """What `max_num_batched_tokens` says, else what fits the device and this rank's share.
+
+    gpu: NO_GPU for a CPU; memory: bytes of the GPU that this rank may use, weights and all.
+    """
+    given = config.max_num_batched_tokens
+    if given is not None:
+        return StepTokens(given, given)
+    if gpu == NO_GPU:
+        return StepTokens(LEAST_TOKENS, LEAST_TOKENS)
+    # Decode rows leave half of the least to prompts.
+    least = min(max(LEAST_TOKENS, _rounded(2 * config.max_running)), MOST_TOKENS)
+    sizes = range(MOST_TOKENS, least, -_FINE)
+    most = next((n for n in sizes if _share(config, partition, n, memory) <= CACHE_SHARE), least)
+    graphs = [rows for rows in step_rows(most) if rows >= least]
+    quick = [rows for rows in graphs if step_seconds(partition, gpu, rows) <= STEP_SECONDS]
+    mixed = max(quick, default=graphs[0])
+    if config.fixed_batch is not None:
+        most = mixed  # no step's size tells whether others decode
+    return StepTokens(most, mixed, _share(config, partition, most, memory))
+
+
+def agreed_step_tokens(chosen: StepTokens, world: World) -> StepTokens:
+    """The fewest that a rank chose: shares of a model may differ. Collective."""
+    data = msgspec.msgpack.encode(chosen)
+    everyone = [msgspec.msgpack.decode(each, type=StepTokens) for each in world.gather_bytes(data)]
+    return StepTokens(
+        min(each.most for each in everyone),
+        min(each.mixed for each in everyone),
+        max(each.cache_share for each in everyone),
+    )
+
+
+def step_seconds(partition: Partition, gpu: Gpu, rows: int) -> float:
+    """About how long a step of `rows` tokens takes that reads one prompt from its start."""
+    config, ranks = partition.config, partition.world.size
+    products = 2 * sum(p.n * p.k for p in layer_products(partition))
+    attention = 4 * len(partition.query_heads) * config.head_dim * rows / 2
+    exchanged = 2 * config.hidden_size if ranks > 1 else 0
+    row = products / gpu.product_rate + attention / gpu.attention_rate
+    return config.num_layers * rows * (row + exchanged * _EXCHANGED_SECONDS)
+
+
+def _share(config: EngineConfig, partition: Partition, most: int, memory: int) -> float:
+    """The share of the KV cache's memory that `most` tokens take over `LEAST_TOKENS`."""
+    slots, hidden = partition.plan.slots, partition.config.hidden_size
+    each = _TIMES_ROW_BYTES * row_bytes(partition, slots)
+    if partition.world.size > 1:
+        each += 8 * hidden * (slots + 1)  # the slots that peers write to (slot_layout)
+    taken = max(0, most - LEAST_TOKENS) * each
+    if config.kv_pages is not None or not taken:
+        return 0.0
+    cache = int(config.gpu_memory_utilization * memory) - weight_bytes(partition)
+    return taken / cache if cache > 0 else 1.0
+
+
+def _rounded(tokens: int) -> int:
+    return -(-tokens // _FINE) * _FINE
