@@ -8,7 +8,8 @@
     reload.json, reload-done.json   `tpdet reload` and its answer (see reload_request.py)
     secret            the run secret of this host's ranks (run_secret.py), until the server ends
     keys              digest of the API key in the environment of `tpdet serve`, until the same end
-    engine.sock       between rank 0 and the HTTP process, until the server ends
+    engine.sock       between rank 0 and the HTTP process, until the server ends; further HTTP
+                      processes have engine-1.sock and so on
     store             where the ranks of `tpdet serve` meet, until the server ends
 
 Every file is complete when its name appears. The owner of the lock clears the files of an earlier
@@ -167,7 +168,8 @@ class RunDirectory:
 
     def clear_channels(self) -> None:
         """Remove the files of a running server, and the directory if the user did not name it."""
-        for name in CHANNEL_FILES:
+        more = (path.name for path in self.path.glob("engine-*.sock"))
+        for name in (*CHANNEL_FILES, *more):
             with suppress(OSError):
                 (self.path / name).unlink(missing_ok=True)
         if self.temporary:

@@ -4,7 +4,8 @@ The real HTTP process runs between an engine without a model, which gives every 
 step, and a raw reader in a process of its own. A step follows when the reader has the events of the
 one before the last, so nothing piles up. Printed as JSON: processor time of the HTTP process for an
 event and for a request (microseconds), rank 0's for a step, and events a second of wall time.
-`--profile FILE` lists the functions of the HTTP process instead of timing them.
+`--profile FILE` lists the functions of the HTTP process instead of timing them. Processor time is
+that of all `--http-processes`; their shares of the streams are shown.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,10 +31,12 @@ from tests.lib.tree import ROOT
 from tests.server.harness import MODEL, write_tokenizer
 from tpdet.launch.life.run_secret import new_secret
 from tpdet.request import Candidate, Request, TokenOutput
-from tpdet.server.leader.bridge import Bridge, EngineSocket
+from tpdet.server.front.tally import new_tallies
+from tpdet.server.leader.bridge import Bridge, EngineSocket, Link
 from tpdet.server.leader.http_child import bind_port, listen
 from tpdet.server.wire.process_config import ProcessConfig, encode_config
 from tpdet.server.wire.protocol import Start
+from tpdet.server.wire.request_ids import process_of
 
 _PROFILED = """
 import cProfile, os, pstats, sys
@@ -113,7 +117,10 @@ def _read(port: int, streams: int, body: bytes, events: Any, go: Any) -> None:
 def _front(config: ProcessConfig, profile: str | None) -> subprocess.Popen[bytes]:
     program = ["-m", "tpdet.server.front.process"] if not profile else ["-c", _PROFILED, profile]
     process = subprocess.Popen(
-        [sys.executable, *program], stdin=subprocess.PIPE, pass_fds=(config.socket,), cwd=ROOT
+        [sys.executable, *program],
+        stdin=subprocess.PIPE,
+        pass_fds=(config.socket, config.tallies),
+        cwd=ROOT,
     )
     assert process.stdin is not None
     process.stdin.write(encode_config(config))
@@ -121,19 +128,16 @@ def _front(config: ProcessConfig, profile: str | None) -> subprocess.Popen[bytes
     return process
 
 
-def _seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-def _measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    write_tokenizer(folder / "model")
-    listener = bind_port("127.0.0.1", 0)
+def _link(options: argparse.Namespace, folder: Path, port: int, tallies: int, index: int) -> Link:
+    """One HTTP process, started."""
     key = new_secret()
-    channel = EngineSocket(str(folder), key)
+    channel = EngineSocket(str(folder), key, index)
     config = ProcessConfig(
         parent_pid=os.getpid(),
-        socket=listener.fileno(),
+        socket=port,
+        tallies=tallies,
+        index=index,
+        processes=options.http_processes,
         run_dir=str(folder),
         session="x",
         engine_address=channel.address,
@@ -151,7 +155,21 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     handle = SimpleNamespace(
         pid=process.pid, exit_code=None, wait=lambda s: process.wait(s) == 0, kill=process.kill
     )
-    bridge, engine = Bridge(channel, handle, 60.0), Engine()
+    return Link(channel, handle)
+
+
+def _seconds(processes: list[psutil.Process]) -> float:
+    """Processor seconds of all."""
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
+
+
+def _measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    write_tokenizer(folder / "model")
+    listener = bind_port("127.0.0.1", 0)
+    count = options.http_processes
+    tallies = new_tallies(count)
+    links = [_link(options, folder, listener.fileno(), tallies, i) for i in range(count)]
+    bridge, engine = Bridge(links, 60.0), Engine()
     facts = Start("fp", "c0" * 32, "d1" * 32, 1 << 16, 512, (258,), 1, "fp_other")
     bridge.open(facts, lambda: listen(listener), lambda: None)
     prompt = [97 + i % 26 for i in range(options.prompt)]
@@ -163,12 +181,13 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     arguments = (listener.getsockname()[1], options.streams, json.dumps(body).encode(), events, go)
     reader = multiprocessing.Process(target=_read, args=arguments)
     reader.start()
-    watched = psutil.Process(process.pid)
+    watched = [psutil.Process(link.process.pid) for link in links]
     time.sleep(0.5)
     idle = _seconds(watched)
     go.set()
     while len(engine.running) < options.streams:
         bridge.receive(engine, 0.1)
+    shares = Counter(map(process_of, engine.running))
     admitted, began = _seconds(watched), time.perf_counter()
     rank = sum(_steps(bridge, engine, options, events))
     wall = time.perf_counter() - began
@@ -179,7 +198,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
         "us_a_request": 1e6 * (admitted - idle) / options.streams,
         "rank_0_us_a_step": 1e6 * rank / options.steps,
         "events_a_second": tokens / wall,
-    }
+    } | {f"share_{i}": shares[i] for i in range(count) if count > 1}
     bridge.stop()
     return found
 
@@ -204,6 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--http-processes", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--more", default="{}", help="further fields of the request, as JSON")
     parser.add_argument("--whole", action="store_true", help="answers that are not streamed")

@@ -100,7 +100,8 @@ class Server:
         self.url = self.ready["url"]
         self.port = int(self.url.rsplit(":", 1)[1])
         self.http = httpx.Client(base_url=self.url, timeout=30)
-        (self.child,) = psutil.Process(self.process.pid).children()
+        self.children = psutil.Process(self.process.pid).children()
+        self.child = self.children[0]
 
     def complete(self, **fields) -> httpx.Response:
         body = {"model": MODEL, "prompt": "hello", "max_tokens": 4} | fields

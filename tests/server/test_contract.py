@@ -91,7 +91,7 @@ def chat(server, **fields):
 
 def test_the_routes_are_the_promised_ones_and_no_more():
     found: dict[str, set[str]] = {}
-    for route in make_app(Services(None, None, None, "m", 1.0, 0, True)).routes:
+    for route in make_app(Services(None, None, None, None, "m", 1.0, 0, True)).routes:
         for method in route.methods:
             found.setdefault(method, set()).add(route.path)
     assert found == ROUTES

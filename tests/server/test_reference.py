@@ -56,7 +56,7 @@ def test_a_stale_table_is_seen(name):
 
 
 def test_the_endpoints_are_the_routes():
-    app = make_app(Services(None, None, None, "m", 1.0, 0, True))
+    app = make_app(Services(None, None, None, None, "m", 1.0, 0, True))
     routes = {
         (route.path.replace(":path}", "}"), method, path_is_public(route.path))
         for route in app.routes

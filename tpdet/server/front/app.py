@@ -40,6 +40,7 @@ class Services:
     client: EngineClient
     tokenizer: Tokenizer | None
     large_bodies: LargeBodies
+    schema_trials: SchemaTrials
     served_name: str
     progress_timeout: float
     created: int
@@ -187,7 +188,7 @@ def _add_models(app: FastAPI, services: Services) -> None:
 
 
 def _add_generation(app: FastAPI, services: Services) -> None:
-    trials, pace = SchemaTrials(), Pace()
+    pace = Pace()
 
     async def generate(request: Request, route: Route) -> Response:
         exchange: Exchange = request.scope["tpdet"]
@@ -197,7 +198,7 @@ def _add_generation(app: FastAPI, services: Services) -> None:
         assert isinstance(call, Call)
         schema = call.requests[0].params.json_schema
         if schema is not None:
-            await trials.check(schema)
+            await services.schema_trials.check(schema)
         return GenerationResponse(
             call,
             services.client,

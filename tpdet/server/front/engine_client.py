@@ -50,7 +50,6 @@ class EngineClient:
         self.started, self.stopped = asyncio.Event(), asyncio.Event()
         self._handles: dict[str, ResponseHandle] = {}
         self._owners: dict[str, ResponseHandle] = {}
-        self._pending = 0
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -87,7 +86,7 @@ class EngineClient:
         """Refuse (503) `count` new requests when draining, dead, or over the queue's bound.
 
         The engine would refuse them too, but only between two steps. Its queue is known here: the
-        requests it last reported waiting, and those sent since.
+        requests it last reported waiting, and those that all HTTP processes sent since.
         """
         if self.dead is not None:
             raise from_code(*self.dead)
@@ -95,7 +94,7 @@ class EngineClient:
             raise from_code(*protocol.REFUSALS[self.state])
         if self.state != "accepting":
             raise from_code("engine_dead", "the engine is not ready")
-        if self.status.waiting + self._pending + count > self.max_queue:
+        if self.status.waiting + self.metrics.tally.total("pending") + count > self.max_queue:
             raise from_code(
                 "engine_overloaded", f"{self.max_queue} requests wait already: try again later"
             )
@@ -110,7 +109,7 @@ class EngineClient:
         self._handles[group_id] = handle
         for request in requests:
             self._owners[request.request_id] = handle
-        self._pending += len(requests)
+        self.metrics.tally.add("pending", len(requests))
         self._send(protocol.Submit(group_id, requests))
         return handle
 
@@ -218,10 +217,11 @@ class EngineClient:
         """The engine's own count includes the group from now on, or it never will."""
         if handle.pending:
             handle.pending = False
-            self._pending -= len(handle.request_ids)
+            self.metrics.tally.add("pending", -len(handle.request_ids))
 
     def _deliver(self, message: protocol.Outputs) -> None:
-        self.metrics.step(message.step_seconds)
+        if message.step_seconds is not None:
+            self.metrics.step(message.step_seconds)
         self._put(message.tokens)
         for failed in message.failed:
             owner = self._owners.get(failed.request_id)

@@ -15,7 +15,7 @@ import msgspec
 from tpdet.server.body.job import LENGTH, Job, Reply, WorkerStart, frame, too_costly
 from tpdet.server.body.prepare import Call
 from tpdet.server.front.middleware import ClientGone
-from tpdet.server.wire.limits import MAX_WAITING_LARGE_BODIES
+from tpdet.server.wire.limits import MAX_WAITING_LARGE_BODIES, share_of
 from tpdet.server.wire.problems import from_code, internal_error
 from tpdet.text.tokenizer import TokenizerFiles
 
@@ -92,10 +92,12 @@ class _Worker:
 class LargeBodies:
     """The workers and the queue before them."""
 
-    def __init__(self, tokenizer: TokenizerFiles | None) -> None:
-        self._idle = [_Worker(tokenizer) for _ in range(_AT_ONCE)]
-        self._seats = asyncio.Semaphore(_AT_ONCE)
-        self._count = 0
+    def __init__(self, tokenizer: TokenizerFiles | None, processes: int = 1) -> None:
+        """processes: HTTP processes that the server's limits are shared out among."""
+        at_once = share_of(_AT_ONCE, processes)
+        self._idle = [_Worker(tokenizer) for _ in range(at_once)]
+        self._seats = asyncio.Semaphore(at_once)
+        self._most, self._count = at_once + share_of(MAX_WAITING_LARGE_BODIES, processes), 0
 
     async def work(self, job: Job, body: bytes, gone: "asyncio.Future[None]") -> Call | bytes:
         """The call that `body` becomes, or the answer as JSON.
@@ -103,7 +105,7 @@ class LargeBodies:
         Raises ApiError: what the body is refused for, 503 `engine_overloaded` when too many wait,
         400 when it takes too long or too much memory. Raises ClientGone once `gone` resolves.
         """
-        if self._count >= MAX_WAITING_LARGE_BODIES + _AT_ONCE:
+        if self._count >= self._most:
             raise from_code(
                 "engine_overloaded", f"{self._count} large requests wait already: try again"
             )

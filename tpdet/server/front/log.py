@@ -18,12 +18,14 @@ CLIENT_GONE = 499
 _access = logging.getLogger("tpdet.access")
 
 
-def open_log(access: bool) -> Log:
+def open_log(access: bool, index: int = 0) -> Log:
     """Send this process's log to standard error; without `access`, not each request.
+
+    index: of several HTTP processes, this one's number.
 
     To be called once, before anything else logs.
     """
-    log = open_process_log("http")
+    log = open_process_log(f"http {index}" if index else "http")
     _access.setLevel(logging.INFO if access else logging.CRITICAL)
     # One line for each client that sends garbage would let it write our log.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)

@@ -7,7 +7,6 @@ Behind it a handler finds the parsed body and a future that resolves when the cl
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from tpdet.server.settings.keys import KeyRing
 from tpdet.server.wire import limits
 from tpdet.server.wire.json_body import parse_object
 from tpdet.server.wire.problems import ApiError, internal_error
+from tpdet.server.wire.request_ids import new_request_id
 
 PUBLIC_PATHS = ("/health", "/ready", "/metrics", "/version")
 
@@ -68,7 +68,9 @@ class RequestMiddleware:
         keys: KeyRing,
         body_timeout: float,
         rejected: Callable[[str], None],
+        process: int = 0,
     ) -> None:
+        self._process = process
         self._app, self._routes, self._keys = app, tuple(routes), keys
         self._body_timeout, self._rejected = body_timeout, rejected
 
@@ -76,7 +78,7 @@ class RequestMiddleware:
         """Answer one request. Never raises but for a fault of the server itself."""
         if scope["type"] != "http":
             return
-        answer = _Answer(scope, send, secrets.token_hex(16))
+        answer = _Answer(scope, send, new_request_id(self._process))
         reader = _BodyReader(scope, receive)
         gone: asyncio.Future[None] | None = None
         try:

@@ -35,10 +35,13 @@ from tpdet.server.front.log import log_loop_problem, open_log
 from tpdet.server.front.memory import give_back, limit_arenas
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.front.middleware import RequestMiddleware
+from tpdet.server.front.schema_trials import SchemaTrials
 from tpdet.server.front.statistics_line import StatisticsLine
+from tpdet.server.front.tally import Tally
 from tpdet.server.http1.held_bytes import HeldBytes
 from tpdet.server.http1.protocol import GuardedProtocol
 from tpdet.server.settings.keys import KeyRing
+from tpdet.server.wire.limits import share_of
 from tpdet.server.wire.load_bounds import bounded_load
 from tpdet.server.wire.process_config import ProcessConfig, decode_config
 from tpdet.text.tokenizer import Tokenizer, TokenizerFiles, read_files
@@ -81,7 +84,7 @@ def _run(config: ProcessConfig) -> NoReturn:
     die_with_parent(PARENT_DEATH_SIGNAL, expected_parent=config.parent_pid)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    log = open_log(config.log_access)
+    log = open_log(config.log_access, config.index)
     threading.Thread(target=_follow_parent, name="parent", daemon=True).start()
     files = _read_tokenizer(config)
     with bounded_load():
@@ -110,7 +113,8 @@ def _refuse(config: ProcessConfig, error: TpdetError) -> NoReturn:
     """End before serving: rank 0 ends with this code, and prints this message."""
     run = RunDirectory(Path(config.run_dir), config.session)
     known = isinstance(error, PeerLostError)  # rank 0 is gone and needs no report
-    if not known and not run.decide_exit(error.exit_code, error.code, 0, str(error)):
+    decided = known or run.decide_exit(error.exit_code, error.code, 0, str(error))
+    if not decided and config.index == 0:
         write_error(f"{error}\n")
     os._exit(error.exit_code)
 
@@ -131,7 +135,8 @@ def _read_tokenizer(config: ProcessConfig) -> TokenizerFiles | None:
 async def _serve(
     config: ProcessConfig, files: TokenizerFiles | None, tokenizer: Tokenizer | None
 ) -> int:
-    metrics = Metrics(config.served_name, lambda: client.status)
+    tally = Tally(config.tallies, config.index)
+    metrics = Metrics(config.served_name, lambda: client.status, tally)
     client = EngineClient(
         config.engine_address, bytes.fromhex(config.channel_key), metrics, config.max_queue
     )
@@ -142,7 +147,8 @@ async def _serve(
     services = Services(
         client=client,
         tokenizer=tokenizer,
-        large_bodies=LargeBodies(files),
+        large_bodies=LargeBodies(files, config.processes),
+        schema_trials=SchemaTrials(config.processes),
         served_name=config.served_name,
         progress_timeout=config.step_timeout + PROGRESS_SLACK,
         created=config.created,
@@ -172,12 +178,13 @@ def _make_server(config: ProcessConfig, services: Services) -> HttpServer:
         KeyRing(config.key_digests),
         config.body_timeout,
         services.client.metrics.rejected,
+        config.index,
     )
     GuardedProtocol.header_timeout = config.header_timeout
     # The middleware's own timer answers 408 first.
     GuardedProtocol.body_timeout = config.body_timeout + 1.0
     GuardedProtocol.slow_reader_timeout = config.slow_reader_timeout
-    GuardedProtocol.held = HeldBytes(config.held_bytes)
+    GuardedProtocol.held = HeldBytes(share_of(config.held_bytes, config.processes))
     return HttpServer(
         uvicorn.Config(
             middleware,
@@ -209,11 +216,8 @@ async def _accept_until_stopped(
         asyncio.create_task(give_back()),
         asyncio.create_task(_watch_engine(client, config.step_timeout + PROGRESS_SLACK)),
     ]
-    if config.log_statistics:
-        statistics = StatisticsLine(client.metrics, lambda: client.status)
-        tasks.append(asyncio.create_task(statistics.repeat(config.statistics_seconds)))
-    swing = BatchSwing(client.metrics, lambda: client.status, config.batch_swing_alarm)
-    tasks.append(asyncio.create_task(swing.repeat(config.statistics_seconds)))
+    if config.index == 0:
+        tasks += _watch_load(config, client)
     await client.stopped.wait()
     for task in tasks:
         task.cancel()
@@ -222,6 +226,16 @@ async def _accept_until_stopped(
     server.should_exit = True
     with contextlib.suppress(asyncio.CancelledError, TimeoutError):
         await asyncio.wait_for(serving, flush + 0.5)
+
+
+def _watch_load(config: ProcessConfig, client: EngineClient) -> list[asyncio.Task[None]]:
+    """What one process does for all: the line of statistics, the alarm on the batch size."""
+    tasks = []
+    if config.log_statistics:
+        statistics = StatisticsLine(client.metrics, lambda: client.status)
+        tasks.append(asyncio.create_task(statistics.repeat(config.statistics_seconds)))
+    swing = BatchSwing(client.metrics, lambda: client.status, config.batch_swing_alarm)
+    return [*tasks, asyncio.create_task(swing.repeat(config.statistics_seconds))]
 
 
 async def _watch_engine(client: EngineClient, patience: float) -> None:

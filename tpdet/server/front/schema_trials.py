@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tpdet.errors import RequestError
 from tpdet.grammar import trial
-from tpdet.server.wire.limits import MAX_WAITING_SCHEMAS
+from tpdet.server.wire.limits import MAX_WAITING_SCHEMAS, share_of
 from tpdet.server.wire.problems import from_code, from_request_error
 
 _AT_ONCE = 2
@@ -14,16 +14,15 @@ _AT_ONCE = 2
 class SchemaTrials:
     """Its threads wait for the processes, so that no other work is held up."""
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_AT_ONCE, "schema")
-        self._count = 0
+    def __init__(self, processes: int = 1) -> None:
+        """processes: HTTP processes that the server's limits are shared out among."""
+        self._threads = ThreadPoolExecutor(share_of(_AT_ONCE, processes), "schema")
+        self._most, self._count = share_of(MAX_WAITING_SCHEMAS, processes), 0
 
     async def check(self, schema: str) -> None:
         """Raise ApiError: 400 for a schema that cannot be used, 503 when too many wait."""
-        if self._count >= MAX_WAITING_SCHEMAS:
-            raise from_code(
-                "engine_overloaded", f"{MAX_WAITING_SCHEMAS} schemas wait already: try again"
-            )
+        if self._count >= self._most:
+            raise from_code("engine_overloaded", f"{self._most} schemas wait already: try again")
         self._count += 1
         try:
             loop = asyncio.get_running_loop()

@@ -1,12 +1,12 @@
-"""Rank 0's side of the bridge: the HTTP process's requests go in, the engine's outputs go out.
+"""Rank 0's side of the bridge: the HTTP processes' requests go in, the engine's outputs go out.
 
-Everything here is called from rank 0's loop, between steps, and never waits for the HTTP process.
+Everything here is called from rank 0's loop, between steps, and never waits for an HTTP process.
 """
 
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,6 +29,7 @@ from tpdet.server.leader.http_child import HttpProcess
 from tpdet.server.wire import load_bounds, protocol
 from tpdet.server.wire.limits import MAX_MESSAGE_BYTES
 from tpdet.server.wire.prompt_scores import messages_of
+from tpdet.server.wire.request_ids import process_of
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
@@ -36,15 +37,16 @@ if TYPE_CHECKING:
 STATUS_SECONDS = 0.5
 DEATH_SECONDS = 2.0
 FLUSH_SECONDS = 6.0
+Output = TokenOutput | PromptOutput | RequestFailed
 Message = TypeVar("Message", bound=msgspec.Struct)
 
 
 class EngineSocket:
     """The bound end of the PAIR socket; `key` (32 bytes) seals what passes."""
 
-    def __init__(self, run_dir: str, key: bytes) -> None:
+    def __init__(self, run_dir: str, key: bytes, process: int = 0) -> None:
         self._end = protocol.EngineEnd(key)
-        self.address = protocol.socket_address(run_dir)
+        self.address = protocol.socket_address(run_dir, process)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, int(DEATH_SECONDS * 1000))
@@ -59,9 +61,10 @@ class EngineSocket:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
 
-    def watch(self, descriptor: int) -> None:
-        """Let `receive` return early when this descriptor becomes readable."""
-        self._poller.register(descriptor, zmq.POLLIN)
+    def watch(self, other: "int | EngineSocket") -> None:
+        """Let `receive` return early when this descriptor or socket becomes readable."""
+        found = other._socket if isinstance(other, EngineSocket) else other
+        self._poller.register(found, zmq.POLLIN)
 
     def send(self, message: protocol.ToHttp) -> None:
         """Queue a message; never waits. Raises PeerLostError when nobody is connected any more."""
@@ -84,15 +87,62 @@ class EngineSocket:
         self._context.destroy(linger=0)
 
 
-class Bridge:
-    """The conversation with the HTTP process. Raises PeerLostError when it ends or goes silent."""
+class Link:
+    """One HTTP process and the socket to it; `heard` is when it last said something."""
 
-    def __init__(self, socket: EngineSocket, process: HttpProcess, patience: float) -> None:
-        self._socket, self._process, self._patience = socket, process, patience
-        self._heard = time.monotonic()
+    def __init__(self, socket: EngineSocket, process: HttpProcess) -> None:
+        self.socket, self.process = socket, process
+        self.heard = time.monotonic()
+        self.early: list[protocol.ToEngine] = []
+
+    def receive(self, seconds: float) -> list[protocol.ToEngine]:
+        """Its messages, after waiting up to `seconds` for the first."""
+        messages, self.early = self.early + self.socket.receive(seconds), []
+        if messages:
+            self.heard = time.monotonic()
+        return messages
+
+    def check(self, patience: float) -> None:
+        """Raise PeerLostError if the process has ended, or has been silent for too long."""
+        code = self.process.exit_code
+        if code is not None:
+            raise PeerLostError(f"the HTTP process (pid {self.process.pid}) ended with {code}")
+        silent = time.monotonic() - self.heard
+        if silent > patience:
+            raise PeerLostError(f"the HTTP process has been silent for {silent:.1f} s")
+
+    def wait_for(self, kind: type[Message], patience: float, tick: Callable[[], None]) -> Message:
+        """The next message of a kind; others are kept. Raises what a failed start means."""
+        deadline = time.monotonic() + max(patience, 60.0)
+        while True:
+            if self.process.exit_code is not None:
+                raise start_failure(self.process.exit_code)
+            messages = self.early + self.socket.receive(0.05)
+            self.early = [m for m in messages if not isinstance(m, kind)]
+            self.heard = time.monotonic()
+            for message in messages:
+                if isinstance(message, kind):
+                    return message
+            if time.monotonic() > deadline:
+                raise PeerLostError(f"the HTTP process did not say {kind.__name__} in time")
+            tick()
+
+
+class Bridge:
+    """The conversation with the HTTP processes. Raises PeerLostError if one ends or goes silent.
+
+    `wake`: a descriptor that ends a wait when it becomes readable.
+    """
+
+    def __init__(self, links: Sequence[Link], patience: float, wake: int | None = None) -> None:
+        self._links, self._patience = tuple(links), patience
+        self._first = self._links[0]
+        for link in self._links[1:]:
+            self._first.socket.watch(link.socket)
+        if wake is not None:
+            self._first.socket.watch(wake)
         self._reported = 0.0
         self._last = protocol.Status("", 0, 0, {})
-        self._early: list[protocol.ToEngine] = []
         # The first of either ends the server: as long as it can be asked there was none.
         self._more: dict[str, float] = {"plan_digest_mismatches": 0, "page_version_conflicts": 0}
         self.state = "accepting"
@@ -100,55 +150,61 @@ class Bridge:
     def open(
         self, start: protocol.Start, listen: Callable[[], None], tick: Callable[[], None]
     ) -> None:
-        """Open the port once the HTTP process is able to serve, and wait until it does.
+        """Open the port once the HTTP processes are able to serve, and wait until they do.
 
         `tick` is called all the while, so that idle ranks hear from rank 0.
         """
-        self._wait_for(protocol.Hello, tick)
+        for link in self._links:
+            link.wait_for(protocol.Hello, self._patience, tick)
         listen()
-        self._socket.send(start)
-        self._wait_for(protocol.Serving, tick)
+        self._send_all(start)
+        for link in self._links:
+            link.wait_for(protocol.Serving, self._patience, tick)
 
     def announce(self, start: protocol.Start) -> None:
-        """Tell the HTTP process what is served from now on. It was not listened to meanwhile."""
-        self._socket.send(start)
+        """Tell what is served from now on. The HTTP processes were not listened to meanwhile."""
+        self._send_all(start)
         self.listen_again()
 
     def listen_again(self) -> None:
-        """Count the HTTP process's silence from now: rank 0 was busy and read nothing."""
-        self._heard = time.monotonic()
+        """Count the HTTP processes' silence from now: rank 0 was busy and read nothing."""
+        for link in self._links:
+            link.heard = time.monotonic()
 
     def receive(self, engine: "Engine", seconds: float) -> bool:
-        """Take messages of the HTTP process, waiting up to `seconds`; False if none came."""
-        messages, self._early = self._early + self._socket.receive(seconds), []
-        if messages:
-            self._heard = time.monotonic()
+        """Take the HTTP processes' messages, waiting up to `seconds`; False if none came."""
+        found = [
+            (link, message)
+            for link in self._links
+            for message in link.receive(seconds if link is self._first else 0.0)
+        ]
         # Only now: what came while a step took long, or waited for a peer, was no silence.
-        self._check_process()
-        for message in messages:
+        for link in self._links:
+            link.check(self._patience)
+        for link, message in found:
             if isinstance(message, protocol.Submit):
-                self._submit(engine, message)
+                self._submit(engine, link, message)
             elif isinstance(message, protocol.Abort):
                 engine.abort(message.request_id, message.choice)
-        return any(not isinstance(message, protocol.Ping) for message in messages)
+        return any(not isinstance(message, protocol.Ping) for _, message in found)
 
     def deliver(
         self,
-        outputs: Iterable[TokenOutput | PromptOutput | RequestFailed],
+        outputs: Iterable[Output],
         step_seconds: float,
     ) -> None:
-        """Send the outputs that a step committed."""
-        found = tuple(outputs)
-        prompts = [output for output in found if isinstance(output, PromptOutput)]
-        for parts in messages_of(prompts):
-            self._socket.send(protocol.Prompts(parts))
-        self._socket.send(
-            protocol.Outputs(
-                step_seconds,
-                tuple(output for output in found if isinstance(output, TokenOutput)),
-                tuple(output for output in found if isinstance(output, RequestFailed)),
-            )
-        )
+        """Send the outputs that a step committed, to each HTTP process those of its requests."""
+        if len(self._links) == 1:
+            _send_step(self._first, tuple(outputs), step_seconds)
+            return
+        found: list[list[Output]] = [[] for _ in self._links]
+        for output in outputs:
+            found[process_of(output.request_id)].append(output)
+        for link, mine in zip(self._links, found, strict=True):
+            if link is self._first:
+                _send_step(link, mine, step_seconds)
+            elif mine:
+                _send_step(link, mine, None)
 
     def report(self, engine: "Engine", **more: float) -> None:
         """Send the engine's state: every half second, and when what clients wait for changes.
@@ -163,26 +219,38 @@ class Bridge:
         if key == last and now - self._reported < STATUS_SECONDS:
             return
         self._last, self._reported = protocol.Status(*key, _counters(found) | self._more), now
-        self._socket.send(self._last)
+        self._send_all(self._last)
 
     def stop(self) -> None:
-        """Every request is finished: let the answers reach their readers, and end the process."""
-        self._socket.send(protocol.Stop())
-        if not self._process.wait(FLUSH_SECONDS):
-            self._process.kill()
-        self._socket.close()
+        """Every request is finished: let the answers reach their readers, and end the processes."""
+        self._send_all(protocol.Stop())
+        self._end(FLUSH_SECONDS)
+        for link in self._links:
+            link.socket.close()
 
     def die(self, error: BaseException) -> None:
-        """End every open answer with an error, and the process, within two seconds."""
-        if self._process.exit_code is None:
-            with suppress(zmq.ZMQError, PeerLostError):
-                self._socket.send(last_message(error))
-            self._process.wait(DEATH_SECONDS)
-        self._process.kill()
+        """End every open answer with an error, and the processes, within two seconds."""
+        for link in self._links:
+            if link.process.exit_code is None:
+                with suppress(zmq.ZMQError, PeerLostError):
+                    link.socket.send(last_message(error))
+        self._end(DEATH_SECONDS)
 
-    def _submit(self, engine: "Engine", message: protocol.Submit) -> None:
+    def _end(self, seconds: float) -> None:
+        """Give the processes `seconds` in all to end, then kill them."""
+        deadline = time.monotonic() + seconds
+        for link in self._links:
+            link.process.wait(max(0.0, deadline - time.monotonic()))
+        for link in self._links:
+            link.process.kill()
+
+    def _send_all(self, message: protocol.ToHttp) -> None:
+        for link in self._links:
+            link.socket.send(message)
+
+    def _submit(self, engine: "Engine", link: Link, message: protocol.Submit) -> None:
         if self.state != "accepting":
-            self._refuse(message, *protocol.REFUSALS[self.state])
+            _refuse(link, message, *protocol.REFUSALS[self.state])
             return
         queued: list[str] = []
         seed: int | None = None
@@ -196,40 +264,29 @@ class Bridge:
             for request_id in queued:
                 engine.abort(request_id)
             param = error.param if isinstance(error, RequestError) else None
-            self._refuse(message, error.code, str(error), param)
+            _refuse(link, message, error.code, str(error), param)
             return
         # The status first: where the group is counted as accepted, it is counted as waiting.
         self.report(engine)
         assert seed is not None
-        self._socket.send(protocol.Accepted(message.group_id, seed))
+        link.socket.send(protocol.Accepted(message.group_id, seed))
 
-    def _refuse(
-        self, message: protocol.Submit, code: str, text: str, param: str | None = None
-    ) -> None:
-        self._socket.send(protocol.Refused(message.group_id, code, text, param))
 
-    def _wait_for(self, kind: type[Message], tick: Callable[[], None]) -> Message:
-        deadline = time.monotonic() + max(self._patience, 60.0)
-        while True:
-            if self._process.exit_code is not None:
-                raise start_failure(self._process.exit_code)
-            messages = self._early + self._socket.receive(0.05)
-            self._early = [m for m in messages if not isinstance(m, kind)]
-            self._heard = time.monotonic()
-            for message in messages:
-                if isinstance(message, kind):
-                    return message
-            if time.monotonic() > deadline:
-                raise PeerLostError(f"the HTTP process did not say {kind.__name__} in time")
-            tick()
+def _refuse(
+    link: Link, message: protocol.Submit, code: str, text: str, param: str | None = None
+) -> None:
+    link.socket.send(protocol.Refused(message.group_id, code, text, param))
 
-    def _check_process(self) -> None:
-        code = self._process.exit_code
-        if code is not None:
-            raise PeerLostError(f"the HTTP process (pid {self._process.pid}) ended with {code}")
-        silent = time.monotonic() - self._heard
-        if silent > self._patience:
-            raise PeerLostError(f"the HTTP process has been silent for {silent:.1f} s")
+
+def _send_step(link: Link, outputs: Sequence[Output], step_seconds: float | None) -> None:
+    tokens = tuple([output for output in outputs if type(output) is TokenOutput])
+    failed: tuple[RequestFailed, ...] = ()
+    if len(tokens) < len(outputs):
+        failed = tuple([output for output in outputs if isinstance(output, RequestFailed)])
+        prompts = [output for output in outputs if isinstance(output, PromptOutput)]
+        for parts in messages_of(prompts):
+            link.socket.send(protocol.Prompts(parts))
+    link.socket.send(protocol.Outputs(step_seconds, tokens, failed))
 
 
 def _counters(found: msgspec.Struct) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Rank 0's handle on the HTTP process: its port, its start, its end."""
+"""Rank 0's handle on an HTTP process: its port, its start, its end."""
 
 import os
 import socket
@@ -58,13 +58,13 @@ def _taken(host: str, port: int, error: OSError) -> ResourceError:
 
 
 class HttpProcess:
-    """The process, started at once. Its standard input stays open as long as this one lives."""
+    """A process, started at once. Its standard input stays open as long as this one lives."""
 
-    def __init__(self, config: ProcessConfig, listener: socket.socket) -> None:
+    def __init__(self, config: ProcessConfig) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tpdet.server.front.process"],
             stdin=subprocess.PIPE,
-            pass_fds=(listener.fileno(),),
+            pass_fds=(config.socket, config.tallies),
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )
         assert self._process.stdin is not None

@@ -15,8 +15,9 @@ from tpdet.launch.life.run_directory import RunDirectory
 from tpdet.launch.life.run_secret import new_secret
 from tpdet.launch.life.signals import StopSignals
 from tpdet.launch.ranks.environment import RankEnvironment
+from tpdet.server.front.tally import new_tallies
 from tpdet.server.leader import http_child
-from tpdet.server.leader.bridge import Bridge, EngineSocket
+from tpdet.server.leader.bridge import Bridge, EngineSocket, Link
 from tpdet.server.leader.http_child import HttpProcess
 from tpdet.server.settings.keys import read_key_file
 from tpdet.server.settings.settings import ServerConfig, Settings
@@ -76,16 +77,43 @@ def open_port(config: ServerConfig) -> Port:
 
 
 def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: StopSignals) -> Bridge:
-    """Start the HTTP process beside the loading of the weights. Raises on what it cannot use."""
-    channel_key = new_secret()
-    engine_socket = EngineSocket(str(run.path), channel_key)
-    engine_socket.watch(signals.fileno())
-    config = ProcessConfig(
+    """Start the HTTP processes beside the loading of the weights.
+
+    Raises ResourceError and UsageError for what they cannot use.
+    """
+    count = settings.server.http_processes
+    tallies = new_tallies(count)
+    links: list[Link] = []
+    for index in range(count):
+        channel_key = new_secret()
+        engine_socket = EngineSocket(str(run.path), channel_key, index)
+        config = _process_config(
+            settings, run, port, engine_socket.address, channel_key, tallies, index
+        )
+        links.append(Link(engine_socket, HttpProcess(config)))
+    os.close(tallies)
+    return Bridge(links, settings.engine.step_timeout, signals.fileno())
+
+
+def _process_config(
+    settings: Settings,
+    run: RunDirectory,
+    port: Port,
+    address: str,
+    channel_key: bytes,
+    tallies: int,
+    index: int,
+) -> ProcessConfig:
+    """The configuration of the HTTP process number `index`."""
+    return ProcessConfig(
         parent_pid=os.getpid(),
         socket=port.listener.fileno(),
+        tallies=tallies,
+        index=index,
+        processes=settings.server.http_processes,
         run_dir=str(run.path),
         session=run.session,
-        engine_address=engine_socket.address,
+        engine_address=address,
         channel_key=channel_key.hex(),
         tokenizer_directory=_tokenizer_directory(settings),
         chat_template=settings.engine.chat_template,
@@ -98,8 +126,6 @@ def open_bridge(settings: Settings, run: RunDirectory, port: Port, signals: Stop
         log_statistics=not settings.server.disable_log_stats,
         batch_swing_alarm=settings.batch_swing_alarm,
     )
-    process = HttpProcess(config, port.listener)
-    return Bridge(engine_socket, process, settings.engine.step_timeout)
 
 
 def start_facts(engine: "Engine", environment: RankEnvironment) -> Start:

@@ -32,8 +32,9 @@ GROUPS = {
         "step_timeout", "run_secret_file",
     ),
     "operation": (
-        "run_dir", "audit_dir", "drain_timeout", "canary_interval", "batch_swing_alarm",
-        "disable_log_stats", "disable_uvicorn_access_log", "print_limits", "allow_faults",
+        "run_dir", "audit_dir", "http_processes", "drain_timeout", "canary_interval",
+        "batch_swing_alarm", "disable_log_stats", "disable_uvicorn_access_log", "print_limits",
+        "allow_faults",
     ),
 }  # fmt: skip
 """Every setting stands in one group; what no group names comes last."""

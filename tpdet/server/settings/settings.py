@@ -38,6 +38,13 @@ class ServerConfig(BaseModel):
 
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    http_processes: int = Field(
+        1,
+        ge=1,
+        le=8,
+        description="processes that speak HTTP, on one port; more pay where one is busy all the "
+        "time, at some hundred streams",
+    )
     served_model_name: str | None = Field(
         None, min_length=1, max_length=256, description="name in the API; --model's by default"
     )

@@ -49,6 +49,11 @@ TEMPLATE_CPU_SECONDS = 5
 STATISTICS_SECONDS = 10.0
 
 
+def share_of(limit: int, processes: int) -> int:
+    """One HTTP process's part of a limit of the server; at least 1."""
+    return max(1, limit // processes)
+
+
 def all_limits() -> dict[str, object]:
     """Name to value of every limit; sizes in bytes, times in seconds, ranges as [low, high]."""
     return {

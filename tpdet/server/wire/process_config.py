@@ -6,13 +6,17 @@ from tpdet.server.wire import limits
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in seconds. `socket` is the inherited descriptor of the bound HTTP socket;
+    """Times in seconds. `socket` is the inherited descriptor of the bound HTTP socket, `tallies`
+    that of the counters of all `processes`, of which this is number `index`;
     `key_digests` are SHA-256 in hex, so the process never holds a key. `channel_key` (hex)
     seals the messages to and from the engine process.
     """
 
     parent_pid: int
     socket: int
+    tallies: int
+    index: int
+    processes: int
     run_dir: str
     session: str
     engine_address: str

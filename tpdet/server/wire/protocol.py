@@ -1,9 +1,10 @@
 """Messages between the engine process (rank 0) and the HTTP process, as length-capped msgpack.
 
 One zmq PAIR socket over `RUN_DIR/engine.sock` (mode 0600); the engine process binds, the HTTP
-process connects. Every message is sealed (seal.py) under a key that rank 0 makes for this start
-and hands down on the HTTP process's standard input; it is not the run secret, so that the process
-which faces clients knows nothing that the ranks would obey.
+process connects. Further HTTP processes have theirs, `engine-1.sock` and so on. Every message is
+sealed (seal.py) under a key that rank 0 makes for this start and process, and hands down on its
+standard input; it is not the run secret, so that a process which faces clients knows nothing that
+the ranks would obey.
 
 Order of a life: Hello (HTTP is able to serve) -> Start (the engine is ready) -> Serving (the port
 accepts) -> Submit, Abort, Ping against Accepted, Refused, Prompts, Outputs, Status -> Stop or Dead
@@ -18,7 +19,6 @@ from tpdet.request import Request, RequestFailed, TokenOutput
 from tpdet.server.wire.limits import MAX_MESSAGE_BYTES
 from tpdet.server.wire.prompt_scores import PromptPart
 
-SOCKET_NAME = "engine.sock"
 # sockaddr_un holds 108 bytes with the terminating zero.
 MAX_SOCKET_PATH_BYTES = 107
 _TO_HTTP, _TO_ENGINE = "tpdet engine to http", "tpdet http to engine"
@@ -107,9 +107,13 @@ class Prompts(msgspec.Struct, frozen=True, tag="prompts"):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """Engine to HTTP: tokens and failures of one step."""
+    """Engine to HTTP: tokens and failures of one step.
 
-    step_seconds: float
+    Of several HTTP processes each gets those of its own requests, and the first is told of every
+    step, with its `step_seconds`.
+    """
+
+    step_seconds: float | None
     tokens: tuple[TokenOutput, ...]
     failed: tuple[RequestFailed, ...]
 
@@ -195,9 +199,13 @@ def _encode(message: ToEngine | ToHttp) -> bytes:
     return data
 
 
-def socket_address(run_dir: str) -> str:
-    """The zmq address inside `run_dir`. Raises UsageError if the path is too long for a socket."""
-    path = f"{run_dir.rstrip('/')}/{SOCKET_NAME}"
+def socket_address(run_dir: str, process: int = 0) -> str:
+    """The zmq address of an HTTP process inside `run_dir`.
+
+    Raises UsageError if the path is too long for a socket.
+    """
+    name = f"engine-{process}.sock" if process else "engine.sock"
+    path = f"{run_dir.rstrip('/')}/{name}"
     size = len(path.encode())
     if size > MAX_SOCKET_PATH_BYTES:
         raise UsageError(
