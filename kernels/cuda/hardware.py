@@ -5,6 +5,7 @@ were measured on an H200; the bits are the same on every GPU of one matrix instr
 reads it too, so nothing heavy is imported before a GPU is asked for.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -59,6 +60,11 @@ H200 = Gpu("NVIDIA H200", (9, 0), 132, 227 * KIB)
 
 NO_GPU = Gpu("", (0, 0), 0, 0)
 """Another device: Triton's interpreter on the CPU."""
+
+
+def file_name(gpu: str) -> str:
+    """A GPU's name in names of files: "NVIDIA H200" -> "nvidia-h200"."""
+    return "-".join(re.findall(r"[a-z0-9]+", gpu.lower()))
 
 
 @cache

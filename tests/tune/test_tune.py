@@ -18,7 +18,7 @@ from tpdet.kernels.cpu.pointwise.activation import silu_and_multiply
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
-from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES
+from tpdet.kernels.cuda.gemm.choice.library import GATED_LIBRARY_ROWS, LIBRARIES, library_ways
 from tpdet.kernels.cuda.gemm.choice.shape_table import Choice, parse_table
 from tpdet.kernels.cuda.gemm.variants.pointer import pointer_chain
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
@@ -34,7 +34,7 @@ from tpdet.models.products import rank_products
 from tpdet.synthetic.make_model import make_model
 from tpdet.tune import precompile
 from tpdet.tune import product as product_module
-from tpdet.tune.product import GATED_LIBRARY_ROWS, ProductTuner, Row, Tuned, library_ways
+from tpdet.tune.product import ProductTuner, Row, Tuned
 from tpdet.tune.run import Effort, buckets_of, geometric_mean, groups, leaf_jobs, tune_products
 from tpdet.tune.shapes import (
     products_by_value,

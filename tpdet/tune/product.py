@@ -17,7 +17,7 @@ from tpdet.kernels import ops
 from tpdet.kernels.cuda.gemm import trial_data
 from tpdet.kernels.cuda.gemm.admission import REFERENCE, by_library, by_tile
 from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
-from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES
+from tpdet.kernels.cuda.gemm.choice.library import library_ways
 from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Choice
 from tpdet.kernels.cuda.gemm.choice.static import column_tile
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
@@ -27,8 +27,6 @@ from tpdet.kernels.inputs.product import Product
 _QUICK = 3  # replays of a candidate that may be among the fastest
 _SLOW = 1.3  # times the fastest so far: such a candidate is replayed once
 _FINALISTS = 4  # tiles that are measured in full
-GATED_LIBRARY_ROWS = 512
-"""Rows up to which gate and up may stand in memory in fp32."""
 _GAIN = 0.985  # a library must beat the tile by so much: the tile serves every row count
 
 Name = Tile | str
@@ -211,16 +209,6 @@ def title(name: Name) -> str:
 def linear_and_activation(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """What stock engines run in place of a gated product."""
     return ops.silu_and_multiply(linear(x, weight))
-
-
-def library_ways(product: Product, bucket: int) -> tuple[str, ...]:
-    """The library's ways that may compute a product at a bucket.
-
-    Results in fp32 have one way, and those of gates and ups must not fill the memory.
-    """
-    if product.kind == "gated":
-        return LIBRARIES[:1] if bucket <= GATED_LIBRARY_ROWS else ()
-    return LIBRARIES[:1] if product.kind == "head" else LIBRARIES
 
 
 def _library(name: Name) -> bool:

@@ -2,9 +2,9 @@
 
 Every tile, cut and library product that the model's shapes will use is compared in bytes with the
 reference variant (leaves: every one apart) on three kinds of data. One that differs, or does not
-run, stops the start: it is never replaced silently. A shape that is not in the table runs on the
-static choice and is reported. Library entries count only in
-the environment that admitted them.
+run, stops the start: it is never replaced silently. A product that is not in the table gets choices
+by estimate, which are tried all the same; before Hopper it runs on the static choice. Either is
+reported. Library entries count only in the environment that admitted them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,9 +14,11 @@ from typing import TypeVar
 
 import torch
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm import leaf_trials, trial_data
 from tpdet.kernels.cuda.gemm.choice import shape_table
+from tpdet.kernels.cuda.gemm.choice.estimate import estimated_choices
 from tpdet.kernels.cuda.gemm.choice.library import environment, library_product
 from tpdet.kernels.cuda.gemm.choice.shape_table import (
     Admitted,
@@ -43,8 +45,8 @@ Flags = dict[str, torch.Tensor | str]
 class Admission:
     """What start-up found: the entries that it tried and admits, and what runs without the table.
 
-    not_in_table: products on the static choice. library_off: why library entries are not used;
-    None if they are.
+    not_in_table: products whose choices are estimated, or static where nothing is estimated.
+    library_off: why library entries are not used; None if they are.
     """
 
     admitted: Admitted
@@ -60,7 +62,7 @@ class Admission:
         parts = [f"{self.tried} entries of the shape table admitted"]
         if self.not_in_table:
             names = ", ".join(map(str, self.not_in_table))
-            parts.append(f"not in the table, on the static choice: {names}")
+            parts.append(f"not in the table, by estimate: {names}")
         if self.library_off:
             parts.append(f"no library products: {self.library_off}")
         return "; ".join(parts)
@@ -81,18 +83,17 @@ def check(
     """
     wanted = sorted(set(products))
     table = _table(device, dtype, table)
-    if table is None:
-        return Admission(Admitted({}), tuple(wanted), None)
-    off = environment_difference(table, device)
-    used = _used(wanted, table, limits, library=off is None)
-    named = any(c.library for p in used for c in table.products[p].values())
+    off = None if table is None else environment_difference(table, device)
+    held = {} if table is None else _used(wanted, table, limits, library=off is None)
+    named = table is not None and any(c.library for p in held for c in table.products[p].values())
+    missing = tuple(product for product in wanted if product not in held)
+    used = held | _estimated(missing, limits, device, dtype)
     failed = failing_entries(used, device)
     if failed:
         raise RuntimeError(
             f"{'; '.join(failed)}: other bits than the reference variant on this GPU; write the "
             "shape table anew with tpdet tune, or remove it"
         )
-    missing = tuple(product for product in wanted if product not in used)
     return Admission(Admitted(used), missing, off if named else None)
 
 
@@ -107,9 +108,11 @@ def rehearse(
 
     Raises ValueError for a damaged table.
     """
-    table = _table(device, dtype, table)
-    if table is not None:
-        used = _used(sorted(set(products)), table, limits, library=False)
+    wanted, table = sorted(set(products)), _table(device, dtype, table)
+    held = {} if table is None else _used(wanted, table, limits, library=False)
+    missing = [product for product in wanted if product not in held]
+    used = held | _estimated(missing, limits, device, dtype)
+    if used:
         failing_entries(used, device, trial_data.KINDS[:1])
         for product in used:
             if product.kind == "gated":  # what follows a library's product
@@ -134,6 +137,24 @@ def _used(
     }
 
 
+def _estimated(
+    products: Iterable[Product], limits: Mapping[str, int], device: torch.device, dtype: torch.dtype
+) -> dict[Product, dict[int, Choice]]:
+    """Choices for products that no table holds; empty where none are estimated."""
+    gpu = hardware.gpu_of(device)
+    if dtype != torch.bfloat16 or not gpu.wgmma:
+        return {}
+    found = {
+        product: estimated_choices(product, most_rows(product, limits), gpu) for product in products
+    }
+    return {product: choices for product, choices in found.items() if choices}
+
+
+def most_rows(product: Product, limits: Mapping[str, int]) -> int:
+    """The most rows that a product meets: limits are of a "head" and of any other ("column")."""
+    return limits["head" if product.kind == "head" else "column"]
+
+
 def environment_difference(table: ShapeTable, device: torch.device) -> str | None:
     """The first way in which this environment is not the table's; None if a library may run."""
     here = environment(device)
@@ -149,7 +170,7 @@ def _needed(
     product: Product, choices: Mapping[int, Choice], limits: Mapping[str, int], library: bool
 ) -> dict[int, Choice]:
     """The buckets that row counts up to the product's limit fall into."""
-    last = bucket_of(limits["head" if product.kind == "head" else "column"], choices)
+    last = bucket_of(most_rows(product, limits), choices)
     return {
         bucket: choice if library else replace(choice, library=None)
         for bucket, choice in choices.items()

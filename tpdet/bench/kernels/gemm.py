@@ -40,7 +40,8 @@ def gemm_command(options: argparse.Namespace) -> int:
     device = torch.device("cuda", torch.cuda.current_device())
     for name, partition in shards(names, parse_sizes(options.tp), options.fold_order):
         # The variants that an engine of this model would use.
-        admit_products(partition, device, {"column": max(counts), "head": HEAD_ROWS})
+        limits = {"column": max(counts), "head": HEAD_ROWS}
+        admit_products(partition, device, limits, f"tpdet tune {name}")
         for product in model_products(partition):
             mine = [count for count in counts if product.kind != "head" or count <= HEAD_ROWS]
             for count in mine:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 
@@ -9,6 +10,7 @@ import torch
 
 from tpdet.comm.agreement import agree, collect_facts
 from tpdet.comm.world.world import World
+from tpdet.config import EngineConfig
 from tpdet.errors import DisagreementError, TpdetError, UsageError
 from tpdet.kernels.cpu.gemm.admission import check_bit_classes
 from tpdet.kernels.known.answers import known_answers
@@ -92,12 +94,15 @@ def product_limits(step_rows: int, logit_rows: int) -> dict[str, int]:
     return {"column": step_rows, "head": logit_rows}
 
 
-def admit_products(partition: Partition, device: torch.device, limits: dict[str, int]) -> None:
+def admit_products(
+    partition: Partition, device: torch.device, limits: dict[str, int], tune_command: str
+) -> None:
     """Try what the GPU's shape table names for this rank's products: its arithmetic uses it then.
 
+    Products that it does not hold run by estimate, and the log offers `tune_command` for them.
     limits: the most rows of each kind of product. Raises TpdetError for an entry that fails.
     """
-    from tpdet.kernels.cuda.gemm import admission
+    from tpdet.kernels.cuda.gemm import admission, library_trials
 
     model = partition.config
     try:
@@ -106,8 +111,20 @@ def admit_products(partition: Partition, device: torch.device, limits: dict[str,
         )
     except (RuntimeError, ValueError) as error:
         raise TpdetError(f"shape table: {error}") from error
-    partition.arithmetic.admitted = found.admitted
+    partition.arithmetic.admitted = library_trials.with_libraries(
+        found.admitted, found.not_in_table, device
+    )
     _log.info("%s", found)
+    if found.not_in_table:
+        _log.info("no table holds these shapes: %s measures them once", tune_command)
+
+
+def tune_command(config: EngineConfig, size: int) -> str:
+    """What an operator types to measure this model's products for a world of `size` ranks."""
+    parts = ["tpdet", "tune", config.model, "--tp", str(size), "--fold-order", config.fold_order]
+    if config.row_layers != "fold":
+        parts += ["--row-layers", f"fold,{config.row_layers}"]
+    return shlex.join(parts)
 
 
 def _rehearse_checks(

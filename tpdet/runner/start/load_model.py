@@ -23,6 +23,7 @@ from tpdet.runner.start.kernel_checks import (
     compare_answers,
     product_limits,
     threads_per_rank,
+    tune_command,
 )
 from tpdet.runner.start.loaded_model import LoadedModel
 from tpdet.runner.start.loading import Loader, read_model
@@ -72,7 +73,7 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
     times.mark("load")
     # 5. The shape table's kernels give the contract's bits.
     if limits is not None:
-        admit_products(partition, device, limits)
+        admit_products(partition, device, limits, tune_command(config, world.size))
         times.mark("admission")
     loaded = LoadedModel(
         config=config,

@@ -19,7 +19,11 @@ from pathlib import Path
 
 import torch
 
+from tpdet.kernels.inputs.product import Product
+
 LIBRARIES = ("mm", "addmm")
+GATED_LIBRARY_ROWS = 512
+"""Rows up to which gate and up may stand in memory in fp32."""
 _ALIGNMENT = 256  # bytes, of both operands: what torch's allocator gives, and the tests had
 
 
@@ -47,6 +51,16 @@ def library_product(
     else:
         raise ValueError(f"library product {way!r} to {out_dtype}: use one of {LIBRARIES}")
     return y[:m]
+
+
+def library_ways(product: Product, bucket: int) -> tuple[str, ...]:
+    """The library's ways that may compute a product of one leaf at a bucket.
+
+    Results in fp32 have one way, and those of gates and ups must not fill the memory.
+    """
+    if product.kind == "gated":
+        return LIBRARIES[:1] if bucket <= GATED_LIBRARY_ROWS else ()
+    return LIBRARIES[:1] if product.kind == "head" else LIBRARIES
 
 
 def library_fits(x: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -15,7 +15,6 @@ pad is small.
 """
 
 import json
-import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES
 from tpdet.kernels.cuda.gemm.choice.tile_text import parse_tile
 from tpdet.kernels.cuda.gemm.choice.variants import KERNELS
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.hardware import file_name
 from tpdet.kernels.inputs.product import KINDS, Product, read_roots, write_roots
 from tpdet.kernels.order import Expression, operands
 
@@ -112,8 +112,7 @@ def library_rows(m: int, bucket: int) -> int | None:
 
 def table_path(gpu: str, folder: Path = FOLDER) -> Path:
     """Where the table of a GPU stands: "NVIDIA H200" -> shape_tables/nvidia-h200.json."""
-    name = "-".join(re.findall(r"[a-z0-9]+", gpu.lower()))
-    return folder / f"{name}.json"
+    return folder / f"{file_name(gpu)}.json"
 
 
 def load_table(gpu: str, folder: Path = FOLDER) -> ShapeTable | None:
