@@ -1,5 +1,6 @@
 """`tpdet bench`: latency and throughput on the CPU, floors, what a run leaves, refusals."""
 
+import argparse
 import importlib.util
 import json
 import sys
@@ -8,15 +9,17 @@ import pytest
 
 from tests.lib.tree import ROOT
 from tpdet.bench import run
-from tpdet.bench.arguments import NAMES, complete
+from tpdet.bench.arguments import NAMES, add_bench, complete
 from tpdet.bench.latency import decode_tokens, engine_row, time_latency
 from tpdet.bench.load import lengths, prompt
 from tpdet.bench.report.floor import RATES, decode_work, exchange_seconds, mixed_work, prefill_work
 from tpdet.bench.report.record import BenchRow, finish, print_rows
 from tpdet.bench.report.results import newest_rows
 from tpdet.bench.report.shapes import named_config, shards
-from tpdet.bench.spec import EngineSpec, LatencyCases
+from tpdet.bench.spec import EngineSpec, LatencyCases, MixedCase
+from tpdet.bench.throughput import time_mixed
 from tpdet.cli import main
+from tpdet.client.engine_settings import engine_config
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
@@ -29,26 +32,16 @@ RUN_KEYS = {"bench", "gpu", "gpus", "commit", "torch", "triton", "driver", "date
             "command", "rows"}  # fmt: skip
 
 
-def spec(model, batches, contexts, steps=3, budget=64):
+def spec(batches, contexts, steps=3):
     cases = LatencyCases(
         batches=batches, contexts=contexts, steps=steps, prefill_tokens=(20, 30), prefill_prompts=2
     )
-    return EngineSpec(
-        model=str(model),
-        dtype="auto",
-        load_format="auto",
-        device="cpu",
-        fold_order="pairs",
-        transport="auto",
-        budget=budget,
-        latency=cases,
-    )
+    return EngineSpec(settings={}, latency=cases)
 
 
-def engine(model, pages):
-    config = EngineConfig.from_values(
-        model=str(model), device="cpu", kv_pages=pages, max_num_seqs=16, max_num_batched_tokens=64
-    )
+def engine(model, pages, **settings):
+    given = {"kv_pages": pages, "max_num_seqs": 16, "max_num_batched_tokens": 64} | settings
+    config = EngineConfig.from_values(model=str(model), device="cpu", **given)
     return Engine(config, SoloWorld())
 
 
@@ -87,7 +80,7 @@ def test_approximate_runs_say_so_in_their_rows(tiny_model, tmp_path, capsys):
 
 
 def test_latency_times_every_batch_at_every_context(tiny_model):
-    rows, notes = time_latency(engine(tiny_model(), 64), spec(tiny_model(), (1, 3), (8, 40)))
+    rows, notes = time_latency(engine(tiny_model(), 64), spec((1, 3), (8, 40)))
     assert not notes
     found = [(row.case, row.batch, row.context, row.unit) for row in rows]
     assert found == [
@@ -114,14 +107,18 @@ def test_rows_name_their_row_layers(tiny_model):
 
 
 def test_what_the_cache_cannot_hold_is_left_out_and_said(tiny_model):
-    rows, notes = time_latency(engine(tiny_model(), 4), spec(tiny_model(), (1, 8), (40,)))
-    assert [row.batch for row in rows if row.case == "decode"] == [1]
-    assert len(notes) == 1 and "batch 8, context 40: left out, it takes 8 pages of 4" in notes[0]
+    made = engine(tiny_model(), 4, max_model_len=60)
+    rows, notes = time_latency(made, spec((1, 8, 99), (40, 55)))
+    assert [(row.batch, row.context) for row in rows if row.case == "decode"] == [(1, 40)]
+    assert "batch 8, context 40: left out, it takes 8 pages of 4" in notes[0]
+    assert "batch 99, context 40: left out, it is over --max-num-seqs 16" in notes[1]
+    assert "batch 1, context 55: left out, 64 tokens are over --max-model-len 60" in notes[2]
+    assert len(notes) == 5
 
 
 def test_the_first_sequences_decode_until_the_last_ones_are_read():
-    assert decode_tokens(spec("m", (4,), (16,)), 1, 16) == 3 + 3 + 2 + 1
-    assert decode_tokens(spec("m", (4,), (600,)), 4, 600) == 3 + 3 + 2 + 40
+    assert decode_tokens(spec((4,), (16,)).latency, 64, 1, 16) == 3 + 3 + 2 + 1
+    assert decode_tokens(spec((4,), (600,)).latency, 64, 4, 600) == 3 + 3 + 2 + 40
 
 
 def test_floors_are_the_measured_ones():
@@ -258,3 +255,31 @@ def test_the_floor_of_an_exchange_is_the_cheaper_way():
     assert exchange_seconds(rates, plan, 1000) == pytest.approx(1000 * 6 * 0.75 / rates.link)
     plan = order.fold_plan("pairs", 8, 2)  # rank 1 sends two roots
     assert exchange_seconds(rates, plan, 1000) == pytest.approx(1000 * 10 / 2 / rates.link)
+
+
+def engine_flags(*arguments):
+    """What `tpdet bench latency` gives the engine."""
+    parser = argparse.ArgumentParser()
+    add_bench(parser.add_subparsers())
+    options = parser.parse_args(["bench", "latency", "m", *arguments])
+    return engine_config(options, {}).model_dump(exclude_unset=True)
+
+
+def test_benchmarks_have_the_engines_defaults_and_no_others():
+    assert engine_flags() == {"model": "m"}
+    found = engine_flags("--budget", "700", "--max-model-len", "2k", "--approximate")
+    expected = {"max_num_batched_tokens": 700, "max_model_len": 2000, "approximate": True}
+    assert found == {"model": "m"} | expected
+    assert engine_flags("--max-num-batched-tokens", "700")["max_num_batched_tokens"] == 700
+
+
+def test_no_prompt_of_a_benchmark_is_found_in_the_prefix_cache(tiny_model):
+    made = engine(tiny_model(), 64, max_model_len=1024, max_num_batched_tokens=600)
+    cases = LatencyCases(
+        batches=(1, 2), contexts=(260,), steps=2, prefill_tokens=(260, 300), prefill_prompts=1
+    )
+    time_latency(made, EngineSpec(settings={}, latency=cases))
+    case = MixedCase(requests=3, shortest=260, longest=300, generate=2, seed=0)
+    time_mixed(made, EngineSpec(settings={}, mixed=case))
+    totals = made.statistics().totals
+    assert totals.prefix_query_tokens > 0 and totals.prefix_hit_tokens == 0

@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.harness import Server
 from tpdet.bench.client import Address, Answer, get_json, stream
-from tpdet.bench.serve import metrics, percentile
+from tpdet.bench.http_load import metrics, percentile
 from tpdet.cli import main
 from tpdet.errors import UsageError
 
@@ -207,7 +207,7 @@ def test_a_server_that_wants_a_key_is_told_apart_from_none(keyed, capsys, monkey
             "--input", "3", "--vocabulary", "200"]  # fmt: skip
     assert main(load) == 77
     err = capsys.readouterr().err
-    assert "wants an API key (401)" in err and "--api-key-file" in err and "TPDET_API_KEY" in err
+    assert " wants an API key (401)" in err and "--api-key-file" in err and "TPDET_API_KEY" in err
     assert "b'" not in err and "no server" not in err and err.count("\n") == 1
     monkeypatch.setenv("TPDET_API_KEY", "sk-other")
     assert main(load) == 77

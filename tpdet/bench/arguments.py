@@ -8,7 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tpdet.arguments.command_line import dtype, number, whole_number
+from tpdet.arguments.command_line import number, whole_number
+from tpdet.client.engine_settings import add_engine_settings
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
 from tpdet.synthetic.model_shapes import SHAPES
 
@@ -31,6 +32,8 @@ class Benchmark:
     module: str
     help: str
     flags: tuple[Flag, ...]
+    engine: bool = False
+    """Whether it takes the engine's settings too."""
 
 
 def _flag(*names: str, **options: Any) -> Flag:
@@ -67,33 +70,14 @@ _ENGINE = (
     *_RESULTS,
     _flag("model", help="Hugging Face directory or hub name"),
     _flag("--tp", default="1", help="tensor-parallel sizes, a list such as 1,2,4"),
-    _count("--budget", 2048, "tokens in a step, at most"),
-    _FOLD_ORDER,
-    _choice(
-        "--row-layers",
-        "fold",
-        "gather",
-        help="what ranks exchange: leaf sums that are folded, or columns",
-    ),
-    _choice("--transport", "auto", "gather", "peer", help="what carries it between ranks"),
     _flag(
-        "--approximate",
-        action="store_true",
-        help="the same engine by the library's products, attention and all-reduce, the peer of "
-        "the cost of determinism",
+        "--budget",
+        dest="max_num_batched_tokens",
+        metavar="TOKENS",
+        help="the same as --max-num-batched-tokens",
     ),
-    _choice(
-        "--dtype",
-        "auto",
-        "float32",
-        "bfloat16",
-        "float16",
-        type=dtype,
-        help="of weights and activations; auto takes the checkpoint's",
-    ),
-    _choice("--load-format", "auto", "dummy", help="dummy: random weights"),
-    _choice("--device", "auto", "cpu", "cuda", help="where the model runs"),
 )
+"""Besides the settings of `LLM`, each with its default there."""
 _SHAPES = _flag(
     "--model-shape", default=_MODEL_SHAPES, help=f"a list of {', '.join(sorted(SHAPES))}"
 )
@@ -126,6 +110,7 @@ BENCHMARKS = (
             _count("--prefill-prompts", 4, "prompts prefilled together"),
             _count("--steps", 16, "decode steps timed"),
         ),
+        engine=True,
     ),
     Benchmark(
         "throughput",
@@ -137,8 +122,31 @@ BENCHMARKS = (
             _flag("--input", default="64:1024", help="prompt tokens, LEAST:MOST"),
             _count("--generate", 128, "tokens of each answer"),
             _count("--seed", 0, "of lengths and prompts"),
-            _count("--max-num-seqs", None, "in a step, at most; all if unset"),
         ),
+        engine=True,
+    ),
+    Benchmark(
+        "generate",
+        "generate",
+        "LLM.generate: decode, prefill, a mixed load; beside another engine's",
+        (
+            *_ENGINE,
+            _flag("--batch", default="1,16,64,256", help="decode batch sizes"),
+            _count("--prefill-prompts", 16, "prompts prefilled together"),
+            _count("--prefill-tokens", 4096, "tokens of each"),
+            _count("--requests", 256, "of the mixed load"),
+            _flag("--input", default="64:1023", help="its prompt tokens, LEAST:MOST"),
+            _count("--generate", 128, "tokens of each of its answers"),
+            _count("--seed", 0, "of lengths and prompts"),
+            _flag(
+                "--peer",
+                type=Path,
+                action="append",
+                metavar="FILE",
+                help="figures of another engine, a file a size: scripts/vllm_generate.py",
+            ),
+        ),
+        engine=True,
     ),
     Benchmark(
         "serve",
@@ -169,6 +177,41 @@ BENCHMARKS = (
             _flag("--temperature", type=number, default=0.0, help="0 is greedy"),
             _count("--vocabulary", 1000, "prompt ids are below it"),
             _count("--seed", 0, "of prompts and arrivals"),
+            _flag("--timeout", type=number, default=600.0, help="seconds for one request"),
+        ),
+    ),
+    Benchmark(
+        "peer",
+        "peer",
+        "this server beside any OpenAI-compatible one, by the same requests in turn",
+        (
+            *_RESULTS,
+            _flag("--peer-url", required=True, metavar="URL", help="the other server's address"),
+            _flag("--url", default="http://127.0.0.1:8000", metavar="URL", help="our server's"),
+            _flag("--peer-name", help="such as 'vLLM 0.26.0'; what the server says if unset"),
+            _flag("--model", help="served name; the first of our server if unset"),
+            _flag("--peer-model", help="its name at the peer; the first there if unset"),
+            _flag(
+                "--api-key-file",
+                type=Path,
+                metavar="FILE",
+                help="its first key is sent to our server (default: the key in TPDET_API_KEY or "
+                "VLLM_API_KEY)",
+            ),
+            _flag(
+                "--peer-api-key-file",
+                type=Path,
+                metavar="FILE",
+                help="its first key is sent to the peer; no variable is read for it",
+            ),
+            _count("--tp", None, "the servers' size, for the results file only"),
+            _flag("--concurrency", default="1,16,64,256", help="requests at a time, a list"),
+            _count("--requests", None, "at each; three a reader and at least 8 if unset"),
+            _count("--turns", 2, "loads of each server at each concurrency"),
+            _flag("--input", default="512", help="prompt tokens, N or LEAST:MOST"),
+            _count("--generate", 128, "tokens of each answer"),
+            _count("--vocabulary", 1000, "prompt ids are below it"),
+            _count("--seed", 0, "of prompts"),
             _flag("--timeout", type=number, default=600.0, help="seconds for one request"),
         ),
     ),
@@ -269,6 +312,8 @@ def add_bench(commands: argparse._SubParsersAction) -> None:
         command = group.add_parser(each.name, help=each.help, description=text)
         for flag in each.flags:
             command.add_argument(*flag.names, **flag.options)
+        if each.engine:
+            add_engine_settings(command)
         command.set_defaults(run=partial(_run, each))
 
 

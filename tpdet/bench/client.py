@@ -20,26 +20,37 @@ _DATA = b"data:"
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens; `prefix` is the path before `/v1`."""
+    """Where a server listens; `prefix` is the path before `/v1`.
+
+    flag: the one that named it; key_flag: the one that gives its API key.
+    """
 
     host: str
     port: int
     secure: bool
     prefix: str
+    flag: str = "--base-url"
+    key_flag: str = "--api-key-file"
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, url: str) -> "Address":
+    def parse(
+        cls, url: str, flag: str = "--base-url", key_flag: str = "--api-key-file"
+    ) -> "Address":
         """From http://host:port, with or without /v1. Raises UsageError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"--base-url {url!r}: use http://host:port")
+            raise UsageError(f"{flag} {url!r}: use http://host:port")
         try:
             port = parts.port
         except ValueError as error:
-            raise UsageError(f"--base-url {url!r}: {error}") from error
+            raise UsageError(f"{flag} {url!r}: {error}") from error
         secure = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, port or (443 if secure else 80), secure, prefix)
+        port = port or (443 if secure else 80)
+        return cls(parts.hostname, port, secure, prefix, flag, key_flag)
 
 
 @dataclass
@@ -96,8 +107,8 @@ async def get_json(address: Address, path: str, headers: Mapping[str, str]) -> A
         number = error.errno if isinstance(error, OSError) else None
         why = os.strerror(number) if number is not None and number > 0 else error
         raise UsageError(
-            f"no server answers at {address.host}:{address.port} ({why}): start one with tpdet "
-            "serve MODEL, or name another with --base-url"
+            f"no server answers at {address} ({why}): start one with tpdet serve MODEL, or name "
+            f"another with {address.flag}"
         ) from error
     if status == 200:
         try:
@@ -106,10 +117,15 @@ async def get_json(address: Address, path: str, headers: Mapping[str, str]) -> A
             raise UsageError(f"{path} answers with what is no JSON: {said(content)}") from error
     if status in (401, 403):
         if "Authorization" in headers:
-            raise NotPermittedError(f"the server does not take this API key ({status})")
+            raise NotPermittedError(
+                f"the server at {address} does not take this API key ({status}): give another by "
+                f"{address.key_flag}"
+            )
+        # A variable holds the key of our own server: no other is sent it.
+        variable = ", or set TPDET_API_KEY" if address.key_flag == "--api-key-file" else ""
         raise NotPermittedError(
-            f"the server wants an API key ({status}): give a file with it by --api-key-file, or "
-            "set TPDET_API_KEY"
+            f"the server at {address} wants an API key ({status}): give a file with it by "
+            f"{address.key_flag}{variable}"
         )
     raise UsageError(f"{path} answers with status {status}: {said(content)}")
 

@@ -23,39 +23,66 @@ _LAST_STEPS = 2  # in which nothing follows
 
 
 def time_latency(engine: Engine, spec: EngineSpec) -> tuple[list[BenchRow], list[str]]:
-    """Rows of every case, and the cases that the cache cannot hold."""
+    """Rows of every case, and the cases that the engine's limits leave out, with reasons."""
     cases = spec.latency
     if cases is None:
         raise ValueError("no latency cases")
     rows, notes = [], []
     for context in cases.contexts:
         for batch in cases.batches:
-            tokens = decode_tokens(spec, batch, context)
-            pages = batch * -(-(context + tokens) // PAGE_TOKENS)
-            if pages > engine.runner.num_pages:
-                notes.append(
-                    f"decode, TP {engine.world.size}, batch {batch}, context {context}: left out, "
-                    f"it takes {pages} pages of {engine.runner.num_pages}"
-                )
-                continue
-            rows.append(_decode(engine, batch, context, tokens))
-    rows += [_prefill(engine, cases, length) for length in cases.prefill_tokens]
+            tokens = decode_tokens(cases, step_tokens(engine), batch, context)
+            reason = _left_out(engine, batch, context + tokens)
+            if reason is None:
+                rows.append(_decode(engine, batch, context, tokens))
+            else:
+                notes.append(f"decode, {_sizes(engine, batch, context)}: left out, {reason}")
+    for length in cases.prefill_tokens:
+        reason = _left_out(engine, 1, length + 1)
+        if reason is None:
+            rows.append(_prefill(engine, cases, length))
+        else:
+            sizes = _sizes(engine, cases.prefill_prompts, length)
+            notes.append(f"prefill, {sizes}: left out, {reason}")
     return rows, notes
 
 
-def decode_tokens(spec: EngineSpec, batch: int, context: int) -> int:
-    """Tokens each sequence generates: the first ones do while the last ones' prompts are read."""
-    cases = spec.latency
-    timed = _WARM_UP_STEPS + _LAST_STEPS + (cases.steps if cases else 0)
-    free = max(1, spec.budget - batch)  # of a step in which the others decode
+def step_tokens(engine: Engine) -> int:
+    """Tokens of a step, at most."""
+    return engine.scheduler.policy.max_num_batched_tokens
+
+
+def decode_tokens(cases: LatencyCases, budget: int, batch: int, context: int) -> int:
+    """Tokens each sequence generates: the first ones do while the last ones' prompts are read.
+
+    budget: tokens of a step, at most.
+    """
+    timed = _WARM_UP_STEPS + _LAST_STEPS + cases.steps
+    free = max(1, budget - batch)  # of a step in which the others decode
     return timed + -(-batch * context // free)
+
+
+def _sizes(engine: Engine, batch: int, context: int) -> str:
+    return f"TP {engine.world.size}, batch {batch}, context {context}"
+
+
+def _left_out(engine: Engine, batch: int, length: int) -> str | None:
+    """Why `batch` sequences of `length` tokens cannot run together; None if they can."""
+    if batch > engine.config.max_running:
+        return f"it is over --max-num-seqs {engine.config.max_running}"
+    if length > engine.max_model_len:
+        return f"{length} tokens are over --max-model-len {engine.max_model_len}"
+    pages = batch * -(-length // PAGE_TOKENS)
+    if pages > engine.runner.num_pages:
+        return f"it takes {pages} pages of {engine.runner.num_pages}"
+    return None
 
 
 def _decode(engine: Engine, batch: int, context: int, tokens: int) -> BenchRow:
     """Median milliseconds between the ends of steps in which `batch` sequences decode."""
     vocabulary = engine.model_config.vocab_size
-    prompts = [prompt(context, vocabulary, batch * context + i) for i in range(batch)]
-    submit(engine, prompts, tokens, f"decode-{batch}-{context}")
+    name = f"decode-{batch}-{context}"
+    prompts = [prompt(context, vocabulary, f"{name}-{i}") for i in range(batch)]
+    submit(engine, prompts, tokens, name)
     ends: list[float] = []
     while engine.has_work:
         if len(engine.step()) == batch:
@@ -87,8 +114,13 @@ def _between(ends: list[float]) -> list[float]:
 def _prefill(engine: Engine, cases: LatencyCases, length: int) -> BenchRow:
     """Prompt tokens a second over all prompts together, one token generated each."""
     count, vocabulary = cases.prefill_prompts, engine.model_config.vocab_size
-    prompts = [prompt(length, vocabulary, count * length + i) for i in range(count)]
-    submit(engine, prompts[:_WARM_UP_PROMPTS], 1, "warm-up")
+    # Prompts that nobody has sent yet: what is timed is computed, and no prefix cache holds it.
+    fresh = [
+        prompt(length, vocabulary, f"prefill-{count}-{length}-{i}")
+        for i in range(_WARM_UP_PROMPTS + count)
+    ]
+    warm_up, prompts = fresh[:_WARM_UP_PROMPTS], fresh[_WARM_UP_PROMPTS:]
+    submit(engine, warm_up, 1, "warm-up")
     while engine.has_work:
         engine.step()
     submit(engine, prompts, 1, "prefill")
@@ -125,6 +157,7 @@ def engine_row(engine: Engine, **fields: object) -> BenchRow:
         dtype=engine.model_config.dtype,
         mode=mode if transport == "auto" else f"{mode}, {transport}",
         tp=engine.world.size,
+        budget=step_tokens(engine),
         **fields,  # type: ignore[arg-type]
     )
 

@@ -7,7 +7,7 @@ from tpdet.engine import Engine
 from tpdet.request import Request, SamplingParams
 
 
-def prompt(length: int, vocabulary: int, seed: int) -> tuple[int, ...]:
+def prompt(length: int, vocabulary: int, seed: int | str) -> tuple[int, ...]:
     """`length` token ids, the same for the same seed."""
     generator = random.Random(seed)
     return tuple(generator.randrange(vocabulary) for _ in range(length))

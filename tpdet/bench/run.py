@@ -1,6 +1,7 @@
 """`tpdet bench latency`, `throughput` and `allreduce`: one world a tensor-parallel size."""
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,11 +24,14 @@ from tpdet.bench.spec import (
     BenchResult,
     EngineSpec,
     ExchangeSpec,
+    GenerateSpec,
     LatencyCases,
     MixedCase,
     output_rows,
 )
+from tpdet.client.engine_settings import engine_config
 from tpdet.comm.device import resolve_device
+from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, fold_plan
 from tpdet.model_config import ModelConfig, load_model_config
@@ -46,10 +50,11 @@ def latency_command(options: argparse.Namespace) -> int:
         prefill_tokens=parse_sizes(options.prefill_tokens),
         prefill_prompts=options.prefill_prompts,
     )
-    tps, config, rates = _ready(options)
+    tps, engine, config, rates = _ready(options)
     if rates is not None:
         _print_floors(cases, tps, config, rates)
-    rows, largest = _run(tps, "tpdet.bench.rank", _engine_spec(options, latency=cases))
+    spec = EngineSpec(settings=engine.model_dump(exclude_unset=True), latency=cases)
+    rows, largest = run_worlds(tps, "tpdet.bench.rank", spec, engine)
     finish("latency", largest.machine, rows, options.output, as_json=options.json)
     return 0
 
@@ -63,14 +68,14 @@ def throughput_command(options: argparse.Namespace) -> int:
         longest=longest,
         generate=options.generate,
         seed=options.seed,
-        max_num_seqs=options.max_num_seqs or options.requests,
     )
-    tps, config, rates = _ready(options)
+    tps, engine, config, rates = _ready(options)
     work = mixed_work(config, lengths(case.requests, shortest, longest, case.seed), case.generate)
     if rates is not None:
         for tp in tps:
             print(f"floor, TP {tp}: {work.over(tp).seconds(rates):.3f} s", flush=True)
-    rows, largest = _run(tps, "tpdet.bench.rank", _engine_spec(options, mixed=case))
+    spec = EngineSpec(settings=engine.model_dump(exclude_unset=True), mixed=case)
+    rows, largest = run_worlds(tps, "tpdet.bench.rank", spec, engine)
     finish(
         "throughput", largest.machine, rows, options.output, as_json=options.json, file="latency"
     )
@@ -97,7 +102,7 @@ def allreduce_command(options: argparse.Namespace) -> int:
             floors = [exchange_seconds(rates, plan, count) * 1e6 for count in values]
             figures = " / ".join(f"{floor:.1f}" for floor in floors)
             print(f"floor, TP {tp}, {options.kilobytes} KB: {figures} us", flush=True)
-    rows, largest = _run(tps, "tpdet.bench.exchange_rank", spec)
+    rows, largest = run_worlds(tps, "tpdet.bench.exchange_rank", spec)
     finish("allreduce", largest.machine, rows, options.output, as_json=options.json)
     return 0
 
@@ -114,11 +119,17 @@ def parse_range(text: str) -> tuple[int, int]:
     return shortest, longest
 
 
-def _ready(options: argparse.Namespace) -> tuple[tuple[int, ...], ModelConfig, Rates | None]:
-    """Sizes, model and the GPU's rates; a model that cannot be loaded is refused here."""
-    config = load_model_config(resolve_model(options.model), options.dtype)
-    cuda = resolve_device(options.device) == "cuda"
-    return parse_sizes(options.tp), config, here() if cuda else None
+def _ready(
+    options: argparse.Namespace,
+) -> tuple[tuple[int, ...], EngineConfig, ModelConfig, Rates | None]:
+    """Sizes, engine, model and the GPU's rates; a model that cannot be loaded is refused here.
+
+    The engine's settings are those of `LLM`, from flags, the environment and `--config`.
+    """
+    engine = engine_config(options, os.environ)
+    config = load_model_config(resolve_model(engine.model, engine.revision), engine.dtype)
+    cuda = resolve_device(engine.device) == "cuda"
+    return parse_sizes(options.tp), engine, config, here() if cuda else None
 
 
 def _print_floors(
@@ -136,35 +147,21 @@ def _print_floors(
             print(f"floor, TP {tp}: prefill of {length} {speed:,.0f} tokens/s", flush=True)
 
 
-def _engine_spec(
-    options: argparse.Namespace,
-    latency: LatencyCases | None = None,
-    mixed: MixedCase | None = None,
-) -> EngineSpec:
-    return EngineSpec(
-        model=options.model,
-        dtype=options.dtype,
-        load_format=options.load_format,
-        device=options.device,
-        fold_order=options.fold_order,
-        row_layers=options.row_layers,
-        transport=options.transport,
-        budget=options.budget,
-        approximate=options.approximate,
-        latency=latency,
-        mixed=mixed,
-    )
-
-
-def _run(
-    tps: Sequence[int], module: str, spec: EngineSpec | ExchangeSpec
+def run_worlds(
+    tps: Sequence[int],
+    module: str,
+    spec: EngineSpec | GenerateSpec | ExchangeSpec,
+    engine: EngineConfig | None = None,
 ) -> tuple[list[BenchRow], BenchResult]:
-    """Rows of all worlds, and the result of the one with most GPUs."""
+    """Rows of all worlds, and the result of the one with most GPUs.
+
+    Raises UsageError, before any world starts, for a size that does not fit the engine's model.
+    """
     results: list[BenchResult] = []
-    if isinstance(spec, EngineSpec):
-        config = load_model_config(resolve_model(spec.model), spec.dtype)
+    if engine is not None:
+        config = load_model_config(resolve_model(engine.model, engine.revision), engine.dtype)
         for tp in tps:
-            check_ranks(config, tp, None)
+            check_ranks(config, tp, engine.leaves)
     with tempfile.TemporaryDirectory(prefix="tpdet-bench-") as name:
         folder = Path(name)
         (folder / "spec.json").write_bytes(msgspec.json.encode(spec))

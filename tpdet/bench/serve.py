@@ -1,29 +1,21 @@
 """`tpdet bench serve`: load on a running OpenAI-compatible server, as its clients see it.
 
-The JSON keys are those of `vllm bench serve`. A token's time is when its event arrived; TTFT is
-from the request's sending to its first token, TPOT the mean time a later token of a request, ITL
-each gap between two events.
+The JSON keys are those of `vllm bench serve`; `http_load` says what the times mean.
 """
 
 import argparse
 import asyncio
-import random
 import shlex
-import statistics
 import sys
-import time
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tpdet.bench.client import Address, Answer, get_json, stream
-from tpdet.bench.load import lengths, prompt
+from tpdet.bench.client import Address, Answer, get_json
+from tpdet.bench.http_load import Load, Target, metrics, our_headers, send
 from tpdet.bench.report.record import BenchRow, print_line
 from tpdet.bench.run import parse_range
-from tpdet.client.connection import client_key
 from tpdet.errors import TpdetError, UsageError
 from tpdet.verify.machine import machine
 from tpdet.verify.report import append_record, run_record
@@ -75,81 +67,24 @@ def _report(options: argparse.Namespace, model: str, found: dict[str, Any]) -> i
 
 async def _load(options: argparse.Namespace) -> tuple[str, list[Answer], float]:
     """The served model's name, every answer, and seconds from the first request to the last end."""
-    address, headers = Address.parse(options.base_url), _headers(options.api_key_file)
+    address, headers = Address.parse(options.base_url), our_headers(options.api_key_file)
     model = options.model
     if model is None:
         model = (await get_json(address, "/v1/models", headers))["data"][0]["id"]
-    counts = lengths(options.requests, *parse_range(options.input), options.seed)
-    limit = asyncio.Semaphore(options.concurrency or options.requests)
-
-    async def one(index: int, count: int) -> Answer:
-        body = {
-            "model": model, "prompt": prompt(count, options.vocabulary, options.seed + index),
-            "max_tokens": options.generate, "temperature": options.temperature,
-            "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
-        async with limit:
-            try:
-                return await asyncio.wait_for(
-                    stream(address, "/v1/completions", headers, body), options.timeout
-                )
-            except TimeoutError:
-                return Answer(error=f"no end within {options.timeout:g} s")
-
-    generator, begin, tasks = random.Random(options.seed), time.perf_counter(), []
-    due = begin
-    for index, count in enumerate(counts):
-        if options.rate is not None:
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            due += generator.expovariate(options.rate)
-        tasks.append(asyncio.create_task(one(index, count)))
-    answers = await asyncio.gather(*tasks)
-    return model, answers, time.perf_counter() - begin
-
-
-def metrics(answers: Sequence[Answer], duration: float) -> dict[str, Any]:
-    """vLLM's figures; a request that failed counts only in `failed` and `errors`."""
-    good = [answer for answer in answers if answer.error is None]
-    errors = sorted({answer.error for answer in answers if answer.error is not None})
-    into = sum(answer.input_tokens for answer in good)
-    out = sum(answer.output_tokens for answer in good)
-    first, later, between = [], [], []
-    for answer in good:
-        if not answer.pieces:
-            continue
-        first.append(answer.pieces[0] - answer.sent)
-        if answer.output_tokens > 1:
-            span = answer.pieces[-1] - answer.pieces[0]
-            later.append(span / (answer.output_tokens - 1))
-        between += [end - begin for begin, end in pairwise(answer.pieces)]
-    found: dict[str, Any] = {
-        "duration": duration,
-        "completed": len(good),
-        "failed": len(answers) - len(good),
-        "total_input_tokens": into,
-        "total_output_tokens": out,
-        "request_throughput": len(good) / duration,
-        "output_throughput": out / duration,
-        "total_token_throughput": (into + out) / duration,
-        "errors": errors,
-    }
-    for name, seconds in (("ttft", first), ("tpot", later), ("itl", between)):
-        times = [1e3 * second for second in seconds]
-        found[f"mean_{name}_ms"] = statistics.fmean(times) if times else 0.0
-        found[f"median_{name}_ms"] = statistics.median(times) if times else 0.0
-        found[f"p99_{name}_ms"] = percentile(times, 99)
-    return found
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """With linear interpolation between neighbours, as numpy has it; 0 of nothing."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    place = percent / 100 * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    shortest, longest = parse_range(options.input)
+    load = Load(
+        requests=options.requests,
+        shortest=shortest,
+        longest=longest,
+        generate=options.generate,
+        concurrency=options.concurrency,
+        rate=options.rate,
+        temperature=options.temperature,
+        vocabulary=options.vocabulary,
+        seed=options.seed,
+        timeout=options.timeout,
+    )
+    return model, *await send(Target(address, headers, model), load)
 
 
 def print_figures(found: dict[str, Any]) -> None:
@@ -187,8 +122,3 @@ _TIMES = (
 def _labelled(label: str, value: float) -> str:
     shown = f"{value:.2f}" if isinstance(value, float) else str(value)
     return f"{label}:".ljust(40) + shown
-
-
-def _headers(key_file: Path | None) -> dict[str, str]:
-    key = client_key(key_file)
-    return {} if key is None else {"Authorization": f"Bearer {key}"}

@@ -1,7 +1,10 @@
 """The work of a benchmark's ranks, and their results, as plain data in JSON files."""
 
+from typing import Any
+
 import msgspec
 
+from tpdet.bench.generate_load import Sizes
 from tpdet.bench.report.record import BenchRow
 from tpdet.verify.spec import Machine
 
@@ -24,24 +27,24 @@ class MixedCase(msgspec.Struct, frozen=True, kw_only=True):
     longest: int
     generate: int
     seed: int
-    max_num_seqs: int
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One model at one size; `latency` or `mixed` says what to time."""
+    """One model at one size; `latency` or `mixed` says what to time.
 
-    model: str
-    dtype: str
-    load_format: str
-    device: str
-    fold_order: str
-    transport: str
-    budget: int
-    row_layers: str = "fold"
-    approximate: bool = False
+    settings: those of the engine that were given (`EngineConfig`); the others have its defaults.
+    """
+
+    settings: dict[str, Any]
     latency: LatencyCases | None = None
     mixed: MixedCase | None = None
-    step_timeout: float = 600.0
+
+
+class GenerateSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What `LLM.generate` is timed by; settings: the keywords of `LLM` that were given."""
+
+    settings: dict[str, Any]
+    sizes: Sizes
 
 
 class ExchangeSpec(msgspec.Struct, frozen=True, kw_only=True):

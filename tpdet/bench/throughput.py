@@ -22,7 +22,9 @@ def time_mixed(engine: Engine, spec: EngineSpec) -> tuple[list[BenchRow], list[s
     counts = lengths(case.requests, case.shortest, case.longest, case.seed)
     vocabulary = engine.model_config.vocab_size
     prompts = [prompt(count, vocabulary, case.seed + i) for i, count in enumerate(counts)]
-    submit(engine, prompts[:_WARM_UP_REQUESTS], min(case.generate, _WARM_UP_TOKENS), "warm-up")
+    # Other prompts than the timed ones, which no prefix cache is to hold.
+    warm_up = [prompt(n, vocabulary, f"warm-up-{n}") for n in counts[:_WARM_UP_REQUESTS]]
+    submit(engine, warm_up, min(case.generate, _WARM_UP_TOKENS), "warm-up")
     while engine.has_work:
         engine.step()
     begin = time.perf_counter()

@@ -155,23 +155,28 @@ class Connection:
         raise TpdetError(f"the server failed ({status}): {message}")
 
 
-def client_key(key_file: Path | None, environ: Mapping[str, str] | None = None) -> str | None:
+def client_key(
+    key_file: Path | None,
+    environ: Mapping[str, str] | None = None,
+    flag: str = "--api-key-file",
+) -> str | None:
     """The API key to send: the first of the file, else TPDET_API_KEY or VLLM_API_KEY; or None.
 
-    Raises what `read_private_file` raises, and UsageError for a file without a key.
+    flag: the one that names the file. Raises what `read_private_file` raises, and UsageError for a
+    file without a key.
     """
     if key_file is None:
         found = read_key(os.environ if environ is None else environ)
         return None if found is None else found[0]
-    data = read_private_file(str(key_file), "--api-key-file", "one key a line", _MAX_KEY_FILE_BYTES)
+    data = read_private_file(str(key_file), flag, "one key a line", _MAX_KEY_FILE_BYTES)
     for line in data.decode("ascii", "replace").split("\n"):
         if line.strip() and not line.startswith("#"):
             if line.strip().startswith("sha256:"):
                 raise UsageError(
-                    f"--api-key-file {key_file} begins with a key's digest: a client needs the key"
+                    f"{flag} {key_file} begins with a key's digest: a client needs the key"
                 )
             return line.strip()
-    raise UsageError(f"--api-key-file {key_file} holds no key: one key a line")
+    raise UsageError(f"{flag} {key_file} holds no key: one key a line")
 
 
 def _read(answer: http.client.HTTPResponse) -> bytes:

@@ -51,7 +51,7 @@ def step_figures(results: Path, gpu: str) -> list[StepFigure]:
     for run, row in in_default_order(newest_rows(results / f"latency.{gpu}.json")):
         if row["case"] not in ("decode", "prefill"):
             continue
-        budget = re.search(r"--budget (\d+)", run["command"])
+        budget = row.get("budget") or _budget_of(run["command"])
         scale = 1e-3 if row["unit"] == "ms" else 1.0
         found.append(
             StepFigure(
@@ -61,13 +61,19 @@ def step_figures(results: Path, gpu: str) -> list[StepFigure]:
                 row["batch"],
                 row["context"],
                 scale * row["value"],
-                int(budget.group(1)) if budget else 2048,
+                budget,
                 run["commit"],
                 OLD_OVERLAP_PROGRAMS if run["commit"] in OLD_COMMITS else None,
                 row["mode"],
             )
         )
     return sorted(found, key=lambda f: (f.case, f.model, f.tp, f.batch, f.context))
+
+
+def _budget_of(command: str) -> int:
+    """Tokens of a step in runs whose rows do not name them."""
+    found = re.search(r"--budget (\d+)", command)
+    return int(found.group(1)) if found else 2048
 
 
 @dataclass(frozen=True)

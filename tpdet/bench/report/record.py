@@ -22,7 +22,8 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One figure. `ratio` is a time: ours over the peer's, over the floor's where none is named.
 
     For rates (unit a second) `floor` is the highest rate there can be, and `ratio` floor / value.
-    `flops` and `bytes` are what the case must compute and move on one GPU.
+    `budget`: tokens of a step of the engine, at most. `flops` and `bytes` are what the case must
+    compute and move on one GPU.
     """
 
     case: str
@@ -34,6 +35,7 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tp: int | None = None
     batch: int | None = None
     context: int | None = None
+    budget: int | None = None
     floor: float | None = None
     peer: str | None = None
     peer_value: float | None = None
