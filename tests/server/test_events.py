@@ -54,7 +54,7 @@ def test_processes_count_in_rows_and_each_knows_the_sum():
     first.add("requests completed", 3)
     second.add("requests completed")
     assert first.total("requests completed") == second.total("requests completed") == 4
-    assert (first.others("requests completed"), second.others("requests completed")) == (1, 3)
+    assert first.ahead("requests completed") and not second.ahead("requests completed")
     assert first.total("requests failed") == 0
 
 

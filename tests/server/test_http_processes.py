@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+from collections import Counter
 
 import psutil
 import pytest
@@ -71,6 +72,22 @@ def test_answers_are_equal_and_metrics_are_the_sums_of_both(start_server):
         assert 3 * len(bodies) <= steps < 6 * len(bodies)
     assert server.stop() == 0
     assert not any(child.is_running() for child in server.children)
+
+
+def test_connections_are_shared_out_and_closed_ones_make_room(start_server):
+    server = start_server(*TWO)
+    for _ in range(2):
+        opened = [http.client.HTTPConnection("127.0.0.1", server.port) for _ in range(40)]
+        for connection in opened:
+            connection.connect()
+        for connection in opened:
+            connection.request("GET", "/health")
+        answers = [connection.getresponse() for connection in opened]
+        shares = Counter(map(process, answers))
+        assert min(shares[0], shares[1]) >= 15, shares
+        for connection in opened:
+            connection.close()
+    assert server.stop() == 0
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,6 +28,7 @@ from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.life.lifecycle import write_error
 from tpdet.launch.life.run_directory import RunDirectory
 from tpdet.launch.life.signals import STOP_SIGNALS
+from tpdet.server.front.acceptor import Acceptor
 from tpdet.server.front.app import Services, make_app
 from tpdet.server.front.batch_swing import BatchSwing
 from tpdet.server.front.engine_client import EngineClient
@@ -59,7 +61,34 @@ WATCH_SECONDS = 0.5
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handling: it would refuse connections at a drain's beginning."""
+    """uvicorn without its signal handling: it would refuse connections at a drain's beginning.
+
+    Of several processes each accepts about as many connections as another.
+    """
+
+    def __init__(self, config: uvicorn.Config, tally: Tally, processes: int) -> None:
+        super().__init__(config)
+        self._tally, self._alone = tally, processes == 1
+        self._acceptors: list[Acceptor] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept on the sockets."""
+        if self._alone:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        self._acceptors = [Acceptor(one, self._protocol, self._tally) for one in sockets or []]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, and wait for the answers."""
+        for acceptor in self._acceptors:
+            acceptor.close()
+        await super().shutdown(sockets)
+
+    def _protocol(self) -> asyncio.Protocol:
+        return GuardedProtocol(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -184,6 +213,8 @@ def _make_server(config: ProcessConfig, services: Services) -> HttpServer:
     # The middleware's own timer answers 408 first.
     GuardedProtocol.body_timeout = config.body_timeout + 1.0
     GuardedProtocol.slow_reader_timeout = config.slow_reader_timeout
+    tally = services.client.metrics.tally
+    GuardedProtocol.count = staticmethod(partial(tally.add, "connections"))
     GuardedProtocol.held = HeldBytes(share_of(config.held_bytes, config.processes))
     return HttpServer(
         uvicorn.Config(
@@ -197,7 +228,9 @@ def _make_server(config: ProcessConfig, services: Services) -> HttpServer:
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=int(config.keep_alive_timeout),
-        )
+        ),
+        tally,
+        config.processes,
     )
 
 

@@ -35,8 +35,8 @@ LABELS = {
     "finished": ("stop", "length"),
 }
 TOTALS = ("prompt_tokens", "generation_tokens")
-OTHERS = ("pending", "held_bytes", "batch_swing", "batch_swing_alarms")
-"""`pending` are requests sent that the engine has not counted, `held_bytes` bytes of requests."""
+OTHERS = ("pending", "connections", "batch_swing", "batch_swing_alarms")
+"""`pending` are requests sent that the engine has not counted."""
 
 FIELDS = (
     *TOTALS,
@@ -106,9 +106,10 @@ class Tally:
         place = _PLACE[name]
         return float(sum(row[place] for row in self._rows))
 
-    def others(self, name: str) -> float:
-        """The sum over all processes but this one."""
-        return self.total(name) - float(self._mine[_PLACE[name]])
+    def ahead(self, name: str) -> bool:
+        """Whether this process has more than another one."""
+        place = _PLACE[name]
+        return self._mine[place] > min(row[place] for row in self._rows)
 
     def histogram(self, name: str) -> tuple[list[tuple[float, float]], float]:
         """(bucket's end, times up to it) in order, the last end infinity; and the sum."""

@@ -34,6 +34,7 @@ class GuardedProtocol(OrderedProtocol):
     body_timeout = limits.BODY_TIMEOUT
     slow_reader_timeout = limits.SLOW_READER_TIMEOUT
     held = HeldBytes(limits.MAX_HELD_BYTES)
+    count: Callable[[int], None] = staticmethod(lambda change: None)  # of open connections
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -51,10 +52,12 @@ class GuardedProtocol(OrderedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start waiting for a head, for a limited time."""
         super().connection_made(transport)
+        self.count(1)
         self._arm(self.header_timeout, self._head_overdue)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the timers."""
+        self.count(-1)
         self._disarm()
         self._unset_keepalive_if_required()
         if self._write_timer is not None:
