@@ -109,7 +109,7 @@ def calling(**function):
         ([{"role": "user"}], "content is missing"),
         ([{"role": "user", "content": None}], "content must be text"),
         ([{"role": "user", "content": 3}], "content must be text"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "content must be text"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "of type 'image_url'"),
         ([{"role": "user", "content": "x", "tools": []}], "tools is not supported"),
         ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "only an assistant calls"),
         ([{"role": "assistant", "tool_calls": []}], "content is missing"),

@@ -10,7 +10,9 @@ from tpdet.model_config.fields import Fields
 from tpdet.model_config.json_file import read_json_object
 from tpdet.model_config.keys import INERT, NEUTRAL, PARSED
 from tpdet.model_config.model import DTYPES, HEAD_SIZES, ModelConfig
+from tpdet.model_config.quantisation import parse_quantisation
 from tpdet.model_config.rope import parse_rotary
+from tpdet.model_config.text_part import text_part
 
 # Limits far above every model, so that no number of a file can fill a machine's memory.
 MAX_LAYERS = 4096
@@ -30,8 +32,9 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
     remedy) for anything unknown or not supported, UsageError for an unknown `dtype`.
     """
     directory = Path(directory)
-    path, values = _read_values(directory)
-    config = Fields(values, str(path))
+    path, values, within = _read_values(directory)
+    config = Fields(values, str(path), within)
+    parse_quantisation(config)
     family = _family(config)
     _check_keys(config, values, family)
     layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
@@ -62,15 +65,20 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
     )
 
 
-def _read_values(model: Path) -> tuple[Path, dict[str, Any]]:
-    """The file that has the configuration, and its contents."""
+def _read_values(model: Path) -> tuple[Path, dict[str, Any], str]:
+    """The file that has the configuration, its values, and the key that they are below, or ""."""
     if is_gguf(model):
         from tpdet.gguf_file.config import read_gguf_config
 
-        return model, read_gguf_config(model)
+        return model, read_gguf_config(model), ""
     if not model.is_dir():
         raise NotFoundError(f"{model} is not a directory: give a Hugging Face model directory")
-    return model / "config.json", read_json_object(model / "config.json")
+    path = model / "config.json"
+    values = read_json_object(path)
+    if values.get("text_config") is None:
+        return path, values, ""
+    architectures = {family.name: name for name, family in FAMILIES.items()}
+    return path, text_part(values, str(path), architectures), "text_config"
 
 
 def _family(config: Fields) -> Family:

@@ -1,6 +1,7 @@
 """Reads a checkpoint of safetensors or GGUF slice by slice, and refuses damaged ones."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +14,9 @@ from tpdet.gguf_file.header import is_gguf, read_header
 from tpdet.gguf_file.tensors import GgufFile
 from tpdet.launch.host.regular_file import NotRegularError, open_regular
 from tpdet.model_config.json_file import parse_json_object, read_json_object
+from tpdet.model_config.stored_form import StoredForm, read_stored_form
+from tpdet.weights.quantised import QuantisedFile
+from tpdet.weights.text_part import text_names
 from tpdet.weights.which import INDEX, SINGLE, find_weights
 
 MAX_INDEX_BYTES = 64 << 20
@@ -23,11 +27,25 @@ _COMPARED_ROWS = 4096  # rows of two tensors that are compared at a time
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
+class NamedViews:
+    """Tensors under other names than their files', in the form of a safetensors handle."""
+
+    def __init__(self, views: Mapping[str, Callable[[], Any]]) -> None:
+        self._views = views
+
+    def get_slice(self, name: str) -> Any:
+        """A tensor, nothing of which is read yet."""
+        return self._views[name]()
+
+
 class Checkpoint:
     """Open files, and which file has which tensor.
 
     rules: how tensors that are quantised become numbers, by name; the others are as stored.
     """
+
+    activations_ignored = False
+    """Whether the checkpoint wants activations quantised, too, which is not done."""
 
     def __init__(
         self,
@@ -116,12 +134,34 @@ def open_checkpoint(directory: Path) -> Checkpoint:
         name = directory.name
         return Checkpoint({name: file}, dict.fromkeys(file.keys(), name), file.rules())
     if find_weights(directory).name == INDEX:
-        return _open_sharded(directory)
-    file = _open(directory / SINGLE)
-    return Checkpoint({SINGLE: file}, dict.fromkeys(file.keys(), SINGLE))
+        files, holder = _open_sharded(directory)
+    else:
+        file = _open(directory / SINGLE)
+        files, holder = {SINGLE: file}, dict.fromkeys(file.keys(), SINGLE)
+    return _in_usual_form(files, holder, read_stored_form(directory))
 
 
-def _open_sharded(directory: Path) -> Checkpoint:
+def _in_usual_form(files: dict[str, Any], holder: dict[str, str], form: StoredForm) -> Checkpoint:
+    """The tensors by the names, and with the values, of a text model that is not quantised."""
+    if not form.text_part and form.quantisation is None:
+        return Checkpoint(files, holder)
+    names = text_names(holder) if form.text_part else {name: name for name in holder}
+    views = {
+        name: partial(files[holder[stored]].get_slice, stored) for name, stored in names.items()
+    }
+    of_views = {name: holder[stored] for name, stored in names.items()}
+    if form.quantisation is None:
+        opened: NamedViews | QuantisedFile = NamedViews(views)
+        return Checkpoint(dict.fromkeys(files, opened), of_views)
+    opened = QuantisedFile(views, of_views, form.quantisation)
+    found = {name: opened.file_of(name, of_views) for name in opened.keys()}  # noqa: SIM118
+    checkpoint = Checkpoint(dict.fromkeys(files, opened), found, opened.rules())
+    checkpoint.activations_ignored = form.quantisation.activations
+    return checkpoint
+
+
+def _open_sharded(directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Open files, and which has which tensor, by name."""
     index = read_json_object(directory / INDEX, MAX_INDEX_BYTES)
     mapping = index.get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
@@ -146,7 +186,7 @@ def _open_sharded(directory: Path) -> Checkpoint:
     for name, shard in mapping.items():
         if name not in holder:
             raise CheckpointError(f"{shard}: tensor {name} is missing, though {INDEX} lists it")
-    return Checkpoint(files, holder)
+    return files, holder
 
 
 def _open(path: Path) -> Any:

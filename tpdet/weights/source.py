@@ -1,5 +1,6 @@
 """The source of weights: one interface to checkpoints and to random weights."""
 
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ Digests = dict[PieceKey, bytes]
 WeightRead = tuple[str, tuple[int, ...], Pieces]
 """One call of `WeightSource.read`: a tensor's name, its whole shape, and the pieces read."""
 
+_log = logging.getLogger("tpdet.engine")
 _digests_decoder = msgspec.msgpack.Decoder(list[tuple[str, int, bytes]])
 
 
@@ -121,6 +123,15 @@ def open_weights(
 ) -> WeightSource:
     """The weights of a model directory for `device`; random ones for load_format "dummy"."""
     checkpoint = None if load_format == "dummy" else open_checkpoint(directory)
+    if checkpoint is not None and checkpoint.rules and show_progress:
+        _log.info(
+            "quantised weights (%s) become %s: memory is that of a checkpoint in %s",
+            ", ".join(sorted({*checkpoint.rules.values()})),
+            config.dtype,
+            config.dtype,
+        )
+        if checkpoint.activations_ignored:
+            _log.info("the checkpoint wants quantised activations, too: they stay %s", config.dtype)
     return WeightSource(checkpoint, getattr(torch, config.dtype), seed, show_progress, device)
 
 

@@ -1,0 +1,42 @@
+"""The tensors of the text part of a checkpoint that can also read images, by their usual names."""
+
+from collections.abc import Iterable
+
+from tpdet.errors import CheckpointError
+
+# Transformers 5, transformers 4; the first that fits counts.
+_PREFIXES = (
+    ("model.language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("lm_head.", "lm_head."),
+)
+_OF_IMAGES = (
+    "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "mlp1.",
+    "model.vision_tower.", "model.vision_model.", "model.visual.", "model.multi_modal_projector.",
+)  # fmt: skip
+
+
+def text_names(stored: Iterable[str]) -> dict[str, str]:
+    """Stored names by the names of a text model. Tensors of images are left out.
+
+    Any other tensor keeps its name, so that it is refused as one without a place. Raises
+    CheckpointError for two tensors of one name.
+    """
+    found: dict[str, str] = {}
+    for name in stored:
+        if name.startswith(_OF_IMAGES):
+            continue
+        usual = _text_name(name)
+        if usual in found:
+            raise CheckpointError(f"tensors {found[usual]} and {name} are both {usual}: keep one")
+        found[usual] = name
+    return found
+
+
+def _text_name(name: str) -> str:
+    for prefix, usual in _PREFIXES:
+        if name.startswith(prefix):
+            return usual + name.removeprefix(prefix)
+    return name
