@@ -17,7 +17,8 @@ from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.errors import TpdetError, UsageError
 from tpdet.kernels import ops, order
 from tpdet.kernels.cuda.pointwise import norm
-from tpdet.kernels.inputs.product import Product
+from tpdet.kernels.inputs.product import Product, write_roots
+from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.products import LayerProduct
 from tpdet.verify.spec import Machine
 
@@ -68,10 +69,11 @@ def close(ours, peer):
 def test_products_beside_linear(times, monkeypatch, capsys):
     def small(partition):
         leaves = len(partition.mine)
+        roots = write_roots(relative_roots(partition.plan.roots[0]))
         return (
             LayerProduct("qkv", Product("column", 48, 64)),
             LayerProduct("gate_up", Product("gated", 96, 64)),
-            LayerProduct("o", Product("row", 32, 128 // leaves, leaves)),
+            LayerProduct("o", Product("row", 32, 128 // leaves, leaves, roots)),
             LayerProduct("head", Product("head", 32, 64)),
         )
 

@@ -183,6 +183,16 @@ def check_accuracy(folder, family, dtype):
 
 
 SIZES = {"hidden": 512, "layers": 2, "kv_heads": 2, "head_dim": 64}
+UNEQUAL = {
+    "9 heads": {"like": "llama", "hidden": 576, "heads": 9, "kv_heads": 3, "intermediate": 1536},
+    "14 heads": {"like": "qwen2", "hidden": 896, "heads": 14, "kv_heads": 2, "intermediate": 4864},
+    "28 heads": {
+        **{"like": "qwen2", "hidden": 3584, "heads": 28, "kv_heads": 4, "head_dim": 128},
+        "intermediate": 18944,
+    },
+    "odd width": {"like": "qwen3", "hidden": 512, "heads": 11, "kv_heads": 11, "intermediate": 720},
+}
+"""Heads or widths that 8 leaves do not divide: SmolLM2's, Qwen2.5-0.5B's and -7B's, and made up."""
 
 
 def make_models(folder):
@@ -190,6 +200,8 @@ def make_models(folder):
     for family in FAMILIES:
         make_model(folder / family, like=family, **SIZES)
     make_model(folder / "window", like="mistral", sliding_window=100, **SIZES)
+    for name, shape in UNEQUAL.items():
+        make_model(folder / name, layers=2, **shape)
 
 
 def engine_checks(folder):
@@ -204,6 +216,11 @@ def engine_checks(folder):
         for order in ("pairs", "sequential", "tree"):
             arguments = models["qwen3"], dtype, order
             checks.append(Check(f"TP 1, 2, 4, 8 {dtype} {order}", check_sizes, arguments))
+    for name in UNEQUAL:
+        checks.append(Check(f"{name} bfloat16", check_circumstances, (folder / name, "bfloat16")))
+        for dtype, order in (("bfloat16", "tree"), ("float16", "pairs")):
+            arguments = folder / name, dtype, order
+            checks.append(Check(f"TP 1, 2, 4, 8 {name} {dtype} {order}", check_sizes, arguments))
     for family in FAMILIES:
         for dtype in DTYPES:
             name = f"accuracy {family} {dtype}"

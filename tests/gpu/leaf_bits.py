@@ -1,5 +1,7 @@
 """Bits and accuracy of the GPU's leaf GEMM and folds: one check a function."""
 
+import math
+
 import torch
 
 from tests.gpu.checks import draw, poisoned_workspaces, same, surrounded
@@ -146,6 +148,24 @@ def errors_are_small(name):
     return {"value": error, "unit": "relative error", "limit": 2e-6}
 
 
+def unequal_leaves_are_the_chains_of_each(n, widths, dtype):
+    """Every static tile, and what is chosen without one; a NaN leaf stays alone."""
+    float32 = dtype == torch.float32
+    depth = math.gcd(*widths)
+    for m in (1, 16, 40, 100, 300, 1000):
+        x, w = draw(m, sum(widths), dtype=dtype), draw(1, n, sum(widths), dtype=dtype, seed=1)
+        parts = zip(x.split(widths, dim=1), w.split(widths, dim=2), strict=True)
+        alone = [leaf_gemm.leaf_gemm(a.contiguous(), b.contiguous())[0] for a, b in parts]
+        bad = x.clone()
+        bad[:, : widths[0]] = torch.nan
+        tiles = static_tiles(float32=float32, wide_out=True, descriptors=not float32)
+        for tile in (None, *(tile.at(depth) for tile in tiles)):
+            for rows, first in ((x, 0), (bad, 1)):
+                found = leaf_gemm.unequal_leaf_gemm(rows, w, widths, tile)
+                for leaf in range(first, len(widths)):
+                    same(found[leaf], alone[leaf], f"{m} rows, leaf {leaf} of {widths}, {tile}")
+
+
 def leaf_checks():
     """Every check of leaves and folds."""
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
@@ -164,6 +184,16 @@ def leaf_checks():
     for width in (16, 48, 64, 128):  # leaves of one and of few steps of K
         arguments = 512, 8 * width, bf16, (20, 100, 300, 1000), "normal"
         checks.append(Check(f"leaves {width} wide", fold_alike, arguments))
+    for n, widths in (
+        (576, (64,) * 7 + (128,)),
+        (896, (64, 128, 128, 128)),
+        (3584, (384, 512)),
+        (512, (16, 48, 32)),
+    ):
+        for dtype in (bf16, fp16, fp32):
+            name = f"unequal leaves {widths[-1]} {str(dtype).rpartition('.')[2]}"
+            arguments = n, widths, dtype
+            checks.append(Check(name, unequal_leaves_are_the_chains_of_each, arguments))
     checks.append(Check("neighbours", a_fold_keeps_minus_zero_and_its_neighbours))
     checks.append(Check("folds as on the CPU", folds_have_the_bits_of_the_cpu))
     checks.append(Check("leaf poison", poison_changes_nothing))

@@ -16,7 +16,6 @@ from tpdet.errors import UsageError
 from tpdet.kernels import order
 from tpdet.layers.linear import ColumnPart
 from tpdet.model_config import load_model_config
-from tpdet.runner.start.kernel_checks import check_kernels
 from tpdet.weights.pieces import Pieces
 
 NINE = {"like": "llama", "hidden": 192, "heads": 9, "kv_heads": 3, "intermediate": 208}
@@ -119,17 +118,3 @@ def test_a_size_that_leaves_a_rank_idle_is_refused_with_those_that_fit(tiny_mode
             cut_for(config, ranks, "tree", leaves)
     with pytest.raises(UsageError, match="one of 1, 2, 4, 8, or more --leaves"):
         cut_for(load_model_config(tiny_model(**NINE)), 16, "tree")
-
-
-def test_a_gpu_refuses_unequal_leaves_by_name(tiny_model):
-    """Until its kernels take them; equal ones, with empty ones between, it takes."""
-    nine, fourteen = (load_model_config(tiny_model(**shape)) for shape in (NINE, FOURTEEN))
-    wide = type(nine)(**{**vars(fourteen), "intermediate_size": 4864})
-    for config, leaves in ((nine, 1), (wide, 2)):
-        partition = cut_for(config, 1, "tree")
-        with pytest.raises(UsageError, match=f"GPU has no kernel .* use --leaves {leaves}, or"):
-            check_kernels(partition.config, partition, "cuda")
-    few = type(nine)(**{**vars(nine), "num_heads": 3, "intermediate_size": 256})
-    for config, row_layers in ((nine, "gather"), (few, "fold")):
-        other = cut_for(config, 1, "tree", row_layers=row_layers)
-        check_kernels(other.config, other, "cuda")

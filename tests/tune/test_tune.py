@@ -101,17 +101,24 @@ def test_a_kernel_that_roots_share_is_compiled_once():
 
 def test_products_come_in_the_order_of_models_and_sizes_that_fit():
     found, left_out = products_by_value(
-        ["qwen2.5-7b", "qwen3-0.6b"], (8, 2, 1), ("pairs",), ["fold"]
+        ["qwen2.5-7b", "qwen3-0.6b"], (16, 2, 1), ("pairs",), ["fold"]
     )
     assert [str(p) for p in found[:3]] == [
         "column 2304x3584",
         "gated 18944x3584",
         "head 76032x3584",
     ]
-    assert {p.k for p in found[-4:]} == {256, 384, 1024} and len(left_out) == 1
-    assert "qwen2.5-7b: tensor-parallel size 8 does not fit" in left_out[0]
-    with pytest.raises(UsageError, match="size 8 does not fit"):
-        products_by_value(["qwen2.5-7b"], (8,), ("pairs",), ["fold"])
+    assert {p.k for p in found[-4:]} == {256, 384, 1024} and len(left_out) == 2
+    assert "qwen2.5-7b: tensor-parallel size 16 does not fit" in left_out[0]
+    with pytest.raises(UsageError, match="size 16 does not fit"):
+        products_by_value(["qwen2.5-7b"], (16,), ("pairs",), ["fold"])
+
+
+def test_every_rank_of_unequal_shares_is_tuned():
+    """28 heads of 128 in 8 leaves: ranks of 3 and of 4; their sums of unequal leaves are not."""
+    found, _ = products_by_value(["qwen2.5-7b"], (8,), ("pairs",), ["fold"])
+    assert {p.n for p in found if p.kind == "column"} == {(3 + 2) * 128, (4 + 2) * 128}
+    assert {p.k for p in found if p.kind == "row"} == {18944 // 8}
 
 
 def test_kernels_are_recorded_and_compiled_once(monkeypatch, tmp_path):

@@ -28,7 +28,10 @@ def model_products(partition: Partition) -> tuple[LayerProduct, ...]:
 
 
 def rank_products(partition: Partition) -> tuple[Product, ...]:
-    """A rank's distinct products in total order, alike on every rank of a world but for roots."""
+    """A rank's distinct products in total order.
+
+    They are alike on every rank of a world but for roots and, with unequal leaves, for sizes.
+    """
     return tuple(sorted({each.product for each in model_products(partition)}))
 
 

@@ -50,11 +50,11 @@ def _products_of(
 
 
 def tuned_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product, ...]:
-    """All but row products of the models over each number of ranks, without repeats.
+    """All but row products of the models on every rank, without repeats.
 
     Raises NotFoundError for an unknown model, UsageError for a number of ranks that does not fit.
     """
-    places = [(size, 0) for size in ranks]
+    places = [(size, rank) for size in ranks for rank in range(size)]
     return _products(names, places, (DEFAULT_FOLD_ORDER,), ("column", "gated", "head"))
 
 
@@ -74,7 +74,7 @@ def tuned_gathered_products(names: Iterable[str], ranks: Iterable[int]) -> tuple
 
     Raises as `tuned_products`.
     """
-    models, places = tuple(names), [(size, 0) for size in ranks]
+    models, places = tuple(names), [(size, rank) for size in ranks for rank in range(size)]
     known, gathered = (
         _products(models, places, (DEFAULT_FOLD_ORDER,), ("column",), rule) for rule in ROW_LAYERS
     )
@@ -93,5 +93,6 @@ def _products(
         config = find_model(name)
         for (size, rank), order in product(places, orders):
             partition = cut_for(config, size, order, rank=rank, row_layers=row_layers)
-            found |= {p for p in rank_products(partition) if p.kind in kinds}
+            mine = rank_products(partition)
+            found |= {p for p in mine if p.kind in kinds and not p.widths}  # these have one way
     return tuple(sorted(found))

@@ -7,6 +7,8 @@ The cut, the tile and the kernel come from the shape table that start-up admitte
 `leaf_choice`; all are one bit class, so the choice shows in time only.
 """
 
+import math
+
 import torch
 
 from tpdet.kernels.cuda import hardware
@@ -16,6 +18,7 @@ from tpdet.kernels.cuda.gemm.choice.variants import FOLDS, variant_of
 from tpdet.kernels.cuda.gemm.operands import check_depth, descriptor_sms, fitted, run_chain
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm, root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.unequal import run_unequal
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -32,18 +35,38 @@ def leaf_gemm(x: torch.Tensor, weight: torch.Tensor, tile: Tile | None = None) -
     return y
 
 
+def unequal_leaf_gemm(
+    x: torch.Tensor, weight: torch.Tensor, widths: tuple[int, ...], tile: Tile | None = None
+) -> torch.Tensor:
+    """One fp32 chain a leaf: x [M, K], weight [1, N, K] -> [L, M, N] in fp32; K is widths' sum."""
+    x, w = fitted(x, weight)
+    m, n, leaves = x.shape[0], w.shape[1], len(widths)
+    y = torch.empty(leaves, m, n, dtype=torch.float32, device=x.device)
+    sms = descriptor_sms(x, w, y)
+    if tile is None:
+        float32 = x.dtype == torch.float32
+        tile = leaf_tile(m, n, math.gcd(*widths), leaves, float32=float32, sms=sms)
+    if y.numel():
+        run_unequal(x, w, y, widths, tile, sms)
+    return y
+
+
 def leaf_sums(
     x: torch.Tensor,
     weight: torch.Tensor,
     roots: tuple[Expression, ...],
     choice: LeafChoice | None = None,
     admitted: Admitted | None = None,
+    widths: tuple[int, ...] = (),
 ) -> PartialSums:
     """x [M, L * K], weight [L, N, K] -> sums [C, M, N] fp32 of subtrees of `roots`.
 
     `roots` are over this rank's leaves, counted from 0; `choice` overrides what was admitted.
+    widths: of leaves of unequal K, whose weight is [1, N, their sum]; they stay apart.
     Raises ValueError for operands that do not fit, and for a choice that the roots have no cut for.
     """
+    if widths:
+        return PartialSums(unequal_leaf_gemm(x, weight, widths), roots)
     x, w = fitted(x, weight)
     m, (leaves, n, k) = x.shape[0], w.shape
     sms = 0 if n % 4 else descriptor_sms(x, w)  # a descriptor's rows are multiples of 16 bytes

@@ -15,6 +15,7 @@ from tpdet.kernels.cuda.gemm.choice.static import static_tiles
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants import descriptor as gemm_descriptor
 from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
+from tpdet.kernels.cuda.gemm.variants import unequal
 from tpdet.kernels.cuda.pointwise import activation, fold, norm
 from tpdet.kernels.fold_program import own_program
 
@@ -101,6 +102,29 @@ def test_descriptor_kernels_compile_without_serialised_matrix_instructions(out):
         kernel = gemm_descriptor.descriptor_chain
         ptx, log = compile_for_hopper(kernel, types, constants, variant.warps, variant.stages)
         check(ptx, log, "descriptor_chain", ["wgmma.mma_async", "cp.async.bulk.tensor"])
+
+
+@pytest.mark.parametrize("float32", [False, True])
+def test_kernels_of_unequal_leaves_compile_to_matrix_instructions(float32):
+    """A leaf's steps are known then: two, three, and one."""
+    dtype = "fp32" if float32 else "bf16"
+    for variant in static_tiles(float32=float32, wide_out=True, descriptors=not float32):
+        constants = tile(variant) | {"STEPS": unequal.Steps((0, 2, 5, 6))}
+        if variant_of(variant).descriptors:
+            types, kernel = descriptor_types(variant, "fp32"), unequal.unequal_descriptor
+            constants["HALVES"] = variant.halves
+            wanted = ["wgmma.mma_async", "cp.async.bulk.tensor"]
+        else:
+            types = dict.fromkeys(("x", "w"), f"*{dtype}") | {"y": "*fp32"}
+            types |= dict.fromkeys(("m", "n", "stride_x", "stride_w"), "i32")
+            kernel = unequal.unequal_pointer
+            constants |= {"SWAP": variant.variant == "pointer_swapped", "EVEN_N": False}
+            wanted = ["wgmma.mma_async", "cp.async.cg.shared.global"]
+        ptx, log = compile_for_hopper(
+            kernel, types, constants, variant.warps, variant.stages, (*SIZES, "stride_w")
+        )
+        expected, spilled = (["fma.rn.f32"], 16) if float32 else (wanted, 0)
+        check(ptx, log, kernel.__name__, expected, float32, spilled)
 
 
 def test_elementwise_kernels_compile_without_fusion():

@@ -62,6 +62,11 @@ class Host:
             for _ in range(2)
         ]
 
+    def fold(self, name, empty):
+        """Fold without these leaves from now on; the slots stay as they are."""
+        self.plan = order.fold_plan(name, LEAVES, self.ranks, empty)
+        ((self.tree,),) = order.fold_plan(name, LEAVES, 1, empty).roots
+
     def _memory(self):
         words = torch.full((self.layout.bytes // 4,), -1, dtype=torch.int32)
         words[self.layout.flag_start // 4 :] = 0
@@ -72,9 +77,9 @@ class Host:
         return all((m[: self.layout.flag_start // 4] == -1).all() for m in self.memory)
 
     def sums(self, leaves, rank, folded):
-        share = LEAVES // self.ranks
-        mine = leaves[rank * share : (rank + 1) * share].contiguous()
-        roots = relative_roots(self.plan.roots[rank])
+        sent = self.plan.roots[rank]
+        mine = leaves[[leaf for root in sent for leaf in order.operands(root)]]
+        roots = relative_roots(sent)
         if not folded:
             return PartialSums(mine, roots)
         values = [order.evaluate(root, mine.__getitem__, torch.add) for root in roots]

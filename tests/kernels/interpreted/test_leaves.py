@@ -16,10 +16,10 @@ from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice, cut_roots
 from tpdet.kernels.cuda.gemm.choice.variants import FOLDS
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.pointwise import norm
+from tpdet.kernels.cuda.pointwise import fold, norm
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product, write_roots
-from tpdet.kernels.partial_sums import PartialSums, relative_roots
+from tpdet.kernels.partial_sums import PartialSums, gathered_sums, relative_roots
 
 LEAVES, WIDTH, COLUMNS = 8, 32, 48
 APART = Tile(16, 16, 16, 4, 3)
@@ -181,3 +181,68 @@ def test_fold_and_norm_is_one_kernel_with_the_bits_of_the_cpu():
     two = PartialSums(draw(2, 3, 64), (0, 1))
     with pytest.raises(ValueError):
         norm.fold_and_norm(two, None, draw(3, 64), Norm(draw(64), 1e-6))
+
+
+UNEQUAL = (16, 48, 32)
+UNEQUAL_TILES = (
+    Tile(16, 16, 16, 4, 3),
+    Tile(16, 32, 16, 4, 3, "pointer_swapped"),
+    Tile(32, 16, 16, 4, 3, "descriptor"),
+    Tile(64, 32, 16, 4, 3, "descriptor", halves=2),
+)
+
+
+def test_unequal_leaves_are_the_chains_that_each_leaf_alone_has():
+    """And nothing of a neighbour: of a leaf beside NaN every bit stays."""
+    for m in (1, 37):
+        x = draw(m, sum(UNEQUAL), dtype=torch.float16, spread=True)
+        w = draw(1, COLUMNS, sum(UNEQUAL), dtype=torch.float16, seed=1)
+        parts = zip(x.split(UNEQUAL, dim=1), w.split(UNEQUAL, dim=2), strict=True)
+        wanted = [chain(a.contiguous(), b.contiguous(), APART)[0] for a, b in parts]
+        for tile in UNEQUAL_TILES:
+            found = leaf_gemm.unequal_leaf_gemm(x, w, UNEQUAL, tile)
+            for got, leaf in zip(found, wanted, strict=True):
+                assert_same_bits(got, leaf, f"{m} {tile}")
+        x[:, : UNEQUAL[0]] = torch.nan
+        for tile in UNEQUAL_TILES:
+            beside = leaf_gemm.unequal_leaf_gemm(x, w, UNEQUAL, tile)
+            assert_same_bits(beside[1:], torch.stack(wanted[1:]), f"beside NaN {tile}")
+    sums = leaf_gemm.leaf_sums(x, w, ((0, 1), 2), widths=UNEQUAL)
+    assert sums.roots == ((0, 1), 2) and sums.values.shape == (3, 37, COLUMNS)
+
+
+def test_every_size_folds_unequal_leaves_alike():
+    """Empty leaves among them; what runs by itself is the static choice."""
+    cut = order.cut_leaves(5, 16, 8)
+    x = draw(20, 80, dtype=torch.float16, spread=True)
+    w = draw(1, COLUMNS, 80, dtype=torch.float16, seed=1)
+    weight, residual = torch.ones(COLUMNS, dtype=torch.float16), torch.zeros(20, COLUMNS)
+    wide = order.Leaves((0, 0, 16, 16, 48, 48, 48, 64, 80))
+    for leaves in (cut, wide):
+        for name in order.FOLD_ORDERS:
+            found = []
+            for ranks in (1, 2) if leaves is wide else (1, 2, 4):
+                plan, share = order.fold_plan(name, 8, ranks, leaves.empty), 8 // ranks
+                sent = []
+                for rank, roots in enumerate(plan.roots):
+                    mine = range(rank * share, (rank + 1) * share)
+                    inputs, widths = leaves.inputs(mine), leaves.widths(mine)
+                    part = slice(inputs.start, inputs.stop)
+                    own = w[:, :, part].contiguous()
+                    sums = leaf_gemm.leaf_sums(
+                        x[:, part], own, relative_roots(roots), widths=widths
+                    )
+                    sent.append(fold.fold_roots(sums.values, 0, sums.roots, plan.slots))
+                whole = gathered_sums(torch.stack(sent), plan.final)
+                found.append(norm.fold_and_norm(whole, None, residual, Norm(weight, 1e-6))[0])
+            for other in found[1:]:
+                assert_same_bits(other, found[0], f"{name} {leaves}")
+
+
+def test_a_depth_that_divides_no_leaf_is_refused():
+    x, w = draw(3, 96, dtype=torch.float16), draw(1, COLUMNS, 96, dtype=torch.float16)
+    with pytest.raises(ValueError, match="depth 32 does not divide leaves"):
+        leaf_gemm.unequal_leaf_gemm(x, w, UNEQUAL, Tile(16, 16, 32, 4, 3))
+    with pytest.raises(ValueError, match="takes no unequal leaves"):
+        other = Tile(16, 16, 16, 4, 3, "descriptor_swapped")
+        leaf_gemm.unequal_leaf_gemm(x, w, UNEQUAL, other)

@@ -57,6 +57,20 @@ def test_two_shot_has_the_bits_of_the_whole_fold(name):
             check(host, rows, turn, True, ("heavy", "cancelling")[turn], turn == 1)
 
 
+@in_every_order
+def test_empty_leaves_are_in_no_sum_and_leave_the_slots_in_order(name):
+    """A product without some leaves between two that have all: fewer roots, the same slots."""
+    host = Host(name, 2, 32, torch.float16)
+    for turn, (empty, kind) in enumerate(
+        (
+            *(((), False), ((0, 2, 4, 6), False), ((), False), ((1, 5, 6, 7), True)),
+            *(((), True), ((0, 2, 4, 6), "spread"), ((), "direct"), ((0, 3, 4), "direct")),
+        )
+    ):
+        host.fold(name, empty)
+        check(host, 5, turn, kind, "cancelling")
+
+
 def test_rows_may_be_taken_together():
     """Tiles that the last program, the last owner or both cannot fill."""
     for ranks, rows, tile in ((2, 21, 4), (4, 21, 2)):

@@ -18,8 +18,8 @@ from tpdet.bench.report.record import BenchRow, finish
 from tpdet.bench.report.shapes import shards
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.norm import Norm
-from tpdet.kernels.inputs.product import HEAD_ROWS
-from tpdet.kernels.partial_sums import PartialSums, relative_roots
+from tpdet.kernels.inputs.product import HEAD_ROWS, Product, read_roots
+from tpdet.kernels.partial_sums import PartialSums
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.models.products import model_products
@@ -73,7 +73,7 @@ def _case(
     floor = print_floor(f"{name} {product.name}, TP {ranks}, {count} rows", work)
     weights = enough(rotated(random_values(product.n, product.k, seed=1)), count)
     if row_parallel:
-        ours, peer = _row_times(partition, weights, count, repeats)
+        ours, peer = _row_times(partition, product.product, weights, count, repeats)
     elif product.kind == "gated":
         ours, peer = _gated_times(partition, weights, count, repeats)
     else:
@@ -132,19 +132,24 @@ def _gated_times(
 
 
 def _row_times(
-    partition: Partition, weights: Sequence[torch.Tensor], count: int, repeats: int
+    partition: Partition,
+    product: Product,
+    weights: Sequence[torch.Tensor],
+    count: int,
+    repeats: int,
 ) -> list[float]:
     """Microseconds of ours with fold and norm, and of `linear` with the norm."""
     from tpdet.kernels.cuda.pointwise.norm import add_residual_and_norm
 
     n, k = weights[0].shape
-    leaves = len(partition.mine)
-    roots = relative_roots(partition.plan.roots[0])
+    leaves = 1 if product.widths else product.leaves
+    roots = read_roots(product.roots)
     x, residual = random_values(count, k), random_values(count, n, seed=2, dtype=torch.float32)
     gain = Norm(random_values(n, seed=3), _EPS)
 
     def ours(weight: torch.Tensor) -> object:
-        sums = partition.arithmetic.row(x, weight.view(leaves, n, k // leaves), roots)
+        by_leaf = weight.view(leaves, n, k // leaves)
+        sums = partition.arithmetic.row(x, by_leaf, roots, product.widths)
         if len(sums.roots) > 1:
             sums = PartialSums(sums.values, sums.roots[:1])
         return ops.fold_and_norm(sums, None, residual, gain)

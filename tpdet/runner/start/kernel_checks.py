@@ -11,14 +11,13 @@ import torch
 from tpdet.comm.agreement import agree, collect_facts
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
-from tpdet.errors import DisagreementError, TpdetError, UsageError
+from tpdet.errors import DisagreementError, TpdetError
 from tpdet.kernels.cpu.gemm.admission import check_bit_classes
 from tpdet.kernels.known.answers import known_answers
 from tpdet.kernels.known.golden import golden_digest
 from tpdet.kernels.order import GOLDEN_SHA256
 from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig
-from tpdet.model_config.fit import model_leaves
 from tpdet.models.products import rank_products
 from tpdet.runner.start.compile_ahead import CompilingAhead
 
@@ -38,27 +37,11 @@ def check_kernels(config: ModelConfig, partition: Partition, device: str) -> Non
         )
     reduced = [k for product in rank_products(partition) for k in product.chains]
     if device != "cpu":
-        _refuse_unequal(partition)
         return
     try:
         check_bit_classes(reduced, config.head_dim)
     except RuntimeError as error:
         raise TpdetError(str(error)) from error
-
-
-def _refuse_unequal(partition: Partition) -> None:
-    """The GPU's row products have leaves of one width."""
-    config, cut = partition.config, partition.cut
-    if partition.row_layers != "fold" or (cut.attention.alike and cut.down.alike):
-        return
-    fewer = cut.count
-    while not ((found := model_leaves(config, fewer)).attention.alike and found.down.alike):
-        fewer //= 2
-    raise UsageError(
-        f"{cut.count} leaves of {config.num_heads} query heads and an intermediate size of "
-        f"{config.intermediate_size} are not equal, and the GPU has no kernel for that yet: use "
-        f"--leaves {fewer}, or --device cpu"
-    )
 
 
 def agree_to_start(
