@@ -135,7 +135,7 @@ def test_events_may_be_cut_anywhere():
         ([PIECE + b"\n\n"], b"0\r\n\r\n", "ended before"),
         ([PIECE + b"\n\n"], b"", "ended before"),
         ([event({"error": {"message": "lost a rank"}}) + b"\n\n"], b"0\r\n\r\n", "lost a rank"),
-        ([event(b"{") + b"\n\n"], b"0\r\n\r\n", "JSONDecodeError"),
+        ([event(b"{") + b"\n\n"], b"0\r\n\r\n", "DecodeError"),
     ],
 )
 def test_a_stream_that_goes_wrong_is_an_error(pieces, close, message):

@@ -5,17 +5,20 @@ import json
 import os
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httptools
+import msgspec
+import uvloop
 
 from tpdet.errors import NotPermittedError, UsageError
 
 _CHUNK = 1 << 16
 _DATA = b"data:"
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -140,65 +143,113 @@ def said(content: bytes) -> str:
         return content[:200].decode("utf-8", "replace")
 
 
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Event(msgspec.Struct):
+    """What is read of an event; other fields are passed over."""
+
+    choices: list[msgspec.Raw] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
+class _Stream(asyncio.Protocol):
+    """Reads the events of one answer as they arrive; `ended` resolves at the end."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer, self._response = answer, _Response()
+        self._finished = False
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        try:
+            self._read(data, now)
+        except (ValueError, msgspec.MsgspecError, httptools.HttpParserError) as error:
+            self._end(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc)
+
+    def _read(self, data: bytes, now: float) -> None:
+        response = self._response
+        response.parser.feed_data(data)
+        status = response.parser.get_status_code()
+        if status != 200:
+            if response.done:
+                raise ValueError(f"status {status}: {said(bytes(response.body))}")
+            return
+        for line in response.lines():
+            if line.startswith(_DATA):
+                self._take(line.removeprefix(_DATA).strip(), now)
+        if response.done:
+            self._end(None)
+
+    def _take(self, data: bytes, now: float) -> None:
+        if data == b"[DONE]":
+            self._finished = True
+            return
+        event, answer = _decode_event(data), self._answer
+        if event.error is not None:
+            answer.error = str(event.error)
+        if event.choices:
+            answer.pieces.append(now)
+        if event.usage is not None:
+            answer.input_tokens = event.usage.prompt_tokens
+            answer.output_tokens = event.usage.completion_tokens
+
+    def _end(self, error: Exception | None) -> None:
+        if self.ended.done():
+            return
+        if error is not None:
+            self.ended.set_exception(error)
+            return
+        if not self._finished and self._answer.error is None:
+            self._answer.error = "the stream ended before its [DONE]"
+        self.ended.set_result(None)
+
+
 async def stream(
     address: Address, path: str, headers: Mapping[str, str], body: Mapping[str, Any]
 ) -> Answer:
     """POST a body with `stream` set and read its events to the end; errors stand in the answer."""
     answer = Answer(sent=time.perf_counter())
+    data = _request(address, "POST", path, headers, json.dumps(body).encode())
     try:
-        reader, writer = await _connect(address)
+        transport, reader = await asyncio.get_running_loop().create_connection(
+            lambda: _Stream(answer), address.host, address.port, ssl=_context(address)
+        )
         try:
             answer.sent = time.perf_counter()
-            writer.write(_request(address, "POST", path, headers, json.dumps(body).encode()))
-            await _read_events(reader, answer)
+            transport.write(data)
+            await reader.ended
         finally:
-            writer.close()
-    except (OSError, ValueError, httptools.HttpParserError) as error:
+            transport.close()
+    except (OSError, ValueError, msgspec.MsgspecError, httptools.HttpParserError) as error:
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         answer.error = answer.error or f"{kind}{error}"
     answer.ended = time.perf_counter()
     return answer
 
 
-async def _read_events(reader: asyncio.StreamReader, answer: Answer) -> None:
-    response, finished = _Response(), False
-    while not response.done:
-        data = await reader.read(_CHUNK)
-        now = time.perf_counter()
-        if not data:
-            break
-        response.parser.feed_data(data)
-        status = response.parser.get_status_code()
-        if status != 200:
-            if response.done:
-                raise ValueError(f"status {status}: {said(bytes(response.body))}")
-            continue
-        for line in response.lines():
-            if line.startswith(_DATA):
-                finished = _take(line.removeprefix(_DATA).strip(), now, answer) or finished
-    if not finished and answer.error is None:
-        answer.error = "the stream ended before its [DONE]"
-
-
-def _take(event: bytes, now: float, answer: Answer) -> bool:
-    """Note one event; whether it was the last."""
-    if event == b"[DONE]":
-        return True
-    found = json.loads(event)
-    if "error" in found:
-        answer.error = str(found["error"])
-        return True
-    if found.get("choices"):
-        answer.pieces.append(now)
-    if usage := found.get("usage"):
-        answer.input_tokens = usage.get("prompt_tokens", 0)
-        answer.output_tokens = usage.get("completion_tokens", 0)
-    return False
+def run_load(load: Coroutine[Any, Any, Result]) -> Result:
+    """Run a load on an event loop that takes little time for an event."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(load)
 
 
 async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    context = ssl.create_default_context() if address.secure else None
-    return await asyncio.open_connection(address.host, address.port, ssl=context)
+    return await asyncio.open_connection(address.host, address.port, ssl=_context(address))
+
+
+def _context(address: Address) -> ssl.SSLContext | None:
+    return ssl.create_default_context() if address.secure else None
 
 
 def _request(

@@ -5,7 +5,6 @@ prompts of its own, so that no prefix cache holds them; both servers get the sam
 """
 
 import argparse
-import asyncio
 import shlex
 import sys
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from tpdet.bench.client import Address, get_json, stream
+from tpdet.bench.client import Address, get_json, run_load, stream
 from tpdet.bench.http_load import Load, Target, bearer, metrics, our_headers, request_body, send
 from tpdet.bench.load import prompt
 from tpdet.bench.report.record import BenchRow, print_line
@@ -78,7 +77,7 @@ def peer_command(options: argparse.Namespace) -> int:
         seed=options.seed,
         timeout=options.timeout,
     )
-    rows = asyncio.run(_compare(options, readers, load))
+    rows = run_load(_compare(options, readers, load))
     print_table(rows)
     record = run_record(
         "peer",

@@ -4,7 +4,6 @@ The JSON keys are those of `vllm bench serve`; `http_load` says what the times m
 """
 
 import argparse
-import asyncio
 import shlex
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tpdet.bench.client import Address, Answer, get_json
+from tpdet.bench.client import Address, Answer, get_json, run_load
 from tpdet.bench.http_load import Load, Target, metrics, our_headers, send
 from tpdet.bench.report.record import BenchRow, print_line
 from tpdet.bench.run import parse_range
@@ -30,7 +29,7 @@ def serve_command(options: argparse.Namespace) -> int:
         raise UsageError(f"--concurrency {options.concurrency}: use 1 or more")
     if options.rate is not None and options.rate <= 0:
         raise UsageError(f"--rate {options.rate}: use more than 0")
-    model, answers, duration = asyncio.run(_load(options))
+    model, answers, duration = run_load(_load(options))
     found = metrics(answers, duration)
     if not found["completed"]:
         raise TpdetError(f"no request was answered; the first error: {found['errors'][0]}")
