@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for a checkout that is not installed
 
 from tpdet.bench.report.fold_table import fold_table  # noqa: E402
-from tpdet.bench.report.peer_table import peer_table  # noqa: E402
+from tpdet.bench.report.peer_table import main_rows, peer_rows, peer_table  # noqa: E402
 from tpdet.bench.report.results import newest_rows  # noqa: E402
 from tpdet.bench.report.size_table import size_table  # noqa: E402
 
@@ -142,7 +142,7 @@ def main() -> int:
     results = ROOT / "docs" / "results"
     folds = "\n".join(fold_table(results / FOLDS))
     sizes = "\n".join(size_table([results / name for name in SIZES], MODEL))
-    peer = "\n".join(peer_table(results / PEER, MODEL))
+    peer = "\n".join(peer_table(main_rows(peer_rows(results / PEER, MODEL))))
     pages = [
         replaced(ROOT / "README.md", "peer", peer),
         replaced(ROOT / "docs" / "results.md", "sizes", sizes),

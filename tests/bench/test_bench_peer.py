@@ -7,7 +7,9 @@ import threading
 import pytest
 
 from tpdet.bench.peer import FIGURES
+from tpdet.bench.report.peer_table import main_rows, peer_rows, peer_table
 from tpdet.cli import main
+from tpdet.verify.report import append_record
 
 GENERATE = 4
 
@@ -185,3 +187,40 @@ def test_a_peer_that_is_not_there_or_wants_a_key_is_named_with_its_flag(
 def test_numbers_out_of_range(flag, value, capsys):
     assert bench("http://127.0.0.1:1", "http://127.0.0.1:1", flag, value) == 2
     assert "no server answers" not in capsys.readouterr().err
+
+
+def peer_run(path, *rows):
+    plain = [
+        {"model": "m", "tp": 1, "unit": "ms", "value": 2.0, "peer_value": 4.0, "ratio": 0.5} | row
+        for row in rows
+    ]
+    append_record(path, "peer", {"gpu": "NVIDIA H200", "rows": plain})
+
+
+def test_tables_have_the_newest_figures_beside_the_engine_that_was_compared_last(tmp_path):
+    path = tmp_path / "peer.json"
+    case = "HTTP between tokens, P99"
+    peer_run(
+        path,
+        {"case": case, "batch": 64, "peer": "vLLM 8"},
+        {"case": case, "batch": 64, "peer": "vLLM 9", "dtype": "bfloat16"},
+    )
+    peer_run(
+        path,
+        {"case": case, "batch": 64, "peer": "vLLM 9", "value": 8.0, "ratio": 2.0},
+        {"case": case, "batch": 256, "peer": "vLLM 9"},
+        {"case": "HTTP a later token, mean", "batch": 64, "peer": "vLLM 9"},
+        {"case": "HTTP output", "batch": 64, "peer": "vLLM 9", "unit": "tokens/s"},
+    )
+    rows = peer_rows(path, "m")
+    assert [(row["case"], row["batch"], row["value"]) for row in rows] == [
+        (case, 64, 8.0),
+        (case, 256, 2.0),
+        ("HTTP a later token, mean", 64, 2.0),
+        ("HTTP output", 64, 2.0),
+    ]
+    lines = peer_table(main_rows(rows))
+    assert lines[0] == "| load | TP 1 | vLLM 9 |" and len(lines) == 4
+    assert lines[2].startswith("| HTTP between tokens, P99, readers 256 [ms] | **2.00** | 4.00")
+    assert len(peer_table(rows)) == 6
+    assert peer_rows(path, "another") == []

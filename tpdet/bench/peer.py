@@ -104,7 +104,7 @@ async def _compare(
         found = await _in_turn((ours, peer), step, options.turns)
         rows += _rows(options, ours, peer, step, *found)
         both = " and ".join(f"{each['output_throughput']:,.0f}" for each in found)
-        print(f"{count} readers: {both} tokens/s", file=sys.stderr, flush=True)
+        print(f"readers {count}: {both} tokens/s", file=sys.stderr, flush=True)
     return rows
 
 
@@ -196,7 +196,9 @@ async def _in_turn(sides: tuple[_Side, _Side], load: Load, turns: int) -> list[d
     seconds = [0.0 for _ in sides]
     for turn in range(turns + 1):
         step = replace(load if turn else warm_up, seed=load.seed + turn * load.requests)
-        for place, side in enumerate(sides):
+        # Who goes first alternates: the second finds a machine that the first has warmed.
+        for place in range(len(sides)) if turn % 2 else reversed(range(len(sides))):
+            side = sides[place]
             found, taken = await send(side.target, step)
             _refuse_failures(side, step, found)
             if turn:

@@ -10,10 +10,34 @@ _MEANT = {"LLM": "batch", "HTTP": "readers"}
 """What `batch` counts, by the interface that a case names first."""
 
 
+_SUMMED_UP = ("HTTP between tokens, P99", "HTTP a later token, mean")
+"""Cases of which a short page has only what is measured at the most readers, or nothing."""
+
+
 def peer_rows(path: Path, model: str) -> list[Row]:
-    """Rows of a peer file that stand beside another engine's figure, at one size each."""
+    """Rows of a peer file that stand beside the figure of the engine that was compared last.
+
+    Of each load at each size the newest: an older row may name its dtype, which HTTP does not tell.
+    """
     rows = [row for _, found in newest_rows(path) for row in found]
-    return [row for row in rows if row["model"] == model and row.get("peer") and row.get("ratio")]
+    rows = [row for row in rows if row["model"] == model and row.get("peer") and row.get("ratio")]
+    newest = {(*_load(row), row["tp"]): row for row in rows if row["peer"] == rows[-1]["peer"]}
+    return list(newest.values())
+
+
+def main_rows(rows: list[Row]) -> list[Row]:
+    """The rows that fit a short page."""
+    most = max((row.get("batch", 0) for row in rows if row["case"] == _SUMMED_UP[0]), default=0)
+    return [
+        row
+        for row in rows
+        if row["case"] not in _SUMMED_UP
+        or (row["case"] == _SUMMED_UP[0] and row.get("batch") == most)
+    ]
+
+
+def _load(row: Row) -> Load:
+    return row["case"], row.get("batch", 0), row["unit"]
 
 
 def load_name(row: Row) -> str:
@@ -23,11 +47,11 @@ def load_name(row: Row) -> str:
     return f"{row['case']}, {_MEANT[row['case'].split()[0]]} {row['batch']}"
 
 
-def peer_table(path: Path, model: str) -> list[str]:
+def peer_table(rows: list[Row]) -> list[str]:
     """Lines: loads down, sizes and engines across, the better figure of a pair in bold."""
     loads: dict[Load, dict[int, Row]] = {}
-    for row in peer_rows(path, model):
-        loads.setdefault((row["case"], row.get("batch", 0), row["unit"]), {})[row["tp"]] = row
+    for row in rows:
+        loads.setdefault(_load(row), {})[row["tp"]] = row
     sizes = sorted({tp for found in loads.values() for tp in found})
     (peer,) = {row["peer"] for found in loads.values() for row in found.values()}
     cases = list(dict.fromkeys(case for case, _, _ in loads))
