@@ -1,5 +1,6 @@
 import contextlib
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from tpdet.cache.versions import (
     first_difference,
     version_id,
 )
-from tpdet.control.plan import ALLOCATE, EVICT, NAN, RELOAD, SHARE, PageEvent, Row
+from tpdet.control.plan import ALLOCATE, EVICT, NAN, RELOAD, SHARE, PageEvent, PlanRows, Row
 from tpdet.errors import IntegrityError
 
 A, B = version_id("a", 1), version_id("b", 1)
@@ -20,6 +21,10 @@ A, B = version_id("a", 1), version_id("b", 1)
 
 def row(owner=A, pages=(0,), versions=(1,), start=0, tokens=3):
     return Row(0, 0, owner, start, (1,) * tokens, pages, versions, 1)
+
+
+def one(only):
+    return PlanRows.of((only,))
 
 
 def table_with(*events, pages=4):
@@ -48,31 +53,35 @@ def test_every_kind_of_change_bumps_the_version():
 def test_a_reader_from_before_a_change_is_refused_with_page_and_versions(kind):
     table = table_with(PageEvent(ALLOCATE, 2, A))
     reader = row(pages=(2,), versions=(1,))
-    table.check_readers((reader,))
+    table.check_readers(one(reader))
     table.apply((PageEvent(kind, 2, A),))
     with pytest.raises(IntegrityError, match=r"page 2 at version 1, but the page is at version 2"):
-        table.check_readers((reader,))
+        table.check_readers(one(reader))
 
 
 def test_a_page_given_back_to_its_first_owner_still_refuses_the_old_reader():
     table = table_with(PageEvent(ALLOCATE, 0, A), PageEvent(EVICT, 0, A), PageEvent(ALLOCATE, 0, A))
-    table.check_readers((row(versions=(3,)),))
+    table.check_readers(one(row(versions=(3,))))
     with pytest.raises(IntegrityError, match=r"version 1.*version 3"):
-        table.check_readers((row(versions=(1,)),))
+        table.check_readers(one(row(versions=(1,))))
 
 
 def test_writing_somebody_elses_page_is_refused_even_at_the_right_version():
     table = table_with(PageEvent(ALLOCATE, 0, A), PageEvent(ALLOCATE, 1, B))
     with pytest.raises(IntegrityError, match="would write page 1"):
-        table.check_readers((row(pages=(0, 1), versions=(1, 1), start=250, tokens=10),))
+        table.check_readers(
+            PlanRows.of((row(pages=(0, 1), versions=(1, 1), start=250, tokens=10),))
+        )
     with pytest.raises(IntegrityError, match="would write page 0"):
-        table.check_readers((row(owner=B),))
+        table.check_readers(one(row(owner=B)))
 
 
 def test_reading_somebody_elses_page_at_its_version_is_allowed():
     # What prefix sharing needs: only the pages from `start` on are written.
     table = table_with(PageEvent(ALLOCATE, 0, A), PageEvent(ALLOCATE, 1, B))
-    table.check_readers((row(owner=B, pages=(0, 1), versions=(1, 1), start=256, tokens=1),))
+    table.check_readers(
+        PlanRows.of((row(owner=B, pages=(0, 1), versions=(1, 1), start=256, tokens=1),))
+    )
 
 
 def test_a_shared_page_is_read_at_its_version_and_written_by_nobody():
@@ -82,18 +91,18 @@ def test_a_shared_page_is_read_at_its_version_and_written_by_nobody():
     assert (table.version(0), table.owner(0)) == (1, SHARED)
     assert table.digest() != private
     reader = row(owner=B, pages=(0, 1), versions=(1, 1), start=256, tokens=1)
-    table.check_readers((reader,))
+    table.check_readers(one(reader))
     for owner in (A, B, SHARED):
         with pytest.raises(IntegrityError, match="would write page 0"):
-            table.check_readers((row(owner=owner, start=255, tokens=1),))
+            table.check_readers(one(row(owner=owner, start=255, tokens=1)))
     table.apply((PageEvent(EVICT, 0, SHARED),))
     with pytest.raises(IntegrityError, match="page 0 at version 1, but the page is at version 2"):
-        table.check_readers((reader,))
+        table.check_readers(one(reader))
 
 
 def test_a_page_of_nobody_is_not_written_by_nobody():
     with pytest.raises(IntegrityError, match="would write page 3"):
-        table_with().check_readers((row(owner=NOBODY, pages=(3,), versions=(0,)),))
+        table_with().check_readers(PlanRows.of((row(owner=NOBODY, pages=(3,), versions=(0,)),)))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +117,25 @@ def test_a_page_of_nobody_is_not_written_by_nobody():
 )
 def test_rows_that_do_not_hold_together_are_refused(bad):
     with pytest.raises(IntegrityError, match="admission 0, choice 0"):
-        table_with(PageEvent(ALLOCATE, 0, A)).check_readers((bad,))
+        table_with(PageEvent(ALLOCATE, 0, A)).check_readers(PlanRows.of((bad,)))
+
+
+def test_a_row_that_is_refused_is_named_wherever_it_stands():
+    table = table_with(*(PageEvent(ALLOCATE, page, A) for page in range(4)))
+    rows = [Row(place, 0, A, 700, (1,), (0, 1, 2), (1, 1, 1), 1) for place in range(5)]
+    table.check_readers(PlanRows.of(rows))
+    for place in range(5):
+        for change in (
+            {"pages": (0, 1, 4)},
+            {"versions": (2, 1, 1)},
+            {"versions": (1, 1, 0)},
+            {"version_id": B},
+            {"start": 768},
+        ):
+            wrong = list(rows)
+            wrong[place] = msgspec.structs.replace(rows[place], **change)
+            with pytest.raises(IntegrityError, match=f"admission {place}, choice 0"):
+                table.check_readers(PlanRows.of(wrong))
 
 
 @pytest.mark.parametrize(

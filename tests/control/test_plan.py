@@ -11,6 +11,7 @@ from tpdet.control.plan import (
     ByShares,
     LikeliestByColumns,
     PageEvent,
+    PlanRows,
     Row,
     RowSampling,
     StepPlan,
@@ -24,7 +25,7 @@ PLAN = StepPlan(
     PLAN_VERSION,
     12,
     (PageEvent(ALLOCATE, 3, 2**64 - 1), PageEvent(EVICT, 0, 5)),
-    (Row(4, 1, 2**64 - 1, 250, (9, 8, 7), (3, 0), (1, 2), 1),),
+    PlanRows.of([Row(4, 1, 2**64 - 1, 250, (9, 8, 7), (3, 0), (1, 2), 1)]),
     bytes(range(32)),
 )
 
@@ -80,16 +81,34 @@ def test_any_truncation_or_extension_is_refused():
     [
         None,
         [],
-        [PLAN_VERSION, 0, [], []],
-        [PLAN_VERSION, "0", [], [], b""],
-        [PLAN_VERSION, 0, [[0, 1]], [], b""],
-        [PLAN_VERSION, 0, [[0, 1.5, 2]], [], b""],
-        [PLAN_VERSION, 0, [], [[0, 0, 1, 0, ["x"], [], [], 1]], b""],
+        [PLAN_VERSION, 0, [], [b"", b"", b"", b""]],
+        [PLAN_VERSION, "0", [], [b"", b"", b"", b""], b""],
+        [PLAN_VERSION, 0, [[0, 1]], [b"", b"", b"", b""], b""],
+        [PLAN_VERSION, 0, [[0, 1.5, 2]], [b"", b"", b"", b""], b""],
+        [PLAN_VERSION, 0, [], [], b""],
+        [PLAN_VERSION, 0, [], [b"", "x", b"", b""], b""],
+        [PLAN_VERSION, 0, [], [b"12345678", b"", b"", b""], b""],
     ],
 )
 def test_what_does_not_fit_the_schema_is_refused(value):
     with pytest.raises(IntegrityError, match="schema"):
         decode_plan(msgspec.msgpack.encode(value))
+
+
+def test_rows_survive_as_columns_and_columns_that_differ_in_length_are_refused():
+    rows = [
+        Row(4, 1, 2**64 - 1, 250, (9, -8, 7), (3, 0), (1, 2), 2),
+        Row(5, 0, 7, 0, (1,), (2,), (2**40,), 1, True),
+    ]
+    columns = PlanRows.of(rows)
+    assert list(columns) == rows and len(columns) == 2 and not columns.decodes
+    assert PlanRows.of(rows[1:]).decodes and not PlanRows.of([]).decodes
+    for name in ("numbers", "token_ids", "pages", "versions"):
+        for change in (lambda data: data[:-8], lambda data: data + bytes(8)):
+            spoiled = {name: change(getattr(columns, name))}
+            plan = msgspec.structs.replace(PLAN, rows=msgspec.structs.replace(columns, **spoiled))
+            with pytest.raises(IntegrityError, match="schema"):
+                decode_plan(encode_plan(plan))
 
 
 def test_another_plan_version_is_refused():

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import zmq
 
-from tpdet.control.plan import PLAN_VERSION, Row, StepPlan
+from tpdet.control.plan import PLAN_VERSION, PlanRows, Row, StepPlan
 from tpdet.control.seal import OVERHEAD_BYTES, Opener, Sealer, derive
 from tpdet.errors import (
     IntegrityError,
@@ -121,7 +121,8 @@ def test_nobody_at_the_socket_is_a_lost_peer_not_a_mistake_of_ours(tmp_path):
 @pytest.mark.alone
 def test_sealing_a_plan_of_256_rows_costs_little():
     """Bound far above what it takes (about 20 us), far below a step: CI machines are slow."""
-    rows = tuple(Row(i, 0, 2**63 + i, 900, (7,), (1, 2, 3, 4), (5, 6, 7, 8), 1) for i in range(256))
+    made = [Row(i, 0, 2**63 + i, 900, (7,), (1, 2, 3, 4), (5, 6, 7, 8), 1) for i in range(256)]
+    rows = PlanRows.of(made)
     data = msgspec.msgpack.encode(StepPlan(PLAN_VERSION, 1, (), rows, bytes(32)))
     key = new_secret()
     sealer, opener = Sealer(key), Opener(key)

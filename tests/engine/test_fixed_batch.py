@@ -5,7 +5,7 @@ import torch
 
 from tests.lib.engine_harness import ask, run
 from tpdet.config import EngineConfig
-from tpdet.control.plan import Row
+from tpdet.control.plan import PlanRows, Row
 from tpdet.errors import UsageError
 from tpdet.kernels.inputs.paged_batch import PagedSequence
 from tpdet.kernels.inputs.product import HEAD_ROWS
@@ -79,7 +79,7 @@ def row(tokens: int, logits: int = 1) -> Row:
 
 
 def test_pads_follow_a_decode_steps_rows_and_nothing_else_is_padded():
-    found = gather_rows([row(1), row(1)], 4, 99)
+    found = gather_rows(PlanRows.of([row(1), row(1)]), 4, 99)
     assert found.sequences == (
         PagedSequence(0, 1, 4, (3,)),
         PagedSequence(1, 1, 4, (3,)),
@@ -87,9 +87,9 @@ def test_pads_follow_a_decode_steps_rows_and_nothing_else_is_padded():
         PagedSequence(3, 1, 0, (99,)),
     )
     assert (found.token_ids, found.wanted) == ([7, 7, 0, 0], [0, 1, 2, 3])
-    assert gather_rows([row(1), row(1)], 0, 99).wanted == [0, 1]
-    assert gather_rows([row(1), row(1)], 2, 99).wanted == [0, 1]
-    chunk = gather_rows([row(1), row(3, 2)], 4, 99)
+    assert gather_rows(PlanRows.of([row(1), row(1)]), 0, 99).wanted == [0, 1]
+    assert gather_rows(PlanRows.of([row(1), row(1)]), 2, 99).wanted == [0, 1]
+    chunk = gather_rows(PlanRows.of([row(1), row(3, 2)]), 4, 99)
     assert (chunk.token_ids, chunk.wanted) == ([7, 7, 8, 9], [0, 2, 3])
 
 

@@ -9,7 +9,7 @@ from tests.lib.thread_world import run_threads
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.control import plan as plan_module
-from tpdet.control.plan import Row, StepPlan
+from tpdet.control.plan import PlanRows, Row, StepPlan
 from tpdet.engine import Engine
 from tpdet.engine.slowdown import WINDOW, SlowdownWatch
 from tpdet.errors import UsageError
@@ -139,7 +139,8 @@ def test_pages_of_strict_steps_are_not_read_after_the_change(tiny_model):
 
 
 def row(rows, start=0, draws=True, count=1):
-    return tuple(Row(i, 0, 1, start, (1,) * count, (0,), (1,), 1, draws) for i in range(rows))
+    found = [Row(i, 0, 1, start, (1,) * count, (0,), (1,), 1, draws) for i in range(rows)]
+    return PlanRows.of(found)
 
 
 def steps(watch, clock, rows, seconds, count=WINDOW, **fields):
@@ -167,7 +168,7 @@ def test_only_decode_steps_of_a_calibrated_cell_are_judged():
     steps(watch, clock, row(4, count=3), 9.0)  # a prompt
     steps(watch, clock, row(4, draws=False), 9.0)
     steps(watch, clock, row(4), 9.0, approximate=True)
-    steps(watch, clock, (), 9.0)
+    steps(watch, clock, row(0), 9.0)
     assert watch.ratio is None and watch.slow is None
     steps(watch, clock, row(5), 2.8)
     assert watch.ratio == pytest.approx(1.4) and watch.slow is None

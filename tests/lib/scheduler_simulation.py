@@ -110,7 +110,9 @@ class Simulation:
     def end(self, plan: StepPlan) -> None:
         """Commit."""
         self.pending.remove(plan)
-        for row, sequence in self.scheduler._pending.oldest(plan.step).rows:
+        for row, sequence in zip(
+            plan.rows, self.scheduler._pending.oldest(plan.step).sequences, strict=True
+        ):
             if row.logits and NAN in self.ranks[0].read(row, row.start + len(row.token_ids)):
                 assert any(owner == row.version_id for owner, _ in self.broken), "another's NaN"
                 name = sequence.request.request_id

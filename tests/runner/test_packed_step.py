@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tpdet.control.plan import Row
+from tpdet.control.plan import NO_ROWS, PlanRows, Row
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.micro_batches import MICRO_BATCH_ROWS, first_micro_batch
@@ -21,6 +21,7 @@ from tpdet.runner.graphs.packed_step import (
 from tpdet.runner.graphs.step_graphs import LEAST_ROWS, step_rows, step_shapes
 
 WIDTH, SCRATCH = 12, 500
+ALL_PAGES = tuple(range(WIDTH))
 
 
 def random_rows(draw, sequences, most, singles):
@@ -33,7 +34,7 @@ def random_rows(draw, sequences, most, singles):
         pages = tuple(draw.sample(range(SCRATCH), held + (held < WIDTH and draw.randrange(2))))
         ids = tuple(draw.randrange(-9, 1000) for _ in range(count))
         rows.append(Row(index, 0, 0, start, ids, pages, pages, draw.randrange(count + 1)))
-    return rows
+    return PlanRows.of(rows)
 
 
 def halves_of(rows, middle):
@@ -119,15 +120,15 @@ def test_random_steps_are_packed_as_batches_are_made():
 
 def test_an_empty_step_touches_the_scratch_page_alone():
     shape = StepShape((BatchShape(256, 8, 10, 64, WIDTH), BatchShape(100, 8, 10, 0, WIDTH)))
-    ids, batches = packed([], shape)
+    ids, batches = packed(NO_ROWS, shape)
     assert (ids == 0).all()
     for batch, part in zip(batches, shape.batches, strict=True):
         check_batch(batch, part, [])
 
 
 def test_what_a_shape_has_no_room_for_does_not_fit():
-    row = lambda count, start=0: Row(0, 0, 0, start, (5,) * count, tuple(range(WIDTH)), (), 1)
-    spans = lambda *rows: StepSpans.of(rows, WIDTH, SCRATCH)
+    row = lambda count, start=0: Row(0, 0, 0, start, (5,) * count, ALL_PAGES, ALL_PAGES, 1)
+    spans = lambda *rows: StepSpans.of(PlanRows.of(rows), WIDTH, SCRATCH)
     shape = BatchShape(300, 3, 4, 5, WIDTH)
     fits = spans(row(257), row(1, 1023), row(1, 0))
     assert fits.fits(shape)
@@ -138,7 +139,7 @@ def test_what_a_shape_has_no_room_for_does_not_fit():
         spans(row(257), row(1, 1024), row(1, 0)),  # splits: 5 + 1
     ):
         assert not more.fits(shape)
-    assert StepSpans.of([row(257)], WIDTH, SCRATCH).within(StepShape((shape,))) is not None
+    assert spans(row(257)).within(StepShape((shape,))) is not None
     assert spans(row(257), row(1)).within(StepShape((replace(shape, splits=0),))) is None
     # Short sequences of the second half are blocks there.
     late = BatchShape(300, 3, 1, 0, WIDTH)
@@ -163,18 +164,18 @@ def test_shapes_ascend_and_take_whole_prompts_and_full_decode_batches(overlapped
         cut = overlapped and shape.rows >= MICRO_BATCH_ROWS
         assert len(halves) == 1 + cut and (not cut or halves[0] == first_micro_batch(shape.rows))
     draw = random.Random(5)
-    long = Row(0, 0, 0, 0, (7,) * 2800, tuple(range(WIDTH)), (), 1)
-    rows = [*random_rows(draw, 254, 2, 254), long, long]
+    long = Row(0, 0, 0, 0, (7,) * 2800, ALL_PAGES, ALL_PAGES, 1)
+    rows = PlanRows.of([*random_rows(draw, 254, 2, 254), long, long])
     spans = StepSpans.of(rows, WIDTH, SCRATCH)
-    needed = sum(row.start // PAGE_TOKENS + 1 for row in rows[:254])
+    needed = sum(row.start // PAGE_TOKENS + 1 for row in list(rows)[:254])
     taken = next(shape for shape in shapes if spans.within(shape))
     assert taken.rows == 6144 and 1 <= taken.batches[0].splits / needed < 4
 
 
 def test_a_full_step_is_packed_in_about_a_millisecond():
     draw = random.Random(5)
-    prompts = [Row(0, 0, 0, 0, (7,) * 2600, tuple(range(WIDTH)), (), 1) for _ in range(3)]
-    rows = [*random_rows(draw, 250, 2, 250), *prompts]
+    prompts = [Row(0, 0, 0, 0, (7,) * 2600, ALL_PAGES, ALL_PAGES, 1) for _ in range(3)]
+    rows = PlanRows.of([*random_rows(draw, 250, 2, 250), *prompts])
     shape = next(
         s
         for s in step_shapes(8192, 256, WIDTH, True)

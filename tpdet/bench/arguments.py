@@ -216,6 +216,23 @@ BENCHMARKS = (
         ),
     ),
     Benchmark(
+        "host",
+        "host",
+        "rank 0's processor time in a decode step, part by part",
+        (
+            *_RESULTS,
+            _flag("model", help="Hugging Face directory or hub name"),
+            _flag("--tp", default="1", help="tensor-parallel sizes, a list such as 1,2,4"),
+            _choice("--load-format", "auto", "dummy", help="dummy: random weights"),
+            _choice("--device", "auto", "cpu", "cuda", help="on the CPU no model is run"),
+            _count("--batch", 256, "sequences that decode"),
+            _count("--context", 512, "prompt tokens of each"),
+            _count("--steps", 64, "decode steps timed"),
+            _flag("--temperature", type=number, default=0.0, help="0 is greedy"),
+            _flag("--top-p", type=number, default=1.0, help="1 is off"),
+        ),
+    ),
+    Benchmark(
         "gemm",
         "kernels.gemm",
         "matrix products beside torch's linear",

@@ -19,8 +19,17 @@ def lengths(count: int, shortest: int, longest: int, seed: int) -> list[int]:
     return [generator.randint(shortest, longest) for _ in range(count)]
 
 
-def submit(engine: Engine, prompts: Sequence[tuple[int, ...]], tokens: int, name: str) -> None:
-    """Queue greedy requests for exactly `tokens` tokens each."""
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+def submit(
+    engine: Engine,
+    prompts: Sequence[tuple[int, ...]],
+    tokens: int,
+    name: str,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+) -> None:
+    """Queue requests, greedy by default, for exactly `tokens` tokens each."""
+    params = SamplingParams(
+        temperature=temperature, top_p=top_p, max_tokens=tokens, ignore_eos=True
+    )
     for index, ids in enumerate(prompts):
         engine.submit(Request(request_id=f"{name}-{index}", prompt_token_ids=ids, params=params))

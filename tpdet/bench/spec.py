@@ -47,6 +47,24 @@ class GenerateSpec(msgspec.Struct, frozen=True, kw_only=True):
     sizes: Sizes
 
 
+class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode steps of `batch` sequences, whose host's time is taken."""
+
+    model: str
+    load_format: str
+    device: str
+    batch: int
+    context: int
+    steps: int
+    temperature: float
+    top_p: float
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of each answer: the first sequences decode while the last prompts are read."""
+        return self.steps + -(-self.batch * self.context // 1024)
+
+
 class ExchangeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The exchange between ranks: outputs of `kilobytes` each, in rows of `hidden` bf16 values."""
 

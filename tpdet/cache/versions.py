@@ -12,11 +12,10 @@ up every page that a step touches.
 """
 
 import struct
-import sys
-from array import array
 from collections.abc import Iterable
 
 import blake3
+import numpy as np
 
 from tpdet.control.plan import (
     ALLOCATE,
@@ -26,7 +25,9 @@ from tpdet.control.plan import (
     RELOAD,
     SHARE,
     PageEvent,
+    PlanRows,
     Row,
+    row_name,
 )
 from tpdet.errors import IntegrityError
 from tpdet.kernels.order import PAGE_TOKENS
@@ -52,17 +53,17 @@ class VersionTable:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._versions = [0] * num_pages
-        self._owners = [NOBODY] * num_pages
+        self._versions = np.zeros(num_pages, np.int64)
+        self._owners = np.full(num_pages, NOBODY, np.uint64)
         self._chain = blake3.blake3(struct.pack("<Q", num_pages)).digest()
 
     def version(self, page: int) -> int:
         """The version of `page`: how often it has changed."""
-        return self._versions[page]
+        return int(self._versions[page])
 
     def owner(self, page: int) -> int:
         """The version_id that `page` was allocated to, SHARED, or NOBODY."""
-        return self._owners[page]
+        return int(self._owners[page])
 
     def apply(self, events: Iterable[PageEvent]) -> None:
         """Apply a plan's events in order.
@@ -79,34 +80,54 @@ class VersionTable:
             else:
                 self._change(event)
 
-    def check_readers(self, rows: Iterable[Row]) -> None:
+    def check_readers(self, rows: PlanRows) -> None:
         """Refuse (IntegrityError) rows that may not touch the pages they name.
 
         A row must name every page under its present version, its pages must cover its positions,
         and it must own each page that it writes; free and shared pages are never written. It
-        costs one look-up for each page of each row.
+        costs one look-up for each page of each row, of all rows at once.
         """
-        version = self._versions.__getitem__
-        for row in rows:
-            end = row.start + len(row.token_ids)
-            if len(row.pages) * PAGE_TOKENS < end or len(row.pages) != len(row.versions):
+        if len(rows) and not self._may_touch(rows):
+            for row in rows:
+                self._refuse(row)
+            raise IntegrityError("a row may not touch its pages")
+
+    def _may_touch(self, rows: PlanRows) -> bool:
+        pages, held, start, owner = rows.page_ids, rows.held, rows.start, rows.version_id
+        if (held * PAGE_TOKENS < start + rows.count).any():
+            return False
+        if not len(pages) or pages.min() < 0 or pages.max() >= self.num_pages:
+            return False
+        if not np.array_equal(self._versions[pages], rows.page_versions):
+            return False
+        place = np.arange(len(pages)) - np.repeat(np.cumsum(held) - held, held)
+        written = place >= np.repeat(start // PAGE_TOKENS, held)
+        writers = np.repeat(owner, held)[written]
+        somebody = (writers != NOBODY) & (writers != SHARED)
+        return bool((somebody & (self._owners[pages[written]] == writers)).all())
+
+    def _refuse(self, row: Row) -> None:
+        """Raise IntegrityError for a row that may not touch the pages it names."""
+        end = row.start + len(row.token_ids)
+        if len(row.pages) * PAGE_TOKENS < end:
+            raise IntegrityError(f"{row_name(row)} has {len(row.pages)} pages for {end} positions")
+        if row.pages and not 0 <= min(row.pages) <= max(row.pages) < self.num_pages:
+            raise IntegrityError(
+                f"{row_name(row)} names pages {min(row.pages)} to {max(row.pages)}; "
+                f"there are {self.num_pages}"
+            )
+        for page, held in zip(row.pages, row.versions, strict=True):
+            if self.version(page) != held:
                 raise IntegrityError(
-                    f"{_name(row)} has {len(row.pages)} pages with {len(row.versions)} versions "
-                    f"for {end} positions"
+                    f"{row_name(row)} holds page {page} at version {held}, "
+                    f"but the page is at version {self.version(page)}"
                 )
-            if row.pages and not 0 <= min(row.pages) <= max(row.pages) < self.num_pages:
+        for page in row.pages[row.start // PAGE_TOKENS :]:
+            if self.owner(page) != row.version_id or row.version_id in (NOBODY, SHARED):
                 raise IntegrityError(
-                    f"{_name(row)} names pages {min(row.pages)} to {max(row.pages)}; "
-                    f"there are {self.num_pages}"
+                    f"{row_name(row)} would write page {page} as owner {row.version_id:#018x}, "
+                    f"but it belongs to {self.owner(page):#018x}"
                 )
-            if tuple(map(version, row.pages)) != row.versions:
-                self._refuse_stale(row)
-            for page in row.pages[row.start // PAGE_TOKENS :]:
-                if self._owners[page] != row.version_id or row.version_id in (NOBODY, SHARED):
-                    raise IntegrityError(
-                        f"{_name(row)} would write page {page} as owner {row.version_id:#018x}, "
-                        f"but it belongs to {self._owners[page]:#018x}"
-                    )
 
     def digest(self) -> bytes:
         """32 bytes over all events so far and the state after each."""
@@ -118,22 +139,19 @@ class VersionTable:
 
     def snapshot(self) -> bytes:
         """16 bytes for each page: version, then owner, as little-endian 64-bit integers."""
-        flat = array("Q", [0]) * (2 * self.num_pages)
-        flat[0::2] = array("Q", self._versions)
-        flat[1::2] = array("Q", self._owners)
-        if sys.byteorder == "big":
-            flat.byteswap()
-        return flat.tobytes()
+        return np.stack([self._versions.view(np.uint64), self._owners], 1).astype("<u8").tobytes()
 
     def _reload(self, event: PageEvent) -> None:
         if event.page != ALL_PAGES:
             raise IntegrityError(f"reload of page {event.page}: a reload is for all pages (-1)")
-        for page, owner in enumerate(self._owners):
-            if owner != NOBODY:
-                raise IntegrityError(
-                    f"reload while page {page} belongs to {owner:#018x}: drain before a reload"
-                )
-        self._versions = [version + 1 for version in self._versions]
+        owned = np.flatnonzero(self._owners != NOBODY)
+        if len(owned):
+            page = int(owned[0])
+            raise IntegrityError(
+                f"reload while page {page} belongs to {self.owner(page):#018x}: drain before a "
+                "reload"
+            )
+        self._versions += 1
         link = _LINK.pack(event.kind, event.page, 0, NOBODY) + self.snapshot()
         self._chain = blake3.blake3(self._chain + link).digest()
 
@@ -147,24 +165,16 @@ class VersionTable:
             )
         expected = NOBODY if kind == ALLOCATE else event.version_id
         unowned = (NOBODY, SHARED) if kind in (ALLOCATE, SHARE) else (NOBODY,)
-        if self._owners[page] != expected or event.version_id in unowned:
+        if self.owner(page) != expected or event.version_id in unowned:
             raise IntegrityError(
                 f"{EVENT_NAMES[kind]} of page {page} for {event.version_id:#018x}: "
-                f"it belongs to {self._owners[page]:#018x}"
+                f"it belongs to {self.owner(page):#018x}"
             )
         self._versions[page] += kind != SHARE
         after = {ALLOCATE: event.version_id, EVICT: NOBODY, SHARE: SHARED}
         self._owners[page] = after.get(kind, event.version_id)
-        link = _LINK.pack(kind, page, self._versions[page], self._owners[page])
+        link = _LINK.pack(kind, page, self.version(page), self.owner(page))
         self._chain = blake3.blake3(self._chain + link).digest()
-
-    def _refuse_stale(self, row: Row) -> None:
-        for page, held in zip(row.pages, row.versions, strict=True):
-            if self._versions[page] != held:
-                raise IntegrityError(
-                    f"{_name(row)} holds page {page} at version {held}, "
-                    f"but the page is at version {self._versions[page]}"
-                )
 
 
 def first_difference(mine: bytes, theirs: bytes) -> str | None:
@@ -180,7 +190,3 @@ def first_difference(mine: bytes, theirs: bytes) -> str | None:
                 f"at version {their_version} of {their_owner:#018x} there"
             )
     return None
-
-
-def _name(row: Row) -> str:
-    return f"row (admission {row.admission}, choice {row.choice})"

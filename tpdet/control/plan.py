@@ -2,13 +2,21 @@
 
 Rank 0 makes plans; the other ranks check their seal (engine/control.py) and execute. Rows stand in
 a total order (by admission number, then choice). A plan with no rows is a heartbeat.
+
+Rows travel as columns (`PlanRows`): with hundreds of them in every step, an object a row would take
+the host longer than a step takes the GPU.
 """
 
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import chain
+
 import msgspec
+import numpy as np
 
 from tpdet.errors import IntegrityError
 
-PLAN_VERSION = 6
+PLAN_VERSION = 7
 MAX_PLAN_BYTES = 64 << 20
 DIGEST_BYTES = 32  # of the version table
 
@@ -45,6 +53,165 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     versions: tuple[int, ...]
     logits: int
     samples: bool = False
+
+
+_NUMBERS = ("admission", "choice", "version_id", "start", "count", "held", "logits", "samples")
+"""The columns of `PlanRows.numbers`, each int64 [n] (version_id: uint64)."""
+_INT64, _INT32 = np.dtype("<i8"), np.dtype("<i4")
+
+
+class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """The rows of a plan by columns, as little-endian bytes; iterating makes `Row`s of them.
+
+    `numbers` int64 [8, n] has a row's `_NUMBERS`: `count` token ids, `held` pages. The others are
+    the rows' token ids (int64), pages (int32) and versions (int64), one row after another.
+    """
+
+    numbers: bytes
+    token_ids: bytes
+    pages: bytes
+    versions: bytes
+
+    @staticmethod
+    def of(rows: Sequence[Row]) -> "PlanRows":
+        """The columns of `rows`. Raises IntegrityError for a page without its version."""
+        for row in rows:
+            if len(row.pages) != len(row.versions):
+                raise IntegrityError(
+                    f"{row_name(row)} has {len(row.pages)} pages with {len(row.versions)} versions"
+                )
+        numbers = np.empty((len(_NUMBERS), len(rows)), _INT64)
+        numbers[2].view(np.uint64)[:] = [row.version_id for row in rows]
+        for place, column in (
+            (0, [row.admission for row in rows]),
+            (1, [row.choice for row in rows]),
+            (3, [row.start for row in rows]),
+            (4, [len(row.token_ids) for row in rows]),
+            (5, [len(row.pages) for row in rows]),
+            (6, [row.logits for row in rows]),
+            (7, [row.samples for row in rows]),
+        ):
+            numbers[place] = column
+        return PlanRows(
+            numbers.tobytes(),
+            np.array([*chain.from_iterable(row.token_ids for row in rows)], _INT64).tobytes(),
+            np.array([*chain.from_iterable(row.pages for row in rows)], _INT32).tobytes(),
+            np.array([*chain.from_iterable(row.versions for row in rows)], _INT64).tobytes(),
+        )
+
+    def __len__(self) -> int:
+        return len(self.numbers) // (len(_NUMBERS) * _INT64.itemsize)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return self._rows[index]
+
+    def check(self) -> None:
+        """Refuse (IntegrityError) columns of lengths that do not fit each other."""
+        whole, rest = divmod(len(self.numbers), len(_NUMBERS) * _INT64.itemsize)
+        if not rest:
+            tokens = int(self.count.sum()) if whole else 0
+            pages = int(self.held.sum()) if whole else 0
+            lengths = len(self.token_ids), len(self.pages), len(self.versions)
+            wanted = tokens * _INT64.itemsize, pages * _INT32.itemsize, pages * _INT64.itemsize
+            sound = not whole or min(self.count.min(), self.held.min(), self.logits.min()) >= 0
+            if lengths == wanted and sound and (self.logits <= self.count).all():
+                return
+        raise IntegrityError(f"step plan does not fit its schema: columns of {whole} rows")
+
+    @cached_property
+    def _columns(self) -> np.ndarray:
+        return np.frombuffer(self.numbers, _INT64).reshape(len(_NUMBERS), len(self))
+
+    @property
+    def choice(self) -> np.ndarray:
+        """Which of its request's answers it is of: int64 [n]."""
+        return self._columns[1]
+
+    @property
+    def version_id(self) -> np.ndarray:
+        """Who writes its pages: uint64 [n]."""
+        return self._columns[2].view(np.uint64)
+
+    @property
+    def start(self) -> np.ndarray:
+        """The first position: int64 [n]."""
+        return self._columns[3]
+
+    @property
+    def count(self) -> np.ndarray:
+        """How many tokens are computed: int64 [n]."""
+        return self._columns[4]
+
+    @property
+    def held(self) -> np.ndarray:
+        """How many pages it names: int64 [n]."""
+        return self._columns[5]
+
+    @property
+    def logits(self) -> np.ndarray:
+        """Of how many of its last tokens logits are wanted: int64 [n]."""
+        return self._columns[6]
+
+    @property
+    def samples(self) -> np.ndarray:
+        """Whether it samples a token: bool [n]."""
+        return self._columns[7] != 0
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """The token ids of all rows: int64."""
+        return np.frombuffer(self.token_ids, _INT64)
+
+    @cached_property
+    def page_ids(self) -> np.ndarray:
+        """The pages of all rows: int32."""
+        return np.frombuffer(self.pages, _INT32)
+
+    @cached_property
+    def page_versions(self) -> np.ndarray:
+        """The versions of `page_ids`: int64."""
+        return np.frombuffer(self.versions, _INT64)
+
+    @cached_property
+    def decodes(self) -> bool:
+        """Whether each row, of one or more, is one token whose logits are wanted."""
+        return len(self) > 0 and bool((self.count == 1).all() and (self.logits == 1).all())
+
+    @cached_property
+    def _rows(self) -> tuple[Row, ...]:
+        columns = self._columns.tolist()
+        columns[2] = self.version_id.tolist()
+        ids, pages = self.ids.tolist(), self.page_ids.tolist()
+        versions = self.page_versions.tolist()
+        rows, token, page = [], 0, 0
+        for numbers in zip(*columns, strict=True):
+            admission, choice, version_id, start, count, held, logits, samples = numbers
+            rows.append(
+                Row(
+                    admission,
+                    choice,
+                    version_id,
+                    start,
+                    tuple(ids[token : token + count]),
+                    tuple(pages[page : page + held]),
+                    tuple(versions[page : page + held]),
+                    logits,
+                    bool(samples),
+                )
+            )
+            token, page = token + count, page + held
+        return tuple(rows)
+
+
+NO_ROWS = PlanRows(b"", b"", b"", b"")
+
+
+def row_name(row: Row) -> str:
+    """A row in a message."""
+    return f"row (admission {row.admission}, choice {row.choice})"
 
 
 class RowSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -118,7 +285,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     version: int
     step: int
     events: tuple[PageEvent, ...]
-    rows: tuple[Row, ...]
+    rows: PlanRows
     table_digest: bytes
     stop: bool = False
     feeds: bool = False
@@ -152,4 +319,5 @@ def decode_plan(data: bytes) -> StepPlan:
         raise IntegrityError(f"step plan does not fit its schema: {error}") from error
     if plan.version != PLAN_VERSION:
         raise IntegrityError(f"step plan version {plan.version}; this rank runs {PLAN_VERSION}")
+    plan.rows.check()
     return plan

@@ -221,7 +221,7 @@ class Engine:
         with self._reporting_exit():
             while True:
                 plan = self.control.receive_plan()
-                self._start(plan, Follower(sum(row.samples for row in plan.rows)))
+                self._start(plan, Follower(int(plan.rows.samples.sum())))
                 if plan.reload:
                     with suppress(ReloadError):  # rank 0 raises the same, and answers for all
                         self.runner.reload(plan.reload, lambda: None)
@@ -241,7 +241,7 @@ class Engine:
         """Send a plan to every rank and start it here."""
         if plan is None:
             return
-        results = StepResults(plan, self.scheduler, self._tap)
+        results = StepResults(self.scheduler.latest(plan), self._tap)
         plan = msgspec.structs.replace(
             plan,
             feeds=self.run_ahead,
@@ -272,7 +272,7 @@ class Engine:
         """Wait for the oldest launched step and commit it."""
         plan, results, event = self._pending.pop(0)
         with self._reporting_exit():
-            self.runner.wait(plan, event)
+            self.runner.wait(plan, event, urgent=not self._pending)
         results.finish()
         if self.watch is not None:
             self.watch.end(plan)

@@ -26,7 +26,7 @@ class FaultPoints:
     def meet(self, plan: StepPlan, results: TakeLogits) -> tuple[StepPlan, TakeLogits]:
         """Cause the faults due at this plan; the plan and the results to go on with."""
         for fault in [fault for fault in self._waiting if fault.step <= plan.step]:
-            if fault.action == "nan-row" and not any(row.logits for row in plan.rows):
+            if fault.action == "nan-row" and not plan.rows.logits.any():
                 continue  # nothing to spoil yet
             self._waiting.remove(fault)
             if fault.action == "nan-row":

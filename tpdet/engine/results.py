@@ -12,7 +12,6 @@ from tpdet.control.plan import (
     LikeliestByColumns,
     Row,
     RowSampling,
-    StepPlan,
     StepSampling,
     WholeRows,
 )
@@ -27,17 +26,20 @@ from tpdet.sampling.sampler import (
     prompt_logprobs,
     sample_likeliest,
 )
-from tpdet.scheduler.scheduler import Scheduler
+from tpdet.scheduler.pending_steps import PendingStep
+from tpdet.scheduler.sequence import Sequence
 
 LogitsTap = Callable[[Row, int, torch.Tensor], None]
 """Sees a plan row, the position of the first of its logits, and the fp32 logits [n, V]."""
 
 
 class _Wanted(NamedTuple):
-    """A row with logits, the first of which stands at `first` of the step's."""
+    """Row `place` of the plan, with `logits` logits, the first of which is the step's `first`."""
 
+    place: int
     first: int
-    row: Row
+    logits: int
+    sequence: Sequence
     sampling: SamplingRow | None
     scoring: ScoringRow | None
 
@@ -45,26 +47,47 @@ class _Wanted(NamedTuple):
 class StepResults:
     """Takes the logits of one launched step, and has the step's results once it has run."""
 
-    def __init__(self, plan: StepPlan, scheduler: Scheduler, tap: LogitsTap | None) -> None:
-        self._tap = tap
-        self._wanted: list[_Wanted] = []
-        first = 0
-        for row, sampling, scoring in zip(plan.rows, *scheduler.wanted(plan), strict=True):
-            if row.logits:
-                self._wanted.append(_Wanted(first, row, sampling, scoring))
-                first += row.logits
-        self._pending: list[tuple[list[SamplingRow], PendingSample]] = []
+    def __init__(self, step: PendingStep, tap: LogitsTap | None) -> None:
+        self._step, self._tap = step, tap
+        self._pending: list[tuple[list[Sequence], PendingSample]] = []
         self.sampled: dict[RowKey, SampledToken] = {}
         self.scores: dict[RowKey, list[SampledToken]] = {}
         self.failures: dict[str, str] = {}
 
     @cached_property
+    def _wanted(self) -> list[_Wanted]:
+        """The rows with logits, in order; steps that sample one plain token a row need no list."""
+        found: list[_Wanted] = []
+        step, first = self._step, 0
+        rows = enumerate(zip(step.logits, step.sequences, *step.wanted(), strict=True))
+        for place, (logits, sequence, sampling, scoring) in rows:
+            if logits:
+                found.append(_Wanted(place, first, logits, sequence, sampling, scoring))
+                first += logits
+        return found
+
+    @cached_property
+    def _sequences(self) -> list[Sequence]:
+        """Those of the rows with logits, in order."""
+        step = self._step
+        return [each for each, logits in zip(step.sequences, step.logits, strict=True) if logits]
+
+    @cached_property
+    def _samples_one_each(self) -> bool:
+        """Whether every row with logits has one, samples a token, and nothing is forbidden."""
+        if self._tap is not None:
+            return False
+        step = self._step
+        rows = zip(step.sequences, step.ends, step.samples, step.logits, strict=True)
+        return all(
+            logits == 0 or (logits == 1 and samples and end >= sequence.free_from)
+            for sequence, end, samples, logits in rows
+        )
+
+    @cached_property
     def likeliest_only(self) -> bool:
         """Whether the step only samples the likeliest token of each row, and shows no logits."""
-        return self._tap is None and all(
-            wanted.sampling is not None and wanted.row.logits == 1 and wanted.sampling.likeliest
-            for wanted in self._wanted
-        )
+        return self._samples_one_each and all(sequence.likeliest for sequence in self._sequences)
 
     def sampling(self, sharing: RowSharing) -> StepSampling:
         """How the step samples: together if the ranks can, else rank 0 from whole rows."""
@@ -80,24 +103,9 @@ class StepResults:
 
     def _row_samplings(self) -> tuple[RowSampling, ...]:
         """What other ranks must know to sample with rank 0; empty: they cannot."""
-        if self._tap is not None:
+        if not self._samples_one_each or not all(each.plain for each in self._sequences):
             return ()
-        found: list[RowSampling] = []
-        for wanted in self._wanted:
-            if wanted.sampling is None or wanted.row.logits != 1 or not wanted.sampling.plain:
-                return ()
-            how = wanted.sampling.params
-            found.append(
-                RowSampling(
-                    wanted.sampling.seed,
-                    how.temperature,
-                    how.top_k,
-                    how.top_p,
-                    how.min_p,
-                    how.logprobs,
-                )
-            )
-        return tuple(found)
+        return tuple([sequence.row_sampling for sequence in self._sequences])
 
     def take(
         self, first: int, logits: torch.Tensor, together: SampleTogether | None
@@ -110,47 +118,49 @@ class StepResults:
         if together is None and not self.likeliest_only:
             return self._take_whole(first, logits)
         # One token a row, so that the step's logits and its tokens have the same numbers.
-        rows = [one.sampling for one in self._wanted if one.sampling is not None]
-        rows = rows[first : first + len(logits)]
+        sequences = self._sequences[first : first + len(logits)]
         if together is None:
-            return self._keep(rows, sample_likeliest(logits, Shard(0, logits.shape[1])))
-        return self._keep(rows, together(first, logits))
+            return self._keep(sequences, sample_likeliest(logits, Shard(0, logits.shape[1])))
+        return self._keep(sequences, together(first, logits))
 
     def _take_whole(self, first: int, logits: torch.Tensor) -> torch.Tensor:
         last = first + len(logits)
         rows: list[SamplingRow] = []
+        sequences: list[Sequence] = []
         indices: list[int] = []
-        for begin, row, sampling, scoring in self._wanted:
-            low, high = max(first, begin), min(last, begin + row.logits)
+        for wanted in self._wanted:
+            begin, end = wanted.first, wanted.first + wanted.logits
+            low, high = max(first, begin), min(last, end)
             if low >= high:
                 continue
-            if self._tap is not None or scoring is not None:
+            if self._tap is not None or wanted.scoring is not None:
                 mine = logits[low - first : high - first]
-                position = row.start + len(row.token_ids) - row.logits + (low - begin)
+                position = self._step.ends[wanted.place] - wanted.logits + (low - begin)
                 if self._tap is not None:
-                    self._tap(row, position, mine.cpu())
-                if scoring is not None:
-                    self._score(scoring, position, mine)
-            if sampling is not None and high == begin + row.logits:
-                rows.append(sampling)
+                    self._tap(self._step.plan.rows[wanted.place], position, mine.cpu())
+                if wanted.scoring is not None:
+                    self._score(wanted.scoring, position, mine)
+            if wanted.sampling is not None and high == end:
+                rows.append(wanted.sampling)
+                sequences.append(wanted.sequence)
                 indices.append(high - 1 - first)
         if not rows:
             return logits.new_empty(0, dtype=torch.int64)
         if indices != list(range(len(logits))):
             logits = logits[indices]
-        return self._keep(rows, begin_sampling(logits, rows))
+        return self._keep(sequences, begin_sampling(logits, rows))
 
     def finish(self) -> None:
         """Read what was sampled; the step has run."""
-        for rows, pending in self._pending:
-            for row, result in zip(rows, finish(pending), strict=True):
+        for sequences, pending in self._pending:
+            for sequence, result in zip(sequences, finish(pending), strict=True):
                 if isinstance(result, NumericalFailure):
-                    self.failures.setdefault(row.request_id, result.reason)
+                    self.failures.setdefault(sequence.request_id, result.reason)
                 else:
-                    self.sampled[row.key] = result
+                    self.sampled[sequence.key] = result
 
-    def _keep(self, rows: list[SamplingRow], pending: PendingSample) -> torch.Tensor:
-        self._pending.append((rows, pending))
+    def _keep(self, sequences: list[Sequence], pending: PendingSample) -> torch.Tensor:
+        self._pending.append((sequences, pending))
         return pending.tokens
 
     def _score(self, wanted: ScoringRow, position: int, logits: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable
 
-from tpdet.control.plan import Row, StepPlan
+from tpdet.control.plan import PlanRows, StepPlan
 from tpdet.kernels.order import PAGE_TOKENS
 
 Cell = tuple[int, int]
@@ -82,9 +82,9 @@ class SlowdownWatch:
             fingerprint,
         )
 
-    def _cell(self, rows: tuple[Row, ...]) -> Cell | None:
+    def _cell(self, rows: PlanRows) -> Cell | None:
         """The smallest calibrated cell that a step fits in; None if it fits in none."""
-        pages = -(-sum(row.start // PAGE_TOKENS + 1 for row in rows) // len(rows))
+        pages = -(-int((rows.start // PAGE_TOKENS + 1).sum()) // len(rows))
         fitting = (c for c in self._calibrated if c[0] >= len(rows) and c[1] >= pages)
         return min(fitting, default=None)
 
@@ -104,6 +104,6 @@ class SlowdownWatch:
             )
 
 
-def _decodes(rows: tuple[Row, ...]) -> bool:
+def _decodes(rows: PlanRows) -> bool:
     """Whether a step computes one token of each of its rows and samples the next."""
-    return bool(rows) and all(len(row.token_ids) == 1 and row.samples for row in rows)
+    return len(rows) > 0 and bool((rows.count == 1).all() and rows.samples.all())

@@ -120,7 +120,7 @@ class Runner:
                 f"{plan.table_digest.hex()[:16]}"
             )
         self.table.check_readers(plan.rows)
-        if not plan.rows:
+        if not len(plan.rows):
             compare_tables(self._world, self.table, plan.step)
             return None
         sampled = self._sample(plan, results)
@@ -149,10 +149,13 @@ class Runner:
         self._world.barrier()
         self._world.set_timeout(self._config.step_timeout)
 
-    def wait(self, plan: StepPlan, event: torch.cuda.Event | None) -> None:
-        """Wait for a launched plan, no longer than the world does. Raises PeerLostError."""
+    def wait(self, plan: StepPlan, event: torch.cuda.Event | None, urgent: bool) -> None:
+        """Wait for a launched plan, no longer than the world does. Raises PeerLostError.
+
+        urgent: no other plan was launched after it.
+        """
         if event is not None:
-            wait_for_step(plan.step, event, self._world)
+            wait_for_step(plan.step, event, self._world, urgent)
             self.model.exchange.carrier.check()
 
     def _sample(self, plan: StepPlan, results: TakeLogits) -> torch.Tensor:
@@ -175,7 +178,7 @@ class Runner:
         if self.graphs is not None and self.graphs.decode.takes(plan.rows):
             yield 0, self.graphs.decode.run(plan.rows)
             return
-        x_RH, wanted = self._run(plan), sum(row.logits for row in plan.rows)
+        x_RH, wanted = self._run(plan), int(plan.rows.logits.sum())
         for first in range(0, len(x_RH), HEAD_ROWS):
             logits_RV = self.model.local_logits(x_RH[first : first + HEAD_ROWS])
             if first < wanted:  # the pads' come last

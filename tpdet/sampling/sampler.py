@@ -147,10 +147,12 @@ def finish(pending: PendingSample) -> list[SampledToken | NumericalFailure]:
     ranks = list(pending.ranks)
     for row, rank in zip(counted, pending.answers[last:].tolist(), strict=True):
         ranks[row] = int(rank)
+    answers = pending.answers[: 3 * count].view(count, 3)
+    if not tops and bool(((answers[:, 0] != 0.0) & (answers[:, 1] >= 0.0)).all()):
+        found = zip(answers[:, 1].long().tolist(), answers[:, 2].tolist(), ranks, strict=True)
+        return [SampledToken(token, logprob, (), rank) for token, logprob, rank in found]
     results: list[SampledToken | NumericalFailure] = []
-    for row, (healthy, token, logprob) in enumerate(
-        pending.answers[: 3 * count].view(count, 3).tolist()
-    ):
+    for row, (healthy, token, logprob) in enumerate(answers.tolist()):
         if not healthy:
             results.append(NumericalFailure("NaN or infinity in the logits"))
         elif token < 0:

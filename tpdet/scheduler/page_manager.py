@@ -101,7 +101,7 @@ class PageManager:
             if not shared or index.give(page):
                 self._free(page, SHARED if shared else sequence.version_id, sequence.poisoned)
         self.prefixes.released(sequence)
-        sequence.pages = sequence.versions = ()
+        sequence.let_go()
 
     def forget_prefixes(self) -> None:
         """Evict every cached page without a reader."""
@@ -164,8 +164,7 @@ class PageManager:
                 )
 
     def _hold(self, sequence: Sequence, page: int) -> None:
-        sequence.pages += (page,)
-        sequence.versions += (self.table.version(page),)
+        sequence.hold(page, self.table.version(page))
 
     def _free(self, page: int, owner: int, poisoned: bool = False) -> None:
         if poisoned:

@@ -1,10 +1,9 @@
 """Steps that are planned and not committed, and the sequences that ended meanwhile."""
 
-from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from tpdet.control.plan import Row, StepPlan
+from tpdet.control.plan import StepPlan
 from tpdet.control.sampling_row import RowKey, SamplingRow, ScoringRow
 from tpdet.errors import IntegrityError
 from tpdet.scheduler.rows import sampling_row, scoring_row
@@ -16,21 +15,25 @@ Wanted = tuple[list[SamplingRow | None], list[ScoringRow | None]]
 
 @dataclass(frozen=True)
 class PendingStep:
-    """One planned step: `sequences[i]` is computed by row i; the tables are keyed by sequence."""
+    """One planned step: `sequences[i]` is computed by row i, which ends before position `ends[i]`.
+
+    `samples[i]` says whether it samples a token, `logits[i]` of how many positions it has logits.
+    """
 
     plan: StepPlan
     sequences: tuple[Sequence, ...]
-    sampling: dict[RowKey, SamplingRow]
+    ends: list[int]
+    samples: list[bool]
+    logits: list[int]
     scoring: dict[RowKey, ScoringRow]
-    sample_index: dict[RowKey, int] = field(default_factory=dict)
-    """The place of a sequence's token among the tokens that the step samples, in row order."""
 
-    keys: set[RowKey] = field(default_factory=set)
-
-    @property
-    def rows(self) -> Iterator[tuple[Row, Sequence]]:
-        """The plan's rows with their sequences."""
-        return zip(self.plan.rows, self.sequences, strict=True)
+    def wanted(self) -> Wanted:
+        """What to sample and what to score after each row, before anything is committed."""
+        sampling = [
+            sampling_row(sequence, end) if samples else None
+            for sequence, end, samples in zip(self.sequences, self.ends, self.samples, strict=True)
+        ]
+        return sampling, [self.scoring.get(sequence.key) for sequence in self.sequences]
 
 
 class PendingSteps:
@@ -48,46 +51,38 @@ class PendingSteps:
     def __len__(self) -> int:
         return len(self._steps)
 
-    @property
-    def sample_index(self) -> Mapping[RowKey, int]:
-        """`PendingStep.sample_index` of the latest step; empty without one."""
-        return self._steps[-1].sample_index if self._steps else {}
-
     def begin(self, plan: StepPlan, sequences: Rows[Sequence]) -> None:
         """Add a plan whose row i computes `sequences[i]`, and count those positions as computed.
 
         PENDING stands for the token that a row samples, until the commit.
         """
-        step = PendingStep(plan, tuple(sequences), {}, {})
-        sampled, sampling = step.sample_index, step.sampling
-        for row, sequence in step.rows:
-            key, end = sequence.key, row.start + len(row.token_ids)
+        rows = plan.rows
+        ends, samples = (rows.start + rows.count).tolist(), rows.samples.tolist()
+        step = PendingStep(plan, tuple(sequences), ends, samples, rows.logits.tolist(), {})
+        sampled = 0
+        for sequence, end, samples_one in zip(sequences, ends, samples, strict=True):
             if sequence.scores_prompt:
-                scoring = scoring_row(sequence, row.start, end)
+                scoring = scoring_row(sequence, sequence.computed, end)
                 if scoring is not None:
-                    step.scoring[key] = scoring
+                    step.scoring[sequence.key] = scoring
             sequence.computed = end
-            if row.samples:
-                sampling[key] = sampling_row(sequence, end)
-                sampled[key] = len(sampled)
+            sequence.pending_rows += 1
+            if samples_one:
+                sequence.sample_index = sampled
+                sampled += 1
                 sequence.tokens.append(PENDING)
-        step.keys.update(sequence.key for sequence in sequences)
         self._steps.append(step)
 
     def has(self, sequence: Sequence) -> bool:
         """Whether a pending step computes a row of `sequence`."""
-        return any(sequence.key in step.keys for step in self._steps)
+        return sequence.pending_rows > 0
 
-    def wanted(self, plan: StepPlan) -> Wanted:
-        """What to sample and what to score after each row of the latest plan.
-
-        Raises IntegrityError for any other plan.
-        """
+    def latest(self, plan: StepPlan) -> PendingStep:
+        """The step of the latest plan. Raises IntegrityError for any other plan."""
         step = self._steps[-1] if self._steps else None
         if step is None or step.plan is not plan:
             raise IntegrityError(f"step {plan.step} is not the one that was planned last")
-        keys = [sequence.key for sequence in step.sequences]
-        return list(map(step.sampling.get, keys)), list(map(step.scoring.get, keys))
+        return step
 
     def oldest(self, number: int) -> PendingStep:
         """The step that is committed next. Raises IntegrityError unless it is step `number`."""
@@ -98,7 +93,10 @@ class PendingSteps:
 
     def commit_oldest(self) -> list[Sequence]:
         """Drop the oldest step; returns the finished sequences whose pages can be released."""
-        del self._steps[0]
+        for sequence in self._steps.pop(0).sequences:
+            sequence.pending_rows -= 1
+        if not self.finished:
+            return []
         free = [sequence for sequence in self.finished if not self.has(sequence)]
         self.finished = [sequence for sequence in self.finished if self.has(sequence)]
         return free

@@ -55,8 +55,8 @@ class Policy:
     @property
     def may_run_ahead(self) -> bool:
         """Whether a step may be planned before the results of the last one are known."""
-        missing = sum(sequence.missing_pages for sequence in self.running)
-        absent = sum(sequence.awaits_results for sequence in self.running)
+        missing = sum(sequence.missing_pages for sequence in self.running.lacking_pages())
+        absent = sum(s.awaits_results for s in self.running if s.reads_results)
         others = len(self.running) - absent
         return missing <= self.page_manager.free_count and absent * self.others_per_absent <= others
 
@@ -107,10 +107,12 @@ class Policy:
         Pages run out one at a time, so afterwards the pages of the last victim, less one, are free.
         That is too few for it to run again in this step, unless it held copies of cached pages.
         """
+        if not self.running.lacking_pages():  # the usual case
+            return
         done = 0
         while done < len(self.running):
             sequence = self.running[done]
-            if not sequence.missing_pages:  # the usual case
+            if not sequence.missing_pages:
                 done += 1
                 continue
             if self.page_manager.fits(sequence):
@@ -128,7 +130,7 @@ class Policy:
         budget = self.max_num_batched_tokens
         for sequence in self.running:
             remaining = sequence.remaining
-            if sequence.awaits_results:
+            if sequence.reads_results and sequence.awaits_results:
                 budget -= 1
             elif remaining > 1:
                 prompts.append((sequence.key, remaining))

@@ -1,9 +1,10 @@
 """A queue of sequences in the total order: by admission number, then by choice."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from operator import attrgetter
 
+from tpdet.control.sampling_row import RowKey
 from tpdet.errors import IntegrityError
 from tpdet.scheduler.sequence import Sequence
 
@@ -24,6 +25,14 @@ class SequenceQueue:
 
     def __getitem__(self, index: int) -> Sequence:
         return self._sequences[index]
+
+    def having(self, keys: Container[RowKey]) -> list[Sequence]:
+        """The sequences whose key is among `keys`, in the total order."""
+        return [sequence for sequence in self._sequences if sequence.key in keys]
+
+    def lacking_pages(self) -> list[Sequence]:
+        """The sequences whose pages do not hold all their tokens, in the total order."""
+        return [sequence for sequence in self._sequences if len(sequence.tokens) > sequence.room]
 
     def put(self, sequence: Sequence) -> None:
         """Insert `sequence` by its key; one with the smallest key becomes the head."""

@@ -1,6 +1,6 @@
 """All live requests by id, from admission until the last choice ends."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tpdet.errors import OverloadedError, RequestError
 from tpdet.grammar.constraint import Constraint
@@ -57,9 +57,11 @@ class RequestTable:
         self._unstarted[name] = None
         return sequences
 
-    def started(self, sequence: Sequence) -> None:
-        """Note that a sequence got pages: its request never counts as waiting again."""
-        self._unstarted.pop(sequence.request.request_id, None)
+    def started(self, sequences: Iterable[Sequence]) -> None:
+        """Note that sequences got pages: their requests never count as waiting again."""
+        if self._unstarted:
+            for sequence in sequences:
+                self._unstarted.pop(sequence.request_id, None)
 
     def live(self, request_id: str, choice: int | None = None) -> list[Sequence]:
         """The unfinished choices of a request, or just `choice`; empty for an unknown id."""

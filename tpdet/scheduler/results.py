@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from tpdet.control.plan import Row
 from tpdet.control.sampling_row import RowKey, SampledToken
 from tpdet.errors import IntegrityError, RequestError
 from tpdet.request import PromptOutput, RequestFailed, TokenOutput
@@ -20,57 +19,65 @@ def check_results(
 
     Results of a sequence that finished meanwhile may be given or not; they are not read.
     """
-    for key in (sampled.keys() | scores.keys()) - step.keys:
-        raise IntegrityError(f"a result for {key}, which is not in the pending step")
-    for row, sequence in step.rows:
-        if row.samples != (sequence.key in sampled) and not sequence.finished:
-            end = row.start + len(row.token_ids)
-            wanted = "wants a token" if row.samples else "wants no token"
-            raise IntegrityError(f"{sequence.key} at position {end} {wanted}")
+    keys = [sequence.key for sequence in step.sequences]
+    whole = len(sampled) == len(keys) and all(step.samples) and all(key in sampled for key in keys)
+    if scores or not whole:
+        _check_tokens(step, sampled, scores)
     if step.scoring or scores:
         _check_scores(step, scores)
 
 
+def _check_tokens(
+    step: PendingStep, sampled: Mapping[RowKey, SampledToken], scores: Scores
+) -> None:
+    for key in (sampled.keys() | scores.keys()) - {sequence.key for sequence in step.sequences}:
+        raise IntegrityError(f"a result for {key}, which is not in the pending step")
+    for sequence, end, samples in zip(step.sequences, step.ends, step.samples, strict=True):
+        if samples != (sequence.key in sampled) and not sequence.finished:
+            wanted = "wants a token" if samples else "wants no token"
+            raise IntegrityError(f"{sequence.key} at position {end} {wanted}")
+
+
 def _check_scores(step: PendingStep, scores: Scores) -> None:
-    for row, sequence in step.rows:
+    rows = zip(step.sequences, step.plan.rows.start.tolist(), step.ends, strict=True)
+    for sequence, start, end in rows:
         if sequence.finished:
             continue
-        end = row.start + len(row.token_ids)
         scoring = step.scoring.get(sequence.key)
         targets = () if scoring is None else scoring.target_ids
         found = tuple(score.token_id for score in scores.get(sequence.key, ()))
         if found != targets:
             raise IntegrityError(
-                f"{sequence.key} wants {len(targets)} prompt scores for positions {row.start} to "
+                f"{sequence.key} wants {len(targets)} prompt scores for positions {start} to "
                 f"{end - 1}; got {len(found)}, or of other tokens"
             )
 
 
 def take_results(
     sequence: Sequence,
-    row: Row,
-    sampled: Mapping[RowKey, SampledToken],
+    end: int,
+    token: SampledToken | None,
     scores: Scores,
     approximate: bool = False,
 ) -> list[Output]:
-    """Change `sequence` by the results of its row; returns the outputs for its reader.
+    """Change `sequence` by the results of its row before position `end`; the reader's outputs.
 
-    approximate: whether the step was computed by stock arithmetic.
+    token: what the row samples, if it does. approximate: whether the step was computed by stock
+    arithmetic.
 
     The last output is a RequestFailed when the token would end the sequence before `min_tokens`
     (which the sampler must not choose), and when the schema reaches a limit.
     """
-    end = row.start + len(row.token_ids)
     if scores:
         sequence.prompt_scores.extend(scores.get(sequence.key, ()))
-    if not row.samples and (sequence.request.max_tokens or end < len(sequence.tokens)):
+    if token is None and (sequence.generates or end < len(sequence.tokens)):
         return []
     outputs: list[Output] = []
     # Nothing generated before means that the prompt was completed just now, for the first time.
     if sequence.scores_prompt and end == sequence.prompt_length:
         outputs.append(sequence.prompt_output())
-    if row.samples:
-        outputs.append(_take_token(sequence, end, sampled[sequence.key], approximate))
+    if token is not None:
+        outputs.append(take_token(sequence, end, token, approximate))
     else:
         outputs.append(_end_of_prompt(sequence, approximate))
     return outputs
@@ -79,7 +86,7 @@ def take_results(
 def _end_of_prompt(sequence: Sequence, approximate: bool) -> TokenOutput:
     """The only output of a choice that generates no token."""
     return TokenOutput(
-        sequence.request.request_id,
+        sequence.request_id,
         sequence.choice,
         -1,
         0.0,
@@ -89,12 +96,12 @@ def _end_of_prompt(sequence: Sequence, approximate: bool) -> TokenOutput:
     )
 
 
-def _take_token(
+def take_token(
     sequence: Sequence, end: int, token: SampledToken, approximate: bool
 ) -> TokenOutput | RequestFailed:
     """Put `token` at position `end`, and decide whether it ends the sequence."""
-    request_id = sequence.request.request_id
-    if token.token_id in sequence.forbidden_ids(end):
+    request_id = sequence.request_id
+    if end < sequence.free_from and token.token_id in sequence.ends:
         why = (
             f"token {token.token_id} was sampled after {end - sequence.prompt_length} tokens "
             f"although min_tokens is {sequence.request.params.min_tokens}"
@@ -102,6 +109,21 @@ def _take_token(
         return RequestFailed(request_id, IntegrityError.code, why)
     sequence.tokens[end] = token.token_id
     reason = sequence.finish_reason(end)
+    if reason is None and sequence.constraint is None and end != sequence.prompt_length:
+        # By far the most tokens: the fields that follow have their defaults.
+        return TokenOutput(
+            request_id,
+            sequence.choice,
+            token.token_id,
+            token.logprob,
+            token.top,
+            None,
+            None,
+            0,
+            False,
+            approximate,
+            token.rank,
+        )
     stop = token.token_id if reason == "stop" else None
     dead_end = False
     if reason is None and sequence.constraint is not None:

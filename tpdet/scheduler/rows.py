@@ -1,35 +1,50 @@
-"""The rows of a plan, made from a sequence: what is computed, sampled and scored."""
+"""The rows of a plan, made from sequences: what is computed, sampled and scored."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence as Rows
 
-from tpdet.control.plan import Row
-from tpdet.control.sampling_row import RowKey, SamplingRow, ScoringRow
-from tpdet.scheduler.sequence import PENDING, Sequence, pages_for
+import numpy as np
+
+from tpdet.control.plan import PlanRows
+from tpdet.control.sampling_row import SamplingRow, ScoringRow
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.scheduler.sequence import PAGE_BYTES, PENDING, VERSION_BYTES, Sequence
 
 
-def plan_row(sequence: Sequence, count: int, sample_index: Mapping[RowKey, int]) -> Row:
-    """The row that computes the next `count` tokens of `sequence`.
+def plan_rows(sequences: Rows[Sequence], counts: Rows[int]) -> PlanRows:
+    """The rows that compute the next `counts[i]` tokens of `sequences[i]`, i ascending.
 
-    sample_index: the place of each sequence's token among those that the step before samples. The
-    row names a pending token by it: -1 for the first one, -2 for the second.
+    A pending token is named by its place among those that the step before samples
+    (`Sequence.sample_index`): -1 for the first one, -2 for the second.
     """
-    start, end = sequence.computed, sequence.computed + count
-    held = pages_for(end)
-    token_ids = tuple(sequence.tokens[start:end])
-    if token_ids[-1] == PENDING:
-        token_ids = (*token_ids[:-1], -1 - sample_index[sequence.key])
-    samples = _samples_at(sequence, end)
-    wants_scores = sequence.scores_prompt
-    return Row(
-        sequence.key[0],
-        sequence.choice,
-        sequence.version_id,
-        start,
-        token_ids,
-        sequence.pages[:held],
-        sequence.versions[:held],
-        end - _first_logits(sequence, start, end) if wants_scores else int(samples),
-        samples,
+    numbers = np.empty((8, len(sequences)), np.int64)
+    identities = b"".join([sequence.identity for sequence in sequences])
+    numbers[:3] = np.frombuffer(identities, np.int64).reshape(-1, 3).T
+    start, count, held, logits, samples = numbers[3:]
+    start[:] = [s.computed for s in sequences]
+    count[:] = counts
+    held[:] = -(-(start + count) // PAGE_TOKENS)
+    samples[:] = start + count == [len(s.tokens) if s.generates else -1 for s in sequences]
+    logits[:] = samples
+    ids: list[int] = []
+    for place, (sequence, wanted) in enumerate(zip(sequences, counts, strict=True)):
+        tokens, begin = sequence.tokens, sequence.computed
+        if wanted == 1:
+            ids.append(tokens[begin])
+        else:
+            ids += tokens[begin : begin + wanted]
+        if ids[-1] == PENDING:
+            ids[-1] = -1 - sequence.sample_index
+        if sequence.scores_prompt:
+            end = begin + wanted
+            logits[place] = end - _first_logits(sequence, begin, end)
+    pages = held.tolist()
+    return PlanRows(
+        numbers.tobytes(),
+        np.array(ids, np.int64).tobytes(),
+        b"".join([s.page_bytes[: PAGE_BYTES * n] for s, n in zip(sequences, pages, strict=True)]),
+        b"".join(
+            [s.version_bytes[: VERSION_BYTES * n] for s, n in zip(sequences, pages, strict=True)]
+        ),
     )
 
 
@@ -63,18 +78,14 @@ def scoring_row(sequence: Sequence, start: int, end: int) -> ScoringRow | None:
     return ScoringRow(sequence.key, sequence.request.request_id, first, targets, top)
 
 
-def _samples_at(sequence: Sequence, end: int) -> bool:
-    """Whether a row that ends before position `end` samples a token."""
-    return end == len(sequence.tokens) and sequence.request.max_tokens > 0
-
-
 def _first_logits(sequence: Sequence, start: int, end: int) -> int:
     """The first position of the row [start, end) whose logits are wanted; `end` if none is.
 
     Prompt scores come from a prefix of the prompt and a sample from the last position, so the
     wanted logits are always a suffix of the row.
     """
-    first = end - 1 if _samples_at(sequence, end) else end
+    samples = sequence.generates and end == len(sequence.tokens)
+    first = end - 1 if samples else end
     if sequence.scores_prompt and len(sequence.prompt_scores) < sequence.prompt_length - 1:
         first = min(first, max(start, len(sequence.prompt_scores)))
     return first

@@ -15,17 +15,17 @@ No sequence overtakes the head of the waiting queue. A request that could not fi
 
 from collections.abc import Callable, Iterable, Mapping
 
-from tpdet.control.plan import PLAN_VERSION, Row, StepPlan
+from tpdet.control.plan import NO_ROWS, PLAN_VERSION, PlanRows, StepPlan
 from tpdet.control.sampling_row import RowKey, SampledToken
 from tpdet.errors import IntegrityError, NumericalError
 from tpdet.grammar.constraint import Constraint
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.request import Request, RequestFailed, TokenOutput
-from tpdet.scheduler.pending_steps import PendingSteps, Wanted
+from tpdet.scheduler.pending_steps import PendingStep, PendingSteps, Wanted
 from tpdet.scheduler.policy import Policy
 from tpdet.scheduler.request_table import RequestTable
-from tpdet.scheduler.results import Output, check_results, take_results
-from tpdet.scheduler.rows import plan_row
+from tpdet.scheduler.results import Output, check_results, take_results, take_token
+from tpdet.scheduler.rows import plan_rows
 from tpdet.scheduler.sequence import Sequence
 from tpdet.scheduler.statistics import SchedulerStatistics, Totals, take_statistics
 
@@ -125,16 +125,15 @@ class Scheduler:
 
     def _begin(self, counts: dict[RowKey, int]) -> StepPlan | None:
         """Plan the next `counts` tokens of each sequence, and make that step pending."""
-        chosen = [s for s in self.policy.running if s.key in counts]
-        if not chosen:
+        if not counts:
             return None
-        for sequence in chosen:
-            self._requests.started(sequence)
-        sample_index = self._pending.sample_index
-        plan = self._plan(tuple(plan_row(s, counts[s.key], sample_index) for s in chosen))
+        running = self.policy.running
+        chosen = list(running) if len(counts) == len(running) else running.having(counts)
+        self._requests.started(chosen)
+        plan = self._plan(plan_rows(chosen, [counts[sequence.key] for sequence in chosen]))
         self._pending.begin(plan, chosen)
         self._totals.batches += 1
-        self._totals.batched_rows += len(plan.rows)
+        self._totals.batched_rows += len(chosen)
         return plan
 
     def heartbeat(self, stop: bool = False) -> StepPlan:
@@ -143,11 +142,15 @@ class Scheduler:
         Raises IntegrityError while a step is pending.
         """
         self._pending.refuse_any()
-        return self._plan((), stop)
+        return self._plan(NO_ROWS, stop)
 
     def wanted(self, plan: StepPlan) -> Wanted:
         """For each row of the latest plan: what to sample after it, then what to score in it."""
-        return self._pending.wanted(plan)
+        return self._pending.latest(plan).wanted()
+
+    def latest(self, plan: StepPlan) -> PendingStep:
+        """The step of the latest plan, with the sequence of each of its rows."""
+        return self._pending.latest(plan)
 
     def commit(
         self,
@@ -170,18 +173,24 @@ class Scheduler:
         for sequence in self._pending.commit_oldest():
             self.policy.page_manager.release(sequence)
         outputs: list[Output] = []
-        for row, sequence in pending.rows:
-            self._totals.computed_tokens += len(row.token_ids)
-            if not sequence.finished:
-                results = take_results(sequence, row, sampled, scores, approximate)
-                end = row.start + len(row.token_ids)
-                # Finite logits prove every position before them sound; without any, no proof.
-                offers = row.logits and end // PAGE_TOKENS > sequence.offered
-                if offers and not any(isinstance(it, RequestFailed) for it in results):
-                    self.policy.page_manager.share(sequence, end)
-                for output in results:
-                    self._follow(sequence, output)
-                outputs += results
+        self._totals.computed_tokens += int(pending.plan.rows.count.sum())
+        rows = zip(pending.sequences, pending.ends, pending.logits, strict=True)
+        for sequence, end, logits in rows:
+            if sequence.finished:
+                continue
+            token = sampled.get(sequence.key)
+            if token is not None and not sequence.scores_prompt:
+                output: Output = take_token(sequence, end, token, approximate)
+                results = [output]
+            else:
+                results = take_results(sequence, end, token, scores, approximate)
+            # Finite logits prove every position before them sound; without any, no proof.
+            offers = logits and end // PAGE_TOKENS > sequence.offered
+            if offers and not any(isinstance(it, RequestFailed) for it in results):
+                self.policy.page_manager.share(sequence, end)
+            for output in results:
+                self._follow(sequence, output)
+            outputs += results
         return outputs
 
     def forget_prefixes(self) -> None:
@@ -217,7 +226,7 @@ class Scheduler:
                 f"{len(live)} sequences are alive, but {len(queued)} wait or run, or others do"
             )
 
-    def _plan(self, rows: tuple[Row, ...], stop: bool = False) -> StepPlan:
+    def _plan(self, rows: PlanRows, stop: bool = False) -> StepPlan:
         step, self._next_step = self._next_step, self._next_step + 1
         pages = self.policy.page_manager
         events, digest = pages.take_events(), pages.table.digest()
@@ -252,4 +261,4 @@ class Scheduler:
             self._pending.finished.append(sequence)
         else:
             self.policy.page_manager.release(sequence)
-        self._requests.drop_if_finished(sequence.request.request_id)
+        self._requests.drop_if_finished(sequence.request_id)

@@ -1,11 +1,13 @@
 """A sequence: one choice of one request, with its tokens so far and the pages that it holds."""
 
+import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tpdet.cache.prefix import CachedPage, PrefixChain
 from tpdet.cache.versions import version_id
+from tpdet.control.plan import RowSampling
 from tpdet.control.sampling_row import RowKey, SampledToken
 from tpdet.errors import RequestError
 from tpdet.grammar.compile import FIELD
@@ -14,6 +16,9 @@ from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.request import PromptOutput, Request
 
 PENDING = -1  # stands for a token that a pending step samples
+PAGE_BYTES, VERSION_BYTES = 4, 8  # of a page's number and of its version in a plan
+_IDENTITY = struct.Struct("<qqQ")  # admission, choice, version id: the first columns of a plan
+_PAGE, _VERSION = struct.Struct("<i"), struct.Struct("<q")
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +39,9 @@ class Sequence:
     computed: int = 0
     pages: tuple[int, ...] = ()
     versions: tuple[int, ...] = ()
+    page_bytes: bytes = b""  # `pages` as they stand in a plan
+    version_bytes: bytes = b""  # `versions` likewise
+    room: int = 0  # positions that `pages` hold
     finished: bool = False
     poisoned: bool = False  # its pages may hold NaN
     tokens_when_admitted: int = 0
@@ -43,26 +51,52 @@ class Sequence:
     offered: int = 0  # pages that were read from the prefix cache or offered to it
     cached_tokens: int | None = None  # how many were read from it when it first got pages
     constraint: Constraint | None = None  # what its schema allows
+    sample_index: int = 0  # its token's place among those that the latest step samples
+    pending_rows: int = 0  # steps that are not committed and compute a row of it
+    request_id: str = field(init=False)
+    identity: bytes = field(init=False)  # admission, choice, version id, as in a plan
     choice: int = field(init=False)  # which of the request's `n` answers this is
     prompt_length: int = field(init=False)  # of the original prompt; no preemption changes it
+    generates: bool = field(init=False)  # whether any token is sampled
     full_length: int = field(init=False)  # tokens once the last one is sampled
     scores_prompt: bool = field(init=False)  # the first choice does, if the request asks for it
     reads_results: bool = field(init=False)  # one of its rows may depend on another's results
     penalises: bool = field(init=False)  # a penalty counts the tokens so far
     seed: int = field(init=False)
     least_length: int = field(init=False)  # no token before this position may end it
+    ends: frozenset[int] = field(init=False)  # ids that end it
+    free_from: int = field(init=False)  # from this position on no id is forbidden
+    likeliest: bool = field(init=False)  # its tokens are the likeliest, without others beside them
+    plain: bool = field(init=False)  # how it samples is `row_sampling`, and no list of ids
+    row_sampling: RowSampling = field(init=False)
 
     def __post_init__(self) -> None:
         # Every row of every step reads these: as properties they would double the host's work.
         params = self.request.params
         self.choice = self.key[1]
         self.prompt_length = len(self.request.prompt_token_ids)
+        self.generates = self.request.max_tokens > 0
         self.full_length = self.prompt_length + (self.request.max_tokens or sys.maxsize)
         self.scores_prompt = self.choice == 0 and params.prompt_logprobs is not None
         self.reads_results = self.scores_prompt or params.reads_tokens
         self.penalises = params.penalises
         self.seed = resolved_seed(self.request)
         self.least_length = self.prompt_length + params.min_tokens
+        self.request_id = self.request.request_id
+        self.identity = _IDENTITY.pack(*self.key, self.version_id)
+        self.ends = frozenset(self.ending_ids())
+        self.free_from = self.least_length if self.ends else 0
+        listed = bool(params.logit_bias) or params.reads_tokens
+        self.likeliest = params.temperature == 0.0 and not listed and not params.logprobs
+        self.plain = not listed and self.constraint is None
+        self.row_sampling = RowSampling(
+            self.seed,
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+            params.logprobs,
+        )
 
     @classmethod
     def of(
@@ -109,6 +143,20 @@ class Sequence:
         """Whether it may read cached pages: prompt scores need every position computed."""
         return self.request.params.prompt_logprobs is None
 
+    def hold(self, page: int, version: int) -> None:
+        """Take one more page, under its version."""
+        self.pages += (page,)
+        self.versions += (version,)
+        self.page_bytes += _PAGE.pack(page)
+        self.version_bytes += _VERSION.pack(version)
+        self.room += PAGE_TOKENS
+
+    def let_go(self) -> None:
+        """Forget the pages, which were taken back."""
+        self.pages = self.versions = ()
+        self.page_bytes = self.version_bytes = b""
+        self.room = 0
+
     def ending_ids(self) -> tuple[int, ...]:
         """Ids that end the sequence, ascending."""
         request = self.request
@@ -141,10 +189,7 @@ class Sequence:
 
     def finish_reason(self, position: int) -> str | None:
         """Why the generated token at `position` ends the sequence: "stop", "length", or None."""
-        request, token = self.request, self.tokens[position]
-        if token in request.params.stop_token_ids:
-            return "stop"
-        if token in request.eos_token_ids and not request.params.ignore_eos:
+        if self.tokens[position] in self.ends:
             return "stop"
         return "length" if position + 1 >= self.full_length else None
 

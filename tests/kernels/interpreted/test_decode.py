@@ -8,7 +8,7 @@ from tests.kernels.interpreted.paged_inputs import PAGES, pages_of, sequence_of
 from tests.kernels.interpreted.product_inputs import draw
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.pairwise import pairwise
-from tpdet.control.plan import Row
+from tpdet.control.plan import PlanRows, Row
 from tpdet.kernels.cpu.pointwise import rotate_and_store as cpu_rotation
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention import decode_launch as attention_decode_launch
@@ -123,7 +123,8 @@ def test_a_packed_step_gives_the_bits_of_its_rows():
     q, k, v = sequence_of(530, torch.float16, query_heads=2, key_heads=1)
     pages = pages_of(k, v, 530)
     spans = ((529, 1), (40, 1), (250, 20))  # (start, count): all of one sequence's keys
-    rows = [Row(0, 0, 0, start, (5,) * count, PAGES, (1, 1, 1), 1) for start, count in spans]
+    made = [Row(0, 0, 0, start, (5,) * count, PAGES, (1, 1, 1), 1) for start, count in spans]
+    rows = PlanRows.of(made)
     shape = StepShape((BatchShape(12, 3, 4, 8, 3), BatchShape(20, 3, 4, 0, 3)))
     buffer = torch.zeros(shape.words, dtype=torch.int32)
     pack_step(rows, shape, StepSpans.of(rows, 3, 5).within(shape), buffer, 5)

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from tpdet.cache.kv import KeyValuePages
-from tpdet.control.plan import Row
+from tpdet.control.plan import NO_ROWS, PlanRows
 from tpdet.kernels import ops
 from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.graph_room import Graph, GraphRoom
@@ -44,7 +44,7 @@ class CapturedSteps(ABC):
                 packed = torch.zeros(shape.words, dtype=torch.int32, device=sampled.device)
                 self._step(first, shape, packed)
                 continue
-            self._fill(room, shape, (), self._spans((), shape).within(shape) or [])
+            self._fill(room, shape, NO_ROWS, self._spans(NO_ROWS, shape).within(shape) or [])
             steps = (partial(self._step, each, shape, room.packed) for each in (model, first))
             self._buckets.append((shape, room.capture(*steps)))
         self._buckets.reverse()
@@ -54,7 +54,7 @@ class CapturedSteps(ABC):
         """What a graph keeps of the normed rows [M, H]: [M, ...]."""
 
     def _replay(
-        self, shape: StepShape, graph: Graph, rows: Sequence[Row], parts: list[StepSpans]
+        self, shape: StepShape, graph: Graph, rows: PlanRows, parts: list[StepSpans]
     ) -> torch.Tensor:
         """Run a step; what all graphs keep, of which the step's rows come first."""
         assert self._room is not None and self._kept is not None
@@ -62,11 +62,11 @@ class CapturedSteps(ABC):
         graph.replay()
         return self._kept
 
-    def _spans(self, rows: Sequence[Row], shape: StepShape) -> StepSpans:
+    def _spans(self, rows: PlanRows, shape: StepShape) -> StepSpans:
         return StepSpans.of(rows, shape.batches[0].width, self._scratch)
 
     def _fill(
-        self, room: GraphRoom, shape: StepShape, rows: Sequence[Row], parts: list[StepSpans]
+        self, room: GraphRoom, shape: StepShape, rows: PlanRows, parts: list[StepSpans]
     ) -> None:
         room.fill(shape.words, lambda host: pack_step(rows, shape, parts, host, self._scratch))
 

@@ -4,11 +4,11 @@ A decode step (one token a row, logits of each) is replayed from a graph capture
 bucket of rows and of attention splits, up to which it is padded (`packed_step`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
-from tpdet.control.plan import Row
+from tpdet.control.plan import PlanRows
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
@@ -30,15 +30,13 @@ def decode_shapes(max_rows: int, width: int, fixed_rows: int = 0) -> list[StepSh
 class DecodeGraphs(CapturedSteps):
     """Graphs of decode steps, to this rank's logits."""
 
-    def takes(self, rows: Sequence[Row]) -> bool:
+    def takes(self, rows: PlanRows) -> bool:
         """Whether a step's rows are all decode rows and not too many."""
-        return len(rows) <= self._buckets[-1][0].rows and all(
-            len(row.token_ids) == 1 and row.logits == 1 for row in rows
-        )
+        return rows.decodes and len(rows) <= self._buckets[-1][0].rows
 
-    def run(self, rows: Sequence[Row]) -> torch.Tensor:
+    def run(self, rows: PlanRows) -> torch.Tensor:
         """Replay a step: this rank's logits fp32 [len(rows), V'], valid until the next call."""
-        needed = sum(row.start // PAGE_TOKENS + 1 for row in rows)
+        needed = int((rows.start // PAGE_TOKENS + 1).sum())
         shape, graph = next(
             (shape, graph)
             for shape, graph in self._buckets

@@ -1,7 +1,6 @@
 """The CUDA graphs of an engine: of its decode steps, and of its steps with prompt rows."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +8,7 @@ import torch
 from tpdet.cache.kv import KeyValuePages
 from tpdet.comm.device import ranks_per_gpu
 from tpdet.config import EngineConfig
-from tpdet.control.plan import Row
+from tpdet.control.plan import PlanRows
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.decode_graphs import DecodeGraphs, decode_shapes
@@ -27,12 +26,12 @@ class Graphs:
     steps: StepGraphs | None
     fixed_batch: bool
 
-    def hidden(self, rows: Sequence[Row]) -> torch.Tensor | None:
+    def hidden(self, rows: PlanRows) -> torch.Tensor | None:
         """A replayed step's normed rows whose logits are wanted [R, H]; None if no graph fits.
 
         In a fixed batch, not of one token a row: such a step has rows added to it.
         """
-        padded = self.fixed_batch and all(len(row.token_ids) == 1 for row in rows)
+        padded = self.fixed_batch and bool((rows.count == 1).all())
         return None if self.steps is None or padded else self.steps.run(rows)
 
 

@@ -10,13 +10,12 @@ sequence, which has no rows. A row's bits depend on no pad (docs/numerics.md, se
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from tpdet.control.plan import Row
+from tpdet.control.plan import PlanRows
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch, PagedSequence
 from tpdet.kernels.order import PAGE_TOKENS
 
@@ -148,15 +147,12 @@ class StepSpans:
     tables: np.ndarray
 
     @staticmethod
-    def of(rows: Sequence[Row], width: int, scratch: int) -> "StepSpans":
+    def of(rows: PlanRows, width: int, scratch: int) -> "StepSpans":
         """Of a plan's rows, one after another; tables int32 are padded with the scratch page."""
-        count = np.fromiter((len(row.token_ids) for row in rows), np.int64, len(rows))
-        start = np.fromiter((row.start for row in rows), np.int64, len(rows))
-        held = np.fromiter((len(row.pages) for row in rows), np.int64, len(rows))
-        pages = np.fromiter(chain.from_iterable([row.pages for row in rows]), np.int32, held.sum())
+        count = rows.count
         tables = np.full((len(rows), width), scratch, np.int32)
-        tables[np.arange(width) < held[:, None]] = pages
-        return StepSpans(np.cumsum(count) - count, count, start, tables)
+        tables[np.arange(width) < rows.held[:, None]] = rows.page_ids
+        return StepSpans(np.cumsum(count) - count, count, rows.start, tables)
 
     def cut(self, middle: int) -> tuple["StepSpans", "StepSpans"]:
         """The rows before `middle`, and the others counted from it; a sequence may be cut."""
@@ -244,7 +240,7 @@ class StepSpans:
 
 
 def pack_step(
-    rows: Sequence[Row],
+    rows: PlanRows,
     shape: StepShape,
     parts: Sequence[StepSpans],
     packed: torch.Tensor,
@@ -253,7 +249,7 @@ def pack_step(
     """Write rows whose spans fit a shape (`within`) into a packed buffer on the host."""
     ids, batches = shape.views(packed.numpy(), np.int64)
     count = sum(int(part.count.sum()) for part in parts)
-    ids[:count] = np.fromiter(chain.from_iterable([r.token_ids for r in rows]), np.int64, count)
+    ids[:count] = rows.ids
     ids[count:] = 0
     for part, batch, views in zip(parts, shape.batches, batches, strict=True):
         part.pack(batch, views, scratch)

@@ -6,12 +6,12 @@ it is padded (`packed_step`): embedding and layers, as two micro-batches where e
 the normed rows. The output head and the sampling follow one by one: which rows have logits varies.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-from tpdet.control.plan import Row
+from tpdet.control.plan import PlanRows
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.models.micro_batches import first_micro_batch
@@ -31,13 +31,13 @@ _FEWEST_BLOCKS, _ROWS_A_BLOCK = 32, 64  # beside full ones: room for the ends of
 class StepGraphs(CapturedSteps):
     """Graphs of steps with prompt rows, to the normed rows."""
 
-    def run(self, rows: Sequence[Row]) -> torch.Tensor | None:
+    def run(self, rows: PlanRows) -> torch.Tensor | None:
         """Replay a step: the normed rows whose logits are wanted [R, H]; None if no bucket fits.
 
         None also where the first with room for the blocks of many short prompts has more than
         twice the rows.
         """
-        total = sum(len(row.token_ids) for row in rows)
+        total = int(rows.count.sum())
         spans = self._spans(rows, self._buckets[0][0])
         most = max(2 * total, self._buckets[0][0].rows)
         for shape, graph in self._buckets:
@@ -47,9 +47,9 @@ class StepGraphs(CapturedSteps):
                 return hidden[self._wanted(rows, spans)]
         return None
 
-    def _wanted(self, rows: Sequence[Row], spans: StepSpans) -> torch.Tensor:
+    def _wanted(self, rows: PlanRows, spans: StepSpans) -> torch.Tensor:
         """Rows whose logits are wanted, int64 on the device."""
-        logits = np.fromiter((row.logits for row in rows), np.int64, len(rows))
+        logits = rows.logits
         ends = np.cumsum(logits)
         firsts = spans.first + spans.count - ends
         wanted = torch.from_numpy(np.arange(logits.sum()) + np.repeat(firsts, logits))

@@ -78,11 +78,15 @@ class RowSharing:
         if self._rows is None:
             raise IntegrityError("the plan has ranks sample together: this rank was not started so")
         exchange, world, size = self._rows, self._world, self._shard.vocab_size
-        rows = [row for row in plan.rows if row.logits]
-        params = [
-            _params_of(each, row.start + len(row.token_ids), row.choice)
-            for each, row in zip(how.rows, rows, strict=True)
-        ]
+        rows = plan.rows
+        wanted = rows.logits > 0
+        places = zip(
+            how.rows,
+            (rows.start + rows.count)[wanted].tolist(),
+            rows.choice[wanted].tolist(),
+            strict=True,
+        )
+        params = [_params_of(each, position, choice) for each, position, choice in places]
         counts = [each.logprobs for each in how.rows]
 
         def by_columns(first: int, logits: torch.Tensor) -> PendingSample:

@@ -5,10 +5,9 @@ sequence owns. All pads write the same values there, and only they read it. A ro
 depend on which rows it is computed with (docs/numerics.md, section 8).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpdet.control.plan import Row
+from tpdet.control.plan import PlanRows
 from tpdet.kernels.inputs.paged_batch import PagedSequence
 
 
@@ -21,7 +20,7 @@ class StepRows:
     wanted: list[int]
 
 
-def gather_rows(rows: Sequence[Row], fixed_batch: int, scratch_page: int) -> StepRows:
+def gather_rows(rows: PlanRows, fixed_batch: int, scratch_page: int) -> StepRows:
     """The rows of a plan; a decode step (one token a row) is padded to `fixed_batch` rows.
 
     With `fixed_batch` 0 nothing is padded.
