@@ -241,3 +241,6 @@ def test_numbers_are_written_as_the_shortest_that_reads_back():
     assert shortest_float32(-math.inf) == -9999.0
     assert json.dumps(shortest_float32(float(numpy.float32(-0.1)))) == "-0.1"
     assert (logprob_bits(-1.0), logprob_bits(-math.inf)) == ("bf800000", "ff800000")
+    values = [-1.0, -math.inf, -0.0, -1e-40]
+    assert outputs.all_logprob_bits(values) == tuple(map(logprob_bits, values))
+    assert outputs.all_logprob_bits([]) == ()

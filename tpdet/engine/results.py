@@ -154,10 +154,10 @@ class StepResults:
         """Read what was sampled; the step has run."""
         for sequences, pending in self._pending:
             for sequence, result in zip(sequences, finish(pending), strict=True):
-                if isinstance(result, NumericalFailure):
-                    self.failures.setdefault(sequence.request_id, result.reason)
-                else:
+                if type(result) is SampledToken:
                     self.sampled[sequence.key] = result
+                elif isinstance(result, NumericalFailure):
+                    self.failures.setdefault(sequence.request_id, result.reason)
 
     def _keep(self, sequences: list[Sequence], pending: PendingSample) -> torch.Tensor:
         self._pending.append((sequences, pending))

@@ -64,6 +64,8 @@ class Call:
                 if assembler.finished:
                     continue
                 delta = assembler.push(output)
+                if delta is not None and delta.finish_reason is None:
+                    continue
                 if delta is not None and delta.abort and isinstance(output, TokenOutput):
                     self._engine.abort(output.request_id, output.choice)
                 if assembler.finished:

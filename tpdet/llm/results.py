@@ -10,7 +10,7 @@ from tpdet.audit.replay import replay_digest
 from tpdet.control.sampling_row import SampledToken
 from tpdet.errors import IntegrityError, NumericalError, RequestError, TpdetError
 from tpdet.request import PromptOutput, RequestFailed, SamplingParams
-from tpdet.text.outputs import ChoiceAnswer, RequestAnswer, logprob_bits
+from tpdet.text.outputs import ChoiceAnswer, RequestAnswer, all_logprob_bits
 from tpdet.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -127,11 +127,11 @@ class ResultWriter:
             index=choice.index,
             text=choice.text,
             token_ids=choice.token_ids,
-            cumulative_logprob=math.fsum(token.logprob for token in tokens),
+            cumulative_logprob=math.fsum([token.logprob for token in tokens]),
             logprobs=None
             if params.logprobs is None
             else [self._position(token, params) for token in tokens],
-            logprob_bits=tuple(logprob_bits(token.logprob) for token in tokens),
+            logprob_bits=all_logprob_bits([token.logprob for token in tokens]),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
         )

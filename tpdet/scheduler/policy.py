@@ -129,7 +129,8 @@ class Policy:
         prompts: list[tuple[RowKey, int]] = []
         budget = self.max_num_batched_tokens
         for sequence in self.running:
-            remaining = sequence.remaining
+            known = len(sequence.tokens)
+            remaining = known - sequence.computed if known < sequence.full_length else 0
             if sequence.reads_results and sequence.awaits_results:
                 budget -= 1
             elif remaining > 1:

@@ -100,21 +100,15 @@ def take_token(
     sequence: Sequence, end: int, token: SampledToken, approximate: bool
 ) -> TokenOutput | RequestFailed:
     """Put `token` at position `end`, and decide whether it ends the sequence."""
-    request_id = sequence.request_id
-    if end < sequence.free_from and token.token_id in sequence.ends:
-        why = (
-            f"token {token.token_id} was sampled after {end - sequence.prompt_length} tokens "
-            f"although min_tokens is {sequence.request.params.min_tokens}"
-        )
-        return RequestFailed(request_id, IntegrityError.code, why)
-    sequence.tokens[end] = token.token_id
-    reason = sequence.finish_reason(end)
-    if reason is None and sequence.constraint is None and end != sequence.prompt_length:
-        # By far the most tokens: the fields that follow have their defaults.
+    request_id, token_id = sequence.request_id, token.token_id
+    first = end == sequence.prompt_length
+    ends = token_id in sequence.ends or end + 1 >= sequence.full_length
+    if not (ends or first or sequence.constraint is not None):  # by far the most tokens
+        sequence.tokens[end] = token_id
         return TokenOutput(
             request_id,
             sequence.choice,
-            token.token_id,
+            token_id,
             token.logprob,
             token.top,
             None,
@@ -124,7 +118,15 @@ def take_token(
             approximate,
             token.rank,
         )
-    stop = token.token_id if reason == "stop" else None
+    if end < sequence.free_from and token_id in sequence.ends:
+        why = (
+            f"token {token_id} was sampled after {end - sequence.prompt_length} tokens "
+            f"although min_tokens is {sequence.request.params.min_tokens}"
+        )
+        return RequestFailed(request_id, IntegrityError.code, why)
+    sequence.tokens[end] = token_id
+    reason = sequence.finish_reason(end)
+    stop = token_id if reason == "stop" else None
     dead_end = False
     if reason is None and sequence.constraint is not None:
         try:
@@ -136,12 +138,12 @@ def take_token(
     return TokenOutput(
         request_id,
         sequence.choice,
-        token.token_id,
+        token_id,
         token.logprob,
         token.top,
         reason,
         stop,
-        (sequence.cached_tokens or 0) if end == sequence.prompt_length else 0,
+        (sequence.cached_tokens or 0) if first else 0,
         dead_end,
         approximate,
         token.rank,

@@ -25,27 +25,30 @@ def plan_rows(sequences: Rows[Sequence], counts: Rows[int]) -> PlanRows:
     held[:] = -(-(start + count) // PAGE_TOKENS)
     samples[:] = start + count == [len(s.tokens) if s.generates else -1 for s in sequences]
     logits[:] = samples
-    ids: list[int] = []
-    for place, (sequence, wanted) in enumerate(zip(sequences, counts, strict=True)):
-        tokens, begin = sequence.tokens, sequence.computed
-        if wanted == 1:
-            ids.append(tokens[begin])
-        else:
-            ids += tokens[begin : begin + wanted]
-        if ids[-1] == PENDING:
-            ids[-1] = -1 - sequence.sample_index
+    for place, sequence in enumerate(sequences):
         if sequence.scores_prompt:
-            end = begin + wanted
-            logits[place] = end - _first_logits(sequence, begin, end)
+            end = sequence.computed + counts[place]
+            logits[place] = end - _first_logits(sequence, sequence.computed, end)
     pages = held.tolist()
     return PlanRows(
         numbers.tobytes(),
-        np.array(ids, np.int64).tobytes(),
+        np.array(_token_ids(sequences, counts), np.int64).tobytes(),
         b"".join([s.page_bytes[: PAGE_BYTES * n] for s, n in zip(sequences, pages, strict=True)]),
         b"".join(
             [s.version_bytes[: VERSION_BYTES * n] for s, n in zip(sequences, pages, strict=True)]
         ),
     )
+
+
+def _token_ids(sequences: Rows[Sequence], counts: Rows[int]) -> list[int]:
+    ids: list[int] = []
+    for sequence, count in zip(sequences, counts, strict=True):
+        tokens, begin = sequence.tokens, sequence.computed
+        if count > 1:
+            ids += tokens[begin : begin + count - 1]
+        last = tokens[begin + count - 1]
+        ids.append(last if last != PENDING else -1 - sequence.sample_index)
+    return ids
 
 
 def sampling_row(sequence: Sequence, end: int) -> SamplingRow:

@@ -179,18 +179,17 @@ class Scheduler:
             if sequence.finished:
                 continue
             token = sampled.get(sequence.key)
-            if token is not None and not sequence.scores_prompt:
-                output: Output = take_token(sequence, end, token, approximate)
-                results = [output]
-            else:
+            if token is None or sequence.scores_prompt:
                 results = take_results(sequence, end, token, scores, approximate)
+            else:
+                results = [take_token(sequence, end, token, approximate)]
             # Finite logits prove every position before them sound; without any, no proof.
             offers = logits and end // PAGE_TOKENS > sequence.offered
             if offers and not any(isinstance(it, RequestFailed) for it in results):
                 self.policy.page_manager.share(sequence, end)
             for output in results:
                 self._follow(sequence, output)
-            outputs += results
+                outputs.append(output)
         return outputs
 
     def forget_prefixes(self) -> None:
@@ -247,12 +246,12 @@ class Scheduler:
 
     def _follow(self, sequence: Sequence, output: Output) -> None:
         """Count an output, and end its sequence if it is the last one."""
-        if isinstance(output, RequestFailed):
-            self.fail(output.request_id, output.code, output.message)
-        elif isinstance(output, TokenOutput):
+        if isinstance(output, TokenOutput):
             self._totals.generated_tokens += output.token_id >= 0
             if output.finish_reason is not None:
                 self._retire(sequence)
+        elif isinstance(output, RequestFailed):
+            self.fail(output.request_id, output.code, output.message)
 
     def _retire(self, sequence: Sequence) -> None:
         sequence.finished = True

@@ -8,6 +8,7 @@ the streamed text concatenates to the finished text. Needs no torch.
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -109,6 +110,8 @@ class ChoiceAssembler:
         """Add the next committed token; tokens after the end are ignored."""
         if self._finish_reason is not None:
             return TextDelta()
+        if output.finish_reason is None and not self._params.stop:
+            return self._push_plain(output)
         tokens = _tokens(output)
         self._tokens.extend(tokens)
         # As in vLLM: text of the first min_tokens tokens cannot complete a stop string.
@@ -139,6 +142,21 @@ class ChoiceAssembler:
             offset=offset,
         )
 
+    def _push_plain(self, output: TokenOutput) -> TextDelta:
+        """`push` of a token that ends nothing, where no string can: by far the most tokens."""
+        token_id = output.token_id
+        token = SampledToken(token_id, output.logprob, output.top, output.rank)
+        offset, text, detokenizer = self._length, "", self._detokenizer
+        if detokenizer is not None:
+            text = detokenizer.push(token_id)
+            if "\ufffd" in text:
+                offset += detokenizer.start_in(text, token_id)
+        self._length += len(text)
+        self._tokens.append(token)
+        self._offsets.append(offset)
+        self._pieces.append(text)
+        return TextDelta(text, (token_id,), (token,), None, None, False, offset)
+
     def answer(self, index: int) -> ChoiceAnswer:
         """The finished choice. Raises ValueError while it runs."""
         if self._finish_reason is None:
@@ -150,7 +168,7 @@ class ChoiceAssembler:
         return ChoiceAnswer(
             index=index,
             text="".join(self._pieces),
-            token_ids=tuple(token.token_id for token in self._tokens),
+            token_ids=tuple([token.token_id for token in self._tokens]),
             logprobs=tuple(self._tokens),
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
@@ -181,21 +199,26 @@ class RequestAssembler:
             ChoiceAssembler(tokenizer if request.params.detokenize else None, request.params)
             for _ in range(request.params.n)
         ]
+        self._running = len(self._choices)
 
     def push(self, output: TokenOutput | PromptOutput | RequestFailed) -> TextDelta | None:
         """Add one output; returns the delta of a token's choice, None for other outputs."""
-        if isinstance(output, RequestFailed):
-            self.failure = output
-            return None
-        if isinstance(output, PromptOutput):
-            self._prompt = output
+        if not isinstance(output, TokenOutput):
+            if isinstance(output, RequestFailed):
+                self.failure = output
+            else:
+                self._prompt = output
             return None
         return self.push_token(output)
 
     def push_token(self, output: TokenOutput) -> TextDelta:
         """Add a token; returns the delta of its choice."""
-        self.approximate |= output.approximate
-        return self._choices[output.choice].push(output)
+        if output.approximate:
+            self.approximate = True
+        delta = self._choices[output.choice].push(output)
+        if delta.finish_reason is not None:  # once a choice
+            self._running -= 1
+        return delta
 
     @property
     def prompt(self) -> PromptOutput | None:
@@ -205,7 +228,7 @@ class RequestAssembler:
     @property
     def finished(self) -> bool:
         """Whether the request failed or every choice ended."""
-        return self.failure is not None or all(c.finish_reason for c in self._choices)
+        return self.failure is not None or not self._running
 
     @property
     def generated_tokens(self) -> int:
@@ -232,6 +255,12 @@ class RequestAssembler:
 def logprob_bits(value: float) -> str:
     """A float32's bits as 8 hex digits, most significant first: -1.0 -> "bf800000"."""
     return struct.pack(">f", value).hex()
+
+
+def all_logprob_bits(values: Sequence[float]) -> tuple[str, ...]:
+    """`logprob_bits` of many."""
+    text = struct.pack(f">{len(values)}f", *values).hex()
+    return tuple([text[begin : begin + 8] for begin in range(0, len(text), 8)])
 
 
 def shortest_float32(value: float) -> float:

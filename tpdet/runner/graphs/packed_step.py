@@ -96,12 +96,12 @@ class StepShape:
 
     batches: tuple[BatchShape, ...]
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Of all batches."""
         return sum(batch.rows for batch in self.batches)
 
-    @property
+    @cached_property
     def words(self) -> int:
         """int32 values of a packed buffer."""
         return self._places[-1].next
