@@ -1,11 +1,12 @@
 """Sampling parameters of one row as plain numbers; no torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_NO_BIAS: dict[int, float] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class RowParams:
+class RowParams(NamedTuple):
     """One row's sampling parameters: the request's, and its place in the sequence.
 
     Temperature 0 is greedy; top_k <= 0, top_p 1 and min_p 0 are off. `seed` is in [0, 2^64),
@@ -21,7 +22,7 @@ class RowParams:
     top_k: int = -1
     top_p: float = 1.0
     min_p: float = 0.0
-    bias: dict[int, float] = field(default_factory=dict)
+    bias: dict[int, float] = _NO_BIAS
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0

@@ -24,6 +24,8 @@ from tpdet.sampling.sampler import (
     begin_sampling,
     finish,
     prompt_logprobs,
+    row_params,
+    sample_columns,
     sample_likeliest,
 )
 from tpdet.scheduler.pending_steps import PendingStep
@@ -85,6 +87,17 @@ class StepResults:
         )
 
     @cached_property
+    def _ends(self) -> list[int]:
+        """The positions of the tokens of `_sequences`."""
+        step = self._step
+        return [end for end, logits in zip(step.ends, step.logits, strict=True) if logits]
+
+    @cached_property
+    def _lists_no_ids(self) -> bool:
+        """Whether each row's token depends on its logits and a few numbers, and shows no logits."""
+        return self._samples_one_each and all(sequence.plain for sequence in self._sequences)
+
+    @cached_property
     def likeliest_only(self) -> bool:
         """Whether the step only samples the likeliest token of each row, and shows no logits."""
         return self._samples_one_each and all(sequence.likeliest for sequence in self._sequences)
@@ -103,7 +116,7 @@ class StepResults:
 
     def _row_samplings(self) -> tuple[RowSampling, ...]:
         """What other ranks must know to sample with rank 0; empty: they cannot."""
-        if not self._samples_one_each or not all(each.plain for each in self._sequences):
+        if not self._lists_no_ids:
             return ()
         return tuple([sequence.row_sampling for sequence in self._sequences])
 
@@ -115,12 +128,19 @@ class StepResults:
         Whole rows (W = V), or this rank's columns where ranks sample `together`. Returns the ids
         int64 of the sampled tokens, on their device.
         """
-        if together is None and not self.likeliest_only:
+        if together is None and not self._lists_no_ids:
             return self._take_whole(first, logits)
         # One token a row, so that the step's logits and its tokens have the same numbers.
         sequences = self._sequences[first : first + len(logits)]
         if together is None:
-            return self._keep(sequences, sample_likeliest(logits, Shard(0, logits.shape[1])))
+            shard = Shard(0, logits.shape[1])
+            if self.likeliest_only:
+                return self._keep(sequences, sample_likeliest(logits, shard))
+            rows = [sequence.row_sampling for sequence in sequences]
+            ends = self._ends[first : first + len(logits)]
+            params = row_params(rows, ends, [sequence.choice for sequence in sequences])
+            counts = [row.logprobs for row in rows]
+            return self._keep(sequences, sample_columns(logits, params, counts, shard))
         return self._keep(sequences, together(first, logits))
 
     def _take_whole(self, first: int, logits: torch.Tensor) -> torch.Tensor:

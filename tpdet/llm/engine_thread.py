@@ -1,5 +1,6 @@
 """The thread that owns the engine of an `AsyncLLM`; no other thread touches that engine."""
 
+import asyncio
 import queue
 import threading
 import time
@@ -158,21 +159,26 @@ class EngineThread:
             self._streams[stream.request.request_id] = stream
 
     def _deliver(self, outputs: list[EngineOutput]) -> None:
-        by_request: dict[str, list[EngineOutput]] = {}
+        """Give a step's outputs to their streams, and forget what has ended."""
+        found: dict[str, list[EngineOutput]] = {}
         for output in outputs:
-            by_request.setdefault(output.request_id, []).append(output)
-        for name, mine in by_request.items():
+            found.setdefault(output.request_id, []).append(output)
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, list[EngineOutput]]]] = {}
+        for name, mine in found.items():
             stream = self._streams.get(name)
-            if stream is None:
-                continue
-            if not stream.deliver(mine):
-                self.engine.abort(name)
-                self._forget(stream, None)
-            for output in mine:
-                if isinstance(output, RequestFailed):
+            if stream is not None:
+                by_loop.setdefault(stream.loop, []).append((stream, mine))
+        for loop, step in by_loop.items():
+            if not Stream.deliver_step(loop, step):
+                for stream, _ in step:
+                    self.engine.abort(stream.request.request_id)
                     self._forget(stream, None)
-                elif isinstance(output, TokenOutput) and output.finish_reason is not None:
-                    self._forget(stream, output.choice)
+            for stream, mine in step:
+                for output in mine:
+                    if isinstance(output, RequestFailed):
+                        self._forget(stream, None)
+                    elif isinstance(output, TokenOutput) and output.finish_reason is not None:
+                        self._forget(stream, output.choice)
 
     def _forget(self, stream: Stream, choice: int | None) -> None:
         """Note that the engine no longer runs this choice, or any of the request (None)."""

@@ -95,6 +95,7 @@ class ResultWriter:
     def __init__(self, engine: "Engine", tokenizer: Tokenizer | None) -> None:
         self._runner, self._tokenizer = engine.runner, tokenizer
         self._texts: dict[int, str] = {}  # by token id, of tokens seen so far
+        self._fingerprints: dict[bool, str] = {}  # by whether the answer is approximate
 
     def write(
         self, request_id: str, prompt: str | None, answer: RequestAnswer, seed: int
@@ -117,9 +118,15 @@ class ResultWriter:
             outputs=[self._choice(choice, request.params) for choice in answer.choices],
             finished=ended,
             seed=seed,
-            system_fingerprint=self._runner.fingerprint(answer.approximate),
+            system_fingerprint=self._fingerprint(answer.approximate),
             replay_digest=digest,
         )
+
+    def _fingerprint(self, approximate: bool) -> str:
+        found = self._fingerprints.get(approximate)
+        if found is None:
+            found = self._fingerprints[approximate] = self._runner.fingerprint(approximate)
+        return found
 
     def _choice(self, choice: ChoiceAnswer, params: SamplingParams) -> CompletionOutput:
         tokens = choice.logprobs

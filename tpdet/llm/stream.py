@@ -36,7 +36,7 @@ class Stream:
         self.ended = False  # no more output will come, or be read
         self._text, self._writer, self._drop = text, writer, drop
         self._assembler = RequestAssembler(request, tokenizer)
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
         self._aborted = False
@@ -44,7 +44,26 @@ class Stream:
     def deliver(self, outputs: list[EngineOutput], error: BaseException | None = None) -> bool:
         """Add outputs, or the error that ended the request; False if its event loop is closed."""
         try:
-            self._loop.call_soon_threadsafe(self._take, outputs, error)
+            self.loop.call_soon_threadsafe(self._take, outputs, error)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+    @staticmethod
+    def deliver_step(
+        loop: asyncio.AbstractEventLoop, step: "list[tuple[Stream, list[EngineOutput]]]"
+    ) -> bool:
+        """Add a step's outputs of streams of one event loop, which is woken once for all of them.
+
+        False if the loop is closed.
+        """
+
+        def take() -> None:
+            for stream, outputs in step:
+                stream._take(outputs, None)
+
+        try:
+            loop.call_soon_threadsafe(take)
         except RuntimeError:  # the loop is closed
             return False
         return True
@@ -52,7 +71,7 @@ class Stream:
     def request_abort(self) -> None:
         """Call `abort` in the stream's event loop."""
         with suppress(RuntimeError):  # the loop is closed: its reader is gone
-            self._loop.call_soon_threadsafe(self.abort)
+            self.loop.call_soon_threadsafe(self.abort)
 
     async def next(self) -> RequestOutput:
         """The answer so far, once it has changed. Raises the error that ended the request."""

@@ -8,12 +8,13 @@ arithmetic is in the kernels' files; R rows, T prompt positions, V ids, W column
 `begin_sampling` starts the work, `finish` waits for it: between them the device holds the tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tpdet.comm.exchange.rows import RowExchange, first_rows, row_places, share_of
+from tpdet.control.plan import RowSampling
 from tpdet.control.sampling_row import SampledToken, SamplingRow
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.row_params import RowParams
@@ -135,6 +136,16 @@ def sample_columns(
     _check(logits, len(params))
     found = ops.sample_rows(logits, params, shard)
     return _pending(logits, found, counts, _ranks(params, counts), shard)
+
+
+def row_params(
+    rows: Iterable[RowSampling], positions: Iterable[int], choices: Iterable[int]
+) -> list[RowParams]:
+    """The params of rows whose tokens depend on no list of ids, for `sample_columns`."""
+    return [
+        RowParams(how.temperature, how.seed, position, choice, how.top_k, how.top_p, how.min_p)
+        for how, position, choice in zip(rows, positions, choices, strict=True)
+    ]
 
 
 def finish(pending: PendingSample) -> list[SampledToken | NumericalFailure]:

@@ -7,6 +7,7 @@ changes nothing (x / 1, x - 0), and only ids that occur are touched, by select.
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from tpdet.kernels.exact.allowed_ids import unpack_bits
@@ -15,7 +16,7 @@ from tpdet.kernels.inputs.row_params import RowParams
 
 
 def to_device(
-    values: Sequence[float] | Sequence[int], dtype: torch.dtype, device: torch.device
+    values: Sequence[float] | Sequence[int] | np.ndarray, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """A list as a tensor [n] there, without waiting for the device."""
     held = torch.tensor(values, dtype=dtype)

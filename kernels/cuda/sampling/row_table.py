@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import triton
 import triton.language as tl
 
@@ -87,18 +88,19 @@ def is_filtered(how: RowParams, vocabulary: int) -> bool:
 
 def row_table(
     params: Sequence[RowParams], changed: list[int], filtered: list[int], vocabulary: int
-) -> list[int]:
-    """The table of R rows, row by row; changed: rows with a copy, filtered: rows with a slot."""
-    copy = {row: at for at, row in enumerate(changed)}
-    slot = {row: at for at, row in enumerate(filtered)}
-    numbers: list[int] = []
-    for row, how in enumerate(params):
-        # In the order of `RowFields`: a plain tuple is the quickest to make, R of them a step.
-        numbers += (
-            how.seed & 0xFFFFFFFF, how.seed >> 32, how.position, how.choice,
-            *_filters_of(how, vocabulary).numbers, copy.get(row, -1), slot.get(row, -1), 0,
-        )  # fmt: skip
-    return numbers
+) -> np.ndarray:
+    """The table of R rows, int64: row by row. changed: rows with a copy, filtered: with a slot."""
+    table = np.empty((len(params), len(RowFields._fields)), np.int64)
+    seeds = np.array([how.seed for how in params], np.uint64)
+    table[:, SEED_LOW.value], table[:, SEED_HIGH.value] = seeds & 0xFFFFFFFF, seeds >> 32
+    table[:, POSITION.value] = [how.position for how in params]
+    table[:, CHOICE.value] = [how.choice for how in params]
+    numbers = [_filters_of(how, vocabulary).numbers for how in params]
+    table[:, TEMPERATURE.value : MIN_P.value + 1] = numbers
+    table[:, COPY.value :] = -1, -1, 0
+    table[changed, COPY.value] = range(len(changed))
+    table[filtered, SLOT.value] = range(len(filtered))
+    return table.reshape(-1)
 
 
 def given_table(tokens: Sequence[int]) -> list[int]:

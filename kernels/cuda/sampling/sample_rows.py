@@ -11,6 +11,7 @@ row; rows with top-k or top-p are gathered whole, and every rank finds their bou
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 import triton
 
@@ -60,7 +61,8 @@ def weigh_samples(logits: torch.Tensor, params: Sequence[RowParams], shard: Shar
         filtered = [row for row, how in enumerate(params) if is_filtered(how, vocabulary)]
         numbers = row_table(params, changed, filtered, vocabulary)
         # Slots stand behind the table, where they are aligned: the alignment is compiled in.
-        held = to_device([*numbers, *filtered, *changed], torch.int64, logits.device)
+        places = np.array([*filtered, *changed], np.int64)
+        held = to_device(np.concatenate([numbers, places]), torch.int64, logits.device)
     table = held[: len(params) * ROW_FIELDS.value]
     slots = held[len(table) : len(table) + len(filtered)]
     copies = logits

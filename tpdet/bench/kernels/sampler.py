@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from tpdet.bench.kernels.gpu import gpu_only, random_values, this_gpu
@@ -122,7 +123,11 @@ def _tables_kept() -> Iterator[None]:
 
     send, kept = sample_rows.to_device, {}
 
-    def once(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def once(
+        values: Sequence[float] | Sequence[int] | np.ndarray,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> torch.Tensor:
         key = tuple(values), dtype
         if key not in kept:
             kept[key] = send(values, dtype, device)

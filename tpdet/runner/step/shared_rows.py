@@ -18,7 +18,6 @@ from tpdet.control.plan import (
     ByColumns,
     ByShares,
     LikeliestByColumns,
-    RowSampling,
     StepPlan,
     WholeRows,
 )
@@ -26,7 +25,13 @@ from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.layers.partition import Partition
-from tpdet.sampling.sampler import PendingSample, sample_columns, sample_likeliest, sample_shared
+from tpdet.sampling.sampler import (
+    PendingSample,
+    row_params,
+    sample_columns,
+    sample_likeliest,
+    sample_shared,
+)
 
 Blocks = Iterable[tuple[int, torch.Tensor]]
 """(first row, this rank's columns of logits from it on)"""
@@ -80,13 +85,8 @@ class RowSharing:
         exchange, world, size = self._rows, self._world, self._shard.vocab_size
         rows = plan.rows
         wanted = rows.logits > 0
-        places = zip(
-            how.rows,
-            (rows.start + rows.count)[wanted].tolist(),
-            rows.choice[wanted].tolist(),
-            strict=True,
-        )
-        params = [_params_of(each, position, choice) for each, position, choice in places]
+        ends = (rows.start + rows.count)[wanted].tolist()
+        params = row_params(how.rows, ends, rows.choice[wanted].tolist())
         counts = [each.logprobs for each in how.rows]
 
         def by_columns(first: int, logits: torch.Tensor) -> PendingSample:
@@ -134,15 +134,3 @@ def open_sharing(
     asked = {"auto": peers, "on": True, "off": False}[config.share_draws]
     several = partition.world.size > 1
     return RowSharing(exchange, partition, min(rows, config.max_running), asked and several)
-
-
-def _params_of(how: RowSampling, position: int, choice: int) -> RowParams:
-    return RowParams(
-        temperature=how.temperature,
-        seed=how.seed,
-        position=position,
-        choice=choice,
-        top_k=how.top_k,
-        top_p=how.top_p,
-        min_p=how.min_p,
-    )
