@@ -18,8 +18,9 @@ from tpdet.kernels.inputs.row_params import RowParams
 def to_device(
     values: Sequence[float] | Sequence[int] | np.ndarray, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """A list as a tensor [n] there, without waiting for the device."""
-    held = torch.tensor(values, dtype=dtype)
+    """A list, or an array of `dtype`, as a tensor [n] there, without waiting for the device."""
+    given = isinstance(values, np.ndarray)
+    held = torch.from_numpy(values) if given else torch.tensor(values, dtype=dtype)
     return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held
 
 
