@@ -27,7 +27,7 @@ from tpdet.engine import Engine
 from tpdet.errors import UsageError
 from tpdet.llm import LLM
 from tpdet.request import SamplingParams
-from tpdet.server.leader.bridge import Bridge, EngineSocket
+from tpdet.server.leader.bridge import Bridge, EngineSocket, Link
 from tpdet.server.leader.canary import Canary
 from tpdet.server.leader.http_child import HttpProcess
 from tpdet.verify.machine import machine
@@ -186,7 +186,7 @@ def _run_loop(engine: Engine, prompts: Sequence[tuple[int, ...]], spec: HostSpec
         socket = EngineSocket(folder, bytes(32))
         reader: Any = zmq.Context.instance().socket(zmq.PAIR)
         reader.connect(socket.address)
-        bridge = Bridge(socket, _NoProcess(), 3600.0)
+        bridge = Bridge([Link(socket, _NoProcess())], 3600.0)
         canary = Canary(engine, 0.0)
         submit(engine, prompts, spec.tokens, "loop", spec.temperature, spec.top_p)
         while engine.has_work:
