@@ -349,3 +349,9 @@ def test_a_whole_run_on_a_made_up_gpu(monkeypatch, tmp_path, capsys):
     assert list(parse_table(short.read_text(), "file").products) == products[:1]
     assert "4 of 5 not tuned" in capsys.readouterr().out
     assert len((tmp_path / "times").read_text().splitlines()) == 1
+    missing = Effort(2, 3, missing=True)
+    tune_products(products, missing, torch.device("cpu"), short)
+    assert "4 products to tune, 1 in" in capsys.readouterr().out
+    assert short.read_text() == path.read_text()
+    tune_products(products, missing, torch.device("cpu"), short)
+    assert "0 products to tune, 5 in" in capsys.readouterr().out

@@ -65,6 +65,9 @@ def add_tune(commands: argparse._SubParsersAction) -> None:
         help="begin no product after so many seconds; what is measured stays in the table",
     )
     command.add_argument(
+        "--missing", action="store_true", help="tune only what the table does not hold yet"
+    )
+    command.add_argument(
         "--times", type=Path, metavar="FILE", help="add all measured times, as JSON lines"
     )
     command.set_defaults(run=_tune)

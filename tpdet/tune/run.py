@@ -41,7 +41,9 @@ def tune_command(options: argparse.Namespace) -> int:
         print(f"left out: {line}")
     device = torch.device("cuda", torch.cuda.current_device())
     path: Path = options.output or table_path(torch.cuda.get_device_name(device))
-    effort = Effort(options.max_rows, options.repeats, options.seconds, options.times)
+    effort = Effort(
+        options.max_rows, options.repeats, options.seconds, options.times, options.missing
+    )
     tune_products(products, effort, device, path)
     return 0
 
@@ -50,13 +52,15 @@ def tune_command(options: argparse.Namespace) -> int:
 class Effort:
     """Most rows of a step, replays of each finalist, seconds after which no product begins.
 
-    times: a file to which all measured times are added; None: they are not kept.
+    times: a file to which all measured times are added; None: they are not kept. missing: leave out
+    what the table holds already.
     """
 
     max_rows: int
     repeats: int
     seconds: float = math.inf
     times: Path | None = None
+    missing: bool = False
 
 
 def parse_orders(text: str) -> tuple[str, ...]:
@@ -82,6 +86,7 @@ def tune_products(
     from tpdet.kernels.cuda.gemm.admission import check
     from tpdet.kernels.cuda.gemm.choice.library import environment
     from tpdet.kernels.cuda.gemm.choice.shape_table import parse_table
+    from tpdet.tune.table_file import products_in
 
     facts = environment(device) | {
         "capability": "{}.{}".format(*torch.cuda.get_device_capability(device)),
@@ -89,6 +94,12 @@ def tune_products(
         "triton": metadata.version("triton"),
         "date": datetime.now(UTC).date().isoformat(),
     }
+    if effort.missing:
+        held = products_in(path, facts)
+        products = [product for product in products if product not in held]
+        print(f"{len(products)} products to tune, {len(held)} in {path}")
+        if not products:
+            return
     tuned = _tune_all(products, effort, device, path, facts)
     begin = time.perf_counter()
     table = parse_table(path.read_text(encoding="utf-8"), str(path))

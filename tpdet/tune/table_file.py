@@ -8,6 +8,7 @@ from typing import Any
 
 from tpdet.kernels.cuda.gemm.choice.shape_table import FORMAT, parse_table
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
+from tpdet.kernels.inputs.product import Product
 from tpdet.tune.product import Row, Tuned
 
 _FREE = ("date",)  # may differ between runs that share a file
@@ -32,6 +33,16 @@ def write_table(path: Path, environment: Mapping[str, str], tuned: Iterable[Tune
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
+
+
+def products_in(path: Path, environment: Mapping[str, str]) -> frozenset[Product]:
+    """The products that stand at `path`, measured in this environment.
+
+    Raises ValueError if what stands there is no table.
+    """
+    if not _standing(path, environment):
+        return frozenset()
+    return frozenset(parse_table(path.read_text(encoding="utf-8"), str(path)).products)
 
 
 def _standing(path: Path, environment: Mapping[str, str]) -> list[dict[str, Any]]:
