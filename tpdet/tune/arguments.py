@@ -48,6 +48,12 @@ def add_tune(commands: argparse._SubParsersAction) -> None:
         metavar="NAMES",
         help=f"which products, a list of {', '.join(KINDS)} (default all)",
     )
+    _add_effort(command)
+    command.set_defaults(run=_tune)
+
+
+def _add_effort(command: argparse.ArgumentParser) -> None:
+    """Add how much is measured, and where it goes."""
     command.add_argument(
         "--max-rows", type=whole_number, default=8192, help="rows in a step, at most"
     )
@@ -70,7 +76,6 @@ def add_tune(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--times", type=Path, metavar="FILE", help="add all measured times, as JSON lines"
     )
-    command.set_defaults(run=_tune)
 
 
 def _tune(options: argparse.Namespace) -> int:
