@@ -1,5 +1,7 @@
 """A GGUF file is the model it was made from: configuration, tokenizer, tensors, answers."""
 
+from itertools import pairwise
+
 import gguf
 import numpy as np
 import pytest
@@ -132,3 +134,36 @@ def test_several_files_of_one_directory_are_not_guessed_at(tiny_model, tmp_path)
         (tmp_path / f"{name}.gguf").touch()
     with pytest.raises(CheckpointError, match=r"2 GGUF files: name one, such as .*a\.gguf"):
         resolve_model(str(tmp_path))
+
+
+def test_sentencepieces_merges_follow_from_its_scores(tmp_path):
+    texts = ["▁", "a", "b", "c", "ab", "bc", "abc", "▁a", "▁ab", "cab", "▁c"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *texts]
+    scores = dict.fromkeys(tokens, 0.0) | {t: -float(i) for i, t in enumerate(texts)}
+    scores["bc"] = 5.0  # merged first, though "ab" has the lower id
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([scores[token] for token in tokens])
+    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * len(texts)])
+    for name, id_ in (("unk", 0), ("bos", 1), ("eos", 2)):
+        getattr(writer, f"add_{name}_token_id")(id_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    tokenizer = Tokenizer.load(tmp_path / "model.gguf")
+    for text in ("abc cab", "ab", "a  bc abcabc", "aéb", " "):
+        ids = tokenizer.encode(text)
+        assert ids[0] == 1 and tokenizer.decode(ids) == text
+        parts = list("▁" + text.replace(" ", "▁"))
+        while pairs := [
+            (-scores[x + y], i) for i, (x, y) in enumerate(pairwise(parts)) if x + y in scores
+        ]:
+            at = min(pairs)[1]
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        expected = [token for part in parts for token in bytes_of(part, scores)]
+        assert [tokenizer.token(id_) for id_ in ids[1:]] == expected
+
+
+def bytes_of(part, known):
+    return [part] if part in known else [f"<0x{byte:02X}>" for byte in part.encode()]

