@@ -160,7 +160,12 @@ def _link(options: argparse.Namespace, folder: Path, port: int, tallies: int, in
 
 def _seconds(processes: list[psutil.Process]) -> float:
     """Processor seconds of all."""
-    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+def _system(processes: list[psutil.Process]) -> float:
+    """Of these, the system's."""
+    return sum(process.cpu_times().system for process in processes)
 
 
 def _measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -188,13 +193,14 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     while len(engine.running) < options.streams:
         bridge.receive(engine, 0.1)
     shares = Counter(map(process_of, engine.running))
-    admitted, began = _seconds(watched), time.perf_counter()
+    admitted, system, began = _seconds(watched), _system(watched), time.perf_counter()
     rank = sum(_steps(bridge, engine, options, events))
     wall = time.perf_counter() - began
     reader.join()
     tokens = options.streams * options.steps * body.get("n", 1)
     found = {
         "us_an_event": 1e6 * (_seconds(watched) - admitted) / tokens,
+        "of_these_system": 1e6 * (_system(watched) - system) / tokens,
         "us_a_request": 1e6 * (admitted - idle) / options.streams,
         "rank_0_us_a_step": 1e6 * rank / options.steps,
         "events_a_second": tokens / wall,

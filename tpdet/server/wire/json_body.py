@@ -12,6 +12,7 @@ from typing import Any
 from tpdet.server.wire.limits import MAX_JSON_DEPTH
 from tpdet.server.wire.problems import bad_request
 
+_CONTAINERS = {dict, list}
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -71,7 +72,8 @@ def _check_depth(value: dict[str, Any]) -> None:
         inner: list[Any] = []
         for container in level:
             children = container.values() if type(container) is dict else container
-            inner.extend(child for child in children if type(child) in (dict, list))
+            if not _CONTAINERS.isdisjoint(map(type, children)):  # not so in lists of ids
+                inner.extend(child for child in children if type(child) in _CONTAINERS)
         if not inner:
             return
         level = inner
