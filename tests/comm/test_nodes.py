@@ -83,6 +83,17 @@ def test_summing_nodes_in_node_order_is_another_expression():
     assert through_levels(order.fold_plan("tree", 4, 4), 2) == "((l0+l1)+(l2+l3))"
 
 
+@pytest.mark.parametrize("name", order.FOLD_ORDERS)
+def test_empty_leaves_are_in_neither_level(name):
+    for heads in (4, 5, 7):
+        empty = order.cut_leaves(heads, 64, 8).empty
+        whole = order.fold_plan(name, 8, 1, empty)
+        ((alone,),) = whole.roots
+        for nodes in (1, 2, 4):
+            found = through_levels(order.fold_plan(name, 8, 4, empty), nodes)
+            assert found == order.describe(alone)
+
+
 def test_nodes_that_hold_no_whole_subtrees_are_refused():
     plan = order.fold_plan("tree", 8, 4)
     with pytest.raises(ValueError, match="4 ranks on 3 nodes"):

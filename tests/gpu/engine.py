@@ -187,12 +187,12 @@ UNEQUAL = {
     "9 heads": {"like": "llama", "hidden": 576, "heads": 9, "kv_heads": 3, "intermediate": 1536},
     "14 heads": {"like": "qwen2", "hidden": 896, "heads": 14, "kv_heads": 2, "intermediate": 4864},
     "28 heads": {
-        **{"like": "qwen2", "hidden": 3584, "heads": 28, "kv_heads": 4, "head_dim": 128},
-        "intermediate": 18944,
+        **{"like": "qwen2", "hidden": 1024, "heads": 28, "kv_heads": 4, "head_dim": 128},
+        "intermediate": 4736,
     },
     "odd width": {"like": "qwen3", "hidden": 512, "heads": 11, "kv_heads": 11, "intermediate": 720},
 }
-"""Heads or widths that 8 leaves do not divide: SmolLM2's, Qwen2.5-0.5B's and -7B's, and made up."""
+"""Heads or widths that 8 leaves do not divide: SmolLM2's, Qwen2.5-0.5B's, Qwen2.5-7B's heads."""
 
 
 def make_models(folder):

@@ -191,7 +191,7 @@ def leaf_checks():
         (512, (16, 48, 32)),
     ):
         for dtype in (bf16, fp16, fp32):
-            name = f"unequal leaves {widths[-1]} {str(dtype).rpartition('.')[2]}"
+            name = f"unequal leaves {n}x{sum(widths)} {str(dtype).rpartition('.')[2]}"
             arguments = n, widths, dtype
             checks.append(Check(name, unequal_leaves_are_the_chains_of_each, arguments))
     checks.append(Check("neighbours", a_fold_keeps_minus_zero_and_its_neighbours))
