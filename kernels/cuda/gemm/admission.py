@@ -81,7 +81,7 @@ def check(
     `table`: the GPU's committed one if None.
     Raises RuntimeError naming each entry that leaves the bit class, ValueError for a damaged table.
     """
-    wanted = sorted(set(products))
+    wanted = _with_choices(products)
     table = _table(device, dtype, table)
     off = None if table is None else environment_difference(table, device)
     held = {} if table is None else _used(wanted, table, limits, library=off is None)
@@ -108,7 +108,7 @@ def rehearse(
 
     Raises ValueError for a damaged table.
     """
-    wanted, table = sorted(set(products)), _table(device, dtype, table)
+    wanted, table = _with_choices(products), _table(device, dtype, table)
     held = {} if table is None else _used(wanted, table, limits, library=False)
     missing = [product for product in wanted if product not in held]
     used = held | _estimated(missing, limits, device, dtype)
@@ -117,6 +117,11 @@ def rehearse(
         for product in used:
             if product.kind == "gated":  # what follows a library's product
                 silu_and_multiply(torch.empty(1, product.n, device=device), dtype)
+
+
+def _with_choices(products: Iterable[Product]) -> list[Product]:
+    """The distinct products that more than one variant computes: unequal leaves have one way."""
+    return sorted({product for product in products if not product.widths})
 
 
 def _table(device: torch.device, dtype: torch.dtype, given: ShapeTable | None) -> ShapeTable | None:

@@ -12,13 +12,19 @@ from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm import admission, library_trials
 from tpdet.kernels.cuda.gemm.choice import estimate, tile_costs
 from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Admitted, Choice
-from tpdet.kernels.cuda.gemm.choice.tile_costs import Cost, Work, cost_name, load_of, microseconds
+from tpdet.kernels.cuda.gemm.choice.tile_costs import (
+    Cost,
+    Work,
+    cost_name,
+    cost_of,
+    load_of,
+    microseconds,
+)
 from tpdet.kernels.cuda.gemm.choice.tile_text import parse_tile
 from tpdet.kernels.cuda.gemm.choice.variants import KERNELS, variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Shape
 from tpdet.kernels.inputs.product import HEAD_ROWS, Product
-from tpdet.synthetic.model_shapes import SHAPES
 from tpdet.tune.shapes import tuned_products, tuned_row_products
 
 COST = Cost(2.0, 0.4, 0.5, 1.0, 2.0, 4.0, 4.0)
@@ -66,9 +72,13 @@ def test_the_least_estimate_is_chosen_and_what_has_no_cost_is_not(monkeypatch):
     assert not estimate.estimated_choices(ROWS, 8192, GPU)
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES))
-def test_every_known_model_has_choices_that_fit(name):
-    gpu = hardware.H200
+MEASURED = [path.stem for path in sorted(tile_costs.FOLDER.glob("*.json"))]
+
+
+@pytest.mark.parametrize("gpu", MEASURED)
+@pytest.mark.parametrize("name", ["qwen2.5-7b", "qwen3-0.6b", "qwen3-32b", "llama-3-70b"])
+def test_every_known_model_has_choices_that_fit(name, gpu):
+    gpu = replace(hardware.H200, name=gpu)
     products = tuned_products([name], (1, 2)) + tuned_row_products([name], (1, 2), ("pairs",))
     for product in products:
         most = HEAD_ROWS if product.kind == "head" else 8192
@@ -81,13 +91,23 @@ def test_every_known_model_has_choices_that_fit(name):
                 assert variant_of(choice.tile).fits(shape, choice.tile), (product, choice)
 
 
+def test_a_tile_whose_depth_k_cuts_costs_in_proportion():
+    work, tile = Work("row", 16, 96, 64, 2, 2), Tile(16, 64, 128, 4, 5, "pointer_swapped")
+    costs = {cost_name(work, "flat", tile): COST}
+    assert cost_of(costs, work, "flat", tile) == COST
+    half = cost_of(costs, work, "flat", replace(tile, depth=64))
+    assert half == COST._replace(step=COST.step / 2, latency=COST.latency / 2)
+    assert cost_of(costs, work, "flat", replace(tile, stages=4)) is None
+    assert cost_of(costs, work, "flat", replace(tile, depth=256)) is None
+
+
 def test_a_gpu_without_costs_takes_those_of_the_h200():
     assert tile_costs.tile_costs("no such GPU") == tile_costs.tile_costs("NVIDIA H200")
 
 
-@pytest.mark.parametrize("path", sorted(tile_costs.FOLDER.glob("*.json")), ids=lambda p: p.stem)
-def test_every_cost_is_of_a_tile_that_exists(path):
-    for name, cost in tile_costs.tile_costs(path.stem).items():
+@pytest.mark.parametrize("gpu", MEASURED)
+def test_every_cost_is_of_a_tile_that_exists(gpu):
+    for name, cost in tile_costs.tile_costs(gpu).items():
         group, cut, text = re.fullmatch(r"([a-z]+) (?:(\d) )?(\d+x.*)", name).groups()
         kernel = group if cut else ""
         work = Work("row" if cut else group, 1, 1, 1, cut=int(cut or 1))

@@ -12,7 +12,7 @@ from tpdet.kernels.cuda.gemm.choice.leaf_choice import leaf_candidates
 from tpdet.kernels.cuda.gemm.choice.shape_table import BUCKETS, Choice
 from tpdet.kernels.cuda.gemm.choice.tile_costs import (
     Work,
-    cost_name,
+    cost_of,
     load_of,
     microseconds,
     tile_costs,
@@ -50,7 +50,7 @@ def _column_estimates(product: Product, bucket: int, gpu: Gpu) -> Iterator[Estim
     kind, n, k = product.kind, product.n, product.k
     costs, work = tile_costs(gpu.name), Work(kind, bucket, n, k)
     for tile in column_candidates(bucket, n, k, kind=kind, descriptors=True):
-        cost = costs.get(cost_name(work, "", tile))
+        cost = cost_of(costs, work, "", tile)
         if cost is not None:
             yield microseconds(cost, load_of(tile, work, gpu.multiprocessors)), Choice(bucket, tile)
 
@@ -59,7 +59,7 @@ def _row_estimates(product: Product, bucket: int, gpu: Gpu) -> Iterator[Estimate
     costs, (n, k, leaves) = tile_costs(gpu.name), (product.n, product.k, product.leaves)
     for found in leaf_candidates(bucket, n, k, leaves, read_roots(product.roots)):
         work = Work("row", bucket, n, k, leaves // found.cut, found.cut)
-        cost = costs.get(cost_name(work, found.kernel, found.tile))
+        cost = cost_of(costs, work, found.kernel, found.tile)
         if cost is not None:
             choice = Choice(bucket, found.tile, None, found.cut, found.kernel)
             yield microseconds(cost, load_of(found.tile, work, gpu.multiprocessors)), choice

@@ -11,13 +11,15 @@ estimated: it was not measured, or its estimates mislead.
 """
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
-from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.gemm.variants.tile import DEEPEST, Tile
 from tpdet.kernels.cuda.hardware import H200, file_name
 
 FOLDER = Path(__file__).resolve().parent / "tile_costs"
@@ -68,6 +70,21 @@ def tile_costs(gpu: str) -> dict[str, Cost]:
 def costs_path(gpu: str) -> Path:
     """Where the costs of a GPU stand: "NVIDIA H200" -> tile_costs/nvidia-h200.json."""
     return FOLDER / f"{file_name(gpu)}.json"
+
+
+def cost_of(costs: Mapping[str, Cost], work: Work, kernel: str, tile: Tile) -> Cost | None:
+    """A tile's costs; those of the same tile of deeper steps, in proportion, where K cut its depth.
+
+    kernel: as of `cost_name`. None for a tile without costs.
+    """
+    depth = tile.depth
+    while depth <= DEEPEST:
+        found = costs.get(cost_name(work, kernel, replace(tile, depth=depth)))
+        if found is not None:
+            share = tile.depth / depth
+            return found._replace(step=found.step * share, latency=found.latency * share)
+        depth *= 2
+    return None
 
 
 def cost_name(work: Work, kernel: str, tile: Tile) -> str:

@@ -6,6 +6,7 @@ K_GROUP = 16
 """Products that one matrix instruction adds up: every depth and every K is a multiple of it."""
 
 _DEPTHS = (512, 256, 128, 64, 32, 16)
+DEEPEST = _DEPTHS[0]
 _LARGEST = 128 * 256
 _FLOAT32_BYTES = 4
 
