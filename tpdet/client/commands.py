@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tpdet.client.connection import Connection, client_key
-from tpdet.client.offline_chat import is_model, talk_offline
+from tpdet.client.offline_chat import talk_offline
 from tpdet.client.terminal import Ask, Message, converse, piped, prompt_lines, show, tell
 from tpdet.errors import TpdetError, UsageError
+from tpdet.weights.resolve import is_model
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 

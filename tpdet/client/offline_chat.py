@@ -4,21 +4,11 @@ import argparse
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from tpdet.client.engine_settings import engine_config
 from tpdet.client.terminal import Ask, Message
 from tpdet.errors import RequestError, UsageError
-from tpdet.gguf_file.header import is_gguf
-
-
-def is_model(path: str) -> bool:
-    """Whether an argument is a model rather than a message."""
-    given = Path(path)
-    if given.is_dir():
-        return (given / "config.json").is_file() or any(given.glob("*.gguf"))
-    return given.is_file() and is_gguf(given)
 
 
 def talk_offline(model: str, sampling: Mapping[str, Any], converse: Callable[[Ask], int]) -> int:

@@ -41,6 +41,14 @@ def resolve_model(name: str, revision: str | None = None, what: str = "model") -
         ) from error
 
 
+def is_model(name: str) -> bool:
+    """Whether there is a model of this path: a GGUF file, or a directory with one or a config."""
+    path = Path(name)
+    if path.is_dir():
+        return (path / "config.json").is_file() or any(path.glob(f"*{SUFFIX}"))
+    return path.is_file() and is_gguf(path)
+
+
 def _only_file(directory: Path) -> Path | None:
     """The GGUF file of a directory that has no `config.json`; None if there is none."""
     if (directory / "config.json").exists():

@@ -7,15 +7,16 @@ from tpdet.bench.report.shapes import named_config
 from tpdet.errors import NotFoundError
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.synthetic.model_shapes import PUBLISHED, SHAPES
+from tpdet.weights.resolve import resolve_model
 
 
 def find_model(name: str, dtype: str = "auto") -> ModelConfig:
-    """The configuration of a directory, a well-known shape (also by hub name) or a cached model.
+    """The configuration of a directory, GGUF file, well-known shape (or hub name), or cached model.
 
     Nothing is downloaded. Raises NotFoundError when there is none, and as `load_model_config`.
     """
-    if Path(name).is_dir():
-        return load_model_config(name, dtype)
+    if Path(name).exists():
+        return load_model_config(resolve_model(name), dtype)
     shape = PUBLISHED.get(name, name)
     if shape in SHAPES:
         return named_config(shape, dtype)

@@ -21,6 +21,7 @@ from tpdet.launch.life.run_directory import default_path, new_session
 from tpdet.launch.life.run_secret import SECRET_VARIABLE
 from tpdet.launch.start import mpirun, slurm, torchrun
 from tpdet.server.settings.settings import Settings, load_settings
+from tpdet.weights.resolve import is_model
 
 _PATHS = (
     "model", "tokenizer", "chat_template", "config", "api_key_file", "run_secret_file", "run_dir",
@@ -190,7 +191,7 @@ def _look_for_model(settings: Settings, starts: bool) -> None:
     """Say that there is no model here; raise NotFoundError instead if something `starts` now."""
     name = settings.engine.model
     path = Path(name)
-    if (path / "config.json").is_file():
+    if is_model(name):
         return
     remedy = "give a Hugging Face directory, or --model-on-nodes if it is there on the nodes alone"
     if path.is_dir():
