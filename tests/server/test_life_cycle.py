@@ -86,6 +86,31 @@ def test_a_slow_reader_is_cut_and_slows_nobody(start_server):
     connection.close()
 
 
+def test_a_reader_that_falls_behind_for_a_while_misses_nothing(start_server):
+    """Events wait for it behind those that were written as they came; none is lost or doubled."""
+    server = start_server("--max-model-len", "4096")
+    body = {"model": MODEL, "prompt": "x", "n": 8, "logprobs": 16, "seed": 3, "max_tokens": 400}
+    body |= {"ignore_eos": True}
+    whole = [choice["text"] for choice in server.complete(**body).json()["choices"]]
+    data = json.dumps(body | {"stream": True}).encode()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", server.port))
+    head = f"Content-Length: {len(data)}"
+    connection.sendall(request_bytes(PATH, data, "Content-Type: application/json", head))
+    eventually(lambda: server.metric("tpdet_generation_tokens_total") == 2 * 8 * 400, 20)
+    assert running(server) == 0
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    *events, last = answer.read().decode().split("\n\n")[:-1]
+    assert last == "data: [DONE]"
+    found = [""] * 8
+    for event in events:
+        for choice in json.loads(event.removeprefix("data: "))["choices"]:
+            found[choice["index"]] += choice["text"]
+    assert found == whole
+
+
 def test_sigterm_drains_running_requests_and_refuses_new_ones(start_server):
     server = start_server()
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
