@@ -13,6 +13,7 @@ from typing import cast
 
 import torch
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.exact import thresholds
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.paged_batch import PagedBatch
@@ -199,17 +200,16 @@ def count_ahead(
 
 def leaving_multiprocessors(count: int, device: torch.device) -> AbstractContextManager[None]:
     """While inside, products leave `count` multiprocessors of a GPU to what runs beside them."""
-    if not count or device.type == "cpu":
+    room = hardware.room_of(device.type)
+    if not count or room == "cpu":
         return nullcontext()
-    held: AbstractContextManager[None] = _kernels(device.type, "launch.multiprocessors").leaving(
-        count
-    )
+    held: AbstractContextManager[None] = _kernels(room, "launch.multiprocessors").leaving(count)
     return held
 
 
 def _on(x: torch.Tensor, name: str) -> ModuleType:
     """The module of an operation, as `room.module`, for x's device; refuses other devices."""
-    return _kernels(x.device.type, name)
+    return _kernels(hardware.room_of(x.device.type), name)
 
 
 @cache

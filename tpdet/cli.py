@@ -31,6 +31,7 @@ offline
   tpdet bench latency MODEL             time the engine, a server, the kernels
   tpdet plan --model qwen3-8b           memory and speed on GPUs that need not be there
   tpdet tune                            measure the GEMM variants of this GPU
+  tpdet compile MODEL --gpu h200 --output DIR     a start's kernels, without a GPU
   tpdet make-model DIR --like qwen3     write a small random checkpoint
   tpdet env                             print what may change bits here
 
@@ -88,6 +89,7 @@ def command_parser() -> Parser:
         _add_bench,
         _add_plan,
         _add_tune,
+        _add_compile,
         _add_make_model,
         _add_env,
     ):
@@ -142,6 +144,12 @@ def _add_tune(commands: argparse._SubParsersAction) -> None:
     from tpdet.tune.arguments import add_tune
 
     add_tune(commands)
+
+
+def _add_compile(commands: argparse._SubParsersAction) -> None:
+    from tpdet.precompile.arguments import add_compile
+
+    add_compile(commands)
 
 
 def _add_plan(commands: argparse._SubParsersAction) -> None:

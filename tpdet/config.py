@@ -120,6 +120,9 @@ class EngineConfig(BaseModel):
     compile_ahead: bool = Field(
         True, description="compile the kernels of a start side by side, shared by a host's ranks"
     )
+    kernel_cache: str | None = Field(
+        None, description="directory of kernels that tpdet compile made; a GPU's start reads them"
+    )
     share_draws: Literal["auto", "on", "off"] = Field(
         "auto",
         description="ranks draw a step's random tokens together: with top-k or top-p each for its "

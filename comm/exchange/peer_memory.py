@@ -12,12 +12,15 @@ same shapes in the same order, before any graph is captured.
 
 import os
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
 from tpdet.comm.world.group_world import GroupWorld
+from tpdet.comm.world.rehearsal_world import RehearsalWorld
 from tpdet.comm.world.world import World
 from tpdet.errors import PeerLostError, UsageError
+from tpdet.kernels.cuda.hardware import gpu_of
 
 _MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 
@@ -81,6 +84,31 @@ class PeerMemory:
         self.world.barrier()
 
 
+class RehearsalMemory(PeerMemory):
+    """Tensors of one rank of a world that is not there: kernels that get them are never launched."""
+
+    def __init__(self, world: RehearsalWorld, device: torch.device) -> None:
+        self.world = cast(GroupWorld, world)
+        self.device = device
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> PeerTensor:
+        """Zeros of `shape`, and addresses of nothing."""
+        own = torch.zeros(shape, dtype=dtype, device=self.device)
+        return PeerTensor(own, torch.zeros(self.world.size, dtype=torch.int64, device=self.device))
+
+    @property
+    def multiprocessors(self) -> int:
+        """Of the GPU that the device is taken for."""
+        return gpu_of(self.device).multiprocessors
+
+    def host_words(self, count: int) -> torch.Tensor:
+        """int64 [count], zero."""
+        return torch.zeros(count, dtype=torch.int64)
+
+    def settle(self) -> None:
+        """Nothing was given to any GPU to do."""
+
+
 def open_peer_memory(world: World) -> PeerMemory | None:
     """Peer memory, if every rank of the world can reach every other's GPU. Collective."""
     mine, device = _reachable(world)
@@ -106,6 +134,9 @@ def memory_for(transport: str, world: World, device: torch.device) -> PeerMemory
             "transport mpi needs ranks that talk by MPI: start the server with mpirun, or use "
             "--transport gather"
         )
+    if isinstance(world, RehearsalWorld):
+        there = transport in ("auto", "peer") and world.size > 1
+        return RehearsalMemory(world, device) if there else None
     memory = None
     if transport in ("auto", "peer") and device.type == "cuda" and world.size > 1:
         memory = open_peer_memory(world)

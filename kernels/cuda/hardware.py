@@ -6,6 +6,8 @@ reads it too, so nothing heavy is imported before a GPU is asked for.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -57,9 +59,35 @@ OTHER_PRODUCT_RATE = 1.8e12
 ATTENTION_SHARE = 0.62
 """386 of 620 TFLOP/s, on an H200 too."""
 H200 = Gpu("NVIDIA H200", (9, 0), 132, 227 * KIB)
+H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 227 * KIB)
+KNOWN = {"h100": H100, "h200": H200}
+"""GPUs that need not be there for kernels to be compiled, by their short names."""
+MEMORY = {H100: int(79.1 * (1 << 30)), H200: int(139.8 * (1 << 30))}
+"""Bytes of their memory, about as the driver reports them."""
 
 NO_GPU = Gpu("", (0, 0), 0, 0)
 """Another device: Triton's interpreter on the CPU."""
+
+_pretended = NO_GPU
+
+
+@contextmanager
+def pretending(gpu: Gpu) -> Iterator[None]:
+    """Tensors of the CPU are taken for this GPU's: for kernels that are recorded, never launched.
+
+    For the whole process.
+    """
+    global _pretended
+    before, _pretended = _pretended, gpu
+    try:
+        yield
+    finally:
+        _pretended = before
+
+
+def room_of(kind: str) -> str:
+    """The kernels that a kind of device runs: `cpu`, `cuda`, or the kind itself."""
+    return "cuda" if kind == "cpu" and _pretended is not NO_GPU else kind
 
 
 def file_name(gpu: str) -> str:
@@ -67,11 +95,13 @@ def file_name(gpu: str) -> str:
     return "-".join(re.findall(r"[a-z0-9]+", gpu.lower()))
 
 
-@cache
 def gpu_of(device: "torch.device") -> Gpu:
     """The GPU of a device, as the driver reports it; NO_GPU for another device."""
-    if device.type != "cuda":
-        return NO_GPU
+    return _gpu_of(device) if device.type == "cuda" else _pretended
+
+
+@cache
+def _gpu_of(device: "torch.device") -> Gpu:
     import torch
 
     found = torch.cuda.get_device_properties(device)

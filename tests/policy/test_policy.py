@@ -33,7 +33,7 @@ FLOORS = (
     ("serve", "bench/report", "score", "server/commands"),
     ("bench/kernels",),
     ("bench",),
-    ("tune", "planner"),
+    ("tune", "planner", "precompile"),
     ("cli",),
 )  # fmt: skip
 """The rooms of the product, from the ground up: an import goes to its own room or to a lower floor.

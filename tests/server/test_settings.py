@@ -29,7 +29,8 @@ FLAGS = """
     --canary-interval --chat-template --compile-ahead --config --device --disable-log-stats
     --disable-uvicorn-access-log --drain-timeout --dtype --enable-prefix-caching
     --enforce-eager --fixed-batch --fold-order --gpu-memory-utilization --help --host
-    --http-processes --kv-pages --leaves --load-format --max-model-len --max-num-batched-tokens
+    --http-processes --kernel-cache --kv-pages --leaves --load-format --max-model-len
+    --max-num-batched-tokens
     --max-num-seqs --max-queue --max-slowdown --model --no-allow-faults --no-approximate
     --no-compile-ahead --no-disable-log-stats --no-disable-uvicorn-access-log
     --no-enable-prefix-caching --no-enforce-eager --no-skip-tokenizer-init --on-slowdown --port

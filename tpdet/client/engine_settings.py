@@ -21,7 +21,10 @@ GROUPS = {
         "max_num_batched_tokens", "fixed_batch",
     ),
     "arithmetic (what may change bits)": ("fold_order", "row_layers", "leaves", "approximate"),
-    "ranks and kernels": ("transport", "share_draws", "enforce_eager", "compile_ahead"),
+    "ranks and kernels": (
+        "transport", "share_draws", "enforce_eager", "compile_ahead",
+        "kernel_cache",
+    ),
 }  # fmt: skip
 """The engine's settings that are flags of an offline command; the others keep their defaults."""
 

@@ -39,6 +39,7 @@ class OfflineModel(ABC):
     gpu_memory_utilization, kv_pages: share of the GPU's memory to use, or pages of 256 tokens.
     enable_prefix_caching, enforce_eager, compile_ahead, share_draws, fixed_batch: how steps are
         run; no bit depends on them.
+    kernel_cache: directory that `tpdet compile` made; a GPU's start reads kernels there.
     fold_order, row_layers, leaves: the order of sums, which is part of the contract id.
     transport: what carries sums between ranks.
     approximate: stock arithmetic, which is not deterministic.
@@ -72,6 +73,7 @@ class OfflineModel(ABC):
         enable_prefix_caching: bool = True,
         enforce_eager: bool = False,
         compile_ahead: bool = True,
+        kernel_cache: str | None = None,
         share_draws: Literal["auto", "on", "off"] = "auto",
         fixed_batch: int | None = None,
         fold_order: Literal["sequential", "pairs", "tree"] = DEFAULT_FOLD_ORDER,

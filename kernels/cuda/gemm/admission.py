@@ -124,11 +124,27 @@ def _with_choices(products: Iterable[Product]) -> list[Product]:
     return sorted({product for product in products if not product.widths})
 
 
+def foreseen(
+    products: Iterable[Product],
+    device: torch.device,
+    limits: Mapping[str, int],
+    dtype: torch.dtype = torch.bfloat16,
+) -> Admitted:
+    """What `check` will admit, without library products; for a rehearsal, since nothing was tried.
+
+    Raises ValueError for a damaged table.
+    """
+    table = _table(device, dtype, None)
+    used = {} if table is None else _used(sorted(set(products)), table, limits, library=False)
+    return Admitted(used)
+
+
 def _table(device: torch.device, dtype: torch.dtype, given: ShapeTable | None) -> ShapeTable | None:
     """The table in use: the one given, else the GPU's; None for activations it says nothing of."""
     if dtype != torch.bfloat16:
         return None
-    return given or shape_table.load_table(torch.cuda.get_device_name(device))
+    name = hardware.gpu_of(device).name or torch.cuda.get_device_name(device)
+    return given or shape_table.load_table(name)
 
 
 def _used(

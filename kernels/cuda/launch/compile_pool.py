@@ -5,7 +5,7 @@ the same kernel at once, and to this process's table of kernels.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,14 +17,25 @@ MAX_THREADS = 16
 """A sixteenth of a compilation, the translation of the source, holds Python's lock."""
 
 
-def compile_all(specializations: Iterable[Specialization], threads: int) -> list[str]:
-    """Compile each, at most `threads` at once; what could not be, as lines with name and reason."""
+def compile_all(
+    specializations: Iterable[Specialization],
+    threads: int,
+    each_done: Callable[[], object] = lambda: None,
+) -> list[str]:
+    """Compile each, at most `threads` at once; what could not be, as lines with name and reason.
+
+    each_done: called on this thread after each.
+    """
     # The longest source first: a long compilation that begins last is waited for alone.
     ordered = sorted(specializations, key=lambda each: (-each.size, each.digest))
     if not ordered:
         return []
     with ThreadPoolExecutor(max(1, min(threads, MAX_THREADS, len(ordered)))) as pool:
-        return [said for said in pool.map(_compile, ordered) if said]
+        failed = []
+        for done in as_completed([pool.submit(_compile, each) for each in ordered]):
+            failed.append(done.result())
+            each_done()
+    return sorted(said for said in failed if said)
 
 
 def _compile(each: Specialization) -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from tpdet.comm.world.world import World
 from tpdet.runner.start.start_times import StartTimes
+from tpdet.weights.load_progress import LoadProgress
 
 if TYPE_CHECKING:
     from tpdet.kernels.cuda.launch.recording import Recorded
@@ -118,7 +119,9 @@ def compile_ahead(work: Callable[[], object], world: World) -> int:
     everyone = [Asked.decode(data) for data in world.gather_bytes(asked.encode())]
     mine = share(everyone, world.rank)
     threads = max(1, len(os.sched_getaffinity(0)) // world.local_size)
-    failed = compile_all([recorded[digest] for digest in mine], threads)
+    progress = LoadProgress(len(mine), world.rank == 0, doing="compiling", unit="kernel")
+    failed = compile_all([recorded[digest] for digest in mine], threads, progress.step)
+    progress.close()
     world.barrier()
     # What other ranks compiled lies on disk now; what does not is compiled here after all.
     others = [each for digest, each in recorded.items() if digest not in mine]

@@ -20,6 +20,7 @@ from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig
 from tpdet.models.products import rank_products
 from tpdet.runner.start.compile_ahead import CompilingAhead
+from tpdet.runner.start.rehearsal import rehearse_checks
 
 _log = logging.getLogger("tpdet.engine")
 
@@ -67,7 +68,7 @@ def compare_answers(
     limits: of `admit_products`, whose kernels are compiled at once with these; None without it.
     """
     dtype = getattr(torch, partition.config.dtype)
-    ahead.compile(lambda: _rehearse_checks(partition, device, limits), "checks")
+    ahead.compile(lambda: rehearse_checks(partition, device, limits), "checks")
     answers = known_answers(device, dtype)
     agree(world, {f"known answer {name}": digest for name, digest in answers.items()})
 
@@ -108,18 +109,6 @@ def tune_command(config: EngineConfig, size: int) -> str:
     if config.row_layers != "fold":
         parts += ["--row-layers", f"fold,{config.row_layers}"]
     return shlex.join(parts)
-
-
-def _rehearse_checks(
-    partition: Partition, device: torch.device, limits: dict[str, int] | None
-) -> None:
-    """Launch what the known answers and, with `limits`, `admit_products` launch; judge nothing."""
-    from tpdet.kernels.cuda.gemm import admission
-
-    dtype = getattr(torch, partition.config.dtype)
-    known_answers(device, dtype)
-    if limits is not None:
-        admission.rehearse(rank_products(partition), device, limits, dtype)
 
 
 def threads_per_rank(local_size: int) -> int:

@@ -16,6 +16,7 @@ from tpdet.layers.partition import Partition, make_partition
 from tpdet.layers.row_layers import row_rule
 from tpdet.runner.start.compile_ahead import CompilingAhead
 from tpdet.runner.start.contracts import Contracts, name_contracts
+from tpdet.runner.start.kernel_cache import open_kernel_cache
 from tpdet.runner.start.kernel_checks import (
     admit_products,
     agree_to_start,
@@ -37,7 +38,8 @@ LOAD_TIMEOUT = 3600.0
 """Seconds that the ranks may be apart while they read weights."""
 
 _SHARE_OF_TIMEOUT = 0.8
-_LOCAL_FACTS = ("model", "tokenizer", "chat_template")  # paths may differ from host to host
+_LOCAL_FACTS = ("model", "tokenizer", "chat_template", "kernel_cache")
+"""Paths may differ from host to host."""
 
 
 def load_model(config: EngineConfig, world: World) -> LoadedModel:
@@ -54,6 +56,7 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
     directory, model, positions = read_model(config)
     partition = make_partition(model, world, config.fold_order, config.leaves, config.row_layers)
     contracts = name_contracts(config, partition, kind)
+    open_kernel_cache(config, contracts.strict, world.size, device)
     chosen = choose_step_tokens(config, partition, gpu_of(device), gpu_bytes(device))
     step_tokens = agreed_step_tokens(chosen, world)
     rows = max(step_tokens.most, config.max_num_seqs)

@@ -6,10 +6,10 @@ from functools import partial
 
 import torch
 
-from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.models.warm_up import pages_needed, warm_up
-from tpdet.runner.graphs.engine_graphs import captures_graphs, make_graphs
+from tpdet.runner.graphs.engine_graphs import captures_graphs
 from tpdet.runner.start.loaded_model import LoadedModel
+from tpdet.runner.start.rehearsal import rehearse_steps, step_limits
 
 _log = logging.getLogger("tpdet.engine")
 
@@ -23,21 +23,13 @@ def warm_engine(loaded: LoadedModel) -> int:
     config, context, model = loaded.config, loaded.max_model_len, loaded.decoder
     device, sampled, most = loaded.device, loaded.sampled, loaded.step_tokens.most
     pages = loaded.allocate_pages(pages_needed(most, context))
-    limits = config.max_num_seqs, most, context, HEAD_ROWS
-
-    def rehearse() -> None:
-        shallow = model.shallow()
-        with shallow.exchange.carrier.rehearsal():
-            warm_up(shallow, pages, device, *limits)
-            if captures_graphs(config, device):
-                make_graphs(shallow, pages, sampled, config, most, context, capture=False)
-            loaded.sharing.warm_up(device)
-
-    loaded.ahead.compile(rehearse, "warm-up")
+    graphs = captures_graphs(config, device)
+    of = model, pages, sampled, loaded.sharing, config, most, context, graphs
+    loaded.ahead.compile(lambda: rehearse_steps(*of), "warm-up")
     _log.info("warming up")
-    warm = partial(warm_up, model, pages, device, *limits)
+    warm = partial(warm_up, model, pages, device, *step_limits(config, most, context))
     loaded.sharing.warm_up(device)
-    if captures_graphs(config, device) and model.attends_in_fixed_shapes:
+    if graphs and model.attends_in_fixed_shapes:
         return _bytes_taken(warm, device)
     warm()
     return 0

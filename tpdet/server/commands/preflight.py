@@ -8,6 +8,8 @@ import importlib.util
 from pathlib import Path
 
 from tpdet.errors import NotFoundError, UsageError
+from tpdet.kernels.cuda.launch.kernel_directory import check_caches
+from tpdet.kernels.order import Contract
 from tpdet.model_config import load_model_config
 from tpdet.model_config.fit import check_ranks, context_length
 from tpdet.server.commands.gpus import count_gpus, torch_build
@@ -26,8 +28,9 @@ def check_start(settings: Settings, ranks: int) -> None:
     A hub name is downloaded here. Raises NotFoundError, CheckpointError, UsageError, ResourceError
     and NotPermittedError, each naming the value and the remedy.
     """
-    _check_model(settings, ranks)
+    contract = _check_model(settings, ranks)
     device = check_device(settings.engine.device, ranks)
+    check_caches(settings.engine.kernel_cache, contract, ranks, device)
     _check_transport(settings.engine.transport, device, ranks)
     server = settings.server
     if server.api_key_file is not None:
@@ -37,12 +40,15 @@ def check_start(settings: Settings, ranks: int) -> None:
     bind_port(server.host, server.port).close()
 
 
-def _check_model(settings: Settings, ranks: int) -> None:
-    """The checkpoint's configuration against the flags, and the files that have to be there."""
+def _check_model(settings: Settings, ranks: int) -> str:
+    """The checkpoint's configuration against the flags, and the files that have to be there.
+
+    Returns the contract's id on a GPU.
+    """
     engine = settings.engine
     directory = resolve_model(engine.model, engine.revision)
     model = load_model_config(directory, engine.dtype)
-    check_ranks(model, ranks, engine.leaves)
+    cut = check_ranks(model, ranks, engine.leaves)
     context_length(engine.max_model_len, model)
     if engine.load_format != "dummy":
         find_weights(directory)
@@ -51,6 +57,8 @@ def _check_model(settings: Settings, ranks: int) -> None:
     if not engine.skip_tokenizer_init:
         names = engine.tokenizer, engine.model
         read_files(resolve_tokenizer(*names, engine.revision), engine.chat_template)
+    more = {"row_layers": engine.row_layers, "edges": cut.edges}
+    return Contract("cuda", model.dtype, cut.count, engine.fold_order, **more).identifier
 
 
 def check_device(wanted: str, ranks: int) -> str:

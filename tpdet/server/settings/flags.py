@@ -28,8 +28,8 @@ GROUPS = {
         "fold_order", "row_layers", "leaves", "approximate", "on_slowdown", "max_slowdown", "seed",
     ),
     "ranks and kernels": (
-        "transport", "share_draws", "enforce_eager", "compile_ahead", "start_timeout",
-        "step_timeout", "run_secret_file",
+        "transport", "share_draws", "enforce_eager", "compile_ahead", "kernel_cache",
+        "start_timeout", "step_timeout", "run_secret_file",
     ),
     "operation": (
         "run_dir", "audit_dir", "http_processes", "drain_timeout", "canary_interval",
@@ -41,7 +41,7 @@ GROUPS = {
 _WORDS = {
     "model": "DIR_OR_NAME", "tokenizer": "DIR_OR_NAME", "host": "ADDRESS", "port": "PORT",
     "served_model_name": "NAME", "api_key_file": "FILE", "run_secret_file": "FILE",
-    "chat_template": "FILE", "run_dir": "DIR", "audit_dir": "DIR", "max_model_len": "TOKENS",
+    "chat_template": "FILE", "kernel_cache": "DIR", "run_dir": "DIR", "audit_dir": "DIR", "max_model_len": "TOKENS",
     "max_num_batched_tokens": "TOKENS", "gpu_memory_utilization": "SHARE", "max_slowdown": "SHARE",
     "batch_swing_alarm": "SHARE", "step_timeout": "SECONDS", "start_timeout": "SECONDS",
     "drain_timeout": "SECONDS", "canary_interval": "SECONDS", "kv_pages": "PAGES",

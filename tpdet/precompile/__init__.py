@@ -1,0 +1,1 @@
+"""`tpdet compile`: the kernels of a start, compiled where there is no GPU."""

@@ -1,0 +1,148 @@
+"""The kernels that a start on a GPU would ask for, found on a machine without one.
+
+    with on_gpu(H200):
+        asked = kernels_of(config, model, context, rank, size)   # digest -> what is to be compiled
+
+The rank's own start is rehearsed (`runner/start/rehearsal.py`) with one layer of each kind, whose
+weights are zeros, over tensors of the CPU that the kernels take for a GPU's.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from tpdet.cache.kv import allocate_pages
+from tpdet.comm.world.rehearsal_world import RehearsalWorld
+from tpdet.config import EngineConfig
+from tpdet.kernels.cuda.gemm import admission
+from tpdet.kernels.cuda.hardware import MEMORY, Gpu, gpu_of, pretending
+from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.layers.arithmetic import make_arithmetic
+from tpdet.layers.partition import Partition, make_partition
+from tpdet.layers.row_layers import row_rule
+from tpdet.model_config import ModelConfig
+from tpdet.models.decoder import Decoder
+from tpdet.models.products import rank_products
+from tpdet.models.warm_up import pages_needed
+from tpdet.precompile.weightless import Weightless
+from tpdet.runner.start.contracts import name_contracts
+from tpdet.runner.start.kernel_checks import product_limits
+from tpdet.runner.start.rehearsal import rehearse_checks, rehearse_steps
+from tpdet.runner.start.step_tokens import choose_step_tokens
+from tpdet.runner.step.shared_rows import open_sharing
+from tpdet.weights.pieces import Pieces
+from tpdet.weights.source import WeightSource
+
+if TYPE_CHECKING:
+    from tpdet.kernels.cuda.launch.recording import Recorded
+
+_CPU = torch.device("cpu")
+
+
+class _Driver:
+    """As much of Triton's driver as compiling takes."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        major, minor = gpu.capability
+        self._target = GPUTarget("cuda", 10 * major + minor, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        """What is compiled for."""
+        return self._target
+
+    def get_current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """Nothing is launched on it."""
+        return 0
+
+
+class _Zeros(WeightSource):
+    """Weights that are all zero and take no memory until they are written."""
+
+    def read(self, name: str, shape: tuple[int, ...], pieces: Pieces) -> torch.Tensor:
+        """This rank's pieces of a tensor, joined."""
+        width = sum(last - first for _, (first, last) in pieces.ranges(shape))
+        return torch.zeros(
+            (*shape[: pieces.dim], width, *shape[pieces.dim + 1 :]), dtype=self._dtype
+        )
+
+
+@contextmanager
+def on_gpu(gpu: Gpu) -> Iterator[None]:
+    """Kernels are chosen and compiled for this GPU, and none can be launched."""
+    there: Any = _Driver(gpu)
+    before = driver._active  # Triton's own way back makes a driver, for which there is no GPU
+    driver.set_active(there)
+    try:
+        with pretending(gpu):
+            yield
+    finally:
+        driver._active = before
+
+
+def kernels_of(
+    config: EngineConfig, model: ModelConfig, context: int, rank: int, size: int
+) -> "Recorded":
+    """What one rank of `size` asks for, by digest; inside `on_gpu`.
+
+    context: tokens of a sequence, at most. Raises UsageError for a size that does not fit.
+    """
+    partition = _partition(config, one_layer_of_each_kind(model), RehearsalWorld(rank, size))
+    dtype = getattr(torch, model.dtype)
+    most = _most_tokens(config, model, size)
+    rows = max(most, config.max_num_seqs)
+    limits = product_limits(rows, HEAD_ROWS)
+    with Weightless(), recording() as asked:
+        rehearse_checks(partition, _CPU, limits)
+        exchange = row_rule(partition).open_exchange(
+            config.transport, partition, rows, dtype, _CPU
+        )
+        partition = partition.by(make_arithmetic(False, partition.world, exchange))
+        partition.arithmetic.admitted = admission.foreseen(
+            rank_products(partition), _CPU, limits, dtype
+        )
+        decoder = Decoder(_Zeros(None, dtype, 0, False), partition, context)
+        count = pages_needed(most, context)
+        heads, layers = len(partition.key_heads), partition.config.num_layers
+        rehearse_steps(
+            decoder,
+            allocate_pages(layers, count, heads, model.head_dim, dtype, _CPU),
+            torch.zeros(config.max_num_seqs, dtype=torch.int64),
+            open_sharing(config, exchange, partition, HEAD_ROWS),
+            config,
+            most,
+            context,
+            graphs=not config.enforce_eager and config.transport != "mpi",
+        )
+    return asked
+
+
+def _most_tokens(config: EngineConfig, model: ModelConfig, size: int) -> int:
+    """Tokens of a step that ranks of this size agree on."""
+    gpu = gpu_of(_CPU)
+    whole = (_partition(config, model, RehearsalWorld(rank, size)) for rank in range(size))
+    return min(choose_step_tokens(config, each, gpu, MEMORY[gpu]).most for each in whole)
+
+
+def contract_of(config: EngineConfig, model: ModelConfig, size: int) -> str:
+    """The contract id of a start at one size on a GPU."""
+    return name_contracts(config, _partition(config, model, RehearsalWorld(0, size)), "cuda").strict
+
+
+def one_layer_of_each_kind(model: ModelConfig) -> ModelConfig:
+    """The same model with as few layers as have all its windows."""
+    windows = tuple(sorted(set(model.windows), key=str))
+    return replace(model, num_layers=len(windows), windows=windows)
+
+
+def _partition(config: EngineConfig, model: ModelConfig, world: RehearsalWorld) -> Partition:
+    return make_partition(model, world, config.fold_order, config.leaves, config.row_layers)

@@ -1,0 +1,56 @@
+"""What a start will launch on a GPU, done once for its kernels to be recorded; nothing is judged.
+
+`tpdet compile` runs the same two functions for a GPU that is not there.
+"""
+
+import torch
+
+from tpdet.cache.kv import KeyValuePages
+from tpdet.config import EngineConfig
+from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.kernels.known.answers import known_answers
+from tpdet.layers.partition import Partition
+from tpdet.models.decoder import Decoder
+from tpdet.models.products import rank_products
+from tpdet.models.warm_up import warm_up
+from tpdet.runner.graphs.engine_graphs import make_graphs
+from tpdet.runner.step.shared_rows import RowSharing
+
+
+def rehearse_checks(
+    partition: Partition, device: torch.device, limits: dict[str, int] | None
+) -> None:
+    """Launch what the known answers and, with `limits`, `admit_products` launch."""
+    from tpdet.kernels.cuda.gemm import admission
+
+    dtype = getattr(torch, partition.config.dtype)
+    known_answers(device, dtype)
+    if limits is not None:
+        admission.rehearse(rank_products(partition), device, limits, dtype)
+
+
+def rehearse_steps(
+    model: Decoder,
+    pages: KeyValuePages,
+    sampled: torch.Tensor,
+    sharing: RowSharing,
+    config: EngineConfig,
+    most: int,
+    context: int,
+    graphs: bool,
+) -> None:
+    """Launch every size of step, and with `graphs` what they will hold, on `pages_needed` pages.
+
+    sampled: ids int64 of the step before; most: tokens of a step; context: of a sequence.
+    """
+    shallow, device = model.shallow(), sampled.device
+    with shallow.exchange.carrier.rehearsal():
+        warm_up(shallow, pages, device, *step_limits(config, most, context))
+        if graphs:
+            make_graphs(shallow, pages, sampled, config, most, context, capture=False)
+        sharing.warm_up(device)
+
+
+def step_limits(config: EngineConfig, most: int, context: int) -> tuple[int, int, int, int]:
+    """The last arguments of `warm_up`: sequences, tokens, context and rows of logits, at most."""
+    return config.max_num_seqs, most, context, HEAD_ROWS
