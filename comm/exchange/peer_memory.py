@@ -85,7 +85,7 @@ class PeerMemory:
 
 
 class RehearsalMemory(PeerMemory):
-    """Tensors of one rank of a world that is not there: kernels that get them are never launched."""
+    """Tensors of a rank of a world that is not there: kernels that get them are not launched."""
 
     def __init__(self, world: RehearsalWorld, device: torch.device) -> None:
         self.world = cast(GroupWorld, world)

@@ -103,9 +103,7 @@ def kernels_of(
     limits = product_limits(rows, HEAD_ROWS)
     with Weightless(), recording() as asked:
         rehearse_checks(partition, _CPU, limits)
-        exchange = row_rule(partition).open_exchange(
-            config.transport, partition, rows, dtype, _CPU
-        )
+        exchange = row_rule(partition).open_exchange(config.transport, partition, rows, dtype, _CPU)
         partition = partition.by(make_arithmetic(False, partition.world, exchange))
         partition.arithmetic.admitted = admission.foreseen(
             rank_products(partition), _CPU, limits, dtype

@@ -81,7 +81,7 @@ def compile_to(
         major, minor = gpu.capability
         contracts = {str(size): contract_of(config, model, size) for size in sizes}
         facts = Facts(triton_version(), f"{major}.{minor}", sources_digest(), contracts)
-        _keep(cache, output, facts)
+        keep_kernels(cache, output, facts)
     seconds = time.monotonic() - began
     _say(f"{len(asked)} kernels for {gpu.name} in {output} after {seconds:.0f} s")
     return len(asked)
@@ -125,7 +125,7 @@ def _compiling_into_a_new_cache(output: Path) -> Iterator[Path]:
                 os.environ[_CACHE] = before
 
 
-def _keep(cache: Path, output: Path, facts: Facts) -> None:
+def keep_kernels(cache: Path, output: Path, facts: Facts) -> None:
     """Move what a start reads from Triton's cache to the output, which then gets its manifest."""
     output.mkdir(mode=0o755, exist_ok=True)
     for folder in sorted(path for path in cache.iterdir() if any(path.glob("*.cubin"))):

@@ -7,7 +7,6 @@ A rehearsal of a large model is done so where nothing reads what it computes. Re
 values or fewer are computed as ever, because a host may look at them: lengths, ids, tables.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ class Weightless(TorchDispatchMode):
         """Compute small tensors; of large ones the shape."""
         kwargs = kwargs or {}
         given = args, kwargs
-        if func.is_view or not (tree_any(_large, given) or "device" in kwargs):
+        if func.is_view or not (tree_any(_large, given) or _makes(func, given)):
             return func(*args, **kwargs)
         written = [
             kwargs.get(each.name, args[i] if i < len(args) else None)
@@ -45,10 +44,21 @@ class Weightless(TorchDispatchMode):
         return tree_map(_unwritten, shapes)
 
 
-def _shapes(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _makes(func: Any, given: Any) -> bool:
+    """Whether it makes a tensor of no other."""
+    return _takes_device(func) and not tree_any(
+        lambda value: isinstance(value, torch.Tensor), given
+    )
+
+
+def _takes_device(func: Any) -> bool:
+    return any(each.name == "device" for each in func._schema.arguments)
+
+
+def _shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The results without values; None where they depend on values."""
     named = {name: value for name, value in kwargs.items() if name != "generator"}
-    if "device" in named:
+    if _takes_device(func):
         named |= {"device": "meta"}
     if "pin_memory" in named:
         named |= {"pin_memory": None}

@@ -143,8 +143,10 @@ def _table(device: torch.device, dtype: torch.dtype, given: ShapeTable | None) -
     """The table in use: the one given, else the GPU's; None for activations it says nothing of."""
     if dtype != torch.bfloat16:
         return None
+    if given is not None:
+        return given
     name = hardware.gpu_of(device).name or torch.cuda.get_device_name(device)
-    return given or shape_table.load_table(name)
+    return shape_table.load_table(name)
 
 
 def _used(

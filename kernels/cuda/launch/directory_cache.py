@@ -1,6 +1,6 @@
 """Triton's cache behind a directory of compiled kernels: read there first, written elsewhere.
 
-    read_first(directory)      # for the rest of the process
+read_first(directory)      # for the rest of the process
 """
 
 from pathlib import Path

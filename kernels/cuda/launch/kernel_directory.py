@@ -229,8 +229,8 @@ def _check_whole(cubin: Path, whole: Path) -> None:
         end = max(programs + of_program * count, sections + of_section * sections_count)
     if size < end:
         raise CheckpointError(
-            f"kernel cache {whole}: {cubin.relative_to(whole)} is cut short, {size} bytes of {end}: "
-            f"delete {cubin.parent}"
+            f"kernel cache {whole}: {cubin.relative_to(whole)} is cut short, {size} bytes of "
+            f"{end}: delete {cubin.parent}"
         )
 
 
@@ -245,7 +245,9 @@ def _read_manifest(path: Path) -> tuple[Facts, dict[str, tuple[int, str]]]:
         if body["format"] != FORMAT:
             raise _damaged(path, f"{MANIFEST} has format {body['format']!r}, not {FORMAT}")
         facts = Facts(
-            *(str(body[name]) for name in ("triton", "capability", "sources")),
+            str(body["triton"]),
+            str(body["capability"]),
+            str(body["sources"]),
             {str(size): str(contract) for size, contract in body["contracts"].items()},
         )
         files = {str(name): (int(size), str(sha)) for name, (size, sha) in body["files"].items()}

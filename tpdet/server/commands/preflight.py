@@ -57,8 +57,14 @@ def _check_model(settings: Settings, ranks: int) -> str:
     if not engine.skip_tokenizer_init:
         names = engine.tokenizer, engine.model
         read_files(resolve_tokenizer(*names, engine.revision), engine.chat_template)
-    more = {"row_layers": engine.row_layers, "edges": cut.edges}
-    return Contract("cuda", model.dtype, cut.count, engine.fold_order, **more).identifier
+    return Contract(
+        "cuda",
+        model.dtype,
+        cut.count,
+        engine.fold_order,
+        row_layers=engine.row_layers,
+        edges=cut.edges,
+    ).identifier
 
 
 def check_device(wanted: str, ranks: int) -> str:

@@ -41,7 +41,8 @@ GROUPS = {
 _WORDS = {
     "model": "DIR_OR_NAME", "tokenizer": "DIR_OR_NAME", "host": "ADDRESS", "port": "PORT",
     "served_model_name": "NAME", "api_key_file": "FILE", "run_secret_file": "FILE",
-    "chat_template": "FILE", "kernel_cache": "DIR", "run_dir": "DIR", "audit_dir": "DIR", "max_model_len": "TOKENS",
+    "chat_template": "FILE", "kernel_cache": "DIR", "run_dir": "DIR", "audit_dir": "DIR",
+    "max_model_len": "TOKENS",
     "max_num_batched_tokens": "TOKENS", "gpu_memory_utilization": "SHARE", "max_slowdown": "SHARE",
     "batch_swing_alarm": "SHARE", "step_timeout": "SECONDS", "start_timeout": "SECONDS",
     "drain_timeout": "SECONDS", "canary_interval": "SECONDS", "kv_pages": "PAGES",
