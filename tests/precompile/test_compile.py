@@ -24,6 +24,7 @@ from tpdet.errors import (
     TpdetError,
     UsageError,
 )
+from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.launch import compile_pool, kernel_directory
 from tpdet.kernels.cuda.launch.compile_pool import compile_all, watching_compilations
@@ -37,7 +38,10 @@ from tpdet.kernels.cuda.launch.kernel_directory import (
 )
 from tpdet.kernels.cuda.launch.recording import recording
 from tpdet.kernels.known.answers import known_answers
+from tpdet.layers.arithmetic import make_arithmetic
+from tpdet.layers.partition import make_partition
 from tpdet.model_config import load_model_config
+from tpdet.models.products import rank_products
 from tpdet.models.warm_up import warm_up
 from tpdet.precompile.asked import contract_of, kernels_of, on_gpu
 from tpdet.precompile.command import compile_to, keep_kernels
@@ -63,8 +67,14 @@ def test_what_is_compiled_is_what_a_start_asks_for(tiny_model, monkeypatch, tmp_
         compiled = kernels_of(config, model, 2048, 0, 1)
     compile_for_hopper(monkeypatch, tmp_path)
     take_gpu_kernels(monkeypatch)
+    products = rank_products(make_partition(model, SoloWorld(), config.fold_order, None))
+    limits = {"column": 300, "head": 256}
+    arithmetic = make_arithmetic(False, SoloWorld(), runner.loaded.strict_exchange)
+    arithmetic.admitted = admission.foreseen(products, CPU, limits)
+    runner.model.adopt(arithmetic)
     with recording() as asked:
         known_answers(CPU, torch.bfloat16)
+        admission.rehearse(products, CPU, limits)
         warm_up(runner.model, runner.pages, CPU, 20, 300, 2048, 256)
         make_graphs(runner.model, runner.pages, runner.sampled, config, 300, 2048, capture=False)
     runner.close()

@@ -46,9 +46,7 @@ class Weightless(TorchDispatchMode):
 
 def _makes(func: Any, given: Any) -> bool:
     """Whether it makes a tensor of no other."""
-    return _takes_device(func) and not tree_any(
-        lambda value: isinstance(value, torch.Tensor), given
-    )
+    return _takes_device(func) and not tree_any(torch.is_tensor, given)
 
 
 def _takes_device(func: Any) -> bool:
@@ -57,7 +55,7 @@ def _takes_device(func: Any) -> bool:
 
 def _shapes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The results without values; None where they depend on values."""
-    named = {name: value for name, value in kwargs.items() if name != "generator"}
+    named = kwargs | ({"generator": None} if "generator" in kwargs else {})
     if _takes_device(func):
         named |= {"device": "meta"}
     if "pin_memory" in named:

@@ -108,10 +108,7 @@ def rehearse(
 
     Raises ValueError for a damaged table.
     """
-    wanted, table = _with_choices(products), _table(device, dtype, table)
-    held = {} if table is None else _used(wanted, table, limits, library=False)
-    missing = [product for product in wanted if product not in held]
-    used = held | _estimated(missing, limits, device, dtype)
+    used = foreseen(products, device, limits, dtype, table).products
     if used:
         failing_entries(used, device, trial_data.KINDS[:1])
         for product in used:
@@ -129,14 +126,16 @@ def foreseen(
     device: torch.device,
     limits: Mapping[str, int],
     dtype: torch.dtype = torch.bfloat16,
+    table: ShapeTable | None = None,
 ) -> Admitted:
     """What `check` will admit, without library products; for a rehearsal, since nothing was tried.
 
     Raises ValueError for a damaged table.
     """
-    table = _table(device, dtype, None)
-    used = {} if table is None else _used(sorted(set(products)), table, limits, library=False)
-    return Admitted(used)
+    wanted, table = _with_choices(products), _table(device, dtype, table)
+    held = {} if table is None else _used(wanted, table, limits, library=False)
+    missing = [product for product in wanted if product not in held]
+    return Admitted(held | _estimated(missing, limits, device, dtype))
 
 
 def _table(device: torch.device, dtype: torch.dtype, given: ShapeTable | None) -> ShapeTable | None:
