@@ -26,18 +26,19 @@ from tpdet.errors import (
 )
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.hardware import H200
-from tpdet.kernels.cuda.launch import compile_pool, kernel_directory
+from tpdet.kernels.cuda.launch import compile_pool
 from tpdet.kernels.cuda.launch.compile_pool import compile_all, watching_compilations
 from tpdet.kernels.cuda.launch.directory_cache import DirectoryCache, read_first
-from tpdet.kernels.cuda.launch.kernel_directory import (
+from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.known.answers import known_answers
+from tpdet.launch.host import kernel_directory
+from tpdet.launch.host.kernel_directory import (
     MANIFEST,
     Facts,
     check_caches,
     check_own_cache,
     read_directory,
 )
-from tpdet.kernels.cuda.launch.recording import recording
-from tpdet.kernels.known.answers import known_answers
 from tpdet.layers.arithmetic import make_arithmetic
 from tpdet.layers.partition import make_partition
 from tpdet.model_config import load_model_config

@@ -17,7 +17,7 @@ from tpdet.client.engine_settings import engine_config
 from tpdet.config import EngineConfig
 from tpdet.errors import TpdetError, UsageError
 from tpdet.kernels.cuda.hardware import KNOWN, Gpu
-from tpdet.kernels.cuda.launch.kernel_directory import (
+from tpdet.launch.host.kernel_directory import (
     MANIFEST,
     Facts,
     sources_digest,

@@ -5,7 +5,7 @@ import logging
 import torch
 
 from tpdet.config import EngineConfig
-from tpdet.kernels.cuda.launch.kernel_directory import check_caches
+from tpdet.launch.host.kernel_directory import check_caches
 
 _log = logging.getLogger("tpdet.engine")
 

@@ -8,8 +8,8 @@ import importlib.util
 from pathlib import Path
 
 from tpdet.errors import NotFoundError, UsageError
-from tpdet.kernels.cuda.launch.kernel_directory import check_caches
 from tpdet.kernels.order import Contract
+from tpdet.launch.host.kernel_directory import check_caches
 from tpdet.model_config import load_model_config
 from tpdet.model_config.fit import check_ranks, context_length
 from tpdet.server.commands.gpus import count_gpus, torch_build

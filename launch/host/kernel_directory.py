@@ -12,6 +12,7 @@ Imports neither torch nor Triton: `tpdet serve` looks before it starts ranks.
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import stat
@@ -179,7 +180,10 @@ def triton_version() -> str:
 
 def sources_digest() -> str:
     """SHA-256 (hex) over the names and bytes of all files of `tpdet.kernels`: code and tables."""
-    root = Path(__file__).resolve().parents[2]
+    found = importlib.util.find_spec("tpdet.kernels")
+    if found is None or not found.submodule_search_locations:
+        raise NotFoundError("tpdet.kernels is missing: install tpdet anew")
+    root = Path(found.submodule_search_locations[0]).resolve()
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*")):
         if file.suffix in (".py", ".json"):
