@@ -99,10 +99,15 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
     )
     # 6. Every size of step, once, and the KV pages that the rest of the memory has room for.
     pages = _warm_and_count_pages(loaded)
-    world.set_timeout(config.step_timeout)
-    # A rank that waits in a kernel gives up before the host that waits for the kernel does.
-    partition.exchange.carrier.set_timeout(_SHARE_OF_TIMEOUT * config.step_timeout)
+    _wait_as_steps_do(loaded)
     return replace(loaded, num_pages=pages)
+
+
+def _wait_as_steps_do(loaded: LoadedModel) -> None:
+    """A rank that waits in a kernel gives up before the host that waits for the kernel does."""
+    timeout = loaded.config.step_timeout
+    loaded.world.set_timeout(timeout)
+    loaded.decoder.exchange.carrier.set_timeout(_SHARE_OF_TIMEOUT * timeout)
 
 
 def _open_exchange(
