@@ -10,6 +10,7 @@ DIRECT = {
     "bench/kernels": "times single kernels",
     "comm/exchange": "gives kernels the memory of peers",
     "layers": "stock attention of the approximate mode; the products a model has",
+    "precompile": "compiles kernels for a GPU that is not there",
     "planner": "reads what is known of a GPU",
     "runner": "sets the threads of the CPU path",
     "runner/start": "compiles kernels ahead and tries them before they serve",

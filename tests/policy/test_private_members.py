@@ -64,12 +64,14 @@ What has no public face stays: damage that a check must find, bugs put in on pur
 place of a GPU or of a transport.
 """
 PATCHES = ("setattr", "getattr", "delattr")
+PUBLIC = {"_exit", "_replace", "_asdict", "_fields", "_make"}
+"""Documented members of `os` and of named tuples."""
 
 
 def is_private(name: str) -> bool:
-    """Whether the last part of a dotted name begins with one underscore; `os._exit` is public."""
+    """Whether the last part of a dotted name begins with one underscore and is not documented."""
     last = name.split(".")[-1]
-    return last.isidentifier() and last[0] == "_" and last[:2] != "__" and last != "_exit"
+    return last.isidentifier() and last[0] == "_" and last[:2] != "__" and last not in PUBLIC
 
 
 def private_uses(tree: ast.AST) -> list[str]:
