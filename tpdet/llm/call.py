@@ -63,11 +63,14 @@ class Call:
                 assembler = self._assemblers[output.request_id]
                 if assembler.finished:
                     continue
-                delta = assembler.push(output)
-                if delta is not None and delta.finish_reason is None:
-                    continue
-                if delta is not None and delta.abort and isinstance(output, TokenOutput):
-                    self._engine.abort(output.request_id, output.choice)
+                if isinstance(output, TokenOutput):
+                    delta = assembler.push_token(output)
+                    if delta.finish_reason is None:
+                        continue
+                    if delta.abort:
+                        self._engine.abort(output.request_id, output.choice)
+                else:
+                    assembler.push(output)
                 if assembler.finished:
                     self._finished += 1
                     bar.update()

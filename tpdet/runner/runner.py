@@ -164,11 +164,14 @@ class Runner:
         They are equal on every rank if the plan feeds the next one; else rank 0 has them.
         """
         together = self.sharing.follow(plan)
-        sampled = [torch.empty(0, dtype=torch.int64, device=self.device)]
+        sampled = []
         for first, logits_RV in self.sharing.cut(plan, self._shards(plan)):
             rows = logits_RV if together is not None else self.model.whole_logits(logits_RV)
             sampled.append(results.take(first, rows, together))
-        ids = torch.cat(sampled)
+        if len(sampled) == 1:
+            ids = sampled[0]
+        else:
+            ids = torch.cat([torch.empty(0, dtype=torch.int64, device=self.device), *sampled])
         if together is None and plan.feeds and self._world.size > 1:
             ids = self._world.all_gather(ids)[0]
         return ids

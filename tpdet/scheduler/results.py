@@ -77,7 +77,7 @@ def take_results(
     if sequence.scores_prompt and end == sequence.prompt_length:
         outputs.append(sequence.prompt_output())
     if token is not None:
-        outputs.append(take_token(sequence, end, token, approximate))
+        outputs.append(_take_token(sequence, end, token, approximate))
     else:
         outputs.append(_end_of_prompt(sequence, approximate))
     return outputs
@@ -96,28 +96,36 @@ def _end_of_prompt(sequence: Sequence, approximate: bool) -> TokenOutput:
     )
 
 
-def take_token(
+def plain_output(
+    sequence: Sequence, end: int, token: SampledToken, approximate: bool
+) -> TokenOutput | None:
+    """Put `token` at position `end` where nothing else follows from it; None where more may."""
+    token_id = token.token_id
+    if sequence.looks or token_id in sequence.ends or end + 1 >= sequence.full_length:
+        return None
+    if end == sequence.prompt_length:  # the first output says how many tokens were cached
+        return None
+    sequence.tokens[end] = token_id
+    return TokenOutput(
+        sequence.request_id,
+        sequence.choice,
+        token_id,
+        token.logprob,
+        token.top,
+        None,
+        None,
+        0,
+        False,
+        approximate,
+        token.rank,
+    )
+
+
+def _take_token(
     sequence: Sequence, end: int, token: SampledToken, approximate: bool
 ) -> TokenOutput | RequestFailed:
     """Put `token` at position `end`, and decide whether it ends the sequence."""
     request_id, token_id = sequence.request_id, token.token_id
-    first = end == sequence.prompt_length
-    ends = token_id in sequence.ends or end + 1 >= sequence.full_length
-    if not (ends or first or sequence.constraint is not None):  # by far the most tokens
-        sequence.tokens[end] = token_id
-        return TokenOutput(
-            request_id,
-            sequence.choice,
-            token_id,
-            token.logprob,
-            token.top,
-            None,
-            None,
-            0,
-            False,
-            approximate,
-            token.rank,
-        )
     if end < sequence.free_from and token_id in sequence.ends:
         why = (
             f"token {token_id} was sampled after {end - sequence.prompt_length} tokens "
@@ -143,7 +151,7 @@ def take_token(
         token.top,
         reason,
         stop,
-        (sequence.cached_tokens or 0) if first else 0,
+        (sequence.cached_tokens or 0) if end == sequence.prompt_length else 0,
         dead_end,
         approximate,
         token.rank,

@@ -24,7 +24,7 @@ from tpdet.request import Request, RequestFailed, TokenOutput
 from tpdet.scheduler.pending_steps import PendingStep, PendingSteps, Wanted
 from tpdet.scheduler.policy import Policy
 from tpdet.scheduler.request_table import RequestTable
-from tpdet.scheduler.results import Output, check_results, take_results, take_token
+from tpdet.scheduler.results import Output, check_results, plain_output, take_results
 from tpdet.scheduler.rows import plan_rows
 from tpdet.scheduler.sequence import Sequence
 from tpdet.scheduler.statistics import SchedulerStatistics, Totals, take_statistics
@@ -174,22 +174,27 @@ class Scheduler:
             self.policy.page_manager.release(sequence)
         outputs: list[Output] = []
         self._totals.computed_tokens += int(pending.plan.rows.count.sum())
+        plain = 0
         rows = zip(pending.sequences, pending.ends, pending.logits, strict=True)
         for sequence, end, logits in rows:
             if sequence.finished:
                 continue
             token = sampled.get(sequence.key)
-            if token is None or sequence.scores_prompt:
-                results = take_results(sequence, end, token, scores, approximate)
-            else:
-                results = [take_token(sequence, end, token, approximate)]
-            # Finite logits prove every position before them sound; without any, no proof.
             offers = logits and end // PAGE_TOKENS > sequence.offered
+            if token is not None and not offers:
+                output = plain_output(sequence, end, token, approximate)
+                if output is not None:  # by far the most rows
+                    outputs.append(output)
+                    plain += 1
+                    continue
+            results = take_results(sequence, end, token, scores, approximate)
+            # Finite logits prove every position before them sound; without any, no proof.
             if offers and not any(isinstance(it, RequestFailed) for it in results):
                 self.policy.page_manager.share(sequence, end)
-            for output in results:
-                self._follow(sequence, output)
-                outputs.append(output)
+            for result in results:
+                self._follow(sequence, result)
+                outputs.append(result)
+        self._totals.generated_tokens += plain
         return outputs
 
     def forget_prefixes(self) -> None:

@@ -67,6 +67,7 @@ class Sequence:
     ends: frozenset[int] = field(init=False)  # ids that end it
     free_from: int = field(init=False)  # from this position on no id is forbidden
     likeliest: bool = field(init=False)  # its tokens are the likeliest, without others beside them
+    looks: bool = field(init=False)  # more than an end may follow from a token: scores, a schema
     plain: bool = field(init=False)  # how it samples is `row_sampling`, and no list of ids
     row_sampling: RowSampling = field(init=False)
 
@@ -88,6 +89,7 @@ class Sequence:
         self.free_from = self.least_length if self.ends else 0
         listed = bool(params.logit_bias) or params.reads_tokens
         self.likeliest = params.temperature == 0.0 and not listed and not params.logprobs
+        self.looks = self.scores_prompt or self.constraint is not None
         self.plain = not listed and self.constraint is None
         self.row_sampling = RowSampling(
             self.seed,

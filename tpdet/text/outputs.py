@@ -149,9 +149,9 @@ class ChoiceAssembler:
         offset, text, detokenizer = self._length, "", self._detokenizer
         if detokenizer is not None:
             text = detokenizer.push(token_id)
+            self._length += len(text)
             if "\ufffd" in text:
                 offset += detokenizer.start_in(text, token_id)
-        self._length += len(text)
         self._tokens.append(token)
         self._offsets.append(offset)
         self._pieces.append(text)
