@@ -119,8 +119,7 @@ def test_every_cost_is_of_a_tile_that_exists(gpu):
 def hopper(monkeypatch):
     """A GPU of whose products everything is by torch."""
     exact = lambda x, w, b, out, tile=None: (x.double() @ w.double().t()).to(out)
-    monkeypatch.setattr(hardware, "gpu_of", lambda device: hardware.H200)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "no such GPU")
+    monkeypatch.setattr(hardware, "gpu_of", lambda device: GPU)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(admission, "column_gemm", exact)
     return torch.device("cpu")
