@@ -373,6 +373,10 @@ def test_a_conversation_is_answered_as_its_rendered_prompt_is(llm):
         ({"messages": "hello"}, "messages is 'hello': give a list"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\].content is missing"),
         ({"messages": [HELLO, "x"]}, r"must be an object with role and content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            r"content\[0\] is of type 'image_url': only the text part of a model is served",
+        ),
         ({"messages": HELLO, "tools": [{"type": "function"}]}, "tools .* is not supported"),
         ({"messages": HELLO, "continue_final_message": True}, "continue_final_message True is not"),
         ({"messages": HELLO, "chat_template": "{% if"}, "chat template"),

@@ -137,6 +137,27 @@ def test_chat_refuses_what_it_does_not_know(server, fields):
     assert error["type"] == "invalid_request_error" and error["param"]
 
 
+PARTS = (
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+    {"type": "input_image", "image_url": "https://example.com/a.png"},
+    {"type": "image", "image": "a.png"},
+    {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+    {"type": "audio_url", "audio_url": {"url": "a.wav"}},
+    {"type": "video_url", "video_url": {"url": "a.mp4"}},
+    {"type": "file", "file": {"file_id": "f"}},
+)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part["type"])
+def test_a_part_that_is_no_text_is_refused_by_its_type(server, part):
+    content = [{"type": "text", "text": "x"}, part]
+    messages = [{"role": "user", "content": "x"}, {"role": "user", "content": content}]
+    for route in ("/v1/chat/completions", "/tokenize"):
+        found = server.http.post(route, json={"model": MODEL, "messages": messages})
+        error = refused(found, 400, "messages[1].content[1]")
+        assert f"of type '{part['type']}': only the text part of a model is" in error["message"]
+
+
 def test_a_message_a_client_sends_back_may_hold_nulls(server):
     answer = {"role": "assistant", "content": "y", "refusal": None, "tool_calls": None}
     messages = [{"role": "user", "content": "x"}, answer, {"role": "user", "content": "z"}]

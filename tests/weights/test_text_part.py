@@ -65,10 +65,10 @@ def test_sections_of_the_rotary_embedding_do_not_count_for_a_text(tiny_model, tm
 @pytest.mark.parametrize(
     ("inside", "outside", "message"),
     [
-        ({"model_type": "gemma3_text"}, {}, r"text_config\.model_type is 'gemma3_text'"),
+        ({"model_type": "opt"}, {}, r"text_config\.model_type is 'opt'"),
         ({}, {"projector_scale": 2}, "unknown key 'projector_scale'"),
         ({}, {"architectures": ["LlamaForCausalLM"]}, "architectures is"),
-        ({}, {"tie_word_embeddings": True}, "outside text_config it is True, keep one"),
+        ({}, {"bos_token_id": 7}, "outside text_config it is 7, keep one"),
         ({"hidden_size": 17}, {}, r"text_config\.hidden_size is 17"),
     ],
 )

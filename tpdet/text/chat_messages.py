@@ -28,6 +28,21 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     return [_check_message(f"messages[{index}]", m) for index, m in enumerate(messages)]
 
 
+def refuse_other_parts(place: str, content: object) -> None:
+    """Refuse (RequestError) a part of a message that is an image or anything else but text.
+
+    content: of one message; `place` names it in messages. Other shapes are left to the caller.
+    """
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and kind != "text":
+            raise RequestError(
+                f"{place}[{index}] is of type {kind[:40]!r}: only the text part of a model is "
+                "served, send parts of type 'text'",
+                f"{place}[{index}]",
+            )
+
+
 def texts_of(messages: Sequence[Message]) -> Iterator[str]:
     """Every text that the client wrote, including the arguments of tool calls."""
     found: list[str] = []
@@ -72,7 +87,7 @@ def _check_message(place: str, message: object) -> Message:
         if field not in _TEXT_FIELDS:
             raise RequestError(f"{place}.{field} is not supported", f"{place}.{field}")
         if field == "content":
-            _refuse_other_parts(f"{place}.content", value)
+            refuse_other_parts(f"{place}.content", value)
         text = _joined_parts(value) if field == "content" else value
         if not isinstance(text, str):
             raise RequestError(f"{place}.{field} must be text", f"{place}.{field}")
@@ -144,16 +159,6 @@ def _too_deep(place: str) -> RequestError:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
-
-
-def _refuse_other_parts(place: str, content: object) -> None:
-    """Refuse a part that is an image, or anything else but text, by its type."""
-    for index, part in enumerate(content if isinstance(content, list) else ()):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if isinstance(kind, str) and kind != "text":
-            raise RequestError(
-                f"{place}[{index}] is of type {kind[:40]!r}: only text is read", f"{place}[{index}]"
-            )
 
 
 def _joined_parts(content: object) -> object:

@@ -8,14 +8,21 @@ from tpdet.errors import CheckpointError
 _PREFIXES = (
     ("model.language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("lm_head.", "lm_head."),
 )
-_OF_IMAGES = (
-    "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "mlp1.",
-    "model.vision_tower.", "model.vision_model.", "model.visual.", "model.multi_modal_projector.",
+_OF_IMAGES = tuple(
+    f"{model}{part}"
+    for model in ("", "model.")
+    for part in (
+        "vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.", "visual.",
+        "image_tower.", "video_tower.", "multi_modal_projector.", "connector.", "projector.",
+        "aligner.", "mlp1.", "image_newline",
+    )
 )  # fmt: skip
+"""Beginnings of the names of tensors that only an image needs."""
 
 
 def text_names(stored: Iterable[str]) -> dict[str, str]:

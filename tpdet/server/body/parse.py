@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from tpdet.arguments.field_ranges import MAX_LOGIT_BIAS_IDS
 from tpdet.arguments.suggestions import did_you_mean
+from tpdet.errors import RequestError
 from tpdet.server.body.schema import (
     Body,
     CalledFunction,
@@ -18,7 +19,8 @@ from tpdet.server.body.schema import (
     TokenizeBody,
     ToolCall,
 )
-from tpdet.server.wire.problems import ApiError, bad_request
+from tpdet.server.wire.problems import ApiError, bad_request, from_request_error
+from tpdet.text.chat_messages import refuse_other_parts
 
 _ROUTES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody,
@@ -49,7 +51,10 @@ def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
             f"logit_bias has {len(bias)} ids; the limit is {MAX_LOGIT_BIAS_IDS}", "logit_bias"
         )
     if isinstance(given.get("messages"), list):
-        given["messages"] = [_known_message(message) for message in given["messages"]]
+        given["messages"] = [
+            _known_message(f"messages[{index}]", message)
+            for index, message in enumerate(given["messages"])
+        ]
     if isinstance(given.get("stream_options"), dict):
         given["stream_options"] = _known(StreamOptions, given["stream_options"], "stream_options")
     if _is_zero(given.get("temperature")) and _is_zero(given.get("top_p")):
@@ -84,27 +89,23 @@ def _known(model: type[Body], body: dict[str, Any], place: str = "") -> dict[str
     return given
 
 
-def _known_message(message: Any) -> Any:
+def _known_message(place: str, message: Any) -> Any:
     """A message with its known fields, its parts text; any other shape stays as it is."""
     if not isinstance(message, dict):
         return message
     message = _known(ChatMessage, message, "messages")
     if isinstance(message.get("content"), list):
-        message["content"] = [_known_part(part) for part in message["content"]]
+        try:
+            refuse_other_parts(f"{place}.content", message["content"])
+        except RequestError as error:
+            raise from_request_error(error) from None
+        message["content"] = [
+            _known(TextPart, part, "messages") if isinstance(part, dict) else part
+            for part in message["content"]
+        ]
     if isinstance(message.get("tool_calls"), list):
         message["tool_calls"] = [_known_call(call) for call in message["tool_calls"]]
     return message
-
-
-def _known_part(part: Any) -> Any:
-    if not isinstance(part, dict):
-        return part
-    kind = part.get("type")
-    if isinstance(kind, str) and kind != "text":
-        raise bad_request(
-            f"content parts of type {kind[:40]!r} are not supported: send text", "messages"
-        )
-    return _known(TextPart, part, "messages")
 
 
 def _known_call(call: Any) -> Any:

@@ -1,0 +1,71 @@
+"""The text part of small checkpoints with images: its logits are those of transformers' model."""
+
+import pytest
+import torch
+import transformers
+
+from tests.lib.engine_harness import ask, run
+
+LENGTH = 40
+IMAGE = 1099  # no prompt has this id
+TEXT = {
+    "vocab_size": 1100, "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
+VISION = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+PATCHES = {"depth": 1, "num_heads": 2, "out_hidden_size": 256}
+CHECKPOINTS = {
+    "Llava": ("llama", {}, VISION | {"num_attention_heads": 2, "projection_dim": 64}, False),
+    "LlavaOnevision": ("qwen2", {}, VISION | {"num_attention_heads": 2}, True),
+    "Mistral3": ("mistral", {"head_dim": 64}, VISION | {"num_attention_heads": 2}, False),
+    "Idefics3": ("llama", {}, VISION | {"num_attention_heads": 2}, False),
+    "Qwen2_5_VL": (
+        "qwen2_5_vl_text",
+        {"rope_parameters": SECTIONS},
+        PATCHES | {"hidden_size": 64, "intermediate_size": 64, "fullatt_block_indexes": [0]},
+        True,
+    ),
+    "Qwen3VL": (
+        "qwen3_vl_text",
+        {"rope_parameters": SECTIONS, "head_dim": 64},
+        PATCHES | {"hidden_size": 64, "intermediate_size": 64, "deepstack_visual_indexes": [0]},
+        False,
+    ),
+}  # fmt: skip
+"""Its name: the text part's type and more of its settings, settings of images, tied or not."""
+
+
+def made(name, folder):
+    """transformers' model of random weights, and `folder` as it saves it."""
+    text, more, vision, tied = CHECKPOINTS[name]
+    kind = getattr(transformers, f"{name}Config")
+    images = kind().vision_config.to_dict() | vision
+    inner = TEXT | more | {"model_type": text}
+    config = kind(text_config=inner, vision_config=images, tie_word_embeddings=tied)
+    for key in ("image_token_id", "image_token_index"):
+        if hasattr(config, key):
+            setattr(config, key, IMAGE)
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).float().eval()
+    for tensor_name, tensor in model.named_parameters():
+        if tensor.ndim == 2 and "vis" not in tensor_name:
+            torch.nn.init.normal_(tensor, std=0.05)
+    model.tie_weights()
+    model.config.dtype = torch.float32
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_the_text_part_has_transformers_logits(name, tmp_path):
+    model = made(name, tmp_path)
+    ids = torch.randint(3, 800, (LENGTH,), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        theirs = model(input_ids=ids[None], attention_mask=torch.ones(1, LENGTH, dtype=torch.long))
+    theirs = theirs.logits[0].double()
+    request = ask("a", ids.tolist(), max_tokens=1, prompt_logprobs=0)
+    found = run(tmp_path, [request], dtype="float32")
+    ours = torch.stack([found.logits["a", 0, place] for place in range(LENGTH)]).double()
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
