@@ -51,6 +51,15 @@ def test_it_runs_when_due_and_idle_and_stays_healthy(clock):
         assert source.canaries == count and canary.healthy
 
 
+def test_the_log_says_that_it_is_computed_before_the_first_step(clock, monkeypatch, caplog):
+    source = engine()
+    step, said = source.step, []
+    monkeypatch.setattr(source, "step", lambda: said.append([*caplog.messages]) or step())
+    with caplog.at_level("INFO", "tpdet.server"):
+        Canary(source, 10.0).learn()
+    assert said[0] == ["computing the canary's answer"]
+
+
 def test_it_waits_while_a_client_is_served_and_makes_way_for_one(clock):
     source = engine()
     canary = Canary(source, 10.0)

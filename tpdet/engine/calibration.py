@@ -24,6 +24,7 @@ def calibrate(engine: "Engine", watch: SlowdownWatch) -> None:
 
     To be called on rank 0 when nothing else runs. Raises UsageError when there is room for none.
     """
+    _log.info("calibrating decode steps")
     done = []
     for cell in _cells(engine):
         if _run(engine, watch, cell):

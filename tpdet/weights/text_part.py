@@ -13,15 +13,12 @@ _PREFIXES = (
     ("language_model.lm_head.", "lm_head."),
     ("lm_head.", "lm_head."),
 )
-_OF_IMAGES = tuple(
-    f"{model}{part}"
-    for model in ("", "model.")
-    for part in (
-        "vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.", "visual.",
-        "image_tower.", "video_tower.", "multi_modal_projector.", "connector.", "projector.",
-        "aligner.", "mlp1.", "image_newline",
-    )
+_PARTS_FOR_IMAGES = (
+    "vision_tower.", "vision_model.", "vision_encoder.", "vision_projection.", "visual.",
+    "image_tower.", "video_tower.", "multi_modal_projector.", "connector.", "projector.",
+    "aligner.", "mlp1.", "image_newline",
 )  # fmt: skip
+_OF_IMAGES = (*_PARTS_FOR_IMAGES, *(f"model.{part}" for part in _PARTS_FOR_IMAGES))
 """Beginnings of the names of tensors that only an image needs."""
 
 

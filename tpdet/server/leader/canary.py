@@ -58,6 +58,7 @@ class Canary:
         """
         if not self._interval or self._engine.approximate:
             return
+        _log.info("computing the canary's answer")
         self._try()
         _log.info("the canary's replay digest is %s", self._reference)
 
