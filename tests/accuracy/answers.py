@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -199,7 +200,9 @@ def rows_of(found: dict[Circumstance, Answers], truth: Answers, narrow: Answers)
     return rows
 
 
-def measure(path: Path, folder: Path) -> tuple[dict[Circumstance, Answers], Answers, Answers]:
+def measure(
+    path: Path, folder: Path, circumstances: Sequence[Circumstance] = CIRCUMSTANCES
+) -> tuple[dict[Circumstance, Answers], Answers, Answers]:
     """(tpdet's answers, transformers' in fp32, transformers' in bf16)"""
     tokenizer = write_tokenizer(path, folder / "tokenizer")
     model = transformers_smollm2(path)
@@ -207,7 +210,7 @@ def measure(path: Path, folder: Path) -> tuple[dict[Circumstance, Answers], Answ
     narrow = of_transformers(model.bfloat16(), tokenizer)
     del model
     found = {}
-    for index, how in enumerate(CIRCUMSTANCES):
+    for index, how in enumerate(circumstances):
         (folder / str(index)).mkdir()
         found[how] = of_server(path, tokenizer, folder / str(index), how)
         print(how, sum(found[how].right), found[how].digest[:16], file=sys.stderr, flush=True)

@@ -193,7 +193,7 @@ def without_weights(folder):
 REFUSALS = {
     "shape": (other_shape, 65, r"intermediate_size is 512, the model that serves has 384"),
     "epsilon": (lambda f: edit_config(f, "rms_norm_eps", 0.1), 65, r"eps is 0.1, .* has 1e-06"),
-    "truncated": (truncated, 65, r"model.safetensors is truncated or damaged"),
+    "truncated": (truncated, 65, r"model.safetensors: .* is truncated or damaged"),
     "nan": (lambda f: edit_weights(f, nan_for_the_last_rank), 65, r"down_proj.weight holds NaN"),
     "tensor": (lambda f: edit_weights(f, reshaped), 65, r"shape \[255\], .* \[256\]"),
     "missing": (lambda f: edit_weights(f, lambda t: t.pop("model.norm.weight")), 65, "in none of"),

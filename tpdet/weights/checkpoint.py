@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from tpdet.errors import CheckpointError, NotFoundError
+from tpdet.errors import CheckpointError
 from tpdet.gguf_file.header import is_gguf, read_header
 from tpdet.gguf_file.tensors import GgufFile
-from tpdet.launch.host.regular_file import NotRegularError, open_regular
-from tpdet.model_config.json_file import parse_json_object, read_json_object
+from tpdet.model_config.json_file import read_json_object
 from tpdet.model_config.stored_form import StoredForm, read_stored_form
 from tpdet.weights.quantised import QuantisedFile
+from tpdet.weights.safetensors_header import read_safetensors_header
 from tpdet.weights.text_part import text_names
 from tpdet.weights.which import INDEX, SINGLE, find_weights
 
@@ -190,25 +190,10 @@ def _open_sharded(directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _open(path: Path) -> Any:
+    read_safetensors_header(path)  # it names the tensor and the field that lie
     try:
-        open_regular(path).close()  # the library would wait at a named pipe
-    except NotRegularError as error:
-        raise CheckpointError(f"{path}: {error.strerror}: put the file in its place") from None
-    except OSError as error:
-        raise NotFoundError(f"{path} cannot be read ({error.strerror}): check it") from error
-    try:
-        file = safe_open(path, framework="pt", device="cpu")
+        return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path.name} is truncated or damaged ({error}): download it again"
         ) from error
-    _refuse_duplicates(path)
-    return file
-
-
-def _refuse_duplicates(path: Path) -> None:
-    """Refuse a header that names a tensor twice: the library would silently ignore one of them."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = file.read(length)
-    parse_json_object(header.decode("utf-8"), path.name)

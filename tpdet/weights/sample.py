@@ -8,15 +8,14 @@ bytes may not; that is what checksums of the download are for.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import blake3
 
-from tpdet.gguf_file.header import is_gguf, read_header
-from tpdet.model_config.json_file import parse_json_object
+from tpdet.gguf_file.header import TensorEntry, is_gguf, read_header
+from tpdet.weights.safetensors_header import SafetensorsEntry, read_safetensors_header
 
 SAMPLE_BYTES = 4096
-_LENGTH_BYTES = 8  # at the start of a file: the length of its header
 
 
 def sample_checkpoint(directory: Path, files: Sequence[str]) -> dict[str, str]:
@@ -28,27 +27,11 @@ def sample_checkpoint(directory: Path, files: Sequence[str]) -> dict[str, str]:
         return _sample_gguf(directory)
     found = {}
     for name_of_file in files:
+        entries = read_safetensors_header(directory / name_of_file)
         with (directory / name_of_file).open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            header = parse_json_object(file.read(length).decode("utf-8"), name_of_file)
-            for name, entry in sorted(header.items()):
-                if name != "__metadata__":
-                    file.seek(_LENGTH_BYTES + length + _middle(entry))
-                    sample = file.read(min(SAMPLE_BYTES, _size(entry)))
-                    about = f"{entry['dtype']} {entry['shape']}\n".encode()
-                    digest = blake3.blake3(about + sample).hexdigest()[:32]
-                    found[f"checkpoint tensor {name}"] = digest
+            for name, entry in sorted(entries.items()):
+                found |= _sample(file, name, entry, entry.dtype)
     return found
-
-
-def _size(entry: dict[str, Any]) -> int:
-    first, end = entry["data_offsets"]
-    return int(end - first)
-
-
-def _middle(entry: dict[str, Any]) -> int:
-    """Where the sample begins after the header; a small tensor is sampled whole."""
-    return int(entry["data_offsets"][0]) + max(0, (_size(entry) - SAMPLE_BYTES) // 2)
 
 
 def _sample_gguf(path: Path) -> dict[str, str]:
@@ -56,8 +39,15 @@ def _sample_gguf(path: Path) -> dict[str, str]:
     found = {}
     with path.open("rb") as file:
         for name, entry in sorted(read_header(path).tensors.items()):
-            file.seek(entry.offset + max(0, (entry.size - SAMPLE_BYTES) // 2))
-            sample = file.read(min(SAMPLE_BYTES, entry.size))
-            about = f"{entry.kind} {list(entry.shape)}\n".encode()
-            found[f"checkpoint tensor {name}"] = blake3.blake3(about + sample).hexdigest()[:32]
+            found |= _sample(file, name, entry, entry.kind)
     return found
+
+
+def _sample(
+    file: BinaryIO, name: str, entry: SafetensorsEntry | TensorEntry, kind: str
+) -> dict[str, str]:
+    """The digest of one tensor; a small one is sampled whole."""
+    file.seek(entry.offset + max(0, (entry.size - SAMPLE_BYTES) // 2))
+    sample = file.read(min(SAMPLE_BYTES, entry.size))
+    about = f"{kind} {list(entry.shape)}\n".encode()
+    return {f"checkpoint tensor {name}": blake3.blake3(about + sample).hexdigest()[:32]}
