@@ -25,7 +25,7 @@ def sample_checkpoint(directory: Path, files: Sequence[str]) -> dict[str, str]:
     """
     if is_gguf(directory):
         return _sample_gguf(directory)
-    found = {}
+    found: dict[str, str] = {}
     for name_of_file in files:
         entries = read_safetensors_header(directory / name_of_file)
         with (directory / name_of_file).open("rb") as file:
@@ -36,7 +36,7 @@ def sample_checkpoint(directory: Path, files: Sequence[str]) -> dict[str, str]:
 
 def _sample_gguf(path: Path) -> dict[str, str]:
     """The same of a GGUF file."""
-    found = {}
+    found: dict[str, str] = {}
     with path.open("rb") as file:
         for name, entry in sorted(read_header(path).tensors.items()):
             found |= _sample(file, name, entry, entry.kind)
