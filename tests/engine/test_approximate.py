@@ -1,11 +1,13 @@
 """Approximate arithmetic: named everywhere, never entered unasked, and never mixed with strict."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
 
 from tests.lib.engine_harness import ask, run, small_config
+from tests.lib.some_slow import some_slow
 from tests.lib.tree import ROOT
 from tpdet.cli import main
 from tpdet.comm.world.world import SoloWorld
@@ -20,8 +22,12 @@ from tpdet.request import SamplingParams
 PROMPTS = [ask("a", range(5, 300)), ask("b", [3, 4, 5], temperature=0.9, seed=4)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    ("tp", "dtype"),
+    some_slow(
+        [(1, "float32"), (2, "bfloat16")], itertools.product((1, 2), ("float32", "bfloat16"))
+    ),
+)
 def test_it_answers_and_its_bits_are_not_the_strict_ones(tiny_model, tp, dtype):
     model = tiny_model("qwen2", kv_heads=2)
     strict = run(model, PROMPTS, tp=tp, dtype=dtype)

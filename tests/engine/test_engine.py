@@ -9,6 +9,7 @@ import torch
 from tests.conftest import FAMILIES
 from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, leave_out_freely, run
+from tests.lib.some_slow import some_slow
 from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.models import micro_batches
@@ -58,8 +59,14 @@ def alone(tiny_model):
     return get
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+DTYPES = ("float32", "bfloat16", "float16")
+ORDERS = ("sequential", "pairs")
+CROWDS = {(1, "bfloat16"), (2, "float32"), (2, "float16"), (8, "bfloat16")}
+
+
+@pytest.mark.parametrize(
+    ("tp", "dtype"), some_slow(CROWDS, itertools.product((1, 2, 4, 8), DTYPES))
+)
 def test_a_crowd_at_any_size_gives_the_bits_of_one_alone(tiny_model, alone, tp, dtype):
     crowd = [ask(f"n{i}", p, **SAMPLED) for i, p in enumerate(prompts(5, (2, 60)))]
     mixed = [crowd[0], *probes(), *crowd[1:]]
@@ -67,14 +74,17 @@ def test_a_crowd_at_any_size_gives_the_bits_of_one_alone(tiny_model, alone, tp, 
     assert_same_run(alone("qwen3", dtype), found)
 
 
+@pytest.mark.parametrize("tp", [4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_is_equal_at_eight_ranks(tiny_model, alone, family):
-    found = run(tiny_model(family, kv_heads=2), probes(), tp=8, max_num_batched_tokens=64)
+def test_every_family_is_equal_at_many_ranks(tiny_model, alone, family, tp):
+    found = run(tiny_model(family, kv_heads=2), probes(), tp=tp, max_num_batched_tokens=64)
     assert_same_run(alone(family), found)
 
 
-@pytest.mark.parametrize("order", ["sequential", "pairs"])
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize(
+    ("tp", "order"),
+    some_slow([(2, "sequential"), (4, "pairs")], itertools.product((2, 4), ORDERS)),
+)
 def test_every_fold_order_is_equal_over_sizes(tiny_model, alone, order, tp):
     found = run(tiny_model("qwen3", kv_heads=2), probes(), tp=tp, fold_order=order)
     assert_same_run(alone("qwen3", order=order), found)
@@ -94,14 +104,15 @@ def test_ranks_on_two_nodes_give_the_bits_and_the_contract_of_one_alone(tiny_mod
     assert found.fingerprint == alone("qwen3", order=order).fingerprint
 
 
-@pytest.mark.parametrize("budget", [1, 7, 100])
+@pytest.mark.parametrize("budget", [pytest.param(1, marks=pytest.mark.slow), 7, 100])
 def test_chunks_of_any_size_give_the_bits_of_the_whole(tiny_model, alone, budget):
     found = run(tiny_model("qwen3", kv_heads=2), probes(), max_num_batched_tokens=budget)
     assert_same_run(alone("qwen3"), found)
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize(
+    ("tp", "caching"), some_slow({(1, True), (2, False)}, itertools.product((1, 2), (False, True)))
+)
 def test_preempted_requests_give_the_bits_of_undisturbed_ones(tiny_model, alone, tp, caching):
     found = run(
         tiny_model("qwen3", kv_heads=2),
@@ -215,8 +226,9 @@ def test_an_aborted_neighbour_changes_nothing(tiny_model, alone):
     assert_same_run(alone("qwen3"), found)
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("preempt_every", [0, 3])
+@pytest.mark.parametrize(
+    ("tp", "preempt_every"), some_slow({(1, 3), (2, 0)}, itertools.product((1, 2), (0, 3)))
+)
 def test_steps_that_overlap_change_no_bit(tiny_model, alone, tp, preempt_every):
     crowd = [
         ask(f"n{i}", range(3 + i), temperature=1.0, seed=i, max_tokens=3 + i) for i in range(4)
@@ -233,7 +245,7 @@ def test_steps_that_overlap_change_no_bit(tiny_model, alone, tp, preempt_every):
     assert_same_run(alone("qwen3"), found)
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("tp", some_slow({2}, (1, 2, 4)))
 def test_ranks_that_sample_from_their_own_part_of_the_vocabulary_agree(tiny_model, tp):
     model = tiny_model("qwen3", kv_heads=2)
     requests = [ask(f"r{i}", p, max_tokens=9) for i, p in enumerate(prompts(5, (3, 60)))]

@@ -1,5 +1,6 @@
 """The prefix cache in the whole engine: what is read from it has the bits of what is computed."""
 
+import itertools
 import random
 
 import pytest
@@ -8,11 +9,12 @@ import torch
 from tests.engine.test_engine import poison
 from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, run
+from tests.lib.some_slow import some_slow
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "logprobs": 2}
 _random = random.Random(3)
 at_both_ends = pytest.mark.parametrize(("tp", "ahead"), [(1, False), (2, True)])
-"""What reads the cache is tried at each size with each way to step, the rest in two of the four."""
+"""Each size and each way to step; `make test-long` has what reads the cache at all four."""
 BASE, OTHER = ([_random.randrange(1024) for _ in range(700)] for _ in range(2))
 
 
@@ -43,8 +45,9 @@ def assert_as_cold(found, request, cold, choices=1):
         assert_same_bits(found.logits[key], alone.logits[other, *key[1:]], str(key))
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("tp", "ahead"), some_slow({(1, False), (2, True)}, itertools.product((1, 2), (False, True)))
+)
 def test_hit_partial_hit_and_refilled_have_the_bits_of_cold(tiny_model, cold, tp, ahead):
     waves = [
         [ask("cold", BASE[:600]), ask("short", BASE[:40], **SAMPLED)],
@@ -72,7 +75,7 @@ def test_hit_partial_hit_and_refilled_have_the_bits_of_cold(tiny_model, cold, tp
         assert_as_cold(found, request, cold)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", some_slow({"bfloat16"}, ("float32", "bfloat16", "float16")))
 def test_a_hit_at_another_size_of_chunk_and_dtype_is_equal(tiny_model, dtype):
     model = tiny_model("qwen3", kv_heads=2)
     alone = run(model, [ask("a", BASE)], dtype=dtype, enable_prefix_caching=False)

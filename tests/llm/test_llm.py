@@ -143,6 +143,7 @@ def test_it_works_on_ids_alone(tiny_model, llm):
         bare.generate(["text"], params)
 
 
+@pytest.mark.slow  # `test_two_ranks_fail_together_and_go_on_together` compares digests
 def test_every_rank_of_torchrun_gets_the_answers_of_one_process(tiny_model, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))

@@ -1,5 +1,6 @@
 """Random loads that share prefixes: nobody reads another's, and every answer stays its own."""
 
+import itertools
 import random
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from tests.lib.scheduler_answers import make_prompt
 from tests.lib.scheduler_rank import NAN
 from tests.lib.scheduler_simulation import Simulation, make_scheduler
+from tests.lib.some_slow import some_slow
 from tests.scheduler.test_scheduler_simulation import run_load
 from tpdet.cache import prefix
 from tpdet.cache.prefix import PrefixIndex
@@ -74,19 +76,20 @@ def run_and_check(sim: Faults, random_, count, longest, ahead):
     assert not pages.prefixes._being_computed
 
 
+LOADS = {
+    1: {"num_pages": 5, "max_num_batched_tokens": 200},
+    2: {"num_pages": 40, "max_num_batched_tokens": 700, "max_num_seqs": 24},
+    3: {"num_pages": 8, "max_num_batched_tokens": 130, "preempt_every": 7},
+}
+"""Settings by the seed of their load."""
+
+
 @pytest.mark.parametrize(
-    ("seed", "settings_"),
-    [
-        (1, {"num_pages": 5, "max_num_batched_tokens": 200}),
-        (2, {"num_pages": 40, "max_num_batched_tokens": 700, "max_num_seqs": 24}),
-        (3, {"num_pages": 8, "max_num_batched_tokens": 130, "preempt_every": 7}),
-    ],
+    ("seed", "ahead"),
+    some_slow([(1, 0.7), (2, 0.0), (3, 1.0)], itertools.product(LOADS, (0.0, 0.7, 1.0))),
 )
-@pytest.mark.parametrize("ahead", [0.0, 0.7, 1.0])
-def test_under_random_load_with_shared_prefixes_answers_are_those_computed_alone(
-    seed, settings_, ahead
-):
-    random_ = random.Random(seed)
+def test_under_random_load_with_shared_prefixes_answers_are_those_computed_alone(seed, ahead):
+    random_, settings_ = random.Random(seed), LOADS[seed]
     scheduler = make_scheduler(prefix_identity=b"m", **settings_)
     sim = Faults(scheduler, random_, 0.05)
     run_and_check(sim, random_, 200, 700, ahead)
@@ -107,7 +110,7 @@ def test_under_random_load_with_shared_prefixes_answers_are_those_computed_alone
     ahead=st.sampled_from([0.0, 0.5, 1.0]),
     key_bytes=st.sampled_from([0, 1, 32]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_no_setting_breaks_an_invariant_even_where_keys_collide(
     seed, num_pages, budget, seats, every, count, ahead, key_bytes
 ):

@@ -1,4 +1,4 @@
-"""The state machine under three hash seeds; and bugs put in on purpose, which it must find."""
+"""The state machine under two hash seeds; and bugs put in on purpose, which it must find."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from tpdet.scheduler.pending_steps import PendingSteps
 from tpdet.scheduler.policy import Policy
 from tpdet.scheduler.request_table import RequestTable
 
-HASH_SEEDS = ("0", "1", "4242")
+HASH_SEEDS = ("0", "4242")
 EXAMPLES = 400  # of each; every bug below is found within as many
 MANY_EXAMPLES = 3334
 
@@ -42,7 +42,7 @@ def test_no_order_of_events_breaks_the_model_whatever_the_hash_seed(examples):
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [0, 0, 0], "\n".join(e for _, e in found)
+    assert [process.returncode for process in started] == [0, 0], "\n".join(e for _, e in found)
     assert len({digest for digest, _ in found}) == 1, "plans depend on the hash seed"
     assert len(found[0][0].strip()) == 64
 

@@ -1,5 +1,6 @@
 """Random loads: answers equal those computed alone, and every plan keeps the invariants."""
 
+import itertools
 import random
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from tests.lib.scheduler_answers import answer_alone, make_request
 from tests.lib.scheduler_rank import FakeRank
 from tests.lib.scheduler_simulation import Simulation, make_scheduler
+from tests.lib.some_slow import some_slow
 from tpdet.cache.versions import SHARED
 from tpdet.control.plan import EVICT, StepPlan
 from tpdet.errors import IntegrityError, OverloadedError
@@ -99,19 +101,23 @@ def run_load(
     return requests, cut
 
 
+LOADS = {
+    1: {"num_pages": 4, "max_num_batched_tokens": 48},
+    2: {"num_pages": 3, "max_num_batched_tokens": 700, "max_queue": 5},
+    3: {"num_pages": 40, "max_num_batched_tokens": 300, "max_num_seqs": 24},
+    4: {"num_pages": 6, "max_num_batched_tokens": 130, "preempt_every": 7},
+    5: {"num_pages": 9, "max_num_batched_tokens": 17, "max_num_seqs": 3},
+}
+"""Settings by the seed of their load."""
+AHEAD = (0.0, 0.7, 1.0)
+
+
 @pytest.mark.parametrize(
-    ("seed", "settings_"),
-    [
-        (1, {"num_pages": 4, "max_num_batched_tokens": 48}),
-        (2, {"num_pages": 3, "max_num_batched_tokens": 700, "max_queue": 5}),
-        (3, {"num_pages": 40, "max_num_batched_tokens": 300, "max_num_seqs": 24}),
-        (4, {"num_pages": 6, "max_num_batched_tokens": 130, "preempt_every": 7}),
-        (5, {"num_pages": 9, "max_num_batched_tokens": 17, "max_num_seqs": 3}),
-    ],
+    ("seed", "ahead"),
+    some_slow([(1, 0.7), (2, 1.0), (3, 0.0), (4, 0.7), (5, 1.0)], itertools.product(LOADS, AHEAD)),
 )
-@pytest.mark.parametrize("ahead", [0.0, 0.7, 1.0])
-def test_under_random_load_every_answer_is_the_one_computed_alone(seed, settings_, ahead):
-    random_ = random.Random(seed)
+def test_under_random_load_every_answer_is_the_one_computed_alone(seed, ahead):
+    random_, settings_ = random.Random(seed), LOADS[seed]
     sim = Simulation(make_scheduler(**settings_))
     requests, cut = run_load(sim, random_, 250, longest=600, ahead=ahead)
     complete = [request for request in requests if request.request_id not in cut]
@@ -141,7 +147,7 @@ def test_under_random_load_every_answer_is_the_one_computed_alone(seed, settings
     ahead=st.sampled_from([0.0, 0.5, 1.0]),
     others=st.sampled_from([0, 1, 2, 10]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_no_setting_breaks_an_invariant_or_starves_anybody(
     seed, num_pages, budget, seats, every, count, ahead, others
 ):

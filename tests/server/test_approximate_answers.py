@@ -69,8 +69,9 @@ def test_the_canary_of_an_engine_that_became_approximate_is_silent():
     assert not source.has_work and source.canaries == 2 and canary.healthy
 
 
-def test_a_server_of_two_ranks_answers_and_names_itself(tiny_model, tmp_path):
-    served = Served(tiny_model("qwen3", kv_heads=2), tmp_path, 2, "--approximate")
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_approximate_server_answers_and_names_itself(tiny_model, tmp_path, tp):
+    served = Served(tiny_model("qwen3", kv_heads=2), tmp_path, tp, "--approximate")
     try:
         for question in QUESTIONS[:2]:
             fields = dict(question)

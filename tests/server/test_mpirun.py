@@ -63,14 +63,14 @@ def test_mpirun_serves_the_bits_of_one_rank_and_drains(cluster_model, answers_al
         assert all_gone(everyone, 2.0)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_mpi_carries_the_bits_of_one_rank_and_a_drain_ends_it(
-    cluster_model, answers_alone, tmp_path
+    cluster_model, answers_alone, tmp_path, ranks
 ):
-    command = [MPIRUN, "-n", "4", "--map-by", "slot:OVERSUBSCRIBE", sys.executable, "-m",
+    command = [MPIRUN, "-n", str(ranks), "--map-by", "slot:OVERSUBSCRIBE", sys.executable, "-m",
                "tpdet.serve", "--transport", "mpi"]  # fmt: skip
     with started(tmp_path, command, cluster_model) as (process, run, ready):
-        assert ready["tp"] == 4
+        assert ready["tp"] == ranks
         assert (ask(ready["url"]), ask(ready["url"], LONG)) == answers_alone
         # Not 0, if a rank had gone without MPI_Finalize.
         assert stop(run) == 0 and process.wait(30) == 0, (tmp_path / "log").read_text()
@@ -115,10 +115,10 @@ SOCKETS = {"HWLOC_SYNTHETIC": "package:2 core:2 pu:1"}
 """What Open MPI takes this machine for: four slots, on two packages."""
 IN_TURN, IN_A_ROW = [0, 2, 1, 3], [0, 1, 2, 3]
 MAPPINGS = [
-    ("package", IN_TURN),
     *(
         pytest.param(*case, marks=pytest.mark.slow)
         for case in (
+            ("package", IN_TURN),
             ("socket", IN_TURN),
             ("slot", IN_A_ROW),
             ("node", IN_A_ROW),

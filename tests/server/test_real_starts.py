@@ -54,7 +54,10 @@ def break_tokenizer(model):
 
 @pytest.mark.parametrize(
     ("damage", "tp", "message"),
-    [(break_weights, 2, "holds NaN"), (break_tokenizer, 1, "tokenizer.json cannot be read")],
+    [
+        (break_weights, 2, "holds NaN"),
+        pytest.param(break_tokenizer, 1, "tokenizer.json cannot be read", marks=pytest.mark.slow),
+    ],
 )
 def test_a_late_refusal_is_one_line_for_all_ranks_and_leaves_nothing(
     serve, model, tmp_path, damage, tp, message
@@ -138,9 +141,8 @@ def test_a_size_that_does_not_fit_is_refused_before_a_world_starts(model, capsys
         assert "tensor-parallel size 3 does not fit" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_verification_of_a_named_matrix_leaves_no_folder(model, tmp_path, number):
     folder = tmp_path / "tmp"
     folder.mkdir()

@@ -40,6 +40,7 @@ def ways_of(rows) -> set[tuple]:
 
 
 @needs_mpirun
+@pytest.mark.slow
 def test_ranks_of_mpirun_give_one_digest(tiny_model, tmp_path):
     output = tmp_path / "verify.json"
     done = verify(
