@@ -1,5 +1,6 @@
 """Shared fixtures: tiny checkpoints and a tokenizer made once; which tests may run side by side."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tpdet.text.tokenizer import Tokenizer
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 HERE = Path(__file__).parent
+gc.disable()  # until all tests are imported: what is imported stays
 # Files that hold a server to its times, or count what it holds. Other servers bear company.
 ALONE = (
     *("server/test_batch_swing.py", "server/test_faults.py", "server/test_held_bytes.py"),
@@ -40,6 +42,12 @@ def pytest_collection_modifyitems(items):
         if item.path.relative_to(HERE).as_posix() in ALONE:
             item.add_marker("alone")
     items.sort(key=place)
+
+
+def pytest_collection_finish():
+    """From here on there is garbage, but not among what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ are refused before the port opens. A fatal error ends all streams with an error,
 ranks.
 """
 
+import gc
 import logging
 import sys
 import time
@@ -93,11 +94,14 @@ def build_engine(
     settings: Settings, environment: RankEnvironment, secret: bytes | None = None
 ) -> "Engine":
     """The engine over the launcher's ranks; `secret` is the run's secret."""
+    gc.disable()  # what is imported stays: looking for garbage would take a sixth of the time
     from tpdet.comm.device import open_world
     from tpdet.comm.world.exit_reasons import reporting_exit
     from tpdet.engine import Engine
     from tpdet.engine.fault_points import FaultPoints
 
+    gc.freeze()
+    gc.enable()
     config = settings.engine
     faults = read_faults(settings.server.allow_faults)
     world = open_world(

@@ -174,19 +174,22 @@ def test_stop_signals_are_rank_0s_business(server):
 
 def test_a_large_body_does_not_hold_up_health_or_streams(server):
     body = json.dumps({"model": MODEL, "prompt": "word " * 200_000, "truncate_prompt_tokens": 4})
-    slowest = []
+    taken = []
     done = threading.Event()
 
     def watch() -> None:
-        while not done.is_set():
-            began = time.monotonic()
-            assert httpx.get(server.url + "/health").status_code == 200
-            slowest.append(time.monotonic() - began)
+        with httpx.Client(base_url=server.url) as client:
+            while not done.is_set():
+                began = time.monotonic()
+                assert client.get("/health").status_code == 200
+                taken.append(time.monotonic() - began)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
+    began = time.monotonic()
     found = server.http.post(PATH, content=body, headers={"content-type": "application/json"})
+    whole = time.monotonic() - began
     done.set()
     watcher.join()
     assert found.status_code == 200, found.text
-    assert sorted(slowest)[len(slowest) // 2] < 0.1
+    assert sorted(taken)[len(taken) // 2] < whole / 5
