@@ -33,12 +33,24 @@ def number(text: str) -> float:
     return value
 
 
+def results_file(text: str) -> Path:
+    """An argument's type: a file to append results to, whose folder is made before they are."""
+    path = Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{text!r} cannot be written ({error.strerror})"
+        raise argparse.ArgumentTypeError(reason) from None
+    return path
+
+
 def dtype(text: str) -> str:
     """An argument's type: a dtype, whose short names (half, bf16, ...) stand for the long ones."""
     return DTYPES.get(text, text)
 
 
-_WORDS = {whole_number: "N", int: "N", number: "NUMBER", float: "NUMBER", Path: "PATH"}
+_WORDS = {whole_number: "N", int: "N", number: "NUMBER", float: "NUMBER", Path: "PATH",
+          results_file: "PATH"}  # fmt: skip
 
 
 class Help(argparse.RawDescriptionHelpFormatter):

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tpdet.arguments.command_line import number, whole_number
+from tpdet.arguments.command_line import number, results_file, whole_number
 from tpdet.client.engine_settings import add_engine_settings
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS
 from tpdet.synthetic.model_shapes import SHAPES
@@ -51,7 +51,7 @@ def _count(name: str, default: int | None, text: str) -> Flag:
 _RESULTS = (
     _flag(
         "--output",
-        type=Path,
+        type=results_file,
         help="results file (JSON) to append to, or a directory that holds them by GPU",
     ),
     _flag(

@@ -24,7 +24,10 @@ def chat_command(options: argparse.Namespace) -> int:
         tell(f"loading {directory}")
         return talk_offline(directory, _sampling(options), lambda ask: _talk(options, ask, prompt))
     if options.message is not None:
-        raise UsageError(f"{options.prompt!r} is no model, and a second message is given: give one")
+        raise UsageError(
+            f"{options.prompt!r} is no model directory and no GGUF file: give one before the "
+            "message, or the message alone to ask a server"
+        )
     prompt = _prompt(options)
     connection = connect(options)
     model = options.model or connection.model()

@@ -108,13 +108,18 @@ def tensor_parallel_sizes(text: str) -> list[int]:
 def _check_output(output: Path) -> None:
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"--output {output} is there and not empty: name a new or empty folder")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--output {output} cannot be made ({error.strerror}): name another folder"
+        ) from None
 
 
 @contextmanager
 def _compiling_into_a_new_cache(output: Path) -> Iterator[Path]:
     """A new cache of Triton beside the output; gone, as the setting is, afterwards."""
     before = os.environ.get(_CACHE)
-    output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".compiling-", dir=output.parent) as name:
         os.environ[_CACHE] = name
         try:

@@ -56,7 +56,7 @@ def _read(path: str) -> bytes:
         raise NotFoundError(f"{path} does not exist: give a file, or --prompt TEXT") from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{path!r} cannot be read: {why}") from None
+        raise UsageError(f"{path!r} cannot be read ({why}): give a text file") from None
     ranks = read_environment().size
     if ranks > 1:
         raise UsageError(f"- reaches one process only, not all {ranks} ranks: give a file")

@@ -94,10 +94,9 @@ def make_model(directory: Path | str, *, seed: int = 0, shards: int = 1, **shape
     model = Shape(**shape)
     if shards < 1:
         raise UsageError(f"shards {shards}: use at least 1")
-    if directory.exists() and any(os.scandir(directory)):
+    if directory.is_dir() and any(os.scandir(directory)):
         raise UsageError(f"{directory} is not empty: choose another directory or remove it")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    temporary = _temporary(directory)
     try:
         config = _config(model, train_tokenizer(temporary, model.vocab))
         _write_json(temporary / "config.json", config)
@@ -114,6 +113,19 @@ def make_model(directory: Path | str, *, seed: int = 0, shards: int = 1, **shape
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return directory
+
+
+def _temporary(directory: Path) -> Path:
+    """A new directory beside one that is not made yet. Raises UsageError where none can be."""
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file: choose another directory")
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    except OSError as error:
+        raise UsageError(
+            f"{directory} cannot be made ({error.strerror}): choose another directory"
+        ) from None
 
 
 def _config(model: Shape, special: dict[str, int]) -> dict[str, Any]:

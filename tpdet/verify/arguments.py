@@ -1,8 +1,8 @@
 """The flags of `tpdet verify`, and the specification they make; its code is imported later."""
 
 import argparse
-from pathlib import Path
 
+from tpdet.arguments.command_line import results_file
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.verify.relations import parse_relations, relations_help
@@ -63,7 +63,7 @@ def add_verify(commands: argparse._SubParsersAction) -> None:
         help="worlds that may share a GPU, each with a copy of the model: more is faster, because "
         "a world that starts or compiles leaves its GPU idle",
     )
-    command.add_argument("--output", type=Path, help="results file (JSON) to append to")
+    command.add_argument("--output", type=results_file, help="results file (JSON) to append to")
     command.add_argument(
         "--control",
         action="store_true",
