@@ -81,6 +81,11 @@ def fold_and_norm(
     return _on(residual, "pointwise.norm").fold_and_norm(sums, bias, residual, norm)
 
 
+def add_residual(total: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """total [M, H], fp32 or in the model's dtype, plus residual [M, H] fp32 -> fp32 [M, H]."""
+    return _on(residual, "pointwise.norm").add_residual(total, None, residual)
+
+
 def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     """x [M, H] fp32, norm [H] -> round((x * r) * w) [M, H] in the norm's dtype."""
     return _on(x, "pointwise.norm").rms_norm(x, norm)

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import struct
+from typing import Any
 
 import blake3
 import torch
@@ -20,6 +21,7 @@ from tpdet.kernels.exact.rotary_frequencies import (
 )
 from tpdet.kernels.exact.rotary_tables import TABLE_VERSION
 from tpdet.model_config import ModelConfig
+from tpdet.model_config.model import NEUTRAL_VALUES
 
 _SHOWN = 12
 _COMPARED_ROWS = 4096
@@ -43,10 +45,19 @@ def model_digest(config: ModelConfig, weights: str) -> str:
     A table's entry is a function of its position, the inverse frequencies and the factor; how long
     a context is served, or the checkpoint states, changes no entry and is left out.
     """
-    values = {k: v for k, v in dataclasses.asdict(config).items() if k != _CONTEXT}
+    values = dataclasses.asdict(config, dict_factory=_that_fix_bits)
     fields = json.dumps(values, sort_keys=True, separators=(",", ":"))
     digest = blake3.blake3(f"{weights}\n{fields}\n{TABLE_VERSION}\n".encode())
     return digest.update(_rotary_numbers(config.rotary)).hexdigest()
+
+
+def _that_fix_bits(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A configuration's fields without its context and those that are neutral."""
+    return {
+        name: value
+        for name, value in fields
+        if name != _CONTEXT and not (name in NEUTRAL_VALUES and value == NEUTRAL_VALUES[name])
+    }
 
 
 def table_digest(tables: tuple[torch.Tensor, ...]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tpdet.model_config.fields import Fields
 from tpdet.model_config.keys import Allowed
+from tpdet.model_config.model import NORMS_BEFORE, LayerNorms
 from tpdet.model_config.windows import every_layer, no_layer, switched_by_layer
 
 _BY_LAYER = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
@@ -32,6 +33,9 @@ class Family:
     """Else there are as many as query heads where the key is absent."""
     attention_bias: bool = False
     qk_norm: bool = False
+    norm: str = "rms"
+    layer_norms: LayerNorms = NORMS_BEFORE
+    """As `ModelConfig.norm` and `ModelConfig.layer_norms`."""
 
 
 FAMILIES = {

@@ -62,6 +62,8 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         dtype=_dtype(config, dtype),
         eos_token_ids=_eos_ids(directory, config, vocab_size),
         bos_token_id=bos,
+        norm=family.norm,
+        layer_norms=family.layer_norms,
     )
 
 

@@ -7,6 +7,10 @@ from tpdet.kernels.exact.rotary_frequencies import RotarySpec
 HEAD_SIZES = (64, 96, 128, 256)
 DTYPES = ("float32", "bfloat16", "float16")
 
+LayerNorms = tuple[str, str, str, str]
+NORMS_BEFORE: LayerNorms = ("input_layernorm", "", "post_attention_layernorm", "")
+"""One before each block, as in most families."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -17,7 +21,9 @@ class ModelConfig:
     [vocab_size, H], which is the embedding with `tie_word_embeddings`.
 
     family: a key of `tpdet.models.families.LAYERS`; architecture: transformers' name of the class.
-    rms_norm_eps: of every norm. attention_bias: whether q, k and v have biases. qk_norm: whether
+    rms_norm_eps: of every norm; norm: its kind, of `tpdet.kernels.inputs.norm.KINDS`. layer_norms:
+    names of a layer's norms before and after attention, before and after the feed-forward block; ""
+    where there is none. attention_bias: whether q, k and v have biases. qk_norm: whether
     each query and key head [D] is normed. windows[i]: tokens that a token of layer i sees, itself
     among them; None for all before it. max_position: the checkpoint's context in tokens. dtype: one
     of DTYPES, of weights and activations. eos_token_ids: any of them ends an answer.
@@ -42,3 +48,9 @@ class ModelConfig:
     dtype: str
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    norm: str = "rms"
+    layer_norms: LayerNorms = NORMS_BEFORE
+
+
+NEUTRAL_VALUES: dict[str, object] = {"norm": "rms", "layer_norms": NORMS_BEFORE}
+"""Fields that leave everything as it is at these values: digests then leave them out."""

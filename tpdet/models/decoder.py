@@ -15,12 +15,11 @@ from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.micro_batch import MicroBatch
+from tpdet.layers.norm import NormLayer
 from tpdet.layers.partition import Partition
 from tpdet.layers.vocabulary import VocabularyTable
 from tpdet.models.families import LAYERS
 from tpdet.models.layer import DecoderLayer
-from tpdet.weights.pieces import Pieces
-from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
 
 
@@ -35,12 +34,11 @@ class Decoder:
         self.embedding = VocabularyTable(source, partition, "model.embed_tokens")
         layer = LAYERS[config.family]
         self.layers = [layer(source, partition, i) for i in range(config.num_layers)]
-        weight = source.read("model.norm.weight", (config.hidden_size,), Pieces.whole())
-        self._norm = Norm(weight, config.rms_norm_eps)
+        self._norm = NormLayer(source, config, "model.norm")
         self._head = self.embedding
         if not config.tie_word_embeddings:
             self._head = VocabularyTable(source, partition, "lm_head")
-        self.cos, self.sin = rotary_table(config.rotary, positions, weight.device)
+        self.cos, self.sin = rotary_table(config.rotary, positions, self._norm.norm.weight.device)
 
     def load(self, source: WeightSource) -> None:
         """Read every weight again, each into the memory it has: CUDA graphs stay valid.
@@ -51,9 +49,7 @@ class Decoder:
         self.embedding.load(source)
         for layer in self.layers:
             layer.load(source)
-        name = "model.norm.weight"
-        held = self._norm.weight
-        place(held, source.read(name, tuple(held.shape), Pieces.whole()))
+        self._norm.load(source)
         if self._head is not self.embedding:
             self._head.load(source)
 
@@ -70,7 +66,12 @@ class Decoder:
         for batch in batches:
             hidden_MH = self.embedding.embed(ids_M[first : first + batch.row_count])
             first += batch.row_count
-            x_MH = ops.rms_norm(hidden_MH, self.layers[0].input_norm)
+            first_norm = self.layers[0].input_norm
+            x_MH = (
+                hidden_MH.to(self._norm.norm.dtype)
+                if first_norm is None
+                else ops.rms_norm(hidden_MH, first_norm)
+            )
             parts.append(MicroBatch(batch, hidden_MH, x_MH, overlapped))
         with ops.leaving_multiprocessors(self._multiprocessors if overlapped else 0, ids_M.device):
             for layer, following in self._layers_and_norms():
@@ -84,9 +85,9 @@ class Decoder:
             rows.settle()
         return torch.cat([rows.x_MH for rows in parts]) if overlapped else parts[0].x_MH
 
-    def _layers_and_norms(self) -> list[tuple[DecoderLayer, Norm]]:
+    def _layers_and_norms(self) -> list[tuple[DecoderLayer, Norm | None]]:
         """Each layer with the norm that follows it, which its last exchange applies as well."""
-        following = [*(layer.input_norm for layer in self.layers[1:]), self._norm]
+        following = [*(layer.input_norm for layer in self.layers[1:]), self._norm.norm]
         return list(zip(self.layers, following, strict=True))
 
     @property

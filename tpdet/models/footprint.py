@@ -22,13 +22,15 @@ def weight_bytes(partition: Partition) -> int:
 def row_bytes(partition: Partition, slots: int) -> int:
     """The most that one row of a step has at a time: the stream, x, the widest block, its sums.
 
-    Of the fp32 stream and of x, an exchange or a norm holds the old and the new. slots: partial
-    sums that a rank sends, each in fp32.
+    Of the fp32 stream and of x, an exchange or a norm holds the old and the new; where a norm
+    stands behind a block, also that exchange's own. slots: partial sums that a rank sends, each in
+    fp32.
     """
     hidden, size = partition.config.hidden_size, _itemsize(partition)
+    copies = 3 if any(partition.config.layer_norms[1::2]) else 2
     columns = [p for p in layer_products(partition) if p.kind in ("column", "gated")]
     wide = max(p.product.outputs + p.written for p in columns)
-    return 2 * hidden * (4 + size) + wide * size + 4 * slots * hidden
+    return copies * hidden * (4 + size) + wide * size + 4 * slots * hidden
 
 
 def _itemsize(partition: Partition) -> int:

@@ -1,5 +1,7 @@
-"""The decoder layer of Llama 2/3, Mistral, Qwen2/2.5 and Qwen3: a norm before each block."""
+"""The decoder layer of all families: attention and feed-forward, norms before or after each."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -11,16 +13,20 @@ from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.attention import Attention
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.mlp import GatedMlp
+from tpdet.layers.norm import NormedBlock, NormLayer
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.model_config import ModelConfig
-from tpdet.weights.pieces import Pieces
-from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
 
 
 class DecoderLayer:
-    """Attention and feed-forward, each behind a norm, each added to the residual stream."""
+    """Attention and feed-forward, each added to the residual stream.
+
+    Which norms stand before a block and which behind it, before the addition, is data
+    (`ModelConfig.layer_norms`). A block without a norm before it reads the stream rounded to the
+    model's dtype.
+    """
 
     blocks: ClassVar[dict[str, type[Attention] | type[GatedMlp]]] = {
         "self_attn": Attention,
@@ -30,14 +36,22 @@ class DecoderLayer:
 
     def __init__(self, source: WeightSource, partition: Partition, index: int) -> None:
         config, name = partition.config, f"model.layers.{index}"
-        shape, whole = (config.hidden_size,), Pieces.whole()
-        eps = config.rms_norm_eps
-        self._norms = [f"{name}.{n}_layernorm.weight" for n in ("input", "post_attention")]
-        self.input_norm = Norm(source.read(self._norms[0], shape, whole), eps)
+        self._norms = [
+            NormLayer(source, config, f"{name}.{norm}") if norm else None
+            for norm in config.layer_norms
+        ]
         self._attention = Attention(source, partition, f"{name}.self_attn", config.windows[index])
-        self._middle_norm = Norm(source.read(self._norms[1], shape, whole), eps)
         self._mlp = GatedMlp(source, partition, f"{name}.mlp")
         self._index = index
+
+    @property
+    def input_norm(self) -> Norm | None:
+        """The norm before attention."""
+        return self._norm(0)
+
+    def _norm(self, place: int) -> Norm | None:
+        layer = self._norms[place]
+        return None if layer is None else layer.norm
 
     @classmethod
     def products(cls, partition: Partition) -> tuple[LayerProduct, ...]:
@@ -56,24 +70,47 @@ class DecoderLayer:
     def norm_values(cls, config: ModelConfig) -> int:
         """Values of the layer's norms; every rank holds all of them."""
         inside = sum(block.norm_values(config) for block in cls.blocks.values())
-        return 2 * config.hidden_size + inside
+        return sum(map(bool, config.layer_norms)) * config.hidden_size + inside
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""
-        for name, held in zip(self._norms, (self.input_norm, self._middle_norm), strict=True):
-            place(held.weight, source.read(name, tuple(held.weight.shape), Pieces.whole()))
+        for norm in self._norms:
+            if norm is not None:
+                norm.load(source)
         self._attention.load(source)
         self._mlp.load(source)
 
     def attend(
         self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: KeyValuePages
     ) -> Pending:
-        """Attention on the rows' x; the stream comes back normed for the feed-forward block."""
-        return self._attention(rows, self._middle_norm, rotary, pages.layers[self._index])
+        """Attention on the rows' x; the stream comes back as the feed-forward block reads it."""
 
-    def feed(self, rows: MicroBatch, following: Norm) -> Pending:
+        def attend(rows: MicroBatch, norm: Norm) -> Pending:
+            return self._attention(rows, norm, rotary, pages.layers[self._index])
+
+        return self._added(attend, rows, self._norm(1), self._norm(2))
+
+    def feed(self, rows: MicroBatch, following: Norm | None) -> Pending:
         """The feed-forward block; the stream comes back normed for what follows."""
-        return self._mlp(rows, following)
+        return self._added(self._mlp, rows, self._norm(3), following)
+
+    @staticmethod
+    def _added(
+        block: Callable[[MicroBatch, Norm], Pending],
+        rows: MicroBatch,
+        behind: Norm | None,
+        following: Norm | None,
+    ) -> Pending:
+        """A block's exchange: it adds to the stream itself unless a norm stands behind the block.
+
+        Such a block gets a stream of zeros, so that its exchange norms its sums alone.
+        """
+        if behind is None:
+            assert following is not None  # of two blocks in a row one has a norm between them
+            return block(rows, following)
+        stream = rows.hidden_MH
+        zeros = stream.new_zeros(1, stream.shape[1]).expand_as(stream)
+        return NormedBlock(block(replace(rows, hidden_MH=zeros), behind), stream, following)
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on."""

@@ -201,8 +201,7 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
     for index in range(config["num_hidden_layers"]):
         layer, attention = f"model.layers.{index}", f"model.layers.{index}.self_attn"
-        shapes[f"{layer}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{layer}.post_attention_layernorm.weight"] = (hidden,)
+        shapes |= {f"{layer}.{norm}.weight": (hidden,) for norm in family.layer_norms if norm}
         for name, rows in (("q", query), ("k", key), ("v", key)):
             shapes[f"{attention}.{name}_proj.weight"] = (rows, hidden)
             if family.attention_bias:

@@ -90,13 +90,13 @@ def two_shot_direct(
     PUSH: tl.constexpr,
     FOLD: tl.constexpr,
     WAIT: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):
-    """y begins at y_begin of everyone's shared memory, counted in values."""
+    """y, of DTYPE, begins at y_begin of everyone's shared memory, counted in values."""
     # 1. Choose this exchange's set of slots and the value of its flags.
     number = tl.load(links.counter)
     epoch = (number % EPOCHS + 1).to(tl.int32)
     plane = plane.to(tl.int64)
-    DTYPE: tl.constexpr = weight.dtype.element_ty
     share = tl.cdiv(m, WORLD.ranks)
     columns = tl.arange(0, BLOCK)[None, :]
     present = columns < N
@@ -207,6 +207,7 @@ def run_two_shot_direct(
         PUSH="push" in phases,
         FOLD="fold" in phases,
         WAIT="wait" in phases,
+        DTYPE=getattr(tl, str(norm.dtype).removeprefix("torch.")),
         num_warps=peers.warps or two_shot_warps(n),
         enable_fp_fusion=False,
     )

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 import triton
+import triton.language as tl
 
 from tests.kernels.compiled.test_gemm import assemble, compile_for_hopper
 from tests.lib.hopper_kernels import hopper_kernel
@@ -22,6 +23,7 @@ from tpdet.kernels.fold_program import own_program, rank_program
 from tpdet.kernels.partial_sums import relative_roots
 
 LINKS = Links("*i64", "*i64", "*i64")
+DTYPES = {"bf16": tl.bfloat16, "fp32": tl.float32}
 SPILL_ALLOWANCE = 256  # bytes a thread, rows of 8,192 values
 
 
@@ -91,7 +93,7 @@ def test_exchange_kernels_compile(name, ranks, rank, n, dtype):
     found = aligned_compile(peer_spread.two_shot_spread, types | words, values, more_warps)
     spilled.insert(0, check(*found, f"spread {name}"))
     del values["FINISHED"], values["TAKE"]
-    values |= {"FLAGS": Flags(1 << 30, 256), "TILE": 1, "WAIT": True}
+    values |= {"FLAGS": Flags(1 << 30, 256), "TILE": 1, "WAIT": True, "DTYPE": DTYPES[dtype]}
     kinds = types | {"y_begin": "i64"}
     ptx, log = aligned_compile(peer_direct.two_shot_direct, kinds, values, warps)
     spilled.insert(0, check(ptx, log, f"direct {name}"))
