@@ -39,9 +39,8 @@ def qwen_words(text):
     return regex.findall(QWEN, text)
 
 
-def merged(word, rank):
-    """The tokens of a word; rank: of a pair of neighbours, None if they do not merge."""
-    parts = [LETTERS[byte] for byte in word.encode()]
+def merged(parts, rank):
+    """The tokens of a word's letters; rank: of two neighbours, None if they do not merge."""
     while len(parts) > 1:
         ranks = [rank(*pair) for pair in pairwise(parts)]
         found = [value for value in ranks if value is not None]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -11,7 +12,10 @@ DASHSCOPE = (
     "dashscope==2.0.2 --hash=sha256:"
     "0602d1800f7433bdb7953560986eaf5146454ed3988636c0a91963ba24e74258"
 )
-QWEN = "dashscope/resources/qwen.tiktoken"
+MISTRAL_COMMON = (
+    "mistral-common==1.12.0 --hash=sha256:"
+    "fa4504b66c30c0201ae4578c0340c5ee2abd22151c271532f62e373b985a53cf"
+)
 UNAVAILABLE = 69
 
 
@@ -28,23 +32,28 @@ def smollm2() -> Path | None:
 
 def qwen_ranks() -> bytes | None:
     """Qwen's vocabulary, `qwen.tiktoken`: a line is base64 of a token, a space, its rank."""
-    kept = ROOT / "models" / "wheels" / "qwen.tiktoken"
+    return _file_of(DASHSCOPE, "dashscope/resources/qwen.tiktoken")
+
+
+def mistral_file(name: str) -> bytes | None:
+    """A tokenizer of Mistral: SentencePiece's protocol buffer, or Tekken's JSON."""
+    return _file_of(MISTRAL_COMMON, f"mistral_common/data/{name}")
+
+
+def _file_of(requirement: str, inside: str) -> bytes | None:
+    """One file of a wheel. requirement: with its hash; the wheel is kept and never installed."""
+    folder = ROOT / "models" / "wheels"
+    kept = folder / f"{requirement.split()[0]}.whl"
     if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        wanted = kept.with_name("dashscope.txt")
-        wanted.write_text(DASHSCOPE + "\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=1"]
-        command += [
-            "--require-hashes",
-            "--only-binary=:all:",
-            f"--dest={kept.parent}",
-            "-r",
-            wanted,
-        ]
-        if subprocess.run(command, capture_output=True, timeout=200).returncode:
-            return None
-        (wheel,) = kept.parent.glob("dashscope-*.whl")
-        temporary = kept.with_suffix(f".{id(command)}")
-        temporary.write_bytes(zipfile.ZipFile(wheel).read(QWEN))
-        temporary.rename(kept)
-    return kept.read_bytes()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            wanted = Path(temporary) / "wanted.txt"
+            wanted.write_text(requirement + "\n")
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            command += ["--retries=1", "--require-hashes", "--only-binary=:all:"]
+            command += [f"--dest={temporary}", "-r", wanted]
+            if subprocess.run(command, capture_output=True, timeout=200).returncode:
+                return None
+            (wheel,) = Path(temporary).glob("*.whl")
+            wheel.rename(kept)
+    return zipfile.ZipFile(kept).read(inside)
