@@ -100,7 +100,6 @@ def build_engine(
     from tpdet.engine import Engine
     from tpdet.engine.fault_points import FaultPoints
 
-    gc.freeze()
     gc.enable()
     config = settings.engine
     faults = read_faults(settings.server.allow_faults)

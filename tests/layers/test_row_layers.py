@@ -1,5 +1,6 @@
 """Row layers without a fold: bits over sizes, the contract, what is refused, exchanges."""
 
+import itertools
 import json
 import random
 import subprocess
@@ -10,6 +11,7 @@ import torch
 
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.engine_harness import ask, run
+from tests.lib.some_slow import some_slow
 from tests.lib.thread_world import run_threads
 from tpdet.comm.exchange.columns import ColumnExchange
 from tpdet.comm.exchange.fold import Exchange, GatherExchange
@@ -55,8 +57,12 @@ def alone(tiny_model):
     return get
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize(
+    ("tp", "dtype"),
+    some_slow(
+        [(2, "float32"), (4, "bfloat16")], itertools.product((2, 4), ("float32", "bfloat16"))
+    ),
+)
 def test_every_size_gives_the_bits_of_one_rank(tiny_model, alone, tp, dtype):
     crowd = [ask(f"n{i}", range(i, 20 + 9 * i)) for i in range(4)]
     settings = {"row_layers": "gather", "dtype": dtype, "max_num_batched_tokens": 100}
@@ -188,10 +194,8 @@ def test_columns_are_gathered_added_and_normed_over_any_transport():
     assert alone.gather_columns(whole) is whole, "a single rank copies nothing"
 
 
-@pytest.mark.parametrize(
-    ("tps", "modes"),
-    [("1,2", "gather"), pytest.param("1,2,4", "fold,gather", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # above ranks are threads; `verify/test_verify.py` has the command
+@pytest.mark.parametrize(("tps", "modes"), [("1,2", "gather"), ("1,2,4", "fold,gather")])
 def test_verify_shows_it_at_every_size(tiny_model, tmp_path, tps, modes):
     output = tmp_path / "verify.json"
     relations = "batch" if modes == "gather" else "batch,chunks"

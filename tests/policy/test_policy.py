@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,12 @@ def sources() -> list[Path]:
     return sorted(p for p in found if not any(link in p.parents for link in links))
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A file's syntax tree, parsed once for all tests; nobody changes it."""
+    return ast.parse(path.read_text())
+
+
 def part(path: Path) -> str:
     """The top-level part of the product a file belongs to: `kernels`, `server`, `cli`."""
     return room(path).split("/")[0]
@@ -68,7 +75,7 @@ def room(path: Path) -> str:
 def imports(path: Path) -> list[str]:
     """Dotted names a file imports anywhere, in functions and type-checking blocks too."""
     names = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -172,9 +179,10 @@ def test_banned_calls_do_not_occur(pattern, why):
     assert not wrong, "\n".join(wrong)
 
 
+@cache
 def strip_comments(path: Path) -> str:
     """Source without docstrings and comments, line numbers not kept."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text())  # of its own: it is changed
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value.value = ""
@@ -245,7 +253,7 @@ def test_the_gpu_takes_nothing_from_the_cpu():
 def test_every_module_and_public_function_says_what_it_does():
     wrong = []
     for path in sources():
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         if not ast.get_docstring(tree):
             wrong.append(str(path.relative_to(ROOT)))
     assert not wrong
@@ -258,7 +266,7 @@ def test_functions_and_classes_are_short():
     """Kernels excepted: what runs as one program on a GPU stands in one piece."""
     found = set()
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             name = f"{path.relative_to(ROOT)}: {getattr(node, 'name', '')}"
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 kernel = any("jit" in ast.unparse(mark) for mark in node.decorator_list)

@@ -231,12 +231,17 @@ def test_standard_input_reaches_one_rank_only(capsys, monkeypatch):
 
 
 def test_a_terminal_without_unicode_gets_escapes_and_json_stays_utf8(model):
-    command = [sys.executable, "-m", "tpdet", "score", model, "--prompt", "é", *SMALL]
-    environ = os.environ | {"PYTHONIOENCODING": "ascii"}
-    table, lines = (
-        subprocess.run([*command, *flags], capture_output=True, env=environ, check=True).stdout
-        for flags in ([], ["--json"])
+    both = (
+        "import sys; from tpdet.cli import main; "
+        "sys.exit(main(sys.argv[1:]) or print('---') or main([*sys.argv[1:], '--json']))"
     )
+    done = subprocess.run(
+        [sys.executable, "-c", both, "score", model, "--prompt", "é", *SMALL],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        check=True,
+    )
+    table, lines = done.stdout.split(b"---\n")
     assert b"'\\ufffd'" in table
     assert "\ufffd" in parsed(lines.decode())[1][1]["text"]
 

@@ -82,7 +82,12 @@ def local_memory_in_the_hot_loop(ptx, path):
 
 @pytest.mark.parametrize(
     ("form", "variant"),
-    [("pairs cut", LARGEST), *((form, tile) for form in FORMS for tile in (SQUARE, SMALL))],
+    [
+        ("pairs cut", LARGEST),
+        *((form, SQUARE) for form in FORMS),
+        ("pairs", SMALL),
+        *(pytest.param(f, SMALL, marks=pytest.mark.slow) for f in FORMS if f != "pairs"),
+    ],
 )
 def test_flat_folds_spill_only_where_a_leaf_ends(form, variant, tmp_path):
     ptx, log = compile_fold(variant, form)
