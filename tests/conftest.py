@@ -10,6 +10,8 @@ from tpdet.synthetic.train_tokenizer import train_tokenizer
 from tpdet.text.tokenizer import Tokenizer
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+DATA_FAMILIES = ("ministral3", "smollm3", "granite", "seed_oss", "phi3")
+"""Families that differ from those above in data, not in code."""
 HERE = Path(__file__).parent
 gc.disable()  # until all tests are imported: what is imported stays
 # Files that hold a server to its times, or count what it holds. Other servers bear company.

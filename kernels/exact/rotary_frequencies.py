@@ -2,7 +2,8 @@
 
 Sources: RoPE, Su et al. 2021 (arXiv 2104.09864); linear position interpolation, Chen et al. 2023
 (arXiv 2306.15595); YaRN, Peng et al. 2023 (arXiv 2309.00071); the llama3 scaling as released with
-Llama 3.1. Every intermediate is a 50-digit decimal, so the rounding to fp32 is the only one.
+Llama 3.1; LongRoPE, Ding et al. 2024 (arXiv 2402.13753). Every intermediate is a 50-digit decimal,
+so the rounding to fp32 is the only one.
 """
 
 import struct
@@ -20,9 +21,10 @@ _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494")
 class RotarySpec:
     """What fixes a rotary table: the kind of scaling and its numbers, never the context length.
 
-    kind: "default", "linear", "llama3" or "yarn". `dim` is the head's rotated width (even).
-    `attention_factor` multiplies cos and sin (yarn; None derives it from `factor`, `mscale` and
-    `mscale_all_dim` as the paper and Hugging Face do).
+    kind: "default", "linear", "llama3", "yarn" or "longrope". `dim` is the head's rotated width
+    (even). `attention_factor` multiplies cos and sin (longrope; yarn, where None derives it from
+    `factor`, `mscale` and `mscale_all_dim` as the paper and Hugging Face do). frequency_factors: of
+    longrope, a divisor of each of the `dim / 2` frequencies.
     """
 
     kind: str
@@ -38,6 +40,7 @@ class RotarySpec:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    frequency_factors: tuple[float, ...] = ()
 
 
 def inverse_frequencies(spec: RotarySpec) -> tuple[float, ...]:
@@ -56,14 +59,18 @@ def inverse_frequencies(spec: RotarySpec) -> tuple[float, ...]:
             exact = [_llama3(f, spec) for f in plain]
         elif spec.kind == "yarn":
             exact = _yarn(plain, spec)
+        elif spec.kind == "longrope":
+            pairs = zip(plain, spec.frequency_factors, strict=True)
+            exact = [f / Decimal(divisor) for f, divisor in pairs]
         else:
-            raise ValueError(f"rotary scaling {spec.kind!r}: use default, linear, llama3 or yarn")
+            kinds = "default, linear, llama3, yarn or longrope"
+            raise ValueError(f"rotary scaling {spec.kind!r}: use {kinds}")
         return tuple(_to_fp32(f) for f in exact)
 
 
 def attention_scaling(spec: RotarySpec) -> float:
-    """The fp32 factor on cos and sin: 1.0 unless yarn."""
-    if spec.kind != "yarn":
+    """The fp32 factor on cos and sin: 1.0 unless yarn or longrope."""
+    if spec.kind not in ("yarn", "longrope"):
         return 1.0
     if spec.attention_factor is not None:
         return _to_fp32(Decimal(spec.attention_factor))

@@ -42,17 +42,51 @@ _COS = (
 
 
 def rotary_table(
-    spec: RotarySpec, positions: int, device: torch.device | str = "cpu"
+    spec: RotarySpec,
+    positions: int,
+    device: torch.device | str = "cpu",
+    columns: int | None = None,
+    scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, each [positions, dim / 2] fp32. Raises ValueError past 2^22 positions."""
+    """cos and sin, each [positions, dim / 2] fp32. Raises ValueError past 2^22 positions.
+
+    columns: past dim / 2, further ones that rotate nothing; scale: of all entries.
+    """
     if positions > MAX_POSITION:
         raise ValueError(f"{positions} positions: the rotary table ends at {MAX_POSITION}")
     frequency = torch.tensor(inverse_frequencies(spec), dtype=torch.float32, device=device)
     position = torch.arange(positions, dtype=torch.float32, device=device)
     angle = (position[:, None] * frequency[None, :]).double()
     cos, sin = _cos_sin(angle)
-    factor = attention_scaling(spec)
-    return (cos * factor).float(), (sin * factor).float()
+    factor = attention_scaling(spec) * scale
+    cos, sin = (cos * factor).float(), (sin * factor).float()
+    if columns is None or columns == cos.shape[1]:
+        return cos, sin
+    rest = identity_table(positions, columns - cos.shape[1], device, scale)
+    return torch.cat([cos, rest[0]], 1), torch.cat([sin, rest[1]], 1)
+
+
+def identity_table(
+    positions: int, columns: int, device: torch.device | str = "cpu", scale: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, each [positions, columns] fp32, by which nothing is rotated: `scale` and 0."""
+    shape = positions, columns
+    return torch.full(shape, scale, device=device), torch.zeros(shape, device=device)
+
+
+def head_order(head: int, rotated: int, pairs: str) -> tuple[int, ...]:
+    """The order in which the values of a head [D] stand, so that D/2 pairs (i, i + D/2) do.
+
+    The first `rotated` of them are the pairs that a table rotates, as "halves" or "neighbours"; the
+    rest follow as they are. () if they already stand so.
+    """
+    half, rest = rotated // 2, range(rotated, head)
+    first, second = list(range(half)), list(range(half, rotated))
+    if pairs == "neighbours":
+        first, second = list(range(0, rotated, 2)), list(range(1, rotated, 2))
+    cut = len(rest) // 2
+    order = (*first, *rest[:cut], *second, *rest[cut:])
+    return () if order == tuple(range(head)) else order
 
 
 def _cos_sin(angle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

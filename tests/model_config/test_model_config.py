@@ -1,4 +1,4 @@
-"""Configurations of the four families are read exactly; everything else is refused by name."""
+"""Configurations of the families are read exactly; everything else is refused by name."""
 
 import json
 
@@ -45,7 +45,10 @@ def test_a_plain_llama_is_read(tmp_path):
     assert not config.tie_word_embeddings and not config.attention_bias and not config.qk_norm
 
 
-@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+@pytest.mark.parametrize(
+    "family",
+    ["Llama", "Mistral", "Qwen2", "Qwen3", "Ministral3", "SmolLM3", "Granite", "SeedOss", "Phi3"],
+)
 def test_what_transformers_writes_today_is_read(tmp_path, family):
     """Saved by the installed transformers, in its own style of keys."""
     fields = {k: v for k, v in LLAMA.items() if k not in ("architectures", "model_type")}
@@ -53,10 +56,13 @@ def test_what_transformers_writes_today_is_read(tmp_path, family):
     written.architectures = [f"{family}ForCausalLM"]
     written.save_pretrained(tmp_path)
     config = load_model_config(tmp_path)
-    assert config.family == family.lower()
-    assert config.attention_bias == (family == "Qwen2")
+    assert config.family == written.model_type
+    assert config.attention_bias == (family in ("Qwen2", "SeedOss"))
     assert config.qk_norm == (family == "Qwen3")
-    assert config.rotary.theta == 10000.0
+    assert config.rotary.theta == (1e6 if family == "Ministral3" else 10000.0)
+    assert config.tie_word_embeddings == (family == "SmolLM3")
+    assert config.rotary_layers == ((True, True, True, False) if family == "SmolLM3" else ())
+    assert config.max_position == 4096
 
 
 def test_end_tokens_come_from_the_generation_configuration_first(tmp_path):
@@ -110,7 +116,10 @@ def test_windows_are_those_transformers_applies(tmp_path):
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.*dynamic"),
-        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.*longrope"),
+        (
+            {"rope_scaling": {"type": "longrope", "factor": 2.0}},
+            r"rope_scaling\.short_factor is None: longrope needs a list of 32 numbers",
+        ),
         ({"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor is missing"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, r"rope_scaling\.factor is -1"),
         (
@@ -150,6 +159,50 @@ def test_windows_are_those_transformers_applies(tmp_path):
 def test_what_is_not_supported_is_refused_by_name(tmp_path, change, message):
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path, LLAMA | change)
+
+
+PHI3 = LLAMA | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "auto_map": {}}
+SMOLLM3 = LLAMA | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"}
+SEED_OSS = LLAMA | {"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss"}
+GRANITE = LLAMA | {"architectures": ["GraniteForCausalLM"], "model_type": "granite"}
+LONGROPE = {"type": "su", "short_factor": [1.5] * 24, "long_factor": [9.0] * 24}
+
+
+def test_longrope_is_read_with_its_original_context(tmp_path):
+    change = {"rope_scaling": LONGROPE, "partial_rotary_factor": 0.75}
+    config = load(tmp_path, PHI3 | change | {"original_max_position_embeddings": 1024})
+    assert (config.rotary.kind, config.rotary.dim, config.max_position) == ("longrope", 48, 1024)
+    assert config.rotary.frequency_factors == (1.5,) * 24
+    assert config.rotary.attention_factor == pytest.approx((1 + 2 / 10) ** 0.5)
+
+
+def test_layers_without_rotary_are_those_of_transformers(tmp_path):
+    slide = {"use_sliding_window": True, "sliding_window": 64}
+    config = load(tmp_path, SMOLLM3 | slide | {"no_rope_layer_interval": 2})
+    assert config.rotary_layers == (True, False, True, False)
+    assert config.windows == (None, 64, None, 64)
+    assert load(tmp_path, SMOLLM3 | {"no_rope_layers": [1] * 4}).rotary_layers == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (PHI3 | {"partial_rotary_factor": 0.3}, "partial_rotary_factor is 0.3: it must leave"),
+        (PHI3 | {"rope_scaling": LONGROPE}, "short_factor is .* needs a list of 32"),
+        (PHI3 | {"rope_scaling": LONGROPE | {"long_factor": [0.0] * 24},
+                 "partial_rotary_factor": 0.75}, "long_factor is .* every factor"),
+        (PHI3 | {"lm_head_bias": True}, "lm_head_bias is True"),
+        (SMOLLM3 | {"no_rope_layers": [1, 0]}, "no_rope_layers is .* each of the 4 layers"),
+        (SMOLLM3 | {"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers is .* 0 and 1"),
+        (SEED_OSS | {"attention_out_bias": True}, "attention_out_bias is True"),
+        (SEED_OSS | {"mlp_bias": True}, "mlp_bias is True"),
+        (GRANITE | {"residual_multiplier": 0}, "residual_multiplier is 0"),
+        (GRANITE | {"logits_scaling": "8"}, "logits_scaling is '8'"),
+    ],
+)  # fmt: skip
+def test_what_a_family_cannot_do_is_refused_by_name(tmp_path, config, message):
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path, config)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.conftest import FAMILIES
+from tests.conftest import DATA_FAMILIES, FAMILIES
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.verify.compare import compare
 from tpdet.verify.spec import Machine, Trace, WorldReport
@@ -20,7 +20,7 @@ def verify(*arguments, timeout=280):
 def sizes_of_families():
     """All are slow: the fold orders are verified below, and `test_engine` has ranks as threads."""
     yield pytest.param("qwen3", (1, 2, 4), marks=pytest.mark.slow)
-    for family in FAMILIES:
+    for family in (*FAMILIES, *DATA_FAMILIES):
         yield pytest.param(family, (1, 2, 4, 8), marks=pytest.mark.slow)
 
 

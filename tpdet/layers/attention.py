@@ -5,6 +5,7 @@ import torch
 from tpdet.cache.kv import LayerPages
 from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels import ops
+from tpdet.kernels.exact.rotary_tables import head_order
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
@@ -38,8 +39,12 @@ class Attention:
         query, key = config.num_heads * self._head, config.num_kv_heads * self._head
         heads, keys = partition.by_leaf(partition.cut.attention, dim=0), partition.by_key_head()
         padding = before * self._head, after * self._head
-        parts = [ColumnPart(f"{name}.q_proj", query, heads, *padding)]
-        parts += [ColumnPart(f"{name}.{p}_proj", key, keys) for p in ("k", "v")]
+        order = head_order(self._head, config.rotary.dim, config.rotary_pairs)
+        parts = [
+            ColumnPart(f"{name}.q_proj", query, heads, *padding, order),
+            ColumnPart(f"{name}.k_proj", key, keys, head_order=order),
+            ColumnPart(f"{name}.v_proj", key, keys),
+        ]
         self._arithmetic = partition.arithmetic
         self._qkv = ColumnLinear(
             source, self._arithmetic, parts, config.hidden_size, config.attention_bias

@@ -24,7 +24,8 @@ from tpdet.weights.source import WeightSource
 class ColumnPart(NamedTuple):
     """A checkpoint tensor of a `ColumnLinear`: name without suffix, rows in all, how they are cut.
 
-    before, after: rows of zeros that stand around this rank's.
+    before, after: rows of zeros that stand around this rank's. head_order: for each row of a head
+    the row that stands there in the checkpoint; () if they stay.
     """
 
     name: str
@@ -32,9 +33,13 @@ class ColumnPart(NamedTuple):
     pieces: Pieces
     before: int = 0
     after: int = 0
+    head_order: tuple[int, ...] = ()
 
     def padded(self, read: torch.Tensor) -> torch.Tensor:
-        """This rank's rows with the zeros."""
+        """This rank's rows, in their order, with the zeros."""
+        if self.head_order:
+            heads = read.unflatten(0, (-1, len(self.head_order)))
+            read = heads[:, list(self.head_order)].flatten(0, 1)
         if not self.before and not self.after:
             return read
         rest = read.shape[1:]

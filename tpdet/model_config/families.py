@@ -7,9 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tpdet.model_config.fields import Fields
-from tpdet.model_config.keys import Allowed
+from tpdet.model_config.keys import DEFAULT_THETA, Allowed
 from tpdet.model_config.model import NORMS_BEFORE, LayerNorms
-from tpdet.model_config.windows import every_layer, no_layer, switched_by_layer
+from tpdet.model_config.scales import Scales, granite_scales, no_scales
+from tpdet.model_config.windows import (
+    every_layer,
+    if_stated,
+    no_layer,
+    rotary_layers,
+    switched_by_layer,
+    where_not_rotated,
+)
 
 _BY_LAYER = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
 
@@ -32,10 +40,26 @@ class Family:
     key_heads_required: bool = True
     """Else there are as many as query heads where the key is absent."""
     attention_bias: bool = False
+    """Of q, k and v; with the key among `parsed`, only its default."""
     qk_norm: bool = False
     norm: str = "rms"
     layer_norms: LayerNorms = NORMS_BEFORE
     """As `ModelConfig.norm` and `ModelConfig.layer_norms`."""
+    tied: bool = False
+    """Whether the output head is the embedding where the key is absent."""
+    theta: float = DEFAULT_THETA
+    rotary_layers: Callable[[Fields, int], tuple[bool, ...]] = lambda config, layers: ()
+    """(configuration, layers) -> whether each layer rotates its heads; () if all do."""
+    rotary_pairs: str = "halves"
+    """As `ModelConfig.rotary_pairs`."""
+    partial_rotary: float | None = None
+    """The part of a head that is rotated where no key says so; None: always whole heads."""
+    rotary_settings: frozenset[str] = frozenset()
+    """Keys of its `rope_parameters` beside those of the kind of scaling."""
+    scales: Callable[[Fields, int], Scales] = no_scales
+    """(configuration, head size) -> its factors."""
+    fused: tuple[str, ...] = ()
+    """Which of "qkv" and "gate_up" are one tensor in the checkpoint."""
 
 
 FAMILIES = {
@@ -68,6 +92,60 @@ FAMILIES = {
             windows=switched_by_layer,
             head_dim=128,
             qk_norm=True,
+        ),
+        Family(
+            "Ministral3ForCausalLM",
+            "ministral3",
+            parsed=frozenset({"sliding_window"}),
+            windows=if_stated,
+            head_dim=128,
+            rotary_settings=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
+        ),
+        Family(
+            "SmolLM3ForCausalLM",
+            "smollm3",
+            parsed=_BY_LAYER | {"no_rope_layers", "no_rope_layer_interval"},
+            windows=where_not_rotated,
+            key_heads_required=False,
+            tied=True,
+            theta=2000000.0,
+            rotary_layers=rotary_layers,
+        ),
+        Family(
+            "GraniteForCausalLM",
+            "granite",
+            parsed=frozenset(
+                "embedding_multiplier residual_multiplier attention_multiplier "
+                "logits_scaling".split()
+            ),
+            key_heads_required=False,
+            scales=granite_scales,
+        ),
+        Family(
+            "SeedOssForCausalLM",
+            "seed_oss",
+            parsed=frozenset({"attention_bias", "attention_dropout", "residual_dropout"}),
+            neutral={"attention_out_bias": ((False,), "a bias of this product is not supported")},
+            key_heads_required=False,
+            head_dim=128,
+            attention_bias=True,
+        ),
+        Family(
+            "Phi3ForCausalLM",
+            "phi3",
+            parsed=frozenset(
+                "sliding_window original_max_position_embeddings partial_rotary_factor "
+                "resid_pdrop embd_pdrop attention_dropout auto_map".split()
+            ),
+            neutral={
+                "lm_head_bias": ((False,), "a checkpoint with this bias is not supported"),
+                "full_attn_mod": ((1,), "only 1 is supported"),
+                "interpolate_factor": ((1,), "only 1 is supported"),
+            },
+            windows=if_stated,
+            key_heads_required=False,
+            partial_rotary=1.0,
+            fused=("qkv", "gate_up"),
         ),
     )
 }

@@ -1,7 +1,7 @@
 """Every key of `config.json` that may occur, as data: parsed, inert, or allowed at one value.
 
 A key that is not listed is refused by name, because it could change the arithmetic. The lists hold
-the keys that transformers 4 and 5 write for the four families.
+the keys that transformers 4 and 5 write for every family.
 """
 
 PARSED = frozenset(
@@ -62,4 +62,5 @@ NEUTRAL: dict[str, Allowed] = {
 DEFAULT_THETA = 10000.0
 DEFAULT_MAX_WINDOW_LAYERS = 28
 DEFAULT_WINDOW = 4096
+DEFAULT_NO_ROPE_INTERVAL = 4
 """What transformers assumes where these keys are absent."""

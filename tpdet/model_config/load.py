@@ -11,7 +11,7 @@ from tpdet.model_config.json_file import read_json_object
 from tpdet.model_config.keys import INERT, NEUTRAL, PARSED
 from tpdet.model_config.model import DTYPES, HEAD_SIZES, ModelConfig
 from tpdet.model_config.quantisation import parse_quantisation
-from tpdet.model_config.rope import parse_rotary
+from tpdet.model_config.rope import parse_rotary, rotary_context
 from tpdet.model_config.text_part import text_part
 
 # Limits far above every model, so that no number of a file can fill a machine's memory.
@@ -19,6 +19,8 @@ MAX_LAYERS = 4096
 MAX_VOCABULARY = 1 << 24
 MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 14
+
+FUSED_FAMILIES = {family.name: family for family in FAMILIES.values() if family.fused}
 
 _K_GROUP = 16  # products are added in groups of 16, so a reduced width is a multiple of it
 
@@ -39,8 +41,9 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
     _check_keys(config, values, family)
     layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     vocab_size = config.integer("vocab_size", high=MAX_VOCABULARY)
-    heads, key_heads, head_dim = _heads(config, family)
+    heads, key_heads, head_dim = read_heads(config, family)
     max_position = config.integer("max_position_embeddings")
+    scales = family.scales(config, head_dim)
     bos = config.integer("bos_token_id", low=0) if "bos_token_id" in config else None
     return ModelConfig(
         family=family.name,
@@ -52,11 +55,18 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         num_heads=heads,
         num_kv_heads=key_heads,
         head_dim=head_dim,
-        rms_norm_eps=config.number("rms_norm_eps"),
-        rotary=parse_rotary(config, head_dim, max_position),
-        max_position=max_position,
-        tie_word_embeddings=config.boolean("tie_word_embeddings", False),
-        attention_bias=family.attention_bias,
+        rms_norm_eps=config.number("rms_norm_eps") * scales.eps,
+        rotary=parse_rotary(
+            config,
+            head_dim,
+            max_position,
+            family.theta,
+            family.partial_rotary,
+            family.rotary_settings,
+        ),
+        max_position=rotary_context(config, max_position),
+        tie_word_embeddings=config.boolean("tie_word_embeddings", family.tied),
+        attention_bias=_attention_bias(config, family),
         qk_norm=family.qk_norm,
         windows=family.windows(config, layers),
         dtype=_dtype(config, dtype),
@@ -64,7 +74,19 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         bos_token_id=bos,
         norm=family.norm,
         layer_norms=family.layer_norms,
+        rotary_layers=family.rotary_layers(config, layers),
+        rotary_pairs=family.rotary_pairs,
+        query_key_scale=scales.query_key,
+        embedding_scale=scales.embedding,
+        logit_scale=scales.logits,
     )
+
+
+def _attention_bias(config: Fields, family: Family) -> bool:
+    """Whether q, k and v have biases: the family says so, or leaves it to the key."""
+    if "attention_bias" in family.parsed:
+        return config.boolean("attention_bias", family.attention_bias)
+    return family.attention_bias
 
 
 def _read_values(model: Path) -> tuple[Path, dict[str, Any], str]:
@@ -114,8 +136,8 @@ def _equal(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _heads(config: Fields, family: Family) -> tuple[int, int, int]:
-    """(query heads, key heads, head size)."""
+def read_heads(config: Fields, family: Family) -> tuple[int, int, int]:
+    """(query heads, key heads, head size). Raises CheckpointError."""
     heads = config.integer("num_attention_heads", high=MAX_HEADS)
     key_heads = config.integer("num_key_value_heads", None if family.key_heads_required else heads)
     if key_heads > heads or heads % key_heads:

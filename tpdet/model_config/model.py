@@ -27,6 +27,11 @@ class ModelConfig:
     each query and key head [D] is normed. windows[i]: tokens that a token of layer i sees, itself
     among them; None for all before it. max_position: the checkpoint's context in tokens. dtype: one
     of DTYPES, of weights and activations. eos_token_ids: any of them ends an answer.
+
+    rotary_layers[i]: whether layer i rotates its heads; () if all do. rotary_pairs: "halves", whose
+    pairs are (i, i + R/2) of the first R = rotary.dim values of a head, or "neighbours", whose
+    pairs are (2i, 2i + 1). query_key_scale: fp32 factor of rotated queries and keys.
+    embedding_scale, logit_scale: fp32 factors of embedded rows and of logits.
     """
 
     family: str
@@ -50,7 +55,19 @@ class ModelConfig:
     bos_token_id: int | None
     norm: str = "rms"
     layer_norms: LayerNorms = NORMS_BEFORE
+    rotary_layers: tuple[bool, ...] = ()
+    rotary_pairs: str = "halves"
+    query_key_scale: float = 1.0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+
+    def rotates(self, layer: int) -> bool:
+        """Whether a layer rotates its heads."""
+        return self.rotary_layers[layer] if self.rotary_layers else True
 
 
-NEUTRAL_VALUES: dict[str, object] = {"norm": "rms", "layer_norms": NORMS_BEFORE}
+NEUTRAL_VALUES: dict[str, object] = {
+    "rotary_layers": (), "rotary_pairs": "halves", "query_key_scale": 1.0, "embedding_scale": 1.0,
+    "logit_scale": 1.0, "frequency_factors": (), "norm": "rms", "layer_norms": NORMS_BEFORE,
+}  # fmt: skip
 """Fields that leave everything as it is at these values: digests then leave them out."""

@@ -2,8 +2,11 @@
 
 Version 4 has `rope_theta` beside `rope_scaling`, whose kind is its `rope_type` or `type`. Version 5
 has everything in `rope_parameters`. Kinds whose frequencies depend on the context length are
-refused.
+refused. Of longrope, whose factors change past its original context, the short ones are used and
+the context ends there (`rotary_context`).
 """
+
+import math
 
 from tpdet.kernels.exact.rotary_frequencies import RotarySpec
 from tpdet.model_config.fields import Fields
@@ -19,27 +22,44 @@ _KINDS = {
         "factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale "
         "mscale_all_dim truncate".split()
     ),
+    "longrope": frozenset(
+        "short_factor long_factor factor original_max_position_embeddings attention_factor".split()
+    ),
 }
+_OLD_NAMES = {"su": "longrope"}
+_QUERY_GROWTH = "llama_4_scaling_beta"
+_ORIGINAL = "original_max_position_embeddings"
 _COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 
-def parse_rotary(config: Fields, head_dim: int, max_position: int) -> RotarySpec:
+def parse_rotary(
+    config: Fields,
+    head_dim: int,
+    max_position: int,
+    default_theta: float = DEFAULT_THETA,
+    partial: float | None = None,
+    settings: frozenset[str] = frozenset(),
+) -> RotarySpec:
     """The rotary embedding of a configuration.
 
-    Raises CheckpointError for a kind other than default, linear, llama3 and yarn, for an unknown
-    key, a partial rotation, and settings that contradict each other.
+    partial: the part of a head that is rotated where no key says so; None: whole heads only.
+    settings: the family's own keys beside the scaling's. Raises CheckpointError for a kind other
+    than default, linear, llama3, yarn and longrope, for an unknown key, a partial rotation that the
+    family has not, and settings that contradict each other.
     """
     scaling = _scaling(config)
     kind = _kind(scaling)
     if kind not in _KINDS:
         scaling.refuse(
             "rope_type" if "rope_type" in scaling else "type",
-            "only default, linear, llama3 and yarn scaling are supported",
+            "only default, linear, llama3, yarn and longrope scaling are supported",
         )
-    scaling.only(_COMMON | _KINDS[kind], f"no such setting of {kind} rotary scaling is known")
-    if scaling.number("partial_rotary_factor", 1.0) != 1.0:
-        scaling.refuse("partial_rotary_factor", "only fully rotated heads are supported")
-    theta = _theta(config, scaling)
+    known = _COMMON | _KINDS[kind] | settings
+    scaling.only(known, f"no such setting of {kind} rotary scaling is known")
+    head_dim = _rotated(config, scaling, head_dim, partial)
+    theta = _theta(config, scaling, default_theta)
+    if kind == "longrope":
+        return _longrope(config, scaling, theta, head_dim, max_position)
     if kind == "default":
         return RotarySpec("default", theta, head_dim)
     factor = scaling.number("factor")
@@ -51,6 +71,69 @@ def parse_rotary(config: Fields, head_dim: int, max_position: int) -> RotarySpec
     if kind == "llama3":
         return _llama3(scaling, theta, head_dim, factor, original)
     return _yarn(scaling, theta, head_dim, factor, original)
+
+
+def rotary_context(config: Fields, max_position: int) -> int:
+    """The tokens for which one table and one scale of queries hold: `max_position`, or fewer.
+
+    Past the original context longrope has other factors and Ministral 3 scales its queries.
+    """
+    scaling = _scaling(config)
+    grows = scaling.number(_QUERY_GROWTH, 0.0, above=-1.0) != 0.0
+    if _kind(scaling) != "longrope" and not grows:
+        return max_position
+    return min(max_position, _original(config, scaling, max_position))
+
+
+def _original(config: Fields, scaling: Fields, max_position: int) -> int:
+    """The context of the first training, inside the scaling or outside."""
+    return scaling.integer(_ORIGINAL, config.integer(_ORIGINAL, max_position))
+
+
+def _rotated(config: Fields, scaling: Fields, head_dim: int, partial: float | None) -> int:
+    """How many values of a head are rotated."""
+    key = "partial_rotary_factor"
+    place = scaling if key in scaling else config
+    factor = place.number(key, 1.0 if partial is None else partial)
+    if partial is None and factor != 1.0:
+        place.refuse(key, "only fully rotated heads are supported")
+    rotated = int(head_dim * factor)
+    if factor > 1.0 or rotated < 2 or rotated % 2:
+        place.refuse(key, f"it must leave an even number of a head's {head_dim} values to rotate")
+    return rotated
+
+
+def _longrope(
+    config: Fields, scaling: Fields, theta: float, dim: int, max_position: int
+) -> RotarySpec:
+    short = _factors(scaling, "short_factor", dim)
+    _factors(scaling, "long_factor", dim)
+    original = _original(config, scaling, max_position)
+    factor = scaling.number("factor", max_position / original)
+    attention = scaling.optional_number("attention_factor")
+    if attention is None:
+        grown = 1 + math.log(factor) / math.log(original) if factor > 1 and original > 1 else 1.0
+        attention = math.sqrt(grown)
+    return RotarySpec(
+        "longrope",
+        theta,
+        dim,
+        original_max_position=original,
+        attention_factor=attention,
+        frequency_factors=short,
+    )
+
+
+def _factors(scaling: Fields, key: str, dim: int) -> tuple[float, ...]:
+    """One factor a frequency, above 0."""
+    values = scaling.raw(key)
+    if not isinstance(values, list) or len(values) != dim // 2:
+        scaling.refuse(key, f"longrope needs a list of {dim // 2} numbers")
+    for value in values:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value <= 0:
+            scaling.refuse(key, "every factor must be a finite number above 0")
+    return tuple(map(float, values))
 
 
 def _scaling(config: Fields) -> Fields:
@@ -69,12 +152,12 @@ def _kind(scaling: Fields) -> str:
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if "type" in scaling and scaling.text("type") != kind:
         scaling.refuse("type", f"rope_type says {kind!r}, keep one of them")
-    return kind
+    return _OLD_NAMES.get(kind, kind)
 
 
-def _theta(config: Fields, scaling: Fields) -> float:
+def _theta(config: Fields, scaling: Fields, default: float) -> float:
     # A base of 1 or less has no wavelengths; yarn divides by its logarithm.
-    outside = config.number("rope_theta", DEFAULT_THETA, above=1.0)
+    outside = config.number("rope_theta", default, above=1.0)
     theta = scaling.number("rope_theta", outside, above=1.0)
     if "rope_theta" in config and theta != outside:
         scaling.refuse("rope_theta", f"rope_theta outside is {outside:g}, keep one of them")

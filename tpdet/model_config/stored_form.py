@@ -1,19 +1,27 @@
 """How the tensors of a directory are stored: the text part of more, quantised, or neither."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpdet.model_config.fields import Fields
 from tpdet.model_config.json_file import read_json_object
+from tpdet.model_config.load import FUSED_FAMILIES, read_heads
 from tpdet.model_config.quantisation import Quantisation, parse_quantisation
+
+FusedParts = Mapping[str, tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True)
 class StoredForm:
-    """text_part: whether there are tensors of images, too; quantisation: None if there is none."""
+    """text_part: whether there are tensors of images, too; quantisation: None if there is none.
+
+    fused: by the ending of a fused tensor's name, the endings of its parts and the rows of each.
+    """
 
     text_part: bool = False
     quantisation: Quantisation | None = None
+    fused: FusedParts = field(default_factory=dict)
 
 
 def read_stored_form(directory: Path) -> StoredForm:
@@ -27,4 +35,25 @@ def read_stored_form(directory: Path) -> StoredForm:
     found = parse_quantisation(outside)
     if inner is not None:
         found = found or parse_quantisation(inner)
-    return StoredForm(inner is not None, found)
+    fused = _fused(inner or outside)
+    if fused and found is not None:
+        outside.refuse("quantization_config", "fused tensors that are quantised are not supported")
+    return StoredForm(inner is not None, found, fused)
+
+
+def _fused(config: Fields) -> FusedParts:
+    """Of a family that fuses tensors; none for any other."""
+    family = FUSED_FAMILIES.get(str(config.raw("model_type")))
+    if family is None:
+        return {}
+    heads, key_heads, size = read_heads(config, family)
+    width = config.integer("intermediate_size")
+    found: dict[str, tuple[tuple[str, int], ...]] = {}
+    if "qkv" in family.fused:
+        rows = heads * size, key_heads * size, key_heads * size
+        parts = (f"self_attn.{part}_proj.weight" for part in "qkv")
+        found["self_attn.qkv_proj.weight"] = tuple(zip(parts, rows, strict=True))
+    if "gate_up" in family.fused:
+        names = "mlp.gate_proj.weight", "mlp.up_proj.weight"
+        found["mlp.gate_up_proj.weight"] = tuple((name, width) for name in names)
+    return found

@@ -1,11 +1,17 @@
-"""How families give each layer its sliding window, as transformers does.
+"""How families give each layer its sliding window, or no rotary, as transformers does.
 
 A window is the number of tokens that a token sees, itself among them; None is full attention. Each
 function takes the fields of `config.json` and the number of layers, and returns one window a layer.
 """
 
+from collections.abc import Sequence
+
 from tpdet.model_config.fields import Fields
-from tpdet.model_config.keys import DEFAULT_MAX_WINDOW_LAYERS, DEFAULT_WINDOW
+from tpdet.model_config.keys import (
+    DEFAULT_MAX_WINDOW_LAYERS,
+    DEFAULT_NO_ROPE_INTERVAL,
+    DEFAULT_WINDOW,
+)
 
 _SLIDING = "sliding_attention"
 _FULL = "full_attention"
@@ -24,6 +30,12 @@ def every_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
     return (window,) * layers
 
 
+def if_stated(config: Fields, layers: int) -> tuple[int | None, ...]:
+    """The window `sliding_window` on every layer (Phi-3, Ministral 3); none if absent or null."""
+    window = config.integer("sliding_window") if "sliding_window" in config else None
+    return (window,) * layers
+
+
 def switched_by_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
     """The window `sliding_window` on some layers, if `use_sliding_window` is true (Qwen).
 
@@ -34,9 +46,43 @@ def switched_by_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
     if config.boolean("use_sliding_window", False) and not config.has_null("sliding_window"):
         window = config.integer("sliding_window", DEFAULT_WINDOW)
     first = config.integer("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS, low=0)
+    return _by_type(config, layers, window, [i >= first for i in range(layers)])
+
+
+def where_not_rotated(config: Fields, layers: int) -> tuple[int | None, ...]:
+    """As `switched_by_layer`, but without `layer_types` on the layers without rotary (SmolLM3)."""
+    window = None
+    if config.boolean("use_sliding_window", False) and "sliding_window" in config:
+        window = config.integer("sliding_window")
+    rotated = rotary_layers(config, layers) or (True,) * layers
+    return _by_type(config, layers, window, [not each for each in rotated])
+
+
+def rotary_layers(config: Fields, layers: int) -> tuple[bool, ...]:
+    """Which layers rotate their heads (SmolLM3); () if all do.
+
+    `no_rope_layers` has a 1 for each that does; without it every `no_rope_layer_interval`-th, the
+    fourth by default, does not. Raises CheckpointError.
+    """
+    interval = config.integer("no_rope_layer_interval", DEFAULT_NO_ROPE_INTERVAL)
+    values = config.raw("no_rope_layers")
+    if values is None:
+        values = [int((i + 1) % interval != 0) for i in range(layers)]
+    if not isinstance(values, list) or len(values) < layers:
+        config.refuse("no_rope_layers", f"it must have a 0 or 1 for each of the {layers} layers")
+    if any(type(value) is not int or value not in (0, 1) for value in values):
+        config.refuse("no_rope_layers", "it must list 0 and 1, a 0 for a layer without rotary")
+    found = tuple(value == 1 for value in values[:layers])
+    return () if all(found) else found
+
+
+def _by_type(
+    config: Fields, layers: int, window: int | None, default: Sequence[bool]
+) -> tuple[int | None, ...]:
+    """The window on the layers that `layer_types` calls sliding, without it where `default`."""
     types = config.raw("layer_types")
     if types is None:
-        return tuple(window if i >= first else None for i in range(layers))
+        return tuple(window if slides else None for slides in default)
     if not isinstance(types, list) or len(types) != layers:
         config.refuse("layer_types", f"it must list one type for each of the {layers} layers")
     for kind in types:

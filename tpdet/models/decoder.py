@@ -10,7 +10,7 @@ import torch
 from tpdet.cache.kv import KeyValuePages
 from tpdet.comm.exchange.fold import RankExchange
 from tpdet.kernels import ops
-from tpdet.kernels.exact.rotary_tables import rotary_table
+from tpdet.kernels.exact.rotary_tables import identity_table, rotary_table
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.layers.arithmetic import Arithmetic
@@ -38,7 +38,13 @@ class Decoder:
         self._head = self.embedding
         if not config.tie_word_embeddings:
             self._head = VocabularyTable(source, partition, "lm_head")
-        self.cos, self.sin = rotary_table(config.rotary, positions, self._norm.norm.weight.device)
+        self._embedding_scale, self._logit_scale = config.embedding_scale, config.logit_scale
+        device, half = self._norm.norm.weight.device, config.head_dim // 2
+        scale = config.query_key_scale
+        self.cos, self.sin = rotary_table(config.rotary, positions, device, half, scale)
+        self._unrotated = self.cos, self.sin
+        if not all(map(config.rotates, range(config.num_layers))):
+            self._unrotated = identity_table(positions, half, device, scale)
 
     def load(self, source: WeightSource) -> None:
         """Read every weight again, each into the memory it has: CUDA graphs stay valid.
@@ -61,11 +67,13 @@ class Decoder:
         The rows of several batches follow each other; the exchanges of one overlap the products of
         the others.
         """
-        rotary, overlapped = (self.cos, self.sin), len(batches) > 1
+        rotary, overlapped = (self._unrotated, (self.cos, self.sin)), len(batches) > 1
         parts, first = [], 0
         for batch in batches:
             hidden_MH = self.embedding.embed(ids_M[first : first + batch.row_count])
             first += batch.row_count
+            if self._embedding_scale != 1.0:
+                hidden_MH = hidden_MH * self._embedding_scale
             first_norm = self.layers[0].input_norm
             x_MH = (
                 hidden_MH.to(self._norm.norm.dtype)
@@ -77,7 +85,7 @@ class Decoder:
             for layer, following in self._layers_and_norms():
                 for rows in parts:
                     rows.settle()
-                    rows.pending = layer.attend(rows, rotary, pages)
+                    rows.pending = layer.attend(rows, rotary[layer.rotates], pages)
                 for rows in parts:
                     rows.settle()
                     rows.pending = layer.feed(rows, following)
@@ -128,7 +136,8 @@ class Decoder:
 
     def local_logits(self, x_MH: torch.Tensor) -> torch.Tensor:
         """Normed rows [M, H] -> fp32 logits of this rank's part of the vocabulary [M, V']."""
-        return self._head.local_logits(x_MH)
+        local_MV = self._head.local_logits(x_MH)
+        return local_MV if self._logit_scale == 1.0 else local_MV * self._logit_scale
 
     def whole_logits(self, local_MV: torch.Tensor) -> torch.Tensor:
         """Every rank's local logits -> [M, V], equal on every rank."""

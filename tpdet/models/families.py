@@ -10,4 +10,9 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "mistral": DecoderLayer,
     "qwen2": DecoderLayer,
     "qwen3": DecoderLayer,
+    "ministral3": DecoderLayer,
+    "smollm3": DecoderLayer,
+    "granite": DecoderLayer,
+    "seed_oss": DecoderLayer,
+    "phi3": DecoderLayer,
 }

@@ -43,6 +43,7 @@ class DecoderLayer:
         self._attention = Attention(source, partition, f"{name}.self_attn", config.windows[index])
         self._mlp = GatedMlp(source, partition, f"{name}.mlp")
         self._index = index
+        self.rotates = config.rotates(index)
 
     @property
     def input_norm(self) -> Norm | None:

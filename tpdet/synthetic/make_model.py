@@ -25,6 +25,32 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _INTERMEDIATE_GROUP = 128
 _MIN_VOCABULARY = 1024
 _LOGIT_SPREAD = 3.0
+_OWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "ministral3": {
+        "rope_theta": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1000000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 1024,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "smollm3": {"no_rope_layer_interval": 2, "pad_token_id": None},
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 3.0,
+    },
+    "seed_oss": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
+    "phi3": {"partial_rotary_factor": 0.75, "pad_token_id": None},
+}
+"""What a made model of these families has beside the common keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,19 +177,19 @@ def _config(model: Shape, special: dict[str, int]) -> dict[str, Any]:
         "bos_token_id": special["bos_token_id"],
         "eos_token_id": special["eos_token_id"],
     }
-    if model.like == "mistral":
+    if model.like in ("mistral", "ministral3", "phi3"):
         config["sliding_window"] = model.sliding_window
-    elif model.like.startswith("qwen"):
+    elif model.like.startswith("qwen") or model.like == "smollm3":
         config |= {
             "use_sliding_window": model.sliding_window is not None,
             "sliding_window": model.sliding_window,
             "max_window_layers": model.layers // 2,
         }
     elif model.sliding_window is not None:
-        raise UsageError("llama has no sliding window: use mistral or a qwen")
+        raise UsageError(f"{model.like} has no sliding window: use mistral or a qwen")
     if model.like in ("llama", "qwen3"):
         config["attention_bias"] = False
-    return config
+    return config | _OWN_SETTINGS.get(model.like, {})
 
 
 def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: int) -> None:
@@ -199,10 +225,12 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     middle, vocab = config["intermediate_size"], config["vocab_size"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
+    fused_qkv, fused_gate_up = ("qkv" in family.fused), ("gate_up" in family.fused)
     for index in range(config["num_hidden_layers"]):
         layer, attention = f"model.layers.{index}", f"model.layers.{index}.self_attn"
         shapes |= {f"{layer}.{norm}.weight": (hidden,) for norm in family.layer_norms if norm}
-        for name, rows in (("q", query), ("k", key), ("v", key)):
+        columns = (("q", query), ("k", key), ("v", key))
+        for name, rows in (("qkv", query + 2 * key),) if fused_qkv else columns:
             shapes[f"{attention}.{name}_proj.weight"] = (rows, hidden)
             if family.attention_bias:
                 shapes[f"{attention}.{name}_proj.bias"] = (rows,)
@@ -210,8 +238,9 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         if family.qk_norm:
             shapes[f"{attention}.q_norm.weight"] = (head,)
             shapes[f"{attention}.k_norm.weight"] = (head,)
-        shapes[f"{layer}.mlp.gate_proj.weight"] = (middle, hidden)
-        shapes[f"{layer}.mlp.up_proj.weight"] = (middle, hidden)
+        gated = (("gate_up", 2 * middle),) if fused_gate_up else (("gate", middle), ("up", middle))
+        for name, rows in gated:
+            shapes[f"{layer}.mlp.{name}_proj.weight"] = (rows, hidden)
         shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, middle)
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:

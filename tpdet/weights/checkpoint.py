@@ -14,6 +14,7 @@ from tpdet.gguf_file.header import is_gguf, read_header
 from tpdet.gguf_file.tensors import GgufFile
 from tpdet.model_config.json_file import read_json_object
 from tpdet.model_config.stored_form import StoredForm, read_stored_form
+from tpdet.weights.fused import split_fused
 from tpdet.weights.quantised import QuantisedFile
 from tpdet.weights.safetensors_header import read_safetensors_header
 from tpdet.weights.text_part import text_names
@@ -143,13 +144,14 @@ def open_checkpoint(directory: Path) -> Checkpoint:
 
 def _in_usual_form(files: dict[str, Any], holder: dict[str, str], form: StoredForm) -> Checkpoint:
     """The tensors by the names, and with the values, of a text model that is not quantised."""
-    if not form.text_part and form.quantisation is None:
+    if form == StoredForm():
         return Checkpoint(files, holder)
     names = text_names(holder) if form.text_part else {name: name for name in holder}
-    views = {
+    views: dict[str, Callable[[], Any]] = {
         name: partial(files[holder[stored]].get_slice, stored) for name, stored in names.items()
     }
     of_views = {name: holder[stored] for name, stored in names.items()}
+    views, of_views = split_fused(views, of_views, form.fused)
     if form.quantisation is None:
         opened: NamedViews | QuantisedFile = NamedViews(views)
         return Checkpoint(dict.fromkeys(files, opened), of_views)
