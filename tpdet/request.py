@@ -22,7 +22,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `eos_token_ids` come from the model. Requests share cached prefixes only where both salts are
     equal: `tenant_salt` is the server's, `cache_salt` the client's. The seed inside `params` is
-    resolved (never None) by the time a request reaches the scheduler.
+    resolved (never None) by the time a request reaches the scheduler. `drafts[i]` is a guess of
+    choice i's output, from its first token on; it changes no bit of the answer.
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     cache_salt: str = ""
     tenant_salt: str = ""
+    drafts: tuple[tuple[int, ...], ...] = ()
 
     @property
     def max_tokens(self) -> int:
@@ -114,6 +116,7 @@ def check_against_model(request: Request, vocab_size: int, max_model_len: int) -
     _check_ids("prompt", prompt, vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     _check_ids("logit_bias", params.logit_bias, vocab_size)
+    _check_drafts(request, vocab_size, max_model_len)
     total = len(prompt) + request.max_tokens
     if total > max_model_len:
         raise RequestError(
@@ -121,6 +124,23 @@ def check_against_model(request: Request, vocab_size: int, max_model_len: int) -
             f"the model's context of {max_model_len}: shorten the prompt or lower max_tokens",
             "max_tokens" if len(prompt) < max_model_len else "prompt",
         )
+
+
+def _check_drafts(request: Request, vocab_size: int, max_model_len: int) -> None:
+    if len(request.drafts) > request.params.n:
+        raise RequestError(
+            f"{len(request.drafts)} drafts for {request.params.n} choices: give each choice one",
+            "drafts",
+        )
+    for drafts in request.drafts:
+        _check_ids("drafts", drafts, vocab_size)
+        total = len(request.prompt_token_ids) + len(drafts)
+        if total > max_model_len:
+            raise RequestError(
+                f"prompt of {len(request.prompt_token_ids)} tokens plus drafts of {len(drafts)} is "
+                f"{total}, over the model's context of {max_model_len}: shorten the drafts",
+                "drafts",
+            )
 
 
 def _check_ids(field: str, ids: Collection[int], vocab_size: int) -> None:

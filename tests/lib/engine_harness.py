@@ -57,7 +57,7 @@ class Run:
         return next((o for o in self.outputs[name] if isinstance(o, PromptOutput)), None)
 
 
-def ask(name: str, prompt, tenant="", salt="", **params) -> Request:
+def ask(name: str, prompt, tenant="", salt="", drafts=(), **params) -> Request:
     """A request; greedy, eight tokens, no end token unless told otherwise."""
     settings = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True} | params
     return Request(
@@ -66,6 +66,7 @@ def ask(name: str, prompt, tenant="", salt="", **params) -> Request:
         params=SamplingParams(**settings),
         tenant_salt=tenant,
         cache_salt=salt,
+        drafts=drafts,
     )
 
 

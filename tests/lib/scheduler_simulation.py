@@ -93,7 +93,7 @@ class Simulation:
                     score(self.ranks[0].read(row, scoring.start + j + 1), target)
                     for j, target in enumerate(scoring.target_ids)
                 ]
-            assert row.samples is (sampling is not None)
+            assert bool(row.samples) is (sampling is not None)
             if sampling is not None:
                 wanted = max(wanted, 1)
                 ids = self.ranks[1].read(row, end)

@@ -576,3 +576,45 @@ def test_a_conversation_can_be_seen_as_text(llm):
     text = tokenizer.render_chat(HELLO)
     assert "Be brief." in text
     assert tokenizer.encode(text, add_special_tokens=False) == tokenizer.apply_chat_template(HELLO)
+
+
+def test_drafts_change_no_answer_and_save_steps(llm):
+    """With stop strings, a schema and choices, from the drafts of a first call."""
+    schema = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
+    prompts = ["The for statement", [5, 6, 7], "A list", [9] * 40]
+    params = [
+        SamplingParams(temperature=0.8, seed=3, max_tokens=24, logprobs=2, n=2),
+        SamplingParams(temperature=0, seed=1, max_tokens=24, logprobs=0, ignore_eos=True),
+        SamplingParams(temperature=1, seed=4, max_tokens=30, logprobs=0, json_schema=schema),
+        SamplingParams(temperature=1, seed=5, max_tokens=30, logprobs=0, stop=["e", "t"]),
+    ]
+
+    def answer(drafts):
+        before = llm.engine.statistics()
+        answers = llm.generate(prompts, params, drafts=drafts)
+        after = llm.engine.statistics()
+        outputs = [(a.outputs, a.replay_digest) for a in answers]
+        accepted = after.totals.accepted_draft_tokens - before.totals.accepted_draft_tokens
+        return outputs, after.steps - before.steps, accepted
+
+    plain, steps, _ = answer(None)
+    told = [[list(choice.token_ids) for choice in outputs] for outputs, _ in plain]
+    found, fewer, accepted = answer(told)
+    assert found == plain and fewer < steps / 2 and accepted > 50
+    wrong = [told[0][0], [told[1][0]], [[token ^ 1 for token in told[2][0]]], None]
+    assert answer(wrong)[0] == plain
+
+
+@pytest.mark.parametrize(
+    ("drafts", "why"),
+    [
+        ([], "with 1 prompts"),
+        (["text"], r"drafts\[0\] is 'text': give None, a list of token ids"),
+        ([[1, "2"]], r"drafts\[0\]: token 1 is '2', not a token id"),
+        ([[[1], [2]]], "2 drafts for 1 choices"),
+        ([[10**6]], "token id 1000000 in drafts is outside the vocabulary"),
+    ],
+)
+def test_drafts_that_are_no_token_ids_are_refused(llm, drafts, why):
+    with pytest.raises(RequestError, match=why):
+        llm.generate([[1, 2, 3]], drafts=drafts)

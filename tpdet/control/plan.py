@@ -16,9 +16,10 @@ import numpy as np
 
 from tpdet.errors import IntegrityError
 
-PLAN_VERSION = 7
+PLAN_VERSION = 8
 MAX_PLAN_BYTES = 64 << 20
 DIGEST_BYTES = 32  # of the version table
+MAX_STEP_DRAFTS = 1024  # drafts of all rows of a step, at most
 
 ALLOCATE, EVICT, NAN, RELOAD, SHARE = 0, 1, 3, 4, 5
 EVENT_NAMES = {ALLOCATE: "allocate", EVICT: "evict", NAN: "nan", RELOAD: "reload", SHARE: "share"}
@@ -38,7 +39,9 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `token_ids` are computed at positions `start`, `start + 1`, ...; `pages[i]` holds positions
     256*i to 256*i+255 and `versions[i]` is the version the sequence was given it under. `logits`
     says for which of the row's last tokens logits are wanted (0: none, 1: the last one, n: the
-    last n of the row). `samples` says that the last logits sample a token.
+    last n of the row). `samples` says of how many of its last logits a token is sampled: none, one,
+    or `1 + k` in a row of `1 + k` token ids, the last `k` of which are drafts. A draft is a token
+    that nobody has sampled: rank 0 keeps the tokens up to the first that differs from its draft.
 
     A negative token id `-1 - i` stands for the i-th token that the step before samples, in the
     order of its rows: a step is planned while that one still runs.
@@ -52,7 +55,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pages: tuple[int, ...]
     versions: tuple[int, ...]
     logits: int
-    samples: bool = False
+    samples: int = 0
 
 
 _NUMBERS = ("admission", "choice", "version_id", "start", "count", "held", "logits", "samples")
@@ -116,10 +119,28 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
             pages = int(self.held.sum()) if whole else 0
             lengths = len(self.token_ids), len(self.pages), len(self.versions)
             wanted = tokens * _INT64.itemsize, pages * _INT32.itemsize, pages * _INT64.itemsize
-            sound = not whole or min(self.count.min(), self.held.min(), self.logits.min()) >= 0
-            if lengths == wanted and sound and (self.logits <= self.count).all():
+            sound = not whole or min(self.count.min(), self.held.min(), self.samples.min()) >= 0
+            ordered = (self.samples <= self.logits) & (self.logits <= self.count)
+            if lengths == wanted and sound and ordered.all():
+                self._check_drafts()
                 return
         raise IntegrityError(f"step plan does not fit its schema: columns of {whole} rows")
+
+    def _check_drafts(self) -> None:
+        """Refuse (IntegrityError) a row with drafts that has other tokens, and too many drafts."""
+        if not len(self) or self.samples.max() <= 1:
+            return
+        drafted = self.samples > 1
+        drafts = int(self.samples[drafted].sum() - drafted.sum())
+        ends = np.cumsum(self.count)[drafted]
+        known = all(
+            (self.ids[end - count : end] >= 0).all()
+            for end, count in zip(ends.tolist(), self.count[drafted].tolist(), strict=True)
+        )
+        if (self.samples != self.count)[drafted].any() or not known:
+            raise IntegrityError("step plan: a row with drafts is one known token and its drafts")
+        if drafts > MAX_STEP_DRAFTS:
+            raise IntegrityError(f"step plan of {drafts} drafts, over the cap of {MAX_STEP_DRAFTS}")
 
     @cached_property
     def _columns(self) -> np.ndarray:
@@ -157,8 +178,8 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def samples(self) -> np.ndarray:
-        """Whether it samples a token: bool [n]."""
-        return self._columns[7] != 0
+        """How many tokens it samples, more than one in a row with drafts: int64 [n]."""
+        return self._columns[7]
 
     @cached_property
     def ids(self) -> np.ndarray:
@@ -199,7 +220,7 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
                     tuple(pages[page : page + held]),
                     tuple(versions[page : page + held]),
                     logits,
-                    bool(samples),
+                    samples,
                 )
             )
             token, page = token + count, page + held

@@ -37,6 +37,7 @@ from tpdet.request import (
 )
 from tpdet.runner import Follower, Runner, TakeLogits, Tick
 from tpdet.runner.start.step_tokens import StepTokens
+from tpdet.scheduler.limits import check_drafts
 from tpdet.scheduler.scheduler import Scheduler
 from tpdet.scheduler.statistics import SchedulerStatistics
 
@@ -142,6 +143,7 @@ class Engine:
         Raises RequestError for what the model cannot serve and OverloadedError when full.
         """
         check_against_model(request, self.model_config.vocab_size, self.max_model_len)
+        check_drafts(request, self.config.fixed_batch, self.approximate)
         seed = request.params.seed
         if seed is None:
             seed = self._next_seed()
@@ -281,7 +283,7 @@ class Engine:
             for request_id, reason in results.failures.items()
         ]
         outputs = self.scheduler.commit(
-            plan.step, results.sampled, results.scores, plan.approximate
+            plan.step, results.sampled, results.scores, plan.approximate, results.runs
         )
         return [failure for failure in failed if failure is not None] + outputs
 

@@ -29,6 +29,7 @@ from tpdet.sampling.sampler import (
     sample_likeliest,
 )
 from tpdet.scheduler.pending_steps import PendingStep
+from tpdet.scheduler.rows import sampling_row
 from tpdet.scheduler.sequence import Sequence
 
 LogitsTap = Callable[[Row, int, torch.Tensor], None]
@@ -54,6 +55,7 @@ class StepResults:
         self._pending: list[tuple[list[Sequence], PendingSample]] = []
         self.sampled: dict[RowKey, SampledToken] = {}
         self.scores: dict[RowKey, list[SampledToken]] = {}
+        self.runs: dict[RowKey, list[SampledToken]] = {}
         self.failures: dict[str, str] = {}
 
     @cached_property
@@ -160,10 +162,15 @@ class StepResults:
                     self._tap(self._step.plan.rows[wanted.place], position, mine.cpu())
                 if wanted.scoring is not None:
                     self._score(wanted.scoring, position, mine)
-            if wanted.sampling is not None and high == end:
-                rows.append(wanted.sampling)
+            if wanted.sampling is None:
+                continue
+            sampled = end - 1 - self._step.drafted.get(wanted.sequence.key, 0)
+            for at in range(max(low, sampled), high):
+                behind = end - 1 - at  # drafts after this position
+                position = self._step.ends[wanted.place] - behind
+                rows.append(sampling_row(wanted.sequence, position) if behind else wanted.sampling)
                 sequences.append(wanted.sequence)
-                indices.append(high - 1 - first)
+                indices.append(at - first)
         if not rows:
             return logits.new_empty(0, dtype=torch.int64)
         if indices != list(range(len(logits))):
@@ -172,8 +179,16 @@ class StepResults:
 
     def finish(self) -> None:
         """Read what was sampled; the step has run."""
+        drafted = self._step.drafted
+        without: set[RowKey] = set()  # rows with drafts in which a position has no token
         for sequences, pending in self._pending:
             for sequence, result in zip(sequences, finish(pending), strict=True):
+                if drafted and sequence.key in drafted:
+                    if type(result) is not SampledToken:
+                        without.add(sequence.key)
+                    elif sequence.key not in without:
+                        self.runs.setdefault(sequence.key, []).append(result)
+                    continue
                 if type(result) is SampledToken:
                     self.sampled[sequence.key] = result
                 elif isinstance(result, NumericalFailure):

@@ -12,6 +12,7 @@ from tpdet.text.token_guard import checked
 from tpdet.text.tokenizer import Tokenizer
 
 MAX_SALT_BYTES = 256
+_DRAFTS = "None, a list of token ids, or such a list for each choice"
 _EXAMPLES = 'text, a list of token ids, {"prompt": TEXT} or {"prompt_token_ids": IDS}'
 
 
@@ -24,6 +25,8 @@ class PromptDictionary(TypedDict, total=False):
 
 
 Prompt = str | Sequence[int] | PromptDictionary
+Drafts = tuple[tuple[int, ...], ...]
+"""A guess of the output of each choice of a request."""
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...}, as in the chat API."""
 
@@ -94,7 +97,9 @@ class PromptReader:
             found.append(ReadPrompt(tuple(ids)))
         return found
 
-    def request(self, prompt: ReadPrompt, params: SamplingParams, request_id: str) -> Request:
+    def request(
+        self, prompt: ReadPrompt, params: SamplingParams, request_id: str, drafts: Drafts = ()
+    ) -> Request:
         """The checked request; `max_tokens` None becomes the rest of the context."""
         if params.max_tokens is None:
             left = max(1, self.max_model_len - len(prompt.token_ids))
@@ -105,6 +110,7 @@ class PromptReader:
             params=params,
             eos_token_ids=self.eos_token_ids,
             cache_salt=prompt.cache_salt,
+            drafts=drafts,
         )
         check_against_model(request, self.vocab_size, self.max_model_len)
         return request
@@ -177,6 +183,33 @@ def read_params(given: object, count: int) -> list[SamplingParams]:
     return list(given)
 
 
+def read_drafts(given: object, params: Sequence[SamplingParams]) -> list[Drafts]:
+    """The drafts of each prompt, given with the parameters of each. None: no drafts.
+
+    Raises RequestError for other types, and if there are not as many as prompts.
+    """
+    given = _listed([None] * len(params) if given is None else given)
+    if not isinstance(given, list | tuple) or len(given) != len(params):
+        raise RequestError(
+            f"drafts is {_shown(given)}, with {len(params)} prompts: give a list that has for each "
+            f"prompt {_DRAFTS}",
+            "drafts",
+        )
+    return [
+        _drafts_of(each, params[index].n, f"drafts[{index}]") for index, each in enumerate(given)
+    ]
+
+
+def _drafts_of(given: object, choices: int, place: str) -> Drafts:
+    given = _listed(() if given is None else given)
+    guesses = [given] * choices if _are_ids(given) else given
+    if isinstance(guesses, list | tuple):
+        guesses = [_listed(each) for each in guesses]
+        if all(isinstance(each, list | tuple) for each in guesses):
+            return tuple(_ids(each, place, _DRAFTS, "drafts") for each in guesses)
+    raise RequestError(f"{place} is {_shown(given)}: give {_DRAFTS}", "drafts")
+
+
 def _with_max_tokens(params: SamplingParams, most: int) -> SamplingParams:
     given = {name: getattr(params, name) for name in params.__struct_fields__}
     return SamplingParams(**(given | {"max_tokens": most}))
@@ -194,7 +227,9 @@ def _are_ids(value: object) -> bool:
     return isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], Integral)
 
 
-def _ids(values: Sequence[Any], place: str) -> tuple[int, ...]:
+def _ids(
+    values: Sequence[Any], place: str, examples: str = _EXAMPLES, field: str = "prompts"
+) -> tuple[int, ...]:
     """`values` as plain integers. Raises RequestError naming the first that is no integer."""
     if type(values) is list and all(type(value) is int for value in values):
         return tuple(values)
@@ -206,8 +241,8 @@ def _ids(values: Sequence[Any], place: str) -> tuple[int, ...]:
             found.append(operator.index(value))
         except TypeError:
             raise RequestError(
-                f"{place}: token {index} is {_shown(value)}, not a token id: give {_EXAMPLES}",
-                "prompts",
+                f"{place}: token {index} is {_shown(value)}, not a token id: give {examples}",
+                field,
             ) from None
     return tuple(found)
 

@@ -6,6 +6,14 @@ from tpdet.request import Request
 from tpdet.scheduler.sequence import pages_for
 
 
+def check_drafts(request: Request, fixed_batch: int | None, approximate: bool) -> None:
+    """Refuse (RequestError) drafts where a step's rows are fixed or reach the bits."""
+    if not request.drafts or not (fixed_batch or approximate):
+        return
+    why = f"fixed_batch {fixed_batch} (--fixed-batch)" if fixed_batch else "the approximate mode"
+    raise RequestError(f"drafts are not verified with {why}: leave drafts out", "drafts")
+
+
 def check_fits(request: Request, num_pages: int, max_model_len: int) -> None:
     """Refuse a request that is empty, over the context, or larger than the whole KV cache.
 

@@ -17,18 +17,20 @@ Wanted = tuple[list[SamplingRow | None], list[ScoringRow | None]]
 class PendingStep:
     """One planned step: `sequences[i]` is computed by row i, which ends before position `ends[i]`.
 
-    `samples[i]` says whether it samples a token, `logits[i]` of how many positions it has logits.
+    `samples[i]` says how many tokens it samples, `logits[i]` of how many positions it has logits.
+    `drafted` has the number of drafts of each row that carries some.
     """
 
     plan: StepPlan
     sequences: tuple[Sequence, ...]
     ends: list[int]
-    samples: list[bool]
+    samples: list[int]
     logits: list[int]
     scoring: dict[RowKey, ScoringRow]
+    drafted: dict[RowKey, int]
 
     def wanted(self) -> Wanted:
-        """What to sample and what to score after each row, before anything is committed."""
+        """What to sample after each row, and what to score in it, before anything is committed."""
         sampling = [
             sampling_row(sequence, end) if samples else None
             for sequence, end, samples in zip(self.sequences, self.ends, self.samples, strict=True)
@@ -58,7 +60,7 @@ class PendingSteps:
         """
         rows = plan.rows
         ends, samples = (rows.start + rows.count).tolist(), rows.samples.tolist()
-        step = PendingStep(plan, tuple(sequences), ends, samples, rows.logits.tolist(), {})
+        step = PendingStep(plan, tuple(sequences), ends, samples, rows.logits.tolist(), {}, {})
         sampled = 0
         for sequence, end, samples_one in zip(sequences, ends, samples, strict=True):
             if sequence.scores_prompt:
@@ -67,10 +69,13 @@ class PendingSteps:
                     step.scoring[sequence.key] = scoring
             sequence.computed = end
             sequence.pending_rows += 1
-            if samples_one:
+            if samples_one == 1:
                 sequence.sample_index = sampled
                 sampled += 1
                 sequence.tokens.append(PENDING)
+            elif samples_one:
+                step.drafted[sequence.key] = samples_one - 1
+                sampled += samples_one
         self._steps.append(step)
 
     def has(self, sequence: Sequence) -> bool:

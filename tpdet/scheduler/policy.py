@@ -3,8 +3,10 @@
 A running sequence holds pages for all its known tokens; a waiting one holds none.
 """
 
+from tpdet.control.plan import MAX_STEP_DRAFTS
 from tpdet.control.sampling_row import RowKey
 from tpdet.errors import IntegrityError
+from tpdet.scheduler.drafts import Drafter, add_drafts, own_drafts
 from tpdet.scheduler.page_manager import PageManager
 from tpdet.scheduler.queue import SequenceQueue
 from tpdet.scheduler.sequence import Sequence, pages_for
@@ -37,6 +39,9 @@ class Policy:
         self.running = SequenceQueue()
         self.page_manager = PageManager(num_pages, prefix_identity)
         self.preemptions = 0
+        self.drafting = False
+        """Whether a sequence may have drafts; whoever adds one says so."""
+        self.drafter: Drafter = own_drafts
 
     def choose(self) -> dict[RowKey, int]:
         """How many tokens each sequence of the next step computes, at least 1.
@@ -46,10 +51,13 @@ class Policy:
         run than the budget has tokens. A decoding sequence that keeps its pages is therefore in
         every step, and at most one chunk of prompts lies between two of its tokens. A sequence
         that waits for results sits this step out (its token stays reserved) and joins the next.
+        Drafts get what is left of the budget, and no page: a row is never delayed by them.
         """
         self._secure_pages()
         counts, budget = self._share_budget()
-        self._admit(counts, budget)
+        budget = self._admit(counts, budget)
+        if self.drafting:
+            self._add_drafts(counts, budget)
         return counts
 
     @property
@@ -76,6 +84,7 @@ class Policy:
             self.preempt(sequence)
         for sequence in self.waiting:
             sequence.chain = None  # its keys belong to the old identity
+            sequence.stop_drafting()  # approximate bits would depend on it
         self.page_manager.reload(prefix_identity)
 
     def remove(self, sequence: Sequence) -> None:
@@ -147,8 +156,23 @@ class Policy:
                 budget -= counts[key]
         return counts, budget
 
-    def _admit(self, counts: dict[RowKey, int], budget: int) -> None:
-        """Run waiting sequences, from the head, while `max_num_seqs`, `budget` and pages last."""
+    def _add_drafts(self, counts: dict[RowKey, int], budget: int) -> None:
+        """Let decoding rows carry drafts, as many as are left of the budget."""
+        budget = min(budget, MAX_STEP_DRAFTS)
+        for sequence in self.running:
+            decodes = sequence.remaining == 1 and len(sequence.tokens) > sequence.prompt_length
+            if sequence.drafts and decodes and sequence.key in counts:
+                drafts = add_drafts(sequence, self.drafter, budget)
+                counts[sequence.key] += drafts
+                budget -= drafts
+        queues = self.running, self.waiting
+        self.drafting = any(sequence.drafts for queue in queues for sequence in queue)
+
+    def _admit(self, counts: dict[RowKey, int], budget: int) -> int:
+        """Run waiting sequences, from the head, while `max_num_seqs`, `budget` and pages last.
+
+        Returns the rest of the budget.
+        """
         while budget and len(self.waiting) and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
             if not self.page_manager.admit(sequence):
@@ -158,3 +182,4 @@ class Policy:
             self.running.put(sequence)
             counts[sequence.key] = min(sequence.remaining, budget)
             budget -= counts[sequence.key]
+        return budget

@@ -1,40 +1,50 @@
 """What a step's results mean for a sequence: its tokens, its prompt scores, its end."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Rows
 
 from tpdet.control.sampling_row import RowKey, SampledToken
 from tpdet.errors import IntegrityError, RequestError
 from tpdet.request import PromptOutput, RequestFailed, TokenOutput
 from tpdet.scheduler.pending_steps import PendingStep
-from tpdet.scheduler.sequence import Sequence
+from tpdet.scheduler.sequence import PENDING, Sequence
 
 Output = TokenOutput | PromptOutput | RequestFailed
 Scores = Mapping[RowKey, tuple[SampledToken, ...]]
+Runs = Mapping[RowKey, Rows[SampledToken]]
+"""The tokens of rows with drafts, in order, up to the first position that has none."""
 
 
 def check_results(
-    step: PendingStep, sampled: Mapping[RowKey, SampledToken], scores: Scores
+    step: PendingStep, sampled: Mapping[RowKey, SampledToken], scores: Scores, runs: Runs
 ) -> None:
     """Refuse (IntegrityError) results that do not answer the rows of a pending step.
 
-    Results of a sequence that finished meanwhile may be given or not; they are not read.
+    runs: the tokens of rows with drafts, up to the first position that has none. Results of a
+    sequence that finished meanwhile may be given or not; they are not read.
     """
     keys = [sequence.key for sequence in step.sequences]
     whole = len(sampled) == len(keys) and all(step.samples) and all(key in sampled for key in keys)
-    if scores or not whole:
-        _check_tokens(step, sampled, scores)
+    if scores or runs or not whole:
+        _check_tokens(step, sampled, scores, runs)
     if step.scoring or scores:
         _check_scores(step, scores)
 
 
 def _check_tokens(
-    step: PendingStep, sampled: Mapping[RowKey, SampledToken], scores: Scores
+    step: PendingStep, sampled: Mapping[RowKey, SampledToken], scores: Scores, runs: Runs
 ) -> None:
-    for key in (sampled.keys() | scores.keys()) - {sequence.key for sequence in step.sequences}:
+    for key in (sampled.keys() | scores.keys() | runs.keys()) - {
+        sequence.key for sequence in step.sequences
+    }:
         raise IntegrityError(f"a result for {key}, which is not in the pending step")
     for sequence, end, samples in zip(step.sequences, step.ends, step.samples, strict=True):
-        if samples != (sequence.key in sampled) and not sequence.finished:
-            wanted = "wants a token" if samples else "wants no token"
+        if sequence.finished:
+            continue
+        one, run = samples == 1, runs.get(sequence.key)
+        if one != (sequence.key in sampled) or len(run or ()) > samples * (samples > 1):
+            wanted = {0: "no token", 1: "a token"}.get(samples, f"at most {samples} tokens")
+            wanted = f"wants {wanted}"
             raise IntegrityError(f"{sequence.key} at position {end} {wanted}")
 
 
@@ -119,6 +129,40 @@ def plain_output(
         approximate,
         token.rank,
     )
+
+
+def take_run(
+    sequence: Sequence, end: int, run: Rows[SampledToken], approximate: bool
+) -> list[Output]:
+    """Commit the tokens of a row with drafts, which ends before position `end`: the outputs.
+
+    run: what was sampled at its positions, up to the first that has no token. A token is committed
+    if every draft before it is the token that was sampled there; all else is forgotten, and the
+    next row computes those positions again. A position without a token may owe that to the drafts
+    behind it (masked values that are not finite), so it is computed again without any.
+    """
+    begin = end - sequence.drafted
+    drafts = sequence.tokens[begin:]
+    del sequence.tokens[begin:]
+    sequence.drafted = 0
+    outputs: list[Output] = []
+    for place, token in enumerate(run):
+        sequence.tokens.append(PENDING)
+        output = _take_token(sequence, begin + place, token, approximate)
+        outputs.append(output)
+        if isinstance(output, RequestFailed) or output.finish_reason is not None:
+            break
+        if place == len(drafts) or not follows_draft(token, drafts[place]):
+            break
+    else:
+        sequence.stop_drafting()
+    sequence.computed = len(sequence.tokens) - 1
+    return outputs
+
+
+def follows_draft(token: SampledToken, draft: int) -> bool:
+    """Whether what was sampled is the draft, so that the position behind it counts."""
+    return token.token_id == draft
 
 
 def _take_token(

@@ -26,7 +26,11 @@ def plan_rows(sequences: Rows[Sequence], counts: Rows[int]) -> PlanRows:
     samples[:] = start + count == [len(s.tokens) if s.generates else -1 for s in sequences]
     logits[:] = samples
     for place, sequence in enumerate(sequences):
-        if sequence.scores_prompt:
+        if not sequence.reads_results:
+            continue
+        if sequence.drafted:
+            logits[place] = samples[place] = counts[place]
+        elif sequence.scores_prompt:
             end = sequence.computed + counts[place]
             logits[place] = end - _first_logits(sequence, sequence.computed, end)
     pages = held.tolist()

@@ -14,6 +14,7 @@ No sequence overtakes the head of the waiting queue. A request that could not fi
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Rows
 
 from tpdet.control.plan import NO_ROWS, PLAN_VERSION, PlanRows, StepPlan
 from tpdet.control.sampling_row import RowKey, SampledToken
@@ -24,7 +25,14 @@ from tpdet.request import Request, RequestFailed, TokenOutput
 from tpdet.scheduler.pending_steps import PendingStep, PendingSteps, Wanted
 from tpdet.scheduler.policy import Policy
 from tpdet.scheduler.request_table import RequestTable
-from tpdet.scheduler.results import Output, check_results, plain_output, take_results
+from tpdet.scheduler.results import (
+    Output,
+    Runs,
+    check_results,
+    plain_output,
+    take_results,
+    take_run,
+)
 from tpdet.scheduler.rows import plan_rows
 from tpdet.scheduler.sequence import Sequence
 from tpdet.scheduler.statistics import SchedulerStatistics, Totals, take_statistics
@@ -75,6 +83,7 @@ class Scheduler:
         sequences = self._requests.add(request, self.policy.page_manager.num_pages)
         for sequence in sequences:
             self.policy.waiting.put(sequence)
+        self.policy.drafting |= len(request.drafts) > 0
         self._totals.requests_added += 1
         self._totals.prompt_tokens += len(request.prompt_token_ids)
 
@@ -158,18 +167,20 @@ class Scheduler:
         sampled: Mapping[RowKey, SampledToken],
         prompt_scores: Mapping[RowKey, Iterable[SampledToken]] | None = None,
         approximate: bool = False,
+        runs: Runs | None = None,
     ) -> list[Output]:
         """Take the results of step number `step`, the oldest pending one.
 
         Returns the outputs for readers, in row order. `sampled` has a token for each row that
         samples one (see `wanted`), `prompt_scores` the scored targets of each row that scores any;
-        `approximate` marks the outputs.
+        `approximate` marks the outputs. `runs` has the tokens of each row with drafts.
         Raises IntegrityError, before anything is changed, when the step or a key does not fit. A
         request whose token would end it before `min_tokens` fails alone.
         """
         pending = self._pending.oldest(step)
         scores = {key: tuple(tokens) for key, tokens in (prompt_scores or {}).items()}
-        check_results(pending, sampled, scores)
+        runs, drafted = runs or {}, pending.drafted
+        check_results(pending, sampled, scores, runs)
         for sequence in self._pending.commit_oldest():
             self.policy.page_manager.release(sequence)
         outputs: list[Output] = []
@@ -178,6 +189,9 @@ class Scheduler:
         rows = zip(pending.sequences, pending.ends, pending.logits, strict=True)
         for sequence, end, logits in rows:
             if sequence.finished:
+                continue
+            if drafted and sequence.key in drafted:
+                outputs += self._commit_run(sequence, end, runs.get(sequence.key, ()), approximate)
                 continue
             token = sampled.get(sequence.key)
             offers = logits and end // PAGE_TOKENS > sequence.offered
@@ -195,6 +209,19 @@ class Scheduler:
                 self._follow(sequence, result)
                 outputs.append(result)
         self._totals.generated_tokens += plain
+        return outputs
+
+    def _commit_run(
+        self, sequence: Sequence, end: int, run: Rows[SampledToken], approximate: bool
+    ) -> list[Output]:
+        """Commit a row with drafts; pages are shared up to the committed end only."""
+        self._totals.draft_tokens += sequence.drafted
+        outputs = take_run(sequence, end, run, approximate)
+        self._totals.accepted_draft_tokens += max(len(outputs) - 1, 0)
+        if outputs and not isinstance(outputs[-1], RequestFailed):
+            self.policy.page_manager.share(sequence, sequence.computed)
+        for output in outputs:
+            self._follow(sequence, output)
         return outputs
 
     def forget_prefixes(self) -> None:

@@ -3,6 +3,7 @@
 import struct
 import sys
 from collections.abc import Callable
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 from tpdet.cache.prefix import CachedPage, PrefixChain
@@ -26,6 +27,7 @@ class Sequence:
     """The only mutable object about a request; the request itself is frozen.
 
     `tokens` are the prompt and the generated tokens, PENDING where a pending step samples one.
+    While a pending step computes a row with drafts, the last `drafted` of them are those drafts.
     Positions below `computed` have their K/V in `pages` (held under `versions`), or will have it
     after the pending steps. A preemption empties the pages and sets `computed` to 0, and nothing
     else: generated tokens and prompt scores are kept. The K/V is recomputed, or read from the
@@ -53,6 +55,9 @@ class Sequence:
     constraint: Constraint | None = None  # what its schema allows
     sample_index: int = 0  # its token's place among those that the latest step samples
     pending_rows: int = 0  # steps that are not committed and compute a row of it
+    drafts: Rows[int] = ()  # a guess of its output, from the first token on
+    followed: int = 0  # tokens of the output that are known to equal `drafts`
+    drafted: int = 0  # drafts in its row of a pending step
     request_id: str = field(init=False)
     identity: bytes = field(init=False)  # admission, choice, version id, as in a plan
     choice: int = field(init=False)  # which of the request's `n` answers this is
@@ -79,7 +84,7 @@ class Sequence:
         self.generates = self.request.max_tokens > 0
         self.full_length = self.prompt_length + (self.request.max_tokens or sys.maxsize)
         self.scores_prompt = self.choice == 0 and params.prompt_logprobs is not None
-        self.reads_results = self.scores_prompt or params.reads_tokens
+        self.reads_results = self.scores_prompt or params.reads_tokens or len(self.drafts) > 0
         self.penalises = params.penalises
         self.seed = resolved_seed(self.request)
         self.least_length = self.prompt_length + params.min_tokens
@@ -108,7 +113,9 @@ class Sequence:
         seed = resolved_seed(request)
         owner = version_id(request.request_id, seed, choice)
         tokens = list(request.prompt_token_ids)
-        return cls(request, (admission, choice), owner, tokens, constraint=constraint)
+        drafts = request.drafts[choice] if choice < len(request.drafts) else ()
+        key = admission, choice
+        return cls(request, key, owner, tokens, constraint=constraint, drafts=drafts)
 
     @property
     def remaining(self) -> int:
@@ -120,15 +127,18 @@ class Sequence:
     def awaits_results(self) -> bool:
         """Whether its next row cannot be planned before a pending step is committed.
 
-        True where a penalty or a schema reads the token that the step samples, and where the step
-        scores the prompt.
+        True where a penalty, a schema or a draft depends on the token that the step samples, and
+        where the step scores the prompt or verifies drafts of it.
         """
         if not self.reads_results:
             return False
+        if self.drafted:
+            return True
         scored = min(self.computed, self.prompt_length - 1)
         if self.scores_prompt and scored > len(self.prompt_scores):
             return True
-        return self.tokens[-1] == PENDING and self.request.params.reads_tokens
+        reads_token = self.request.params.reads_tokens or len(self.drafts) > 0
+        return self.tokens[-1] == PENDING and reads_token
 
     @property
     def missing_pages(self) -> int:
@@ -144,6 +154,11 @@ class Sequence:
     def reads_cache(self) -> bool:
         """Whether it may read cached pages: prompt scores need every position computed."""
         return self.request.params.prompt_logprobs is None
+
+    def stop_drafting(self) -> None:
+        """Go on without drafts, so that its next rows may be planned ahead."""
+        self.drafts = ()
+        self.reads_results = self.scores_prompt or self.request.params.reads_tokens
 
     def hold(self, page: int, version: int) -> None:
         """Take one more page, under its version."""

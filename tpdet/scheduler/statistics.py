@@ -12,7 +12,8 @@ class Totals(msgspec.Struct, kw_only=True):
     computed, recomputed ones and each choice's own copy included. `prefix_query_tokens` were
     looked up in the prefix cache and `prefix_hit_tokens` were found there, each time a sequence
     began to run. `batches` counts the steps with rows and `batched_rows` their rows, so the mean
-    batch size is `batched_rows / batches`.
+    batch size is `batched_rows / batches`. `draft_tokens` were verified, and the token that was
+    sampled equals the draft for `accepted_draft_tokens` of them.
     """
 
     requests_added: int = 0
@@ -25,6 +26,8 @@ class Totals(msgspec.Struct, kw_only=True):
     prefix_hit_tokens: int = 0
     batches: int = 0
     batched_rows: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
