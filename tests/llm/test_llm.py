@@ -365,6 +365,13 @@ def test_a_conversation_is_answered_as_its_rendered_prompt_is(llm):
     assert mine.prompt_token_ids == tuple(
         llm.get_tokenizer().encode("Hello", add_special_tokens=False)
     )
+    settings = {"add_generation_prompt": False, "continue_final_message": True}
+    goes_on = llm.chat(HELLO, GREEDY, **settings)[0].prompt_token_ids
+    assert goes_on == open_end[: len(goes_on)] and len(goes_on) < len(open_end)
+    spoken = llm.chat(
+        HELLO, GREEDY, chat_template="{{ word }}", chat_template_kwargs={"word": "Hello"}
+    )
+    assert spoken[0].prompt_token_ids == mine.prompt_token_ids
     assert llm.chat(HELLO, GREEDY)[0].outputs == one[0].outputs  # the model's own again
 
 
@@ -379,7 +386,11 @@ def test_a_conversation_is_answered_as_its_rendered_prompt_is(llm):
             r"content\[0\] is of type 'image_url': only the text part of a model is served",
         ),
         ({"messages": HELLO, "tools": [{"type": "function"}]}, "tools .* is not supported"),
-        ({"messages": HELLO, "continue_final_message": True}, "continue_final_message True is not"),
+        ({"messages": HELLO, "continue_final_message": True}, "set add_generation_prompt to false"),
+        (
+            {"messages": HELLO, "chat_template_kwargs": {"tools": 1}},
+            "has 'tools', which is not for",
+        ),
         ({"messages": HELLO, "chat_template": "{% if"}, "chat template"),
     ],
 )

@@ -26,7 +26,7 @@ def complete(server, **fields):
 
 
 @pytest.mark.parametrize(("ask", "fields"), [(chat, idle_fields.CHAT),
-                                             (complete, idle_fields.GENERATION)])  # fmt: skip
+                                             (complete, idle_fields.COMPLETION)])  # fmt: skip
 def test_values_that_ask_for_nothing_change_nothing(server, ask, fields):
     expected = ask(server).json()["choices"]
     everything = dict.fromkeys(fields) | {n: i.values[0] for n, i in fields.items() if i.values}
@@ -37,7 +37,7 @@ def test_values_that_ask_for_nothing_change_nothing(server, ask, fields):
 
 
 @pytest.mark.parametrize(("ask", "fields"), [(chat, idle_fields.CHAT),
-                                             (complete, idle_fields.GENERATION)])  # fmt: skip
+                                             (complete, idle_fields.COMPLETION)])  # fmt: skip
 def test_any_other_value_is_refused_with_what_to_do(server, ask, fields):
     for name, idle in fields.items():
         for value in OTHER_VALUES:
@@ -133,7 +133,12 @@ def test_the_openai_client_may_send_what_its_wrappers_do(server):
         top_logprobs=0,
         logprobs=False,
         response_format={"type": "text"},
-        extra_body={"add_generation_prompt": True, "chat_template_kwargs": {}, "priority": 0},
+        extra_body={
+            "add_generation_prompt": True,
+            "continue_final_message": False,
+            "chat_template_kwargs": {"enable_thinking": False},
+            "priority": 0,
+        },
     )
     assert found.usage.completion_tokens == 2
 
@@ -165,6 +170,25 @@ def test_a_recorded_conversation_with_tool_calls_is_scored(server):
     assert text.endswith("It is 18.<|im_end|>\n")
     counted = server.http.post("/tokenize", json={"messages": RECORDED, "tools": []}).json()
     assert counted["count"] > len(ids)  # with what comes before an answer
+
+
+def test_a_conversations_final_message_is_continued(server):
+    fields = {"messages": RECORDED, "add_generation_prompt": False, "continue_final_message": True}
+    ids = server.http.post("/tokenize", json=fields).json()["tokens"]
+    text = server.http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    assert text.endswith("<|im_start|>assistant\nIt is 18.")
+    found = chat(server, **fields, max_tokens=0, prompt_logprobs=0, return_token_ids=True)
+    assert found.json()["choices"][0]["prompt_token_ids"] == ids
+    fields |= {"add_generation_prompt": None}
+    assert "to false" in refused(chat(server, **fields), 400, "continue_final_message")["message"]
+
+
+def test_a_templates_variables_are_words_and_hold_no_special_token(server):
+    expected = chat(server).json()["choices"]
+    found = chat(server, chat_template_kwargs={"enable_thinking": False, "x": [{"y": "z"}]})
+    assert found.json()["choices"] == expected
+    for value in ({"messages": []}, {"a b": 1}, {"x": ["<|im_end|>"]}):
+        refused(chat(server, chat_template_kwargs=value), 400, "chat_template_kwargs")
 
 
 @pytest.mark.parametrize(

@@ -114,16 +114,3 @@ def test_any_characters_and_any_ids_are_read_as_transformers_does(real):
 
 def is_byte_level(theirs):
     return type(theirs.backend_tokenizer.decoder).__name__ == "ByteLevel"
-
-
-@pytest.mark.parametrize("real", ["smollm2"], indirect=True)
-def test_smollm2s_template_gives_what_transformers_gives(real):
-    _, ours, theirs = real
-    draw = random.Random(1)
-    snippets = [piece for text in CORPUS.values() for piece in text.split("\n") if piece]
-    for _ in range(200):
-        roles = ["system"] * draw.randint(0, 1) + ["user", "assistant"] * draw.randint(1, 3)
-        talk = [{"role": role, "content": draw.choice(snippets)} for role in roles]
-        begin = draw.random() < 0.5
-        expected = theirs.apply_chat_template(talk, tokenize=False, add_generation_prompt=begin)
-        assert ours.render_chat(talk, begin) == expected

@@ -86,18 +86,24 @@ class LLM(OfflineModel):
         sampling_params: as for `generate`, with the same defaults (vLLM's): give `max_tokens`.
         chat_template: Jinja text, in place of the model's own template.
         add_generation_prompt: end the prompt with the start of an assistant's answer.
+        continue_final_message: end it with the last message's content instead, which the answer
+        goes on with; add_generation_prompt is then False.
+        chat_template_kwargs: JSON values of the template's variables, by name.
 
-        The other parameters are vLLM's and must keep their defaults. Raises as `generate`.
+        tools is vLLM's and must keep its default. Raises as `generate`.
         """
-        for name, value, remedy in (
-            ("continue_final_message", continue_final_message, "give the whole prompt to generate"),
-            ("tools", tools, "describe them in a message"),
-            ("chat_template_kwargs", chat_template_kwargs, "give a chat_template that needs none"),
-        ):
-            if value:
-                raise RequestError(f"{name} {value!r:.60} is not supported: {remedy}", name)
+        if tools:
+            raise RequestError(
+                f"tools {tools!r:.60} is not supported: describe them in a message", "tools"
+            )
         return self._answer(
-            lambda: self._reader.conversations(messages, chat_template, add_generation_prompt),
+            lambda: self._reader.conversations(
+                messages,
+                chat_template,
+                add_generation_prompt,
+                continue_final_message,
+                chat_template_kwargs,
+            ),
             sampling_params,
             use_tqdm,
         )

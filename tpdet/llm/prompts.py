@@ -78,9 +78,17 @@ class PromptReader:
         return ReadPrompt(_ids(given, place))
 
     def conversations(
-        self, messages: object, template: str | None, generation_prompt: bool
+        self,
+        messages: object,
+        template: str | None,
+        generation_prompt: bool,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[ReadPrompt]:
-        """The prompts of one conversation or of a list of them; `template` is Jinja text."""
+        """The prompts of one conversation or of a list of them; `template` is Jinja text.
+
+        The other arguments are those of `Tokenizer.apply_chat_template`.
+        """
         if not isinstance(messages, list | tuple):
             raise RequestError(
                 f"messages is {_shown(messages)}: give a list of dictionaries with role and "
@@ -92,7 +100,11 @@ class PromptReader:
         found = []
         for conversation in [messages] if single else messages:
             ids = tokenizer.apply_chat_template(
-                conversation, generation_prompt, most=self.max_model_len
+                conversation,
+                generation_prompt,
+                most=self.max_model_len,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=variables,
             )
             found.append(ReadPrompt(tuple(ids)))
         return found

@@ -12,6 +12,10 @@ from typing import Any
 
 from tpdet.errors import RequestError
 
+RENDERED = ("messages", "tools", "documents", "chat_template", "add_generation_prompt",
+            "continue_final_message", "tokenize")  # fmt: skip
+"""Names in a template, or of transformers' arguments, that `chat_template_kwargs` cannot give."""
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_ARGUMENTS_DEPTH = 32
 _TEXT_FIELDS = ("content", "name", "tool_call_id", "reasoning_content")
@@ -26,6 +30,33 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     if not messages:
         raise RequestError("messages is empty: give at least one message", "messages")
     return [_check_message(f"messages[{index}]", m) for index, m in enumerate(messages)]
+
+
+def check_variables(given: object, named_tokens: Mapping[str, str]) -> dict[str, Any]:
+    """A copy of `chat_template_kwargs`, JSON values by name. Raises RequestError naming one."""
+    place = "chat_template_kwargs"
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise RequestError(f"{place} must be an object, not {str(given)[:40]!r}", place)
+    for name in given:
+        if not isinstance(name, str) or not (name.isascii() and name.isidentifier()):
+            raise RequestError(f"{place} has {str(name)[:40]!r}: a variable is a word", place)
+        if name in RENDERED or name in named_tokens:
+            raise RequestError(f"{place} has {name!r}, which is not for a request to set", place)
+    found: dict[str, Any] = _check_json(place, given, 0)
+    return found
+
+
+def texts_in(value: Any) -> list[str]:
+    """Every text in a JSON value, also the names in its objects."""
+    found: list[str] = []
+
+    def take(text: str) -> str:
+        found.append(text)
+        return text
+
+    _changed(value, take)
+    return found
 
 
 def refuse_other_parts(place: str, content: object) -> None:

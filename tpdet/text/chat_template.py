@@ -13,6 +13,9 @@ plain rendering.
 A template that looks into contents (Qwen3 searches for "</think>") may take another branch. Then
 only complete special tokens in the users' text get twins. The result must again equal the plain
 rendering, and have the same special tokens as the first. Otherwise the request is refused.
+
+The variables of `chat_template_kwargs` are settings, which templates compare and test: they have no
+twins, and may not hold a special token.
 """
 
 import re
@@ -24,7 +27,14 @@ import jinja2
 from jinja2 import nodes
 
 from tpdet.errors import CheckpointError, RequestError
-from tpdet.text.chat_messages import Message, check_messages, each_text, texts_of
+from tpdet.text.chat_messages import (
+    Message,
+    check_messages,
+    check_variables,
+    each_text,
+    texts_in,
+    texts_of,
+)
 from tpdet.text.counted_template import CountedTemplate
 from tpdet.text.template_language import TemplateLanguage, loads_name
 from tpdet.text.template_meter import BeyondCount
@@ -34,6 +44,8 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _TWINS = range(0xF0000, 0xFFFFE)  # the private-use characters of plane 15
 # tojson escapes these two, but would not escape their twins.
 _NEVER_REPLACED = frozenset('"\\')
+# As in transformers: where the end of the last message is, and whether the template trims it.
+_END = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 @dataclass(frozen=True)
@@ -70,30 +82,40 @@ class ChatTemplate:
         self._template, self._counting = _compiled(source)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[Segment]:
         """The conversation as segments of text, each special token a segment.
 
         A message has a role and content (text, or a list of text parts), and may have name,
-        tool_call_id, reasoning_content and tool_calls. Raises RequestError for other fields, for
-        messages that the template refuses, and where users' text cannot be told from special
-        tokens. Raises BeyondCount where work is counted and this conversation needs too much.
+        tool_call_id, reasoning_content and tool_calls. continue_final_message: end with the last
+        message's content, without add_generation_prompt. variables: JSON values by name, for the
+        template. Raises RequestError for other fields, for messages that the template refuses, and
+        where users' text cannot be told from special tokens. Raises BeyondCount where work is
+        counted and this conversation needs too much.
         """
         plain = check_messages(messages)
-        expected = self._render(plain, add_generation_prompt)
-        twins = self._twins(plain)
+        settings = self._settings(add_generation_prompt, continue_final_message, variables)
+
+        def rendered(changed: list[Message]) -> str:
+            if continue_final_message:
+                return self._up_to_final(changed, settings)
+            return self._render(changed, settings)
+
+        expected = rendered(plain)
+        twins = self._twins([*texts_of(plain), *texts_in(settings)])
         back = {ord(twin): character for character, twin in twins.items()}
         table = str.maketrans(twins)
-        marked = self._render(
-            each_text(plain, lambda text: text.translate(table)), add_generation_prompt
-        )
+        marked = rendered(each_text(plain, lambda text: text.translate(table)))
         written = self._special.findall(marked)
         if marked.translate(back) != expected:
-            marked = self._render(
+            marked = rendered(
                 each_text(
                     plain, lambda text: self._special.sub(lambda m: m[0].translate(table), text)
-                ),
-                add_generation_prompt,
+                )
             )
             if marked.translate(back) != expected or self._special.findall(marked) != written:
                 raise RequestError(
@@ -103,7 +125,47 @@ class ChatTemplate:
                 )
         return self._segments(marked, back)
 
-    def _render(self, messages: list[Message], add_generation_prompt: bool) -> str:
+    def _settings(
+        self,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """What a template reads beside the messages and the named tokens."""
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message goes on with the last message, and add_generation_prompt "
+                "begins another: set add_generation_prompt to false",
+                "continue_final_message",
+            )
+        found = check_variables(variables, self._named)
+        for text in texts_in(found):
+            if match := self._special.search(text):
+                raise RequestError(
+                    f"chat_template_kwargs holds the special token {match[0]!r}: send text in "
+                    "messages",
+                    "chat_template_kwargs",
+                )
+        return {**found, "add_generation_prompt": add_generation_prompt}
+
+    def _up_to_final(self, messages: list[Message], settings: Mapping[str, Any]) -> str:
+        """The text up to the end of the last message's content."""
+        final: str | None = messages[-1]["content"]
+        text = ""
+        if final is not None and "content" in self.source:
+            tagged = {**messages[-1], "content": final + _END}
+            text = self._render([*messages[:-1], tagged], settings)
+        place = text.rfind(_END.strip())
+        if final is None or place < 0 or final.strip() not in text:
+            raise RequestError(
+                "continue_final_message: the chat template does not give the last message's "
+                "content as it is, or there is none: send the whole prompt to completions",
+                "continue_final_message",
+            )
+        kept = text[:place]
+        return kept if text.startswith(_END, place) else kept.rstrip()
+
+    def _render(self, messages: list[Message], settings: Mapping[str, Any]) -> str:
         template = self._counting if self._counted else self._template
         if template is None:
             raise BeyondCount
@@ -112,7 +174,7 @@ class ChatTemplate:
                 messages=messages,
                 tools=None,
                 documents=None,
-                add_generation_prompt=add_generation_prompt,
+                **settings,
                 **self._named,
             )
         except (BeyondCount, MemoryError):
@@ -124,9 +186,9 @@ class ChatTemplate:
                 f"the chat template refuses these messages: {reason}", "messages"
             ) from error
 
-    def _twins(self, messages: list[Message]) -> dict[str, str]:
+    def _twins(self, texts: Sequence[str]) -> dict[str, str]:
         """Each character of a special token, with a private-use character that occurs nowhere."""
-        taken = {*self.source}.union(*texts_of(messages), *self._named.values())
+        taken = {*self.source}.union(*texts, *self._named.values())
         free = (chr(code) for code in _TWINS if chr(code) not in taken)
         twins = dict(zip(self._characters, free, strict=False))
         if len(twins) < len(self._characters):

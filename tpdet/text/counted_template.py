@@ -92,7 +92,7 @@ class CountedTemplate:
         times; ten times that amount is allowed.
         """
         sizer = Meter(_NO_LIMIT)
-        sizer.size(list(messages))
+        sizer.size([*messages, variables])
         seen = _NO_LIMIT - sizer.left
         meter = Meter(_FREE_UNITS + 10 * ((1 + len(messages)) * self._weight + seen))
         meter.spend(self._weight)

@@ -130,21 +130,36 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
         most: int | None = None,
+        *,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Ids of a conversation; special-token text inside messages stays plain text.
+
+        continue_final_message: end with the last message's content, for the answer to go on with
+        it. chat_template_kwargs: JSON values of the template's variables, by name.
 
         Raises RequestError without a template, for messages that it refuses, for lone surrogates,
         and, without encoding it, for text that must have more than `most` tokens.
         """
-        segments = self._render(messages, add_generation_prompt)
+        segments = self._render(
+            messages, add_generation_prompt, continue_final_message, chat_template_kwargs
+        )
         self._refuse_too_long((checked(s.text) for s in segments if not s.special), most)
         return self._encode_segments(segments, add_special_tokens)
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """A conversation as text. Raises RequestError as `apply_chat_template`."""
-        segments = self._render(messages, add_generation_prompt)
+        """A conversation as text; arguments and RequestError as of `apply_chat_template`."""
+        segments = self._render(
+            messages, add_generation_prompt, continue_final_message, chat_template_kwargs
+        )
         return "".join(segment.text for segment in segments)
 
     def with_chat_template(self, source: str) -> "Tokenizer":
@@ -221,14 +236,20 @@ class Tokenizer:
         raise CheckpointError("tokenizer.json: the post-processor changes a text's own tokens")
 
     def _render(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any] | None,
     ) -> list[Segment]:
         if self.chat_template is None:
             raise RequestError(
                 "this model has no chat template: use completions, or start with --chat-template",
                 "messages",
             )
-        return self.chat_template.render(messages, add_generation_prompt)
+        return self.chat_template.render(
+            messages, add_generation_prompt, continue_final_message, variables
+        )
 
     def _refuse_too_long(self, texts: Iterable[str], most: int | None) -> None:
         """Raise RequestError if the texts, end to end, must have more than `most` tokens."""

@@ -29,10 +29,6 @@ _LEAVE = "leave it out"
 # What a conversation's rendering may be asked for, also without generating.
 CONVERSATION = {
     "chat_template": Idle((), f"{_TEMPLATE}: start it with --chat-template"),
-    "chat_template_kwargs": Idle(({},), f"{_TEMPLATE}, without more variables: {_LEAVE}"),
-    "continue_final_message": Idle(
-        (False,), "send the text up to where it goes on as the prompt of /v1/completions"
-    ),
     "documents": Idle(([],), "put their text into a message"),
     "media_io_kwargs": Idle(({},), _TEXT_ONLY),
     "mm_processor_kwargs": Idle(({},), _TEXT_ONLY),
@@ -90,6 +86,11 @@ GENERATION = CONVERSATION | {
     "web_search_options": Idle((), "nothing is searched: leave it out"),
 }
 CHAT = GENERATION | {"echo": Idle((False,), "only completions repeat their prompt")}
+_OF_CHATS = "only chats have a template: send the text itself as prompt"
+COMPLETION = GENERATION | {
+    "chat_template_kwargs": Idle(({},), _OF_CHATS),
+    "continue_final_message": Idle((False,), _OF_CHATS),
+}
 STREAM_OPTIONS = {
     "include_obfuscation": Idle((False,), "events are not padded: leave it out"),
 }

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpdet.errors import RequestError
-from tpdet.server.body.schema import ChatBody, ChatMessage, CompletionBody
+from tpdet.server.body.schema import ChatBody, ChatMessage, CompletionBody, TokenizeBody
 from tpdet.server.wire import limits
 from tpdet.server.wire.problems import bad_request, from_request_error
 from tpdet.text.tokenizer import Tokenizer
@@ -62,12 +62,7 @@ class PromptReader:
 
     def of_chat(self, body: ChatBody) -> Prompt:
         """The prompt of `POST /v1/chat/completions`."""
-        ids = self.chat_tokens(
-            body.messages,
-            body.add_generation_prompt is not False,
-            bool(body.add_special_tokens),
-            self._most(body.truncate_prompt_tokens),
-        )
+        ids = self.chat_tokens(body, self._most(body.truncate_prompt_tokens))
         return Prompt(self._fitted(ids, body.truncate_prompt_tokens))
 
     def text(self, prompt: Prompt) -> str:
@@ -86,21 +81,17 @@ class PromptReader:
         except RequestError as error:
             raise from_request_error(error) from None
 
-    def chat_tokens(
-        self,
-        messages: list[ChatMessage],
-        generation_prompt: bool,
-        add_special_tokens: bool,
-        most: int | None = None,
-    ) -> list[int]:
-        """Token ids of a conversation, through the chat template. Raises ApiError."""
+    def chat_tokens(self, body: ChatBody | TokenizeBody, most: int | None = None) -> list[int]:
+        """Token ids of a body's conversation, through the chat template. Raises ApiError."""
         tokenizer = self.need_tokenizer("messages")
         try:
             return tokenizer.apply_chat_template(
-                [_plain(message) for message in messages],
-                add_generation_prompt=generation_prompt,
-                add_special_tokens=add_special_tokens,
+                [_plain(message) for message in body.messages or ()],
+                add_generation_prompt=body.add_generation_prompt is not False,
+                add_special_tokens=bool(body.add_special_tokens),
                 most=most,
+                continue_final_message=bool(body.continue_final_message),
+                chat_template_kwargs=body.chat_template_kwargs,
             )
         except RequestError as error:
             raise from_request_error(error) from None

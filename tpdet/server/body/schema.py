@@ -176,6 +176,7 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
+    idle = idle_fields.COMPLETION
     prompt: Prompt
     logprobs: Alternatives | None = None
     echo: bool | None = None
@@ -231,6 +232,8 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeBody(Body):
@@ -242,6 +245,8 @@ class TokenizeBody(Body):
     messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
 

@@ -39,8 +39,7 @@ def _tokenized(preparer: Preparer, fields: dict[str, Any]) -> dict[str, Any]:
         raise bad_request("send either prompt or messages", "prompt")
     special = body.add_special_tokens
     if body.messages is not None:
-        generation = True if body.add_generation_prompt is None else body.add_generation_prompt
-        tokens = preparer.prompts.chat_tokens(body.messages, generation, bool(special))
+        tokens = preparer.prompts.chat_tokens(body)
     else:
         tokens = preparer.prompts.text_tokens(
             body.prompt or "", True if special is None else special, "prompt"
