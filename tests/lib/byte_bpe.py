@@ -10,6 +10,8 @@ QWEN = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+LLAMA_3 = QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|")
+
 
 def alphabet():
     """GPT-2's letter for each byte."""
@@ -37,6 +39,10 @@ def smollm_words(text):
 
 def qwen_words(text):
     return regex.findall(QWEN, text)
+
+
+def llama_3_words(text):
+    return regex.findall(LLAMA_3, text)
 
 
 def merged(parts, rank):

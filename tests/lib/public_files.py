@@ -16,6 +16,10 @@ MISTRAL_COMMON = (
     "mistral-common==1.12.0 --hash=sha256:"
     "fa4504b66c30c0201ae4578c0340c5ee2abd22151c271532f62e373b985a53cf"
 )
+LLAMA_MODELS = (
+    "llama-models==0.3.0 --hash=sha256:"
+    "7f77f78ff13fca09f70d76a376aff6414cd901623fb9d57e69c2f8367a73032f"
+)
 UNAVAILABLE = 69
 
 
@@ -33,6 +37,11 @@ def smollm2() -> Path | None:
 def qwen_ranks() -> bytes | None:
     """Qwen's vocabulary, `qwen.tiktoken`: a line is base64 of a token, a space, its rank."""
     return _file_of(DASHSCOPE, "dashscope/resources/qwen.tiktoken")
+
+
+def llama_3_ranks() -> bytes | None:
+    """Llama 3's vocabulary, as Qwen's."""
+    return _file_of(LLAMA_MODELS, "llama_models/llama3/tokenizer.model")
 
 
 def mistral_file(name: str) -> bytes | None:

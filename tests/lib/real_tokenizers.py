@@ -12,8 +12,8 @@ from typing import NamedTuple
 import gguf
 import regex
 
-from tests.lib.byte_bpe import LETTERS, merged, qwen_words, smollm_words, spelled
-from tests.lib.public_files import mistral_file, qwen_ranks, smollm2
+from tests.lib.byte_bpe import LETTERS, llama_3_words, merged, qwen_words, smollm_words, spelled
+from tests.lib.public_files import llama_3_ranks, mistral_file, qwen_ranks, smollm2
 from tpdet.gguf_file.header import read_header
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
@@ -46,8 +46,7 @@ def qwen_tokenizer(folder: Path) -> RealTokenizer | None:
     lines = qwen_ranks()
     if lines is None:
         return None
-    pairs = (line.split() for line in lines.splitlines())
-    ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
+    ranks = read_ranks(lines)
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokens = [*map(spelled, ranks), *special]
     kinds = [NORMAL] * len(ranks) + [CONTROL] * len(special)
@@ -82,15 +81,27 @@ def tekken_tokenizer(folder: Path) -> RealTokenizer | None:
     write(path, "gpt2", tokens, kinds, "tekken", merges(ranks), bos="<s>")
     by_text = {spelled(token): rank for token, rank in ranks.items()}
 
-    def rank(left: str, right: str) -> int | None:
-        return by_text.get(left + right)
+    def plain(text: str) -> list[str]:
+        return list(whole_words(regex.findall(file["config"]["pattern"], text), by_text))
+
+    return RealTokenizer(path, str, plain)
+
+
+def llama_3_tokenizer(folder: Path) -> RealTokenizer | None:
+    """Llama 3's 128,000 tokens, and three of its control tokens."""
+    lines = llama_3_ranks()
+    if lines is None:
+        return None
+    ranks = read_ranks(lines)
+    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
+    tokens = [*map(spelled, ranks), *special]
+    kinds = [NORMAL] * len(ranks) + [CONTROL] * len(special)
+    path = folder / "llama-3.gguf"
+    write(path, "gpt2", tokens, kinds, "llama-bpe", merges(ranks), bos=special[0], eos=special[2])
+    by_text = {spelled(token): rank for token, rank in ranks.items()}
 
     def plain(text: str) -> list[str]:
-        found: list[str] = []
-        for word in regex.findall(file["config"]["pattern"], text):
-            whole = spelled(word.encode())
-            found += [whole] if whole in by_text else byte_level([word], rank)
-        return found
+        return list(whole_words(llama_3_words(text), by_text))
 
     return RealTokenizer(path, str, plain)
 
@@ -135,12 +146,26 @@ MAKERS = {
     "mistral v3": mistral_v3_tokenizer,
     "qwen": qwen_tokenizer,
     "tekken": tekken_tokenizer,
+    "llama 3": llama_3_tokenizer,
 }
 
 
 def byte_level(words: Iterable[str], rank: Callable[[str, str], int | None]) -> Iterator[str]:
     for word in words:
         yield from merged([LETTERS[byte] for byte in word.encode()], rank)
+
+
+def whole_words(words: Iterable[str], ranks: dict[str, int]) -> Iterator[str]:
+    """As `byte_level`, by the ranks of joined pairs; a word that is a token needs no merges."""
+    for word in words:
+        whole = spelled(word.encode())
+        yield from [whole] if whole in ranks else byte_level([word], lambda a, b: ranks.get(a + b))
+
+
+def read_ranks(lines: bytes) -> dict[bytes, int]:
+    """The ranks of tokens, from lines of base64, a space and a rank."""
+    pairs = (line.split() for line in lines.splitlines())
+    return {base64.b64decode(token): int(rank) for token, rank in pairs}
 
 
 def merges(ranks: dict[bytes, int]) -> list[str]:

@@ -28,7 +28,7 @@ CORPUS = {
     "nothing": "",
 }  # fmt: skip
 SPECIAL = "<s>[INST] a <|im_start|>user\n b<|im_end|>\n<|endoftext|></s> [/INST]<0x41>▁<unk>"
-SLOW = ("mistral v3", "qwen", "tekken")
+SLOW = ("mistral v3", "qwen", "tekken", "llama 3")
 
 
 @pytest.fixture(
