@@ -91,6 +91,23 @@ def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     return _on(x, "pointwise.norm").rms_norm(x, norm)
 
 
+def row_largest(x: torch.Tensor) -> torch.Tensor:
+    """x [M, N], a part of each row -> the largest |x| [M] fp32; NaN where there is one."""
+    return _on(x, "pointwise.norm").row_largest(x)
+
+
+def row_mass(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """x [M, N], largest |x| of whole rows [M] fp32 -> integer sums of squares [M] int64."""
+    return _on(x, "pointwise.norm").row_mass(x, largest)
+
+
+def norm_by_mass(
+    x: torch.Tensor, largest: torch.Tensor, mass: torch.Tensor, count: int, norm: Norm
+) -> torch.Tensor:
+    """`rms_norm` of a part x [M, N] of rows of `count` values; largest and mass of whole rows."""
+    return _on(x, "pointwise.norm").norm_by_mass(x, largest, mass, count, norm)
+
+
 def rotate_and_store(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -47,7 +47,10 @@ def test_a_plain_llama_is_read(tmp_path):
 
 @pytest.mark.parametrize(
     "family",
-    ["Llama", "Mistral", "Qwen2", "Qwen3", "Ministral3", "SmolLM3", "Granite", "SeedOss", "Phi3"],
+    [
+        *("Llama", "Mistral", "Qwen2", "Qwen3", "Ministral3", "SmolLM3", "Granite", "SeedOss"),
+        *("Phi3", "Olmo2"),
+    ],
 )
 def test_what_transformers_writes_today_is_read(tmp_path, family):
     """Saved by the installed transformers, in its own style of keys."""
@@ -58,11 +61,14 @@ def test_what_transformers_writes_today_is_read(tmp_path, family):
     config = load_model_config(tmp_path)
     assert config.family == written.model_type
     assert config.attention_bias == (family in ("Qwen2", "SeedOss"))
-    assert config.qk_norm == (family == "Qwen3")
+    assert config.qk_norm == (family in ("Qwen3", "Olmo2"))
     assert config.rotary.theta == (1e6 if family == "Ministral3" else 10000.0)
     assert config.tie_word_embeddings == (family == "SmolLM3")
     assert config.rotary_layers == ((True, True, True, False) if family == "SmolLM3" else ())
     assert config.max_position == 4096
+    assert (config.qk_norm_over, bool(config.layer_norms[1])) == (
+        ("row", True) if family == "Olmo2" else ("head", False)
+    )
 
 
 def test_end_tokens_come_from_the_generation_configuration_first(tmp_path):

@@ -13,6 +13,7 @@ from tpdet.layers.linear import ColumnLinear, ColumnPart
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
+from tpdet.layers.projection_norm import ProjectionNorm
 from tpdet.layers.row_layers import row_linear, row_rule
 from tpdet.model_config import ModelConfig
 from tpdet.weights.pieces import Pieces
@@ -52,7 +53,12 @@ class Attention:
         self._output = row_linear(
             source, partition, f"{name}.o_proj", config.hidden_size, partition.cut.attention
         )
-        self._name, self._has_norms = name, config.qk_norm
+        self._row_norm = None
+        if config.qk_norm_over == "row":
+            normed = [parts[i]._replace(name=f"{name}.{p}_norm") for i, p in enumerate("qk")]
+            self._row_norm = ProjectionNorm(source, partition, (normed[0], normed[1]))
+        self._name = name
+        self._has_norms = config.qk_norm and config.qk_norm_over == "head"
         self._load_norms(source)
 
     @staticmethod
@@ -62,8 +68,9 @@ class Attention:
         queries = len(partition.query_heads) + sum(partition.padded_heads)
         heads = queries + 2 * len(partition.key_heads)
         qkv = Product("column", heads * config.head_dim, config.hidden_size)
+        written = 2 * qkv.n if config.qk_norm_over == "row" else qkv.n
         return (
-            LayerProduct("qkv", qkv, biased=config.attention_bias, written=qkv.n),
+            LayerProduct("qkv", qkv, biased=config.attention_bias, written=written),
             row_rule(partition).product(
                 partition, "o", config.hidden_size, partition.cut.attention
             ),
@@ -81,12 +88,16 @@ class Attention:
     @staticmethod
     def norm_values(config: ModelConfig) -> int:
         """Values of the norms of query and key heads."""
+        if config.qk_norm_over == "row":
+            return (config.num_heads + config.num_kv_heads) * config.head_dim
         return 2 * config.head_dim if config.qk_norm else 0
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""
         self._qkv.load(source)
         self._output.load(source)
+        if self._row_norm is not None:
+            self._row_norm.load(source)
         self._load_norms(source)
 
     def _load_norms(self, source: WeightSource) -> None:
@@ -113,8 +124,10 @@ class Attention:
         queries = before + self._query_heads + after
         widths = [queries * self._head] + 2 * [self._key_heads * self._head]
         # Views: the kernels read rows that lie apart.
-        parts = self._qkv(rows.x_MH).split(widths, dim=1)
-        q, k, v = (part.view(count, -1, self._head) for part in parts)
+        q_MN, k_MN, v_MN = self._qkv(rows.x_MH).split(widths, dim=1)
+        if self._row_norm is not None:
+            q_MN, k_MN = self._row_norm(q_MN, k_MN)
+        q, k, v = (part.view(count, -1, self._head) for part in (q_MN, k_MN, v_MN))
         q_MQD = ops.rotate_and_store(
             q,
             k,
@@ -136,4 +149,6 @@ class Attention:
         """Compute by this from now on."""
         self._arithmetic = arithmetic
         self._qkv.adopt(arithmetic)
+        if self._row_norm is not None:
+            self._row_norm.adopt(arithmetic)
         self._output.adopt(arithmetic)

@@ -78,6 +78,12 @@ class Partition:
         return range(held.start // each, (held.stop - 1) // each + 1)
 
     @property
+    def first_read_key_heads(self) -> int:
+        """How many of `key_heads`, the last ones, no rank before this one holds too."""
+        each, held = self._queries_of_a_key, self.query_heads
+        return self.key_heads.stop - -(-held.start // each)
+
+    @property
     def padded_heads(self) -> tuple[int, int]:
         """Query heads of zeros before and after this rank's: each key head has equally many then.
 

@@ -21,6 +21,8 @@ from tpdet.model_config.windows import (
 
 _BY_LAYER = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
 
+_NORMS_AFTER = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+
 
 @dataclass(frozen=True)
 class Family:
@@ -44,7 +46,8 @@ class Family:
     qk_norm: bool = False
     norm: str = "rms"
     layer_norms: LayerNorms = NORMS_BEFORE
-    """As `ModelConfig.norm` and `ModelConfig.layer_norms`."""
+    qk_norm_over: str = "head"
+    """As the fields of `ModelConfig`."""
     tied: bool = False
     """Whether the output head is the embedding where the key is absent."""
     theta: float = DEFAULT_THETA
@@ -146,6 +149,14 @@ FAMILIES = {
             key_heads_required=False,
             partial_rotary=1.0,
             fused=("qkv", "gate_up"),
+        ),
+        Family(
+            "Olmo2ForCausalLM",
+            "olmo2",
+            key_heads_required=False,
+            qk_norm=True,
+            layer_norms=_NORMS_AFTER,
+            qk_norm_over="row",
         ),
     )
 }

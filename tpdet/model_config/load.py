@@ -74,6 +74,7 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         bos_token_id=bos,
         norm=family.norm,
         layer_norms=family.layer_norms,
+        qk_norm_over=family.qk_norm_over,
         rotary_layers=family.rotary_layers(config, layers),
         rotary_pairs=family.rotary_pairs,
         query_key_scale=scales.query_key,

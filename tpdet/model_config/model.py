@@ -23,10 +23,11 @@ class ModelConfig:
     family: a key of `tpdet.models.families.LAYERS`; architecture: transformers' name of the class.
     rms_norm_eps: of every norm; norm: its kind, of `tpdet.kernels.inputs.norm.KINDS`. layer_norms:
     names of a layer's norms before and after attention, before and after the feed-forward block; ""
-    where there is none. attention_bias: whether q, k and v have biases. qk_norm: whether
-    each query and key head [D] is normed. windows[i]: tokens that a token of layer i sees, itself
-    among them; None for all before it. max_position: the checkpoint's context in tokens. dtype: one
-    of DTYPES, of weights and activations. eos_token_ids: any of them ends an answer.
+    where there is none. attention_bias: whether q, k and v have biases. qk_norm: whether each
+    query and key head [D] is normed, or, with qk_norm_over "row", all heads at once. windows[i]:
+    tokens that a token of layer i sees, itself among them; None for all before it. max_position:
+    the checkpoint's context in tokens. dtype: one of DTYPES, of weights and activations.
+    eos_token_ids: any of them ends an answer.
 
     rotary_layers[i]: whether layer i rotates its heads; () if all do. rotary_pairs: "halves", whose
     pairs are (i, i + R/2) of the first R = rotary.dim values of a head, or "neighbours", whose
@@ -55,6 +56,7 @@ class ModelConfig:
     bos_token_id: int | None
     norm: str = "rms"
     layer_norms: LayerNorms = NORMS_BEFORE
+    qk_norm_over: str = "head"
     rotary_layers: tuple[bool, ...] = ()
     rotary_pairs: str = "halves"
     query_key_scale: float = 1.0
@@ -69,5 +71,6 @@ class ModelConfig:
 NEUTRAL_VALUES: dict[str, object] = {
     "rotary_layers": (), "rotary_pairs": "halves", "query_key_scale": 1.0, "embedding_scale": 1.0,
     "logit_scale": 1.0, "frequency_factors": (), "norm": "rms", "layer_norms": NORMS_BEFORE,
+    "qk_norm_over": "head",
 }  # fmt: skip
 """Fields that leave everything as it is at these values: digests then leave them out."""

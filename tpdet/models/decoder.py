@@ -31,6 +31,7 @@ class Decoder:
         config = partition.config
         self._arithmetic = partition.arithmetic
         self._windows = config.windows
+        self._overlaps = config.qk_norm_over == "head"  # others exchange in the midst of attention
         self.embedding = VocabularyTable(source, partition, "model.embed_tokens")
         layer = LAYERS[config.family]
         self.layers = [layer(source, partition, i) for i in range(config.num_layers)]
@@ -132,7 +133,7 @@ class Decoder:
 
     @property
     def _multiprocessors(self) -> int:
-        return self.exchange.overlap_programs
+        return self.exchange.overlap_programs if self._overlaps else 0
 
     def local_logits(self, x_MH: torch.Tensor) -> torch.Tensor:
         """Normed rows [M, H] -> fp32 logits of this rank's part of the vocabulary [M, V']."""

@@ -15,4 +15,5 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "granite": DecoderLayer,
     "seed_oss": DecoderLayer,
     "phi3": DecoderLayer,
+    "olmo2": DecoderLayer,
 }

@@ -187,7 +187,7 @@ def _config(model: Shape, special: dict[str, int]) -> dict[str, Any]:
         }
     elif model.sliding_window is not None:
         raise UsageError(f"{model.like} has no sliding window: use mistral or a qwen")
-    if model.like in ("llama", "qwen3"):
+    if model.like in ("llama", "qwen3", "olmo2"):
         config["attention_bias"] = False
     return config | _OWN_SETTINGS.get(model.like, {})
 
@@ -236,8 +236,9 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
                 shapes[f"{attention}.{name}_proj.bias"] = (rows,)
         shapes[f"{attention}.o_proj.weight"] = (hidden, query)
         if family.qk_norm:
-            shapes[f"{attention}.q_norm.weight"] = (head,)
-            shapes[f"{attention}.k_norm.weight"] = (head,)
+            rows = family.qk_norm_over == "row"
+            shapes[f"{attention}.q_norm.weight"] = (query if rows else head,)
+            shapes[f"{attention}.k_norm.weight"] = (key if rows else head,)
         gated = (("gate_up", 2 * middle),) if fused_gate_up else (("gate", middle), ("up", middle))
         for name, rows in gated:
             shapes[f"{layer}.mlp.{name}_proj.weight"] = (rows, hidden)

@@ -60,18 +60,49 @@ def normalize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
     return (x * _reciprocal_root(x, eps)) * weight.float()
 
 
+def row_largest(x: torch.Tensor) -> torch.Tensor:
+    """x [M, N] -> the largest |x| of each row [M] fp32; NaN where there is one; 0 of no values."""
+    if x.shape[1] == 0:
+        return torch.zeros(len(x))
+    return x.float().abs().amax(-1)
+
+
+def row_mass(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """x [M, N] -> the integer sum of its squares [M] int64, by the exponent of `largest` [M]."""
+    return _mass(x.float(), largest[:, None])[:, 0]
+
+
+def norm_by_mass(
+    x: torch.Tensor, largest: torch.Tensor, mass: torch.Tensor, count: int, norm: Norm
+) -> torch.Tensor:
+    """x [M, N], part of rows of `count` values with that largest |x| and mass -> their norm."""
+    root = _root_of(mass[:, None], largest[:, None], count, norm.eps)
+    return ((x.float() * root) * norm.weight.float()).to(norm.dtype)
+
+
 def _reciprocal_root(x: torch.Tensor, eps: float) -> torch.Tensor:
     """r [..., 1] in fp32."""
     largest = x.abs().amax(-1, keepdim=True)
-    finite = torch.isfinite(largest)
-    exponent = torch.frexp(torch.where(finite, largest, 1.0)).exponent.long() - 1
-    exponent = torch.where(largest == 0, 0, exponent)
-    wide = torch.where(finite, x, 0.0).double()
-    scaled = (wide * wide) * _power_of_two(MASS_BITS - 2 * exponent)
-    total = torch.round(scaled).long().sum(-1, keepdim=True)
-    mean = total.double() * _power_of_two(2 * exponent - MASS_BITS) / x.shape[-1]
+    return _root_of(_mass(x, largest), largest, x.shape[-1], eps)
+
+
+def _mass(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """The sum of squares [..., 1] in int64 fixed point, by the exponent of largest [..., 1]."""
+    wide = torch.where(torch.isfinite(largest), x, 0.0).double()
+    scaled = (wide * wide) * _power_of_two(MASS_BITS - 2 * _exponent(largest))
+    return torch.round(scaled).long().sum(-1, keepdim=True)
+
+
+def _root_of(total: torch.Tensor, largest: torch.Tensor, count: int, eps: float) -> torch.Tensor:
+    """r [..., 1] in fp32 of rows of `count` values."""
+    mean = total.double() * _power_of_two(2 * _exponent(largest) - MASS_BITS) / count
     root = (1.0 / torch.sqrt(mean + eps)).float()
-    return torch.where(finite, root, torch.nan)
+    return torch.where(torch.isfinite(largest), root, torch.nan)
+
+
+def _exponent(largest: torch.Tensor) -> torch.Tensor:
+    exponent = torch.frexp(torch.where(torch.isfinite(largest), largest, 1.0)).exponent.long() - 1
+    return torch.where(largest == 0, 0, exponent)
 
 
 def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:

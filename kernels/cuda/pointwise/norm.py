@@ -41,25 +41,40 @@ def power_of_two(exponent):
 
 
 @triton.jit
-def reciprocal_root(x, N: tl.constexpr, EPS_BITS: tl.constexpr):
-    """r [R] in fp32 for rows x [R, BLOCK] in fp32, zero past N; EPS_BITS: eps as fp64 bits."""
-    # 1. The exponent of each row's largest value.
-    largest = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+def row_exponent(largest):
+    """The exponents of rows whose largest |x| has these fp32 bits, and which rows are finite."""
     finite = largest < _INFINITY
     wide_largest = tl.where(finite, largest, 0).to(tl.float32, bitcast=True).to(tl.float64)
     exponent = (wide_largest.to(tl.int64, bitcast=True) >> 52) - 1023
-    exponent = tl.where(wide_largest == 0.0, 0, exponent)
-    # 2. The sum of squares in fixed point, which no order of additions changes.
+    return tl.where(wide_largest == 0.0, 0, exponent), finite
+
+
+@triton.jit
+def square_mass(x, exponent, finite):
+    """The sum of squares [R] int64 in fixed point, which no order of additions changes."""
     wide = tl.where(finite[:, None], x, 0.0).to(tl.float64)
     scaled = (wide * wide) * power_of_two(exponent * -2 + _MASS_BITS)[:, None]
     whole = ((scaled + _ROUNDER) - _ROUNDER).to(tl.int64)
-    mass = tl.sum(whole, axis=1).to(tl.float64) * power_of_two(exponent * 2 - _MASS_BITS)
-    # 3. One over the root, in fp64, rounded once.
+    return tl.sum(whole, axis=1)
+
+
+@triton.jit
+def root_of_mass(total, exponent, finite, N: tl.constexpr, EPS_BITS: tl.constexpr):
+    """One over the root [R], in fp64, rounded once to fp32."""
+    mass = total.to(tl.float64) * power_of_two(exponent * 2 - _MASS_BITS)
     count = tl.full(mass.shape, N, tl.float64)
     eps = tl.full(mass.shape, EPS_BITS, tl.int64).to(tl.float64, bitcast=True)
     one = tl.full(mass.shape, 1, tl.float64)
     root = (one / tl.sqrt(mass / count + eps)).to(tl.float32)
     return tl.where(finite, root, float("nan"))
+
+
+@triton.jit
+def reciprocal_root(x, N: tl.constexpr, EPS_BITS: tl.constexpr):
+    """r [R] in fp32 for rows x [R, BLOCK] in fp32, zero past N; EPS_BITS: eps as fp64 bits."""
+    largest = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+    exponent, finite = row_exponent(largest)
+    return root_of_mass(square_mass(x, exponent, finite), exponent, finite, N, EPS_BITS)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -112,6 +127,69 @@ def norm_rows(
         )
 
 
+@triton.jit
+def part_of_rows(
+    x,
+    weight,
+    y,
+    largest,
+    mass,
+    stride,
+    N: tl.constexpr,
+    COUNT: tl.constexpr,
+    EPS_BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """Parts x [M, N] of rows of COUNT values; a program a row. By STAGE:
+
+    0: largest[row] = max |x|; 1: mass[row] by largest; 2: y, the norm by largest and mass.
+    """
+    await_earlier(DEPENDENT)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)[None, :]
+    here = columns < N
+    value = tl.load(x + row * stride + columns, mask=here, other=0.0).to(tl.float32)
+    rows = row + tl.zeros([1], tl.int64)
+    if STAGE == 0:
+        bits = tl.max(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+        tl.store(largest + rows, bits.to(tl.float32, bitcast=True))
+    else:
+        bits = tl.load(largest + rows).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        exponent, finite = row_exponent(bits)
+        if STAGE == 1:
+            tl.store(mass + rows, square_mass(value, exponent, finite))
+        else:
+            root = root_of_mass(tl.load(mass + rows), exponent, finite, COUNT, EPS_BITS)
+            scale = tl.load(weight + columns, mask=here, other=0.0).to(tl.float32)
+            normed = (value * root[:, None]) * scale
+            tl.store(y + row * N + columns, normed.to(y.dtype.element_ty), mask=here)
+
+
+def row_largest(x: torch.Tensor) -> torch.Tensor:
+    """x [M, N] -> the largest |x| of each row [M] fp32; NaN where there is one; 0 of no values."""
+    largest = torch.zeros(len(x), dtype=torch.float32, device=x.device)
+    _launch_part(0, x, largest)
+    return largest
+
+
+def row_mass(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """x [M, N] -> the integer sum of its squares [M] int64, by the exponent of `largest` [M]."""
+    mass = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    _launch_part(1, x, largest, mass)
+    return mass
+
+
+def norm_by_mass(
+    x: torch.Tensor, largest: torch.Tensor, mass: torch.Tensor, count: int, norm: Norm
+) -> torch.Tensor:
+    """x [M, N], part of rows of `count` values with that largest |x| and mass -> their norm."""
+    y = torch.empty(x.shape, dtype=norm.dtype, device=x.device)
+    _launch_part(2, x, largest, mass, y, count, norm)
+    return y
+
+
 def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     """x [..., N] in any float dtype, norm [N] -> [..., N] in the norm's dtype, rounded once."""
     rows = x.reshape(-1, x.shape[-1])
@@ -158,6 +236,40 @@ def fold_and_norm(
         warps = _fold_warps(h.shape[0], h.shape[1], sums.values.shape[0])
     _launch(h, norm, y, sums, bias, residual, warps)
     return h, y
+
+
+def _launch_part(
+    stage: int,
+    x: torch.Tensor,
+    largest: torch.Tensor,
+    mass: torch.Tensor | None = None,
+    y: torch.Tensor | None = None,
+    count: int = 1,
+    norm: Norm | None = None,
+) -> None:
+    """A stage of part_of_rows over x [M, N], whose rows may lie apart."""
+    m, n = x.shape
+    if n > _WIDEST:
+        raise ValueError(f"a row of {n} values: the norm on the GPU takes at most {_WIDEST}")
+    if x.numel() == 0:
+        return
+    x = x if x.stride(1) == 1 else x.contiguous()
+    part_of_rows[(m,)](
+        x,
+        x if norm is None else norm.weight,
+        x if y is None else y,
+        largest.contiguous(),
+        largest if mass is None else mass.contiguous(),
+        x.stride(0),
+        N=n,
+        COUNT=count,
+        EPS_BITS=eps_bits(0.0 if norm is None else norm.eps),
+        BLOCK=triton.next_power_of_2(n),
+        STAGE=stage,
+        num_warps=_warps(n),
+        enable_fp_fusion=False,
+        **dependent_launch(x.device),
+    )
 
 
 def eps_bits(eps: float) -> int:

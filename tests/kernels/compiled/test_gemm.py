@@ -162,3 +162,18 @@ def test_norms_compile_without_fusion(sums):
         ptx, log = compile_for_hopper(norm.norm_rows, types, constants, warps, 3)
         check(ptx, log, "norm", ["div.rn.f64", "sqrt.rn.f64"])
         assert "cvt.rn.bf16" in ptx and "st.global.v4.b32" in ptx
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_stages_of_a_norm_over_ranks_compile_without_fusion(stage):
+    types = dict.fromkeys(("x", "weight", "y"), "*bf16") | {"largest": "*fp32", "mass": "*i64"}
+    constants = {
+        "N": 1152,
+        "COUNT": 4608,
+        "EPS_BITS": norm.eps_bits(1e-6),
+        "BLOCK": 2048,
+        "STAGE": stage,
+    }
+    types |= {"stride": "i32"}
+    ptx, log = compile_for_hopper(norm.part_of_rows, types, constants, 4, 3)
+    check(ptx, log, f"stage {stage}", ["div.rn.f64", "sqrt.rn.f64"] if stage == 2 else [])

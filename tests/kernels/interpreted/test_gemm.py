@@ -165,6 +165,29 @@ def test_norms_have_the_bits_of_the_cpu():
     assert norm.rms_norm(x, Norm(torch.ones(64), 1e-6)).isnan().all()
 
 
+def test_parts_of_rows_have_the_norm_of_the_cpu():
+    """The three stages of a norm whose rows lie on several ranks; parts of a wider product."""
+    rows = draw(6, 300, spread=True)
+    for dtype in DTYPES:
+        hard = golden.hard_rows(rows) if dtype == torch.float32 else rows.to(dtype)
+        part, count = hard[:, 40:240], 300
+        weight = Norm(draw(200, dtype=dtype, seed=1), 1e-6)
+        largest = cpu_norm.row_largest(part)
+        assert_same_bits(norm.row_largest(part), largest, f"largest {dtype}")
+        above = torch.maximum(largest, cpu_norm.row_largest(hard))
+        mass = cpu_norm.row_mass(part, above)
+        assert_same_bits(norm.row_mass(part, above), mass, f"mass {dtype}")
+        wanted = cpu_norm.norm_by_mass(part, above, mass, count, weight)
+        found = norm.norm_by_mass(part, above, mass, count, weight)
+        assert_same_bits(found, wanted, f"norm {dtype}")
+    bad = torch.tensor([[1.0, torch.nan], [torch.inf, 2.0]])
+    found = norm.row_largest(bad)
+    assert found[0].isnan() and found[1].isinf()
+    ones = Norm(torch.ones(2), 1e-6)
+    assert norm.norm_by_mass(bad, found, norm.row_mass(bad, found), 2, ones).isnan().all()
+    assert not norm.row_largest(bad[:, :0]).any()
+
+
 def test_hard_rows_of_the_stream_have_the_bits_of_the_cpu():
     """Those of the golden vectors: subnormals, 3e38, 2^127, all exponents, cancellation, zeros."""
     for size in (256, 300):
