@@ -21,7 +21,14 @@ from tpdet.model_config.windows import (
 
 _BY_LAYER = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
 
+_GLM_KEYS = frozenset({"attention_bias", "attention_dropout", "partial_rotary_factor"})
+
 _NORMS_AFTER = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+
+_NORMS_AROUND = (
+    *("input_layernorm", "post_self_attn_layernorm"),
+    *("post_attention_layernorm", "post_mlp_layernorm"),
+)
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,27 @@ FAMILIES = {
             qk_norm=True,
             layer_norms=_NORMS_AFTER,
             qk_norm_over="row",
+        ),
+        Family(
+            "GlmForCausalLM",
+            "glm",
+            parsed=_GLM_KEYS,
+            head_dim=128,
+            attention_bias=True,
+            rotary_pairs="neighbours",
+            partial_rotary=0.5,
+            fused=("gate_up",),
+        ),
+        Family(
+            "Glm4ForCausalLM",
+            "glm4",
+            parsed=_GLM_KEYS,
+            head_dim=128,
+            attention_bias=True,
+            layer_norms=_NORMS_AROUND,
+            rotary_pairs="neighbours",
+            partial_rotary=0.5,
+            fused=("gate_up",),
         ),
     )
 }

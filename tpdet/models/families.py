@@ -16,4 +16,6 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "seed_oss": DecoderLayer,
     "phi3": DecoderLayer,
     "olmo2": DecoderLayer,
+    "glm": DecoderLayer,
+    "glm4": DecoderLayer,
 }

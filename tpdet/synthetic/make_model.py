@@ -49,6 +49,8 @@ _OWN_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "seed_oss": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
     "phi3": {"partial_rotary_factor": 0.75, "pad_token_id": None},
+    "glm": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
+    "glm4": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
 }
 """What a made model of these families has beside the common keys."""
 
