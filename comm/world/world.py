@@ -118,22 +118,11 @@ class World(Protocol):
         ...
 
 
-class SoloWorld:
-    """A world of one rank: nothing is sent, and no peer can be lost."""
+class NoPeers:
+    """What a world does whose other ranks, if it has any, are not there: nothing can be lost."""
 
-    def __init__(self) -> None:
-        self.rank = self.local_rank = 0
-        self.size = self.local_size = 1
-        self.timeout = float("inf")
-        self.node_names: tuple[str, ...] = (this_node(RankEnvironment()).name,)
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        """A copy of `x` with a leading dimension of 1."""
-        return x.unsqueeze(0).clone(memory_format=torch.contiguous_format)
-
-    def all_to_all(self, x: Tensor) -> Tensor:
-        """A copy of `x` [1, ...]."""
-        return x.clone(memory_format=torch.contiguous_format)
+    size = 1
+    timeout = float("inf")
 
     def add_in_any_order(self, x: Tensor) -> Tensor:
         """`x` itself."""
@@ -144,16 +133,11 @@ class SoloWorld:
         return checked_message(data)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """`[data]`. Raises IntegrityError if it is over the cap."""
-        return [checked_message(data)]
+        """`data` for every rank. Raises IntegrityError if it is over the cap."""
+        return [checked_message(data)] * self.size
 
     def barrier(self) -> None:
         """Return at once."""
-
-    def part(self, groups: Sequence[Sequence[int]]) -> "SoloWorld":
-        """Another world of one rank."""
-        group_of(0, 1, groups)
-        return SoloWorld()
 
     def without_peers(self) -> AbstractContextManager[None]:
         """Do nothing: there are no peers."""
@@ -169,6 +153,28 @@ class SoloWorld:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class SoloWorld(NoPeers):
+    """A world of one rank: nothing is sent, and no peer can be lost."""
+
+    def __init__(self) -> None:
+        self.rank = self.local_rank = 0
+        self.local_size = 1
+        self.node_names: tuple[str, ...] = (this_node(RankEnvironment()).name,)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """A copy of `x` with a leading dimension of 1."""
+        return x.unsqueeze(0).clone(memory_format=torch.contiguous_format)
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """A copy of `x` [1, ...]."""
+        return x.clone(memory_format=torch.contiguous_format)
+
+    def part(self, groups: Sequence[Sequence[int]]) -> "SoloWorld":
+        """Another world of one rank."""
+        group_of(0, 1, groups)
+        return SoloWorld()
 
 
 def rank_on_node(world: World, rank: int | None = None) -> str:
