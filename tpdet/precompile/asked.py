@@ -33,7 +33,11 @@ from tpdet.models.warm_up import pages_needed
 from tpdet.precompile.weightless import Weightless
 from tpdet.runner.start.contracts import name_contracts
 from tpdet.runner.start.kernel_checks import product_limits
-from tpdet.runner.start.rehearsal import rehearse_checks, rehearse_steps
+from tpdet.runner.start.rehearsal import (
+    rehearse_checks,
+    rehearse_steps,
+    room_for_samples,
+)
 from tpdet.runner.start.step_tokens import choose_step_tokens
 from tpdet.runner.step.shared_rows import open_sharing
 from tpdet.weights.pieces import Pieces
@@ -114,7 +118,7 @@ def kernels_of(
         rehearse_steps(
             decoder,
             allocate_pages(layers, count, heads, model.head_dim, dtype, _CPU),
-            torch.zeros(config.max_num_seqs, dtype=torch.int64),
+            room_for_samples(config, _CPU),
             open_sharing(config, exchange, partition, HEAD_ROWS),
             config,
             most,

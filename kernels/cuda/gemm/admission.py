@@ -81,12 +81,10 @@ def check(
     `table`: the GPU's committed one if None.
     Raises RuntimeError naming each entry that leaves the bit class, ValueError for a damaged table.
     """
-    wanted = _with_choices(products)
     table = _table(device, dtype, table)
     off = None if table is None else environment_difference(table, device)
-    held = {} if table is None else _used(wanted, table, limits, library=off is None)
+    held, missing = _held(products, table, limits, library=off is None)
     named = table is not None and any(c.library for p in held for c in table.products[p].values())
-    missing = tuple(product for product in wanted if product not in held)
     used = held | _estimated(missing, limits, device, dtype)
     failed = failing_entries(used, device)
     if failed:
@@ -116,9 +114,19 @@ def rehearse(
                 silu_and_multiply(torch.empty(1, product.n, device=device), dtype)
 
 
-def _with_choices(products: Iterable[Product]) -> list[Product]:
-    """The distinct products that more than one variant computes: unequal leaves have one way."""
-    return sorted({product for product in products if not product.widths})
+def _held(
+    products: Iterable[Product],
+    table: ShapeTable | None,
+    limits: Mapping[str, int],
+    library: bool,
+) -> tuple[dict[Product, dict[int, Choice]], tuple[Product, ...]]:
+    """What the table has for the products, and those that it lacks.
+
+    Products of unequal leaves are in neither: one variant computes them.
+    """
+    wanted = sorted({product for product in products if not product.widths})
+    held = {} if table is None else _used(wanted, table, limits, library)
+    return held, tuple(product for product in wanted if product not in held)
 
 
 def foreseen(
@@ -132,9 +140,7 @@ def foreseen(
 
     Raises ValueError for a damaged table.
     """
-    wanted, table = _with_choices(products), _table(device, dtype, table)
-    held = {} if table is None else _used(wanted, table, limits, library=False)
-    missing = [product for product in wanted if product not in held]
+    held, missing = _held(products, _table(device, dtype, table), limits, library=False)
     return Admitted(held | _estimated(missing, limits, device, dtype))
 
 

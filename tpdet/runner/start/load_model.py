@@ -8,7 +8,6 @@ from tpdet.comm.device import current_device, gpu_bytes, resolve_device
 from tpdet.comm.exchange.fold import RankExchange
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
-from tpdet.control.plan import MAX_STEP_DRAFTS
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.cuda.hardware import gpu_of
 from tpdet.kernels.inputs.product import HEAD_ROWS
@@ -30,6 +29,7 @@ from tpdet.runner.start.kernel_checks import (
 from tpdet.runner.start.loaded_model import LoadedModel
 from tpdet.runner.start.loading import Loader, read_model
 from tpdet.runner.start.memory import agreed_pages
+from tpdet.runner.start.rehearsal import room_for_samples
 from tpdet.runner.start.start_times import StartTimes
 from tpdet.runner.start.step_tokens import agreed_step_tokens, choose_step_tokens
 from tpdet.runner.start.warming import warm_engine
@@ -92,7 +92,7 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
         strict_exchange=strict_exchange,
         sharing=sharing,
         key_heads=len(partition.key_heads),
-        sampled=_room_for_samples(config, device),
+        sampled=room_for_samples(config, device),
         step_tokens=step_tokens,
         num_pages=0,
         times=times,
@@ -158,8 +158,3 @@ def _check(
     settings["contract"] = contracts.of(config.approximate)
     agree_to_start(world, settings, model, device.type)
     compare_answers(world, partition, device, limits, ahead)
-
-
-def _room_for_samples(config: EngineConfig, device: torch.device) -> torch.Tensor:
-    """Zeros int64 for the ids that a step samples, at most: a token a row, and one a draft."""
-    return torch.zeros(config.max_num_seqs + MAX_STEP_DRAFTS, dtype=torch.int64, device=device)

@@ -7,6 +7,7 @@ import torch
 
 from tpdet.cache.kv import KeyValuePages
 from tpdet.config import EngineConfig
+from tpdet.control.plan import MAX_STEP_DRAFTS
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.known.answers import known_answers
 from tpdet.layers.partition import Partition
@@ -49,6 +50,11 @@ def rehearse_steps(
         if graphs:
             make_graphs(shallow, pages, sampled, config, most, context, capture=False)
         sharing.warm_up(device)
+
+
+def room_for_samples(config: EngineConfig, device: torch.device) -> torch.Tensor:
+    """Zeros int64 for the ids that a step samples, at most: a token a row, and one a draft."""
+    return torch.zeros(config.max_num_seqs + MAX_STEP_DRAFTS, dtype=torch.int64, device=device)
 
 
 def step_limits(config: EngineConfig, most: int, context: int) -> tuple[int, int, int, int]:
