@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from tpdet.arguments.counts import check_counts
 from tpdet.bench.client import Address, get_json, run_load, stream
 from tpdet.bench.http_load import Load, Target, bearer, metrics, our_headers, request_body, send
 from tpdet.bench.load import prompt
@@ -61,11 +62,7 @@ class _Side:
 
 def peer_command(options: argparse.Namespace) -> int:
     """Check both servers, load them in turn, print the table."""
-    for name in ("generate", "vocabulary", "turns"):
-        if getattr(options, name) < 1:
-            raise UsageError(f"--{name} {getattr(options, name)}: use 1 or more")
-    if options.requests is not None and options.requests < 1:
-        raise UsageError(f"--requests {options.requests}: use 1 or more")
+    check_counts(options, "generate", "vocabulary", "turns", "requests")
     readers = parse_sizes(options.concurrency)
     shortest, longest = parse_range(options.input)
     load = Load(

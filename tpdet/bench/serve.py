@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tpdet.arguments.counts import check_counts
 from tpdet.bench.client import Address, Answer, get_json, run_load
 from tpdet.bench.http_load import Load, Target, metrics, our_headers, send
 from tpdet.bench.report.record import BenchRow, print_line
@@ -22,11 +23,7 @@ from tpdet.verify.report import append_record, run_record
 
 def serve_command(options: argparse.Namespace) -> int:
     """Send the requests, print the metrics; 1 when some request failed."""
-    for name in ("requests", "generate", "vocabulary"):
-        if getattr(options, name) < 1:
-            raise UsageError(f"--{name} {getattr(options, name)}: use 1 or more")
-    if options.concurrency is not None and options.concurrency < 1:
-        raise UsageError(f"--concurrency {options.concurrency}: use 1 or more")
+    check_counts(options, "requests", "generate", "vocabulary", "concurrency")
     if options.rate is not None and options.rate <= 0:
         raise UsageError(f"--rate {options.rate}: use more than 0")
     model, answers, duration = run_load(_load(options))

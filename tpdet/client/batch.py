@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import IO, Any
 
+from tpdet.arguments.counts import check_counts
 from tpdet.client.commands import connect
 from tpdet.client.connection import BusyError, Connection
 from tpdet.errors import NotFoundError, NotPermittedError, RequestError, TpdetError, UsageError
@@ -26,8 +27,7 @@ _TRIES = 10
 
 def batch_command(options: argparse.Namespace) -> int:
     """Answer the file; 1 when some request failed. Raises UsageError for a malformed line."""
-    if options.concurrency < 1:
-        raise UsageError(f"--concurrency {options.concurrency}: use 1 or more")
+    check_counts(options, "concurrency")
     connection = connect(options)
     model = options.model or connection.model()
     begin, done, failed = time.monotonic(), 0, 0

@@ -8,6 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from tpdet.arguments.counts import check_counts
 from tpdet.bench.report.find_model import find_model
 from tpdet.errors import UsageError
 from tpdet.planner.hardware import GIB, Network
@@ -90,9 +91,7 @@ def configured(request: PlanRequest, settings: Settings) -> PlanRequest:
 
 def checked(request: PlanRequest) -> PlanRequest:
     """`request` itself. Raises UsageError for numbers that make no sense."""
-    for name in ("nodes", "context", "batch", "budget"):
-        if getattr(request, name) < 1:
-            raise UsageError(f"--{name} {getattr(request, name)}: use 1 or more")
+    check_counts(request, "nodes", "context", "batch", "budget")
     for name in ("tp", "gpus"):
         value = getattr(request, name)
         if value is not None and (value < 1 or value & (value - 1)):

@@ -62,20 +62,20 @@ class PendingSteps:
         ends, samples = (rows.start + rows.count).tolist(), rows.samples.tolist()
         step = PendingStep(plan, tuple(sequences), ends, samples, rows.logits.tolist(), {}, {})
         sampled = 0
-        for sequence, end, samples_one in zip(sequences, ends, samples, strict=True):
+        for sequence, end, count in zip(sequences, ends, samples, strict=True):
             if sequence.scores_prompt:
                 scoring = scoring_row(sequence, sequence.computed, end)
                 if scoring is not None:
                     step.scoring[sequence.key] = scoring
             sequence.computed = end
             sequence.pending_rows += 1
-            if samples_one == 1:
+            if count == 1:
                 sequence.sample_index = sampled
                 sampled += 1
                 sequence.tokens.append(PENDING)
-            elif samples_one:
-                step.drafted[sequence.key] = samples_one - 1
-                sampled += samples_one
+            elif count:
+                step.drafted[sequence.key] = count - 1
+                sampled += count
         self._steps.append(step)
 
     def has(self, sequence: Sequence) -> bool:

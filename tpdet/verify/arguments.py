@@ -3,6 +3,7 @@
 import argparse
 
 from tpdet.arguments.command_line import results_file
+from tpdet.arguments.counts import check_counts
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.verify.relations import parse_relations, relations_help
@@ -146,8 +147,7 @@ def _verify(options: argparse.Namespace) -> int:
         parse_transports(options.transport),
         parse_sizes(options.nodes),
     )
-    if options.worlds_per_gpu < 1:
-        raise UsageError(f"--worlds-per-gpu {options.worlds_per_gpu}: use 1 or more")
+    check_counts(options, "worlds_per_gpu")
     tps = parse_sizes(options.tp)
     families = SHORT_FAMILIES if short else FAMILY_NAMES
     return verify_all(
