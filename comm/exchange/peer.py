@@ -149,7 +149,6 @@ class PeerExchange:
                 f"a stream of {residual.dtype} normed to {norm.dtype}: this exchange was made for "
                 f"one of {torch.float32} and {self._dtype}"
             )
-        _check_weight(norm)
         residual = residual if residual.stride(1) == 1 else residual.contiguous()
         h = torch.empty(residual.shape, dtype=torch.float32, device=residual.device)
         values = sums.values.contiguous()
@@ -223,12 +222,3 @@ class PeerExchange:
     def takes_one_shot(self, rows: int) -> bool:
         """Which kernel a piece of `rows` rows goes to; the bits do not depend on it."""
         return rows <= self.layout.one_shot_rows or not everyone_owns(rows, self._world.size)
-
-
-def _check_weight(norm: Norm) -> None:
-    """Raise ValueError for a factor in another dtype than its rows: the kernels round to its."""
-    if norm.weight.dtype != norm.dtype:
-        raise ValueError(
-            f"a norm of {norm.weight.dtype} to rows of {norm.dtype}: the exchange over peer memory "
-            "has none, use --transport gather"
-        )

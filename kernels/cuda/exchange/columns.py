@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.exchange.arguments import OFFSETS, WIDEST, Buffers, Peers
-from tpdet.kernels.cuda.exchange.one_shot import finish_row, one_shot_warps
+from tpdet.kernels.cuda.exchange.one_shot import finish_row, kernel_dtype, one_shot_warps
 from tpdet.kernels.cuda.exchange.two_shot import two_shot_warps
 from tpdet.kernels.cuda.exchange.words import (
     ARMED,
@@ -108,6 +108,7 @@ def gather_and_norm(
     BLOCK: tl.constexpr,
     PART_BLOCK: tl.constexpr,
     EPS_BITS: tl.constexpr,
+    DTYPE: tl.constexpr,
     PUSH: tl.constexpr,
     TAKE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -144,8 +145,8 @@ def gather_and_norm(
             wanted = present & (owner != WORLD.rank)
             word = awaited_words(slots, begin + at, wanted, owner, links, number, WORLD)
             word = tl.where(mine, disarmed(own), word)
-            total = word.to(scale.dtype, bitcast=True).to(tl.float32)
-            normed = finish_row(total, at, skipped, scale, h, present, N, EPS_BITS)
+            total = word.to(DTYPE, bitcast=True).to(tl.float32)
+            normed = finish_row(total, at, skipped, scale, h, present, N, EPS_BITS, DTYPE)
             tl.store(y + at, normed, mask=present)
 
 
@@ -222,6 +223,7 @@ def run_gather_and_norm(
         BLOCK=triton.next_power_of_2(n),
         PART_BLOCK=triton.next_power_of_2(n // peers.ranks),
         EPS_BITS=eps_bits(norm.eps),
+        DTYPE=kernel_dtype(norm.dtype),
         PUSH="push" in phases,
         TAKE="take" in phases,
         num_warps=peers.warps or warps,

@@ -152,6 +152,7 @@ def two_shot_direct(
                     EPS_BITS,
                     TILE,
                     WHOLE,
+                    DTYPE,
                 )
                 for ahead in range(0, WORLD.ranks):
                     y = words_of(links.table, (WORLD.rank + ahead) % WORLD.ranks, DTYPE)
@@ -200,14 +201,13 @@ def run_two_shot_direct(
         sums.values.stride(0),
         residual.stride(0),
         y_begin,
-        **known_of(sums, plan, peers, roots, n, norm.eps),
+        **known_of(sums, plan, peers, roots, n, norm),
         ROOTS=roots,
         FLAGS=flags,
         TILE=tile,
         PUSH="push" in phases,
         FOLD="fold" in phases,
         WAIT="wait" in phases,
-        DTYPE=getattr(tl, str(norm.dtype).removeprefix("torch.")),
         num_warps=peers.warps or two_shot_warps(n),
         enable_fp_fusion=False,
     )

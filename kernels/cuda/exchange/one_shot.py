@@ -8,7 +8,7 @@
 
 Shapes: C sums of this rank's leaves or subtrees, M rows of a step, N values of a row.
 
-    values [C, M, N] fp32    residual, h, y [M, N]    weight [N]
+    values [C, M, N] fp32    residual, h, y [M, N]    weight [N] in y's dtype or fp32
     slots  [2, ranks, roots, rows, N] of 4 bytes in each rank's shared memory
 
 The expression that is evaluated once an element is the plan's (Rule 4), and the norm's sum does not
@@ -39,13 +39,21 @@ _MOST_WARPS = 32  # of a program
 
 @triton.jit
 def finish_row(
-    total, at, from_residual, scale, h, present, N: tl.constexpr, EPS_BITS: tl.constexpr
+    total,
+    at,
+    from_residual,
+    scale,
+    h,
+    present,
+    N: tl.constexpr,
+    EPS_BITS: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):
-    """Store h = total + residual in fp32; return its norm in scale's dtype; rows [TILE, BLOCK]."""
+    """Store h = total + residual in fp32; return its norm in DTYPE; rows [TILE, BLOCK]."""
     value = total + from_residual
     tl.store(h + at, value, mask=present)
     root = reciprocal_root(value, N, EPS_BITS)
-    return ((value * root[:, None]) * scale.to(tl.float32)).to(scale.dtype)
+    return ((value * root[:, None]) * scale.to(tl.float32)).to(DTYPE)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -66,6 +74,7 @@ def one_shot(
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     EPS_BITS: tl.constexpr,
+    DTYPE: tl.constexpr,
     PUSH: tl.constexpr,
     FOLD: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -116,7 +125,7 @@ def one_shot(
                 WHOLE,
                 WORLD,
             )
-            normed = finish_row(total, at, skipped, scale, h, present, N, EPS_BITS)
+            normed = finish_row(total, at, skipped, scale, h, present, N, EPS_BITS, DTYPE)
             tl.store(y + at, normed, mask=present)
 
 
@@ -149,7 +158,7 @@ def run_one_shot(
         m,
         sums.values.stride(0),
         residual.stride(0),
-        **known_of(sums, plan, peers, slots, n, norm.eps),
+        **known_of(sums, plan, peers, slots, n, norm),
         SLOTS=slots,
         PUSH="push" in phases,
         FOLD="fold" in phases,
@@ -160,8 +169,8 @@ def run_one_shot(
 
 
 def known_of(
-    sums: PartialSums, plan: FoldPlan, peers: Peers, slots: Slots, n: int, eps: float
-) -> dict[str, int | FoldProgram | KernelWorld]:
+    sums: PartialSums, plan: FoldPlan, peers: Peers, slots: Slots, n: int, norm: Norm
+) -> dict[str, int | FoldProgram | KernelWorld | tl.dtype]:
     """The compile-time arguments that all folding exchanges share; slots: of the roots.
 
     Raises ValueError for rows that are too wide.
@@ -174,10 +183,17 @@ def known_of(
         "WORLD": peers.world,
         "N": n,
         "BLOCK": triton.next_power_of_2(n),
-        "EPS_BITS": eps_bits(eps),
+        "EPS_BITS": eps_bits(norm.eps),
+        "DTYPE": kernel_dtype(norm.dtype),
         "SENT": own_program(sums.roots),
         "WHOLE": rank_program(plan.final, peers.rank, sums.roots, slots.roots),
     }
+
+
+def kernel_dtype(dtype: torch.dtype) -> tl.dtype:
+    """Triton's name of a dtype of torch."""
+    found: tl.dtype = getattr(tl, str(dtype).removeprefix("torch."))
+    return found
 
 
 def one_shot_warps(n: int) -> int:

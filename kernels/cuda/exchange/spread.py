@@ -47,6 +47,7 @@ def two_shot_spread(
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     EPS_BITS: tl.constexpr,
+    DTYPE: tl.constexpr,
     PUSH: tl.constexpr,
     FOLD: tl.constexpr,
     TAKE: tl.constexpr,
@@ -104,7 +105,7 @@ def two_shot_spread(
                     WHOLE,
                     WORLD,
                 )
-                normed = finish_row(total, at, skipped, scale, h, present, N, EPS_BITS)
+                normed = finish_row(total, at, skipped, scale, h, present, N, EPS_BITS, DTYPE)
                 push_finished(normed, y_words, links, y_begin, at, present, WORLD)
     # 4. Take the rows that peers finished; number the next exchange.
     if TAKE:
@@ -144,7 +145,7 @@ def run_two_shot_spread(
         m,
         sums.values.stride(0),
         residual.stride(0),
-        **known_of(sums, plan, peers, roots, n, norm.eps),
+        **known_of(sums, plan, peers, roots, n, norm),
         ROOTS=roots,
         FINISHED=finished,
         PUSH="push" in phases,

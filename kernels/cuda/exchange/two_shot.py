@@ -98,6 +98,7 @@ def finish_rows(
     EPS_BITS: tl.constexpr,
     TILE: tl.constexpr,
     WHOLE: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):
     """Finish own rows first .. first + TILE: (their norm, offsets in y, which of them exist)."""
     local = first + tl.arange(0, TILE)[:, None]
@@ -118,7 +119,7 @@ def finish_rows(
         WHOLE,
         WORLD,
     )
-    return finish_row(total, at, skipped, scale, h, mine, N, EPS_BITS), at, mine
+    return finish_row(total, at, skipped, scale, h, mine, N, EPS_BITS, DTYPE), at, mine
 
 
 @triton.jit
@@ -153,6 +154,7 @@ def two_shot(
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     EPS_BITS: tl.constexpr,
+    DTYPE: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     PUSH: tl.constexpr,
@@ -226,6 +228,7 @@ def two_shot(
                     EPS_BITS,
                     TILE,
                     WHOLE,
+                    DTYPE,
                 )
                 push_finished(normed, y_words, links, y_begin, at, mine, WORLD)
         # 4. Take the rows that peers finished in the round before that.
@@ -279,7 +282,7 @@ def run_two_shot(
         m,
         sums.values.stride(0),
         residual.stride(0),
-        **known_of(sums, plan, peers, roots, n, norm.eps),
+        **known_of(sums, plan, peers, roots, n, norm),
         ROOTS=roots,
         FINISHED=finished,
         GROUP=max(1, min(peers.ranks, _TAKEN // tile // triton.next_power_of_2(n))),

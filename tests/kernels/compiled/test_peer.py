@@ -27,7 +27,7 @@ DTYPES = {"bf16": tl.bfloat16, "fp32": tl.float32}
 SPILL_ALLOWANCE = 256  # bytes a thread, rows of 8,192 values
 
 
-def constants(name, ranks, rank, n):
+def constants(name, ranks, rank, n, dtype):
     plan = order.fold_plan(name, 8, ranks)
     roots = relative_roots(plan.roots[rank])
     return {
@@ -36,6 +36,7 @@ def constants(name, ranks, rank, n):
         "N": n,
         "BLOCK": triton.next_power_of_2(n),
         "EPS_BITS": eps_bits(1e-6),
+        "DTYPE": DTYPES[dtype],
         "SENT": own_program(roots),
         "WHOLE": rank_program(plan.final, rank, roots, plan.slots),
         "PUSH": True,
@@ -67,15 +68,15 @@ def check(ptx, log, name, floats=True):
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "rank", "n", "dtype"),
-    [("pairs", 4, 1, 4096, "bf16"), ("pairs", 2, 1, 4096, "bf16"),
-     ("sequential", 2, 1, 8192, "bf16"), ("tree", 8, 7, 1024, "fp32")],
+    ("name", "ranks", "rank", "n", "dtype", "factor"),
+    [("pairs", 4, 1, 4096, "bf16", "bf16"), ("pairs", 2, 1, 4096, "bf16", "fp32"),
+     ("sequential", 2, 1, 8192, "bf16", "bf16"), ("tree", 8, 7, 1024, "fp32", "fp32")],
 )  # fmt: skip
-def test_exchange_kernels_compile(name, ranks, rank, n, dtype):
+def test_exchange_kernels_compile(name, ranks, rank, n, dtype, factor):
     types = dict.fromkeys(("residual", "h"), "*fp32") | {"links": LINKS}
-    types |= {"weight": f"*{dtype}", "values": "*fp32"}
+    types |= {"weight": f"*{factor}", "values": "*fp32"}
     types |= dict.fromkeys(("m", "plane", "stride"), "i32")
-    values, warps = constants(name, ranks, rank, n), peer_two_shot.two_shot_warps(n)
+    values, warps = constants(name, ranks, rank, n, dtype), peer_two_shot.two_shot_warps(n)
     more_warps = peer_fold.one_shot_warps(n)
     found = aligned_compile(peer_fold.one_shot, types | {"y": f"*{dtype}"}, values, more_warps)
     one = check(*found, f"one-shot {name}")
@@ -93,7 +94,7 @@ def test_exchange_kernels_compile(name, ranks, rank, n, dtype):
     found = aligned_compile(peer_spread.two_shot_spread, types | words, values, more_warps)
     spilled.insert(0, check(*found, f"spread {name}"))
     del values["FINISHED"], values["TAKE"]
-    values |= {"FLAGS": Flags(1 << 30, 256), "TILE": 1, "WAIT": True, "DTYPE": DTYPES[dtype]}
+    values |= {"FLAGS": Flags(1 << 30, 256), "TILE": 1, "WAIT": True}
     kinds = types | {"y_begin": "i64"}
     ptx, log = aligned_compile(peer_direct.two_shot_direct, kinds, values, warps)
     spilled.insert(0, check(ptx, log, f"direct {name}"))

@@ -36,6 +36,9 @@ def draw(*shape, seed=0, kind="normal"):
 class Host:
     """Ranks that take turns over one layout, for rows of `hidden` values."""
 
+    wide = False
+    """Whether a norm's weight is fp32, whatever dtype its rows have."""
+
     def __init__(self, name, ranks, hidden, dtype, one_shot_rows=8, rows=64, programs=3, tile=None):
         self.plan = order.fold_plan(name, LEAVES, ranks)
         self.tree = order.fold_tree(name, LEAVES)
@@ -100,7 +103,7 @@ class Host:
                 many = run_two_shot_spread if two_shot == "spread" else run_two_shot
                 run, slots = (many, two) if two_shot else (run_one_shot, one)
                 peers = self.peers[int(bool(two_shot))][rank]
-                norm = Norm(weight, EPS)
+                norm = self.norm(weight)
                 run(sums, residual, norm, found[rank], self.plan, peers, slots, (phase,))
         return found
 
@@ -114,7 +117,7 @@ class Host:
                 peer_direct.run_two_shot_direct(
                     self.sums(leaves, rank, folded),
                     residual,
-                    Norm(weight, EPS),
+                    self.norm(weight),
                     hidden[rank],
                     self.plan,
                     self.peers[1][rank],
@@ -135,14 +138,18 @@ class Host:
     def expected(self, leaves, residual, weight):
         total = order.evaluate(self.tree, leaves.__getitem__, torch.add)
         sums = PartialSums(total[None], (0,))
-        return norm.fold_and_norm(sums, None, residual, Norm(weight, EPS))
+        return norm.fold_and_norm(sums, None, residual, self.norm(weight))
+
+    def norm(self, weight):
+        return Norm(weight, EPS, rows=self.dtype)
 
 
 def inputs(host, rows, seed, kind="normal"):
-    """Leaf sums, a residual stream in fp32, a norm's weight in the model's dtype."""
+    """Leaf sums, a residual stream in fp32, a norm's weight."""
     leaves = draw(LEAVES, rows, host.hidden, seed=seed, kind=kind)
     residual = draw(rows, host.hidden, seed=seed + 1)
-    return leaves, residual, draw(host.hidden, seed=seed + 2).to(host.dtype)
+    weight = draw(host.hidden, seed=seed + 2)
+    return leaves, residual, weight if host.wide else weight.to(host.dtype)
 
 
 def check(host, rows, seed, two_shot, kind="normal", folded=False):

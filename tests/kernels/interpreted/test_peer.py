@@ -160,6 +160,17 @@ def test_the_stream_is_not_rounded():
         assert not same_bits(h[0], h[0].bfloat16().float()), two_shot
 
 
+def test_a_factor_in_fp32_is_not_rounded_to_its_rows():
+    for turn, two_shot in enumerate((False, True, "spread", "direct")):
+        host = Host("tree", 2, 32, torch.bfloat16)
+        host.wide = True
+        check(host, 5, turn, two_shot)
+    leaves, residual, weight = inputs(host, 5, 0)
+    wide, narrow = (host.expected(leaves, residual, w)[1] for w in (weight, weight.bfloat16()))
+    assert wide.dtype == narrow.dtype == torch.bfloat16
+    assert not same_bits(wide, narrow)  # negative control: the rounded factor shows
+
+
 def test_a_stream_or_a_norm_of_another_dtype_is_refused():
     plan = order.fold_plan("pairs", 8, 2)
     made = PeerExchange(plan, FakeMemory(0, 2), 40, 32, torch.bfloat16, 4, piece_rows=11)

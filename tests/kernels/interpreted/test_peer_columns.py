@@ -54,7 +54,7 @@ class Host:
     def norm(self, whole, residual, weight):
         return self.run(
             lambda exchange, r: exchange.gather_and_norm(
-                self.part(whole, r), residual, Norm(weight, EPS)
+                self.part(whole, r), residual, Norm(weight, EPS, rows=self.dtype)
             )
         )
 
@@ -93,18 +93,18 @@ def test_columns_stand_side_by_side_on_every_rank():
 
 
 def test_the_norm_has_the_bits_of_the_whole_rows():
-    for ranks, dtype, hidden in (
-        (2, torch.float16, 96),
-        (2, torch.bfloat16, 96),
-        (4, torch.float32, 64),
+    for ranks, dtype, hidden, factor in (
+        (2, torch.float16, 96, torch.float16),
+        (2, torch.bfloat16, 96, torch.float32),
+        (4, torch.float32, 64, torch.float32),
     ):
         host = Host(ranks, hidden, hidden, dtype, piece_rows=4)
         for turn, rows in enumerate((1, 4, 7)):
             whole = draw(rows, hidden, seed=turn, kind=("heavy", "tiny", "cancelling")[turn])
             whole, residual = whole.to(dtype), draw(rows, hidden, seed=turn + 9)
-            weight = draw(hidden, seed=5).to(dtype)
+            weight = draw(hidden, seed=5).to(factor)
             sums = PartialSums(whole[None], (0,))
-            h, y = norm.fold_and_norm(sums, None, residual, Norm(weight, EPS))
+            h, y = norm.fold_and_norm(sums, None, residual, Norm(weight, EPS, rows=dtype))
             assert_same_bits(h, whole.float() + residual, "h is fp32, one addition")
             assert y.dtype == dtype and not same_bits(h, h.half().float())
             for mine, normed in host.norm(whole, residual, weight):
