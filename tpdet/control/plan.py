@@ -202,6 +202,11 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return len(self) > 0 and bool((self.count == 1).all() and (self.logits == 1).all())
 
     @cached_property
+    def verifies(self) -> bool:
+        """Whether each row samples at all its tokens, and one or more of them has drafts."""
+        return len(self) > 0 and bool((self.samples == self.count).all() and self.count.max() > 1)
+
+    @cached_property
     def _rows(self) -> tuple[Row, ...]:
         columns = self._columns.tolist()
         columns[2] = self.version_id.tolist()

@@ -72,19 +72,22 @@ class StepResults:
 
     @cached_property
     def _sequences(self) -> list[Sequence]:
-        """Those of the rows with logits, in order."""
+        """The sequence of each logit of the step, in order."""
         step = self._step
-        return [each for each, logits in zip(step.sequences, step.logits, strict=True) if logits]
+        rows = zip(step.sequences, step.logits, strict=True)
+        if step.drafted:
+            return [each for each, logits in rows for _ in range(logits)]
+        return [each for each, logits in rows if logits]
 
     @cached_property
-    def _samples_one_each(self) -> bool:
-        """Whether every row with logits has one, samples a token, and nothing is forbidden."""
+    def _samples_at_each(self) -> bool:
+        """Whether every row with logits samples a token at each, and nothing is forbidden."""
         if self._tap is not None:
             return False
         step = self._step
         rows = zip(step.sequences, step.ends, step.samples, step.logits, strict=True)
         return all(
-            logits == 0 or (logits == 1 and samples and end >= sequence.free_from)
+            logits == 0 or (logits == samples and end - logits + 1 >= sequence.free_from)
             for sequence, end, samples, logits in rows
         )
 
@@ -92,17 +95,20 @@ class StepResults:
     def _ends(self) -> list[int]:
         """The positions of the tokens of `_sequences`."""
         step = self._step
-        return [end for end, logits in zip(step.ends, step.logits, strict=True) if logits]
+        rows = zip(step.ends, step.logits, strict=True)
+        if step.drafted:
+            return [end for last, count in rows for end in range(last - count + 1, last + 1)]
+        return [end for end, logits in rows if logits]
 
     @cached_property
     def _lists_no_ids(self) -> bool:
         """Whether each row's token depends on its logits and a few numbers, and shows no logits."""
-        return self._samples_one_each and all(sequence.plain for sequence in self._sequences)
+        return self._samples_at_each and all(sequence.plain for sequence in self._sequences)
 
     @cached_property
     def likeliest_only(self) -> bool:
-        """Whether the step only samples the likeliest token of each row, and shows no logits."""
-        return self._samples_one_each and all(sequence.likeliest for sequence in self._sequences)
+        """Whether the step only samples each logits' likeliest token, and shows no logits."""
+        return self._samples_at_each and all(sequence.likeliest for sequence in self._sequences)
 
     def sampling(self, sharing: RowSharing) -> StepSampling:
         """How the step samples: together if the ranks can, else rank 0 from whole rows."""
@@ -120,7 +126,9 @@ class StepResults:
         """What other ranks must know to sample with rank 0; empty: they cannot."""
         if not self._lists_no_ids:
             return ()
-        return tuple([sequence.row_sampling for sequence in self._sequences])
+        step = self._step
+        rows = zip(step.sequences, step.logits, strict=True)
+        return tuple([sequence.row_sampling for sequence, logits in rows if logits])
 
     def take(
         self, first: int, logits: torch.Tensor, together: SampleTogether | None
@@ -132,7 +140,7 @@ class StepResults:
         """
         if together is None and not self._lists_no_ids:
             return self._take_whole(first, logits)
-        # One token a row, so that the step's logits and its tokens have the same numbers.
+        # A token at each logits, so that the step's logits and its tokens have the same numbers.
         sequences = self._sequences[first : first + len(logits)]
         if together is None:
             shard = Shard(0, logits.shape[1])

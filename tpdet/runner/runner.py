@@ -178,8 +178,8 @@ class Runner:
 
     def _shards(self, plan: StepPlan) -> Iterator[tuple[int, torch.Tensor]]:
         """This rank's columns of the wanted logits, in blocks: (first row, fp32 [r, V'])."""
-        if self.graphs is not None and self.graphs.decode.takes(plan.rows):
-            yield 0, self.graphs.decode.run(plan.rows)
+        if self.graphs is not None and (whole := self.graphs.logits(plan.rows)) is not None:
+            yield 0, whole
             return
         x_RH, wanted = self._run(plan), int(plan.rows.logits.sum())
         for first in range(0, len(x_RH), HEAD_ROWS):

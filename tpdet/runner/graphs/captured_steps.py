@@ -33,6 +33,7 @@ class CapturedSteps(ABC):
         first: launches what the model does, before it is captured; sampled: ids int64 of the step
         before, which negative token ids name; shapes: ascending.
         """
+        self._model, self._first = model, first
         self._pages = pages
         self._sampled = sampled
         self._scratch = pages.layers[0].keys.shape[0] - 1
@@ -44,14 +45,17 @@ class CapturedSteps(ABC):
                 packed = torch.zeros(shape.words, dtype=torch.int32, device=sampled.device)
                 self._step(first, shape, packed)
                 continue
-            self._fill(room, shape, NO_ROWS, self._spans(NO_ROWS, shape).within(shape) or [])
-            steps = (partial(self._step, each, shape, room.packed) for each in (model, first))
-            self._buckets.append((shape, room.capture(*steps)))
+            self._buckets.append((shape, self._capture(room, shape)))
         self._buckets.reverse()
 
     @abstractmethod
     def _result(self, model: Decoder, x_MH: torch.Tensor) -> torch.Tensor:
         """What a graph keeps of the normed rows [M, H]: [M, ...]."""
+
+    def _capture(self, room: GraphRoom, shape: StepShape) -> Graph:
+        self._fill(room, shape, NO_ROWS, self._spans(NO_ROWS, shape).within(shape) or [])
+        each = self._model, self._first
+        return room.capture(*(partial(self._step, model, shape, room.packed) for model in each))
 
     def _replay(
         self, shape: StepShape, graph: Graph, rows: PlanRows, parts: list[StepSpans]

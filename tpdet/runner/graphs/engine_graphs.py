@@ -1,4 +1,4 @@
-"""The CUDA graphs of an engine: of its decode steps, and of its steps with prompt rows."""
+"""The CUDA graphs of an engine: of decode steps, with drafts or without, and of prompt steps."""
 
 import logging
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from tpdet.control.plan import PlanRows
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.decode_graphs import DecodeGraphs, decode_shapes
+from tpdet.runner.graphs.draft_graphs import DraftGraphs, largest_shape
 from tpdet.runner.graphs.graph_room import GraphRoom
 from tpdet.runner.graphs.step_graphs import StepGraphs, step_shapes
 
@@ -20,11 +21,24 @@ _log = logging.getLogger("tpdet.engine")
 
 @dataclass(frozen=True)
 class Graphs:
-    """`steps` is None where the arithmetic cannot be captured for steps with prompt rows."""
+    """`steps` is None where the arithmetic cannot be captured for steps with prompt rows.
+
+    `drafts` is None where rows have none.
+    """
 
     decode: DecodeGraphs
     steps: StepGraphs | None
     fixed_batch: bool
+    drafts: DraftGraphs | None = None
+
+    def logits(self, rows: PlanRows) -> torch.Tensor | None:
+        """A replayed decode step, with drafts or without: this rank's logits fp32 [n, V'].
+
+        Valid until the next call; None if no graph fits.
+        """
+        if self.decode.takes(rows):
+            return self.decode.run(rows)
+        return None if self.drafts is None else self.drafts.run(rows)
 
     def hidden(self, rows: PlanRows) -> torch.Tensor | None:
         """A replayed step's normed rows whose logits are wanted [R, H]; None if no graph fits.
@@ -62,11 +76,15 @@ def make_graphs(
     if model.attends_in_fixed_shapes:
         steps = step_shapes(most, config.max_running, width, model.overlaps_exchanges)
     room, first = None, model
+    with_drafts = model.attends_in_fixed_shapes and config.fixed_batch is None
     if capture:
         _log.info("capturing CUDA graphs: %d of decode steps, %d others", len(decode), len(steps))
-        words = max(shape.words for shape in (*decode, *steps))
+        drafts = [largest_shape(config.max_running, width)] if with_drafts else []
+        words = max(shape.words for shape in (*decode, *steps, *drafts))
         room, first = GraphRoom(sampled.device, words), model.shallow()
     of = model, first, pages, sampled
     # The larger first: the others fit into their memory.
     step_graphs = StepGraphs(*of, steps, room) if steps else None
-    return Graphs(DecodeGraphs(*of, decode, room), step_graphs, config.fixed_batch is not None)
+    decode_graphs = DecodeGraphs(*of, decode, room)
+    draft_graphs = DraftGraphs(*of, config.max_running, width, room) if with_drafts else None
+    return Graphs(decode_graphs, step_graphs, config.fixed_batch is not None, draft_graphs)

@@ -62,7 +62,8 @@ class _Place(NamedTuple):
 class BatchShape:
     """Room of one batch: rows, sequences and entries of its work lists; pages of a table's row.
 
-    With `splits`, sequences of one row in the step are short (`PagedBatch`); else none is.
+    With `splits`, sequences of up to `short_rows` rows in the step are short (`PagedBatch`); else
+    none is.
     """
 
     rows: int
@@ -70,6 +71,7 @@ class BatchShape:
     blocks: int
     splits: int
     width: int
+    short_rows: int = 1
 
     @property
     def short(self) -> int:
@@ -182,7 +184,7 @@ class StepSpans:
         """Whether a batch has room for them."""
         short = self.short(shape)
         blocks = -(-self.count[~short] // BLOCK_TOKENS)
-        splits = self.start[short] // PAGE_TOKENS + 1
+        splits = self._splits(short)
         return bool(
             self.count.sum() <= shape.rows
             and len(self.count) <= shape.sequences
@@ -192,7 +194,11 @@ class StepSpans:
 
     def short(self, shape: BatchShape) -> np.ndarray:
         """Which sequences are short in a batch."""
-        return (self.count == 1) & bool(shape.splits)
+        return (self.count <= shape.short_rows) & bool(shape.splits)
+
+    def _splits(self, short: np.ndarray) -> np.ndarray:
+        """Of each of the short sequences."""
+        return (self.start[short] + self.count[short] - 1) // PAGE_TOKENS + 1
 
     def pack(self, shape: BatchShape, parts: BatchParts, scratch: int) -> None:
         """Write what fits a batch into its parts of a packed buffer on the host."""
@@ -210,11 +216,11 @@ class StepSpans:
         spans[:count, _COUNT] = self.count
         spans[:count, _START] = self.start
         spans[count:] = 0
-        single = self.short(shape)
+        is_short = self.short(shape)
         if shape.blocks:
-            self._pack_blocks(shape, np.flatnonzero(~single), blocks)
+            self._pack_blocks(shape, np.flatnonzero(~is_short), blocks)
         if shape.splits:
-            self._pack_splits(shape, np.flatnonzero(single), splits, short)
+            self._pack_splits(shape, np.flatnonzero(is_short), splits, short)
 
     def _pack_blocks(self, shape: BatchShape, long: np.ndarray, blocks: np.ndarray) -> None:
         """In the order of `make_batch`: blocks with most keys first."""
@@ -227,16 +233,16 @@ class StepSpans:
         blocks[total:] = (shape.sequences, 0)
 
     def _pack_splits(
-        self, shape: BatchShape, single: np.ndarray, splits: np.ndarray, short: np.ndarray
+        self, shape: BatchShape, listed: np.ndarray, splits: np.ndarray, short: np.ndarray
     ) -> None:
-        lengths = self.start[single] // PAGE_TOKENS + 1
+        lengths = self._splits(listed)
         firsts, total = np.cumsum(lengths) - lengths, int(lengths.sum())
-        splits[:total, _SEQUENCE] = np.repeat(single, lengths)
+        splits[:total, _SEQUENCE] = np.repeat(listed, lengths)
         splits[:total, _OFFSET] = np.arange(total) - np.repeat(firsts, lengths)
         splits[total:] = (shape.sequences, 0)
-        short[: len(single), _SEQUENCE] = single
-        short[: len(single), _OFFSET] = firsts
-        short[len(single) :] = (shape.sequences, 0)
+        short[: len(listed), _SEQUENCE] = listed
+        short[: len(listed), _OFFSET] = firsts
+        short[len(listed) :] = (shape.sequences, 0)
 
 
 def pack_step(
@@ -269,5 +275,6 @@ def packed_batches(
         sequences = [PagedSequence(0, batch.rows, 0, pages)]
         if not batch.blocks:
             sequences = [PagedSequence(i, 1, 0, (scratch,)) for i in range(batch.rows)]
-        made.append(PagedBatch(tuple(sequences), *parts, short_rows=int(batch.splits > 0)))
+        short_rows = batch.short_rows if batch.splits else 0
+        made.append(PagedBatch(tuple(sequences), *parts, short_rows=short_rows))
     return ids, made

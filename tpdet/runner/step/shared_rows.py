@@ -9,6 +9,7 @@ penalties, forbidden ids or a schema.
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 
 from tpdet.comm.exchange.fold import RankExchange
@@ -84,10 +85,15 @@ class RowSharing:
             raise IntegrityError("the plan has ranks sample together: this rank was not started so")
         exchange, world, size = self._rows, self._world, self._shard.vocab_size
         rows = plan.rows
-        wanted = rows.logits > 0
-        ends = (rows.start + rows.count)[wanted].tolist()
-        params = row_params(how.rows, ends, rows.choice[wanted].tolist())
-        counts = [each.logprobs for each in how.rows]
+        wanted = rows.logits[rows.logits > 0]
+        each = how.rows
+        if len(wanted) and wanted.max() > 1:  # rows with drafts: a sample at each of their logits
+            each = tuple([one for one, n in zip(how.rows, wanted, strict=True) for _ in range(n)])
+        after = np.repeat(np.cumsum(rows.logits), rows.logits) - np.arange(len(each)) - 1
+        ends = np.repeat(rows.start + rows.count, rows.logits) - after
+        choices = np.repeat(rows.choice, rows.logits)
+        params = row_params(each, ends.tolist(), choices.tolist())
+        counts = [one.logprobs for one in each]
 
         def by_columns(first: int, logits: torch.Tensor) -> PendingSample:
             mine = slice(first, first + len(logits))

@@ -1,0 +1,133 @@
+"""CUDA graphs of decode steps with drafts: rows of several positions, each with its logits.
+
+Such a step is a decode step whose sequences have up to 16 rows: the same kernels of attention read
+a sequence's keys once for all of them. It is padded to a bucket of rows, sequences, positions of a
+sequence and attention splits. There are many buckets, and a server meets few of them, so a graph
+is captured when the first step needs it; every rank then captures the same, as plans are equal.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from tpdet.cache.kv import KeyValuePages
+from tpdet.control.plan import PlanRows
+from tpdet.kernels.inputs.paged_batch import SHORT_TOKENS
+from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.models.decoder import Decoder
+from tpdet.runner.graphs.captured_steps import CapturedSteps
+from tpdet.runner.graphs.graph_room import Graph, GraphRoom
+from tpdet.runner.graphs.packed_step import BatchShape, StepShape
+
+_ROWS = (2, 4, 8, 16, 32, 64, 128, HEAD_ROWS)
+_SEQUENCES = (1, 4, 16, 64, HEAD_ROWS)
+_POSITIONS = (2, 4, 8, SHORT_TOKENS)
+_TIMES_SPLITS = 4  # pad splits cost little: a program that reads two numbers
+_REHEARSED = 64  # sequences: attention has the same variants for more
+_MOST_GRAPHS = 64  # a GPU keeps some MiB for each
+
+_log = logging.getLogger("tpdet.engine")
+
+
+class DraftGraphs(CapturedSteps):
+    """Graphs of decode steps with drafts, to this rank's logits."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        first: Decoder,
+        pages: KeyValuePages,
+        sampled: torch.Tensor,
+        max_rows: int,
+        width: int,
+        room: GraphRoom | None,
+    ) -> None:
+        """As `CapturedSteps`; nothing is captured yet. Without a `room` each kind is launched once.
+
+        max_rows: sequences of a step, at most; width: pages of a table's row.
+        """
+        self._width = width
+        shapes = [] if room is not None else rehearsed_shapes(max_rows, width)
+        super().__init__(model, first, pages, sampled, shapes, room)
+        self._graphs: dict[StepShape, Graph] = {}
+
+    def run(self, rows: PlanRows) -> torch.Tensor | None:
+        """Replay a step: this rank's logits fp32 [tokens, V'], valid until the next call.
+
+        None where it has too many rows, or other rows than decode rows and rows with drafts.
+        """
+        total = int(rows.count.sum())
+        if total > HEAD_ROWS or not rows.verifies or rows.count.max() > SHORT_TOKENS:
+            return None
+        shape = draft_shape(rows, total, self._width)
+        graph = self._graphs.get(shape) or self._first_of(shape)
+        if graph is None:
+            return None
+        return self._replay(shape, graph, rows, [self._spans(rows, shape)])[:total]
+
+    def _first_of(self, shape: StepShape) -> Graph | None:
+        """The graph of a shape that no step had so far; None if there are graphs enough."""
+        if self._room is None or len(self._graphs) == _MOST_GRAPHS:
+            return None
+        batch = shape.batches[0]
+        _log.debug(
+            "capturing a CUDA graph of %d rows of %d sequences with up to %d positions",
+            batch.rows,
+            batch.sequences,
+            batch.short_rows,
+        )
+        graph = self._graphs[shape] = self._capture(self._room, shape)
+        return graph
+
+    def _result(self, model: Decoder, x_MH: torch.Tensor) -> torch.Tensor:
+        logits = model.local_logits(x_MH)
+        if self._kept is None:
+            self._kept = logits.new_empty(HEAD_ROWS, logits.shape[1])
+        return logits
+
+
+def draft_shape(rows: PlanRows, total: int, width: int) -> StepShape:
+    """The bucket of a step of `total` rows; tables have `width` pages."""
+    sequences = _least(_SEQUENCES, len(rows))
+    needed = int(((rows.start + rows.count - 1) // PAGE_TOKENS + 1).sum())
+    splits = _least([*_split_buckets(sequences, width)], needed)
+    positions = _least(_POSITIONS, int(rows.count.max()))
+    return StepShape((BatchShape(_least(_ROWS, total), sequences, 0, splits, width, positions),))
+
+
+def rehearsed_shapes(max_rows: int, width: int) -> list[StepShape]:
+    """Shapes whose kernels are those of every shape, for steps of up to `max_rows` sequences."""
+    most = _least(_SEQUENCES, min(max_rows, _REHEARSED))
+    return [
+        _shape(sequences, positions, splits, width)
+        for sequences in dict.fromkeys((1, most))
+        for positions in _POSITIONS
+        for splits in _split_buckets(sequences, width)
+    ]
+
+
+def largest_shape(max_rows: int, width: int) -> StepShape:
+    """The shape with the largest buffer, for steps of up to `max_rows` sequences."""
+    sequences = _least(_SEQUENCES, min(max_rows, HEAD_ROWS))
+    return _shape(sequences, SHORT_TOKENS, sequences * width, width)
+
+
+def _shape(sequences: int, positions: int, splits: int, width: int) -> StepShape:
+    rows = _least(_ROWS, min(sequences * positions, HEAD_ROWS))
+    return StepShape((BatchShape(rows, sequences, 0, splits, width, positions),))
+
+
+def _split_buckets(sequences: int, width: int) -> Iterator[int]:
+    """Numbers of attention splits: sequences times 1, 4, 16, ... up to `width` pages."""
+    pages = 1
+    while pages < width:
+        yield sequences * pages
+        pages *= _TIMES_SPLITS
+    yield sequences * width
+
+
+def _least(buckets: Sequence[int], needed: int) -> int:
+    """The first of ascending buckets with room for `needed`."""
+    return next(bucket for bucket in buckets if bucket >= needed)
