@@ -6,6 +6,7 @@ import pytest
 import transformers
 
 from tpdet.errors import CheckpointError, NotFoundError
+from tpdet.kernels.exact.rotary_frequencies import RotarySpec
 from tpdet.model_config import load_model_config
 
 LLAMA = {
@@ -49,7 +50,7 @@ def test_a_plain_llama_is_read(tmp_path):
     "family",
     [
         *("Llama", "Mistral", "Qwen2", "Qwen3", "Ministral3", "SmolLM3", "Granite", "SeedOss"),
-        *("Phi3", "Olmo2"),
+        *("Phi3", "Olmo2", "Olmo3"),
     ],
 )
 def test_what_transformers_writes_today_is_read(tmp_path, family):
@@ -61,13 +62,14 @@ def test_what_transformers_writes_today_is_read(tmp_path, family):
     config = load_model_config(tmp_path)
     assert config.family == written.model_type
     assert config.attention_bias == (family in ("Qwen2", "SeedOss"))
-    assert config.qk_norm == (family in ("Qwen3", "Olmo2"))
+    assert config.qk_norm == (family in ("Qwen3", "Olmo2", "Olmo3"))
     assert config.rotary.theta == (1e6 if family == "Ministral3" else 10000.0)
     assert config.tie_word_embeddings == (family == "SmolLM3")
     assert config.rotary_layers == ((True, True, True, False) if family == "SmolLM3" else ())
     assert config.max_position == 4096
+    assert family != "Olmo3" or config.windows == (4096, 4096, 4096, None)
     assert (config.qk_norm_over, bool(config.layer_norms[1])) == (
-        ("row", True) if family == "Olmo2" else ("head", False)
+        ("row", True) if family.startswith("Olmo") else ("head", False)
     )
 
 
@@ -190,9 +192,33 @@ def test_layers_without_rotary_are_those_of_transformers(tmp_path):
     assert load(tmp_path, SMOLLM3 | {"no_rope_layers": [1] * 4}).rotary_layers == ()
 
 
+OLMO3 = LLAMA | {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+
+
+def test_old_and_new_keys_scale_the_layers_without_a_window_alone(tmp_path):
+    old = load(tmp_path, OLMO3 | {"rope_scaling": YARN, "sliding_window": 64})
+    assert (old.rotary.kind, old.rotary.factor, old.rotary.theta) == ("yarn", 4.0, 10000.0)
+    assert old.window_rotary == RotarySpec("default", 10000.0, 64)
+    assert [old.rotary_of(i) for i in (2, 3)] == [old.window_rotary, old.rotary]
+    assert old.windows == (64, 64, 64, None)
+    base = {"rope_theta": 10000.0}
+    kinds = {"full_attention": YARN | base, "sliding_attention": base}
+    types = ["sliding_attention"] * 3 + ["full_attention"]
+    new = {k: v for k, v in OLMO3.items() if k != "rope_theta"} | {"rope_parameters": kinds}
+    assert load(tmp_path, new | {"sliding_window": 64, "layer_types": types}) == old
+    alike = load(tmp_path, OLMO3)
+    assert alike.window_rotary is None and alike.rotaries == (alike.rotary,)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (OLMO3 | {"sliding_window": None}, "sliding_window is None: layers with a window"),
+        (OLMO3 | {"rope_parameters": YARN}, "rope_parameters.factor' .* this family names"),
+        (OLMO3 | {"rope_parameters": {"full_attention": {"rope_theta": 9.0}}},
+         "full_attention.rope_theta is 9.0: rope_theta outside is 10000"),
+        (LLAMA | {"rope_parameters": {"full_attention": {}}}, "no such setting of default"),
         (PHI3 | {"partial_rotary_factor": 0.3}, "partial_rotary_factor is 0.3: it must leave"),
         (PHI3 | {"rope_scaling": LONGROPE}, "short_factor is .* needs a list of 32"),
         (PHI3 | {"rope_scaling": LONGROPE | {"long_factor": [0.0] * 24},

@@ -48,7 +48,10 @@ def model_digest(config: ModelConfig, weights: str) -> str:
     values = dataclasses.asdict(config, dict_factory=_that_fix_bits)
     fields = json.dumps(values, sort_keys=True, separators=(",", ":"))
     digest = blake3.blake3(f"{weights}\n{fields}\n{TABLE_VERSION}\n".encode())
-    return digest.update(_rotary_numbers(config.rotary)).hexdigest()
+    for spec in (config.rotary, config.window_rotary):
+        if spec is not None:
+            digest.update(_rotary_numbers(spec))
+    return digest.hexdigest()
 
 
 def _that_fix_bits(fields: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tpdet.model_config.fields import Fields
 from tpdet.model_config.keys import DEFAULT_THETA, Allowed
 from tpdet.model_config.model import NORMS_BEFORE, LayerNorms
+from tpdet.model_config.rope import Base
 from tpdet.model_config.scales import Scales, granite_scales, no_scales
 from tpdet.model_config.windows import (
     every_layer,
@@ -16,10 +17,13 @@ from tpdet.model_config.windows import (
     no_layer,
     rotary_layers,
     switched_by_layer,
+    three_of_four,
     where_not_rotated,
 )
 
 _BY_LAYER = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
+
+_BY_TYPE = frozenset({"sliding_window", "layer_types"})
 
 _GLM_KEYS = frozenset({"attention_bias", "attention_dropout", "partial_rotary_factor"})
 
@@ -58,6 +62,8 @@ class Family:
     tied: bool = False
     """Whether the output head is the embedding where the key is absent."""
     theta: float = DEFAULT_THETA
+    window_theta: Base | None = None
+    """Of layers with a window, if they rotate otherwise: no scaling, and this base."""
     rotary_layers: Callable[[Fields, int], tuple[bool, ...]] = lambda config, layers: ()
     """(configuration, layers) -> whether each layer rotates its heads; () if all do."""
     rotary_pairs: str = "halves"
@@ -164,6 +170,18 @@ FAMILIES = {
             qk_norm=True,
             layer_norms=_NORMS_AFTER,
             qk_norm_over="row",
+        ),
+        Family(
+            "Olmo3ForCausalLM",
+            "olmo3",
+            parsed=_BY_TYPE,
+            windows=three_of_four,
+            key_heads_required=False,
+            qk_norm=True,
+            layer_norms=_NORMS_AFTER,
+            qk_norm_over="row",
+            theta=500000.0,
+            window_theta=Base("rope_theta", 500000.0),
         ),
         Family(
             "GlmForCausalLM",

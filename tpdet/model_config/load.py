@@ -11,7 +11,7 @@ from tpdet.model_config.json_file import read_json_object
 from tpdet.model_config.keys import INERT, NEUTRAL, PARSED
 from tpdet.model_config.model import DTYPES, HEAD_SIZES, ModelConfig
 from tpdet.model_config.quantisation import parse_quantisation
-from tpdet.model_config.rope import parse_rotary, rotary_context
+from tpdet.model_config.rope import parse_rotary
 from tpdet.model_config.text_part import text_part
 
 # Limits far above every model, so that no number of a file can fill a machine's memory.
@@ -44,6 +44,15 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
     heads, key_heads, head_dim = read_heads(config, family)
     max_position = config.integer("max_position_embeddings")
     scales = family.scales(config, head_dim)
+    rotary = parse_rotary(
+        config,
+        head_dim,
+        max_position,
+        family.theta,
+        family.partial_rotary,
+        family.rotary_settings,
+        family.window_theta,
+    )
     bos = config.integer("bos_token_id", low=0) if "bos_token_id" in config else None
     return ModelConfig(
         family=family.name,
@@ -56,15 +65,8 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         num_kv_heads=key_heads,
         head_dim=head_dim,
         rms_norm_eps=config.number("rms_norm_eps") * scales.eps,
-        rotary=parse_rotary(
-            config,
-            head_dim,
-            max_position,
-            family.theta,
-            family.partial_rotary,
-            family.rotary_settings,
-        ),
-        max_position=rotary_context(config, max_position),
+        rotary=rotary.plain,
+        max_position=rotary.context,
         tie_word_embeddings=config.boolean("tie_word_embeddings", family.tied),
         attention_bias=_attention_bias(config, family),
         qk_norm=family.qk_norm,
@@ -75,6 +77,7 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         norm=family.norm,
         layer_norms=family.layer_norms,
         qk_norm_over=family.qk_norm_over,
+        window_rotary=rotary.window,
         rotary_layers=family.rotary_layers(config, layers),
         rotary_pairs=family.rotary_pairs,
         query_key_scale=scales.query_key,

@@ -29,9 +29,11 @@ class ModelConfig:
     the checkpoint's context in tokens. dtype: one of DTYPES, of weights and activations.
     eos_token_ids: any of them ends an answer.
 
-    rotary_layers[i]: whether layer i rotates its heads; () if all do. rotary_pairs: "halves", whose
-    pairs are (i, i + R/2) of the first R = rotary.dim values of a head, or "neighbours", whose
-    pairs are (2i, 2i + 1). query_key_scale: fp32 factor of rotated queries and keys.
+    rotary: of layers that rotate their heads; window_rotary: of those among them that have a
+    window, None for the same. rotary_layers[i]: whether layer i rotates; () if all do.
+    rotary_pairs: "halves", whose pairs are (i, i + R/2) of the first R = rotary.dim values of a
+    head, or "neighbours", whose pairs are (2i, 2i + 1). query_key_scale: fp32 factor of rotated
+    queries and keys.
     embedding_scale, logit_scale: fp32 factors of embedded rows and of logits.
     """
 
@@ -57,20 +59,29 @@ class ModelConfig:
     norm: str = "rms"
     layer_norms: LayerNorms = NORMS_BEFORE
     qk_norm_over: str = "head"
+    window_rotary: RotarySpec | None = None
     rotary_layers: tuple[bool, ...] = ()
     rotary_pairs: str = "halves"
     query_key_scale: float = 1.0
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
 
-    def rotates(self, layer: int) -> bool:
-        """Whether a layer rotates its heads."""
-        return self.rotary_layers[layer] if self.rotary_layers else True
+    def rotary_of(self, layer: int) -> RotarySpec | None:
+        """How a layer rotates its heads; None if it does not."""
+        if self.rotary_layers and not self.rotary_layers[layer]:
+            return None
+        slides = self.window_rotary is not None and self.windows[layer] is not None
+        return self.window_rotary if slides else self.rotary
+
+    @property
+    def rotaries(self) -> tuple[RotarySpec | None, ...]:
+        """The different ones of all layers, in the order of their first layers."""
+        return tuple(dict.fromkeys(map(self.rotary_of, range(self.num_layers))))
 
 
 NEUTRAL_VALUES: dict[str, object] = {
     "rotary_layers": (), "rotary_pairs": "halves", "query_key_scale": 1.0, "embedding_scale": 1.0,
     "logit_scale": 1.0, "frequency_factors": (), "norm": "rms", "layer_norms": NORMS_BEFORE,
-    "qk_norm_over": "head",
+    "qk_norm_over": "head", "window_rotary": None,
 }  # fmt: skip
 """Fields that leave everything as it is at these values: digests then leave them out."""

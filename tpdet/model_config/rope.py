@@ -3,10 +3,11 @@
 Version 4 has `rope_theta` beside `rope_scaling`, whose kind is its `rope_type` or `type`. Version 5
 has everything in `rope_parameters`. Kinds whose frequencies depend on the context length are
 refused. Of longrope, whose factors change past its original context, the short ones are used and
-the context ends there (`rotary_context`).
+the context ends there (`Rotary.context`).
 """
 
 import math
+from typing import NamedTuple
 
 from tpdet.kernels.exact.rotary_frequencies import RotarySpec
 from tpdet.model_config.fields import Fields
@@ -30,6 +31,27 @@ _OLD_NAMES = {"su": "longrope"}
 _QUERY_GROWTH = "llama_4_scaling_beta"
 _ORIGINAL = "original_max_position_embeddings"
 _COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+class Base(NamedTuple):
+    """Where the base stands outside `rope_parameters`, and what it is where it stands nowhere."""
+
+    key: str
+    default: float
+
+
+class Rotary(NamedTuple):
+    """Rotary embeddings of a model.
+
+    plain: of all layers, or of those without a window; window: of those with one, None for the
+    same. context: the tokens for which one table and one scale of queries hold: past the original
+    context longrope has other factors and Ministral 3 scales its queries.
+    """
+
+    plain: RotarySpec
+    window: RotarySpec | None
+    context: int
 
 
 def parse_rotary(
@@ -39,15 +61,40 @@ def parse_rotary(
     default_theta: float = DEFAULT_THETA,
     partial: float | None = None,
     settings: frozenset[str] = frozenset(),
-) -> RotarySpec:
-    """The rotary embedding of a configuration.
+    window: Base | None = None,
+) -> Rotary:
+    """The rotary embeddings of a configuration.
 
     partial: the part of a head that is rotated where no key says so; None: whole heads only.
-    settings: the family's own keys beside the scaling's. Raises CheckpointError for a kind other
-    than default, linear, llama3, yarn and longrope, for an unknown key, a partial rotation that the
-    family has not, and settings that contradict each other.
+    settings: the family's own keys beside the scaling's. window: None where all layers rotate
+    alike. Raises CheckpointError for a kind other than default, linear, llama3, yarn and longrope,
+    for an unknown key, a partial rotation that the family has not, and settings that contradict
+    each other.
     """
-    scaling = _scaling(config)
+
+    def parse(scaling: Fields, base: Base) -> RotarySpec:
+        theta = _theta(config, scaling, base)
+        return _parse(config, scaling, theta, head_dim, max_position, partial, settings)
+
+    plain = Base("rope_theta", default_theta)
+    if window is None:
+        scaling = _scaling(config)
+        return Rotary(parse(scaling, plain), None, _context(config, scaling, max_position))
+    full, sliding = _by_layer_type(config)
+    found, other = parse(full, plain), parse(sliding, window)
+    context = min(_context(config, each, max_position) for each in (full, sliding))
+    return Rotary(found, None if other == found else other, context)
+
+
+def _parse(
+    config: Fields,
+    scaling: Fields,
+    theta: float,
+    head_dim: int,
+    max_position: int,
+    partial: float | None,
+    settings: frozenset[str],
+) -> RotarySpec:
     kind = _kind(scaling)
     if kind not in _KINDS:
         scaling.refuse(
@@ -57,7 +104,6 @@ def parse_rotary(
     known = _COMMON | _KINDS[kind] | settings
     scaling.only(known, f"no such setting of {kind} rotary scaling is known")
     head_dim = _rotated(config, scaling, head_dim, partial)
-    theta = _theta(config, scaling, default_theta)
     if kind == "longrope":
         return _longrope(config, scaling, theta, head_dim, max_position)
     if kind == "default":
@@ -73,12 +119,7 @@ def parse_rotary(
     return _yarn(scaling, theta, head_dim, factor, original)
 
 
-def rotary_context(config: Fields, max_position: int) -> int:
-    """The tokens for which one table and one scale of queries hold: `max_position`, or fewer.
-
-    Past the original context longrope has other factors and Ministral 3 scales its queries.
-    """
-    scaling = _scaling(config)
+def _context(config: Fields, scaling: Fields, max_position: int) -> int:
     grows = scaling.number(_QUERY_GROWTH, 0.0, above=-1.0) != 0.0
     if _kind(scaling) != "longrope" and not grows:
         return max_position
@@ -148,6 +189,18 @@ def _scaling(config: Fields) -> Fields:
     return new or old or Fields({}, "config.json", "rope_scaling")
 
 
+def _by_layer_type(config: Fields) -> tuple[Fields, Fields]:
+    """The settings of layers without a window and of those with one; old keys scale the former."""
+    both = config.inner("rope_parameters")
+    if both is None:
+        return _scaling(config), Fields({}, "config.json", "rope_parameters")
+    if "rope_scaling" in config:
+        config.refuse("rope_scaling", "rope_parameters is there too, keep one of them")
+    both.only(frozenset({_FULL, _SLIDING}), f"this family names {_FULL} and {_SLIDING} here")
+    empty = Fields({}, "config.json", "rope_parameters")
+    return both.inner(_FULL) or empty, both.inner(_SLIDING) or empty
+
+
 def _kind(scaling: Fields) -> str:
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if "type" in scaling and scaling.text("type") != kind:
@@ -155,12 +208,12 @@ def _kind(scaling: Fields) -> str:
     return _OLD_NAMES.get(kind, kind)
 
 
-def _theta(config: Fields, scaling: Fields, default: float) -> float:
+def _theta(config: Fields, scaling: Fields, base: Base) -> float:
     # A base of 1 or less has no wavelengths; yarn divides by its logarithm.
-    outside = config.number("rope_theta", default, above=1.0)
+    outside = config.number(base.key, base.default, above=1.0)
     theta = scaling.number("rope_theta", outside, above=1.0)
-    if "rope_theta" in config and theta != outside:
-        scaling.refuse("rope_theta", f"rope_theta outside is {outside:g}, keep one of them")
+    if base.key in config and theta != outside:
+        scaling.refuse("rope_theta", f"{base.key} outside is {outside:g}, keep one of them")
     return theta
 
 

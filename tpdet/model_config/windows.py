@@ -58,6 +58,19 @@ def where_not_rotated(config: Fields, layers: int) -> tuple[int | None, ...]:
     return _by_type(config, layers, window, [not each for each in rotated])
 
 
+def three_of_four(config: Fields, layers: int) -> tuple[int | None, ...]:
+    """The window `sliding_window`, 4096 if absent, on all but every fourth layer (OLMo-3)."""
+    return _but_every(4, config, layers)
+
+
+def _but_every(period: int, config: Fields, layers: int) -> tuple[int | None, ...]:
+    """The window on the sliding layers of `layer_types`, or on all but every `period`-th."""
+    if config.has_null("sliding_window"):
+        config.refuse("sliding_window", "layers with a window need one")
+    window = config.integer("sliding_window", DEFAULT_WINDOW)
+    return _by_type(config, layers, window, [(i + 1) % period != 0 for i in range(layers)])
+
+
 def rotary_layers(config: Fields, layers: int) -> tuple[bool, ...]:
     """Which layers rotate their heads (SmolLM3); () if all do.
 

@@ -42,10 +42,13 @@ class Decoder:
         self._embedding_scale, self._logit_scale = config.embedding_scale, config.logit_scale
         device, half = self._norm.norm.weight.device, config.head_dim // 2
         scale = config.query_key_scale
-        self.cos, self.sin = rotary_table(config.rotary, positions, device, half, scale)
-        self._unrotated = self.cos, self.sin
-        if not all(map(config.rotates, range(config.num_layers))):
-            self._unrotated = identity_table(positions, half, device, scale)
+        self.tables = {
+            spec: identity_table(positions, half, device, scale)
+            if spec is None
+            else rotary_table(spec, positions, device, half, scale)
+            for spec in config.rotaries
+        }
+        self._tables = [self.tables[config.rotary_of(i)] for i in range(config.num_layers)]
 
     def load(self, source: WeightSource) -> None:
         """Read every weight again, each into the memory it has: CUDA graphs stay valid.
@@ -68,7 +71,7 @@ class Decoder:
         The rows of several batches follow each other; the exchanges of one overlap the products of
         the others.
         """
-        rotary, overlapped = (self._unrotated, (self.cos, self.sin)), len(batches) > 1
+        overlapped = len(batches) > 1
         parts, first = [], 0
         for batch in batches:
             hidden_MH = self.embedding.embed(ids_M[first : first + batch.row_count])
@@ -86,7 +89,7 @@ class Decoder:
             for layer, following in self._layers_and_norms():
                 for rows in parts:
                     rows.settle()
-                    rows.pending = layer.attend(rows, rotary[layer.rotates], pages)
+                    rows.pending = layer.attend(rows, self._tables[layer.index], pages)
                 for rows in parts:
                     rows.settle()
                     rows.pending = layer.feed(rows, following)

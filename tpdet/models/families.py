@@ -16,6 +16,7 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "seed_oss": DecoderLayer,
     "phi3": DecoderLayer,
     "olmo2": DecoderLayer,
+    "olmo3": DecoderLayer,
     "glm": DecoderLayer,
     "glm4": DecoderLayer,
 }

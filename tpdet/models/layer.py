@@ -42,8 +42,7 @@ class DecoderLayer:
         ]
         self._attention = Attention(source, partition, f"{name}.self_attn", config.windows[index])
         self._mlp = GatedMlp(source, partition, f"{name}.mlp")
-        self._index = index
-        self.rotates = config.rotates(index)
+        self.index = index
 
     @property
     def input_norm(self) -> Norm | None:
@@ -87,7 +86,7 @@ class DecoderLayer:
         """Attention on the rows' x; the stream comes back as the feed-forward block reads it."""
 
         def attend(rows: MicroBatch, norm: Norm) -> Pending:
-            return self._attention(rows, norm, rotary, pages.layers[self._index])
+            return self._attention(rows, norm, rotary, pages.layers[self.index])
 
         return self._added(attend, rows, self._norm(1), self._norm(2))
 

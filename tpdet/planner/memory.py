@@ -58,7 +58,7 @@ def rank_memory(world: World, positions: int, utilization: float) -> Memory:
     return Memory(
         usable=int(utilization * world.hardware.memory),
         weights=weight_bytes(world.partition),
-        tables=4 * positions * config.head_dim,
+        tables=4 * positions * config.head_dim * len(config.rotaries),
         slots=_slot_bytes(world, dtype),
         workspaces=_workspace_bytes(world),
         reserved=world.hardware.reserved,

@@ -49,10 +49,28 @@ _OWN_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "seed_oss": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
     "phi3": {"partial_rotary_factor": 0.75, "pad_token_id": None},
+    "olmo3": {
+        "rope_theta": None,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 1024,
+                "attention_factor": 1.2,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+            },
+        },
+    },
     "glm": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
     "glm4": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
 }
 """What a made model of these families has beside the common keys."""
+_ALTERNATING = ("olmo3",)
+"""Families whose made models have a window on every second layer, the first among them."""
+_SHORT_WINDOW = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,9 +205,13 @@ def _config(model: Shape, special: dict[str, int]) -> dict[str, Any]:
             "sliding_window": model.sliding_window,
             "max_window_layers": model.layers // 2,
         }
+    elif model.like in _ALTERNATING:
+        kinds = ("sliding_attention", "full_attention")
+        config["sliding_window"] = model.sliding_window or _SHORT_WINDOW
+        config["layer_types"] = [kinds[i % 2] for i in range(model.layers)]
     elif model.sliding_window is not None:
         raise UsageError(f"{model.like} has no sliding window: use mistral or a qwen")
-    if model.like in ("llama", "qwen3", "olmo2"):
+    if model.like in ("llama", "qwen3", "olmo2", "olmo3"):
         config["attention_bias"] = False
     return config | _OWN_SETTINGS.get(model.like, {})
 

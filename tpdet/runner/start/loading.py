@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 
 import blake3
@@ -72,7 +73,7 @@ class Loader:
             agree(self._world, sample_checkpoint(directory, source.files))
         decoder = Decoder(source, partition, positions)
         found = self._digest(merge_digests(self._world, self._finish(source)))
-        tables = table_digest((decoder.cos, decoder.sin))
+        tables = table_digest(tuple(chain.from_iterable(decoder.tables.values())))
         agree(self._world, {"model digest": found, "rotary tables": tables})
         self.reads = tuple(source.reads)
         self._tokenizer = tokenizer_digests(directory)
