@@ -10,7 +10,15 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.gpu import attention_decode, attention_prefill, dependent, engine, gemm_columns, sampler
+from tests.gpu import (
+    attention_decode,
+    attention_prefill,
+    dependent,
+    engine,
+    experts,
+    gemm_columns,
+    sampler,
+)
 from tests.gpu.attention_bits import attention_checks
 from tests.gpu.gemm import all_checks
 
@@ -21,6 +29,7 @@ SUITES = {
     "decode": lambda _: attention_decode.decode_checks(),
     "gemm": lambda _: all_checks(),
     "attention": lambda _: attention_checks(),
+    "experts": lambda _: experts.checks(),
     "sampler": lambda _: sampler.checks(),
     "engine": engine.engine_checks,
 }

@@ -1,0 +1,156 @@
+"""The GPU's kernels of experts without a GPU: compiled for Hopper."""
+
+import re
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.kernels.compiled.test_columns import check_gates
+from tests.kernels.compiled.test_gemm import assemble, check, compile_for_hopper
+from tests.lib.hopper_kernels import hopper_kernel
+from tpdet.kernels.cuda.experts import choice, gather, lanes, places
+from tpdet.kernels.cuda.experts.pointer import pointer_groups
+from tpdet.kernels.cuda.experts.tiles import CANDIDATES
+from tpdet.kernels.cuda.experts.warp_specialised import warp_specialised_groups
+from tpdet.kernels.cuda.experts.warp_specialised_launch import takes
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.hardware import H200
+from tpdet.kernels.fold_program import own_program
+from tpdet.kernels.order import fold_tree
+
+CASES = sorted({(tile, bucket.spread) for bucket in CANDIDATES for tile in bucket.tiles}, key=str)
+FIRST = [
+    (tile, shared)
+    for tile, shared in CASES
+    if tile.stages > 9 or (tile.rows, tile.columns) in ((128, 256), (32, 64))
+]
+"""Those that are launched most, and the largest."""
+
+
+def compile_tile(tile, shared, name, bias=False):
+    """PTX, the log of ptxas -v and bytes of shared memory of one product by a tile."""
+    if tile.variant.startswith("pointer"):
+        types = dict.fromkeys(("x", "w", "bias", "y"), "*bf16") | {"blocks": "*i32"}
+        types |= dict.fromkeys(("rows", "n", "k"), "i32")
+        constants = {
+            "BM": tile.rows,
+            "BN": tile.columns,
+            "BK": tile.depth,
+            "SWAP": tile.variant == "pointer_swapped",
+            "EVEN_N": False,
+        }
+        kernel, options = pointer_groups, {"num_warps": tile.warps, "num_stages": tile.stages}
+    else:
+        from triton.experimental.gluon.language import NVMMASharedLayout
+
+        swapped, pair = tile.variant == "warp_swapped", 2 if name else 1
+        width = tile.rows if swapped else tile.columns
+        across = (64 if swapped else width) // pair
+        stage, slot = (NVMMASharedLayout(line, 16, 2) for line in (128, min(128, 2 * across)))
+        types = {
+            "long_tiles": f"tensordesc<bf16[64,64],{stage!r}>",
+            "other_tiles": f"tensordesc<bf16[{width},64],{stage!r}>",
+            "y_tiles": f"tensordesc<bf16[{width if swapped else 64},{across}],{slot!r}>",
+            "bias": "*bf16",
+            "blocks": "*i32",
+        } | dict.fromkeys(("n", "steps"), "i32")
+        constants = {"WIDTH": width, "BK": 64, "SWAPPED": swapped, "STAGES": tile.stages}
+        kernel, options = warp_specialised_groups, {"num_warps": 4}
+    constants |= {"SHARED": shared, "HAS_BIAS": bias, "ACTIVATION": name}
+    aligned = [n for n, t in types.items() if t.startswith("*") or n in ("n", "k")]
+    done = hopper_kernel(kernel, types, constants, aligned, options)
+    return done.asm["ptx"], assemble(done.asm["ptx"]), done.metadata.shared
+
+
+def check_tile(tile, shared, name):
+    ptx, log, held = compile_tile(tile, shared, name, bias=not name)
+    side = {"warp_swapped": tile.rows, "warp_specialised": tile.columns}.get(tile.variant)
+    instruction = "mma" if side is None else f"wgmma.mma_async.sync.aligned.m64n{side}k16"
+    check(ptx, log, f"{tile} {name}", [instruction])
+    assert held * tile.ctas <= H200.shared_bytes, f"{tile} takes {held} bytes"
+    if side is not None:
+        assert takes(tile, 1536, 2048, 2, bool(name)), tile
+        assert "wgmma.wait_group.sync.aligned 1;" in ptx, "a step's products wait for themselves"
+        assert "cp.async.bulk.tensor.2d.global.shared::cta" in ptx
+    if name:
+        check_gates(ptx, tile, 8 if side is not None else None)
+
+
+@pytest.mark.parametrize(("tile", "shared"), FIRST, ids=str)
+def test_tiles_compile_without_spills_or_serialised_instructions(tile, shared):
+    check_tile(tile, shared, "silu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tile", "shared"), CASES, ids=str)
+def test_every_tile_compiles_without_spills_or_serialised_instructions(tile, shared):
+    for name in ("", "silu"):
+        check_tile(tile, shared and bool(name), name)
+
+
+def test_a_pipeline_that_does_not_fit_is_known():
+    most = Tile(128, 256, 64, 4, 3, "warp_specialised")
+    assert takes(most, 2048, 768, 2, False)
+    for tile, n, k, size, gated in (
+        (Tile(128, 256, 64, 4, 4, "warp_specialised"), 2048, 768, 2, False),
+        (most, 2048, 768, 4, False),
+        (most, 2048, 784, 2, False),
+        (most, 2044, 768, 2, False),
+        (most, 1544, 768, 2, True),
+        (Tile(24, 128, 64, 4, 3, "warp_swapped"), 2048, 768, 2, False),
+        (Tile(16, 64, 64, 4, 3, "warp_swapped"), 2048, 768, 2, False),
+    ):
+        assert not takes(tile, n, k, size, gated), tile
+
+
+def test_small_kernels_compile_and_their_atomics_count_places_alone():
+    integers = dict.fromkeys(("ids", "counts", "starts", "slots", "blocks"), "*i32")
+    sizes = dict.fromkeys(("choices", "first", "experts"), "i32")
+    common = {"CHOSEN": 8, "EXPERTS": 128, "HEIGHT": 16, "SPREAD": False, "BLOCK": 512}
+    for kernel, more, counts in (
+        (places.place_few, {"CHOICES": 2048}, True),
+        (places.count_choices, {}, True),
+        (places.find_blocks, {}, False),
+        (places.place_many, {}, False),
+    ):
+        taken = set(kernel.arg_names)
+        types = {n: t for n, t in (integers | sizes).items() if n in taken}
+        constants = {n: v for n, v in (common | more).items() if n in taken}
+        aligned = [n for n, t in types.items() if t.startswith("*")]
+        done = hopper_kernel(kernel, types, constants, aligned, {"num_warps": 4})
+        atomics = re.findall(r"(?<![a-z])(?:atom|red)\.[\w.:]+", done.asm["ptx"])
+        assert bool(atomics) == counts and all(a.endswith(".add.u32") for a in atomics), atomics
+
+
+def test_choice_gathering_and_lanes_compile_without_fusion():
+    types = {"logits": "*fp32", "bias": "*fp32", "live": "*i32", "ids": "*i32", "weights": "*fp32"}
+    types |= {"experts": "i32", "stride": "i32", "scale": "fp32"}
+    for experts, sigmoid in ((128, False), (512, True)):
+        constants = {
+            "CHOSEN": 8,
+            "EXPERTS": experts,
+            "SIGMOID": sigmoid,
+            "HAS_BIAS": sigmoid,
+            "OVER_CHOSEN": True,
+        }
+        ptx, log = compile_for_hopper(choice.choose_rows, types, constants, 1, 3, ("stride",))
+        check(ptx, log, "choice", ["div.rn.f64", "ex2.approx"])
+    types = {"x": "*bf16", "slots": "*i32", "y": "*bf16", "width": "i32", "stride": "i32"}
+    constants = {"CHOSEN": 8, "BLOCK": 2048}
+    ptx, log = compile_for_hopper(gather.copy_to_slots, types, constants, 4, 3, ("width", "stride"))
+    check(ptx, log, "gather", ["ld.global.v4.b32", "st.global.v4.b32"])
+    types = {"y": "*bf16", "ids": "*i32", "weights": "*fp32", "slots": "*i32"}
+    types |= {"shared": "*fp32", "sums": "*fp32"} | dict.fromkeys(("rows", "width", "first"), "i32")
+    for block, shared in ((256, True), (1024, False)):
+        constants = {
+            "CHOSEN": 8,
+            "PER_LANE": 16,
+            "PROGRAM": own_program((fold_tree("tree", 8),)),
+            "HAS_SHARED": shared,
+            "FEW": shared,
+            "CHOICES": 8,
+            "BLOCK": block,
+        }
+        ptx, log = compile_for_hopper(lanes.lane_sums, types, constants, 4, 3, ("width",))
+        check(ptx, log, "lanes", ["mul.rn.f32", "add.rn.f32"])

@@ -1,0 +1,183 @@
+"""The GPU's kernels of experts in Triton's interpreter, the warp-specialised one emulated."""
+
+import pytest
+import torch
+
+from tests.kernels.interpreted.emulated_warps import Pointer, grouped_product, run_program
+from tests.kernels.interpreted.product_inputs import draw
+from tests.kernels.interpreted.test_gluon_gemm import described, silu_and_multiply
+from tests.lib.bits import assert_same_bits, same_bits
+from tpdet.kernels import order
+from tpdet.kernels.cuda.experts import activation as expert_activation
+from tpdet.kernels.cuda.experts import lanes as lanes_module
+from tpdet.kernels.cuda.experts import places, warp_specialised
+from tpdet.kernels.cuda.experts.gather import rows_in_slots
+from tpdet.kernels.cuda.experts.lanes import fold_lanes
+from tpdet.kernels.cuda.experts.products import grouped_product as product_of_groups
+from tpdet.kernels.cuda.gemm.column import column_gemm
+from tpdet.kernels.cuda.gemm.gated import gated_gemm
+from tpdet.kernels.cuda.gemm.variants import warp_specialised as dense
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.launch import warp_pipeline
+from tpdet.kernels.cuda.pointwise import activation
+
+HEIGHT = 16
+FEW = Tile(HEIGHT, 32, 32, 4, 2, "pointer_swapped")
+PLAIN = Tile(HEIGHT, 16, 16, 4, 2, "pointer")
+
+
+def routes(tokens, chosen, experts, padding=0):
+    """Ids [tokens, chosen], ascending; the last rows are padding and chose none."""
+    scores = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(tokens))
+    ids = scores.topk(chosen).indices.sort().values.int()
+    ids[tokens - padding :] = -1
+    return ids
+
+
+CASES = [  # tokens, chosen, all experts, this rank's, spread, choices that one program places
+    (5, 2, 8, range(8), True, 4096),
+    (5, 2, 8, range(4, 8), False, 4096),
+    (24, 3, 12, range(12), False, 4096),
+    (24, 3, 12, range(4, 12), False, 64),
+]
+
+
+@pytest.mark.parametrize(("tokens", "chosen", "count", "mine", "spread", "few"), CASES)
+def test_every_choice_has_a_slot_of_its_expert(
+    tokens, chosen, count, mine, spread, few, monkeypatch
+):
+    monkeypatch.setattr(places, "ONE_PROGRAM", few)
+    ids = routes(tokens, chosen, count, padding=1)
+    found = places.place(ids, mine, HEIGHT, spread)
+    blocks = found.blocks[1 : 1 + int(found.blocks[0])].tolist()
+    local = (ids >= mine.start) & (ids < mine.stop)
+    assert torch.equal(found.slots >= 0, local)
+    slots = found.slots[local]
+    assert slots.unique().numel() == slots.numel() and int(slots.max()) < found.slot_count
+    experts = torch.tensor(blocks)[slots.long() // HEIGHT] + mine.start
+    assert torch.equal(experts.int(), ids[local]) and blocks == sorted(blocks)
+    wanted = [-(-int((ids == e).sum()) // (10**9 if spread else HEIGHT)) for e in mine]
+    assert [blocks.count(e) for e in range(len(mine))] == wanted
+    if spread:
+        tokens_at = torch.arange(tokens)[:, None].expand(tokens, chosen)[local]
+        assert torch.equal(slots.long() % HEIGHT, tokens_at)
+
+
+@pytest.mark.parametrize(("tokens", "chosen", "count", "mine", "spread", "few"), CASES[:3])
+def test_rows_have_the_bits_of_dense_products_and_lanes_of_their_sums(
+    tokens, chosen, count, mine, spread, few, monkeypatch
+):
+    """A NaN row stays in its rows, and slots of no row reach nothing."""
+    monkeypatch.setattr(lanes_module, "FEW_ROWS", 10)
+    ids = routes(tokens, chosen, count, padding=1)
+    x, w = draw(tokens, 64, dtype=torch.float16), draw(len(mine), 80, 64, seed=1).half()
+    bias, sick = draw(len(mine), 80, seed=2).half(), 2
+    x[sick] = torch.nan
+    found = places.place(ids, mine, HEIGHT, spread)
+    rows = x if spread else rows_in_slots(x, found)
+    gated = product_of_groups(rows, w, None, found, PLAIN, 0, "silu", spread)
+    y = product_of_groups(rows, w, bias, found, FEW, 0, "", spread)
+    for expert in mine:
+        token, choice = (ids == expert).nonzero(as_tuple=True)
+        slots, weight = found.slots[token, choice].long(), w[expert - mine.start]
+        dense = column_gemm(x[token], weight, bias[expert - mine.start], x.dtype)
+        assert_same_bits(y[slots], dense, f"expert {expert}")
+        assert_same_bits(gated[slots], gated_gemm(x[token], weight), f"gated expert {expert}")
+    weights, lanes = draw(tokens, chosen, seed=3), 4
+    shared = draw(lanes, tokens, 80, seed=4)
+    for name in order.FOLD_ORDERS:
+        tree = order.fold_tree(name, lanes)
+        for roots, beside in (((tree,), None), ((tree,), shared), ((0, (1, (2, 3))), None)):
+            sums = fold_lanes(y, ids, weights, found, mine, roots, lanes, beside)
+            each = lane_sums(y, ids, weights, found.slots, mine, lanes, beside)
+            wanted = [order.evaluate(root, lambda i, e=each: e[i], torch.add) for root in roots]
+            assert_same_bits(sums.values, torch.stack(wanted), f"{name} {roots}")
+            assert sums.folded and not sums.values[:, -1].isnan().any()
+            keep = [row for row in range(tokens) if row != sick]
+            assert not sums.values[:, keep].isnan().any()
+
+
+def lane_sums(y, ids, weights, slots, mine, lanes, shared):
+    """The lanes of all tokens in torch, from +0 in ascending ids."""
+    each = torch.zeros(lanes, *ids.shape[:1], y.shape[1])
+    for token, choice in (slots >= 0).nonzero().tolist():
+        lane = (int(ids[token, choice]) - mine.start) // (len(mine) // lanes)
+        each[lane, token] += weights[token, choice] * y[int(slots[token, choice])].float()
+    return each if shared is None else each + shared
+
+
+def test_what_does_not_fit_is_refused():
+    ids, x, w = routes(5, 2, 8), draw(5, 64), draw(8, 32, 64)
+    spread = places.place(ids, range(8), HEIGHT, True)
+    apart = places.place(ids, range(8), HEIGHT)
+    for bad in (
+        lambda: places.place(ids, range(8), 4, True),
+        lambda: product_of_groups(x, w, None, apart, PLAIN, 0),
+        lambda: product_of_groups(x, w, None, spread, PLAIN, 0),
+        lambda: product_of_groups(x.half(), w, None, spread, PLAIN, 0, shared=True),
+        lambda: product_of_groups(x, w, x, spread, PLAIN, 0, shared=True),
+        lambda: product_of_groups(x, w[:, :24].contiguous(), None, spread, PLAIN, 0, "silu", True),
+        lambda: product_of_groups(x, w, None, spread, Tile(32, 16, 16, 4, 2), 0, shared=True),
+        lambda: product_of_groups(
+            x, w, None, spread, Tile(16, 128, 64, 4, 9, "warp_swapped"), 1, shared=True
+        ),
+    ):
+        with pytest.raises(ValueError):
+            bad()
+
+
+def emulate(x, w, bias, blocks, width, swapped, shared, name, programs=2):
+    """Every program of the warp-specialised kernel in turn -> y [S, N], NaN where nothing is."""
+    (count, n, k), height = w.shape, width if swapped else 128
+    y = torch.full(((blocks.numel() - 1) * height, n // (2 if name else 1)), torch.nan).half()
+    weights = w.view(count * n, k)
+    long, other = (weights, x) if swapped else (x, weights)
+    arguments = {
+        "long_tiles": described(long),
+        "other_tiles": described(other),
+        "y_tiles": described(y),
+        "bias": Pointer(x if bias is None else bias),
+        "blocks": Pointer(blocks),
+        "n": n,
+        "steps": k // 16,
+        "WIDTH": width,
+        "BK": 16,
+        "SWAPPED": swapped,
+        "SHARED": shared,
+        "HAS_BIAS": bias is not None,
+        "ACTIVATION": name,
+        "STAGES": 3,
+        "DEPENDENT": False,
+    }
+    kernel, arithmetic = warp_specialised.warp_specialised_groups, (expert_activation, activation)
+    for program in range(programs):
+        run_program(kernel, arithmetic, program, arguments, programs, (warp_pipeline, dense))
+    return y
+
+
+@pytest.mark.parametrize(
+    ("swapped", "width", "n", "shared", "name"),
+    [
+        (True, 16, 144, True, "silu"),
+        (True, 16, 272, False, ""),
+        (True, 32, 144, False, "silu"),
+        (False, 128, 272, False, ""),
+        (False, 256, 144, False, "silu"),
+    ],
+)
+def test_warp_specialised_rows_have_the_bits_of_one_chain(swapped, width, n, shared, name):
+    """Blocks of experts 0, 3 and 4; tails in N; a bias; what lies behind the count is not read."""
+    height, k = width if swapped else 128, 48
+    blocks = torch.tensor([3, 0, 3, 4, 77, 77], dtype=torch.int32)
+    w, bias = draw(5, n, k, seed=1).half(), draw(5, n, seed=2).half()
+    x = draw(height - 3 if shared else 5 * height, k).half()
+    y = emulate(x, w, bias, blocks, width, swapped, shared, name)
+    for block, expert in enumerate((0, 3, 4)):
+        rows = x if shared else x[block * height : (block + 1) * height]
+        total = grouped_product(rows, w[expert].T, torch.zeros(len(rows), n)) + bias[expert].float()
+        wanted = silu_and_multiply(total) if name else total
+        found = y[block * height : block * height + len(rows)]
+        assert_same_bits(found, wanted.half(), f"block {block}")
+        other = draw(5, n, seed=3)[expert]
+        assert not same_bits((total + other).half(), wanted.half())  # negative control
+    assert y[3 * height :].isnan().all()
