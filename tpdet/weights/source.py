@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import blake3
@@ -11,13 +13,14 @@ import torch
 from tpdet.comm.world.world import World, rank_on_node
 from tpdet.errors import CheckpointError, DisagreementError
 from tpdet.model_config import ModelConfig
-from tpdet.weights.checkpoint import Checkpoint, open_checkpoint
+from tpdet.weights.checkpoint import Checkpoint, all_finite, open_checkpoint
 from tpdet.weights.dummy import draw_piece
 from tpdet.weights.load_progress import LoadProgress
 from tpdet.weights.pieces import Pieces
 
 PieceKey = tuple[str, int]
 Digests = dict[PieceKey, bytes]
+_Bounded = tuple[int, tuple[int, int]]  # a piece's index, and its bounds
 WeightRead = tuple[str, tuple[int, ...], Pieces]
 """One call of `WeightSource.read`: a tensor's name, its whole shape, and the pieces read."""
 
@@ -40,11 +43,12 @@ class WeightSource:
         seed: int,
         show_progress: bool,
         device: torch.device | str = "cpu",
+        threads: int = 1,
     ) -> None:
         """Without a checkpoint, pieces are random: a function of `seed`, name and index.
 
-        Pieces of a checkpoint are checked and digested on the CPU, then moved to `device`; random
-        ones are made there.
+        Pieces of a checkpoint are checked and digested on the CPU, as many at a time as there are
+        threads, then moved to `device`; random ones are made there.
         """
         self._device = torch.device(device)
         self._checkpoint = checkpoint
@@ -53,6 +57,7 @@ class WeightSource:
         self._digests: Digests = {}
         self._read: list[str] = []
         self.reads: list[WeightRead] = []
+        self._threads = ThreadPoolExecutor(threads) if checkpoint is not None else None
         total = len(checkpoint.names) if checkpoint is not None else None
         self._progress = LoadProgress(total, show_progress)
 
@@ -71,30 +76,40 @@ class WeightSource:
             raise CheckpointError(f"tensor {name} is asked for twice: each is read once")
         self._read.append(name)
         self.reads.append((name, shape, pieces))
+        one = partial(self._read_piece, name, shape, pieces.dim)
+        ranges = pieces.ranges(shape)
+        # Random pieces are drawn in turn: a generator has one stream.
+        read = map(one, ranges) if self._threads is None else self._threads.map(one, ranges)
         parts = []
-        for index, (first, last) in pieces.ranges(shape):
-            if self._checkpoint is not None:
-                part = self._checkpoint.piece(name, shape, pieces.dim, first, last)
-            else:
-                size = _cut(shape, pieces.dim, last - first)
-                part = draw_piece(self._seed, name, index, size, self._device)
-            here = part.device.type == "cpu"  # a random piece made on a GPU stays there, unread
-            self._digests[name, index] = (
-                _digest(part, shape, first, last, self._rule(name))
-                if here
-                else _draw_digest(self._seed, part, shape, first, last)
-            )
-            narrow = part.to(self._dtype)
-            if here and not torch.isfinite(narrow).all():
-                raise CheckpointError(
-                    f"tensor {name} holds values too large for {self._dtype}: use another --dtype"
-                )
-            parts.append(narrow.to(self._device))
+        for (index, _), (part, digest) in zip(ranges, read, strict=True):
+            self._digests[name, index] = digest
+            parts.append(part)
         self._progress.step()
         if self.tick is not None:
             self.tick()
         # Always a copy: `parts` may be views of the file, which may change later.
         return torch.cat(parts, dim=pieces.dim)
+
+    def _read_piece(
+        self, name: str, shape: tuple[int, ...], dim: int, bounded: _Bounded
+    ) -> tuple[torch.Tensor, bytes]:
+        """One piece in the model's dtype, where it is used, and its digest."""
+        index, (first, last) = bounded
+        if self._checkpoint is not None:
+            part = self._checkpoint.piece(name, shape, dim, first, last)
+        else:
+            size = _cut(shape, dim, last - first)
+            part = draw_piece(self._seed, name, index, size, self._device)
+        if part.device.type == "cpu":
+            digest = _digest(part, shape, first, last, self._rule(name))
+        else:  # a random piece made on a GPU stays there, unread
+            digest = _draw_digest(self._seed, part, shape, first, last)
+        narrow = part.to(self._dtype)
+        if narrow is not part and part.device.type == "cpu" and not all_finite(narrow):
+            raise CheckpointError(
+                f"tensor {name} holds values too large for {self._dtype}: use another --dtype"
+            )
+        return narrow.to(self._device), digest
 
     def _rule(self, name: str) -> str:
         return "" if self._checkpoint is None else self._checkpoint.rules.get(name, "")
@@ -105,6 +120,8 @@ class WeightSource:
         tied: (name, twin): the checkpoint may also contain `name`, with the bits of `twin`.
         """
         self._progress.close()
+        if self._threads is not None:
+            self._threads.shutdown()
         if self._checkpoint is not None:
             if tied is not None and tied[0] in self._checkpoint.names:
                 self._checkpoint.check_equal(*tied)
@@ -120,8 +137,12 @@ def open_weights(
     seed: int,
     show_progress: bool,
     device: torch.device | str = "cpu",
+    threads: int = 1,
 ) -> WeightSource:
-    """The weights of a model directory for `device`; random ones for load_format "dummy"."""
+    """The weights of a model directory for `device`; random ones for load_format "dummy".
+
+    threads: how many pieces of a tensor are read at a time.
+    """
     checkpoint = None if load_format == "dummy" else open_checkpoint(directory)
     if checkpoint is not None and checkpoint.rules and show_progress:
         _log.info(
@@ -132,7 +153,8 @@ def open_weights(
         )
         if checkpoint.activations_ignored:
             _log.info("the checkpoint wants quantised activations, too: they stay %s", config.dtype)
-    return WeightSource(checkpoint, getattr(torch, config.dtype), seed, show_progress, device)
+    dtype = getattr(torch, config.dtype)
+    return WeightSource(checkpoint, dtype, seed, show_progress, device, threads)
 
 
 def merge_digests(world: World, digests: Digests) -> str:

@@ -35,6 +35,7 @@ from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.model_config.fit import context_length
 from tpdet.models.decoder import Decoder
 from tpdet.models.products import sized_tensors
+from tpdet.runner.start.kernel_checks import threads_per_rank
 from tpdet.weights.resolve import resolve_model
 from tpdet.weights.sample import sample_checkpoint
 from tpdet.weights.sizes import check_sizes
@@ -172,9 +173,10 @@ class Loader:
         self, directory: Path, device: torch.device, tick: Tick | None = None
     ) -> WeightSource:
         """The weights below `directory`, to be read to `device`; `tick` is called at each read."""
-        config = self._config
+        config, shown = self._config, self._world.rank == 0
+        threads = threads_per_rank(self._world.local_size)
         source = open_weights(
-            directory, self._model, config.load_format, config.seed, self._world.rank == 0, device
+            directory, self._model, config.load_format, config.seed, shown, device, threads
         )
         source.tick = tick
         return source
