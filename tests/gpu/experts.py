@@ -24,64 +24,70 @@ def routes(tokens, chosen, experts, seed=0, skew=0.0):
     return scores.topk(chosen, dim=1).indices.sort(dim=1).values.int()
 
 
-def by_slots(x, w, bias, ids, experts, tile, spread, activation=""):
-    """One grouped product, and where its rows stand."""
+def by_slots(x, weights, bias, ids, experts, tile, spread):
+    """Both products of a layer [S, H], and where its rows stand."""
     places = place(ids, experts, tile.rows, spread)
     rows = x if spread else rows_in_slots(x, places)
+    gate_up, down = weights
     sms = multiprocessors(x.device)
-    return grouped_product(rows, w, bias, places, tile, sms, activation, spread), places
+    up_tile, down_tile = (fitted(tile, w) for w in weights)
+    mixed = grouped_product(rows, gate_up, None, places, up_tile, sms, "silu", spread)
+    return grouped_product(mixed, down, bias, places, down_tile, sms), places
 
 
-def rows_are_those_of_dense_products(x, w, bias, ids, experts, tile, spread, activation, what):
-    y, places = by_slots(x, w, bias, ids, experts, tile, spread, activation)
+def fitted(tile, weight):
+    """The tile, or one that takes any weight."""
+    if weight.element_size() == 2 and weight.shape[2] % tile.depth == 0:
+        return tile
+    return Tile(tile.rows, 32, 16, 4, 3, "pointer_swapped")
+
+
+def rows_are_those_of_dense_products(x, weights, bias, ids, experts, tile, spread, what):
+    """Of each expert the rows that chose it, by both dense products."""
+    y, places = by_slots(x, weights, bias, ids, experts, tile, spread)
     slots = places.slots
     if not torch.equal(slots >= 0, (ids >= experts.start) & (ids < experts.stop)):
         raise AssertionError(f"{what}: a choice without its slot")
     taken = slots[slots >= 0]
     if taken.unique().numel() != taken.numel():
         raise AssertionError(f"{what}: two choices in one slot")
-    for expert in ids.unique().tolist():
-        if expert not in experts:
-            continue
-        token, choice = (ids == expert).nonzero(as_tuple=True)
-        mine, weight = x[token].contiguous(), w[expert - experts.start]
-        if activation:
-            wanted = gated_gemm(mine, weight)
-        else:
-            shift = None if bias is None else bias[expert - experts.start]
-            wanted = column_gemm(mine, weight, shift, x.dtype)
-        same(y[slots[token, choice].long()], wanted, f"{what} expert {expert}")
+    for expert in range(len(experts)):
+        token, choice = (ids == experts.start + expert).nonzero(as_tuple=True)
+        if len(token):
+            mixed = gated_gemm(x[token], weights[0][expert])
+            wanted = column_gemm(mixed, weights[1][expert], bias[expert], x.dtype)
+            same(y[slots[token, choice].long()], wanted, f"{what} expert {expert}")
 
 
-def tiles_are_one_class(n, k, kind, dtype=torch.bfloat16, skew=0.0):
-    """Every candidate, gated and with a bias; all experts, and the upper half of them."""
+def tiles_are_one_class(hidden, width, kind, dtype=torch.bfloat16, skew=0.0):
+    """Every candidate; all experts, and the upper half of them; rows that are padding."""
     count, chosen, cases = 16, 4, 0
-    w = draw(count, n, k, dtype=dtype, kind=kind, seed=1)
-    bias = draw(count, n, dtype=dtype, seed=2)
+    gate_up = draw(count, 2 * width, hidden, dtype=dtype, kind=kind, seed=1) * 0.02
+    down = draw(count, hidden, width, dtype=dtype, kind=kind, seed=2) * 0.02
+    bias = draw(count, hidden, dtype=dtype, seed=3)
     for bucket in CANDIDATES:
         for tokens in dict.fromkeys((1, bucket.tokens // 2, min(bucket.tokens, 700))):
-            x = draw(tokens, k, dtype=dtype, kind=kind)
+            x = draw(tokens, hidden, dtype=dtype, kind=kind)
             ids = routes(tokens, chosen, count, tokens, skew)
             ids[tokens - tokens // 3 :] = -1  # padding
             for tile in bucket.tiles:
                 if tokens > tile.rows and bucket.spread:
                     continue
-                if dtype == torch.float32 or k % tile.depth:
-                    tile = Tile(tile.rows, 32, 16, 4, 3, "pointer_swapped")
                 for experts in (range(count), range(8, count)):
-                    mine = w[experts.start :].contiguous()
-                    shift = bias[experts.start :].contiguous()
-                    what = f"{n}x{k} {tokens} tokens {experts} {tile}"
+                    weights = gate_up[experts.start :], down[experts.start :]
+                    what = f"{hidden} {width} {tokens} tokens {experts} {tile}"
                     case = ids, experts, tile, bucket.spread
-                    rows_are_those_of_dense_products(x, mine, shift, *case, "", what)
-                    rows_are_those_of_dense_products(x, mine, None, *case, "silu", what)
-                    cases += 2
+                    shift = bias[experts.start :]
+                    rows_are_those_of_dense_products(x, weights, shift, *case, what)
+                    cases += 1
     return {"cases": cases}
 
 
 def poison_stays_in_its_row():
     """NaN rows, NaN around operands, slots of no row: no other row changes."""
-    w = draw(16, 256, 512, seed=1)
+    weights = draw(16, 512, 512, seed=1) * 0.02, draw(16, 512, 256, seed=2) * 0.02
+    bias = draw(16, 512, seed=3)
+    around = tuple(surrounded(w) for w in weights)
     for bucket in CANDIDATES:
         tokens = min(bucket.tokens, 300)
         x, ids = draw(tokens, 512), routes(tokens, 4, 16)
@@ -91,8 +97,8 @@ def poison_stays_in_its_row():
             if tokens > tile.rows and bucket.spread:
                 continue
             case = ids, range(16), tile, bucket.spread
-            clean, before = by_slots(x, w, None, *case)
-            dirty, after = by_slots(surrounded(bad), surrounded(w), None, *case)
+            clean, before = by_slots(x, weights, bias, *case)
+            dirty, after = by_slots(surrounded(bad), around, bias, *case)
             clean, dirty = (y[p.slots.long()] for y, p in ((clean, before), (dirty, after)))
             if not dirty[::3].isnan().all():
                 raise AssertionError(f"{tile}: NaN rows are lost")
@@ -102,16 +108,15 @@ def poison_stays_in_its_row():
 
 def checks():
     """Every check of the kernels of experts."""
-    found = [
-        Check(f"experts {n}x{k} {kind}", tiles_are_one_class, (n, k, kind))
-        for n, k, kind in ((1536, 2048, "heavy"), (2048, 768, "normal"), (5760, 2880, "normal"))
-    ]
-    found.append(Check("experts 2880x2880", tiles_are_one_class, (2880, 2880, "cancelling")))
-    found.append(
-        Check("experts skewed", tiles_are_one_class, (512, 512, "normal", torch.bfloat16, 3.0))
-    )
-    found.append(Check("experts odd", tiles_are_one_class, (208, 80, "heavy")))
-    for dtype in (torch.float16, torch.float32):
-        found.append(Check(f"experts {dtype}", tiles_are_one_class, (272, 192, "heavy", dtype)))
-    found.append(Check("experts poison", poison_stays_in_its_row))
-    return found
+    bf16, half, single = torch.bfloat16, torch.float16, torch.float32
+    cases = {
+        "30b": (2048, 768, "heavy"),
+        "2880": (2880, 2880, "normal"),
+        "cut": (2048, 192, "cancelling"),
+        "skewed": (512, 512, "normal", bf16, 3.0),
+        "odd": (208, 80, "heavy"),
+        "float16": (272, 192, "heavy", half),
+        "float32": (272, 192, "heavy", single),
+    }
+    found = [Check(f"experts {name}", tiles_are_one_class, case) for name, case in cases.items()]
+    return [*found, Check("experts poison", poison_stays_in_its_row)]

@@ -65,7 +65,7 @@ def _check(
         raise ValueError(
             f"x {tuple(x.shape)}, weights {tuple(w.shape)}: {tile.depth} must divide K"
         )
-    if shared != places.spread or (x.shape[0] > tile.rows if shared else x.shape[0] != rows):
+    if x.shape[0] != rows and not (shared and places.spread and x.shape[0] <= tile.rows):
         raise ValueError(f"{x.shape[0]} rows of x do not fit {rows} slots in blocks of {tile.rows}")
     if tile.rows != places.height:
         raise ValueError(f"a tile of {tile.rows} rows does not fit blocks of {places.height} slots")

@@ -76,6 +76,9 @@ def test_rows_have_the_bits_of_dense_products_and_lanes_of_their_sums(
     found = places.place(ids, mine, HEIGHT, spread)
     rows = x if spread else rows_in_slots(x, found)
     gated = product_of_groups(rows, w, None, found, PLAIN, 0, "silu", spread)
+    again = product_of_groups(rows_in_slots(x, found), w, None, found, PLAIN, 0, "silu")
+    taken = found.slots[found.slots >= 0].long()
+    assert_same_bits(again[taken], gated[taken])
     y = product_of_groups(rows, w, bias, found, FEW, 0, "", spread)
     for expert in mine:
         token, choice = (ids == expert).nonzero(as_tuple=True)
@@ -114,6 +117,7 @@ def test_what_does_not_fit_is_refused():
         lambda: places.place(ids, range(8), 4, True),
         lambda: product_of_groups(x, w, None, apart, PLAIN, 0),
         lambda: product_of_groups(x, w, None, spread, PLAIN, 0),
+        lambda: product_of_groups(x, w, None, apart, PLAIN, 0, shared=True),
         lambda: product_of_groups(x.half(), w, None, spread, PLAIN, 0, shared=True),
         lambda: product_of_groups(x, w, x, spread, PLAIN, 0, shared=True),
         lambda: product_of_groups(x, w[:, :24].contiguous(), None, spread, PLAIN, 0, "silu", True),
