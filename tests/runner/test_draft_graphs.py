@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from tests.engine.test_drafts import assert_same, plain, with_drafts
+from tests.engine.test_drafts import REQUESTS, assert_same, with_drafts
 from tests.lib.engine_harness import ask, run
 from tests.lib.recorded_graphs import recorded_graphs
 from tpdet.control.plan import ByColumns, ByShares, LikeliestByColumns, PlanRows, Row
@@ -16,7 +16,7 @@ from tpdet.runner import RowSharing
 from tpdet.runner.graphs.draft_graphs import draft_shape, largest_shape, rehearsed_shapes
 from tpdet.runner.graphs.packed_step import StepSpans
 
-__all__ = ["plain"]  # the fixture
+KINDS = "perfect", "half", "wrong", "random"
 PROMPT = [(11 * i + i * i) % 1100 for i in range(250)]
 SAMPLED = {"temperature": 1.0, "seed": 7, "max_tokens": 12}
 WAYS = {
@@ -26,11 +26,15 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("tp", "kind"), [(1, "half"), (2, "perfect")])
-def test_replayed_steps_with_drafts_change_no_bit(tiny_model, plain, tp, kind):
+@pytest.mark.parametrize(
+    ("tp", "kind"), [(1, "half"), *(pytest.param(2, k, marks=pytest.mark.slow) for k in KINDS)]
+)
+def test_replayed_steps_with_drafts_change_no_bit(tiny_model, tp, kind):
+    model, requests = tiny_model("qwen3", kv_heads=2), [*REQUESTS[:3], REQUESTS[-1]]
+    plain = run(model, requests, look=False)
     with recorded_graphs() as replays:
-        found = with_drafts(plain, tiny_model("qwen3", kv_heads=2), kind, tp=tp)
-    assert_same(found, plain)
+        found = with_drafts(plain, model, kind, requests=requests, tp=tp)
+    assert_same(found, plain, requests)
     drafted = [shape.batches[0] for shape in replays if shape.batches[0].short_rows > 1]
     assert len(drafted) > 5 * tp
     assert len({*drafted}) > 2 and max(batch.sequences for batch in drafted) > 1

@@ -11,6 +11,8 @@ from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.verify.compare import compare
 from tpdet.verify.spec import Machine, Trace, WorldReport
 
+STEPS = "alone,batch,chunks,whole,preempted,prefill"  # drafts: see test_verify_drafts
+
 
 def verify(*arguments, timeout=280):
     command = [sys.executable, "-m", "tpdet", "verify", *map(str, arguments)]
@@ -27,7 +29,16 @@ def sizes_of_families():
 @pytest.mark.parametrize(("family", "sizes"), list(sizes_of_families()))
 def test_a_family_is_equal_at_every_size_and_circumstance(tiny_model, tmp_path, family, sizes):
     output = tmp_path / "verify.json"
-    short = ["--relations", "steps", "--batch", "1,16", "--budget", "100", "--tokens", "6"]
+    short = [
+        "--relations",
+        "alone,batch,chunks,whole,preempted,prefill",
+        "--batch",
+        "1,16",
+        "--budget",
+        "100",
+        "--tokens",
+        "6",
+    ]
     dtype = "bfloat16" if family in ("llama", "qwen3") else "float32"
     done = verify(
         tiny_model(family),
@@ -77,7 +88,7 @@ def test_every_fold_order_is_equal_and_a_contract_of_its_own(
         "--budget",
         "100",
         "--relations",
-        "steps,fresh,cache,eager",
+        f"{STEPS},fresh,cache,eager",
         "--tokens",
         "4",
         "--output",
@@ -103,6 +114,8 @@ def test_the_control_fails_and_names_the_first_difference(tiny_model, tmp_path):
     done = verify(
         tiny_model("qwen3"),
         "--control",
+        "--relations",
+        STEPS,
         "--tp",
         "1,2",
         "--dtype",

@@ -69,7 +69,7 @@ def test_other_processes_run_for_the_default_fold_order():
 
 
 def test_the_first_circumstance_is_alone_and_one_holds_every_prompt_in_a_step():
-    names = [found.name for found in circumstances(SPEC)]
+    names = [found.name for found in circumstances(SPEC) if not found.drafts]
     assert names == [
         "alone",
         "batch 4",
@@ -79,10 +79,11 @@ def test_the_first_circumstance_is_alone_and_one_holds_every_prompt_in_a_step():
         "preempted",
         "prefill of decode",
     ]
+    assert all(each.drafts for each in circumstances(SPEC)[len(names) :])
     (whole,) = (found for found in circumstances(SPEC) if found.name == "not chunked")
     assert whole.budget > sum(SPEC.prompt_lengths)
-    (preempted,) = (found for found in circumstances(SPEC) if found.preempt_every)
-    assert preempted.budget > sum(SPEC.prompt_lengths), "a long prompt would never end"
+    preempted = [found.budget for found in circumstances(SPEC) if found.preempt_every]
+    assert min(preempted) > sum(SPEC.prompt_lengths), "a long prompt would never end"
 
 
 def test_the_reference_comes_first_and_one_start_serves_fresh_and_eager():
@@ -185,11 +186,12 @@ def test_large_and_small_logits_are_digested_in_their_order_and_recomputed_ones_
         log = LogitsLog(path)
         log.names[3] = "probe-0"
         values = torch.arange(3 * vocabulary, dtype=torch.float32).view(3, vocabulary)
-        log.tap(SimpleNamespace(admission=9), 0, values)  # a neighbour
-        log.tap(SimpleNamespace(admission=3), 5, values)
-        log.tap(SimpleNamespace(admission=3), 6, values[1:2])  # again, alike
-        log.tap(SimpleNamespace(admission=3), 7, values[0:1])  # again, with other bits
-        log.close()
+        row = lambda admission: SimpleNamespace(admission=admission, samples=1)
+        log.tap(row(9), 0, values)  # a neighbour
+        log.tap(row(3), 5, values)
+        log.tap(row(3), 6, values[1:2])  # again, alike
+        log.tap(row(3), 7, values[0:1])  # again, with other bits
+        log.close({})
         wanted = [hashlib.sha256(row.numpy().tobytes()).hexdigest() for row in values]
         assert list(log.digests) == ["probe-0"]
         found = log.digests["probe-0"]

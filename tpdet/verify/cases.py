@@ -6,9 +6,12 @@ circumstance at tensor-parallel size 1.
 """
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tpdet.request import Request, SamplingParams
+from tpdet.verify.drafted import HALF, KINDS
+from tpdet.verify.relations import EAGER
 from tpdet.verify.spec import VerifySpec
 
 NEIGHBOUR_TOKENS = 90  # prompt tokens of a neighbour, at most
@@ -21,7 +24,9 @@ class Circumstance:
 
     `batch` requests run together (probes and random neighbours), with `budget` tokens in a step.
     Every `preempt_every` steps each running sequence is preempted. `prefill` gives a probe's answer
-    back as a prompt, so that decoded positions are computed by prefill.
+    back as a prompt, so that decoded positions are computed by prefill. `drafts`: the kind of those
+    that the rows of all requests carry (`drafted.KINDS`), "" for none. `spoiled`: whatever lies
+    behind a wrong draft is NaN.
     """
 
     name: str
@@ -29,6 +34,8 @@ class Circumstance:
     budget: int = 2048
     preempt_every: int = 0
     prefill: bool = False
+    drafts: str = ""
+    spoiled: bool = False
 
 
 def circumstances(spec: VerifySpec) -> list[Circumstance]:
@@ -42,8 +49,30 @@ def circumstances(spec: VerifySpec) -> list[Circumstance]:
         "whole": [Circumstance("not chunked", batch=_CROWD, budget=room)],
         "preempted": [Circumstance("preempted", batch=_CROWD, budget=again, preempt_every=3)],
         "prefill": [Circumstance("prefill of decode", prefill=True)],
+        "drafts": [*_drafted(spec, again)],
     }
     return [each for name in found if name in spec.relations for each in found[name]]
+
+
+def _drafted(spec: VerifySpec, again: int) -> Iterator[Circumstance]:
+    """Every kind of drafts, and the half right ones however steps are made.
+
+    again: tokens of a step in which a preempted sequence gets further than before.
+    """
+    for kind in KINDS:
+        yield Circumstance(f"{kind} drafts", batch=_CROWD, drafts=kind)
+    name = f"{HALF} drafts"
+    for n in spec.batches:
+        yield Circumstance(f"{name}, batch {n}", batch=n, drafts=HALF)
+    for n in spec.budgets:
+        yield Circumstance(f"{name}, chunks of {n}", batch=_CROWD, budget=n, drafts=HALF)
+    yield Circumstance(f"{name}, preempted", _CROWD, again, preempt_every=3, drafts=HALF)
+    yield Circumstance(f"{name}, NaN behind wrong ones", _CROWD, drafts=HALF, spoiled=True)
+
+
+def drafted_without_graphs() -> Circumstance:
+    """The circumstance of drafts in a process without graphs."""
+    return Circumstance(f"{HALF} drafts, {EAGER}", batch=_CROWD, drafts=HALF)
 
 
 def in_other_processes(name: str) -> Circumstance:

@@ -25,11 +25,13 @@ from tpdet.verify.cases import (
     NEIGHBOUR_TOKENS,
     Circumstance,
     circumstances,
+    drafted_without_graphs,
     in_other_processes,
     neighbours,
     probes,
 )
 from tpdet.verify.control import switch_in_stock_arithmetic
+from tpdet.verify.drafted import NanBehindWrongDrafts, Tokens, drafter, with_drafts
 from tpdet.verify.logits_log import LogitsLog
 from tpdet.verify.machine import count_gpus, machine
 from tpdet.verify.node_folds import count_node_folds
@@ -121,7 +123,9 @@ def _loads(spec: VerifySpec, graphs: bool, ranks: int) -> list[_Load]:
     if "fresh" in spec.relations:
         found.append(_Load(order, [in_other_processes(FRESH)]))
     if "eager" in spec.relations and graphs:
-        found.append(_Load(order, [in_other_processes(EAGER)], eager=True))
+        eager = [in_other_processes(EAGER)]
+        eager += [drafted_without_graphs()] if "drafts" in spec.relations else []
+        found.append(_Load(order, eager, eager=True))
     by_peers = graphs and ranks > 1 and spec.way.transport in ("auto", "peer")
     if "gather" in spec.relations and by_peers:
         found.append(_Load(order, [in_other_processes(GATHER)], gather=True))
@@ -171,19 +175,15 @@ def _run_all(
     traces: list[Trace] = []
     base = probes(runner.model_config.vocab_size, spec.prompt_lengths, spec.tokens, spec.seed)
     for circumstance in load.circumstances:
+        requests, answers = base, traces[0].tokens if traces else {}
         if circumstance.prefill:
-            data = msgspec.json.encode(traces[0].tokens if traces else {})
-            tokens = msgspec.json.decode(
-                world.broadcast_bytes(data), type=dict[str, tuple[int, ...]]
-            )
+            data = world.broadcast_bytes(msgspec.json.encode(answers))
+            tokens = msgspec.json.decode(data, type=dict[str, tuple[int, ...]])
             requests = [_as_prompt(probe, tokens[probe.request_id]) for probe in base]
-        else:
-            requests = base
         runner.reset_pages(runner.num_pages)
         name = f"{config.dtype}.{load.mode}.{circumstance.name}.logits".replace(" ", "-")
-        trace = _run_one(
-            spec, circumstance, load.mode, requests, config, runner, world, folder / name
-        )
+        where = config, runner, world, folder / name
+        trace = _run_one(spec, circumstance, load.mode, requests, *where, answers)
         traces += [trace] if trace is not None else []
     return traces
 
@@ -197,38 +197,34 @@ def _run_one(
     runner: Runner,
     world: World,
     values: Path,
+    known: Tokens,
 ) -> Trace | None:
-    """Run the probes in one circumstance; the trace on rank 0, None elsewhere."""
-    config = config.model_copy(update={"max_num_batched_tokens": circumstance.budget})
-    log = LogitsLog(values) if world.rank == 0 else None
-    tap = log.tap if log is not None else None
-    engine = Engine(config, world, tap, circumstance.preempt_every, runner)
-    if log is None:
-        engine.worker_loop()
+    """Run the probes in one circumstance; the trace on rank 0, None elsewhere.
+
+    known: their answers, for drafts.
+    """
+    changes: dict[str, object] = {"max_num_batched_tokens": circumstance.budget}
+    if circumstance.drafts:
+        changes["enable_prefix_caching"] = True  # probes publish pages, and read none
+    config = config.model_copy(update=changes)
+    if world.rank > 0:
+        Engine(config, world, None, circumstance.preempt_every, runner).worker_loop()
         return None
-    assemblers: dict[str, RequestAssembler] = {}
-    crowd = neighbours(
-        runner.model_config.vocab_size,
-        max(0, circumstance.batch - len(requests)),
-        spec.tokens,
-        spec.seed + circumstance.batch,
-    )
+    log, vocabulary = LogitsLog(values), runner.model_config.vocab_size
+    tokens = {
+        each.request_id: each.prompt_token_ids + known.get(each.request_id, ()) for each in requests
+    }
+    faults = NanBehindWrongDrafts(log.names, tokens) if circumstance.spoiled else None
+    engine = Engine(config, world, log.tap, circumstance.preempt_every, runner, faults=faults)
+    if circumstance.drafts:
+        engine.scheduler.policy.drafter = drafter(circumstance.drafts, known, vocabulary, spec.seed)
+    others = max(0, circumstance.batch - len(requests))
+    crowd = neighbours(vocabulary, others, spec.tokens, spec.seed + circumstance.batch)
     groups = [[r] for r in requests] if circumstance.batch == 1 else [_mixed(requests, crowd)]
-    admission = 0
-    for group in groups:
-        for request in group:
-            if request.request_id.startswith("probe"):
-                log.names[admission] = request.request_id
-                assemblers[request.request_id] = RequestAssembler(request, None)
-            engine.submit(request)
-            admission += 1
-        while engine.has_work:
-            for output in engine.step():
-                if output.request_id in assemblers:
-                    assemblers[output.request_id].push(output)
+    assemblers = _run_groups(engine, groups, log, bool(circumstance.drafts))
     steps = engine.statistics().steps
     engine.stop_workers()
-    log.close()
+    log.close(tokens)
     answers = {name: assembler.answer().choices[0] for name, assembler in assemblers.items()}
     return Trace(
         dtype=config.dtype,
@@ -243,6 +239,26 @@ def _run_one(
         values=f"{values.parent.name}/{values.name}",
         steps=steps,
     )
+
+
+def _run_groups(
+    engine: Engine, groups: list[list[Request]], log: LogitsLog, drafted: bool
+) -> dict[str, RequestAssembler]:
+    """Run each group of requests when the one before is done; the probes' answers, by name."""
+    assemblers: dict[str, RequestAssembler] = {}
+    admission = 0
+    for group in groups:
+        for request in group:
+            if request.request_id.startswith("probe"):
+                log.names[admission] = request.request_id
+                assemblers[request.request_id] = RequestAssembler(request, None)
+            engine.submit(with_drafts(request) if drafted else request)
+            admission += 1
+        while engine.has_work:
+            for output in engine.step():
+                if output.request_id in assemblers:
+                    assemblers[output.request_id].push(output)
+    return assemblers
 
 
 def _mixed(requests: list[Request], crowd: list[Request]) -> list[Request]:

@@ -10,6 +10,7 @@ STEPS = {
     "whole": "every prompt whole, all in one step",
     "preempted": "running sequences preempted and computed again every few steps",
     "prefill": "decoded positions computed again as a prompt",
+    "drafts": "drafts of every kind, right and wrong, in steps of every kind",
 }
 """Relations inside one world, between different steps."""
 
@@ -50,7 +51,7 @@ def relations_help() -> str:
     """The sentence of `--help` on `--relations`."""
     each = "; ".join(f"{name}: {what}" for name, what in (STEPS | PROCESSES).items())
     return (
-        "all, steps (the first six), processes (the last four), or a list of names. "
+        "all, steps (the first seven), processes (the last four), or a list of names. "
         f"{each}. The last four run for one fold order: {DEFAULT_FOLD_ORDER}, if it is among "
         "those asked for"
     )

@@ -1,0 +1,145 @@
+"""The relation of drafts holds, and finds a build that accepts, counts or publishes wrongly."""
+
+import hashlib
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+
+from tests.engine.test_drafts import (
+    plant_blind_acceptance,
+    plant_failing_by_a_refused_position,
+    plant_penalties_of_another_prefix,
+)
+from tpdet.control.plan import PlanRows, Row
+from tpdet.errors import IntegrityError
+from tpdet.scheduler.page_manager import PageManager
+from tpdet.verify import rank
+from tpdet.verify.cases import circumstances
+from tpdet.verify.compare import compare
+from tpdet.verify.drafted import KINDS, drafter, refused_logits
+from tpdet.verify.logits_log import LogitsLog
+from tpdet.verify.rank_files import HEADER_BYTES
+from tpdet.verify.spec import VerifySpec, WorldReport
+
+SPEC = VerifySpec(
+    model="none",
+    dtypes=("float32",),
+    fold_orders=("tree",),
+    batches=(1, 6),
+    budgets=(60,),
+    prompt_lengths=(5, 252, 9),
+    tokens=9,
+    seed=0,
+    control=False,
+    device="cpu",
+    relations=("alone", "drafts"),
+)
+
+
+def verified(tiny_model, folder, only=None, monkeypatch=None):
+    """The relations of a world of one rank in this process; `only` the circumstances named so."""
+    model = tiny_model("qwen3", kv_heads=2, hidden=64, intermediate=128, layers=1)
+    spec = msgspec.structs.replace(SPEC, model=str(model))
+    if only is not None:
+        few = [each for each in circumstances(spec) if each.name in ("alone", *only)]
+        monkeypatch.setattr(rank, "circumstances", lambda spec: few)
+    where = folder / "world"
+    where.mkdir()
+    (where / "spec.json").write_bytes(msgspec.json.encode(spec))
+    assert rank.main([str(where)]) == 0
+    report = msgspec.json.decode((where / "report.json").read_bytes(), type=WorldReport)
+    return compare([report], folder)
+
+
+@pytest.mark.slow
+def test_every_kind_of_drafts_is_equal_however_steps_are_made(tiny_model, tmp_path):
+    found = verified(tiny_model, tmp_path)
+    assert [each.difference for each in found] == [None] * 10
+    assert {f"{kind} drafts" for kind in KINDS} < {each.circumstance for each in found}
+
+
+def share_past_the_end(patch):
+    share = PageManager.share
+    patch.setattr(
+        PageManager, "share", lambda self, sequence, end: share(self, sequence, sequence.room)
+    )
+
+
+WRONG, HALF = "wrong drafts", "half right drafts"
+SPOILED = f"{HALF}, NaN behind wrong ones"
+FAULTS = {
+    "accepting without comparing": (WRONG, plant_blind_acceptance, None),
+    "penalties of another prefix": (HALF, plant_penalties_of_another_prefix, None),
+    "pages past the committed end": (HALF, share_past_the_end, IntegrityError),
+    "NaN behind a wrong draft fails": (SPOILED, plant_failing_by_a_refused_position, ValueError),
+}
+
+
+def test_without_a_fault_all_is_equal(tiny_model, tmp_path, monkeypatch):
+    found = verified(tiny_model, tmp_path, (WRONG, HALF, SPOILED), monkeypatch)
+    assert [each.difference for each in found] == [None] * 4
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_planted_faults_are_found(tiny_model, tmp_path, monkeypatch, fault):
+    circumstance, plant, error = FAULTS[fault]
+    plant(monkeypatch)
+    if error is not None:  # the world ends with it
+        with pytest.raises(error):
+            verified(tiny_model, tmp_path, (circumstance,), monkeypatch)
+        return
+    alone, drafted = verified(tiny_model, tmp_path, (circumstance,), monkeypatch)
+    assert alone.equal and not drafted.equal
+
+
+def row(start, ids, admission=3):
+    pages = (1,) * (-(-(start + len(ids)) // 256))
+    return Row(admission, 0, 0, start, tuple(ids), pages, pages, len(ids), len(ids))
+
+
+def test_logits_behind_a_wrong_draft_are_refused_and_no_others():
+    rows = PlanRows.of([row(2, (7, 8, 0, 10)), row(2, (1, 2), 4), row(5, (10,)), row(3, (8, 9))])
+    known, names = {"probe-0": (5, 6, 7, 8, 9, 10)}, {3: "probe-0"}
+    assert refused_logits(rows, names, known) == [2, 3]
+
+
+def test_logits_of_refused_positions_are_no_part_of_the_log(tmp_path):
+    log = LogitsLog(tmp_path / "values")
+    log.names[3] = "probe-0"
+    values = torch.arange(32, dtype=torch.float32).view(4, 8)
+    log.tap(row(2, (7, 8, 0, 10)), 2, values)
+    log.tap(row(4, (9, 10, 11)), 4, values[1:])
+    log.close({"probe-0": (5, 6, 7, 8, 9, 10)})
+    wanted = [hashlib.sha256(row.numpy().tobytes()).hexdigest() for row in values]
+    assert log.digests["probe-0"] == {2: wanted[0], 3: wanted[1], 4: wanted[1]}
+    body = (tmp_path / "values").read_bytes()
+    size = HEADER_BYTES + 32
+    headers = [body[at : at + HEADER_BYTES].decode().strip() for at in range(0, len(body), size)]
+    assert headers == [
+        "probe-0@2",
+        "probe-0@3",
+        "refused",
+        "refused",
+        "probe-0@4",
+        *["refused"] * 2,
+    ]
+
+
+def test_drafts_are_right_as_far_as_their_kind_says():
+    sequence = SimpleNamespace(request_id="probe-0", tokens=[1, 2, 3, 40], prompt_length=3)
+    answers = {"probe-0": tuple(range(40, 70))}
+    told = list(answers["probe-0"][1:])
+    right = {kind: set() for kind in KINDS}
+    for kind, counts in right.items():
+        propose = drafter(kind, answers, 100, 1)
+        for _ in range(60):
+            drafts = propose(sequence, 9)
+            assert 1 <= len(drafts) <= 9
+            same = [a == b for a, b in zip(drafts, told, strict=False)]
+            counts.add(same.index(False) if False in same else len(drafts))
+    assert right["right"] == {*range(1, 10)} and right["wrong"] == {0}
+    assert right["half right"] >= set(range(9)) and max(right["random"]) < 3
+    unknown = SimpleNamespace(request_id="neighbour", tokens=[1], prompt_length=1)
+    assert drafter("right", answers, 100, 1)(unknown, 5)
