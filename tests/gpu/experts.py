@@ -4,14 +4,19 @@ import torch
 
 from tests.gpu.checks import draw, same, surrounded
 from tests.gpu.suite import Check
+from tpdet.kernels import order
+from tpdet.kernels.cuda.experts.choice import choose
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.places import place
 from tpdet.kernels.cuda.experts.products import grouped_product
+from tpdet.kernels.cuda.experts.sums import expert_sums
 from tpdet.kernels.cuda.experts.tiles import CANDIDATES
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
+from tpdet.kernels.cuda.pointwise.fold import fold_final
+from tpdet.kernels.partial_sums import relative_roots
 
 GPU = torch.device("cuda", 0)
 
@@ -106,6 +111,110 @@ def poison_stays_in_its_row():
             same(dirty[keep], clean[keep], f"{tile}")
 
 
+def dense_lanes(x, ids, weights, layer, lanes):
+    """The lanes of all tokens [L, M, H] by dense products and torch's additions, ids ascending."""
+    gate_up, down, bias = layer
+    finished = torch.zeros(*ids.shape, x.shape[1], device=x.device)
+    for expert in range(len(gate_up)):
+        token, choice = (ids == expert).nonzero(as_tuple=True)
+        if len(token):
+            mixed = gated_gemm(x[token], gate_up[expert])
+            y = column_gemm(mixed, down[expert], bias[expert], x.dtype)
+            finished[token, choice] = weights[token, choice][:, None] * y.float()
+    sums = torch.zeros(lanes, *x.shape, device=x.device)
+    lane = ids.div(len(gate_up) // lanes, rounding_mode="floor")
+    for choice in range(ids.shape[1]):
+        for index in range(lanes):
+            mine = (lane[:, choice] == index)[:, None]
+            sums[index] = torch.where(mine, sums[index] + finished[:, choice], sums[index])
+    return sums
+
+
+def sums_do_not_know_where_experts_live(dtype, hidden, width):
+    """Every fold order at 1, 2, 4 and 8 ranks; steps of every bucket with padding and NaN."""
+    count, chosen, lanes = 32, 4, 8
+    gate_up = draw(count, 2 * width, hidden, dtype=dtype, seed=1) * 0.05
+    down = draw(count, hidden, width, dtype=dtype, seed=2) * 0.05
+    bias = draw(count, hidden, dtype=dtype, seed=3)
+    for tokens in (1, 3, 16, 17, 64, 200, 600, 1500):
+        x = draw(tokens, hidden, dtype=dtype)
+        logits = draw(tokens, count, dtype=torch.float32, seed=tokens)
+        x[tokens // 2, 0] = torch.nan if tokens > 3 else 1.0
+        logits[tokens - tokens // 3 :] = torch.nan
+        live = torch.tensor([tokens - tokens // 3], dtype=torch.int32, device=x.device)
+        ids, weights = choose(
+            logits, None, live, chosen, sigmoid=False, over_chosen=True, scale=1.0
+        )
+        each = dense_lanes(x, ids, weights, (gate_up, down, bias), lanes)
+        for name in order.FOLD_ORDERS:
+            tree = order.fold_tree(name, lanes)
+            wanted = order.evaluate(tree, lambda lane, each=each: each[lane], torch.add)
+            for ranks in (1, 2, 4, 8):
+                plan, share = order.fold_plan(name, lanes, ranks), count // ranks
+                sent = torch.zeros(ranks, plan.slots, tokens, hidden, device=x.device)
+                for rank, roots in enumerate(plan.roots):
+                    mine = range(rank * share, (rank + 1) * share)
+                    part = slice(mine.start, mine.stop)
+                    weigh = gate_up[part], down[part], (None, bias[part])
+                    fold = lanes // ranks, relative_roots(roots)
+                    sums = expert_sums(x, ids, weights, *weigh, mine, count, *fold)
+                    sent[rank, : len(roots)] = sums.values
+                total = fold_final(sent, plan.final)
+                same(total, wanted, f"{tokens} tokens {name} {ranks} ranks")
+
+
+def choices_are_those_of_a_stable_sort():
+    """Ties, NaN, infinities, zeros of both signs; weights sum to one; padding chooses nobody."""
+    for experts, chosen in ((128, 8), (60, 4), (512, 10), (8, 2), (32, 4), (3, 3)):
+        logits = draw(257, experts, dtype=torch.float32, seed=experts).mul(4).round().div(4)
+        logits[0, ::2], logits[1], logits[2, 1::3] = torch.nan, 0.0, -torch.inf
+        logits[3, ::2], logits[3, 1::2] = -0.0, 0.0
+        live = torch.tensor([200], dtype=torch.int32, device=logits.device)
+        ids, weights = choose(
+            logits, None, live, chosen, sigmoid=False, over_chosen=True, scale=1.0
+        )
+        scores = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-3e38).add(0.0)
+        best = scores.neg().sort(dim=1, stable=True).indices[:, :chosen].sort(dim=1).values
+        if not torch.equal(ids[:200], best[:200].int()):
+            raise AssertionError(f"{experts} experts: other ids than a stable sort's")
+        if not (ids[200:] == -1).all() or weights[200:].any():
+            raise AssertionError(f"{experts} experts: padding rows chose somebody")
+        wanted = logits[1:200].double().gather(1, best[1:200]).softmax(1)
+        error = (weights[1:200] - wanted).abs().max().item()
+        if not error < 2e-6:
+            raise AssertionError(f"{experts} experts: weights {error:.1e} beside fp64's")
+
+
+def a_graph_follows_its_routes():
+    """Captured once; other rows, routes and counts of real rows are replayed from it."""
+    count, chosen, lanes = 32, 4, 8
+    gate_up, down = draw(count, 512, 256, seed=1) * 0.05, draw(count, 256, 256, seed=2) * 0.05
+    roots = (order.fold_tree("tree", lanes),)
+    for tokens in (4, 16, 64, 600):
+        x, live = draw(tokens, 256), torch.tensor([tokens], dtype=torch.int32, device="cuda")
+        logits = draw(tokens, count, dtype=torch.float32, seed=5)
+
+        def run(x=x, live=live, logits=logits):
+            ids, weights = choose(
+                logits, None, live, chosen, sigmoid=False, over_chosen=True, scale=1.0
+            )
+            weigh = gate_up, down, (None, None)
+            return expert_sums(x, ids, weights, *weigh, range(count), count, lanes, roots).values
+
+        run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = run()
+        for seed in range(4):
+            x.copy_(draw(tokens, 256, seed=seed))
+            logits.copy_(draw(tokens, count, dtype=torch.float32, seed=20 + seed) + seed)
+            live.fill_(tokens - seed)
+            graph.replay()
+            replayed = found.clone()
+            real = tokens - seed
+            same(replayed[:, :real], run()[:, :real], f"{tokens} tokens, replay {seed}")
+
+
 def checks():
     """Every check of the kernels of experts."""
     bf16, half, single = torch.bfloat16, torch.float16, torch.float32
@@ -119,4 +228,9 @@ def checks():
         "float32": (272, 192, "heavy", single),
     }
     found = [Check(f"experts {name}", tiles_are_one_class, case) for name, case in cases.items()]
+    for dtype, hidden, width in ((bf16, 512, 256), (half, 208, 80), (single, 128, 96)):
+        name = f"experts placed {dtype}".replace("torch.", "")
+        found.append(Check(name, sums_do_not_know_where_experts_live, (dtype, hidden, width)))
+    found.append(Check("experts choice", choices_are_those_of_a_stable_sort))
+    found.append(Check("experts graph", a_graph_follows_its_routes))
     return [*found, Check("experts poison", poison_stays_in_its_row)]

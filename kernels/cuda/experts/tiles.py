@@ -1,15 +1,23 @@
-"""Tiles of expert products worth measuring, and which one runs: by the tokens of a step.
+"""Tiles of expert products worth measuring, and which ones run: by the rows of a step.
 
 A tile's rows are the slots of a block. Where blocks are spread (few tokens), a block holds every
-token of the step, and nothing is gathered.
+token of the step, and nothing is gathered. Both products of a layer have blocks of one height.
 """
 
 from typing import NamedTuple
 
+import torch
+
+from tpdet.kernels.cuda.experts.warp_specialised_launch import takes
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 
-SPREAD_TOKENS = 16
-"""Tokens up to which every block has a slot for each."""
+
+class LayerTiles(NamedTuple):
+    """What runs a layer's experts: tiles of both products, and whether blocks are spread."""
+
+    gate_up: Tile
+    down: Tile
+    spread: bool
 
 
 class Bucket(NamedTuple):
@@ -58,3 +66,49 @@ CANDIDATES = (
         *_swapped(128, 5), *_plain(128, 5, 6), *_plain(256, 3),
     )),
 )  # fmt: skip
+
+_SPREAD_TOKENS = 16
+"""Tokens up to which every block has a slot for each."""
+
+_ONE_ROW = Tile(8, 128, 64, 4, 11, "warp_swapped")
+# Mean rows of an expert that the blocks were measured best for, and tiles of both products.
+_HOPPER = (
+    (8.0, Tile(16, 128, 64, 4, 10, "warp_swapped"), Tile(16, 128, 64, 4, 10, "warp_swapped")),
+    (20.0, Tile(32, 128, 64, 4, 9, "warp_swapped"), Tile(32, 128, 64, 4, 9, "warp_swapped")),
+    (48.0, Tile(64, 128, 64, 4, 7, "warp_swapped"), Tile(64, 128, 64, 4, 7, "warp_swapped")),
+    (96.0, Tile(128, 128, 64, 4, 5, "warp_swapped"), Tile(128, 128, 64, 4, 5, "warp_swapped")),
+    (float("inf"), Tile(128, 256, 64, 4, 4, "warp_specialised"),
+     Tile(128, 256, 64, 4, 3, "warp_specialised")),
+)  # fmt: skip
+_POINTER = (
+    (20.0, Tile(16, 64, 128, 4, 4, "pointer_swapped", ctas=2)),
+    (96.0, Tile(64, 64, 128, 4, 4, "pointer_swapped")),
+    (float("inf"), Tile(128, 128, 64, 8, 3, "pointer")),
+)
+_FLOAT32 = (
+    (20.0, Tile(16, 64, 32, 4, 3, "pointer_swapped", ctas=2)),
+    (float("inf"), Tile(64, 64, 32, 8, 3, "pointer", ctas=2)),
+)
+
+
+def tiles_of(
+    tokens: int, chosen: int, experts: int, gate_up: torch.Tensor, down: torch.Tensor, sms: int
+) -> LayerTiles:
+    """For `tokens` rows that choose `chosen` of all `experts`; this rank's weights [E, N, K].
+
+    sms: multiprocessors of a GPU with the matrix instruction of a warpgroup, else 0.
+    """
+    mean, size = tokens * chosen / experts, gate_up.element_size()
+    spread = tokens <= _SPREAD_TOKENS
+    if sms and size == 2:
+        least = 0.0 if spread else mean
+        up, below = next((up, below) for most, up, below in _HOPPER if least <= most)
+        if tokens <= _ONE_ROW.rows:
+            up = below = _ONE_ROW
+        (_, wide, deep), (_, height, width) = gate_up.shape, down.shape
+        if takes(up, wide, deep, size, True) and takes(below, height, width, size, False):
+            return LayerTiles(up, below, spread)
+    tile = next(tile for most, tile in (_POINTER if size == 2 else _FLOAT32) if mean <= most)
+    return LayerTiles(
+        tile.at(gate_up.shape[2]), tile.at(down.shape[2]), spread and tokens <= tile.rows
+    )

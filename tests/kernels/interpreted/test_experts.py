@@ -11,15 +11,19 @@ from tpdet.kernels import order
 from tpdet.kernels.cuda.experts import activation as expert_activation
 from tpdet.kernels.cuda.experts import lanes as lanes_module
 from tpdet.kernels.cuda.experts import places, warp_specialised
+from tpdet.kernels.cuda.experts.choice import choose
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.products import grouped_product as product_of_groups
+from tpdet.kernels.cuda.experts.sums import expert_sums
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.gemm.variants import warp_specialised as dense
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.cuda.pointwise import activation
+from tpdet.kernels.cuda.pointwise.fold import fold_final
+from tpdet.kernels.partial_sums import relative_roots
 
 HEIGHT = 16
 FEW = Tile(HEIGHT, 32, 32, 4, 2, "pointer_swapped")
@@ -128,6 +132,47 @@ def test_what_does_not_fit_is_refused():
     ):
         with pytest.raises(ValueError):
             bad()
+
+
+@pytest.mark.parametrize(("count", "chosen"), [(60, 4), (16, 16), (512, 10)])
+def test_a_choice_is_that_of_a_stable_sort(count, chosen):
+    """Ties go to the lower id, NaN comes last, zeros are equal; padding rows choose nobody."""
+    logits = draw(6, count, seed=count).mul(4).round().div(4)
+    logits[0, ::2], logits[1], logits[2, 1::3] = torch.nan, 0.0, -torch.inf
+    logits[3, ::2], logits[3, 1::2], logits[5, 1:] = -0.0, 0.0, torch.nan
+    live = torch.tensor([5], dtype=torch.int32)
+    ids, weights = choose(logits, None, live, chosen, sigmoid=False, over_chosen=True, scale=1.0)
+    scores = logits[:5].add(0.0).clamp(min=-3e38).nan_to_num(nan=-torch.inf)
+    best = scores.neg().sort(dim=1, stable=True).indices[:, :chosen].sort(dim=1).values
+    assert torch.equal(ids[:5], best.int())
+    assert (ids[5] == -1).all() and not weights[5].any()
+    wanted = logits[1:5].double().gather(1, best[1:]).softmax(1)
+    assert (weights[1:5] - wanted).abs().max() < 2e-6
+    whole = choose(logits, None, live, chosen, sigmoid=False, over_chosen=False, scale=2.0)[1]
+    wanted = 2 * logits[1:5].double().softmax(1).gather(1, best[1:])
+    assert (whole[1:5] - wanted).abs().max() < 2e-6
+
+
+def test_where_experts_live_reaches_no_bit():
+    count, chosen, lanes, tokens = 8, 3, 4, 20
+    x, ids = draw(tokens, 48, dtype=torch.float16), routes(tokens, chosen, count, padding=2)
+    gate_up, down = (draw(count, *at, dtype=torch.float16) for at in ((64, 48), (48, 32)))
+    bias, weights = draw(count, 48, dtype=torch.float16, seed=2), draw(tokens, chosen, seed=3)
+    for name in order.FOLD_ORDERS:
+        totals = []
+        for ranks in (1, 2):
+            plan, share = order.fold_plan(name, lanes, ranks), count // ranks
+            sent = torch.zeros(ranks, plan.slots, tokens, 48)
+            for rank, roots in enumerate(plan.roots):
+                mine = range(rank * share, (rank + 1) * share)
+                part = slice(mine.start, mine.stop)
+                held = gate_up[part], down[part], (None, bias[part])
+                fold = lanes // ranks, relative_roots(roots)
+                sums = expert_sums(x, ids, weights, *held, mine, count, *fold)
+                sent[rank, : len(roots)] = sums.values
+            totals.append(fold_final(sent, plan.final))
+        assert_same_bits(*totals, name)
+        assert totals[0][0].any() and not totals[0][-1].any()
 
 
 def emulate(x, w, bias, blocks, width, swapped, shared, name, programs=2):
