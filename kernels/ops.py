@@ -130,20 +130,25 @@ def rotate_and_store(
     )
 
 
-def gated_gemm(x: torch.Tensor, weight: torch.Tensor, admitted: object = None) -> torch.Tensor:
-    """x [M, K], interleaved weight [2 * I, K] -> round(silu(gate) * up) [M, I] in x's dtype.
+def gated_gemm(
+    x: torch.Tensor, weight: torch.Tensor, admitted: object = None, activation: str = "silu"
+) -> torch.Tensor:
+    """x [M, K], interleaved weight [2 * I, K] -> round(act(gate) * up) [M, I] in x's dtype.
 
-    gate and up are `column_gemm` in fp32, unrounded. The weight is that of `interleaved`
-    (`kernels/inputs/gated.py`). admitted: as of `column_gemm`.
+    activation: of `kernels/inputs/activations.py`. gate and up are `column_gemm` in fp32,
+    unrounded. The weight is that of `interleaved` (`kernels/inputs/gated.py`). admitted: as of
+    `column_gemm`.
     """
     choices = {} if admitted is None else {"admitted": admitted}
-    return _on(x, "gemm.gated").gated_gemm(x, weight, **choices)
+    return _on(x, "gemm.gated").gated_gemm(x, weight, activation=activation, **choices)
 
 
-def silu_and_multiply(gate_up: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Interleaved gate_up [M, 2 * I] -> round(silu(gate) * up) [M, I] in dtype (gate_up's)."""
+def activate_and_multiply(
+    gate_up: torch.Tensor, dtype: torch.dtype | None = None, activation: str = "silu"
+) -> torch.Tensor:
+    """Interleaved gate_up [M, 2 * I] -> round(act(gate) * up) [M, I] in dtype (gate_up's)."""
     module = _on(gate_up, "pointwise.activation")
-    return module.silu_and_multiply(gate_up, dtype or gate_up.dtype)
+    return module.activate_and_multiply(gate_up, dtype or gate_up.dtype, activation)
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,10 @@ from tpdet.synthetic.train_tokenizer import train_tokenizer
 from tpdet.text.tokenizer import Tokenizer
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-DATA_FAMILIES = ("ministral3", "smollm3", "granite", "seed_oss", "phi3", "glm", "glm4", "olmo3")
+DATA_FAMILIES = (
+    *("ministral3", "smollm3", "granite", "seed_oss", "phi3", "glm", "glm4", "olmo3"),
+    *("gemma3_text",),
+)
 """Families that differ from those above in data, not in code."""
 HERE = Path(__file__).parent
 gc.disable()  # until all tests are imported: what is imported stays

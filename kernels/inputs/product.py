@@ -4,10 +4,11 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from tpdet.kernels.inputs.activations import GATED_KINDS
 from tpdet.kernels.order import Expression
 
-KINDS = ("column", "gated", "head", "row")
-"""Output in the model's dtype; gate and up with their activation; output in fp32; leaves whose fp32
+KINDS = ("column", *GATED_KINDS, "head", "row")
+"""Output in the model's dtype; gate and up with an activation; output in fp32; leaves whose fp32
 sums are folded over ranks."""
 
 HEAD_ROWS = 256
@@ -35,9 +36,14 @@ class Product:
         return self.widths or (self.k,) * self.leaves
 
     @property
+    def gated(self) -> bool:
+        """Whether its rows are gates and ups, interleaved."""
+        return self.kind in GATED_KINDS
+
+    @property
     def outputs(self) -> int:
         """Values of a row of the result; of a `row`, of each sum."""
-        return self.n // 2 if self.kind == "gated" else self.n
+        return self.n // 2 if self.gated else self.n
 
     def __str__(self) -> str:
         return f"{self.kind} {self.n}x{self.k}{self.roots and f' {self.roots}'}"

@@ -67,7 +67,7 @@ def _answers(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor
         "fold": total,
         "norm": torch.stack([hidden, normed.float()]),
         "gated gemm": ops.gated_gemm(x, weight),
-        "activation": ops.silu_and_multiply(gate_up),
+        "activation": ops.activate_and_multiply(gate_up),
         "attention": _attention(device, dtype),
         "log softmax": sampled.log_masses,
         "sampler": sampled.packed,

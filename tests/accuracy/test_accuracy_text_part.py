@@ -33,6 +33,13 @@ CHECKPOINTS = {
         PATCHES | {"hidden_size": 64, "intermediate_size": 64, "deepstack_visual_indexes": [0]},
         False,
     ),
+    "Gemma3": (
+        "gemma3_text",
+        {"head_dim": 64, "sliding_window": 16, "query_pre_attn_scalar": 100,
+         "layer_types": ["sliding_attention", "full_attention"]},
+        VISION | {"num_attention_heads": 2},
+        True,
+    ),
 }  # fmt: skip
 """Its name: the text part's type and more of its settings, settings of images, tied or not."""
 

@@ -47,7 +47,7 @@ class Chain:
         for layer, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
             if layer % 2:
                 wide = gemm.column_gemm(y, up, None, torch.float32)
-                mixed = activation.silu_and_multiply(wide, torch.bfloat16)
+                mixed = activation.activate_and_multiply(wide, torch.bfloat16)
             else:
                 mixed = gated_gemm(y, up)
             sums = leaf_gemm.leaf_sums(mixed, down, self.roots)

@@ -83,9 +83,9 @@ def gated_tiles_are_the_activation_of_fp32_sums(data, n):
     weight = trial_data.trial_weight(data, n, k, device)
     reference = admission.REFERENCE.at(k)
     wide = gemm.column_gemm(rows, weight, None, torch.float32, reference)
-    wanted = activation.silu_and_multiply(wide, rows.dtype)
+    wanted = activation.activate_and_multiply(wide, rows.dtype)
     same(gated_gemm(rows, weight, reference), wanted, f"{n} {data}: the reference")
-    rounded = activation.silu_and_multiply(wide.to(rows.dtype), rows.dtype)
+    rounded = activation.activate_and_multiply(wide.to(rows.dtype), rows.dtype)
     if torch.equal(rounded.view(torch.int16), wanted.view(torch.int16)):
         raise AssertionError(f"{n} {data}: that gates are not rounded reached no bit")
     for m in GATED_ROWS:

@@ -74,7 +74,7 @@ def elementwise_times_of(m):
         "add + norm": (
             lambda _: norm.add_residual_and_norm(total, None, x, Norm(w, 1e-6)), 14 * m * 4096,
         ),
-        "silu": (lambda _: activation.silu_and_multiply(wide, wide.dtype), 3 * m * 24576),
+        "silu": (lambda _: activation.activate_and_multiply(wide, wide.dtype), 3 * m * 24576),
         "fold 8": (lambda _: fold.fold_roots(parts, 0, roots, 1), 36 * m * 4096),
     }  # fmt: skip
     for name, (run, size) in cases.items():

@@ -71,13 +71,13 @@ def silu_gives_a_slice_the_bits_of_the_whole():
         gate, up = draw(33, 12288, dtype=dtype), draw(33, 12288, dtype=dtype, seed=1)
         gate[0, :4] = torch.tensor([0.0, -0.0, -300.0, 300.0])
         rows = interleaved(gate.t(), up.t()).t().contiguous()
-        whole = activation.silu_and_multiply(rows, dtype)
+        whole = activation.activate_and_multiply(rows, dtype)
         exact = gate.double() / (1 + (-gate.double()).exp()) * up.double()
         bound = {torch.bfloat16: 2**-8, torch.float16: 2**-10, torch.float32: 2e-6}[dtype]
         wrong = (whole.double() - exact).abs() > bound * exact.abs() + 1e-7
         assert not wrong.any(), f"{dtype}: {int(wrong.sum())} values are wrong"
         for first, last in ((0, 8), (8, 24), (96, 3176), (6144, 12288)):
-            got = activation.silu_and_multiply(rows[5:9, 2 * first : 2 * last], dtype)
+            got = activation.activate_and_multiply(rows[5:9, 2 * first : 2 * last], dtype)
             same(got, whole[5:9, first:last].contiguous(), f"{dtype} {first}:{last}")
 
 
@@ -91,14 +91,14 @@ def poison_changes_nothing():
                 norm.rms_norm(x, Norm(w, 1e-6)),
                 *norm.add_residual_and_norm(total, w, x, Norm(w, 1e-6)),
             )
-            silu = activation.silu_and_multiply(wide, dtype)
+            silu = activation.activate_and_multiply(wide, dtype)
             x, w, total, wide = (surrounded(each) for each in (x, w, total, wide))
             with poisoned_workspaces():
                 found = (
                     norm.rms_norm(x, Norm(w, 1e-6)),
                     *norm.add_residual_and_norm(total, w, x, Norm(w, 1e-6)),
                 )
-                same(activation.silu_and_multiply(wide, dtype), silu, f"SiLU {dtype} {size}")
+                same(activation.activate_and_multiply(wide, dtype), silu, f"SiLU {dtype} {size}")
             for left, right in zip(found, wanted, strict=True):
                 same(left, right, f"{dtype} {size}")
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 import transformers
 
 from tpdet.errors import CheckpointError, NotFoundError
@@ -211,9 +212,51 @@ def test_old_and_new_keys_scale_the_layers_without_a_window_alone(tmp_path):
     assert alike.window_rotary is None and alike.rotaries == (alike.rotary,)
 
 
+GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 640,
+    "intermediate_size": 2560, "num_hidden_layers": 7, "torch_dtype": "bfloat16",
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window": 512,
+}  # fmt: skip
+"""As published: what is missing has the values of transformers."""
+
+
+def test_a_gemma_has_the_values_that_its_checkpoints_leave_out(tmp_path):
+    config = load(tmp_path, GEMMA3)
+    theirs = transformers.Gemma3TextConfig(num_hidden_layers=7)
+    assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (
+        *(theirs.vocab_size, theirs.num_attention_heads, theirs.num_key_value_heads),
+        theirs.head_dim,
+    )
+    assert (config.max_position, config.rms_norm_eps) == (
+        theirs.max_position_embeddings,
+        theirs.rms_norm_eps,
+    )
+    assert config.windows == (512,) * 5 + (None, 512) and config.tie_word_embeddings
+    assert (config.rotary.kind, config.rotary.theta) == ("linear", 1e6)
+    assert config.window_rotary == RotarySpec("default", 10000.0, 256)
+    assert (config.norm, config.activation) == ("rms_plus_one", "gelu_tanh")
+    assert config.query_key_scale == 1.0  # of 256 values a head, query_pre_attn_scalar is 256
+    assert config.embedding_scale == torch.tensor(640**0.5).bfloat16().item() != 640**0.5
+    half = load(tmp_path, GEMMA3, dtype="float16")
+    assert half.embedding_scale == torch.tensor(640**0.5).half().item()
+
+
+def test_what_transformers_writes_of_a_gemma_is_read(tmp_path):
+    theirs = transformers.Gemma3TextConfig(num_hidden_layers=7, hidden_size=640, dtype="float32")
+    theirs.architectures = ["Gemma3ForCausalLM"]
+    theirs.save_pretrained(tmp_path)
+    config = load_model_config(tmp_path)
+    assert config.windows == (4096,) * 5 + (None, 4096)
+    assert (config.rotary.theta, config.window_rotary.theta) == (1e6, 10000.0)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0: Gemma 3"),
+        (GEMMA3 | {"hidden_activation": "gelu"}, "hidden_activation is 'gelu': only gelu_pyt"),
+        (GEMMA3 | {"use_bidirectional_attention": True}, "tokens see those before them alone"),
+        (GEMMA3 | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
         (OLMO3 | {"sliding_window": None}, "sliding_window is None: layers with a window"),
         (OLMO3 | {"rope_parameters": YARN}, "rope_parameters.factor' .* this family names"),
         (OLMO3 | {"rope_parameters": {"full_attention": {"rope_theta": 9.0}}},

@@ -14,7 +14,7 @@ from tests.lib.driverless import compile_for_hopper, take_gpu_kernels
 from tpdet.cli import main
 from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import NotFoundError, UsageError
-from tpdet.kernels.cpu.pointwise.activation import silu_and_multiply
+from tpdet.kernels.cpu.pointwise.activation import activate_and_multiply
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.gemm.choice import library as library_gemm
@@ -297,10 +297,10 @@ def test_a_whole_run_on_a_made_up_gpu(monkeypatch, tmp_path, capsys):
         y = exact(x, weight, None, out_dtype)
         return y if weight.shape[0] == 96 else y.nextafter(torch.full_like(y, 9.0))
 
-    def gated(x, weight, tile=None):
-        return silu_and_multiply(exact(x, weight, None, torch.float32), x.dtype)
+    def gated(x, weight, tile=None, activation="silu"):
+        return activate_and_multiply(exact(x, weight, None, torch.float32), x.dtype)
 
-    def gated_library(x, weight, rows, way):
+    def gated_library(x, weight, rows, way, activation="silu"):
         y = gated(x, weight)
         return y if weight.shape[0] == 96 else y.nextafter(torch.full_like(y, 9.0))
 

@@ -40,8 +40,8 @@ class Arithmetic(Protocol):
         """x [M, K], weight [N, K], bias [N] -> [M, N] in out_dtype (x's if None)."""
         ...
 
-    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """x [M, K], interleaved weight [2 * I, K] -> silu(gate) * up [M, I] in x's dtype."""
+    def gated(self, x: torch.Tensor, weight: torch.Tensor, activation: str) -> torch.Tensor:
+        """x [M, K], interleaved weight [2 * I, K] -> act(gate) * up [M, I] in x's dtype."""
         ...
 
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
@@ -87,9 +87,9 @@ class StrictArithmetic:
         """One chain over K, one rounding."""
         return ops.column_gemm(x, weight, bias, out_dtype, self.admitted)
 
-    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def gated(self, x: torch.Tensor, weight: torch.Tensor, activation: str) -> torch.Tensor:
         """Chains in fp32, rounded once after the multiplication."""
-        return ops.gated_gemm(x, weight, self.admitted)
+        return ops.gated_gemm(x, weight, self.admitted, activation)
 
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
         """Leaf-major: a leaf's operands have one layout whatever the number of ranks."""
@@ -132,9 +132,9 @@ class StockArithmetic:
         """`torch.nn.functional.linear` in x's dtype."""
         return linear(x, weight, bias).to(out_dtype or x.dtype)
 
-    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def gated(self, x: torch.Tensor, weight: torch.Tensor, activation: str) -> torch.Tensor:
         """Gate and up rounded to x's dtype, as in stock engines; then the activation."""
-        return ops.silu_and_multiply(linear(x, weight))
+        return ops.activate_and_multiply(linear(x, weight), activation=activation)
 
     def lay_out(self, weight_LNK: torch.Tensor) -> torch.Tensor:
         """[1, N, L * K]; a weight that lies leaf by leaf is laid out anew in its own memory."""

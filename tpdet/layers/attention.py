@@ -6,7 +6,7 @@ from tpdet.cache.kv import LayerPages
 from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels import ops
 from tpdet.kernels.exact.rotary_tables import head_order
-from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.inputs.norm import Norm, norm_weight
 from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import ColumnLinear, ColumnPart
@@ -57,7 +57,7 @@ class Attention:
         if config.qk_norm_over == "row":
             normed = [parts[i]._replace(name=f"{name}.{p}_norm") for i, p in enumerate("qk")]
             self._row_norm = ProjectionNorm(source, partition, (normed[0], normed[1]))
-        self._name = name
+        self._name, self._norm = name, config.norm
         self._has_norms = config.qk_norm and config.qk_norm_over == "head"
         self._load_norms(source)
 
@@ -104,8 +104,10 @@ class Attention:
         if not self._has_norms:
             return
         shape, whole = (self._head,), Pieces.whole()
-        query_norm = source.read(f"{self._name}.q_norm.weight", shape, whole)
-        key_norm = source.read(f"{self._name}.k_norm.weight", shape, whole)
+        query_norm, key_norm = (
+            norm_weight(self._norm, source.read(f"{self._name}.{part}_norm.weight", shape, whole))
+            for part in "qk"
+        )
         self._query_norm = place(self._query_norm, query_norm)
         self._key_norm = place(self._key_norm, key_norm)
 

@@ -93,7 +93,7 @@ class ColumnLinear:
 
 
 class GatedLinear:
-    """silu(x G^T) * (x U^T) with the rows of G and U cut over ranks; they lie interleaved."""
+    """act(x G^T) * (x U^T) with the rows of G and U cut over ranks; they lie interleaved."""
 
     weight: torch.Tensor | None = None
 
@@ -104,9 +104,10 @@ class GatedLinear:
         names: tuple[str, str],
         shape: tuple[int, int],
         pieces: Pieces,
+        activation: str,
     ) -> None:
         """names: of G and U, without suffix; shape: (outputs, inputs) of each in the checkpoint."""
-        self._arithmetic = arithmetic
+        self._arithmetic, self._activation = arithmetic, activation
         self._names, self._shape, self._pieces = names, shape, pieces
         self.load(source)
 
@@ -120,7 +121,7 @@ class GatedLinear:
     def __call__(self, x_MK: torch.Tensor) -> torch.Tensor:
         """x [M, K] -> this rank's columns of the activation [M, I], rounded to x's dtype."""
         assert self.weight is not None
-        return self._arithmetic.gated(x_MK, self.weight)
+        return self._arithmetic.gated(x_MK, self.weight, self._activation)
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Multiply by this from now on."""

@@ -1,6 +1,7 @@
 """Gated feed-forward block: gate and up cut by columns, down by rows."""
 
 from tpdet.comm.exchange.fold import Pending
+from tpdet.kernels.inputs.activations import KIND_OF
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product
 from tpdet.layers.arithmetic import Arithmetic
@@ -14,22 +15,25 @@ from tpdet.weights.source import WeightSource
 
 
 class GatedMlp:
-    """down(silu(gate(x)) * up(x)), its last product made whole over ranks, added to the stream."""
+    """down(act(gate(x)) * up(x)), its last product made whole over ranks, added to the stream."""
 
     def __init__(self, source: WeightSource, partition: Partition, name: str) -> None:
-        hidden, width = partition.config.hidden_size, partition.config.intermediate_size
+        config = partition.config
+        hidden, width = config.hidden_size, config.intermediate_size
         cut = partition.by_leaf(partition.cut.down, dim=0)
         names = f"{name}.gate_proj", f"{name}.up_proj"
-        self._gate_up = GatedLinear(source, partition.arithmetic, names, (width, hidden), cut)
+        self._gate_up = GatedLinear(
+            source, partition.arithmetic, names, (width, hidden), cut, config.activation
+        )
         self._down = row_linear(source, partition, f"{name}.down_proj", hidden, partition.cut.down)
 
     @staticmethod
     def products(partition: Partition) -> tuple[LayerProduct, ...]:
         """Its products, as this rank holds them."""
         hidden, down = partition.config.hidden_size, partition.cut.down
-        mine = len(down.inputs(partition.mine))
+        mine, kind = len(down.inputs(partition.mine)), KIND_OF[partition.config.activation]
         return (
-            LayerProduct("gate_up", Product("gated", 2 * mine, hidden)),
+            LayerProduct("gate_up", Product(kind, 2 * mine, hidden)),
             row_rule(partition).product(partition, "down", hidden, down),
         )
 

@@ -10,8 +10,9 @@ from tpdet.model_config.fields import Fields
 from tpdet.model_config.keys import DEFAULT_THETA, Allowed
 from tpdet.model_config.model import NORMS_BEFORE, LayerNorms
 from tpdet.model_config.rope import Base
-from tpdet.model_config.scales import Scales, granite_scales, no_scales
+from tpdet.model_config.scales import Scales, gemma_scales, granite_scales, no_scales
 from tpdet.model_config.windows import (
+    by_pattern,
     every_layer,
     if_stated,
     no_layer,
@@ -27,7 +28,17 @@ _BY_TYPE = frozenset({"sliding_window", "layer_types"})
 
 _GLM_KEYS = frozenset({"attention_bias", "attention_dropout", "partial_rotary_factor"})
 
+_ONLY_GELU = (("gelu_pytorch_tanh",), "only gelu_pytorch_tanh is supported")
+_GELU = {"hidden_act": _ONLY_GELU, "hidden_activation": _ONLY_GELU}
+_GEMMA_KEYS = _BY_TYPE | frozenset({"query_pre_attn_scalar", "cache_implementation"})
+_NO_CAP = ((), "Gemma 3 has no soft-cap")
+
 _NORMS_AFTER = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+
+_NORMS_OF_GEMMA = (
+    *("input_layernorm", "post_attention_layernorm"),
+    *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+)
 
 _NORMS_AROUND = (
     *("input_layernorm", "post_self_attn_layernorm"),
@@ -72,8 +83,12 @@ class Family:
     """The part of a head that is rotated where no key says so; None: always whole heads."""
     rotary_settings: frozenset[str] = frozenset()
     """Keys of its `rope_parameters` beside those of the kind of scaling."""
-    scales: Callable[[Fields, int], Scales] = no_scales
-    """(configuration, head size) -> its factors."""
+    scales: Callable[[Fields, int, str], Scales] = no_scales
+    """(configuration, head size, dtype) -> its factors."""
+    activation: str = "silu"
+    """As `ModelConfig.activation`."""
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    """Values of keys that other families must state, where published checkpoints leave them out."""
     fused: tuple[str, ...] = ()
     """Which of "qkv" and "gate_up" are one tensor in the checkpoint."""
 
@@ -203,6 +218,35 @@ FAMILIES = {
             rotary_pairs="neighbours",
             partial_rotary=0.5,
             fused=("gate_up",),
+        ),
+        Family(
+            "Gemma3ForCausalLM",
+            "gemma3_text",
+            parsed=_GEMMA_KEYS
+            | {"sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq"},
+            neutral=_GELU
+            | {
+                "attn_logit_softcapping": _NO_CAP,
+                "final_logit_softcapping": _NO_CAP,
+                "use_bidirectional_attention": ((False,), "tokens see those before them alone"),
+            },
+            windows=by_pattern,
+            head_dim=256,
+            qk_norm=True,
+            norm="rms_plus_one",
+            layer_norms=_NORMS_OF_GEMMA,
+            tied=True,
+            theta=1000000.0,
+            window_theta=Base("rope_local_base_freq", 10000.0),
+            scales=gemma_scales,
+            activation="gelu_tanh",
+            defaults={
+                "vocab_size": 262208,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 4,
+                "max_position_embeddings": 131072,
+                "rms_norm_eps": 1e-6,
+            },
         ),
     )
 }

@@ -34,16 +34,13 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
     remedy) for anything unknown or not supported, UsageError for an unknown `dtype`.
     """
     directory = Path(directory)
-    path, values, within = _read_values(directory)
-    config = Fields(values, str(path), within)
-    parse_quantisation(config)
-    family = _family(config)
-    _check_keys(config, values, family)
+    config, family = _read_checked(directory)
     layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     vocab_size = config.integer("vocab_size", high=MAX_VOCABULARY)
     heads, key_heads, head_dim = read_heads(config, family)
     max_position = config.integer("max_position_embeddings")
-    scales = family.scales(config, head_dim)
+    kind = _dtype(config, dtype)
+    scales = family.scales(config, head_dim, kind)
     rotary = parse_rotary(
         config,
         head_dim,
@@ -71,12 +68,13 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         attention_bias=_attention_bias(config, family),
         qk_norm=family.qk_norm,
         windows=family.windows(config, layers),
-        dtype=_dtype(config, dtype),
+        dtype=kind,
         eos_token_ids=_eos_ids(directory, config, vocab_size),
         bos_token_id=bos,
         norm=family.norm,
         layer_norms=family.layer_norms,
         qk_norm_over=family.qk_norm_over,
+        activation=family.activation,
         window_rotary=rotary.window,
         rotary_layers=family.rotary_layers(config, layers),
         rotary_pairs=family.rotary_pairs,
@@ -84,6 +82,17 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         embedding_scale=scales.embedding,
         logit_scale=scales.logits,
     )
+
+
+def _read_checked(directory: Path) -> tuple[Fields, Family]:
+    """The configuration, its keys known, with what the family's checkpoints leave out."""
+    path, values, within = _read_values(directory)
+    config = Fields(values, str(path), within)
+    parse_quantisation(config)
+    family = _family(config)
+    _check_keys(config, values, family)
+    missing = {key: value for key, value in family.defaults.items() if key not in config}
+    return Fields(values | missing, str(path), within), family
 
 
 def _attention_bias(config: Fields, family: Family) -> bool:

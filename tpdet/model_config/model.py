@@ -24,10 +24,10 @@ class ModelConfig:
     rms_norm_eps: of every norm; norm: its kind, of `tpdet.kernels.inputs.norm.KINDS`. layer_norms:
     names of a layer's norms before and after attention, before and after the feed-forward block; ""
     where there is none. attention_bias: whether q, k and v have biases. qk_norm: whether each
-    query and key head [D] is normed, or, with qk_norm_over "row", all heads at once. windows[i]:
-    tokens that a token of layer i sees, itself among them; None for all before it. max_position:
-    the checkpoint's context in tokens. dtype: one of DTYPES, of weights and activations.
-    eos_token_ids: any of them ends an answer.
+    query and key head [D] is normed, or, with qk_norm_over "row", all heads at once. activation: of
+    gates, of `tpdet.kernels.inputs.activations`. windows[i]: tokens that a token of layer i sees,
+    itself among them; None for all before it. max_position: the checkpoint's context in tokens.
+    dtype: one of DTYPES, of weights and activations. eos_token_ids: any of them ends an answer.
 
     rotary: of layers that rotate their heads; window_rotary: of those among them that have a
     window, None for the same. rotary_layers[i]: whether layer i rotates; () if all do.
@@ -59,6 +59,7 @@ class ModelConfig:
     norm: str = "rms"
     layer_norms: LayerNorms = NORMS_BEFORE
     qk_norm_over: str = "head"
+    activation: str = "silu"
     window_rotary: RotarySpec | None = None
     rotary_layers: tuple[bool, ...] = ()
     rotary_pairs: str = "halves"
@@ -83,5 +84,6 @@ NEUTRAL_VALUES: dict[str, object] = {
     "rotary_layers": (), "rotary_pairs": "halves", "query_key_scale": 1.0, "embedding_scale": 1.0,
     "logit_scale": 1.0, "frequency_factors": (), "norm": "rms", "layer_norms": NORMS_BEFORE,
     "qk_norm_over": "head", "window_rotary": None,
+    "activation": "silu",
 }  # fmt: skip
 """Fields that leave everything as it is at these values: digests then leave them out."""

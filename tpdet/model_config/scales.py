@@ -17,12 +17,12 @@ class Scales:
     eps: float = 1.0
 
 
-def no_scales(config: Fields, head_dim: int) -> Scales:
+def no_scales(config: Fields, head_dim: int, dtype: str) -> Scales:
     """Every factor is 1."""
     return Scales()
 
 
-def granite_scales(config: Fields, head_dim: int) -> Scales:
+def granite_scales(config: Fields, head_dim: int, dtype: str) -> Scales:
     """Granite's four multipliers.
 
     The stream is kept divided by `residual_multiplier` m: what is added to it needs no factor then,
@@ -37,6 +37,30 @@ def granite_scales(config: Fields, head_dim: int) -> Scales:
         logits=_fp32(1.0 / config.number("logits_scaling", 1.0)),
         eps=1.0 / residual**2,
     )
+
+
+def gemma_scales(config: Fields, head_dim: int, dtype: str) -> Scales:
+    """Embedded rows times sqrt(hidden size), in the model's dtype; `query_pre_attn_scalar` s.
+
+    Attention's factor 1 / sqrt(s) replaces 1 / sqrt(D): it stands in queries and keys, each times
+    (D / s)^(1/4).
+    """
+    scalar = config.number("query_pre_attn_scalar", 256.0)
+    return Scales(
+        embedding=rounded(math.sqrt(config.integer("hidden_size")), dtype),
+        query_key=_fp32(math.sqrt(math.sqrt(head_dim / scalar))),
+    )
+
+
+def rounded(value: float, dtype: str) -> float:
+    """To a dtype of `DTYPES`, to nearest, ties to even; a value of moderate size above 0."""
+    if dtype == "float16":
+        (half,) = struct.unpack("<e", struct.pack("<e", value))
+        return float(half)
+    if dtype == "float32":
+        return _fp32(value)
+    fraction, exponent = math.frexp(value)
+    return math.ldexp(round(fraction * 256), exponent - 8)
 
 
 def _fp32(value: float) -> float:

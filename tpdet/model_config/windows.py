@@ -63,6 +63,11 @@ def three_of_four(config: Fields, layers: int) -> tuple[int | None, ...]:
     return _but_every(4, config, layers)
 
 
+def by_pattern(config: Fields, layers: int) -> tuple[int | None, ...]:
+    """As `three_of_four`, every `sliding_window_pattern`-th, by default the sixth (Gemma 3)."""
+    return _but_every(config.integer("sliding_window_pattern", 6), config, layers)
+
+
 def _but_every(period: int, config: Fields, layers: int) -> tuple[int | None, ...]:
     """The window on the sliding layers of `layer_types`, or on all but every `period`-th."""
     if config.has_null("sliding_window"):

@@ -19,4 +19,5 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "olmo3": DecoderLayer,
     "glm": DecoderLayer,
     "glm4": DecoderLayer,
+    "gemma3_text": DecoderLayer,
 }

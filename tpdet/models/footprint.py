@@ -28,7 +28,7 @@ def row_bytes(partition: Partition, slots: int) -> int:
     """
     hidden, size = partition.config.hidden_size, _itemsize(partition)
     copies = 3 if any(partition.config.layer_norms[1::2]) else 2
-    columns = [p for p in layer_products(partition) if p.kind in ("column", "gated")]
+    columns = [p for p in layer_products(partition) if p.kind == "column" or p.product.gated]
     wide = max(p.product.outputs + p.written for p in columns)
     return copies * hidden * (4 + size) + wide * size + 4 * slots * hidden
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from tpdet.errors import UsageError
+from tpdet.kernels.inputs.activations import GATED_KINDS
 
 FORMAT = 1
 FOLDER = Path(__file__).resolve().parent / "constants"
@@ -112,9 +113,10 @@ class Constants(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     errors: dict[str, FitError]
 
     def product(self, kind: str) -> ProductCost:
-        """The cost of a kind of product; of `gated`, where none was fitted, that of `column`."""
-        fitted = "column" if kind == "gated" and kind not in self.products else kind
-        return self.products[fitted]
+        """The cost of a kind of product; of a gated one that was not fitted, another's."""
+        if kind in GATED_KINDS and kind not in self.products:
+            kind = "gated" if "gated" in self.products else "column"
+        return self.products[kind]
 
 
 @cache

@@ -25,10 +25,10 @@ def smooth_maximum(one: float, other: float, sharpness: float) -> float:
 def product_work(kind: str, rows: int, n: int, k: int, roots: int) -> tuple[float, float, float]:
     """(bytes of the bf16 weight, operations, bytes of inputs and outputs) of a rank's product.
 
-    The output is bf16 (`column`; of `gated`, n / 2 values), fp32 (`head`) or `roots` fp32 sums
+    The output is bf16 (`column`; of gated kinds, n / 2 values), fp32 (`head`) or `roots` fp32 sums
     (`row`).
     """
-    out = {"column": 2 * n, "gated": n, "head": 4 * n, "row": 4 * n * roots}[kind]
+    out = {"column": 2 * n, "gated": n, "geglu": n, "head": 4 * n, "row": 4 * n * roots}[kind]
     return 2.0 * n * k, 2.0 * rows * n * k, float(rows * (2 * k + out))
 
 

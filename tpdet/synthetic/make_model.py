@@ -64,11 +64,20 @@ _OWN_SETTINGS: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "gemma3_text": {
+        "hidden_act": None,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 168,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "pad_token_id": None,
+    },
     "glm": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
     "glm4": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
 }
 """What a made model of these families has beside the common keys."""
-_ALTERNATING = ("olmo3",)
+_ALTERNATING = ("olmo3", "gemma3_text")
 """Families whose made models have a window on every second layer, the first among them."""
 _SHORT_WINDOW = 40
 
@@ -221,7 +230,8 @@ def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: i
     generator = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, config["torch_dtype"])
     tensors = {
-        name: _random(name, shape, generator).to(dtype) for name, shape in _shapes(config).items()
+        name: _random(name, shape, generator, _FAMILIES[config["model_type"]].norm).to(dtype)
+        for name, shape in _shapes(config).items()
     }
     names = list(tensors)
     if shards > len(names):
@@ -273,10 +283,12 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def _random(
+    name: str, shape: tuple[int, ...], generator: torch.Generator, norm: str
+) -> torch.Tensor:
     values = torch.randn(shape, generator=generator)
     if name.endswith("norm.weight"):
-        return 1.0 + 0.1 * values
+        return (0.0 if norm == "rms_plus_one" else 1.0) + 0.1 * values
     if name.endswith(".bias"):
         return 0.5 * values
     if name.endswith(("lm_head.weight", "embed_tokens.weight")):

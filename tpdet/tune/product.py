@@ -156,7 +156,7 @@ class ProductTuner:
     def _full(self, bucket: int, calls: list[Call]) -> list[float]:
         """Microseconds of the peer in the model's dtype, then of each call, in turn."""
         x, cold = self._rows["random"][:bucket], enough(self._cold, bucket)
-        runs = [linear_and_activation if self.product.kind == "gated" else linear, *calls]
+        runs = [linear_and_activation if self.product.gated else linear, *calls]
         graphs = [capture(partial(run, x), cold) for run in runs]
         return interleaved_us(graphs, len(cold), self._repeats)
 
@@ -208,7 +208,7 @@ def title(name: Name) -> str:
 
 def linear_and_activation(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """What stock engines run in place of a gated product."""
-    return ops.silu_and_multiply(linear(x, weight))
+    return ops.activate_and_multiply(linear(x, weight))
 
 
 def _library(name: Name) -> bool:

@@ -1,11 +1,22 @@
-"""SiLU-and-multiply: y = round((g / (1 + exp(-g))) * u), fp32 (Shazeer 2020, arXiv 2002.05202)."""
+"""Activated gates times ups: y = round((g / (1 + exp(-t))) * u), fp32 (arXiv 2002.05202).
+
+    silu: t = g        gelu_tanh: t = g * (a + (g * g) * b)
+
+(1 + tanh z) / 2 is 1 / (1 + exp(-2 z)), so the tanh form of GELU is SiLU with another exponent.
+"""
 
 import torch
 
+from tpdet.kernels.inputs.activations import ACTIVATIONS, GELU_CUBIC, GELU_LINEAR
 from tpdet.kernels.inputs.gated import gate_and_up
 
 
-def silu_and_multiply(gate_up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def activate_and_multiply(
+    gate_up: torch.Tensor, dtype: torch.dtype, activation: str = "silu"
+) -> torch.Tensor:
     """Interleaved gate_up [M, 2 * I] -> [M, I] in dtype, rounded once."""
     gate, up = (part.float().contiguous() for part in gate_and_up(gate_up))
-    return ((gate / (1.0 + torch.exp(-gate))) * up).to(dtype)
+    exponent = gate
+    if ACTIVATIONS[activation] == ACTIVATIONS["gelu_tanh"]:
+        exponent = gate * (GELU_LINEAR + (gate * gate) * GELU_CUBIC)
+    return ((gate / (1.0 + torch.exp(-exponent))) * up).to(dtype)

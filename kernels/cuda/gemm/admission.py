@@ -30,7 +30,8 @@ from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm, gated_library_product
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.pointwise.activation import silu_and_multiply
+from tpdet.kernels.cuda.pointwise.activation import activate_and_multiply
+from tpdet.kernels.inputs.activations import GATED_KINDS
 from tpdet.kernels.inputs.product import Product, read_roots
 
 REFERENCE = Tile(64, 64, 64, 4, 3)
@@ -110,8 +111,9 @@ def rehearse(
     if used:
         failing_entries(used, device, trial_data.KINDS[:1])
         for product in used:
-            if product.kind == "gated":  # what follows a library's product
-                silu_and_multiply(torch.empty(1, product.n, device=device), dtype)
+            if product.gated:  # what follows a library's product
+                rows = torch.empty(1, product.n, device=device)
+                activate_and_multiply(rows, dtype, GATED_KINDS[product.kind])
 
 
 def _held(
@@ -278,15 +280,15 @@ def _try(
 
 def by_tile(kind: str, x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
     """The result of a product of one leaf, x [M, K] times weight [N, K], by a tile."""
-    if kind == "gated":
-        return gated_gemm(x, weight, tile)
+    if kind in GATED_KINDS:
+        return gated_gemm(x, weight, tile, activation=GATED_KINDS[kind])
     return column_gemm(x, weight, None, _output_dtype(kind), tile)
 
 
 def by_library(kind: str, x: torch.Tensor, weight: torch.Tensor, way: str) -> torch.Tensor:
     """The same by the library, at M rows."""
-    if kind == "gated":
-        return gated_library_product(x, weight, len(x), way)
+    if kind in GATED_KINDS:
+        return gated_library_product(x, weight, len(x), way, GATED_KINDS[kind])
     return library_product(x, weight, _output_dtype(kind), len(x), way)
 
 

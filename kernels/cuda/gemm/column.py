@@ -18,6 +18,7 @@ from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.operands import descriptor_sms, fitted, run_chain
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch.multiprocessors import all_free
+from tpdet.kernels.inputs.activations import activation_number
 
 ByLibrary = Callable[[torch.Tensor, torch.Tensor, int, str], torch.Tensor]
 
@@ -55,11 +56,11 @@ def product_of_kind(
 ) -> torch.Tensor:
     """A product of one leaf by what was given, admitted or chosen statically, in that order.
 
-    As `column_gemm`; of kind `gated`, weight and bias are interleaved and the result is [M, N / 2].
+    As `column_gemm`; of a gated kind, weight and bias are interleaved and the result is [M, N / 2].
     by_library: (x [M, K], weight [N, K], rows, way) -> the result at `rows` >= M rows.
     """
     x, w = fitted(x, weight.unsqueeze(0))
-    (m, k), n, gated = x.shape, w.shape[1], kind == "gated"
+    (m, k), n, gated = x.shape, w.shape[1], activation_number(kind)
     choice = None
     if tile is None and admitted is not None:
         choice = admitted.choice(kind, x, n)

@@ -17,11 +17,12 @@ def run_chain(
     y: torch.Tensor,
     tile: Tile,
     sms: int,
-    gated: bool = False,
+    gated: int = 0,
 ) -> None:
     """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled.
 
-    gated: w and bias are interleaved, and y [L, M, N / 2] is silu(gate) * up.
+    gated: the number of an activation; w and bias are then interleaved, and y [L, M, N / 2] is
+    the activated gate * up.
     """
     if y.numel() == 0:
         return

@@ -1,4 +1,6 @@
-"""SiLU-and-multiply: y = round((g / (1 + exp2(-g * log2 e))) * u) in fp32.
+"""Activated gates times ups: y = round((g / (1 + exp2(-t * log2 e))) * u) in fp32.
+
+    silu: t = g        gelu_tanh: t = g * (a + (g * g) * b)
 
 The division is PTX's `div.full.f32`, a fixed sequence within 2 ulp. The IEEE division is a branch a
 value, which takes a product's epilogue about 400 cycles each.
@@ -12,21 +14,43 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.inputs.activations import ACTIVATIONS, GELU_CUBIC, GELU_LINEAR
 from tpdet.kernels.inputs.gated import GROUP
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 _GROUP = tl.constexpr(GROUP)
+_SILU = tl.constexpr(ACTIVATIONS["silu"])
+_GELU_TANH = tl.constexpr(ACTIVATIONS["gelu_tanh"])
+_LINEAR = tl.constexpr(GELU_LINEAR)
+_CUBIC = tl.constexpr(GELU_CUBIC)
 _BLOCK = 1024
 
 
 @triton.jit
-def silu(gate):
-    """g / (1 + exp2(-g * log2 e)) in fp32, by the division that is no branch."""
-    return gate / (1.0 + tl.exp2((0.0 - gate) * LOG2_E))
+def activate(gate, ACTIVATION: tl.constexpr):
+    """g / (1 + exp2(-t * log2 e)) in fp32, by the division that is no branch."""
+    exponent = gate
+    if ACTIVATION == _GELU_TANH:
+        exponent = gate * (_LINEAR + (gate * gate) * _CUBIC)
+    return gate / (1.0 + tl.exp2((0.0 - exponent) * LOG2_E))
 
 
 @triton.jit
-def silu_multiply_rows(gate_up, y, width, stride, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+def silu(gate):
+    """`activate` by SiLU."""
+    return activate(gate, _SILU)
+
+
+@triton.jit
+def activate_and_multiply_rows(
+    gate_up,
+    y,
+    width,
+    stride,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     """One block of one row."""
     await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
@@ -35,20 +59,25 @@ def silu_multiply_rows(gate_up, y, width, stride, BLOCK: tl.constexpr, DEPENDENT
     beside = gate_up + row * stride + at // _GROUP * (2 * _GROUP) + at % _GROUP
     gate = tl.load(beside, mask=here, other=0.0).to(tl.float32)
     up = tl.load(beside + _GROUP, mask=here, other=0.0).to(tl.float32)
-    tl.store(y + row * width + at, (silu(gate) * up).to(y.dtype.element_ty), mask=here)
+    tl.store(
+        y + row * width + at, (activate(gate, ACTIVATION) * up).to(y.dtype.element_ty), mask=here
+    )
 
 
-def silu_and_multiply(gate_up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def activate_and_multiply(
+    gate_up: torch.Tensor, dtype: torch.dtype, activation: str = "silu"
+) -> torch.Tensor:
     """Interleaved gate_up [M, 2 * I] -> [M, I] in dtype, rounded once."""
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
     m, width = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty(m, width, dtype=dtype, device=gate_up.device)
     if y.numel():
-        silu_multiply_rows[(m, triton.cdiv(width, _BLOCK))](
+        activate_and_multiply_rows[(m, triton.cdiv(width, _BLOCK))](
             gate_up,
             y,
             width,
             gate_up.stride(0),
+            ACTIVATION=ACTIVATIONS[activation],
             BLOCK=_BLOCK,
             num_warps=4,
             enable_fp_fusion=False,

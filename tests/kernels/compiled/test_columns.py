@@ -22,6 +22,7 @@ from tpdet.kernels.cuda.gemm.variants import swapped as gemm_swapped
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Shape
 from tpdet.kernels.cuda.hardware import H200
+from tpdet.kernels.inputs.activations import activation_number
 
 
 def candidates(kind, counts=BUCKETS):
@@ -36,7 +37,7 @@ def candidates(kind, counts=BUCKETS):
 
 
 def compile_candidate(variant, kind):
-    out, gated = "fp32" if kind == "head" else "bf16", kind == "gated"
+    out, gated = "fp32" if kind == "head" else "bf16", activation_number(kind)
     constants = tile(variant) | {"GATED": gated}
     if variant_of(variant).descriptors:
         types = descriptor_types(variant, out, gated)
@@ -93,10 +94,13 @@ GATED_TILES = (
 """Of each variant, those that are launched most and the largest; of mma.sync the smallest."""
 
 
-@pytest.mark.parametrize("variant", GATED_TILES, ids=format_tile)
-def test_gated_tiles_compile_with_their_division_and_without_spills(variant):
+@pytest.mark.parametrize(
+    ("kind", "variant"),
+    [*(("gated", tile) for tile in GATED_TILES), *(("geglu", GATED_TILES[i]) for i in (0, 5))],
+)
+def test_gated_tiles_compile_with_their_division_and_without_spills(kind, variant):
     assert variant_of(variant).fits(Shape(4096, 24576, 4096, 1, 2, True), variant)
-    compile_candidate(variant, "gated")
+    compile_candidate(variant, kind)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.multiprocessors import leaving
 from tpdet.kernels.cuda.launch.recording import recording
-from tpdet.kernels.cuda.pointwise.activation import silu_and_multiply
+from tpdet.kernels.cuda.pointwise.activation import activate_and_multiply
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 # Long kernels of prefill, where nothing is gained, and of draws that a decode step seldom has.
@@ -150,14 +150,14 @@ def test_a_kernel_compiled_ahead_is_the_one_that_is_launched(monkeypatch, tmp_pa
     compile_for_hopper(monkeypatch, tmp_path)
     monkeypatch.setattr(hardware, "gpu_of", lambda device: hardware.H200)
     with recording() as asked:
-        silu_and_multiply(torch.zeros(2, 64), torch.float32)
+        activate_and_multiply(torch.zeros(2, 64), torch.float32)
     (each,) = asked.values()
     each.compile()
     with recording() as again:
-        silu_and_multiply(torch.zeros(2, 64), torch.float32)
+        activate_and_multiply(torch.zeros(2, 64), torch.float32)
         assert not again
         with leaving(20):
-            silu_and_multiply(torch.zeros(2, 64), torch.float32)
+            activate_and_multiply(torch.zeros(2, 64), torch.float32)
     assert len(again) == 1, "a plain launch is another kernel"
 
 

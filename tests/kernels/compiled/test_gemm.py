@@ -131,11 +131,14 @@ def test_elementwise_kernels_compile_without_fusion():
     types = {"operands": "*fp32", "y": "*fp32", "elements": "i32"}
     constants = {"PROGRAM": own_program((((0, 1), (2, 3)),)), "BLOCK": 512}
     check(*compile_for_hopper(fold.fold_planes, types, constants, 4, 3), "fold", ["add."])
-    for read in ("bf16", "fp32"):  # rows of a product, or what the library left unrounded
+    # Rows of a product, or what the library left unrounded.
+    for read, number in (("bf16", 1), ("fp32", 1), ("fp32", 2)):
         types = {"gate_up": f"*{read}", "y": "*bf16", "width": "i32", "stride": "i32"}
-        kernel = activation.silu_multiply_rows
-        ptx, log = compile_for_hopper(kernel, types, {"BLOCK": 1024}, 4, 3, ("width", "stride"))
-        check(ptx, log, f"silu of {read}", ["div.full.f32", "ex2.approx"])
+        kernel = activation.activate_and_multiply_rows
+        ptx, log = compile_for_hopper(
+            kernel, types, {"BLOCK": 1024, "ACTIVATION": number}, 4, 3, ("width", "stride")
+        )
+        check(ptx, log, f"activation {number} of {read}", ["div.full.f32", "ex2.approx"])
         assert not re.search(r"div\.(rn|approx)\.f", ptx), "another division than in the epilogues"
         loads = re.findall(r"ld\.global[\w.]*", ptx)
         assert set(loads) == {"ld.global.v4.b32"}, "eights of gates are read in wide words"

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.driverless import compile_for_hopper, take_gpu_kernels
-from tpdet.kernels.cpu.pointwise.activation import silu_and_multiply
+from tpdet.kernels.cpu.pointwise.activation import activate_and_multiply
 from tpdet.kernels.cuda.gemm import admission, trial_data
 from tpdet.kernels.cuda.gemm import column as gemm
 from tpdet.kernels.cuda.gemm import gated as gated_gemm
@@ -192,7 +192,7 @@ def run_gated(monkeypatch, m, admitted=None, sms=0, fits=True):
     monkeypatch.setattr(gemm, "library_fits", lambda *_: fits)
     monkeypatch.setattr(gemm, "descriptor_sms", lambda *_: sms)
     monkeypatch.setattr(
-        gated_gemm, "gated_library_product", lambda x, w, rows, way: taken.append(rows)
+        gated_gemm, "gated_library_product", lambda x, w, rows, way, activation: taken.append(rows)
     )
 
     def chain(x, w, bias, y, tile, sms, gated):
@@ -241,8 +241,8 @@ def exact(x, weight, bias, out_dtype, variant=None):
     return (x.float() @ weight.float().t()).to(out_dtype)
 
 
-def exact_gated(x, weight, variant=None):
-    return silu_and_multiply(x.float() @ weight.float().t(), x.dtype)
+def exact_gated(x, weight, variant=None, activation="silu"):
+    return activate_and_multiply(x.float() @ weight.float().t(), x.dtype)
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def machine(monkeypatch):
     )
     monkeypatch.setattr(admission, "gated_gemm", exact_gated)
     monkeypatch.setattr(
-        admission, "gated_library_product", lambda x, w, rows, way: exact_gated(x, w)
+        admission, "gated_library_product", lambda x, w, rows, way, activation: exact_gated(x, w)
     )
     monkeypatch.setattr(admission, "environment", lambda device: dict(ENVIRONMENT))
     return torch.device("cpu")
@@ -284,7 +284,7 @@ def test_a_rehearsal_asks_for_what_follows_a_library_s_product(machine, monkeypa
     compile_for_hopper(monkeypatch, tmp_path)
     take_gpu_kernels(monkeypatch)
     with recording() as asked:
-        activation.silu_and_multiply(torch.zeros(8, GATED.n), torch.bfloat16)
+        activation.activate_and_multiply(torch.zeros(8, GATED.n), torch.bfloat16)
     with recording() as rehearsed:
         admission.rehearse([COLUMN, GATED], machine, LIMITS, table=a_table())
     assert len(asked) == 1 and set(asked) <= set(rehearsed)
@@ -313,7 +313,7 @@ def test_a_gated_entry_with_other_bits_stops_the_start_by_name(machine, monkeypa
     """The last of 48 outputs, in one row, on one kind of data."""
     odd = trial_data.trial_rows(kind, 512, 64, machine)
 
-    def wrong(x, weight, *way):
+    def wrong(x, weight, *way, **activation):
         y = exact_gated(x, weight)
         if len(x) == 512 and way != (admission.REFERENCE.at(64),) and same_bits(odd, x):
             y.view(torch.int16)[400, 47] ^= 1

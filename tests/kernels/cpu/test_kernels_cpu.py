@@ -1,5 +1,6 @@
 """Each CPU kernel gives an element the same bits in any company, shard, chunk and thread count."""
 
+import math
 import random
 
 import pytest
@@ -10,6 +11,7 @@ from tpdet.kernels import ops, order
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.gemm.admission import check_bit_classes
 from tpdet.kernels.cpu.pointwise import embedding, rotary
+from tpdet.kernels.inputs.activations import ACTIVATIONS, GELU_CUBIC, GELU_LINEAR
 from tpdet.kernels.inputs.gated import gate_and_up, interleaved
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
@@ -166,11 +168,27 @@ def test_a_norm_of_zeros_is_zero_and_of_nan_is_nan():
 
 
 @pytest.mark.parametrize("width", [8, 16, 96])
-def test_silu_gives_a_slice_the_bits_of_the_whole(width):
+def test_activations_give_a_slice_the_bits_of_the_whole(width):
     gate_up = draw(7, 2 * 128)
-    whole = ops.silu_and_multiply(gate_up)
-    part = ops.silu_and_multiply(gate_up[:, 16 : 16 + 2 * width])
-    assert_same_bits(part, whole[:, 8 : 8 + width].contiguous())
+    for name in ACTIVATIONS:
+        whole = ops.activate_and_multiply(gate_up, activation=name)
+        part = ops.activate_and_multiply(gate_up[:, 16 : 16 + 2 * width], activation=name)
+        assert_same_bits(part, whole[:, 8 : 8 + width].contiguous(), name)
+
+
+def test_activations_have_the_values_of_torch():
+    gate, up = draw(64, 24, kind="heavy"), draw(64, 24, seed=1)
+    gate[:6, 0] = torch.tensor([0.0, -0.0, -2e19, 2e19, -9.4, 1e-30])
+    rows = interleaved(gate.t(), up.t()).t().contiguous()
+    silu, gelu = (ops.activate_and_multiply(rows, activation=name) for name in ACTIVATIONS)
+    gate, up = gate.double(), up.double()
+    for found, wanted in (
+        (silu, torch.nn.functional.silu(gate)),
+        (gelu, torch.nn.functional.gelu(gate, approximate="tanh")),
+    ):
+        assert ((found - wanted * up).abs() <= 1e-6 * (1 + (wanted * up).abs())).all()
+    constants = 2 * (2 / math.pi) ** 0.5, 0.044715 * 2 * (2 / math.pi) ** 0.5
+    assert tuple(torch.tensor(constants).tolist()) == (GELU_LINEAR, GELU_CUBIC)
 
 
 def test_eights_of_gates_and_ups_lie_in_turn():

@@ -17,6 +17,7 @@ from tpdet.kernels.cuda.gemm.variants import leaf_fold as gemm_fold
 from tpdet.kernels.cuda.gemm.variants.root_form import root_form
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.pointwise import activation, fold, norm
+from tpdet.kernels.inputs.activations import ACTIVATIONS
 from tpdet.kernels.inputs.gated import interleaved
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.known import golden
@@ -234,13 +235,13 @@ def test_silu_gives_a_slice_the_bits_of_the_whole():
         gate[0, :4] = torch.tensor([0.0, -0.0, -200.0, 200.0])
         gate, up = gate.to(dtype), up.to(dtype)
         rows = interleaved(gate.t(), up.t()).t().contiguous()
-        whole = activation.silu_and_multiply(rows, torch.float32)
-        part = activation.silu_and_multiply(rows[:, 16:224], torch.float32)  # rows that lie apart
+        whole = activation.activate_and_multiply(rows, torch.float32)
+        part = activation.activate_and_multiply(rows[:, 16:224], torch.float32)  # rows apart
         assert_same_bits(part, whole[:, 8:112].contiguous(), "slice")
         exact = gate.double() / (1 + (-gate.double()).exp()) * up.double()
         assert ((whole - exact).abs() <= 1e-6 * exact.abs() + 1e-30).all()
         for out in (torch.bfloat16, torch.float16):
-            narrow = activation.silu_and_multiply(rows, out)
+            narrow = activation.activate_and_multiply(rows, out)
             assert_same_bits(narrow, whole.to(out), f"{dtype} to {out}, one rounding")
 
 
@@ -255,9 +256,9 @@ GATED = (
 )
 
 
-def gated(x, w, tile):
+def gated(x, w, tile, number=1):
     y = torch.full((1, x.shape[0], w.shape[0] // 2), torch.nan, dtype=x.dtype)
-    run_chain(x, w[None], None, y, tile.at(x.shape[1]), 3, gated=True)
+    run_chain(x, w[None], None, y, tile.at(x.shape[1]), 3, gated=number)
     return y[0]
 
 
@@ -267,12 +268,29 @@ def test_gated_tiles_are_the_activation_of_the_unrounded_product():
         for dtype in (torch.bfloat16, torch.float32)[: 2 if n < 1000 else 1]:
             x, w = draw(m, k, dtype=dtype), draw(n, k, dtype=dtype, seed=1, spread=True)
             wide = chain(x, w[None], REFERENCE)[0]
-            wanted = activation.silu_and_multiply(wide, dtype)
+            wanted = activation.activate_and_multiply(wide, dtype)
             for tile in GATED if n < 1000 else GATED[::2]:
                 if dtype != torch.float32 or not variant_of(tile).descriptors:
                     assert_same_bits(gated(x, w, tile), wanted, f"{n} {k} {m} {dtype} {tile}")
-            rounded = activation.silu_and_multiply(wide.to(dtype), dtype)
+            rounded = activation.activate_and_multiply(wide.to(dtype), dtype)
             assert dtype == torch.float32 or not same_bits(rounded, wanted), "gates were rounded"
+
+
+def test_geglu_is_one_expression_wherever_it_is_computed():
+    gate, up = draw(3, 96) * 4, draw(3, 96, seed=1)
+    gate[0, :6] = torch.tensor([0.0, -0.0, -2e19, 2e19, -9.4, 1e-30])
+    rows = interleaved(gate.t(), up.t()).t().contiguous()
+    whole = activation.activate_and_multiply(rows, torch.float32, "gelu_tanh")
+    gate = gate.double()
+    exact = 0.5 * gate * (1 + (0.7978845608 * (gate + 0.044715 * gate**3)).tanh()) * up.double()
+    assert ((whole - exact).abs() <= 1e-6 * (1 + exact.abs())).all()
+    x, w = draw(5, 64, dtype=torch.bfloat16), draw(96, 64, dtype=torch.bfloat16, seed=1)
+    wide = chain(x, w[None], REFERENCE)[0]
+    wanted = activation.activate_and_multiply(wide, torch.bfloat16, "gelu_tanh")
+    for tile in GATED:
+        assert_same_bits(gated(x, w, tile, ACTIVATIONS["gelu_tanh"]), wanted, f"{tile}")
+        assert not same_bits(gated(x, w, tile), wanted)
+    assert_same_bits(gated_gemm.gated_gemm(x, w, GATED[0], activation="gelu_tanh"), wanted)
 
 
 def test_a_gated_product_has_the_values_of_the_cpu():

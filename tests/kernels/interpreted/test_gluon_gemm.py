@@ -145,7 +145,7 @@ def test_a_column_product_is_one_chain_with_its_bias_rounded_once():
             assert_same_bits(got[0], wanted.half(), f"{m} rows, {n} columns by 192, {shift}")
 
 
-def silu_and_multiply(gate_up):
+def activate_and_multiply(gate_up):
     """fp32 rows, interleaved, as `kernels/cuda/pointwise/activation.py` computes them."""
     gate, up = (part.contiguous() for part in gate_and_up(gate_up))
     power = torch.from_numpy(numpy.exp2(((0.0 - gate) * activation.LOG2_E.value).numpy()))
@@ -161,11 +161,11 @@ def test_a_gated_product_is_the_activation_of_one_chain_rounded_once():
         y = torch.empty(1, m, n // 2, dtype=torch.float16)
         form = RootForm(1, 1, 1, 1)
         got = launch(x, w, y, None, form, columns, stages, programs, True, gated=True)[0]
-        wanted = silu_and_multiply(wide).half()
+        wanted = activate_and_multiply(wide).half()
         assert_same_bits(got, wanted, f"{m} rows, {n} columns by {columns}")
         got = launch_parts(x, w, y, None, stages, programs, gated=True)[0]
         assert_same_bits(got, wanted, f"{m} rows, {n} columns by 192")
-        if same_bits(silu_and_multiply(wide.half().float()).half(), wanted):
+        if same_bits(activate_and_multiply(wide.half().float()).half(), wanted):
             raise AssertionError("rounded gates and ups reached no bit")
 
 

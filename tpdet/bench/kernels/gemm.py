@@ -17,6 +17,7 @@ from tpdet.bench.report.floor import Work, print_floor
 from tpdet.bench.report.record import BenchRow, finish
 from tpdet.bench.report.shapes import shards
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.activations import GATED_KINDS
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import HEAD_ROWS, Product, read_roots
 from tpdet.kernels.partial_sums import PartialSums
@@ -26,7 +27,7 @@ from tpdet.models.products import model_products
 from tpdet.runner.start.kernel_checks import admit_products
 from tpdet.verify.run import parse_sizes
 
-PEERS = {"row": "linear + norm", "gated": "linear + activation"}
+PEERS = {"row": "linear + norm"} | dict.fromkeys(GATED_KINDS, "linear + activation")
 """What stands beside a product, by its kind; beside the others, `linear` alone."""
 
 _EPS = 1e-6
@@ -74,7 +75,7 @@ def _case(
     weights = enough(rotated(random_values(product.n, product.k, seed=1)), count)
     if row_parallel:
         ours, peer = _row_times(partition, product.product, weights, count, repeats)
-    elif product.kind == "gated":
+    elif product.product.gated:
         ours, peer = _gated_times(partition, weights, count, repeats)
     else:
         out = torch.float32 if product.kind == "head" else torch.bfloat16
@@ -122,11 +123,14 @@ def _gated_times(
     """Microseconds of ours, and of `linear` followed by the activation of its rounded rows."""
     x = random_values(count, weights[0].shape[1])
 
+    activation = partition.config.activation
+
     def ours(weight: torch.Tensor) -> object:
-        return partition.arithmetic.gated(x, weight)
+        return partition.arithmetic.gated(x, weight, activation)
 
     def peer(weight: torch.Tensor) -> object:
-        return ops.silu_and_multiply(torch.nn.functional.linear(x, weight))
+        rounded = torch.nn.functional.linear(x, weight)
+        return ops.activate_and_multiply(rounded, activation=activation)
 
     return times_us([ours, peer], weights, repeats)
 

@@ -4,6 +4,7 @@ from tpdet.kernels.cuda.gemm.choice.candidate_tiles import COLUMN_TILES
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Shape
+from tpdet.kernels.inputs.activations import GATED_KINDS
 
 
 def column_candidates(m: int, n: int, k: int, *, kind: str, descriptors: bool) -> tuple[Tile, ...]:
@@ -11,7 +12,7 @@ def column_candidates(m: int, n: int, k: int, *, kind: str, descriptors: bool) -
 
     Without repeats, each with a depth that divides k, none over the shared memory.
     """
-    shape = Shape(m, n, k, 1, 4 if kind == "head" else 2, kind == "gated")
+    shape = Shape(m, n, k, 1, 4 if kind == "head" else 2, kind in GATED_KINDS)
     found = (
         Tile(*size, rule.variant, ctas=rule.ctas).at(k).storing(shape.out_bytes)
         for rule in COLUMN_TILES

@@ -58,7 +58,7 @@ def library_ways(product: Product, bucket: int) -> tuple[str, ...]:
 
     Results in fp32 have one way, and those of gates and ups must not fill the memory.
     """
-    if product.kind == "gated":
+    if product.gated:
         return LIBRARIES[:1] if bucket <= GATED_LIBRARY_ROWS else ()
     return LIBRARIES[:1] if product.kind == "head" else LIBRARIES
 

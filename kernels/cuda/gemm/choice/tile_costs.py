@@ -21,6 +21,7 @@ from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
 from tpdet.kernels.cuda.gemm.choice.variants import variant_of
 from tpdet.kernels.cuda.gemm.variants.tile import DEEPEST, Tile
 from tpdet.kernels.cuda.hardware import H200, file_name
+from tpdet.kernels.inputs.activations import GATED_KINDS
 
 FOLDER = Path(__file__).resolve().parent / "tile_costs"
 COLUMN, HEAD = "column", "head"
@@ -30,7 +31,7 @@ _SHARPNESS = 4  # of the bend between what compute and what memory bounds
 _MOST_THREADS = 2048  # of a multiprocessor
 _MOST_PROGRAMS = 8  # of a multiprocessor that the estimate tells apart
 _PROGRAM_BYTES = 1024  # of shared memory that each program takes beside its own
-_OUTPUT_BYTES = {"column": 2.0, "gated": 1.0, "head": 4.0, "row": 4.0}
+_OUTPUT_BYTES = {"column": 2.0, "gated": 1.0, "geglu": 1.0, "head": 4.0, "row": 4.0}
 """Of a row of x and a row of the weight."""
 
 
@@ -121,7 +122,7 @@ def load_of(tile: Tile, work: Work, multiprocessors: int) -> Load:
     outputs, depth = work.m * work.n * work.units, work.units * work.cut * work.k
     moved = 2 * depth * (work.n + work.m) + _OUTPUT_BYTES[work.kind] * outputs
     read = 4 * outputs + 12 * work.m * work.n if work.kind == "row" else 0
-    steps, gated = work.cut * work.k / tile.depth, float(work.kind == "gated")
+    steps, gated = work.cut * work.k / tile.depth, float(work.kind in GATED_KINDS)
     return Load(rounds, resident, rest, float(rest > 0), steps, gated, moved, read)
 
 

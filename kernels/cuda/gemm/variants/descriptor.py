@@ -70,13 +70,13 @@ def descriptor_chain(
             loaded = tl.load(bias + columns, mask=columns < n, other=0.0)
             total = total + loaded.to(tl.float32)[None, :]
         if GATED:
-            total = gated_columns(total)
+            total = gated_columns(total, GATED)
             column = column // 2
         store_tile(y, leaf, row, column, total, HALVES)
 
 
 def describe_operands(
-    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, tile: Tile, gated: bool = False
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, tile: Tile, gated: int = 0
 ) -> tuple[TensorDescriptor, TensorDescriptor, TensorDescriptor]:
     """x [M, L * K], w [L, N, K], y [R, M, N] in blocks of the variant's tile."""
     flat = w.view(-1, w.shape[2])
@@ -95,7 +95,7 @@ def run_descriptor(
     y: torch.Tensor,
     tile: Tile,
     sms: int,
-    gated: bool = False,
+    gated: int = 0,
 ) -> None:
     """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
     leaves, n, k = w.shape

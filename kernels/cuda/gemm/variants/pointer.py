@@ -81,7 +81,7 @@ def pointer_chain(
     if HAS_BIAS:
         total = total + tl.load(bias + columns, mask=columns < n, other=0.0).to(tl.float32)[None, :]
     if GATED:
-        total = gated_columns(total)
+        total = gated_columns(total, GATED)
         columns = first_column // 2 + tl.arange(0, BN // 2)
         n = n // 2
     y_at = y + (leaf * m + rows.to(tl.int64)[:, None]) * n + columns[None, :]
@@ -95,7 +95,7 @@ def run_pointer(
     y: torch.Tensor,
     tile: Tile,
     sms: int = 0,
-    gated: bool = False,
+    gated: int = 0,
 ) -> None:
     """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
     leaves, n, k = w.shape

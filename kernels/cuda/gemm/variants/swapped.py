@@ -58,7 +58,7 @@ def swapped_chain(
             loaded = tl.load(bias + columns, mask=columns < n, other=0.0)
             turned = turned + loaded.to(tl.float32)[None, :]
         if GATED:
-            turned = gated_columns(turned)
+            turned = gated_columns(turned, GATED)
             column = column // 2
         store_tile(y, leaf, row, column, turned, HALVES)
 
@@ -70,7 +70,7 @@ def run_swapped(
     y: torch.Tensor,
     tile: Tile,
     sms: int,
-    gated: bool = False,
+    gated: int = 0,
 ) -> None:
     """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
     leaves, n, k = w.shape

@@ -18,11 +18,12 @@ from tpdet.kernels.inputs.gated import GROUP
 _BARRIER_BYTES = 2048  # beside the stages of a kernel that loads by descriptors
 
 Chain = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Tile, int, bool],
+    [torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Tile, int, int],
     None,
 ]
 """x [M, L * K], w [L, N, K] contiguous, bias [N] or None, y [L, M, N], tile, programs at most;
-whether it is gated: then w and bias are interleaved and y is [L, M, N / 2]."""
+and the number of its activation (`inputs/activations.py`): above 0, w and bias are interleaved and
+y is [L, M, N / 2]."""
 
 Folding = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, RootForm, Tile, int], None]
 """x [M, L * K], w [L, N, K] contiguous, y [form.roots or more, M, N] fp32, form, tile, programs."""

@@ -2,7 +2,7 @@
 
     y[r] = ((g_0 + g_1) + g_2) + ...,  g = p_0 or p_0 + p_1,  p = l_i or l_i + l_(i+1)
     column:  y[m, n] = round(l_0 + bias[n])
-    gated:   y[m, i] = round(silu(g[m, i]) * u[m, i])   g, u: columns of l_0, interleaved by eights
+    gated:   y[m, i] = round(act(g[m, i]) * u[m, i])   g, u: columns of l_0, interleaved by eights
 
     M, N    rows of x and y, columns of y
     L, R    leaves, roots (1 of a column product)
@@ -55,7 +55,7 @@ from tpdet.kernels.cuda.launch.warp_pipeline import (
     wait_free,
     wait_full,
 )
-from tpdet.kernels.cuda.pointwise.activation import silu
+from tpdet.kernels.cuda.pointwise.activation import activate
 from tpdet.kernels.inputs.gated import GROUP
 
 send_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global  # Triton 3.6
@@ -187,12 +187,12 @@ def add_bias(value, bias, column, n):
 
 
 @gluon.jit
-def gate_tile(total):
-    """Interleaved [CONSUMER_ROWS, COLUMNS] -> silu(gate) * up, half as wide and laid out alike."""
+def gate_tile(total, ACTIVATION: gl.constexpr):
+    """Interleaved [CONSUMER_ROWS, COLUMNS] -> act(gate) * up, half as wide and laid out alike."""
     WIDTH: gl.constexpr = total.shape[1] // 2
     apart = total.reshape([CONSUMER_ROWS, WIDTH // _GROUP, 2, _GROUP]).permute([0, 1, 3, 2])
     gate, up = apart.split()
-    mixed = (silu(gate) * up).reshape([CONSUMER_ROWS, WIDTH])
+    mixed = (activate(gate, ACTIVATION) * up).reshape([CONSUMER_ROWS, WIDTH])
     return gl.convert_layout(mixed, accumulator_layout(WIDTH), assert_trivial=True)
 
 
@@ -259,7 +259,7 @@ def _consume(
         if HAS_BIAS:
             total = add_bias(total, bias, column, n)
         if GATED:
-            total = gate_tile(total)
+            total = gate_tile(total, GATED)
             column = column // 2
         # 2. store the tile: by the accelerator, while the next one is computed, or by threads
         if SENT:

@@ -42,7 +42,7 @@ def run_gluon_fold(
     apart = (
         form.roots == 1 or x.shape[0] % CONSUMER_ROWS.value == 0
     )  # no tile reaches into the next root
-    _launch(x, w, None, y, form, tile, sms, sent and apart, False)
+    _launch(x, w, None, y, form, tile, sms, sent and apart, 0)
 
 
 def run_gluon_column(
@@ -52,15 +52,15 @@ def run_gluon_column(
     y: torch.Tensor,
     tile: Tile,
     sms: int,
-    gated: bool = False,
+    gated: int = 0,
 ) -> None:
     """x [M, K], w [1, N, K], bias [N] or None -> y [1, M, N], filled; all values of 2 bytes.
 
-    gated: w and bias are interleaved, and y is [1, M, N / 2].
+    gated: above 0, w and bias are interleaved, and y is [1, M, N / 2].
     Raises ValueError for several leaves, another type, and a tile that does not fit.
     """
     (leaves, n, k), sizes = w.shape, {t.element_size() for t in (x, w, y)}
-    shape = Shape(x.shape[0], n, k, leaves, 2, gated)
+    shape = Shape(x.shape[0], n, k, leaves, 2, gated > 0)
     if sizes != {2} or sms < 1 or not takes(shape, tile):
         raise ValueError(
             f"{tile} takes one leaf of 2-byte values, columns by eights and steps of {_DEPTH}: "
@@ -82,7 +82,7 @@ def _launch_parts(
     y: torch.Tensor,
     tile: Tile,
     sms: int,
-    gated: bool,
+    gated: int,
 ) -> None:
     (_, n, k), m, pair = w.shape, x.shape[0], 2 if gated else 1
     rows, depth, size = CONSUMER_ROWS.value, tile.depth, x.element_size()
@@ -121,7 +121,7 @@ def _launch(
     tile: Tile,
     sms: int,
     sent: bool,
-    gated: bool,
+    gated: int,
 ) -> None:
     (leaves, n, k), m, pair = w.shape, x.shape[0], 2 if gated else 1
     rows, columns, depth = CONSUMER_ROWS.value, tile.columns, tile.depth

@@ -1,7 +1,7 @@
 """Warp-specialised column products by tiles of 128 x 192: one producer warp, two consumers.
 
     column:  y[m, n] = round(sum over k of x[m, k] * w[n, k] + bias[n])
-    gated:   y[m, i] = round(silu(g[m, i]) * u[m, i])   g, u: columns, interleaved by eights
+    gated:   y[m, i] = round(act(g[m, i]) * u[m, i])   g, u: columns, interleaved by eights
 
     M, N, K  rows of x, columns of y, depth: `steps` steps of BK
     x_tiles [M, K], w_wide, w_rest [N, K], bias [N]: 2-byte values
@@ -144,8 +144,8 @@ def _consume(
             wide = add_bias(wide, bias, column, n)
             rest = add_bias(rest, bias, column + WIDE, n)
         if GATED:
-            wide = gate_tile(wide)
-            rest = gate_tile(rest)
+            wide = gate_tile(wide, GATED)
+            rest = gate_tile(rest, GATED)
         # 3. each part leaves by the accelerator, while the next tile is computed
         _send(slot, y_wide, [row, column // PAIR], wide)
         _send(rest_slot, y_rest, [row, (column + WIDE) // PAIR], rest)

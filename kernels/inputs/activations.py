@@ -1,0 +1,24 @@
+"""Activations of gated products (gate and up projections): names, numbers and constants.
+
+    y = round(act(g) * u),   act(g) = g / (1 + exp(-t))
+    silu: t = g        gelu_tanh: t = g * (GELU_LINEAR + (g * g) * GELU_CUBIC)
+
+(1 + tanh z) / 2 is 1 / (1 + exp(-2 z)), so the tanh form of GELU (Hendrycks and Gimpel 2016, arXiv
+1606.08415) is SiLU with another exponent.
+"""
+
+ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
+"""The numbers that kernels are compiled for; 0 is a product without gates."""
+
+GATED_KINDS = {"gated": "silu", "geglu": "gelu_tanh"}
+"""The activation of each kind of gated product."""
+KIND_OF = {activation: kind for kind, activation in GATED_KINDS.items()}
+
+GELU_LINEAR, GELU_CUBIC = 1.5957691669464111, 0.07135481387376785
+"""fp32(2 * sqrt(2 / pi)), and fp32 of 0.044715 times that."""
+
+
+def activation_number(kind: str) -> int:
+    """By the kind of a product; 0 for one that is not gated."""
+    activation = GATED_KINDS.get(kind)
+    return 0 if activation is None else ACTIVATIONS[activation]
