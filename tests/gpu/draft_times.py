@@ -154,8 +154,10 @@ def profile():
             if event.device_type.name == "CUDA":
                 took[event.name[:44]] += event.time_range.elapsed_us() / count
         most = ", ".join(f"{name} {t:.0f}" for name, t in took.most_common(9))
-        say(f"profile batch {batch} context {context} positions {positions} us: "
-            f"{sum(took.values()):.0f}: {most}")  # fmt: skip
+        say(
+            f"profile batch {batch} context {context} positions {positions} us: "
+            f"{sum(took.values()):.0f}: {most}"
+        )
 
 
 def attention_case(size, context, positions):
@@ -292,9 +294,11 @@ def accept():
             totals = engine.statistics().totals
             share = totals.accepted_draft_tokens / max(1, totals.draft_tokens)
             gain = rate(ends) / rates[batch]
-            say(f"accept batch {batch} context 512, {DRAFTS[batch]} drafts: {rates[batch]:.0f} to "
+            say(
+                f"accept batch {batch} context 512, {DRAFTS[batch]} drafts: {rates[batch]:.0f} to "
                 f"{rate(ends):.0f} tokens/s ({gain:.2f}), {share:.2f} of the drafts so far, equal "
-                f"{answers == known[batch]}")  # fmt: skip
+                f"{answers == known[batch]}"
+            )
 
     led(measure)
 
