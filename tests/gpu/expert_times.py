@@ -9,13 +9,15 @@ import sys
 import torch
 
 from tests.gpu.checks import attempt, draw
-from tests.gpu.experts import routes
+from tests.gpu.experts import routes, spans_of
 from tests.gpu.suite import run_parts
 from tests.gpu.times import interleaved_medians
+from tpdet.kernels.cuda.experts.choice import choose
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.places import place
 from tpdet.kernels.cuda.experts.products import grouped_product
+from tpdet.kernels.cuda.experts.sums import expert_sums
 from tpdet.kernels.cuda.experts.tiles import CANDIDATES
 from tpdet.kernels.cuda.launch.compile_pool import compile_all
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
@@ -157,6 +159,33 @@ def small_kernels(layer):
         )
 
 
+def layer_times(layer):
+    """A layer from its router's logits to the root of its lanes, by the tiles that are chosen."""
+    roots = (fold_tree("tree", LANES),)
+    weights = layer.gate_up, layer.down, (None, None)
+    for tokens in TOKENS:
+        steps, spans = layer.steps(tokens), spans_of(tokens)
+        ready = [
+            (x, draw(tokens, EXPERTS, dtype=torch.float32, seed=seed))
+            for seed, (x, _) in enumerate(steps)
+        ]
+        chosen = lambda r, spans=spans: choose(
+            r[1], None, spans, CHOSEN, sigmoid=False, over_chosen=True, scale=1.0
+        )
+        run = lambda r, chosen=chosen: expert_sums(
+            r[0], *chosen(r), *weights, range(EXPERTS), EXPERTS, LANES, roots
+        )
+        times = interleaved_medians((chosen, run), ready, 5)
+        experts = sum(chosen(r)[0].unique().numel() for r in ready) / len(ready)
+        size = experts * 3 * WIDTH * HIDDEN * 2
+        floor = max(size / FLOOR_BYTES, 6 * tokens * CHOSEN * WIDTH * HIDDEN / FLOOR_FLOPS) * 1e6
+        print(
+            f"{tokens:5d} tokens, {experts:.1f} experts: choice {times[0]:6.1f}, layer "
+            f"{times[1]:7.1f} us, products' floor {floor:7.1f}",
+            flush=True,
+        )
+
+
 def main(arguments):
     layer = Layer()
     parts = {
@@ -165,6 +194,7 @@ def main(arguments):
         )
         for tokens, bucket in TOKENS.items()
     }
+    parts["layers"] = lambda: attempt("layers", layer_times, layer)
     parts["small"] = lambda: attempt("small kernels", small_kernels, layer)
     return run_parts("expert_times", parts, arguments)
 

@@ -29,6 +29,11 @@ def routes(tokens, chosen, experts, seed=0, skew=0.0):
     return scores.topk(chosen, dim=1).indices.sort(dim=1).values.int()
 
 
+def spans_of(rows):
+    """Of so many rows: the first alone, then the others, then a sequence without rows."""
+    return torch.tensor([[0, 1, 7], [1, rows - 1, 0], [0, 0, 0]], dtype=torch.int32, device="cuda")
+
+
 def by_slots(x, weights, bias, ids, experts, tile, spread):
     """Both products of a layer [S, H], and where its rows stand."""
     places = place(ids, experts, tile.rows, spread)
@@ -141,9 +146,9 @@ def sums_do_not_know_where_experts_live(dtype, hidden, width):
         logits = draw(tokens, count, dtype=torch.float32, seed=tokens)
         x[tokens // 2, 0] = torch.nan if tokens > 3 else 1.0
         logits[tokens - tokens // 3 :] = torch.nan
-        live = torch.tensor([tokens - tokens // 3], dtype=torch.int32, device=x.device)
+        spans = spans_of(tokens - tokens // 3)
         ids, weights = choose(
-            logits, None, live, chosen, sigmoid=False, over_chosen=True, scale=1.0
+            logits, None, spans, chosen, sigmoid=False, over_chosen=True, scale=1.0
         )
         each = dense_lanes(x, ids, weights, (gate_up, down, bias), lanes)
         for name in order.FOLD_ORDERS:
@@ -169,9 +174,9 @@ def choices_are_those_of_a_stable_sort():
         logits = draw(257, experts, dtype=torch.float32, seed=experts).mul(4).round().div(4)
         logits[0, ::2], logits[1], logits[2, 1::3] = torch.nan, 0.0, -torch.inf
         logits[3, ::2], logits[3, 1::2] = -0.0, 0.0
-        live = torch.tensor([200], dtype=torch.int32, device=logits.device)
+        spans = spans_of(200)
         ids, weights = choose(
-            logits, None, live, chosen, sigmoid=False, over_chosen=True, scale=1.0
+            logits, None, spans, chosen, sigmoid=False, over_chosen=True, scale=1.0
         )
         scores = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-3e38).add(0.0)
         best = scores.neg().sort(dim=1, stable=True).indices[:, :chosen].sort(dim=1).values
@@ -191,12 +196,12 @@ def a_graph_follows_its_routes():
     gate_up, down = draw(count, 512, 256, seed=1) * 0.05, draw(count, 256, 256, seed=2) * 0.05
     roots = (order.fold_tree("tree", lanes),)
     for tokens in (4, 16, 64, 600):
-        x, live = draw(tokens, 256), torch.tensor([tokens], dtype=torch.int32, device="cuda")
+        x, spans = draw(tokens, 256), spans_of(tokens)
         logits = draw(tokens, count, dtype=torch.float32, seed=5)
 
-        def run(x=x, live=live, logits=logits):
+        def run(x=x, spans=spans, logits=logits):
             ids, weights = choose(
-                logits, None, live, chosen, sigmoid=False, over_chosen=True, scale=1.0
+                logits, None, spans, chosen, sigmoid=False, over_chosen=True, scale=1.0
             )
             weigh = gate_up, down, (None, None)
             return expert_sums(x, ids, weights, *weigh, range(count), count, lanes, roots).values
@@ -208,7 +213,7 @@ def a_graph_follows_its_routes():
         for seed in range(4):
             x.copy_(draw(tokens, 256, seed=seed))
             logits.copy_(draw(tokens, count, dtype=torch.float32, seed=20 + seed) + seed)
-            live.fill_(tokens - seed)
+            spans.copy_(spans_of(tokens - seed))
             graph.replay()
             replayed = found.clone()
             real = tokens - seed

@@ -8,8 +8,9 @@
     M, E, k  rows, experts, chosen of a row
     logits [M, E] fp32; ids int32 and weights fp32 [M, k], ids ascending
 
-Sums are of integers, so no layout reaches a bit. A padding row (from `live` on, a count on the
-device) has ids -1 and weights +0, whatever its logits are.
+Sums are of integers, so no layout reaches a bit. Padding rows, which come after the rows of all
+sequences, have ids -1 and weights +0, whatever their logits are: how many rows are real is read on
+the device.
 """
 
 import torch
@@ -23,6 +24,7 @@ _NO_KEY = tl.constexpr(-(2**63))
 _LOWEST = tl.constexpr(-(2**31))
 _ABOVE_SIGN = tl.constexpr(0x7FFFFFFF)
 _KEY_STEP = tl.constexpr(2**32)
+_SPANS = tl.constexpr(128)  # read at once
 
 
 @triton.jit
@@ -36,12 +38,23 @@ def order_keys(score, at, here, EXPERTS: tl.constexpr):
 
 
 @triton.jit
+def real_rows(spans, sequences):
+    """Rows of all sequences; spans int32 [B, 3]: first row, count and start of each."""
+    total = 0
+    for first in range(0, sequences, _SPANS):
+        at = first + tl.arange(0, _SPANS)
+        total += tl.sum(tl.load(spans + 3 * at + 1, mask=at < sequences, other=0), 0)
+    return total
+
+
+@triton.jit(do_not_specialize=["sequences"])
 def choose_rows(
     logits,
     bias,
-    live,
+    spans,
     ids,
     weights,
+    sequences,
     experts,
     stride,
     scale,
@@ -55,7 +68,7 @@ def choose_rows(
     """One row. EXPERTS: `experts` padded to a power of two."""
     await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
-    real = row < tl.load(live)
+    real = row < real_rows(spans, sequences)
     at = tl.arange(0, EXPERTS)
     here = at < experts
     logit = tl.load(logits + row * stride + at, mask=here, other=float("-inf"))
@@ -88,14 +101,16 @@ def choose_rows(
 def choose(
     logits: torch.Tensor,
     bias: torch.Tensor | None,
-    live: torch.Tensor,
+    spans: torch.Tensor,
     chosen: int,
     *,
     sigmoid: bool,
     over_chosen: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [M, E] fp32, bias [E] fp32 or None, live int32 [1] -> ids, weights [M, chosen].
+    """logits [M, E] fp32, bias [E] fp32 or None -> ids, weights [M, chosen].
+
+    spans int32 [B, 3]: `rows` of the step's `PagedBatch`, by which padding is known.
 
     sigmoid: of scores, to which the bias is added for the choice alone; over_chosen: whether
     weights sum to `scale` over the chosen, or over all experts.
@@ -107,9 +122,10 @@ def choose(
         choose_rows[(rows,)](
             logits,
             logits if bias is None else bias,
-            live,
+            spans,
             ids,
             weights,
+            spans.shape[0],
             experts,
             logits.stride(0),
             scale,

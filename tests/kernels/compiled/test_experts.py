@@ -124,7 +124,14 @@ def test_small_kernels_compile_and_their_atomics_count_places_alone():
 
 
 def test_choice_gathering_and_lanes_compile_without_fusion():
-    types = {"logits": "*fp32", "bias": "*fp32", "live": "*i32", "ids": "*i32", "weights": "*fp32"}
+    types = {
+        "logits": "*fp32",
+        "bias": "*fp32",
+        "spans": "*i32",
+        "sequences": "i32",
+        "ids": "*i32",
+        "weights": "*fp32",
+    }
     types |= {"experts": "i32", "stride": "i32", "scale": "fp32"}
     for experts, sigmoid in ((128, False), (512, True)):
         constants = {

@@ -140,15 +140,15 @@ def test_a_choice_is_that_of_a_stable_sort(count, chosen):
     logits = draw(6, count, seed=count).mul(4).round().div(4)
     logits[0, ::2], logits[1], logits[2, 1::3] = torch.nan, 0.0, -torch.inf
     logits[3, ::2], logits[3, 1::2], logits[5, 1:] = -0.0, 0.0, torch.nan
-    live = torch.tensor([5], dtype=torch.int32)
-    ids, weights = choose(logits, None, live, chosen, sigmoid=False, over_chosen=True, scale=1.0)
+    spans = torch.tensor([[0, 1, 9], [1, 4, 0], [0, 0, 0]], dtype=torch.int32)  # five rows
+    ids, weights = choose(logits, None, spans, chosen, sigmoid=False, over_chosen=True, scale=1.0)
     scores = logits[:5].add(0.0).clamp(min=-3e38).nan_to_num(nan=-torch.inf)
     best = scores.neg().sort(dim=1, stable=True).indices[:, :chosen].sort(dim=1).values
     assert torch.equal(ids[:5], best.int())
     assert (ids[5] == -1).all() and not weights[5].any()
     wanted = logits[1:5].double().gather(1, best[1:]).softmax(1)
     assert (weights[1:5] - wanted).abs().max() < 2e-6
-    whole = choose(logits, None, live, chosen, sigmoid=False, over_chosen=False, scale=2.0)[1]
+    whole = choose(logits, None, spans, chosen, sigmoid=False, over_chosen=False, scale=2.0)[1]
     wanted = 2 * logits[1:5].double().softmax(1).gather(1, best[1:])
     assert (whole[1:5] - wanted).abs().max() < 2e-6
 
