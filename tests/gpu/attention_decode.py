@@ -97,6 +97,42 @@ def every_shape():
                 same(got, wanted, f"{dtype} {head} {rows} {variant}")
 
 
+def rows_with_drafts(window):
+    """Rows of 2 to 16 positions at every end around a page's: the bits of single rows.
+
+    Keys of wrong drafts lay where the rows' are stored, and lie behind them.
+    """
+    (q,), pages, (mapping,) = stored([530])
+    right = [page.clone() for page in pages]
+    place = lambda start, count: make_batch((PagedSequence(0, count, start, mapping),), "cuda")
+    singles = {
+        at: attend(q[at : at + 1], right, place(at, 1), VARIANTS[0], window)
+        for at in range(234, 516)
+    }
+    count = 0
+    for end in (*range(250, 261), *range(506, 517)):
+        for rows in (2, 4, 8, 16):
+            start = end - rows
+            batch, numbers = place(start, rows), torch.tensor(mapping, device="cuda")
+            for page, whole in zip(pages, right, strict=True):
+                page.copy_(whole)
+                wrong = torch.arange(start + 1, min(end + 3, 530), device="cuda")
+                page[numbers[wrong // PAGE], :, wrong % PAGE] = 3.0
+                mine = torch.arange(start, end, device="cuda")
+                at = numbers[mine // PAGE], slice(None), mine % PAGE
+                page[at] = whole[at]
+            wanted = torch.cat([singles[at] for at in range(start, end)])
+            tuned = [
+                decode_variant(torch.bfloat16, 128, 4 * rows, splits, sequences)
+                for splits, sequences in ((4, 1), (64, 1), (64, 16), (64, 64), (256, 64))
+            ]
+            for variant in dict.fromkeys((*tuned, *(VARIANTS if end % 5 == 1 else ()))):
+                got = attend(q[start:end], pages, batch, variant, window)
+                same(got, wanted, f"end {end}, {rows} rows, {variant}")
+                count += 1
+    return f"{count} equal"
+
+
 def replayed(variant):
     """A graph of 24 sequences of many lengths, replayed 100 times; ragged arrivals every time."""
     lengths = [random.Random(i).choice((1, 40, 256, 700, 1500, 5000)) for i in range(24)]
@@ -219,6 +255,7 @@ def decode_checks():
         ),
         Check("every length, window", every_length, window),
         Check("every shape", every_shape),
+        *(Check(f"rows with drafts, window {w}", rows_with_drafts, (w,)) for w in (None, 77, 300)),
         *(Check(f"100 replays, {variant}", replayed, (variant,)) for variant in VARIANTS),
         Check("rotation bits", rotation_bits),
     ]

@@ -16,6 +16,7 @@ from tpdet.runner import RowSharing
 from tpdet.runner.graphs.draft_graphs import draft_shape, largest_shape, rehearsed_shapes
 from tpdet.runner.graphs.packed_step import StepSpans
 
+TINY = {"kv_heads": 2, "hidden": 64, "intermediate": 128, "layers": 1}
 KINDS = "perfect", "half", "wrong", "random"
 PROMPT = [(11 * i + i * i) % 1100 for i in range(250)]
 SAMPLED = {"temperature": 1.0, "seed": 7, "max_tokens": 12}
@@ -30,7 +31,7 @@ WAYS = {
     ("tp", "kind"), [(1, "half"), *(pytest.param(2, k, marks=pytest.mark.slow) for k in KINDS)]
 )
 def test_replayed_steps_with_drafts_change_no_bit(tiny_model, tp, kind):
-    model, requests = tiny_model("qwen3", kv_heads=2), [*REQUESTS[:3], REQUESTS[-1]]
+    model, requests = tiny_model("qwen3", **TINY), [*REQUESTS[:3], REQUESTS[-1]]
     plain = run(model, requests, look=False)
     with recorded_graphs() as replays:
         found = with_drafts(plain, model, kind, requests=requests, tp=tp)
@@ -43,7 +44,7 @@ def test_replayed_steps_with_drafts_change_no_bit(tiny_model, tp, kind):
 @pytest.mark.parametrize("how", list(WAYS), ids=lambda how: how.__name__)
 def test_ranks_sample_steps_with_drafts_together(tiny_model, monkeypatch, how):
     """Every position of every row with the noise of its place, on all ranks alike."""
-    model, ways, follow = tiny_model("qwen3", kv_heads=2), [], RowSharing.follow
+    model, ways, follow = tiny_model("qwen3", **TINY), [], RowSharing.follow
 
     def noting(self, plan):
         if plan.rows.verifies:
