@@ -17,7 +17,7 @@ from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.places import place
 from tpdet.kernels.cuda.experts.products import grouped_product
-from tpdet.kernels.cuda.experts.sums import expert_sums
+from tpdet.kernels.cuda.experts.sums import Lanes, expert_sums
 from tpdet.kernels.cuda.experts.tiles import CANDIDATES
 from tpdet.kernels.cuda.launch.compile_pool import compile_all
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
@@ -161,7 +161,7 @@ def small_kernels(layer):
 
 def layer_times(layer):
     """A layer from its router's logits to the root of its lanes, by the tiles that are chosen."""
-    roots = (fold_tree("tree", LANES),)
+    fold = Lanes(range(EXPERTS), EXPERTS, LANES, (fold_tree("tree", LANES),))
     weights = layer.gate_up, layer.down, (None, None)
     for tokens in TOKENS:
         steps, spans = layer.steps(tokens), spans_of(tokens)
@@ -172,9 +172,7 @@ def layer_times(layer):
         chosen = lambda r, spans=spans: choose(
             r[1], None, spans, CHOSEN, sigmoid=False, over_chosen=True, scale=1.0
         )
-        run = lambda r, chosen=chosen: expert_sums(
-            r[0], *chosen(r), *weights, range(EXPERTS), EXPERTS, LANES, roots
-        )
+        run = lambda r, chosen=chosen: expert_sums(r[0], *chosen(r), *weights, fold)
         times = interleaved_medians((chosen, run), ready, 5)
         experts = sum(chosen(r)[0].unique().numel() for r in ready) / len(ready)
         size = experts * 3 * WIDTH * HIDDEN * 2

@@ -9,7 +9,7 @@ from tpdet.kernels.cuda.experts.choice import choose
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.places import place
 from tpdet.kernels.cuda.experts.products import grouped_product
-from tpdet.kernels.cuda.experts.sums import expert_sums
+from tpdet.kernels.cuda.experts.sums import Lanes, expert_sums
 from tpdet.kernels.cuda.experts.tiles import CANDIDATES
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
@@ -161,8 +161,8 @@ def sums_do_not_know_where_experts_live(dtype, hidden, width):
                     mine = range(rank * share, (rank + 1) * share)
                     part = slice(mine.start, mine.stop)
                     weigh = gate_up[part], down[part], (None, bias[part])
-                    fold = lanes // ranks, relative_roots(roots)
-                    sums = expert_sums(x, ids, weights, *weigh, mine, count, *fold)
+                    fold = Lanes(mine, count, lanes // ranks, relative_roots(roots))
+                    sums = expert_sums(x, ids, weights, *weigh, fold)
                     sent[rank, : len(roots)] = sums.values
                 total = fold_final(sent, plan.final)
                 same(total, wanted, f"{tokens} tokens {name} {ranks} ranks")
@@ -194,7 +194,7 @@ def a_graph_follows_its_routes():
     """Captured once; other rows, routes and counts of real rows are replayed from it."""
     count, chosen, lanes = 32, 4, 8
     gate_up, down = draw(count, 512, 256, seed=1) * 0.05, draw(count, 256, 256, seed=2) * 0.05
-    roots = (order.fold_tree("tree", lanes),)
+    fold = Lanes(range(count), count, lanes, (order.fold_tree("tree", lanes),))
     for tokens in (4, 16, 64, 600):
         x, spans = draw(tokens, 256), spans_of(tokens)
         logits = draw(tokens, count, dtype=torch.float32, seed=5)
@@ -204,7 +204,7 @@ def a_graph_follows_its_routes():
                 logits, None, spans, chosen, sigmoid=False, over_chosen=True, scale=1.0
             )
             weigh = gate_up, down, (None, None)
-            return expert_sums(x, ids, weights, *weigh, range(count), count, lanes, roots).values
+            return expert_sums(x, ids, weights, *weigh, fold).values
 
         run()
         graph = torch.cuda.CUDAGraph()

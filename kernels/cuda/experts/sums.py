@@ -1,16 +1,39 @@
-"""A layer's experts on one rank: from a step's rows and their choice to the roots of its lanes."""
+"""A layer's experts on one rank: from a step's rows and their choice to the roots of its lanes.
+
+Whole experts take one call, `expert_sums`. Experts that are cut over their outputs take two,
+`expert_rows` and `sums_of_rows`, with a gather between: rows travel in the order of choices, for
+slots differ from rank to rank.
+"""
+
+from typing import NamedTuple
 
 import torch
 
 from tpdet.kernels.cuda import hardware
-from tpdet.kernels.cuda.experts.gather import rows_in_slots
+from tpdet.kernels.cuda.experts.gather import rows_in_slots, rows_of_choices
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
-from tpdet.kernels.cuda.experts.places import place
+from tpdet.kernels.cuda.experts.places import Places, place
 from tpdet.kernels.cuda.experts.products import grouped_product
-from tpdet.kernels.cuda.experts.tiles import LayerTiles, tiles_of
+from tpdet.kernels.cuda.experts.tiles import LayerTiles, product_tile, tiles_of
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import PartialSums
+
+
+class Lanes(NamedTuple):
+    """This rank's `experts`, by id, of `total` in the model; its `held` lanes are equal groups of
+    them, and `roots` are expressions over these lanes, counted from 0."""
+
+    experts: range
+    total: int
+    held: int
+    roots: tuple[Expression, ...]
+
+
+def _programs(x: torch.Tensor) -> int:
+    """Multiprocessors of a GPU with the matrix instruction of a warpgroup, else 0."""
+    return multiprocessors(x.device) if hardware.gpu_of(x.device).wgmma else 0
 
 
 def expert_sums(
@@ -20,30 +43,72 @@ def expert_sums(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
-    experts: range,
-    all_experts: int,
-    lanes: int,
-    roots: tuple[Expression, ...],
+    lanes: Lanes,
     shared: torch.Tensor | None = None,
     activation: str = "silu",
     tiles: LayerTiles | None = None,
 ) -> PartialSums:
     """x [M, H], ids int32 and weights fp32 [M, k] -> the roots of this rank's lanes [R, M, H].
 
-    gate_up [E, 2 * I, H] (interleaved) and down [E, H, I] of this rank's `experts` of
-    `all_experts`, in `lanes` equal groups; biases [E, 2 * I] and [E, H] or None; roots:
-    expressions over these lanes, counted from 0; shared: fp32 [lanes, M, H], added to each lane
-    last. tiles: override the static choice; they show in time only.
+    gate_up [E, 2 * I, H] (interleaved) and down [E, H, I] of this rank's experts; biases
+    [E, 2 * I] and [E, H] or None; shared: fp32 [lanes, M, H], added to each lane last. tiles:
+    override the static choice; they show in time only.
     """
-    wgmma = hardware.gpu_of(x.device).wgmma
-    sms = multiprocessors(x.device) if wgmma else 0
-    (tokens, chosen), x = ids.shape, x.contiguous()
+    sms, x = _programs(x), x.contiguous()
     if tiles is None:
-        tiles = tiles_of(tokens, chosen, all_experts, gate_up, down, sms)
-    places = place(ids, experts, tiles.gate_up.rows, tiles.spread)
-    rows = x if tiles.spread else rows_in_slots(x, places)
-    mixed = grouped_product(
-        rows, gate_up, biases[0], places, tiles.gate_up, sms, activation, tiles.spread
-    )
+        tiles = tiles_of(ids.shape[0], ids.shape[1], lanes.total, gate_up, down, sms)
+    places = place(ids, lanes.experts, tiles.gate_up.rows, tiles.spread)
+    mixed = _gate_up(x, gate_up, biases[0], places, tiles.gate_up, sms, activation)
     y = grouped_product(mixed, down, biases[1], places, tiles.down, sms)
-    return fold_lanes(y, ids, weights, places, experts, roots, lanes, shared)
+    return fold_lanes(y, ids, weights, places, lanes.experts, lanes.roots, lanes.held, shared)
+
+
+def expert_rows(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: torch.Tensor,
+    bias: torch.Tensor | None,
+    experts: range,
+    total: int,
+    activation: str = "silu",
+) -> torch.Tensor:
+    """x [M, H], ids [M, k] -> [M, k, I]: what each choice's expert makes of gate and up.
+
+    gate_up [E, 2 * I, H], interleaved, of `experts` of `total`; a choice of none of them has +0.
+    """
+    (tokens, chosen), sms = ids.shape, _programs(x)
+    tile, spread = product_tile(tokens, chosen, total, gate_up, sms, gated=True)
+    places = place(ids, experts, tile.rows, spread)
+    mixed = _gate_up(x.contiguous(), gate_up, bias, places, tile, sms, activation)
+    return rows_of_choices(mixed, places)
+
+
+def sums_of_rows(
+    mixed: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    down: torch.Tensor,
+    bias: torch.Tensor | None,
+    lanes: Lanes,
+    shared: torch.Tensor | None = None,
+) -> PartialSums:
+    """mixed [M, k, I], ids and weights [M, k], down [E, N, I] -> the roots of lanes [R, M, N]."""
+    (tokens, chosen), sms = ids.shape, _programs(mixed)
+    tile, spread = product_tile(tokens, chosen, lanes.total, down, sms, gated=False)
+    places = place(ids, lanes.experts, tile.rows, spread)
+    rows = rows_in_slots(mixed.contiguous(), places)
+    y = grouped_product(rows, down, bias, places, tile, sms)
+    return fold_lanes(y, ids, weights, places, lanes.experts, lanes.roots, lanes.held, shared)
+
+
+def _gate_up(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    bias: torch.Tensor | None,
+    places: Places,
+    tile: Tile,
+    sms: int,
+    activation: str,
+) -> torch.Tensor:
+    rows = x if places.spread else rows_in_slots(x, places)
+    return grouped_product(rows, gate_up, bias, places, tile, sms, activation, places.spread)

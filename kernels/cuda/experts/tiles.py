@@ -98,17 +98,26 @@ def tiles_of(
 
     sms: multiprocessors of a GPU with the matrix instruction of a warpgroup, else 0.
     """
-    mean, size = tokens * chosen / experts, gate_up.element_size()
+    count = tokens, chosen, experts
+    up, spread = product_tile(*count, gate_up, sms, gated=True)
+    below, _ = product_tile(*count, down, sms, gated=False)
+    if up.rows != below.rows:  # only one of them takes the fast form
+        up, spread = product_tile(*count, gate_up, 0, gated=True)
+        below, _ = product_tile(*count, down, 0, gated=False)
+    return LayerTiles(up, below, spread)
+
+
+def product_tile(
+    tokens: int, chosen: int, experts: int, weight: torch.Tensor, sms: int, gated: bool
+) -> tuple[Tile, bool]:
+    """The tile of one product by weights [E, N, K], and whether blocks are spread."""
+    mean, size, (_, n, k) = tokens * chosen / experts, weight.element_size(), weight.shape
     spread = tokens <= _SPREAD_TOKENS
     if sms and size == 2:
         least = 0.0 if spread else mean
-        up, below = next((up, below) for most, up, below in _HOPPER if least <= most)
-        if tokens <= _ONE_ROW.rows:
-            up = below = _ONE_ROW
-        (_, wide, deep), (_, height, width) = gate_up.shape, down.shape
-        if takes(up, wide, deep, size, True) and takes(below, height, width, size, False):
-            return LayerTiles(up, below, spread)
+        pair = next((up, below) for most, up, below in _HOPPER if least <= most)
+        tile = _ONE_ROW if tokens <= _ONE_ROW.rows else pair[0 if gated else 1]
+        if takes(tile, n, k, size, gated):
+            return tile, spread
     tile = next(tile for most, tile in (_POINTER if size == 2 else _FLOAT32) if mean <= most)
-    return LayerTiles(
-        tile.at(gate_up.shape[2]), tile.at(down.shape[2]), spread and tokens <= tile.rows
-    )
+    return tile.at(k), spread and tokens <= tile.rows

@@ -143,10 +143,15 @@ def test_choice_gathering_and_lanes_compile_without_fusion():
         }
         ptx, log = compile_for_hopper(choice.choose_rows, types, constants, 1, 3, ("stride",))
         check(ptx, log, "choice", ["div.rn.f64", "ex2.approx"])
-    types = {"x": "*bf16", "slots": "*i32", "y": "*bf16", "width": "i32", "stride": "i32"}
+    types = {"x": "*bf16", "slots": "*i32", "y": "*bf16", "width": "i32"}
     constants = {"CHOSEN": 8, "BLOCK": 2048}
-    ptx, log = compile_for_hopper(gather.copy_to_slots, types, constants, 4, 3, ("width", "stride"))
-    check(ptx, log, "gather", ["ld.global.v4.b32", "st.global.v4.b32"])
+    for kernel, more in (
+        (gather.copy_to_slots, {"APART": False}),
+        (gather.copy_to_slots, {"APART": True}),
+        (gather.copy_from_slots, {}),
+    ):
+        ptx, log = compile_for_hopper(kernel, types, constants | more, 4, 3, ("width",))
+        check(ptx, log, "gather", ["ld.global.v4.b32", "st.global.v4.b32"])
     types = {"y": "*bf16", "ids": "*i32", "weights": "*fp32", "slots": "*i32"}
     types |= {"shared": "*fp32", "sums": "*fp32"} | dict.fromkeys(("rows", "width", "first"), "i32")
     for block, shared in ((256, True), (1024, False)):

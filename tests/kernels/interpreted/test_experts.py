@@ -5,7 +5,7 @@ import torch
 
 from tests.kernels.interpreted.emulated_warps import Pointer, grouped_product, run_program
 from tests.kernels.interpreted.product_inputs import draw
-from tests.kernels.interpreted.test_gluon_gemm import described, silu_and_multiply
+from tests.kernels.interpreted.test_gluon_gemm import activate_and_multiply, described
 from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels import order
 from tpdet.kernels.cuda.experts import activation as expert_activation
@@ -15,7 +15,7 @@ from tpdet.kernels.cuda.experts.choice import choose
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.products import grouped_product as product_of_groups
-from tpdet.kernels.cuda.experts.sums import expert_sums
+from tpdet.kernels.cuda.experts.sums import Lanes, expert_rows, expert_sums, sums_of_rows
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.gemm.variants import warp_specialised as dense
@@ -154,7 +154,7 @@ def test_a_choice_is_that_of_a_stable_sort(count, chosen):
 
 
 def test_where_experts_live_reaches_no_bit():
-    count, chosen, lanes, tokens = 8, 3, 4, 20
+    count, chosen, lanes, tokens = 4, 2, 4, 18
     x, ids = draw(tokens, 48, dtype=torch.float16), routes(tokens, chosen, count, padding=2)
     gate_up, down = (draw(count, *at, dtype=torch.float16) for at in ((64, 48), (48, 32)))
     bias, weights = draw(count, 48, dtype=torch.float16, seed=2), draw(tokens, chosen, seed=3)
@@ -167,12 +167,30 @@ def test_where_experts_live_reaches_no_bit():
                 mine = range(rank * share, (rank + 1) * share)
                 part = slice(mine.start, mine.stop)
                 held = gate_up[part], down[part], (None, bias[part])
-                fold = lanes // ranks, relative_roots(roots)
-                sums = expert_sums(x, ids, weights, *held, mine, count, *fold)
+                fold = Lanes(mine, count, lanes // ranks, relative_roots(roots))
+                sums = expert_sums(x, ids, weights, *held, fold)
                 sent[rank, : len(roots)] = sums.values
             totals.append(fold_final(sent, plan.final))
-        assert_same_bits(*totals, name)
+        assert_same_bits(*totals, f"{name}, whole experts")
         assert totals[0][0].any() and not totals[0][-1].any()
+    cut = by_columns(x, ids, weights, gate_up, down, bias, name)
+    assert_same_bits(cut, totals[0], "experts cut over outputs")
+
+
+def by_columns(x, ids, weights, gate_up, down, bias, name):
+    """The total by two ranks that hold 32 and 16 outputs of each product of every expert."""
+    count = len(gate_up)
+    fold = Lanes(range(count), count, 4, (order.fold_tree(name, 4),))
+    parts = [part.contiguous() for part in gate_up.split([48, 16], dim=1)]
+    mixed = [expert_rows(x, ids, part, None, range(count), count) for part in parts]
+    assert not mixed[0][-1].any()
+    found = [
+        sums_of_rows(torch.cat(mixed, 2), ids, weights, part.contiguous(), shift.contiguous(), fold)
+        for part, shift in zip(
+            down.split([32, 16], dim=1), bias.split([32, 16], dim=1), strict=True
+        )
+    ]
+    return torch.cat([sums.values[0] for sums in found], 1)
 
 
 def emulate(x, w, bias, blocks, width, swapped, shared, name, programs=2):
@@ -224,7 +242,7 @@ def test_warp_specialised_rows_have_the_bits_of_one_chain(swapped, width, n, sha
     for block, expert in enumerate((0, 3, 4)):
         rows = x if shared else x[block * height : (block + 1) * height]
         total = grouped_product(rows, w[expert].T, torch.zeros(len(rows), n)) + bias[expert].float()
-        wanted = silu_and_multiply(total) if name else total
+        wanted = activate_and_multiply(total) if name else total
         found = y[block * height : block * height + len(rows)]
         assert_same_bits(found, wanted.half(), f"block {block}")
         other = draw(5, n, seed=3)[expert]
