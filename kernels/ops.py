@@ -170,9 +170,18 @@ def paged_attention(
     v_pages: torch.Tensor,
     batch: PagedBatch,
     window: int | None = None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
-    """q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D]: prefill, chunk and decode alike."""
-    return _on(q, "attention.attention").paged_attention(q, k_pages, v_pages, batch, window)
+    """q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D]: prefill, chunk and decode alike.
+
+    cap: of scores, as `soft_cap`; 0 for none.
+    """
+    return _on(q, "attention.attention").paged_attention(q, k_pages, v_pages, batch, window, cap)
+
+
+def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """x fp32 -> cap * tanh(x / cap), in fp32; x may be overwritten."""
+    return _on(x, "pointwise.soft_cap").soft_cap(x, cap)
 
 
 def log_probabilities(

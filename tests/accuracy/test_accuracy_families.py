@@ -88,7 +88,8 @@ def test_longrope_has_its_short_factors_and_ends_at_the_original_context(tiny_mo
         ("smollm3", "no_rope_layers", [1, 1]), ("phi3", "partial_rotary_factor", 1.0),
         ("glm4", "partial_rotary_factor", 1.0), ("olmo3", "sliding_window", 4096),
         ("gemma3_text", "query_pre_attn_scalar", 64), ("gemma3_text", "sliding_window", 4096),
-        ("gemma3_text", "rope_local_base_freq", 1e6),
+        ("gemma3_text", "rope_local_base_freq", 1e6), ("gemma2", "sliding_window", 4096),
+        ("gemma2", "attn_logit_softcapping", None), ("gemma2", "final_logit_softcapping", None),
     ],
 )  # fmt: skip
 def test_each_setting_of_a_family_changes_its_logits(tiny_model, tmp_path, family, key, neutral):

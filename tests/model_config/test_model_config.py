@@ -241,6 +241,23 @@ def test_a_gemma_has_the_values_that_its_checkpoints_leave_out(tmp_path):
     assert half.embedding_scale == torch.tensor(640**0.5).half().item()
 
 
+GEMMA2 = LLAMA | {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "hidden_act": None,
+    "query_pre_attn_scalar": 64,
+}
+
+
+def test_soft_caps_are_those_of_transformers_unless_null(tmp_path):
+    config = load(tmp_path, GEMMA2)
+    assert (config.attention_cap, config.logit_cap) == (50.0, 30.0)
+    assert config.windows == (4096, None) * 2 and config.window_rotary is None
+    none = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    plain = load(tmp_path, GEMMA2 | none)
+    assert (plain.attention_cap, plain.logit_cap) == (0.0, 0.0)
+
+
 def test_what_transformers_writes_of_a_gemma_is_read(tmp_path):
     theirs = transformers.Gemma3TextConfig(num_hidden_layers=7, hidden_size=640, dtype="float32")
     theirs.architectures = ["Gemma3ForCausalLM"]
@@ -254,6 +271,8 @@ def test_what_transformers_writes_of_a_gemma_is_read(tmp_path):
     ("config", "message"),
     [
         (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0: Gemma 3"),
+        (GEMMA2 | {"final_logit_softcapping": -1.0}, "final_logit_softcapping is -1.0"),
+        (GEMMA2 | {"sliding_window_size": 64}, "sliding_window_size is 64: sliding_window says"),
         (GEMMA3 | {"hidden_activation": "gelu"}, "hidden_activation is 'gelu': only gelu_pyt"),
         (GEMMA3 | {"use_bidirectional_attention": True}, "tokens see those before them alone"),
         (GEMMA3 | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),

@@ -62,9 +62,9 @@ class Arithmetic(Protocol):
         ...
 
     def attend(
-        self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None
+        self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None, cap: float
     ) -> torch.Tensor:
-        """q [M, Hq, D] over the pages -> [M, Hq, D]."""
+        """q [M, Hq, D] over the pages -> [M, Hq, D]; cap: of scores, 0 for none."""
         ...
 
 
@@ -106,10 +106,10 @@ class StrictArithmetic:
         return ops.leaf_sums(x, weight_LNK, roots, self.admitted, widths)
 
     def attend(
-        self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None
+        self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None, cap: float
     ) -> torch.Tensor:
         """Fixed splits, merged in order."""
-        return ops.paged_attention(q, pages.keys, pages.values, batch, window)
+        return ops.paged_attention(q, pages.keys, pages.values, batch, window, cap)
 
 
 class StockArithmetic:
@@ -155,9 +155,11 @@ class StockArithmetic:
         return PartialSums(linear(x, weight_LNK[0])[None], (0,))
 
     def attend(
-        self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None
+        self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None, cap: float
     ) -> torch.Tensor:
-        """`stock_attention`; what it gathers is planned once a step."""
+        """`stock_attention`; what it gathers is planned once a step. It has no cap: ours then."""
+        if cap:
+            return ops.paged_attention(q, pages.keys, pages.values, batch, window, cap)
         if self._planned is None or self._planned[0] is not batch:
             self._planned = batch, stock_attention.gather_plan(batch, q.device)
         return stock_attention.paged_attention(

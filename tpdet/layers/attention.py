@@ -36,7 +36,7 @@ class Attention:
         self._padding = before, after = partition.padded_heads
         self._key_heads = len(partition.key_heads)
         self._eps = config.rms_norm_eps
-        self._window = window
+        self._window, self._cap = window, config.attention_cap
         query, key = config.num_heads * self._head, config.num_kv_heads * self._head
         heads, keys = partition.by_leaf(partition.cut.attention, dim=0), partition.by_key_head()
         padding = before * self._head, after * self._head
@@ -142,7 +142,7 @@ class Attention:
             pages.values,
             batch,
         )
-        mixed = self._arithmetic.attend(q_MQD, pages, batch, self._window)
+        mixed = self._arithmetic.attend(q_MQD, pages, batch, self._window, self._cap)
         if before or after:
             mixed = mixed[:, before : before + self._query_heads]
         return self._output(mixed.flatten(1), rows, following)

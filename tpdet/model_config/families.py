@@ -10,10 +10,11 @@ from tpdet.model_config.fields import Fields
 from tpdet.model_config.keys import DEFAULT_THETA, Allowed
 from tpdet.model_config.model import NORMS_BEFORE, LayerNorms
 from tpdet.model_config.rope import Base
-from tpdet.model_config.scales import Scales, gemma_scales, granite_scales, no_scales
+from tpdet.model_config.scales import Scales, gemma2_scales, gemma_scales, granite_scales, no_scales
 from tpdet.model_config.windows import (
     by_pattern,
     every_layer,
+    every_other,
     if_stated,
     no_layer,
     rotary_layers,
@@ -32,6 +33,7 @@ _ONLY_GELU = (("gelu_pytorch_tanh",), "only gelu_pytorch_tanh is supported")
 _GELU = {"hidden_act": _ONLY_GELU, "hidden_activation": _ONLY_GELU}
 _GEMMA_KEYS = _BY_TYPE | frozenset({"query_pre_attn_scalar", "cache_implementation"})
 _NO_CAP = ((), "Gemma 3 has no soft-cap")
+_ONLY_BEFORE = ((False,), "tokens see those before them alone")
 
 _NORMS_AFTER = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 
@@ -220,6 +222,20 @@ FAMILIES = {
             fused=("gate_up",),
         ),
         Family(
+            "Gemma2ForCausalLM",
+            "gemma2",
+            parsed=_GEMMA_KEYS
+            | {"attn_logit_softcapping", "final_logit_softcapping", "sliding_window_size"},
+            neutral=_GELU | {"use_bidirectional_attention": _ONLY_BEFORE},
+            windows=every_other,
+            head_dim=256,
+            norm="rms_plus_one",
+            layer_norms=_NORMS_OF_GEMMA,
+            tied=True,
+            scales=gemma2_scales,
+            activation="gelu_tanh",
+        ),
+        Family(
             "Gemma3ForCausalLM",
             "gemma3_text",
             parsed=_GEMMA_KEYS
@@ -228,7 +244,7 @@ FAMILIES = {
             | {
                 "attn_logit_softcapping": _NO_CAP,
                 "final_logit_softcapping": _NO_CAP,
-                "use_bidirectional_attention": ((False,), "tokens see those before them alone"),
+                "use_bidirectional_attention": _ONLY_BEFORE,
             },
             windows=by_pattern,
             head_dim=256,

@@ -81,6 +81,8 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         query_key_scale=scales.query_key,
         embedding_scale=scales.embedding,
         logit_scale=scales.logits,
+        attention_cap=scales.attention_cap,
+        logit_cap=scales.logit_cap,
     )
 
 

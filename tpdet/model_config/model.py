@@ -34,7 +34,8 @@ class ModelConfig:
     rotary_pairs: "halves", whose pairs are (i, i + R/2) of the first R = rotary.dim values of a
     head, or "neighbours", whose pairs are (2i, 2i + 1). query_key_scale: fp32 factor of rotated
     queries and keys.
-    embedding_scale, logit_scale: fp32 factors of embedded rows and of logits.
+    embedding_scale, logit_scale: fp32 factors of embedded rows and of logits. attention_cap,
+    logit_cap: soft-caps c * tanh(x / c) of scores and of logits, 0 for none.
     """
 
     family: str
@@ -66,6 +67,8 @@ class ModelConfig:
     query_key_scale: float = 1.0
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
+    attention_cap: float = 0.0
+    logit_cap: float = 0.0
 
     def rotary_of(self, layer: int) -> RotarySpec | None:
         """How a layer rotates its heads; None if it does not."""
@@ -84,6 +87,6 @@ NEUTRAL_VALUES: dict[str, object] = {
     "rotary_layers": (), "rotary_pairs": "halves", "query_key_scale": 1.0, "embedding_scale": 1.0,
     "logit_scale": 1.0, "frequency_factors": (), "norm": "rms", "layer_norms": NORMS_BEFORE,
     "qk_norm_over": "head", "window_rotary": None,
-    "activation": "silu",
+    "activation": "silu", "attention_cap": 0.0, "logit_cap": 0.0,
 }  # fmt: skip
 """Fields that leave everything as it is at these values: digests then leave them out."""

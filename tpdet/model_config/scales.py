@@ -2,19 +2,24 @@
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpdet.model_config.fields import Fields
 
 
 @dataclass(frozen=True)
 class Scales:
-    """fp32 factors of embedded rows, rotated queries and keys, and logits; eps: of a norm's eps."""
+    """fp32 factors of embedded rows, rotated queries and keys, and logits; eps: of a norm's eps.
+
+    attention_cap, logit_cap: fp32 soft-caps, 0 for none.
+    """
 
     embedding: float = 1.0
     query_key: float = 1.0
     logits: float = 1.0
     eps: float = 1.0
+    attention_cap: float = 0.0
+    logit_cap: float = 0.0
 
 
 def no_scales(config: Fields, head_dim: int, dtype: str) -> Scales:
@@ -49,6 +54,19 @@ def gemma_scales(config: Fields, head_dim: int, dtype: str) -> Scales:
     return Scales(
         embedding=rounded(math.sqrt(config.integer("hidden_size")), dtype),
         query_key=_fp32(math.sqrt(math.sqrt(head_dim / scalar))),
+    )
+
+
+def gemma2_scales(config: Fields, head_dim: int, dtype: str) -> Scales:
+    """`gemma_scales`, and the soft-caps of Gemma 2, which null takes away."""
+
+    def cap(key: str, default: float) -> float:
+        return 0.0 if config.has_null(key) else _fp32(config.number(key, default))
+
+    return replace(
+        gemma_scales(config, head_dim, dtype),
+        attention_cap=cap("attn_logit_softcapping", 50.0),
+        logit_cap=cap("final_logit_softcapping", 30.0),
     )
 
 

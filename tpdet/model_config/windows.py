@@ -63,6 +63,18 @@ def three_of_four(config: Fields, layers: int) -> tuple[int | None, ...]:
     return _but_every(4, config, layers)
 
 
+def every_other(config: Fields, layers: int) -> tuple[int | None, ...]:
+    """As `three_of_four`, on the first of every two layers (Gemma 2).
+
+    Raises CheckpointError where `sliding_window_size`, the older name, says otherwise.
+    """
+    found = _but_every(2, config, layers)
+    key = "sliding_window_size"
+    if key in config and config.integer(key) != config.integer("sliding_window", DEFAULT_WINDOW):
+        config.refuse(key, "sliding_window says otherwise, keep one of them")
+    return found
+
+
 def by_pattern(config: Fields, layers: int) -> tuple[int | None, ...]:
     """As `three_of_four`, every `sliding_window_pattern`-th, by default the sixth (Gemma 3)."""
     return _but_every(config.integer("sliding_window_pattern", 6), config, layers)

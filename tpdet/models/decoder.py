@@ -40,6 +40,7 @@ class Decoder:
         if not config.tie_word_embeddings:
             self._head = VocabularyTable(source, partition, "lm_head")
         self._embedding_scale, self._logit_scale = config.embedding_scale, config.logit_scale
+        self._logit_cap = config.logit_cap
         device, half = self._norm.norm.weight.device, config.head_dim // 2
         scale = config.query_key_scale
         self.tables = {
@@ -141,7 +142,9 @@ class Decoder:
     def local_logits(self, x_MH: torch.Tensor) -> torch.Tensor:
         """Normed rows [M, H] -> fp32 logits of this rank's part of the vocabulary [M, V']."""
         local_MV = self._head.local_logits(x_MH)
-        return local_MV if self._logit_scale == 1.0 else local_MV * self._logit_scale
+        if self._logit_scale != 1.0:
+            local_MV = local_MV * self._logit_scale
+        return ops.soft_cap(local_MV, self._logit_cap) if self._logit_cap else local_MV
 
     def whole_logits(self, local_MV: torch.Tensor) -> torch.Tensor:
         """Every rank's local logits -> [M, V], equal on every rank."""

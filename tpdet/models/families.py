@@ -19,5 +19,6 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "olmo3": DecoderLayer,
     "glm": DecoderLayer,
     "glm4": DecoderLayer,
+    "gemma2": DecoderLayer,
     "gemma3_text": DecoderLayer,
 }

@@ -64,6 +64,14 @@ _OWN_SETTINGS: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "gemma2": {
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 144,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+        "pad_token_id": None,
+    },
     "gemma3_text": {
         "hidden_act": None,
         "hidden_activation": "gelu_pytorch_tanh",
@@ -77,7 +85,7 @@ _OWN_SETTINGS: dict[str, dict[str, Any]] = {
     "glm4": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
 }
 """What a made model of these families has beside the common keys."""
-_ALTERNATING = ("olmo3", "gemma3_text")
+_ALTERNATING = ("olmo3", "gemma2", "gemma3_text")
 """Families whose made models have a window on every second layer, the first among them."""
 _SHORT_WINDOW = 40
 

@@ -4,7 +4,7 @@ Keys are cut at absolute positions 0, 256, 512, ...; a split is four 64-key tile
 (Milakov and Gimelshein 2018, arXiv 1805.02867) from a fresh state, and splits merge in ascending
 order, so a row's bits depend on its own keys alone:
 
-    s = (q . k) * c,  c = fp32(1 / sqrt(D))                      masked keys: -1e30
+    s = (q . k) * c,  c = fp32(1 / sqrt(D)), soft-capped in some models     masked keys: -1e30
     m' = max(m, max s);  a = exp(m - m');  p = round(exp(s - m'))          (masked: p = 0)
     l' = l * a + sum p;  o' = o * a + p . v;         y = round(o / l + 0.0)
 
@@ -21,6 +21,7 @@ from itertools import groupby
 import torch
 
 from tpdet.kernels.cpu import threads
+from tpdet.kernels.cpu.pointwise.soft_cap import soft_cap
 from tpdet.kernels.inputs.paged_batch import PagedBatch, PagedSequence
 from tpdet.kernels.order import MASKED, PAGE_TOKENS, TILE_TOKENS
 
@@ -45,6 +46,7 @@ def paged_attention(
     v_pages: torch.Tensor,
     batch: PagedBatch,
     window: int | None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """Attention of q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D], q's dtype.
 
@@ -61,7 +63,7 @@ def paged_attention(
         batches += [members[i : i + size] for i in range(0, len(members), size)]
     threads.run_pieces(
         len(batches),
-        lambda index: _attend(q, k_pages, v_pages, batches[index], window, out),
+        lambda index: _attend(q, k_pages, v_pages, batches[index], window, cap, out),
         costly=True,
     )
     return out
@@ -83,6 +85,7 @@ def _attend(
     v_pages: torch.Tensor,
     blocks: list[_Block],
     window: int | None,
+    cap: float,
     out: torch.Tensor,
 ) -> None:
     """Compute blocks of one height together and write their rows of `out`."""
@@ -100,7 +103,7 @@ def _attend(
         position[i, :live] = torch.arange(start, start + block.count).repeat_interleave(
             per_key_head
         )
-    result = _attend_splits(query, position, k_pages, v_pages, blocks, window)
+    result = _attend_splits(query, position, k_pages, v_pages, blocks, window, cap)
     for i, block in enumerate(blocks):
         live = block.count * per_key_head
         first = block.sequence.first_row + block.first
@@ -117,6 +120,7 @@ def _attend_splits(
     v_pages: torch.Tensor,
     blocks: list[_Block],
     window: int | None,
+    cap: float,
 ) -> torch.Tensor:
     """query [B, Hkv, R, D] fp32, position [B, R] (-1: pad) -> [B, Hkv, R, D], the pages' dtype."""
     shape = query.shape[:3]
@@ -137,7 +141,7 @@ def _attend_splits(
             seen &= key > position[at][:, :, None] - window
         stored = (key < length[:, None])[:, None, :, None]
         values = torch.where(stored, v_pages[pages].float(), 0.0)
-        state = _split_state(query[at], k_pages[pages].float(), values, seen, k_pages.dtype)
+        state = _split_state(query[at], k_pages[pages].float(), values, seen, k_pages.dtype, cap)
         merged = _merge((largest[at], mass[at], total[at]), state)
         visible = seen.any(-1)[:, None, :]
         largest[at] = torch.where(visible, merged[0], largest[at])
@@ -156,6 +160,7 @@ def _split_state(
     values: torch.Tensor,
     seen: torch.Tensor,
     dtype: torch.dtype,
+    cap: float,
 ) -> _State:
     """One split from a fresh state: query [B, Hkv, R, D], keys and values [B, Hkv, 256, D] fp32.
 
@@ -165,6 +170,8 @@ def _split_state(
     scale = torch.tensor(1.0 / math.sqrt(head), dtype=torch.float32)
     flat = query.view(batch * heads, rows, head)
     score = torch.bmm(flat, keys.view(batch * heads, PAGE_TOKENS, head).transpose(1, 2)) * scale
+    if cap:
+        score = soft_cap(score, cap)
     score = torch.where(seen[:, None], score.view(batch, heads, rows, PAGE_TOKENS), MASKED)
     largest = torch.full((batch, heads, rows), MASKED)
     mass = torch.zeros(batch, heads, rows)

@@ -23,6 +23,7 @@ def paged_attention(
     v_pages: torch.Tensor,
     batch: PagedBatch,
     window: int | None,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """Attention of q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D], q's dtype.
 
@@ -32,9 +33,9 @@ def paged_attention(
     """
     rows = batch.short_rows * q.shape[1] // k_pages.shape[1]
     splits, sequences = batch.splits.shape[0], batch.short.shape[0]
-    prefill = prefill_variant(q.dtype, q.shape[2], hardware.gpu_of(q.device))
+    prefill = prefill_variant(q.dtype, q.shape[2], hardware.gpu_of(q.device), cap > 0)
     decode = decode_variant(q.dtype, q.shape[2], rows, splits, sequences)
-    return attend(q, k_pages, v_pages, batch, window, prefill, decode)
+    return attend(q, k_pages, v_pages, batch, window, prefill, decode, cap)
 
 
 def attend(
@@ -45,6 +46,7 @@ def attend(
     window: int | None,
     prefill: Variant,
     decode: Variant,
+    cap: float = 0.0,
 ) -> torch.Tensor:
     """`paged_attention` with given variants: they differ in speed alone."""
     _check(q, k_pages, v_pages)
@@ -53,8 +55,8 @@ def attend(
     if named < q.shape[0]:
         out[named:].zero_()
     shape = _shape(q, k_pages, window)
-    launch_prefill(q, k_pages, v_pages, batch, window, prefill, shape, out)
-    launch_decode(q, k_pages, v_pages, batch, window, decode, shape, out)
+    launch_prefill(q, k_pages, v_pages, batch, window, prefill, shape, cap, out)
+    launch_decode(q, k_pages, v_pages, batch, window, decode, shape, cap, out)
     return out
 
 

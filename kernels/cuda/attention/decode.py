@@ -49,6 +49,7 @@ def _walk_split(
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     SWAPPED: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """The state of a split for rows [ROWS] at `position`: the least is `low`, the most `end - 1`.
 
@@ -78,14 +79,14 @@ def _walk_split(
             k = tl.load(k_page + row_at, mask=mask, other=0.0)
             v = tl.load(v_page + row_at, mask=mask, other=0.0)
             seen = sees(key[:, None], position[None, :], window, WINDOW)
-            m, w, o = add_tile_swapped(query, k, tl.trans(v), seen, m, w, o, scale)
+            m, w, o = add_tile_swapped(query, k, tl.trans(v), seen, m, w, o, scale, CAP)
         else:
             k_at = k_page + offset[None, :] * HEAD + lane[:, None]
             v_at = v_page + offset[:, None] * HEAD + lane[None, :]
             k = tl.load(k_at, mask=stored[None, :] & (lane < HEAD)[:, None], other=0.0)
             v = tl.load(v_at, mask=stored[:, None] & (lane < HEAD)[None, :], other=0.0)
             seen = sees(key[None, :], position[:, None], window, WINDOW)
-            m, w, o = add_tile(query, k, v, seen, m, w, o, scale, True)
+            m, w, o = add_tile(query, k, v, seen, m, w, o, scale, True, CAP)
     if SWAPPED:
         w, o = tl.trans(w), tl.trans(o)
     return m, w, o
@@ -131,13 +132,14 @@ def attend_splits(
     FUSED: tl.constexpr,
     MERGED: tl.constexpr,
     UNROLL: tl.constexpr,
+    CAP: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """Grid: splits [N, 2] x row parts x key heads; workspaces [N, Hkv, row_count (, D)] fp32.
 
     A split that no row of its sequence sees is left unwritten, and no merge reads it. FUSED:
     `arrivals` [B * row parts * Hkv] int32 is zero before and after; a sequence's splits are listed
-    one after another from split 0; MERGED rows of a part may hold tokens.
+    one after another from split 0; MERGED rows of a part may hold tokens. CAP: of scores, or None.
     """
     await_earlier(DEPENDENT)
     # 1. this program's key head, part of the rows, and split of a sequence
@@ -187,6 +189,7 @@ def attend_splits(
             ROWS,
             STAGES,
             SWAPPED,
+            CAP,
         )
         at = (pair * KEY_HEADS + head).to(tl.int64) * row_count + row
         if FUSED:

@@ -7,7 +7,7 @@ import triton
 
 from tpdet.kernels.cuda.attention.decode import attend_splits
 from tpdet.kernels.cuda.attention.merge_splits import merge_splits
-from tpdet.kernels.cuda.attention.split import score_scale
+from tpdet.kernels.cuda.attention.split import score_cap, score_scale
 from tpdet.kernels.cuda.attention.variants import Variant
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
 from tpdet.kernels.inputs.paged_batch import PagedBatch
@@ -31,10 +31,12 @@ def launch_decode(
     window: int | None,
     variant: Variant,
     shape: dict[str, int],
+    cap: float,
     out: torch.Tensor,
 ) -> None:
     """Splits in parallel, then their merge, into out [M, Hq, D]; `shape`: what kernels compile for.
 
+    cap: of scores, 0 for none.
     Each call makes its fp32 workspace. Raises RuntimeError in a graph's capture of a fused merge
     whose counters no earlier call made.
     """
@@ -45,7 +47,7 @@ def launch_decode(
     largest, mass = (torch.empty(states, dtype=torch.float32, device=q.device) for _ in "lm")
     total = torch.empty(states, q.shape[2], dtype=torch.float32, device=q.device)
     workspace = (largest, mass, total)
-    _launch_splits(q, k_pages, v_pages, batch, window or 0, variant, shape, out, workspace)
+    _launch_splits(q, k_pages, v_pages, batch, window or 0, variant, shape, cap, out, workspace)
     if not variant.fused:
         _launch_merge(batch, window or 0, shape, out, workspace)
 
@@ -58,6 +60,7 @@ def _launch_splits(
     window: int,
     variant: Variant,
     shape: dict[str, int],
+    cap: float,
     out: torch.Tensor,
     workspace: Workspace,
 ) -> None:
@@ -82,8 +85,9 @@ def _launch_splits(
         window,
         row_count,
         row_parts,
-        score_scale(q.shape[2]),
+        score_scale(q.shape[2], cap),
         **shape,
+        CAP=score_cap(q.shape[2], cap),
         **decode_constants(variant, row_count, shape["LANES"]),
         num_warps=variant.warps,
         num_stages=variant.stages,

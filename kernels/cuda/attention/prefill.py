@@ -53,6 +53,7 @@ def _walk_tiles(
     DESCRIPTORS: tl.constexpr,
     MASK: tl.constexpr,
     STAGES: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """Tiles [first_tile, end_tile) onto the row state; a split merges before the next begins.
 
@@ -97,7 +98,7 @@ def _walk_tiles(
             largest, mass, total = merge(largest, mass, total, visible, m, row_mass(w), o)
             m, w, o = fresh_state(ROWS, LANES)
         # 4. add the tile to the split's state
-        m, w, o = add_tile(q, k, v, seen, m, w, o, scale, MASK)
+        m, w, o = add_tile(q, k, v, seen, m, w, o, scale, MASK, CAP)
     # 5. merge the last split
     if end_tile > first_tile:
         visible = tl.full((ROWS,), True, tl.int1)
@@ -131,12 +132,14 @@ def attend_blocks(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    CAP: tl.constexpr,
 ):
     """Grid: blocks [T, 2] x parts of a block x key heads. A row is a token and a query head.
 
     q [M, Hq, D] with row stride q_stride, pages [P, Hkv, 256, D], out [M, Hq, D]. Row r of a block
     is its token r // GROUP and query head r % GROUP of the key head's group. DESCRIPTORS: k_tiles
-    and v_tiles are the pages as [P * Hkv * 256, D] in blocks of [64, LANES]; else not read.
+    and v_tiles are the pages as [P * Hkv * 256, D] in blocks of [64, LANES]; else not read. CAP: of
+    scores, or None.
     """
     # 1. this program's key head and rows of a block
     PARTS: tl.constexpr = BLOCK * GROUP // ROWS
@@ -200,6 +203,7 @@ def attend_blocks(
                 DESCRIPTORS,
                 False,
                 STAGES,
+                CAP,
             )
         largest, mass, total = _walk_tiles(
             query,
@@ -226,6 +230,7 @@ def attend_blocks(
             DESCRIPTORS,
             True,
             STAGES,
+            CAP,
         )
         # 5. store the results
         result = row_result(mass, total, live)

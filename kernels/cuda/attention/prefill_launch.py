@@ -7,7 +7,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tpdet.kernels.cuda.attention.prefill import attend_blocks
 from tpdet.kernels.cuda.attention.prefill_warp_specialised import attend_warp_specialised
-from tpdet.kernels.cuda.attention.split import score_scale
+from tpdet.kernels.cuda.attention.split import score_cap, score_scale
 from tpdet.kernels.cuda.attention.variants import (
     WARP_SPECIALISED_HEAD,
     WARP_SPECIALISED_TYPES,
@@ -29,16 +29,18 @@ def launch_prefill(
     window: int | None,
     variant: Variant,
     shape: dict[str, int],
+    cap: float,
     out: torch.Tensor,
 ) -> None:
     """Attention of the batch's blocks into out [M, Hq, D]; `shape`: what kernels compile for.
 
-    Raises ValueError where the variant is warp-specialised and has no kernel for the head or type.
+    cap: of scores, 0 for none. Raises ValueError where the variant is warp-specialised and has no
+    kernel for the head, the type or a cap.
     """
     if not batch.blocks.shape[0]:
         return
     launch = _launch_warp_specialised if variant.warp_specialised else _launch_blocks
-    launch(q, k_pages, v_pages, batch, window or 0, variant, shape, out)
+    launch(q, k_pages, v_pages, batch, window or 0, variant, shape, cap, out)
 
 
 def _items(batch: PagedBatch, variant: Variant, shape: dict[str, int]) -> int:
@@ -55,9 +57,10 @@ def _launch_warp_specialised(
     window: int,
     variant: Variant,
     shape: dict[str, int],
+    cap: float,
     out: torch.Tensor,
 ) -> None:
-    _check_warp_specialised(q)
+    _check_warp_specialised(q, cap)
     items = _items(batch, variant, shape)
     head = shape["HEAD"]
     layout = NVMMASharedLayout(_SWIZZLE_BYTES, _VALUE_BITS, 2)
@@ -94,6 +97,7 @@ def _launch_blocks(
     window: int,
     variant: Variant,
     shape: dict[str, int],
+    cap: float,
     out: torch.Tensor,
 ) -> None:
     head = shape["HEAD"]
@@ -114,8 +118,9 @@ def _launch_blocks(
         q.stride(0),
         batch.tables.shape[1],
         window,
-        score_scale(head),
+        score_scale(head, cap),
         **shape,
+        CAP=score_cap(head, cap),
         DESCRIPTORS=variant.descriptors,
         BLOCK=BLOCK_TOKENS,
         ROWS=variant.rows,
@@ -126,9 +131,9 @@ def _launch_blocks(
     )
 
 
-def _check_warp_specialised(q: torch.Tensor) -> None:
-    if q.shape[2] != WARP_SPECIALISED_HEAD or q.dtype not in WARP_SPECIALISED_TYPES:
+def _check_warp_specialised(q: torch.Tensor, cap: float) -> None:
+    if q.shape[2] != WARP_SPECIALISED_HEAD or q.dtype not in WARP_SPECIALISED_TYPES or cap:
         raise ValueError(
             f"warp-specialised attention of {q.dtype} heads of {q.shape[2]}: it has heads of "
-            f"{WARP_SPECIALISED_HEAD}, one of {WARP_SPECIALISED_TYPES}"
+            f"{WARP_SPECIALISED_HEAD}, one of {WARP_SPECIALISED_TYPES}, without a soft-cap"
         )

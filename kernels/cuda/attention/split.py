@@ -5,6 +5,7 @@ four tiles of 64 from a fresh state, in ascending order (Rule 7 of the contract;
 Milakov and Gimelshein 2018, arXiv 1805.02867):
 
     s = q . k,  c = fp32(log2 e / sqrt(D)),  m = -1e30 at first
+    with a soft-cap:  s = capped((q . k) / sqrt(D)),  c = fp32(log2 e)
     m' = max(m, max(s) * c);  a = exp2(m - m');  p = round(exp2(fma(s, c, -m')))  (unseen: 0)
     l' = l * a + p . 1;  o' = o * a + p . v
 
@@ -20,6 +21,7 @@ import struct
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.pointwise.soft_cap import SoftCap, capped, soft_cap_of
 from tpdet.kernels.order import MASKED, PAGE_TOKENS, TILE_TOKENS
 
 PAGE = tl.constexpr(PAGE_TOKENS)
@@ -30,10 +32,16 @@ BEYOND = tl.constexpr(-1e38)  # an unseen key's score: scaled, it is still below
 MASS_LANES = tl.constexpr(16)  # the narrowest product every matrix instruction has
 
 
-def score_scale(head: int) -> float:
-    """fp32(log2 e / sqrt(D)), rounded once from fp64."""
-    scale: float = struct.unpack("f", struct.pack("f", math.log2(math.e) / math.sqrt(head)))[0]
+def score_scale(head: int, cap: float = 0.0) -> float:
+    """fp32(log2 e / sqrt(D)), rounded once from fp64; of capped scores fp32(log2 e)."""
+    size = 1.0 if cap else math.sqrt(head)
+    scale: float = struct.unpack("f", struct.pack("f", math.log2(math.e) / size))[0]
     return scale
+
+
+def score_cap(head: int, cap: float) -> SoftCap | None:
+    """Of q . k; None for no cap."""
+    return soft_cap_of(cap, 1.0 / math.sqrt(head))
 
 
 @triton.jit
@@ -46,9 +54,13 @@ def fresh_state(ROWS: tl.constexpr, LANES: tl.constexpr):
 
 
 @triton.jit
-def add_tile(q, k, v, seen, largest, mass, total, scale, MASK: tl.constexpr):
+def add_tile(
+    q, k, v, seen, largest, mass, total, scale, MASK: tl.constexpr, CAP: tl.constexpr = None
+):
     """One tile: q [R, D], k [D, 64], v [64, D], seen [R, 64] (read if MASK) onto a state."""
     score = tl.dot(q, k, input_precision="ieee")
+    if CAP is not None:
+        score = capped(score, CAP)
     if MASK:
         score = tl.where(seen, score, BEYOND)
     raised = tl.maximum(largest, tl.max(score, 1) * scale)
@@ -64,13 +76,16 @@ def add_tile(q, k, v, seen, largest, mass, total, scale, MASK: tl.constexpr):
 
 
 @triton.jit
-def add_tile_swapped(q, k, v, seen, largest, mass, total, scale):
+def add_tile_swapped(q, k, v, seen, largest, mass, total, scale, CAP: tl.constexpr = None):
     """`add_tile`, every product the other way round: q [D, R], k [64, D], v [D, 64], seen [64, R].
 
     The state's sums are [16, R] and [D, R]. Keys and lanes fill the side of 64 that Hopper's wide
     matrix instructions have and few rows do not; a product's chain over k is the same.
     """
-    score = tl.where(seen, tl.dot(k, q, input_precision="ieee"), BEYOND)
+    score = tl.dot(k, q, input_precision="ieee")
+    if CAP is not None:
+        score = capped(score, CAP)
+    score = tl.where(seen, score, BEYOND)
     raised = tl.maximum(largest, tl.max(score, 0) * scale)
     shrink = tl.exp2(largest - raised)
     weight = tl.exp2(tl.fma(score, scale, -raised[None, :]))

@@ -46,11 +46,12 @@ class Variant:
             )
 
 
-def prefill_variant(dtype: torch.dtype, head: int, gpu: Gpu) -> Variant:
-    """The choice for sequences with many rows."""
+def prefill_variant(dtype: torch.dtype, head: int, gpu: Gpu, capped: bool = False) -> Variant:
+    """The choice for sequences with many rows; capped: whether scores have a soft-cap."""
     if dtype == torch.float32:
         return Variant(16, 4, 1)
-    if gpu.wgmma and head == WARP_SPECIALISED_HEAD and dtype in WARP_SPECIALISED_TYPES:
+    known = head == WARP_SPECIALISED_HEAD and dtype in WARP_SPECIALISED_TYPES and not capped
+    if gpu.wgmma and known:
         return Variant(128, 4, 5, True, warp_specialised=True)
     if head <= 128:
         return Variant(64, 4, 3 if gpu.descriptors else 2, gpu.descriptors)

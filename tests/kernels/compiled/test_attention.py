@@ -11,9 +11,11 @@ import torch
 
 from tests.kernels.compiled.test_gemm import compile_for_hopper
 from tpdet.kernels.cuda.attention.prefill import attend_blocks
+from tpdet.kernels.cuda.attention.split import score_cap
 from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.pointwise import embedding, norm, rotary
+from tpdet.kernels.cuda.pointwise.soft_cap import cap_values
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 # Bytes a thread: dots of fp32 hold a whole depth in registers, and run where speed is no aim.
@@ -32,6 +34,7 @@ def compiled(kernel, dtype, head, group, window, variant, extra):
     types |= dict.fromkeys(("k_tiles", "v_tiles"), tiles)
     types = {key: value for key, value in types.items() if key in kernel.arg_names}
     constants = {"KEY_HEADS": 8, "GROUP": group, "HEAD": head, "LANES": lanes, "WINDOW": window}
+    constants |= {"CAP": None}
     return compile_for_hopper(kernel, types, constants | extra, variant.warps, variant.stages)
 
 
@@ -76,6 +79,21 @@ def test_prefill_compiles_without_serialised_matrix_instructions(
     assert ("cp.async.bulk.tensor" in ptx) == (variant.descriptors and not window)
     assert "div.rn.f32" in ptx and "ex2.approx" in ptx
     assert re.search(r"add(\.rn)?\.f32\s+%\w+, %\w+, 0f00000000", ptx), "`+ 0.0` is gone"
+
+
+@pytest.mark.parametrize("head", [128, 256])
+def test_capped_scores_compile_without_fusion(head):
+    variant = prefill_variant(torch.bfloat16, head, H200, capped=True)
+    assert not variant.warp_specialised and variant.descriptors
+    extra = {"DESCRIPTORS": True, "BLOCK": 128, "ROWS": variant.rows, "STAGES": variant.stages}
+    extra["CAP"] = score_cap(head, 50.0)
+    ptx, log = compiled(attend_blocks, torch.bfloat16, head, 2, False, variant, extra)
+    check(ptx, log, 64 if head == 256 else 0)
+    assert "wgmma.mma_async" in ptx and "div.full.f32" in ptx
+    types, constants = {"x": "*fp32", "count": "i32"}, {"CAP": extra["CAP"], "BLOCK": 1024}
+    ptx, log = compile_for_hopper(cap_values, types, constants, 4, 3, ("count",))
+    check(ptx, log, 0)
+    assert "div.full.f32" in ptx and "ld.global.v4" in ptx
 
 
 def test_the_copies_compile_without_fusion():

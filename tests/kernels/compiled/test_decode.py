@@ -15,6 +15,7 @@ from tests.lib.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.attention.decode import attend_splits
 from tpdet.kernels.cuda.attention.decode_launch import decode_constants, merge_chunk
 from tpdet.kernels.cuda.attention.merge_splits import merge_splits
+from tpdet.kernels.cuda.attention.split import score_cap
 from tpdet.kernels.cuda.attention.variants import Variant, decode_variant
 from tpdet.kernels.cuda.pointwise import norm
 from tpdet.kernels.cuda.pointwise.rotate_and_store import (
@@ -72,14 +73,18 @@ CASES = [  # dtype, head, group, window, rows of a sequence, splits of 4 sequenc
 ]
 
 
-@pytest.mark.parametrize(("dtype", "head", "group", "window", "tokens", "splits"), CASES)
-def test_splits_compile_to_matrix_instructions(dtype, head, group, window, tokens, splits):
+@pytest.mark.parametrize(
+    ("dtype", "head", "group", "window", "tokens", "splits", "cap"),
+    [*((*case, 0.0) for case in CASES), (*CASES[5], 50.0)],
+)
+def test_splits_compile_to_matrix_instructions(dtype, head, group, window, tokens, splits, cap):
     variant = decode_variant(dtype, head, tokens * group, splits, 4)
     assert variant.fused == (splits <= 128 and head * tokens <= 2048)
     assert variant.swapped == (dtype != torch.float32)
     lanes = triton.next_power_of_2(head)
     shape = {"KEY_HEADS": 8, "GROUP": group, "HEAD": head, "LANES": lanes, "WINDOW": window}
     constants = shape | decode_constants(variant, tokens * group, lanes)
+    constants["CAP"] = score_cap(head, cap)
     types = attention_types(dtype)
     if tokens * group <= variant.rows:
         del types["row_parts"]

@@ -20,9 +20,11 @@ from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels.cpu.attention import attention as cpu_attention
 from tpdet.kernels.cpu.pointwise import embedding as cpu_embedding
 from tpdet.kernels.cpu.pointwise import rotary as cpu_rotary
+from tpdet.kernels.cpu.pointwise import soft_cap as cpu_cap
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention.variants import Variant
 from tpdet.kernels.cuda.pointwise import embedding, rotary
+from tpdet.kernels.cuda.pointwise import soft_cap as gpu_cap
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 
 PREFILL = Variant(16, 4, 1), Variant(64, 4, 1), Variant(128, 8, 1), Variant(64, 4, 1, True)
@@ -46,6 +48,31 @@ def test_every_variant_chunk_and_phase_is_one_bit_class():
         for variant in DECODE:
             got = attend(q[-20:], pages, length - 20, SHORT, variant, window)
             assert_same_bits(got, whole[-20:], f"{dtype} {window} splits {variant}")
+
+
+def test_capped_scores_are_one_bit_class_too():
+    length, cap = 300, 2.0
+    q, k, v = sequence_of(length, torch.float16, query_heads=2, key_heads=1)
+    pages = pages_of(k, v, length)
+    whole = attend(q[280:], pages, 280, LONG, PREFILL[1], cap=cap)
+    assert not same_bits(whole, attend(q[280:], pages, 280, LONG, PREFILL[1]))
+    batch = make_batch((PagedSequence(0, length, 0, PAGES),))
+    near = cpu_attention.paged_attention(q, *pages, batch, None, cap)[280:].double()
+    assert (whole.double() - near).norm() <= 1e-3 * near.norm()
+    assert_same_bits(attend(q[280:], pages, 280, LONG, PREFILL[3], cap=cap), whole, "prefill")
+    for variant in (DECODE[0], Variant(16, 4, 1, fused=True, swapped=True)):
+        got = attend(q[-2:], pages, length - 2, SHORT, variant, cap=cap)
+        assert_same_bits(got, whole[-2:], f"{variant}")
+
+
+def test_soft_caps_are_those_of_torch_to_an_ulp_of_the_cap():
+    x = torch.cat([draw(1000) * 40, torch.tensor([0.0, -0.0, 1e9, -1e9, torch.inf, -torch.inf])])
+    wanted = 30 * (x.double() / 30).tanh()
+    for found in (gpu_cap.soft_cap(x.clone(), 30.0), cpu_cap.soft_cap(x, 30.0)):
+        assert (found - wanted).abs().amax() <= 8e-6
+        assert found[-4:].tolist() == [30.0, -30.0, 30.0, -30.0]
+    assert gpu_cap.soft_cap(torch.tensor([torch.nan, 1.0]), 30.0).isnan().tolist() == [True, False]
+    assert cpu_cap.soft_cap(torch.tensor([torch.nan, 1.0]), 30.0).isnan().tolist() == [True, False]
 
 
 def test_what_follows_a_row_changes_nothing():
