@@ -2,7 +2,8 @@
 
     score_i = l_i, or s_i + b_i with s_i = 1 / (1 + exp2(-l_i * log2 e))   fp32
     order:  larger score first, then the lower id; NaN last
-    p_i     = int64(rint(e_i * 2^40)) with e_i = exp2((l_i - max l) * log2 e), or of s_i likewise
+    p_i     = int64(rint(e_i * 2^40)) with e_i = exp2((l_i - max l) * log2 e), or
+              int64(rint(s_i * 2^(40 - x))), x the exponent of the row's largest s
     w_i     = fp32(fp64(p_i) / fp64(sum of p)), over the chosen or over all; times the scale in fp32
 
     M, E, k  rows, experts, chosen of a row
@@ -18,12 +19,20 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
-from tpdet.kernels.cuda.sampling.log_softmax import LOG2_E, fixed_point
+from tpdet.kernels.cuda.sampling.log_softmax import (
+    LOG2_E,
+    ROUNDER,
+    ROUNDER_BITS,
+    fixed_point,
+)
+from tpdet.kernels.order import MASS_BITS
 
 _NO_KEY = tl.constexpr(-(2**63))
 _LOWEST = tl.constexpr(-(2**31))
 _ABOVE_SIGN = tl.constexpr(0x7FFFFFFF)
 _KEY_STEP = tl.constexpr(2**32)
+_UNIT_BIAS = tl.constexpr(1023 + MASS_BITS + 127)  # of an fp64 exponent, from an fp32 one
+_DOUBLE_FRACTION = tl.constexpr(52)
 _SPANS = tl.constexpr(128)  # read at once
 
 
@@ -35,6 +44,15 @@ def order_keys(score, at, here, EXPERTS: tl.constexpr):
     ordered = tl.where(score == score, ordered, _LOWEST)
     key = ordered.to(tl.int64) * _KEY_STEP + (EXPERTS - 1 - at)
     return tl.where(here, key, _NO_KEY)
+
+
+@triton.jit
+def fixed_scores(score):
+    """int64 of scores in [0, 1], in units of 2^(x - 40), x the exponent of the largest."""
+    largest = tl.max(score, 0).to(tl.int32, bitcast=True) >> 23
+    unit = ((0 - tl.maximum(largest, 1)) + _UNIT_BIAS).to(tl.int64)
+    scaled = score.to(tl.float64) * (unit << _DOUBLE_FRACTION).to(tl.float64, bitcast=True)
+    return (scaled + ROUNDER).to(tl.int64, bitcast=True) - ROUNDER_BITS
 
 
 @triton.jit
@@ -76,7 +94,7 @@ def choose_rows(
     score = logit
     if SIGMOID:
         score = tl.div_rn(1.0, 1.0 + tl.exp2((0.0 - logit) * LOG2_E))
-    weighed = score
+    score_alone = score
     if HAS_BIAS:
         score = score + tl.load(bias + at, mask=here, other=0.0)
     key = order_keys(score, at, here, EXPERTS)
@@ -87,7 +105,7 @@ def choose_rows(
         best = tl.max(left, 0)
     chosen = here & (key >= best)
     # 2. their weights
-    mass = fixed_point(weighed, 0.0) if SIGMOID else fixed_point(logit, tl.max(logit, 0))
+    mass = fixed_scores(score_alone) if SIGMOID else fixed_point(logit, tl.max(logit, 0))
     counted = chosen if OVER_CHOSEN else here
     total = tl.sum(tl.where(counted, mass, 0), 0)
     weight = (mass.to(tl.float64) / total.to(tl.float64)).to(tl.float32) * scale

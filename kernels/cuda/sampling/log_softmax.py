@@ -19,8 +19,8 @@ from tpdet.kernels.order import MASS_BITS
 LOG2_E = tl.constexpr(1.4426950408889634)
 MASS_UNIT = tl.constexpr(2.0**-MASS_BITS)
 _MASSES_OF_ONE = tl.constexpr(2.0**MASS_BITS)
-_ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
-_ROUNDER_BITS = tl.constexpr(0x4338000000000000)  # the bits of the same number
+ROUNDER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds to an integer, ties even
+ROUNDER_BITS = tl.constexpr(0x4338000000000000)  # the bits of the same number
 
 
 @triton.jit
@@ -28,4 +28,4 @@ def fixed_point(x, maximum):
     """int64 mass of fp32 logits x against their finite maximum; -inf has none."""
     weight = tl.exp2((x - maximum) * LOG2_E)
     scaled = weight.to(tl.float64) * _MASSES_OF_ONE
-    return (scaled + _ROUNDER).to(tl.int64, bitcast=True) - _ROUNDER_BITS
+    return (scaled + ROUNDER).to(tl.int64, bitcast=True) - ROUNDER_BITS

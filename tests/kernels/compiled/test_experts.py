@@ -143,6 +143,7 @@ def test_choice_gathering_and_lanes_compile_without_fusion():
         }
         ptx, log = compile_for_hopper(choice.choose_rows, types, constants, 1, 3, ("stride",))
         check(ptx, log, "choice", ["div.rn.f64", "ex2.approx"])
+        assert ("div.rn.f32" in ptx) == sigmoid
     types = {"x": "*bf16", "slots": "*i32", "y": "*bf16", "width": "i32"}
     constants = {"CHOSEN": 8, "BLOCK": 2048}
     for kernel, more in (

@@ -1,5 +1,6 @@
 """The GPU's kernels of experts in Triton's interpreter, the warp-specialised one emulated."""
 
+import numpy
 import pytest
 import torch
 
@@ -23,6 +24,7 @@ from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.cuda.pointwise import activation
 from tpdet.kernels.cuda.pointwise.fold import fold_final
+from tpdet.kernels.inputs.gated import gate_and_up
 from tpdet.kernels.partial_sums import relative_roots
 
 HEIGHT = 16
@@ -153,6 +155,21 @@ def test_a_choice_is_that_of_a_stable_sort(count, chosen):
     assert (whole[1:5] - wanted).abs().max() < 2e-6
 
 
+def test_scores_of_a_sigmoid_are_shifted_for_the_choice_alone():
+    logits, bias = draw(5, 24, spread=True), draw(24, seed=1)
+    spans = torch.tensor([[0, 5, 0]], dtype=torch.int32)
+    kind = {"sigmoid": True, "over_chosen": True, "scale": 2.5}
+    logits[4] = -60.0 - logits[4].abs()
+    ids, weights = choose(logits, bias, spans, 6, **kind)
+    scores = logits.double().sigmoid()
+    best = (logits.sigmoid() + bias).topk(6).indices.sort().values
+    assert torch.equal(ids, best.int())
+    chosen = scores.gather(1, best)
+    wanted = 2.5 * chosen / chosen.sum(1, keepdim=True)
+    assert ((weights - wanted).abs() < 1e-5 * wanted).all()
+    assert not torch.equal(choose(logits, None, spans, 6, **kind)[0], ids)
+
+
 def test_where_experts_live_reaches_no_bit():
     count, chosen, lanes, tokens = 4, 2, 4, 18
     x, ids = draw(tokens, 48, dtype=torch.float16), routes(tokens, chosen, count, padding=2)
@@ -222,12 +239,21 @@ def emulate(x, w, bias, blocks, width, swapped, shared, name, programs=2):
     return y
 
 
+def clamped(gate_up):
+    """fp32 rows, interleaved, as gpt-oss joins them."""
+    gate, up = (part.contiguous() for part in gate_and_up(gate_up))
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    power = numpy.exp2(((0.0 - gate * 1.702) * activation.LOG2_E.value).numpy())
+    return (up + 1.0) * (gate / (1.0 + torch.from_numpy(power)))
+
+
 @pytest.mark.parametrize(
     ("swapped", "width", "n", "shared", "name"),
     [
         (True, 16, 144, True, "silu"),
         (True, 16, 272, False, ""),
         (True, 32, 144, False, "silu"),
+        (True, 16, 144, True, "clamped"),
         (False, 128, 272, False, ""),
         (False, 256, 144, False, "silu"),
     ],
@@ -242,7 +268,7 @@ def test_warp_specialised_rows_have_the_bits_of_one_chain(swapped, width, n, sha
     for block, expert in enumerate((0, 3, 4)):
         rows = x if shared else x[block * height : (block + 1) * height]
         total = grouped_product(rows, w[expert].T, torch.zeros(len(rows), n)) + bias[expert].float()
-        wanted = activate_and_multiply(total) if name else total
+        wanted = {"": lambda x: x, "silu": activate_and_multiply, "clamped": clamped}[name](total)
         found = y[block * height : block * height + len(rows)]
         assert_same_bits(found, wanted.half(), f"block {block}")
         other = draw(5, n, seed=3)[expert]
