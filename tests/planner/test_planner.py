@@ -27,7 +27,7 @@ from tpdet.planner.hardware import Network, hardware_of
 from tpdet.planner.kernel_time import smooth_maximum
 from tpdet.planner.memory import rank_memory
 from tpdet.planner.plan import PlanRequest, choose_size, plan_size, plan_world
-from tpdet.planner.step import make_world
+from tpdet.planner.step import decode_parts, make_world
 from tpdet.synthetic.model_shapes import PUBLISHED, SHAPES
 
 RESULTS = ROOT / "docs" / "results"
@@ -122,9 +122,27 @@ def test_a_smooth_maximum_lies_over_both():
     assert 4.0 < smooth_maximum(3.0, 4.0, 4.0) < smooth_maximum(3.0, 4.0, 2.0) == 5.0
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_weights_are_those_that_a_rank_holds(tiny_model, constants, ranks):
-    model = tiny_model()
+def test_norms_behind_blocks_cost_a_kernel_each(constants):
+    plain = find_model("qwen3-8b")
+    around = ("input_layernorm", "a", "post_attention_layernorm", "b")
+    for names, kernels in ((("", "a", "", ""), 1), (around, 2)):
+        config = replace(plain, layer_norms=names)
+        few, many = (
+            [
+                decode_parts(make_world(c, 2, constants, hardware_of("h200"), Network()), rows, 128)
+                for c in (config, plain)
+            ]
+            for rows in (1, 256)
+        )
+        one, more = (a["other kernels"] - b["other kernels"] for a, b in (few, many))
+        assert one >= kernels * plain.num_layers * constants.product("column").launch
+        assert more > one > 0
+        assert few[0]["products"] == few[1]["products"]
+
+
+@pytest.mark.parametrize(("family", "ranks"), [("qwen3", 1), ("qwen3", 2), ("gemma3_text", 2)])
+def test_the_weights_are_those_that_a_rank_holds(tiny_model, constants, family, ranks):
+    model = tiny_model(family)
     config = find_model(model)
     world = make_world(config, ranks, constants, hardware_of("h200"), Network())
     planned = rank_memory(world, 64, 0.9)

@@ -15,8 +15,10 @@ def weight_bytes(partition: Partition) -> int:
     layer, head = layer_products(partition), head_product(partition)
     each = sum(p.n * (p.k + p.biased) for p in layer)
     tables = 1 if config.tie_word_embeddings else 2
-    values = config.num_layers * each + tables * head.n * head.k + norm_values(config)
-    return values * _itemsize(partition)
+    values = config.num_layers * each + tables * head.n * head.k
+    size = _itemsize(partition)
+    factors = 4 if config.norm == "rms_plus_one" else size  # 1 + w is never rounded
+    return values * size + norm_values(config) * factors
 
 
 def row_bytes(partition: Partition, slots: int) -> int:
