@@ -9,10 +9,10 @@ import sys
 import torch
 
 from tests.gpu.checks import attempt, draw
-from tests.gpu.experts import routes, spans_of
+from tests.gpu.experts import fitted, routes, spans_of
 from tests.gpu.suite import run_parts
 from tests.gpu.times import interleaved_medians
-from tpdet.kernels.cuda.experts.choice import choose
+from tpdet.kernels.cuda.experts.choice import Rule, route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.places import place
@@ -58,11 +58,20 @@ def touched(steps):
 
 def products(layer, x, ids, tile, spread):
     """Both products, from the step's rows on."""
-    sms = multiprocessors(x.device)
     places = place(ids, range(EXPERTS), tile.rows, spread)
     rows = x if spread else rows_in_slots(x, places)
-    mixed = grouped_product(rows, layer.gate_up, None, places, tile, sms, "silu", spread)
-    return grouped_product(mixed, layer.down, None, places, tile, sms), places
+    return down(layer, gate_up(layer, rows, places, tile), places, tile), places
+
+
+def gate_up(layer, rows, places, tile):
+    sms, weight, spread = multiprocessors(rows.device), layer.gate_up, places.spread
+    fit = fitted(tile, weight, True)
+    return grouped_product(rows, weight, None, places, fit, sms, "silu", spread)
+
+
+def down(layer, mixed, places, tile):
+    sms, weight = multiprocessors(mixed.device), layer.down
+    return grouped_product(mixed, weight, None, places, fitted(tile, weight, False), sms)
 
 
 def lanes(y, places, ids):
@@ -104,7 +113,6 @@ def tile_times(layer, tokens, bucket_tokens):
     ]
     x, ids = steps[0]
     compile_first([lambda t=t, s=s: products(layer, x, ids, t, s) for t, s in cases])
-    sms = multiprocessors(ids.device)
     for tile, spread in cases:
         label = (
             f"{tile.rows}x{tile.columns}x{tile.depth} s{tile.stages} c{tile.ctas} {tile.variant}"
@@ -114,17 +122,12 @@ def tile_times(layer, tokens, bucket_tokens):
             for x, ids in steps:
                 places = place(ids, range(EXPERTS), tile.rows, spread)
                 rows = x if spread else rows_in_slots(x, places)
-                mixed = grouped_product(
-                    rows, layer.gate_up, None, places, tile, sms, "silu", spread
-                )
-                ready.append((x, ids, rows, mixed, places))
-            up = lambda r, t=tile, s=spread: grouped_product(
-                r[2], layer.gate_up, None, r[4], t, sms, "silu", s
-            )
-            down = lambda r, t=tile: grouped_product(r[3], layer.down, None, r[4], t, sms)
+                ready.append((x, ids, rows, gate_up(layer, rows, places, tile), places))
+            up = lambda r, t=tile: gate_up(layer, r[2], r[4], t)
+            below = lambda r, t=tile: down(layer, r[3], r[4], t)
             whole = lambda r, t=tile, s=spread: products(layer, r[0], r[1], t, s)
             repeats = 5 if tokens > 256 else 7
-            times = interleaved_medians((up, down, whole), ready, repeats)
+            times = interleaved_medians((up, below, whole), ready, repeats)
         except Exception as error:
             print(f"{label}: {type(error).__name__} {str(error)[:150]}", flush=True)
             torch.cuda.synchronize()
@@ -159,6 +162,11 @@ def small_kernels(layer):
         )
 
 
+def routed(x, routes, weights, fold):
+    """The sums of one layer."""
+    return expert_sums(x, routes.ids, routes.weights, *weights, fold, places=routes.places)
+
+
 def layer_times(layer):
     """A layer from its router's logits to the root of its lanes, by the tiles that are chosen."""
     fold = Lanes(range(EXPERTS), EXPERTS, LANES, (fold_tree("tree", LANES),))
@@ -169,12 +177,10 @@ def layer_times(layer):
             (x, draw(tokens, EXPERTS, dtype=torch.float32, seed=seed))
             for seed, (x, _) in enumerate(steps)
         ]
-        chosen = lambda r, spans=spans: choose(
-            r[1], None, spans, CHOSEN, sigmoid=False, over_chosen=True, scale=1.0
-        )
-        run = lambda r, chosen=chosen: expert_sums(r[0], *chosen(r), *weights, fold)
+        chosen = lambda r, spans=spans: route(r[1], None, spans, Rule(CHOSEN), range(EXPERTS))
+        run = lambda r, chosen=chosen: routed(r[0], chosen(r), weights, fold)
         times = interleaved_medians((chosen, run), ready, 5)
-        experts = sum(chosen(r)[0].unique().numel() for r in ready) / len(ready)
+        experts = sum(chosen(r).ids.unique().numel() for r in ready) / len(ready)
         size = experts * 3 * WIDTH * HIDDEN * 2
         floor = max(size / FLOOR_BYTES, 6 * tokens * CHOSEN * WIDTH * HIDDEN / FLOOR_FLOPS) * 1e6
         print(

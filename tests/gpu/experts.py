@@ -1,16 +1,19 @@
 """Bits of the GPU's kernels of experts: every row held against the dense product of its expert."""
 
+from dataclasses import replace
+
 import torch
 
 from tests.gpu.checks import draw, same, surrounded
 from tests.gpu.suite import Check
 from tpdet.kernels import order
-from tpdet.kernels.cuda.experts.choice import choose
+from tpdet.kernels.cuda.experts.choice import Rule, route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.places import place
 from tpdet.kernels.cuda.experts.products import grouped_product
 from tpdet.kernels.cuda.experts.sums import Lanes, expert_sums
 from tpdet.kernels.cuda.experts.tiles import CANDIDATES
+from tpdet.kernels.cuda.experts.warp_specialised_launch import takes
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
@@ -40,15 +43,21 @@ def by_slots(x, weights, bias, ids, experts, tile, spread):
     rows = x if spread else rows_in_slots(x, places)
     gate_up, down = weights
     sms = multiprocessors(x.device)
-    up_tile, down_tile = (fitted(tile, w) for w in weights)
+    up_tile, down_tile = fitted(tile, gate_up, True), fitted(tile, down, False)
     mixed = grouped_product(rows, gate_up, None, places, up_tile, sms, "silu", spread)
     return grouped_product(mixed, down, bias, places, down_tile, sms), places
 
 
-def fitted(tile, weight):
-    """The tile, or one that takes any weight."""
-    if weight.element_size() == 2 and weight.shape[2] % tile.depth == 0:
-        return tile
+def fitted(tile, weight, gated):
+    """The tile, one with a stage less, or one that takes any weight."""
+    (_, n, k), size = weight.shape, weight.element_size()
+    if tile.variant.startswith("pointer"):
+        if size == 2 and k % tile.depth == 0:
+            return tile
+    else:
+        for less in (0, 1):
+            if takes(shorter := replace(tile, stages=tile.stages - less), n, k, size, gated):
+                return shorter
     return Tile(tile.rows, 32, 16, 4, 3, "pointer_swapped")
 
 
@@ -147,9 +156,7 @@ def sums_do_not_know_where_experts_live(dtype, hidden, width):
         x[tokens // 2, 0] = torch.nan if tokens > 3 else 1.0
         logits[tokens - tokens // 3 :] = torch.nan
         spans = spans_of(tokens - tokens // 3)
-        ids, weights = choose(
-            logits, None, spans, chosen, sigmoid=False, over_chosen=True, scale=1.0
-        )
+        ids, weights, _ = route(logits, None, spans, Rule(chosen), range(count))
         each = dense_lanes(x, ids, weights, (gate_up, down, bias), lanes)
         for name in order.FOLD_ORDERS:
             tree = order.fold_tree(name, lanes)
@@ -162,7 +169,9 @@ def sums_do_not_know_where_experts_live(dtype, hidden, width):
                     part = slice(mine.start, mine.stop)
                     weigh = gate_up[part], down[part], (None, bias[part])
                     fold = Lanes(mine, count, lanes // ranks, relative_roots(roots))
-                    sums = expert_sums(x, ids, weights, *weigh, fold)
+                    sums = expert_sums(
+                        x, route(logits, None, spans, Rule(chosen), mine), *weigh, fold
+                    )
                     sent[rank, : len(roots)] = sums.values
                 total = fold_final(sent, plan.final)
                 same(total, wanted, f"{tokens} tokens {name} {ranks} ranks")
@@ -175,9 +184,12 @@ def choices_are_those_of_a_stable_sort():
         logits[0, ::2], logits[1], logits[2, 1::3] = torch.nan, 0.0, -torch.inf
         logits[3, ::2], logits[3, 1::2] = -0.0, 0.0
         spans = spans_of(200)
-        ids, weights = choose(
-            logits, None, spans, chosen, sigmoid=False, over_chosen=True, scale=1.0
-        )
+        ids, weights, _ = route(logits, None, spans, Rule(chosen), range(experts))
+        few = route(logits[:5], None, spans_of(4), Rule(chosen), range(experts))
+        same(few.ids[:4], ids[:4], "ids of few rows")
+        same(few.weights[1:4], weights[1:4], "weights of few rows")
+        if few.places is None or not (few.places.slots[4] == -1).all():
+            raise AssertionError(f"{experts} experts: a padding row of few has a place")
         scores = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-3e38).add(0.0)
         best = scores.neg().sort(dim=1, stable=True).indices[:, :chosen].sort(dim=1).values
         if not torch.equal(ids[:200], best[:200].int()):
@@ -200,11 +212,9 @@ def a_graph_follows_its_routes():
         logits = draw(tokens, count, dtype=torch.float32, seed=5)
 
         def run(x=x, spans=spans, logits=logits):
-            ids, weights = choose(
-                logits, None, spans, chosen, sigmoid=False, over_chosen=True, scale=1.0
-            )
+            ids, weights, places = route(logits, None, spans, Rule(chosen), range(count))
             weigh = gate_up, down, (None, None)
-            return expert_sums(x, ids, weights, *weigh, fold).values
+            return expert_sums(x, ids, weights, *weigh, fold, places=places).values
 
         run()
         graph = torch.cuda.CUDAGraph()

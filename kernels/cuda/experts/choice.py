@@ -8,16 +8,20 @@
 
     M, E, k  rows, experts, chosen of a row
     logits [M, E] fp32; ids int32 and weights fp32 [M, k], ids ascending
+    slots, blocks   as in `places.py`: where few rows choose, the choice places them too
 
 Sums are of integers, so no layout reaches a bit. Padding rows, which come after the rows of all
 sequences, have ids -1 and weights +0, whatever their logits are: how many rows are real is read on
 the device.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.experts.places import Places, empty_places, spread_height
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.sampling.log_softmax import (
     LOG2_E,
@@ -49,7 +53,7 @@ def order_keys(score, at, here, EXPERTS: tl.constexpr):
 @triton.jit
 def fixed_scores(score):
     """int64 of scores in [0, 1], in units of 2^(x - 40), x the exponent of the largest."""
-    largest = tl.max(score, 0).to(tl.int32, bitcast=True) >> 23
+    largest = tl.max(score, 1, keep_dims=True).to(tl.int32, bitcast=True) >> 23
     unit = ((0 - tl.maximum(largest, 1)) + _UNIT_BIAS).to(tl.int64)
     scaled = score.to(tl.float64) * (unit << _DOUBLE_FRACTION).to(tl.float64, bitcast=True)
     return (scaled + ROUNDER).to(tl.int64, bitcast=True) - ROUNDER_BITS
@@ -65,31 +69,20 @@ def real_rows(spans, sequences):
     return total
 
 
-@triton.jit(do_not_specialize=["sequences"])
-def choose_rows(
-    logits,
+@triton.jit
+def _choice(
+    logit,
     bias,
-    spans,
-    ids,
-    weights,
-    sequences,
-    experts,
-    stride,
+    at,
+    here,
     scale,
     CHOSEN: tl.constexpr,
     EXPERTS: tl.constexpr,
     SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     OVER_CHOSEN: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
-    """One row. EXPERTS: `experts` padded to a power of two."""
-    await_earlier(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64)
-    real = row < real_rows(spans, sequences)
-    at = tl.arange(0, EXPERTS)
-    here = at < experts
-    logit = tl.load(logits + row * stride + at, mask=here, other=float("-inf"))
+    """Rows of logits [R, EXPERTS] -> who is chosen, and weights, which count where one is."""
     # 1. the best, one after another: the last one's key tells who is chosen
     score = logit
     if SIGMOID:
@@ -99,21 +92,94 @@ def choose_rows(
         score = score + tl.load(bias + at, mask=here, other=0.0)
     key = order_keys(score, at, here, EXPERTS)
     left = key
-    best = tl.max(left, 0)
+    best = tl.max(left, 1, keep_dims=True)
     for _ in tl.static_range(CHOSEN - 1):
         left = tl.where(left == best, _NO_KEY, left)
-        best = tl.max(left, 0)
+        best = tl.max(left, 1, keep_dims=True)
     chosen = here & (key >= best)
     # 2. their weights
-    mass = fixed_scores(score_alone) if SIGMOID else fixed_point(logit, tl.max(logit, 0))
+    if SIGMOID:
+        mass = fixed_scores(score_alone)
+    else:
+        mass = fixed_point(logit, tl.max(logit, 1, keep_dims=True))
     counted = chosen if OVER_CHOSEN else here
-    total = tl.sum(tl.where(counted, mass, 0), 0)
-    weight = (mass.to(tl.float64) / total.to(tl.float64)).to(tl.float32) * scale
+    total = tl.sum(tl.where(counted, mass, 0), 1, keep_dims=True)
+    return chosen, (mass.to(tl.float64) / total.to(tl.float64)).to(tl.float32) * scale
+
+
+@triton.jit(do_not_specialize=["rows", "sequences", "first"])
+def choose_rows(
+    logits,
+    bias,
+    spans,
+    ids,
+    weights,
+    slots,
+    blocks,
+    rows,
+    sequences,
+    experts,
+    first,
+    held,
+    stride,
+    scale,
+    ROWS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    OVER_CHOSEN: tl.constexpr,
+    PLACE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """ROWS rows. EXPERTS: `experts` padded to a power of two.
+
+    PLACE: these are all rows; they are placed in blocks of ROWS slots, spread, of the `held`
+    experts from `first` on.
+    """
+    await_earlier(DEPENDENT)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    at = tl.arange(0, EXPERTS)[None, :]
+    real = row < real_rows(spans, sequences)
+    here = (row < rows) & (at < experts)
+    from_row = logits + row.to(tl.int64) * stride
+    logit = tl.load(from_row + at, mask=here, other=float("-inf"))
+    chosen, weight = _choice(
+        logit, bias, at, here, scale, CHOSEN, EXPERTS, SIGMOID, HAS_BIAS, OVER_CHOSEN
+    )
     # 3. ascending by id
-    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
-    to = row * CHOSEN + place
+    to = row * CHOSEN + tl.cumsum(chosen.to(tl.int32), 1) - 1
     tl.store(ids + to, tl.where(real, at, -1), mask=chosen)
     tl.store(weights + to, tl.where(real, weight, 0.0), mask=chosen)
+    # 4. a block for each of this rank's experts that somebody chose
+    if PLACE:
+        local = at - first
+        mine = chosen & real & (local >= 0) & (local < held)
+        touched = tl.max(mine.to(tl.int32), 0)
+        end = tl.cumsum(touched, 0)
+        block = end - touched
+        slot = block[None, :] * ROWS + row
+        tl.store(slots + to, tl.where(mine, slot, -1), mask=chosen)
+        tl.store(blocks + 1 + block, tl.arange(0, EXPERTS) - first, mask=touched > 0)
+        tl.store(blocks, tl.sum(touched, 0))
+
+
+class Rule(NamedTuple):
+    """How a row chooses: `chosen` experts by their logits or, `sigmoid`, by scores, to which a bias
+    is added for the choice alone; weights sum to `scale` over the chosen, or over all experts."""
+
+    chosen: int
+    sigmoid: bool = False
+    over_chosen: bool = True
+    scale: float = 1.0
+
+
+class Routes(NamedTuple):
+    """ids int32 and weights fp32 [M, k]; where the rows stand, if the choice has placed them."""
+
+    ids: torch.Tensor
+    weights: torch.Tensor
+    places: Places | None = None
 
 
 def choose(
@@ -126,34 +192,59 @@ def choose(
     over_chosen: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [M, E] fp32, bias [E] fp32 or None -> ids, weights [M, chosen].
+    """logits [M, E] fp32, bias [E] fp32 or None -> ids, weights [M, chosen]; `Rule` explains.
 
     spans int32 [B, 3]: `rows` of the step's `PagedBatch`, by which padding is known.
+    """
+    routes = route(logits, bias, spans, Rule(chosen, sigmoid, over_chosen, scale))
+    return routes.ids, routes.weights
 
-    sigmoid: of scores, to which the bias is added for the choice alone; over_chosen: whether
-    weights sum to `scale` over the chosen, or over all experts.
+
+def route(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    spans: torch.Tensor,
+    rule: Rule,
+    held: range | None = None,
+) -> Routes:
+    """logits [M, E] fp32, bias [E] fp32 or None -> routes of all rows.
+
+    spans int32 [B, 3]: `rows` of the step's `PagedBatch`, by which padding is known. held: this
+    rank's experts; given these, few rows are placed at once.
     """
     rows, experts = logits.shape
-    ids = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)
-    weights = torch.empty(rows, chosen, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(rows, rule.chosen, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(rows, rule.chosen, dtype=torch.float32, device=logits.device)
+    height, places = spread_height(rows), None
+    if held is not None and rows and height:
+        places = empty_places(ids, held, height, True)
+    mine = range(0) if held is None else held
     if rows:
-        choose_rows[(rows,)](
+        each, wide = 1 if places is None else height, triton.next_power_of_2(experts)
+        choose_rows[(triton.cdiv(rows, each),)](
             logits,
             logits if bias is None else bias,
             spans,
             ids,
             weights,
+            ids if places is None else places.slots,
+            ids if places is None else places.blocks,
+            rows,
             spans.shape[0],
             experts,
+            mine.start,
+            len(mine),
             logits.stride(0),
-            scale,
-            CHOSEN=chosen,
-            EXPERTS=triton.next_power_of_2(experts),
-            SIGMOID=sigmoid,
+            rule.scale,
+            ROWS=each,
+            CHOSEN=rule.chosen,
+            EXPERTS=wide,
+            SIGMOID=rule.sigmoid,
             HAS_BIAS=bias is not None,
-            OVER_CHOSEN=over_chosen,
-            num_warps=1,
+            OVER_CHOSEN=rule.over_chosen,
+            PLACE=places is not None,
+            num_warps=1 if places is None else max(1, min(8, each * wide // 512)),
             enable_fp_fusion=False,
             **dependent_launch(logits.device),
         )
-    return ids, weights
+    return Routes(ids, weights, places)

@@ -24,6 +24,8 @@ from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 
 ONE_PROGRAM = 4096
 """Choices that one program places."""
+SPREAD_HEIGHTS = (8, 16)
+"""Of blocks that have a slot for every token of the step."""
 _BLOCK = 512
 
 
@@ -150,8 +152,13 @@ def place_many(
     tl.store(slots + at, tl.where(chosen, start * HEIGHT + place, -1), mask=at < choices)
 
 
-def place(ids: torch.Tensor, experts: range, height: int, spread: bool = False) -> Places:
-    """ids int32 [M, k], contiguous; this rank's experts -> where their rows stand.
+def spread_height(tokens: int) -> int:
+    """Slots of a spread block for so many tokens; 0 for more than are spread."""
+    return next((height for height in SPREAD_HEIGHTS if tokens <= height), 0)
+
+
+def empty_places(ids: torch.Tensor, experts: range, height: int, spread: bool) -> Places:
+    """Room for the places of ids [M, k], whatever is chosen; slots and blocks are not filled yet.
 
     spread: a slot for every token in each block; then M <= height. Raises ValueError otherwise.
     """
@@ -160,18 +167,27 @@ def place(ids: torch.Tensor, experts: range, height: int, spread: bool = False) 
         raise ValueError(f"{tokens} tokens do not fit blocks of {height} slots: do not spread them")
     choices = tokens * chosen
     most = min(choices, count if spread else choices // height + count)
-    counts, starts, slots, blocks = (
-        torch.empty(size, dtype=torch.int32, device=ids.device)
-        for size in (count, count, choices, 1 + most)
-    )
+    slots = torch.empty(tokens, chosen, dtype=torch.int32, device=ids.device)
+    blocks = torch.empty(1 + most, dtype=torch.int32, device=ids.device)
+    return Places(slots, blocks, height, spread)
+
+
+def place(ids: torch.Tensor, experts: range, height: int, spread: bool = False) -> Places:
+    """ids int32 [M, k], contiguous; this rank's experts -> where their rows stand.
+
+    As `empty_places`, filled.
+    """
+    found = empty_places(ids, experts, height, spread)
+    chosen, choices, count = ids.shape[1], ids.numel(), len(experts)
+    counts, starts = (torch.empty(count, dtype=torch.int32, device=ids.device) for _ in range(2))
     if spread or choices <= ONE_PROGRAM:
         padded = triton.next_power_of_2(choices)
         place_few[(1,)](
             ids,
             counts,
             starts,
-            slots,
-            blocks,
+            found.slots,
+            found.blocks,
             choices,
             experts.start,
             count,
@@ -185,8 +201,8 @@ def place(ids: torch.Tensor, experts: range, height: int, spread: bool = False) 
             **dependent_launch(ids.device),
         )
     else:
-        _place_many(ids, counts, starts, slots, blocks, experts, height)
-    return Places(slots.view(tokens, chosen), blocks, height, spread)
+        _place_many(ids, counts, starts, found.slots, found.blocks, experts, height)
+    return found
 
 
 def _place_many(
@@ -198,7 +214,7 @@ def _place_many(
     experts: range,
     height: int,
 ) -> None:
-    choices, count = slots.shape[0], len(experts)
+    choices, count = slots.numel(), len(experts)
     grid = (triton.cdiv(choices, _BLOCK),)
     count_choices[grid](
         ids,

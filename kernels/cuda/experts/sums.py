@@ -47,17 +47,19 @@ def expert_sums(
     shared: torch.Tensor | None = None,
     activation: str = "silu",
     tiles: LayerTiles | None = None,
+    places: Places | None = None,
 ) -> PartialSums:
     """x [M, H], ids int32 and weights fp32 [M, k] -> the roots of this rank's lanes [R, M, H].
 
     gate_up [E, 2 * I, H] (interleaved) and down [E, H, I] of this rank's experts; biases
     [E, 2 * I] and [E, H] or None; shared: fp32 [lanes, M, H], added to each lane last. tiles:
-    override the static choice; they show in time only.
+    override the static choice; they show in time only. places: where the choice put the rows.
     """
     sms, x = _programs(x), x.contiguous()
     if tiles is None:
         tiles = tiles_of(ids.shape[0], ids.shape[1], lanes.total, gate_up, down, sms)
-    places = place(ids, lanes.experts, tiles.gate_up.rows, tiles.spread)
+    if places is None or places.height != tiles.gate_up.rows:
+        places = place(ids, lanes.experts, tiles.gate_up.rows, tiles.spread)
     mixed = _gate_up(x, gate_up, biases[0], places, tiles.gate_up, sms, activation)
     y = grouped_product(mixed, down, biases[1], places, tiles.down, sms)
     return fold_lanes(y, ids, weights, places, lanes.experts, lanes.roots, lanes.held, shared)

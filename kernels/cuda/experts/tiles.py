@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from tpdet.kernels.cuda.experts.places import SPREAD_HEIGHTS
 from tpdet.kernels.cuda.experts.warp_specialised_launch import takes
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 
@@ -60,15 +61,12 @@ CANDIDATES = (
         Tile(32, 64, 128, 4, 4, "pointer_swapped", ctas=2),
     )),
     Bucket(2048, False, (
-        *_swapped(64, 7), *_swapped(128, 5), *_plain(128, 5), *_plain(256, 3),
+        *_swapped(64, 7), *_swapped(128, 5), *_plain(128, 5), *_plain(256, 3, 4),
     )),
     Bucket(8192, False, (
-        *_swapped(128, 5), *_plain(128, 5, 6), *_plain(256, 3),
+        *_swapped(128, 5), *_plain(128, 5), *_plain(256, 3, 4),
     )),
 )  # fmt: skip
-
-_SPREAD_TOKENS = 16
-"""Tokens up to which every block has a slot for each."""
 
 _ONE_ROW = Tile(8, 128, 64, 4, 11, "warp_swapped")
 # Mean rows of an expert that the blocks were measured best for, and tiles of both products.
@@ -112,7 +110,7 @@ def product_tile(
 ) -> tuple[Tile, bool]:
     """The tile of one product by weights [E, N, K], and whether blocks are spread."""
     mean, size, (_, n, k) = tokens * chosen / experts, weight.element_size(), weight.shape
-    spread = tokens <= _SPREAD_TOKENS
+    spread = tokens <= SPREAD_HEIGHTS[-1]
     if sms and size == 2:
         least = 0.0 if spread else mean
         pair = next((up, below) for most, up, below in _HOPPER if least <= most)

@@ -124,24 +124,21 @@ def test_small_kernels_compile_and_their_atomics_count_places_alone():
 
 
 def test_choice_gathering_and_lanes_compile_without_fusion():
-    types = {
-        "logits": "*fp32",
-        "bias": "*fp32",
-        "spans": "*i32",
-        "sequences": "i32",
-        "ids": "*i32",
-        "weights": "*fp32",
-    }
-    types |= {"experts": "i32", "stride": "i32", "scale": "fp32"}
-    for experts, sigmoid in ((128, False), (512, True)):
+    types = dict.fromkeys(("logits", "bias", "weights"), "*fp32")
+    types |= dict.fromkeys(("spans", "ids", "slots", "blocks"), "*i32") | {"scale": "fp32"}
+    types |= dict.fromkeys(("rows", "sequences", "experts", "first", "held", "stride"), "i32")
+    for experts, sigmoid, rows in ((128, False, 1), (512, True, 1), (128, False, 16)):
         constants = {
+            "ROWS": rows,
             "CHOSEN": 8,
             "EXPERTS": experts,
             "SIGMOID": sigmoid,
             "HAS_BIAS": sigmoid,
             "OVER_CHOSEN": True,
+            "PLACE": rows > 1,
         }
-        ptx, log = compile_for_hopper(choice.choose_rows, types, constants, 1, 3, ("stride",))
+        warps = max(1, rows * experts // 512)
+        ptx, log = compile_for_hopper(choice.choose_rows, types, constants, warps, 3, ("stride",))
         check(ptx, log, "choice", ["div.rn.f64", "ex2.approx"])
         assert ("div.rn.f32" in ptx) == sigmoid
     types = {"x": "*bf16", "slots": "*i32", "y": "*bf16", "width": "i32"}

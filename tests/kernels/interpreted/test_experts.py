@@ -12,7 +12,7 @@ from tpdet.kernels import order
 from tpdet.kernels.cuda.experts import activation as expert_activation
 from tpdet.kernels.cuda.experts import lanes as lanes_module
 from tpdet.kernels.cuda.experts import places, warp_specialised
-from tpdet.kernels.cuda.experts.choice import choose
+from tpdet.kernels.cuda.experts.choice import Rule, choose, route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.products import grouped_product as product_of_groups
@@ -143,14 +143,26 @@ def test_a_choice_is_that_of_a_stable_sort(count, chosen):
     logits[0, ::2], logits[1], logits[2, 1::3] = torch.nan, 0.0, -torch.inf
     logits[3, ::2], logits[3, 1::2], logits[5, 1:] = -0.0, 0.0, torch.nan
     spans = torch.tensor([[0, 1, 9], [1, 4, 0], [0, 0, 0]], dtype=torch.int32)  # five rows
-    ids, weights = choose(logits, None, spans, chosen, sigmoid=False, over_chosen=True, scale=1.0)
+    everyone = range(count)
+    ids, weights, placed = route(logits, None, spans, Rule(chosen), everyone)
+    one_by_one = route(torch.cat([logits] * 3), None, spans, Rule(chosen), everyone)
+    assert_same_bits(one_by_one.ids[:6], ids)
+    assert_same_bits(one_by_one.weights[1:6], weights[1:])
+    assert one_by_one.places is None
+    kind = {"sigmoid": False, "over_chosen": True, "scale": 1.0}
+    assert_same_bits(choose(logits, None, spans, chosen, **kind)[0], ids)
+    again = places.place(ids, everyone, placed.height, True)
+    assert torch.equal(placed.slots, again.slots)
+    held = int(again.blocks[0])
+    assert torch.equal(placed.blocks[: 1 + held], again.blocks[: 1 + held])
     scores = logits[:5].add(0.0).clamp(min=-3e38).nan_to_num(nan=-torch.inf)
     best = scores.neg().sort(dim=1, stable=True).indices[:, :chosen].sort(dim=1).values
     assert torch.equal(ids[:5], best.int())
     assert (ids[5] == -1).all() and not weights[5].any()
     wanted = logits[1:5].double().gather(1, best[1:]).softmax(1)
     assert (weights[1:5] - wanted).abs().max() < 2e-6
-    whole = choose(logits, None, spans, chosen, sigmoid=False, over_chosen=False, scale=2.0)[1]
+    rule = Rule(chosen, over_chosen=False, scale=2.0)
+    whole = route(logits, None, spans, rule, range(1, 3)).weights
     wanted = 2 * logits[1:5].double().softmax(1).gather(1, best[1:])
     assert (whole[1:5] - wanted).abs().max() < 2e-6
 
@@ -158,16 +170,16 @@ def test_a_choice_is_that_of_a_stable_sort(count, chosen):
 def test_scores_of_a_sigmoid_are_shifted_for_the_choice_alone():
     logits, bias = draw(5, 24, spread=True), draw(24, seed=1)
     spans = torch.tensor([[0, 5, 0]], dtype=torch.int32)
-    kind = {"sigmoid": True, "over_chosen": True, "scale": 2.5}
+    rule = Rule(6, sigmoid=True, scale=2.5)
     logits[4] = -60.0 - logits[4].abs()
-    ids, weights = choose(logits, bias, spans, 6, **kind)
+    ids, weights, _ = route(logits, bias, spans, rule, range(24))
     scores = logits.double().sigmoid()
     best = (logits.sigmoid() + bias).topk(6).indices.sort().values
     assert torch.equal(ids, best.int())
     chosen = scores.gather(1, best)
     wanted = 2.5 * chosen / chosen.sum(1, keepdim=True)
     assert ((weights - wanted).abs() < 1e-5 * wanted).all()
-    assert not torch.equal(choose(logits, None, spans, 6, **kind)[0], ids)
+    assert not torch.equal(route(logits, None, spans, rule, range(24)).ids, ids)
 
 
 def test_where_experts_live_reaches_no_bit():
