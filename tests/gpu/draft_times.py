@@ -99,11 +99,13 @@ def plan_of(batch, context, positions):
 def run_step(runner, rows):
     """A step's logits from its graph, sampled."""
     logits = runner.graphs.logits(rows)
-    shard = Shard(
-        Session.world.rank * logits.shape[1],
-        runner.model_config.vocab_size,
-        runner.model.exchange.carrier.all_gather,
-    )
+    shard = Shard(0, logits.shape[1])
+    if Session.world.size > 1:
+        first, gather = (
+            Session.world.rank * logits.shape[1],
+            runner.model.exchange.carrier.all_gather,
+        )
+        shard = Shard(first, runner.model_config.vocab_size, gather)
     sample_likeliest(logits, shard)
 
 
@@ -255,15 +257,48 @@ def led(measure):
         engine.stop_workers()
 
 
+def median_ms(ends):
+    between = [after - before for (before, _), (after, _) in pairwise(ends[3:-2])]
+    return 1e3 * statistics.median(between)
+
+
+def timed(owner, name, into):
+    """Let every call of a method add its seconds to a list."""
+    call = getattr(owner, name)
+
+    def timing(*given, **named):
+        began = time.perf_counter()
+        try:
+            return call(*given, **named)
+        finally:
+            into.append(time.perf_counter() - began)
+
+    setattr(owner, name, timing)
+
+
 def wait():
     def measure(engine, ahead):
+        took = {name: [] for name in ("schedule", "commit", "launch", "wait")}
+        if not ahead:
+            for name, into in took.items():
+                timed(
+                    engine.scheduler if name in ("schedule", "commit") else engine.runner,
+                    name,
+                    into,
+                )
         for batch in BATCHES:
             decode(engine, f"warm-{batch}", batch, 512)
+            for into in took.values():
+                into.clear()
             _, ends = decode(engine, f"wait-{batch}", batch, 512)
-            between = [after - before for (before, _), (after, _) in pairwise(ends[3:-2])]
-            took = 1e3 * statistics.median(between)
-            how = "a step ahead" if ahead else "awaited"
-            say(f"wait batch {batch} context 512: {took:.3f} ms a step, {how}")
+            how = "a step ahead"
+            if not ahead:
+                parts = {name: 1e3 * statistics.median(into) for name, into in took.items()}
+                how = "awaited: " + ", ".join(f"{name} {ms:.3f}" for name, ms in parts.items())
+            say(f"wait batch {batch} context 512: {median_ms(ends):.3f} ms a step, {how}")
+        for owner in (engine.scheduler, engine.runner):
+            for name in took:
+                vars(owner).pop(name, None)
 
     led(measure)
 
@@ -291,13 +326,14 @@ def accept():
             policy.drafter = guess(known[batch], random.Random(1), DRAFTS[batch])
             decode(engine, f"{name}-warm", batch, 512, drafted=True)
             answers, ends = decode(engine, name, batch, 512, drafted=True)
+            each = statistics.mean(count for _, count in ends[3:-2]) / batch
             totals = engine.statistics().totals
             share = totals.accepted_draft_tokens / max(1, totals.draft_tokens)
             gain = rate(ends) / rates[batch]
             say(
                 f"accept batch {batch} context 512, {DRAFTS[batch]} drafts: {rates[batch]:.0f} to "
-                f"{rate(ends):.0f} tokens/s ({gain:.2f}), {share:.2f} of the drafts so far, equal "
-                f"{answers == known[batch]}"
+                f"{rate(ends):.0f} tokens/s ({gain:.2f}), {each:.2f} tokens and {median_ms(ends):.3f} "
+                f"ms a step, {share:.2f} of the drafts so far, equal {answers == known[batch]}"
             )
 
     led(measure)

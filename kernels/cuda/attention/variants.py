@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from tpdet.kernels.cuda.hardware import Gpu
 
@@ -12,6 +11,7 @@ WARP_SPECIALISED_TYPES = (torch.bfloat16, torch.float16)
 _WARP_SPECIALISED_ROWS, _CONSUMER_WARPS = 128, 4
 _LEAST_STAGES = 3  # the scores of a tile begin while the stages of two others are in use
 _FUSED_SPLITS = 16  # a sequence, on average: with more splits the merge is spread wider
+_LONE_SPLITS = 8  # a step: programs of fewer rows fill more multiprocessors
 _FEW_SPLITS = 32  # a step: most multiprocessors idle, and only loads ahead hide the wait
 
 
@@ -70,8 +70,9 @@ def decode_variant(
         return Variant(16, 4, 1, fused=fused)
     if head > 128 and rows > 16:  # a fused merge of so much spills
         return Variant(16, 4, 1, swapped=True)
-    rows = min(max(16, triton.next_power_of_2(rows)), 64)
-    return Variant(rows, 4, _decode_stages(head, splits, sequences), fused=fused, swapped=True)
+    if splits <= _LONE_SPLITS or rows <= 16:
+        return Variant(16, 4, _decode_stages(head, splits, sequences), fused=fused, swapped=True)
+    return Variant(32, 4, 3, fused=fused, swapped=True)
 
 
 def _decode_stages(head: int, splits: int, sequences: int) -> int:

@@ -146,4 +146,5 @@ def test_variants_depend_on_shapes_that_a_captured_graph_fixes():
     ):
         wanted = Variant(16, 4, stages, fused=fused, swapped=True)
         assert decode_variant(torch.bfloat16, 128, 4, splits, sequences) == wanted
-    assert decode_variant(torch.bfloat16, 128, 64, 16, 16).rows == 64
+    assert decode_variant(torch.bfloat16, 128, 64, 64, 16).rows == 32
+    assert decode_variant(torch.bfloat16, 128, 64, 4, 1).rows == 16
