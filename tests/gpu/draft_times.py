@@ -333,7 +333,8 @@ def accept():
             say(
                 f"accept batch {batch} context 512, {DRAFTS[batch]} drafts: {rates[batch]:.0f} to "
                 f"{rate(ends):.0f} tokens/s ({gain:.2f}), {each:.2f} tokens and "
-                f"{median_ms(ends):.3f} ms a step, {share:.2f} of the drafts so far, equal {answers == known[batch]}"
+                f"{median_ms(ends):.3f} ms a step, {share:.2f} of the drafts so far, equal "
+                f"{answers == known[batch]}"
             )
 
     led(measure)
