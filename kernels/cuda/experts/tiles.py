@@ -29,62 +29,42 @@ class Bucket(NamedTuple):
     tiles: tuple[Tile, ...]
 
 
-def _swapped(rows: int, *stages: int, ctas: int = 1) -> tuple[Tile, ...]:
-    return tuple(Tile(rows, 128, 64, 4, s, "warp_swapped", ctas=ctas) for s in stages)
-
-
-def _plain(columns: int, *stages: int) -> tuple[Tile, ...]:
-    return tuple(Tile(128, columns, 64, 4, s, "warp_specialised") for s in stages)
+def _swapped(rows: int, *stages: int) -> tuple[Tile, ...]:
+    return tuple(Tile(rows, 128, 64, 4, s, "warp_swapped") for s in stages)
 
 
 CANDIDATES = (
     Bucket(8, True, (
-        *_swapped(8, 11, 6), *_swapped(16, 10),
-        Tile(16, 16, 256, 4, 4, "pointer_swapped", ctas=4),
-        Tile(16, 32, 256, 4, 4, "pointer_swapped", ctas=2),
-        Tile(16, 64, 128, 4, 5, "pointer_swapped", ctas=2),
-        Tile(16, 64, 128, 4, 3, "pointer_swapped", ctas=3),
+        *_swapped(8, 6, 11), Tile(16, 64, 128, 4, 3, "pointer_swapped", ctas=3),
+        Tile(16, 64, 128, 4, 4, "pointer_swapped", ctas=2),
     )),
-    Bucket(16, True, (
-        *_swapped(16, 10, 6),
-        Tile(16, 64, 128, 4, 5, "pointer_swapped", ctas=2),
-        Tile(16, 32, 256, 4, 4, "pointer_swapped", ctas=2),
-    )),
-    Bucket(16, False, _swapped(16, 10)),
+    Bucket(16, True, (*_swapped(16, 6, 10), Tile(16, 64, 128, 4, 4, "pointer_swapped", ctas=2))),
     Bucket(64, False, (
-        *_swapped(16, 10), *_swapped(32, 9),
-        Tile(16, 64, 128, 4, 5, "pointer_swapped", ctas=2),
+        *_swapped(16, 10), *_swapped(32, 9), Tile(16, 64, 128, 4, 5, "pointer_swapped", ctas=2),
     )),
-    Bucket(64, True, _swapped(64, 6)),
     Bucket(256, False, (
         *_swapped(16, 10), *_swapped(32, 9), *_swapped(64, 7),
         Tile(32, 64, 128, 4, 4, "pointer_swapped", ctas=2),
     )),
-    Bucket(2048, False, (
-        *_swapped(64, 7), *_swapped(128, 5), *_plain(128, 5), *_plain(256, 3, 4),
-    )),
-    Bucket(8192, False, (
-        *_swapped(128, 5), *_plain(128, 5), *_plain(256, 3, 4),
-    )),
+    Bucket(2048, False, (*_swapped(64, 7), *_swapped(128, 5))),
+    Bucket(8192, False, (*_swapped(128, 5, 6), *_swapped(256, 3))),
 )  # fmt: skip
 
-_ONE_ROW = Tile(8, 128, 64, 4, 11, "warp_swapped")
-# Mean rows of an expert that the blocks were measured best for, and tiles of both products.
+# Mean rows of an expert up to which a tile was the fastest on an H200, for both products.
+_FEW = Tile(8, 128, 64, 4, 6, "warp_swapped")
 _HOPPER = (
-    (8.0, Tile(16, 128, 64, 4, 10, "warp_swapped"), Tile(16, 128, 64, 4, 10, "warp_swapped")),
-    (20.0, Tile(32, 128, 64, 4, 9, "warp_swapped"), Tile(32, 128, 64, 4, 9, "warp_swapped")),
-    (48.0, Tile(64, 128, 64, 4, 7, "warp_swapped"), Tile(64, 128, 64, 4, 7, "warp_swapped")),
-    (96.0, Tile(128, 128, 64, 4, 5, "warp_swapped"), Tile(128, 128, 64, 4, 5, "warp_swapped")),
-    (float("inf"), Tile(128, 256, 64, 4, 4, "warp_specialised"),
-     Tile(128, 256, 64, 4, 3, "warp_specialised")),
-)  # fmt: skip
+    (8.0, Tile(16, 128, 64, 4, 10, "warp_swapped")),
+    (24.0, Tile(32, 128, 64, 4, 9, "warp_swapped")),
+    (48.0, Tile(64, 128, 64, 4, 7, "warp_swapped")),
+    (float("inf"), Tile(128, 128, 64, 4, 5, "warp_swapped")),
+)
 _POINTER = (
-    (20.0, Tile(16, 64, 128, 4, 4, "pointer_swapped", ctas=2)),
+    (24.0, Tile(16, 64, 128, 4, 4, "pointer_swapped", ctas=2)),
     (96.0, Tile(64, 64, 128, 4, 4, "pointer_swapped")),
     (float("inf"), Tile(128, 128, 64, 8, 3, "pointer")),
 )
 _FLOAT32 = (
-    (20.0, Tile(16, 64, 32, 4, 3, "pointer_swapped", ctas=2)),
+    (24.0, Tile(16, 64, 32, 4, 3, "pointer_swapped", ctas=2)),
     (float("inf"), Tile(64, 64, 32, 8, 3, "pointer", ctas=2)),
 )
 
@@ -113,8 +93,8 @@ def product_tile(
     spread = tokens <= SPREAD_HEIGHTS[-1]
     if sms and size == 2:
         least = 0.0 if spread else mean
-        pair = next((up, below) for most, up, below in _HOPPER if least <= most)
-        tile = _ONE_ROW if tokens <= _ONE_ROW.rows else pair[0 if gated else 1]
+        tile = next(tile for most, tile in _HOPPER if least <= most)
+        tile = _FEW if tokens <= _FEW.rows else tile
         if takes(tile, n, k, size, gated):
             return tile, spread
     tile = next(tile for most, tile in (_POINTER if size == 2 else _FLOAT32) if mean <= most)
