@@ -129,6 +129,8 @@ def time_step(rows):
 
 def steps():
     Session.start()
+    torch.cuda.synchronize()
+    free = torch.cuda.mem_get_info()[0]
     for context in CONTEXTS:
         for batch in BATCHES:
             said, plain = [], None
@@ -139,6 +141,7 @@ def steps():
                 plain = plain or took
                 said.append(f"{positions}: {took:.3f} ({took / plain:.3f}, {first:.2f} s)")
             say(f"steps batch {batch} context {context} ms by positions: " + "; ".join(said))
+    say(f"steps took {(free - torch.cuda.mem_get_info()[0]) >> 20} MiB of the GPU")
 
 
 def profile():
