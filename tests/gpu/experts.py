@@ -7,12 +7,13 @@ import torch
 from tests.gpu.checks import draw, same, surrounded
 from tests.gpu.suite import Check
 from tpdet.kernels import order
+from tpdet.kernels.cuda.experts.admission import failing_tiles
 from tpdet.kernels.cuda.experts.choice import Rule, route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.places import place
 from tpdet.kernels.cuda.experts.products import grouped_product
 from tpdet.kernels.cuda.experts.sums import Lanes, expert_sums
-from tpdet.kernels.cuda.experts.tiles import CANDIDATES
+from tpdet.kernels.cuda.experts.tiles import CANDIDATES, Weight
 from tpdet.kernels.cuda.experts.warp_specialised_launch import takes
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
@@ -230,6 +231,15 @@ def a_graph_follows_its_routes():
             same(replayed[:, :real], run()[:, :real], f"{tokens} tokens, replay {seed}")
 
 
+def tiles_are_admitted_at_a_start(dtype):
+    """What a start of Qwen3-30B-A3B, gpt-oss and an odd model tries."""
+    size = dtype.itemsize
+    shapes = ((1536, 2048, True), (2048, 768, False), (5760, 2880, True), (208, 80, False))
+    failed = failing_tiles([Weight(n, k, size, gated) for n, k, gated in shapes], GPU, dtype)
+    if failed:
+        raise AssertionError("; ".join(failed))
+
+
 def checks():
     """Every check of the kernels of experts."""
     bf16, half, single = torch.bfloat16, torch.float16, torch.float32
@@ -246,6 +256,9 @@ def checks():
     for dtype, hidden, width in ((bf16, 512, 256), (half, 208, 80), (single, 128, 96)):
         name = f"experts placed {dtype}".replace("torch.", "")
         found.append(Check(name, sums_do_not_know_where_experts_live, (dtype, hidden, width)))
+    for dtype in (bf16, half, single):
+        name = f"experts admitted {dtype}".replace("torch.", "")
+        found.append(Check(name, tiles_are_admitted_at_a_start, (dtype,)))
     found.append(Check("experts choice", choices_are_those_of_a_stable_sort))
     found.append(Check("experts graph", a_graph_follows_its_routes))
     return [*found, Check("experts poison", poison_stays_in_its_row)]

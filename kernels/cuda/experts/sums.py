@@ -9,14 +9,12 @@ from typing import NamedTuple
 
 import torch
 
-from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.experts.gather import rows_in_slots, rows_of_choices
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.places import Places, place
 from tpdet.kernels.cuda.experts.products import grouped_product
-from tpdet.kernels.cuda.experts.tiles import LayerTiles, product_tile, tiles_of
+from tpdet.kernels.cuda.experts.tiles import LayerTiles, Weight, layer_tiles, product_tile, programs
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -29,11 +27,6 @@ class Lanes(NamedTuple):
     total: int
     held: int
     roots: tuple[Expression, ...]
-
-
-def _programs(x: torch.Tensor) -> int:
-    """Multiprocessors of a GPU with the matrix instruction of a warpgroup, else 0."""
-    return multiprocessors(x.device) if hardware.gpu_of(x.device).wgmma else 0
 
 
 def expert_sums(
@@ -55,9 +48,10 @@ def expert_sums(
     [E, 2 * I] and [E, H] or None; shared: fp32 [lanes, M, H], added to each lane last. tiles:
     override the static choice; they show in time only. places: where the choice put the rows.
     """
-    sms, x = _programs(x), x.contiguous()
+    sms, x = programs(x.device), x.contiguous()
     if tiles is None:
-        tiles = tiles_of(ids.shape[0], ids.shape[1], lanes.total, gate_up, down, sms)
+        weigh = Weight.of(gate_up, True), Weight.of(down, False)
+        tiles = layer_tiles(ids.shape[0], ids.numel() / lanes.total, *weigh, sms)
     if places is None or places.height != tiles.gate_up.rows:
         places = place(ids, lanes.experts, tiles.gate_up.rows, tiles.spread)
     mixed = _gate_up(x, gate_up, biases[0], places, tiles.gate_up, sms, activation)
@@ -78,8 +72,8 @@ def expert_rows(
 
     gate_up [E, 2 * I, H], interleaved, of `experts` of `total`; a choice of none of them has +0.
     """
-    (tokens, chosen), sms = ids.shape, _programs(x)
-    tile, spread = product_tile(tokens, chosen, total, gate_up, sms, gated=True)
+    sms, weight = programs(x.device), Weight.of(gate_up, True)
+    tile, spread = product_tile(ids.shape[0], ids.numel() / total, weight, sms)
     places = place(ids, experts, tile.rows, spread)
     mixed = _gate_up(x.contiguous(), gate_up, bias, places, tile, sms, activation)
     return rows_of_choices(mixed, places)
@@ -95,8 +89,8 @@ def sums_of_rows(
     shared: torch.Tensor | None = None,
 ) -> PartialSums:
     """mixed [M, k, I], ids and weights [M, k], down [E, N, I] -> the roots of lanes [R, M, N]."""
-    (tokens, chosen), sms = ids.shape, _programs(mixed)
-    tile, spread = product_tile(tokens, chosen, lanes.total, down, sms, gated=False)
+    sms, weight = programs(mixed.device), Weight.of(down, False)
+    tile, spread = product_tile(ids.shape[0], ids.numel() / lanes.total, weight, sms)
     places = place(ids, lanes.experts, tile.rows, spread)
     rows = rows_in_slots(mixed.contiguous(), places)
     y = grouped_product(rows, down, bias, places, tile, sms)

@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import torch
 
+from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.experts.places import SPREAD_HEIGHTS
 from tpdet.kernels.cuda.experts.warp_specialised_launch import takes
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 
 
 class LayerTiles(NamedTuple):
@@ -69,33 +71,49 @@ _FLOAT32 = (
 )
 
 
-def tiles_of(
-    tokens: int, chosen: int, experts: int, gate_up: torch.Tensor, down: torch.Tensor, sms: int
-) -> LayerTiles:
-    """For `tokens` rows that choose `chosen` of all `experts`; this rank's weights [E, N, K].
+def programs(device: torch.device) -> int:
+    """Multiprocessors of a GPU with the matrix instruction of a warpgroup, else 0."""
+    return multiprocessors(device) if hardware.gpu_of(device).wgmma else 0
 
-    sms: multiprocessors of a GPU with the matrix instruction of a warpgroup, else 0.
-    """
-    count = tokens, chosen, experts
-    up, spread = product_tile(*count, gate_up, sms, gated=True)
-    below, _ = product_tile(*count, down, sms, gated=False)
+
+class Weight(NamedTuple):
+    """One expert's [n, k] of values of `size` bytes; gated: its rows are gates and ups in turn."""
+
+    n: int
+    k: int
+    size: int
+    gated: bool
+
+    @staticmethod
+    def of(weights: torch.Tensor, gated: bool) -> "Weight":
+        """Of weights [E, N, K]."""
+        return Weight(weights.shape[1], weights.shape[2], weights.element_size(), gated)
+
+
+def layer_tiles(tokens: int, mean: float, gate_up: Weight, down: Weight, sms: int) -> LayerTiles:
+    """For `tokens` rows, `mean` of them for each expert; sms: of `programs`."""
+    up, spread = product_tile(tokens, mean, gate_up, sms)
+    below, _ = product_tile(tokens, mean, down, sms)
     if up.rows != below.rows:  # only one of them takes the fast form
-        up, spread = product_tile(*count, gate_up, 0, gated=True)
-        below, _ = product_tile(*count, down, 0, gated=False)
+        up, spread = product_tile(tokens, mean, gate_up, 0)
+        below, _ = product_tile(tokens, mean, down, 0)
     return LayerTiles(up, below, spread)
 
 
-def product_tile(
-    tokens: int, chosen: int, experts: int, weight: torch.Tensor, sms: int, gated: bool
-) -> tuple[Tile, bool]:
-    """The tile of one product by weights [E, N, K], and whether blocks are spread."""
-    mean, size, (_, n, k) = tokens * chosen / experts, weight.element_size(), weight.shape
-    spread = tokens <= SPREAD_HEIGHTS[-1]
-    if sms and size == 2:
-        least = 0.0 if spread else mean
-        tile = next(tile for most, tile in _HOPPER if least <= most)
+def product_tile(tokens: int, mean: float, weight: Weight, sms: int) -> tuple[Tile, bool]:
+    """The tile of one product, and whether blocks are spread; as `layer_tiles`."""
+    spread, small = tokens <= SPREAD_HEIGHTS[-1], weight.size == 2
+    if sms and small:
+        tile = next(tile for most, tile in _HOPPER if spread or mean <= most)
         tile = _FEW if tokens <= _FEW.rows else tile
-        if takes(tile, n, k, size, gated):
+        if takes(tile, *weight):
             return tile, spread
-    tile = next(tile for most, tile in (_POINTER if size == 2 else _FLOAT32) if mean <= most)
-    return tile.at(k), spread and tokens <= tile.rows
+    tile = next(tile for most, tile in (_POINTER if small else _FLOAT32) if mean <= most)
+    return tile.at(weight.k), spread and tokens <= tile.rows
+
+
+def product_tiles(weight: Weight, sms: int) -> list[tuple[Tile, bool]]:
+    """All that `product_tile` names for a weight, whatever the step."""
+    means = [most for most, _ in (*_HOPPER, *_POINTER, *_FLOAT32)]
+    steps = [(tokens, mean) for tokens in (1, *SPREAD_HEIGHTS, 1024) for mean in means]
+    return list(dict.fromkeys(product_tile(*step, weight, sms) for step in steps))

@@ -10,13 +10,14 @@ from tests.kernels.interpreted.test_gluon_gemm import activate_and_multiply, des
 from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels import order
 from tpdet.kernels.cuda.experts import activation as expert_activation
+from tpdet.kernels.cuda.experts import admission, places, warp_specialised
 from tpdet.kernels.cuda.experts import lanes as lanes_module
-from tpdet.kernels.cuda.experts import places, warp_specialised
 from tpdet.kernels.cuda.experts.choice import Rule, choose, route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.products import grouped_product as product_of_groups
 from tpdet.kernels.cuda.experts.sums import Lanes, expert_rows, expert_sums, sums_of_rows
+from tpdet.kernels.cuda.experts.tiles import Weight, product_tile
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.gemm.variants import warp_specialised as dense
@@ -35,6 +36,7 @@ PLAIN = Tile(HEIGHT, 16, 16, 4, 2, "pointer")
 def routes(tokens, chosen, experts, padding=0):
     """Ids [tokens, chosen], ascending; the last rows are padding and chose none."""
     scores = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(tokens))
+    scores[:, -1] = 2.0  # everybody's: more rows than a block
     ids = scores.topk(chosen).indices.sort().values.int()
     ids[tokens - padding :] = -1
     return ids
@@ -43,8 +45,8 @@ def routes(tokens, chosen, experts, padding=0):
 CASES = [  # tokens, chosen, all experts, this rank's, spread, choices that one program places
     (5, 2, 8, range(8), True, 4096),
     (5, 2, 8, range(4, 8), False, 4096),
-    (24, 3, 12, range(12), False, 4096),
-    (24, 3, 12, range(4, 12), False, 64),
+    (20, 2, 6, range(6), False, 4096),
+    (20, 2, 6, range(2, 6), False, 32),
 ]
 
 
@@ -76,8 +78,8 @@ def test_rows_have_the_bits_of_dense_products_and_lanes_of_their_sums(
     """A NaN row stays in its rows, and slots of no row reach nothing."""
     monkeypatch.setattr(lanes_module, "FEW_ROWS", 10)
     ids = routes(tokens, chosen, count, padding=1)
-    x, w = draw(tokens, 64, dtype=torch.float16), draw(len(mine), 80, 64, seed=1).half()
-    bias, sick = draw(len(mine), 80, seed=2).half(), 2
+    x, w = draw(tokens, 32, dtype=torch.float16), draw(len(mine), 48, 32, seed=1).half()
+    bias, sick = draw(len(mine), 48, seed=2).half(), 2
     x[sick] = torch.nan
     found = places.place(ids, mine, HEIGHT, spread)
     rows = x if spread else rows_in_slots(x, found)
@@ -92,11 +94,11 @@ def test_rows_have_the_bits_of_dense_products_and_lanes_of_their_sums(
         dense = column_gemm(x[token], weight, bias[expert - mine.start], x.dtype)
         assert_same_bits(y[slots], dense, f"expert {expert}")
         assert_same_bits(gated[slots], gated_gemm(x[token], weight), f"gated expert {expert}")
-    weights, lanes = draw(tokens, chosen, seed=3), 4
-    shared = draw(lanes, tokens, 80, seed=4)
+    weights, lanes = draw(tokens, chosen, seed=3), 2
+    shared = draw(lanes, tokens, 48, seed=4)
     for name in order.FOLD_ORDERS:
         tree = order.fold_tree(name, lanes)
-        for roots, beside in (((tree,), None), ((tree,), shared), ((0, (1, (2, 3))), None)):
+        for roots, beside in (((tree,), None), ((tree,), shared), ((0, 1), None)):
             sums = fold_lanes(y, ids, weights, found, mine, roots, lanes, beside)
             each = lane_sums(y, ids, weights, found.slots, mine, lanes, beside)
             wanted = [order.evaluate(root, lambda i, e=each: e[i], torch.add) for root in roots]
@@ -204,6 +206,20 @@ def test_where_experts_live_reaches_no_bit():
         assert totals[0][0].any() and not totals[0][-1].any()
     cut = by_columns(x, ids, weights, gate_up, down, bias, name)
     assert_same_bits(cut, totals[0], "experts cut over outputs")
+
+
+def test_a_tile_that_leaves_the_bit_class_is_named(monkeypatch):
+    weights = (Weight(32, 32, 4, True), Weight(48, 32, 4, False))
+    case = weights, torch.device("cpu"), torch.float32
+    monkeypatch.setattr(admission, "product_tiles", lambda *_: [(FEW, True), (PLAIN, False)])
+    assert not admission.failing_tiles(*case)
+    dense = admission.gated_gemm
+    monkeypatch.setattr(
+        admission, "gated_gemm", lambda *told: dense(*told).nextafter(told[0][:1, :1])
+    )
+    assert len(admission.failing_tiles(*case)) == 2
+    small, large = (product_tile(tokens, 4.0, Weight(80, 48, 2, False), 0) for tokens in (8, 99))
+    assert small[1] and not large[1] and small[0].depth == large[0].depth == 16
 
 
 def by_columns(x, ids, weights, gate_up, down, bias, name):

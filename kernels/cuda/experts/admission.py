@@ -1,0 +1,64 @@
+"""Start-up check of the tiles that a model's experts will take: held against dense products.
+
+Each tile runs on the kinds of data that the shape table's entries are tried on (fp16 does not hold
+the heavy one), with a block that is full, one that is not, and an expert without rows. One that
+differs from the dense product in one byte stops the start.
+"""
+
+from collections.abc import Iterable
+
+import torch
+
+from tpdet.kernels.cuda.experts.gather import rows_in_slots
+from tpdet.kernels.cuda.experts.places import place
+from tpdet.kernels.cuda.experts.products import grouped_product
+from tpdet.kernels.cuda.experts.tiles import Weight, product_tiles, programs
+from tpdet.kernels.cuda.gemm import trial_data
+from tpdet.kernels.cuda.gemm.column import column_gemm
+from tpdet.kernels.cuda.gemm.gated import gated_gemm
+from tpdet.kernels.cuda.gemm.variants.tile import Tile
+
+_EXPERTS = 3
+
+
+def failing_tiles(
+    weights: Iterable[Weight],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> list[str]:
+    """The tiles, as text, whose rows have other bytes than those of the dense product."""
+    kinds = [kind for kind in trial_data.KINDS if kind != "heavy" or dtype != torch.float16]
+    found = []
+    for weight in weights:
+        for tile, spread in product_tiles(weight, programs(device)):
+            if any(_differs(weight, tile, spread, kind, device, dtype) for kind in kinds):
+                found.append(f"experts {weight.n}x{weight.k} {tile}")
+    return found
+
+
+def _differs(
+    weight: Weight,
+    tile: Tile,
+    spread: bool,
+    kind: str,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> bool:
+    """Expert 0 has more rows than a block where that can be, expert 1 none, expert 2 a few."""
+    n, k, name = weight.n, weight.k, "silu" if weight.gated else ""
+    tokens = tile.rows - 1 if spread else tile.rows + 5
+    x = trial_data.trial_rows(kind, tokens, k, device).to(dtype)
+    weights = trial_data.trial_weight(kind, _EXPERTS * n, k, device).to(dtype).view(_EXPERTS, n, k)
+    ids = torch.tensor([0, 2], dtype=torch.int32, device=device).repeat(tokens, 1)
+    ids[3:, 1] = -1
+    places = place(ids, range(_EXPERTS), tile.rows, spread)
+    rows = x if spread else rows_in_slots(x, places)
+    y = grouped_product(rows, weights, None, places, tile, programs(device), name, spread)
+    differ = torch.zeros((), dtype=torch.bool, device=device)
+    for choice, expert, count in ((0, 0, tokens), (1, 2, 3)):
+        rows_of, dense = x[:count], weights[expert]
+        wanted = gated_gemm(rows_of, dense) if name else column_gemm(rows_of, dense, None, dtype)
+        mine = y[places.slots[:count, choice].long()]
+        whole = torch.int16 if dtype.itemsize == 2 else torch.int32
+        differ |= (mine.view(whole) != wanted.view(whole)).any()
+    return bool(differ)
