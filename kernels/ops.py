@@ -151,6 +151,11 @@ def activate_and_multiply(
     return module.activate_and_multiply(gate_up, dtype or gate_up.dtype, activation)
 
 
+def activate_alone(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """x [M, I] -> round(act(x)) [M, I] in x's dtype, for a block without gates."""
+    return _on(x, "pointwise.activation").activate_alone(x, activation)
+
+
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """ids [M] int64, table [V, H] -> fp32 rows [M, H].
 

@@ -89,6 +89,7 @@ def test_longrope_has_its_short_factors_and_ends_at_the_original_context(tiny_mo
         ("glm4", "partial_rotary_factor", 1.0), ("olmo3", "sliding_window", 4096),
         ("gemma3_text", "query_pre_attn_scalar", 64), ("gemma3_text", "sliding_window", 4096),
         ("gemma3_text", "rope_local_base_freq", 1e6), ("gemma2", "sliding_window", 4096),
+        ("starcoder2", "norm_epsilon", 0.3),
         ("gemma2", "attn_logit_softcapping", None), ("gemma2", "final_logit_softcapping", None),
     ],
 )  # fmt: skip

@@ -79,5 +79,5 @@ def test_a_factor_of_one_plus_w_is_not_rounded_to_the_model_s_dtype():
     w = torch.tensor([2.0**-9], dtype=torch.bfloat16)
     assert norm_weight("rms_plus_one", w).item() == 1 + 2.0**-9
     assert norm_weight("rms", w) is w
-    with pytest.raises(ValueError, match="norm 'layer'"):
-        norm_weight("layer", w)
+    with pytest.raises(ValueError, match="norm 'batch'"):
+        norm_weight("batch", w)

@@ -267,9 +267,31 @@ def test_what_transformers_writes_of_a_gemma_is_read(tmp_path):
     assert (config.rotary.theta, config.window_rotary.theta) == (1e6, 10000.0)
 
 
+STARCODER2 = {
+    "architectures": ["Starcoder2ForCausalLM"],
+    "model_type": "starcoder2",
+    "hidden_act": "gelu_pytorch_tanh",
+    "norm_epsilon": 1e-5,
+} | {k: v for k, v in LLAMA.items() if k not in ("architectures", "model_type", "hidden_act")}
+del STARCODER2["rms_norm_eps"]
+
+
+def test_a_starcoder2_is_read(tmp_path):
+    config = load(tmp_path, STARCODER2 | {"sliding_window": 64, "embedding_dropout": 0.1})
+    assert (config.norm, config.activation, config.rms_norm_eps) == ("layer", "gelu_tanh", 1e-5)
+    assert config.attention_bias and config.row_bias and config.tie_word_embeddings
+    assert config.windows == (64,) * 4 and config.norm_values == 2 * config.hidden_size
+    theirs = transformers.Starcoder2Config(dtype="float32", bos_token_id=1, eos_token_id=2)
+    theirs.architectures = ["Starcoder2ForCausalLM"]
+    theirs.save_pretrained(tmp_path)
+    assert load_model_config(tmp_path).windows == (None,) * 30
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (STARCODER2 | {"use_bias": False}, "use_bias is False: a checkpoint without biases"),
+        (STARCODER2 | {"norm_type": "rms_norm"}, "norm_type is 'rms_norm': only layer_norm"),
         (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0: Gemma 3"),
         (GEMMA2 | {"final_logit_softcapping": -1.0}, "final_logit_softcapping is -1.0"),
         (GEMMA2 | {"sliding_window_size": 64}, "sliding_window_size is 64: sliding_window says"),

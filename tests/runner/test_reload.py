@@ -120,7 +120,10 @@ def weights_of(thing, path="", seen=None):
 
 @pytest.mark.parametrize(
     ("family", "row_layers"),
-    [*((name, "fold") for name in ("qwen2", "qwen3", "phi3", "gemma3_text")), ("qwen3", "gather")],
+    [
+        *((name, "fold") for name in ("qwen2", "qwen3", "phi3", "gemma3_text", "starcoder2")),
+        ("qwen3", "gather"),
+    ],
 )
 def test_every_weight_is_overwritten_where_it_lies_and_every_page_has_a_new_version(
     tiny_model, family, row_layers

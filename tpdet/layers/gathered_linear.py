@@ -13,6 +13,7 @@ from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
+from tpdet.layers.row_bias import RowBias
 from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
 
@@ -36,11 +37,14 @@ class GatheredLinear:
             partition.by_rank(each) for each in (cut, partition.cut.outputs)
         )
         self.weight = source.read(*self._read)
+        self._bias = RowBias(partition, name, outputs)
+        self._bias.load(source)
         self._exchange, self._arithmetic = exchange, partition.arithmetic
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""
         place(self.weight, source.read(*self._read))
+        self._bias.load(source)
 
     def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, following: Norm) -> Pending:
         """This rank's columns x [M, K'] -> the rows' residual stream with y added, normed.
@@ -49,7 +53,8 @@ class GatheredLinear:
         """
         whole_MK = self._exchange.gather_columns(x_MK, self._inputs)
         y_MN = self._arithmetic.column(whole_MK, self.weight)
-        return Done(*self._exchange.gather_and_norm(y_MN, rows.hidden_MH, following, self._outputs))
+        stream_MH = self._bias.added(rows.hidden_MH)
+        return Done(*self._exchange.gather_and_norm(y_MN, stream_MH, following, self._outputs))
 
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Refused: this rule has one arithmetic. Raises UsageError."""
@@ -59,7 +64,8 @@ class GatheredLinear:
     def product(partition: Partition, name: str, outputs: int, cut: Leaves) -> LayerProduct:
         """A layer's product on this rank; cut: its inputs' leaves, which it takes whole."""
         mine = len(partition.cut.outputs.inputs(partition.mine))
-        return LayerProduct(name, Product("column", mine, cut.edges[-1]))
+        biased = partition.config.row_bias
+        return LayerProduct(name, Product("column", mine, cut.edges[-1]), biased=biased)
 
     @staticmethod
     def open_exchange(

@@ -16,6 +16,7 @@ from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
+from tpdet.layers.row_bias import RowBias
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
@@ -146,6 +147,7 @@ class RowLinear:
         self._alike = cut.alike
         self._plan = partition.plan_of(cut)
         self._roots = relative_roots(self._plan.roots[partition.world.rank])
+        self._bias = RowBias(partition, name, outputs)
         self.load(source)
 
     def load(self, source: WeightSource) -> None:
@@ -154,6 +156,7 @@ class RowLinear:
         leaves = len(self._widths) if self._alike else 1  # unequal ones stay side by side
         by_leaf_LNK = weight_NK.view(len(weight_NK), leaves, -1).permute(1, 0, 2)
         self.weight_LNK = place(self.weight_LNK, self._arithmetic.lay_out(by_leaf_LNK))
+        self._bias.load(source)
 
     def __call__(self, x_MK: torch.Tensor, rows: MicroBatch, following: Norm) -> Pending:
         """This rank's columns x [M, K / ranks] -> the rows' residual stream with y added, normed.
@@ -163,7 +166,7 @@ class RowLinear:
         assert self.weight_LNK is not None
         widths = () if self._alike else self._widths
         sums = self._arithmetic.row(x_MK, self.weight_LNK, self._roots, widths)
-        sent = sums, rows.hidden_MH, following, self._plan
+        sent = sums, self._bias.added(rows.hidden_MH), following, self._plan
         if rows.overlapped:
             return self._exchange.begin(*sent)
         return Done(*self._exchange.fold_and_norm(*sent))
@@ -180,7 +183,8 @@ class RowLinear:
         sent = partition.plan_of(cut).roots[partition.world.rank]
         roots, widths = write_roots(relative_roots(sent)), cut.widths(partition.mine)
         unequal = () if cut.alike else widths
-        return LayerProduct(name, Product("row", outputs, max(widths), len(widths), roots, unequal))
+        product = Product("row", outputs, max(widths), len(widths), roots, unequal)
+        return LayerProduct(name, product, biased=partition.config.row_bias)
 
     @staticmethod
     def open_exchange(

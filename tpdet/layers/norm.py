@@ -23,7 +23,7 @@ class NormLayer:
     """A norm over the hidden size, read from a checkpoint; every rank has the whole of it."""
 
     def __init__(self, source: WeightSource, config: ModelConfig, name: str) -> None:
-        self._name, self._shape, self._kind = f"{name}.weight", (config.hidden_size,), config.norm
+        self._name, self._shape, self._kind = name, (config.hidden_size,), config.norm
         rows: torch.dtype = getattr(torch, config.dtype)
         self.norm = Norm(self._read(source), config.rms_norm_eps, self._kind, rows)
 
@@ -32,7 +32,10 @@ class NormLayer:
         place(self.norm.weight, self._read(source))
 
     def _read(self, source: WeightSource) -> torch.Tensor:
-        return norm_weight(self._kind, source.read(self._name, self._shape, Pieces.whole()))
+        parts = ("weight", "bias") if self._kind == "layer" else ("weight",)
+        whole = Pieces.whole()
+        read = [source.read(f"{self._name}.{part}", self._shape, whole) for part in parts]
+        return norm_weight(self._kind, *read)
 
 
 @dataclass(frozen=True)

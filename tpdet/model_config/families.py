@@ -68,6 +68,11 @@ class Family:
     attention_bias: bool = False
     """Of q, k and v; with the key among `parsed`, only its default."""
     qk_norm: bool = False
+    eps_key: str = "rms_norm_eps"
+    """The key of what norms add to a mean of squares."""
+    row_bias: bool = False
+    gated: bool = True
+    """Whether the feed-forward block has gates; else its tensors are c_fc and c_proj."""
     norm: str = "rms"
     layer_norms: LayerNorms = NORMS_BEFORE
     qk_norm_over: str = "head"
@@ -263,6 +268,28 @@ FAMILIES = {
                 "max_position_embeddings": 131072,
                 "rms_norm_eps": 1e-6,
             },
+        ),
+        Family(
+            "Starcoder2ForCausalLM",
+            "starcoder2",
+            parsed=frozenset(
+                "norm_epsilon sliding_window attention_dropout residual_dropout "
+                "embedding_dropout".split()
+            ),
+            neutral={
+                "hidden_act": _ONLY_GELU,
+                "use_bias": ((True,), "a checkpoint without biases is not supported"),
+                "mlp_type": (("default",), "only default is supported"),
+                "norm_type": (("layer_norm",), "only layer_norm is supported"),
+            },
+            windows=if_stated,
+            attention_bias=True,
+            row_bias=True,
+            gated=False,
+            eps_key="norm_epsilon",
+            norm="layer",
+            tied=True,
+            activation="gelu_tanh",
         ),
     )
 }

@@ -61,7 +61,7 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         num_heads=heads,
         num_kv_heads=key_heads,
         head_dim=head_dim,
-        rms_norm_eps=config.number("rms_norm_eps") * scales.eps,
+        rms_norm_eps=config.number(family.eps_key) * scales.eps,
         rotary=rotary.plain,
         max_position=rotary.context,
         tie_word_embeddings=config.boolean("tie_word_embeddings", family.tied),
@@ -83,6 +83,7 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         logit_scale=scales.logits,
         attention_cap=scales.attention_cap,
         logit_cap=scales.logit_cap,
+        row_bias=family.row_bias,
     )
 
 

@@ -23,7 +23,8 @@ class ModelConfig:
     family: a key of `tpdet.models.families.LAYERS`; architecture: transformers' name of the class.
     rms_norm_eps: of every norm; norm: its kind, of `tpdet.kernels.inputs.norm.KINDS`. layer_norms:
     names of a layer's norms before and after attention, before and after the feed-forward block; ""
-    where there is none. attention_bias: whether q, k and v have biases. qk_norm: whether each
+    where there is none. attention_bias: whether q, k and v have biases; row_bias: whether the
+    attention output and the last product of the feed-forward block have. qk_norm: whether each
     query and key head [D] is normed, or, with qk_norm_over "row", all heads at once. activation: of
     gates, of `tpdet.kernels.inputs.activations`. windows[i]: tokens that a token of layer i sees,
     itself among them; None for all before it. max_position: the checkpoint's context in tokens.
@@ -69,6 +70,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     attention_cap: float = 0.0
     logit_cap: float = 0.0
+    row_bias: bool = False
 
     def rotary_of(self, layer: int) -> RotarySpec | None:
         """How a layer rotates its heads; None if it does not."""
@@ -76,6 +78,11 @@ class ModelConfig:
             return None
         slides = self.window_rotary is not None and self.windows[layer] is not None
         return self.window_rotary if slides else self.rotary
+
+    @property
+    def norm_values(self) -> int:
+        """Values of a norm of the residual stream: factors and, of a layer norm, biases."""
+        return self.hidden_size * (2 if self.norm == "layer" else 1)
 
     @property
     def rotaries(self) -> tuple[RotarySpec | None, ...]:
@@ -88,5 +95,6 @@ NEUTRAL_VALUES: dict[str, object] = {
     "logit_scale": 1.0, "frequency_factors": (), "norm": "rms", "layer_norms": NORMS_BEFORE,
     "qk_norm_over": "head", "window_rotary": None,
     "activation": "silu", "attention_cap": 0.0, "logit_cap": 0.0,
+    "row_bias": False,
 }  # fmt: skip
 """Fields that leave everything as it is at these values: digests then leave them out."""

@@ -4,6 +4,7 @@ A new family is a line here, an entry there and, if its layer is another, a file
 """
 
 from tpdet.models.layer import DecoderLayer
+from tpdet.models.plain_layer import PlainLayer
 
 LAYERS: dict[str, type[DecoderLayer]] = {
     "llama": DecoderLayer,
@@ -21,4 +22,5 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "glm4": DecoderLayer,
     "gemma2": DecoderLayer,
     "gemma3_text": DecoderLayer,
+    "starcoder2": PlainLayer,
 }

@@ -12,7 +12,7 @@ from tpdet.kernels.inputs.norm import Norm
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.attention import Attention
 from tpdet.layers.micro_batch import MicroBatch
-from tpdet.layers.mlp import GatedMlp
+from tpdet.layers.mlp import GatedMlp, PlainMlp
 from tpdet.layers.norm import NormedBlock, NormLayer
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
@@ -28,11 +28,12 @@ class DecoderLayer:
     model's dtype.
     """
 
-    blocks: ClassVar[dict[str, type[Attention] | type[GatedMlp]]] = {
-        "self_attn": Attention,
-        "mlp": GatedMlp,
-    }
-    """By their names in the checkpoint, in the order of a step."""
+    feed_forward: ClassVar[type[GatedMlp] | type[PlainMlp]] = GatedMlp
+
+    @classmethod
+    def blocks(cls) -> dict[str, type[Attention] | type[GatedMlp] | type[PlainMlp]]:
+        """By their names in the checkpoint, in the order of a step."""
+        return {"self_attn": Attention, "mlp": cls.feed_forward}
 
     def __init__(self, source: WeightSource, partition: Partition, index: int) -> None:
         config, name = partition.config, f"model.layers.{index}"
@@ -41,7 +42,7 @@ class DecoderLayer:
             for norm in config.layer_norms
         ]
         self._attention = Attention(source, partition, f"{name}.self_attn", config.windows[index])
-        self._mlp = GatedMlp(source, partition, f"{name}.mlp")
+        self._mlp = self.feed_forward(source, partition, f"{name}.mlp")
         self.index = index
 
     @property
@@ -56,21 +57,21 @@ class DecoderLayer:
     @classmethod
     def products(cls, partition: Partition) -> tuple[LayerProduct, ...]:
         """The layer's products, as this rank holds them."""
-        return tuple(each for block in cls.blocks.values() for each in block.products(partition))
+        return tuple(each for block in cls.blocks().values() for each in block.products(partition))
 
     @classmethod
     def sized_tensors(cls, config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
         """The checkpoint's shapes of tensors of layer `index` in which its sizes occur."""
         found: dict[str, tuple[int, ...]] = {}
-        for name, block in cls.blocks.items():
+        for name, block in cls.blocks().items():
             found |= block.sized_tensors(config, f"model.layers.{index}.{name}")
         return found
 
     @classmethod
     def norm_values(cls, config: ModelConfig) -> int:
         """Values of the layer's norms; every rank holds all of them."""
-        inside = sum(block.norm_values(config) for block in cls.blocks.values())
-        return sum(map(bool, config.layer_norms)) * config.hidden_size + inside
+        inside = sum(block.norm_values(config) for block in cls.blocks().values())
+        return sum(map(bool, config.layer_norms)) * config.norm_values + inside
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""

@@ -38,7 +38,7 @@ def rank_products(partition: Partition) -> tuple[Product, ...]:
 def norm_values(config: ModelConfig) -> int:
     """Values of all norms of a model, each of which every rank holds."""
     layer = LAYERS[config.family].norm_values(config)
-    return config.num_layers * layer + config.hidden_size
+    return config.num_layers * layer + config.norm_values
 
 
 def sized_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -81,6 +81,12 @@ _OWN_SETTINGS: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         "pad_token_id": None,
     },
+    "starcoder2": {
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_epsilon": 1e-5,
+        "rms_norm_eps": None,
+        "use_bias": True,
+    },
     "glm": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
     "glm4": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
 }
@@ -214,7 +220,7 @@ def _config(model: Shape, special: dict[str, int]) -> dict[str, Any]:
         "bos_token_id": special["bos_token_id"],
         "eos_token_id": special["eos_token_id"],
     }
-    if model.like in ("mistral", "ministral3", "phi3"):
+    if model.like in ("mistral", "ministral3", "phi3", "starcoder2"):
         config["sliding_window"] = model.sliding_window
     elif model.like.startswith("qwen") or model.like == "smollm3":
         config |= {
@@ -267,25 +273,34 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     middle, vocab = config["intermediate_size"], config["vocab_size"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
+    kinds = ("weight", "bias") if family.norm == "layer" else ("weight",)
     fused_qkv, fused_gate_up = ("qkv" in family.fused), ("gate_up" in family.fused)
     for index in range(config["num_hidden_layers"]):
         layer, attention = f"model.layers.{index}", f"model.layers.{index}.self_attn"
-        shapes |= {f"{layer}.{norm}.weight": (hidden,) for norm in family.layer_norms if norm}
+        norms = [norm for norm in family.layer_norms if norm]
+        shapes |= {f"{layer}.{norm}.{kind}": (hidden,) for norm in norms for kind in kinds}
         columns = (("q", query), ("k", key), ("v", key))
         for name, rows in (("qkv", query + 2 * key),) if fused_qkv else columns:
             shapes[f"{attention}.{name}_proj.weight"] = (rows, hidden)
             if family.attention_bias:
                 shapes[f"{attention}.{name}_proj.bias"] = (rows,)
         shapes[f"{attention}.o_proj.weight"] = (hidden, query)
+        if family.row_bias:
+            shapes[f"{attention}.o_proj.bias"] = (hidden,)
         if family.qk_norm:
             rows = family.qk_norm_over == "row"
             shapes[f"{attention}.q_norm.weight"] = (query if rows else head,)
             shapes[f"{attention}.k_norm.weight"] = (key if rows else head,)
+        if not family.gated:
+            for name, rows, columns in (("c_fc", middle, hidden), ("c_proj", hidden, middle)):
+                shapes[f"{layer}.mlp.{name}.weight"] = (rows, columns)
+                shapes[f"{layer}.mlp.{name}.bias"] = (rows,)
+            continue
         gated = (("gate_up", 2 * middle),) if fused_gate_up else (("gate", middle), ("up", middle))
         for name, rows in gated:
             shapes[f"{layer}.mlp.{name}_proj.weight"] = (rows, hidden)
         shapes[f"{layer}.mlp.down_proj.weight"] = (hidden, middle)
-    shapes["model.norm.weight"] = (hidden,)
+    shapes |= {f"model.norm.{kind}": (hidden,) for kind in kinds}
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
     return shapes

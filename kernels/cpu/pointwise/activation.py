@@ -16,7 +16,16 @@ def activate_and_multiply(
 ) -> torch.Tensor:
     """Interleaved gate_up [M, 2 * I] -> [M, I] in dtype, rounded once."""
     gate, up = (part.float().contiguous() for part in gate_and_up(gate_up))
+    return (_activated(gate, activation) * up).to(dtype)
+
+
+def activate_alone(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """x [M, I] -> [M, I] in x's dtype, rounded once; without a gate."""
+    return _activated(x.float(), activation).to(x.dtype)
+
+
+def _activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
     exponent = gate
     if ACTIVATIONS[activation] == ACTIVATIONS["gelu_tanh"]:
         exponent = gate * (GELU_LINEAR + (gate * gate) * GELU_CUBIC)
-    return ((gate / (1.0 + torch.exp(-exponent))) * up).to(dtype)
+    return gate / (1.0 + torch.exp(-exponent))

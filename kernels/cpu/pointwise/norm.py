@@ -6,6 +6,9 @@
 The sum of squares is int64 fixed point: round(x^2 * 2^(40 - 2e)), e the exponent of the row's
 largest |x|, so no layout can change it. x^2 is exact in fp64; n <= 2^20 keeps the sum below 2^62.
 A row with NaN or infinity gives NaN. r is computed in fp64 and rounded once.
+
+A layer norm takes d = x - mean for x, and adds a bias before the rounding. The mean is fp32 of
+sum * 2^(e - 40) / n, and the sum of int64: round(x * 2^(40 - e)).
 """
 
 import torch
@@ -19,8 +22,25 @@ _FP64_FRACTION = 52
 
 
 def rms_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
-    """x [..., N] in any float dtype, norm [N] -> [..., N] in the norm's dtype, rounded once."""
-    return normalize(x.float(), norm.weight, norm.eps).to(norm.dtype)
+    """x [..., N] in any float dtype, norm [N] -> [..., N] in the norm's dtype, rounded once.
+
+    By the norm's kind: a layer norm is the norm of x without its mean, plus a bias.
+    """
+    wide = x.float()
+    if not norm.layer:
+        return normalize(wide, norm.weight, norm.eps).to(norm.dtype)
+    factor, bias = norm.weight
+    centred = wide - row_mean(wide)
+    return (normalize(centred, factor, norm.eps) + bias.float()).to(norm.dtype)
+
+
+def row_mean(x: torch.Tensor) -> torch.Tensor:
+    """The mean [..., 1] in fp32 of rows x [..., N] in fp32, by an int64 sum; 0 if not finite."""
+    largest = x.abs().amax(-1, keepdim=True)
+    exponent = _exponent(largest)
+    wide = torch.where(torch.isfinite(largest), x, 0.0).double()
+    total = torch.round(wide * _power_of_two(MASS_BITS - exponent)).long().sum(-1, keepdim=True)
+    return (total.double() * _power_of_two(exponent - MASS_BITS) / x.shape[-1]).float()
 
 
 def add_residual(

@@ -21,7 +21,12 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.exchange.arguments import OFFSETS, WIDEST, Buffers, Peers
-from tpdet.kernels.cuda.exchange.one_shot import finish_row, kernel_dtype, one_shot_warps
+from tpdet.kernels.cuda.exchange.one_shot import (
+    finish_row,
+    kernel_dtype,
+    load_factors,
+    one_shot_warps,
+)
 from tpdet.kernels.cuda.exchange.two_shot import two_shot_warps
 from tpdet.kernels.cuda.exchange.words import (
     ARMED,
@@ -109,6 +114,7 @@ def gather_and_norm(
     PART_BLOCK: tl.constexpr,
     EPS_BITS: tl.constexpr,
     DTYPE: tl.constexpr,
+    LAYER: tl.constexpr,
     PUSH: tl.constexpr,
     TAKE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -136,7 +142,7 @@ def gather_and_norm(
         columns = tl.arange(0, BLOCK)[None, :]
         present = columns < N
         owner = columns // PART
-        scale = tl.load(weight + columns, mask=present, other=0.0)
+        scale, shift = load_factors(weight, columns, present, N, LAYER)
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
             at = row * N + columns
             skipped = tl.load(residual + row * stride + columns, mask=present, other=0.0)
@@ -146,7 +152,9 @@ def gather_and_norm(
             word = awaited_words(slots, begin + at, wanted, owner, links, number, WORLD)
             word = tl.where(mine, disarmed(own), word)
             total = word.to(DTYPE, bitcast=True).to(tl.float32)
-            normed = finish_row(total, at, skipped, scale, h, present, N, EPS_BITS, DTYPE)
+            normed = finish_row(
+                total, at, skipped, scale, shift, h, present, N, EPS_BITS, DTYPE, LAYER
+            )
             tl.store(y + at, normed, mask=present)
 
 
@@ -224,6 +232,7 @@ def run_gather_and_norm(
         PART_BLOCK=triton.next_power_of_2(n // peers.ranks),
         EPS_BITS=eps_bits(norm.eps),
         DTYPE=kernel_dtype(norm.dtype),
+        LAYER=norm.layer,
         PUSH="push" in phases,
         TAKE="take" in phases,
         num_warps=peers.warps or warps,

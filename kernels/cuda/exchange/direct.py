@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.exchange.arguments import Flags, Peers, Slots
-from tpdet.kernels.cuda.exchange.one_shot import known_of
+from tpdet.kernels.cuda.exchange.one_shot import known_of, load_factors
 from tpdet.kernels.cuda.exchange.two_shot import (
     finish_rows,
     push_rows,
@@ -91,6 +91,7 @@ def two_shot_direct(
     FOLD: tl.constexpr,
     WAIT: tl.constexpr,
     DTYPE: tl.constexpr,
+    LAYER: tl.constexpr,
 ):
     """y, of DTYPE, begins at y_begin of everyone's shared memory, counted in values."""
     # 1. Choose this exchange's set of slots and the value of its flags.
@@ -100,7 +101,7 @@ def two_shot_direct(
     share = tl.cdiv(m, WORLD.ranks)
     columns = tl.arange(0, BLOCK)[None, :]
     present = columns < N
-    scale = tl.load(weight + columns, mask=present, other=0.0)
+    scale, shift = load_factors(weight, columns, present, N, LAYER)
     begin = ROOTS.start + (number % 2) * (WORLD.ranks * ROOTS.roots * ROOTS.rows * N)
     y_begin = tl.multiple_of(y_begin.to(tl.int64), 16)
     slots = words_of(links.table, WORLD.rank, tl.int32)
@@ -136,6 +137,7 @@ def two_shot_direct(
                     residual,
                     stride,
                     scale,
+                    shift,
                     h,
                     slots,
                     begin,
@@ -153,6 +155,7 @@ def two_shot_direct(
                     TILE,
                     WHOLE,
                     DTYPE,
+                    LAYER,
                 )
                 for ahead in range(0, WORLD.ranks):
                     y = words_of(links.table, (WORLD.rank + ahead) % WORLD.ranks, DTYPE)

@@ -8,7 +8,7 @@
 
 Shapes: C sums of this rank's leaves or subtrees, M rows of a step, N values of a row.
 
-    values [C, M, N] fp32    residual, h, y [M, N]    weight [N] in y's dtype or fp32
+    values [C, M, N] fp32    residual, h, y [M, N]    weight of a `Norm`
     slots  [2, ranks, roots, rows, N] of 4 bytes in each rank's shared memory
 
 The expression that is evaluated once an element is the plan's (Rule 4), and the norm's sum does not
@@ -26,7 +26,7 @@ import triton.language as tl
 from tpdet.kernels.cuda.exchange.arguments import OFFSETS, WIDEST, KernelWorld, Peers, Slots
 from tpdet.kernels.cuda.exchange.words import advance, awaited_sum, push_roots, words_of
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
-from tpdet.kernels.cuda.pointwise.norm import eps_bits, reciprocal_root
+from tpdet.kernels.cuda.pointwise.norm import eps_bits, normed_rows
 from tpdet.kernels.fold_program import FoldProgram, own_program, rank_program
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan
@@ -43,17 +43,28 @@ def finish_row(
     at,
     from_residual,
     scale,
+    shift,
     h,
     present,
     N: tl.constexpr,
     EPS_BITS: tl.constexpr,
     DTYPE: tl.constexpr,
+    LAYER: tl.constexpr,
 ):
     """Store h = total + residual in fp32; return its norm in DTYPE; rows [TILE, BLOCK]."""
     value = total + from_residual
     tl.store(h + at, value, mask=present)
-    root = reciprocal_root(value, N, EPS_BITS)
-    return ((value * root[:, None]) * scale.to(tl.float32)).to(DTYPE)
+    return normed_rows(value, scale, shift, present, N, EPS_BITS, LAYER).to(DTYPE)
+
+
+@triton.jit
+def load_factors(weight, columns, present, N: tl.constexpr, LAYER: tl.constexpr):
+    """A norm's factor and, of a layer norm, its bias, else the factor again."""
+    scale = tl.load(weight + columns, mask=present, other=0.0)
+    shift = scale
+    if LAYER:
+        shift = tl.load(weight + N + columns, mask=present, other=0.0)
+    return scale, shift
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -75,6 +86,7 @@ def one_shot(
     BLOCK: tl.constexpr,
     EPS_BITS: tl.constexpr,
     DTYPE: tl.constexpr,
+    LAYER: tl.constexpr,
     PUSH: tl.constexpr,
     FOLD: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -86,7 +98,7 @@ def one_shot(
     plane = plane.to(tl.int64)
     columns = tl.arange(0, BLOCK)[None, :]
     present = columns < N
-    scale = tl.load(weight + columns, mask=present, other=0.0)
+    scale, shift = load_factors(weight, columns, present, N, LAYER)
     begin = SLOTS.start + (number % 2) * (WORLD.ranks * SLOTS.roots * SLOTS.rows * N)
     # 2. Push the roots of every row to all peers.
     if PUSH:
@@ -125,7 +137,9 @@ def one_shot(
                 WHOLE,
                 WORLD,
             )
-            normed = finish_row(total, at, skipped, scale, h, present, N, EPS_BITS, DTYPE)
+            normed = finish_row(
+                total, at, skipped, scale, shift, h, present, N, EPS_BITS, DTYPE, LAYER
+            )
             tl.store(y + at, normed, mask=present)
 
 
@@ -185,6 +199,7 @@ def known_of(
         "BLOCK": triton.next_power_of_2(n),
         "EPS_BITS": eps_bits(norm.eps),
         "DTYPE": kernel_dtype(norm.dtype),
+        "LAYER": norm.layer,
         "SENT": own_program(sums.roots),
         "WHOLE": rank_program(plan.final, peers.rank, sums.roots, slots.roots),
     }

@@ -13,7 +13,13 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.exchange.arguments import Peers, Slots
-from tpdet.kernels.cuda.exchange.one_shot import PHASES, finish_row, known_of, one_shot_warps
+from tpdet.kernels.cuda.exchange.one_shot import (
+    PHASES,
+    finish_row,
+    known_of,
+    load_factors,
+    one_shot_warps,
+)
 from tpdet.kernels.cuda.exchange.two_shot import push_finished, share_that_fits
 from tpdet.kernels.cuda.exchange.words import (
     advance,
@@ -48,6 +54,7 @@ def two_shot_spread(
     BLOCK: tl.constexpr,
     EPS_BITS: tl.constexpr,
     DTYPE: tl.constexpr,
+    LAYER: tl.constexpr,
     PUSH: tl.constexpr,
     FOLD: tl.constexpr,
     TAKE: tl.constexpr,
@@ -90,7 +97,7 @@ def two_shot_spread(
         for row in range(tl.program_id(0), m, tl.num_programs(0)):
             if row // share == WORLD.rank:
                 at = row * N + columns
-                scale = tl.load(weight + columns, mask=present, other=0.0)
+                scale, shift = load_factors(weight, columns, present, N, LAYER)
                 skipped = tl.load(residual + row * stride + columns, mask=present, other=0.0)
                 total = awaited_sum(
                     values,
@@ -105,7 +112,9 @@ def two_shot_spread(
                     WHOLE,
                     WORLD,
                 )
-                normed = finish_row(total, at, skipped, scale, h, present, N, EPS_BITS, DTYPE)
+                normed = finish_row(
+                    total, at, skipped, scale, shift, h, present, N, EPS_BITS, DTYPE, LAYER
+                )
                 push_finished(normed, y_words, links, y_begin, at, present, WORLD)
     # 4. Take the rows that peers finished; number the next exchange.
     if TAKE:

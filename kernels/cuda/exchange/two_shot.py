@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.exchange.arguments import Peers, Slots, everyone_owns
-from tpdet.kernels.cuda.exchange.one_shot import PHASES, WARP, finish_row, known_of
+from tpdet.kernels.cuda.exchange.one_shot import PHASES, WARP, finish_row, known_of, load_factors
 from tpdet.kernels.cuda.exchange.words import (
     ARMED,
     QUIET_16,
@@ -82,6 +82,7 @@ def finish_rows(
     residual,
     stride,
     scale,
+    shift,
     h,
     slots,
     begin,
@@ -99,6 +100,7 @@ def finish_rows(
     TILE: tl.constexpr,
     WHOLE: tl.constexpr,
     DTYPE: tl.constexpr,
+    LAYER: tl.constexpr,
 ):
     """Finish own rows first .. first + TILE: (their norm, offsets in y, which of them exist)."""
     local = first + tl.arange(0, TILE)[:, None]
@@ -119,7 +121,8 @@ def finish_rows(
         WHOLE,
         WORLD,
     )
-    return finish_row(total, at, skipped, scale, h, mine, N, EPS_BITS, DTYPE), at, mine
+    normed = finish_row(total, at, skipped, scale, shift, h, mine, N, EPS_BITS, DTYPE, LAYER)
+    return normed, at, mine
 
 
 @triton.jit
@@ -155,6 +158,7 @@ def two_shot(
     BLOCK: tl.constexpr,
     EPS_BITS: tl.constexpr,
     DTYPE: tl.constexpr,
+    LAYER: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     PUSH: tl.constexpr,
@@ -175,7 +179,7 @@ def two_shot(
     share = tl.cdiv(m, ranks)
     columns = tl.arange(0, BLOCK)[None, :]
     present = columns < N
-    scale = tl.load(weight + columns, mask=present, other=0.0)
+    scale, shift = load_factors(weight, columns, present, N, LAYER)
     begin = ROOTS.start + (number % 2) * (WORLD.ranks * ROOTS.roots * ROOTS.rows * N)
     y_begin = FINISHED.start + (number % 2) * (FINISHED.rows * N)
     slots = words_of(links.table, WORLD.rank, tl.int32)
@@ -212,6 +216,7 @@ def two_shot(
                     residual,
                     stride,
                     scale,
+                    shift,
                     h,
                     slots,
                     begin,
@@ -229,6 +234,7 @@ def two_shot(
                     TILE,
                     WHOLE,
                     DTYPE,
+                    LAYER,
                 )
                 push_finished(normed, y_words, links, y_begin, at, mine, WORLD)
         # 4. Take the rows that peers finished in the round before that.

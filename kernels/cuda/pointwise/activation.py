@@ -64,6 +64,35 @@ def activate_and_multiply_rows(
     )
 
 
+@triton.jit
+def activate_values(
+    x, y, count, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    """x [count] -> y [count]."""
+    await_earlier(DEPENDENT)
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < count, other=0.0).to(tl.float32)
+    tl.store(y + at, activate(value, ACTIVATION).to(y.dtype.element_ty), mask=at < count)
+
+
+def activate_alone(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """x [M, I] -> [M, I] in x's dtype, rounded once; without a gate."""
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    if y.numel():
+        activate_values[(triton.cdiv(x.numel(), _BLOCK),)](
+            x,
+            y,
+            x.numel(),
+            ACTIVATION=ACTIVATIONS[activation],
+            BLOCK=_BLOCK,
+            num_warps=4,
+            enable_fp_fusion=False,
+            **dependent_launch(y.device),
+        )
+    return y
+
+
 def activate_and_multiply(
     gate_up: torch.Tensor, dtype: torch.dtype, activation: str = "silu"
 ) -> torch.Tensor:

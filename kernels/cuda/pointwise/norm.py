@@ -77,6 +77,34 @@ def reciprocal_root(x, N: tl.constexpr, EPS_BITS: tl.constexpr):
     return root_of_mass(square_mass(x, exponent, finite), exponent, finite, N, EPS_BITS)
 
 
+@triton.jit
+def row_mean(x, N: tl.constexpr):
+    """The mean [R] in fp32 of rows x [R, BLOCK] in fp32, zero past N; 0 of rows not finite."""
+    exponent, finite = row_exponent(tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1))
+    wide = tl.where(finite[:, None], x, 0.0).to(tl.float64)
+    scaled = wide * power_of_two(exponent * -1 + _MASS_BITS)[:, None]
+    total = tl.sum(((scaled + _ROUNDER) - _ROUNDER).to(tl.int64), axis=1)
+    whole = total.to(tl.float64) * power_of_two(exponent - _MASS_BITS)
+    return (whole / tl.full(whole.shape, N, tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def normed_rows(
+    x, scale, shift, present, N: tl.constexpr, EPS_BITS: tl.constexpr, LAYER: tl.constexpr
+):
+    """fp32 rows x [R, BLOCK], zero past N -> their norm before its rounding; see `Norm`.
+
+    scale, shift [1, BLOCK]: the factor and, of a layer norm, the bias.
+    """
+    if LAYER:
+        x = tl.where(present, x - row_mean(x, N)[:, None], 0.0)
+    root = reciprocal_root(x, N, EPS_BITS)
+    y = (x * root[:, None]) * scale.to(tl.float32)
+    if LAYER:
+        y = y + shift.to(tl.float32)
+    return y
+
+
 @triton.jit(do_not_specialize=["m"])
 def norm_rows(
     x,
@@ -94,6 +122,7 @@ def norm_rows(
     PROGRAM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     NORM: tl.constexpr,
+    LAYER: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """With a PROGRAM, h of the fold of `sums`, `bias`, `residual` goes to x first. NORM: y of x."""
@@ -121,10 +150,13 @@ def norm_rows(
     if NORM:
         wide = value.to(tl.float32)
         scale = tl.load(weight + columns, mask=present, other=0.0).to(tl.float32)
-        root = reciprocal_root(wide, N, EPS_BITS)
-        tl.store(
-            y + at, ((wide * root[:, None]) * scale[None, :]).to(y.dtype.element_ty), mask=here
+        shift = scale
+        if LAYER:
+            shift = tl.load(weight + N + columns, mask=present, other=0.0).to(tl.float32)
+        normed = normed_rows(
+            wide, scale[None, :], shift[None, :], present[None, :], N, EPS_BITS, LAYER
         )
+        tl.store(y + at, normed.to(y.dtype.element_ty), mask=here)
 
 
 @triton.jit
@@ -325,6 +357,7 @@ def _launch(
         PROGRAM=own_program(sums.roots) if sums else NO_FOLD,
         HAS_BIAS=bias is not None,
         NORM=y is not None,
+        LAYER=norm is not None and norm.layer,
         num_warps=warps,
         enable_fp_fusion=False,
         **dependent_launch(x.device),

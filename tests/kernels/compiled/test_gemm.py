@@ -148,8 +148,8 @@ NORM_TYPES = {"x": "*fp32", "residual": "*fp32", "weight": "*bf16", "y": "*bf16"
 """The stream is fp32; what is normed goes into a product."""
 
 
-@pytest.mark.parametrize("sums", ["fp32", "bf16"])
-def test_norms_compile_without_fusion(sums):
+@pytest.mark.parametrize(("sums", "layer"), [("fp32", False), ("bf16", False), ("fp32", True)])
+def test_norms_compile_without_fusion(sums, layer):
     """sums: a fold's in fp32, or a gathered row layer's one product, rounded."""
     for size, block, rows, warps in ((4096, 4096, 1, 8), (128, 128, 4, 4)):
         types = NORM_TYPES | {"sums": f"*{sums}", "m": "i32", "stride": "i32"}
@@ -160,6 +160,7 @@ def test_norms_compile_without_fusion(sums):
             "BLOCK": block,
             "HAS_BIAS": True,
             "NORM": True,
+            "LAYER": layer,
             "PROGRAM": own_program((0,)),
         }
         ptx, log = compile_for_hopper(norm.norm_rows, types, constants, warps, 3)

@@ -135,6 +135,7 @@ def test_fold_and_norm_compiles_without_fusion_or_spills(count, block, rows, war
         "BLOCK": block,
         "HAS_BIAS": False,
         "NORM": True,
+        "LAYER": False,
         "PROGRAM": own_program((order.fold_tree("pairs", count),)),
     }
     ptx, log = compile_for_hopper(norm.norm_rows, types, constants, warps, 3)

@@ -37,6 +37,7 @@ def constants(name, ranks, rank, n, dtype):
         "BLOCK": triton.next_power_of_2(n),
         "EPS_BITS": eps_bits(1e-6),
         "DTYPE": DTYPES[dtype],
+        "LAYER": False,
         "SENT": own_program(roots),
         "WHOLE": rank_program(plan.final, rank, roots, plan.slots),
         "PUSH": True,

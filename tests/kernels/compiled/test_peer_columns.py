@@ -35,7 +35,8 @@ def test_gathering_with_the_norm_compiles(ranks, n, few):
     types |= {"x": "*i16", "m": "i32", "stride": "i32"}
     values = {"WORLD": KernelWorld(1, ranks, True), "BUFFERS": Buffers(0, 1 << 27), "N": n}
     values |= {"BLOCK": triton.next_power_of_2(n), "PART_BLOCK": triton.next_power_of_2(n // ranks)}
-    values |= {"EPS_BITS": eps_bits(1e-6), "DTYPE": DTYPES["bf16"], "PUSH": True, "TAKE": True}
+    values |= {"EPS_BITS": eps_bits(1e-6), "DTYPE": DTYPES["bf16"], "LAYER": False}
+    values |= {"PUSH": True, "TAKE": True}
     warps = peer_fold.one_shot_warps(n) if few else min(16, n // 256)
     found = aligned_compile(peer_columns.gather_and_norm, types, values, warps, ("stride",))
     ptx, log = found

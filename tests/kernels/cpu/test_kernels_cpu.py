@@ -159,6 +159,19 @@ def test_a_stream_past_the_largest_fp16_stays_finite():
     assert ops.rms_norm(h.half().float(), norm).isnan().all()
 
 
+def test_a_layer_norm_is_torchs_and_knows_no_order():
+    x, weight = draw(9, 300, kind="heavy") + 3.0, draw(2, 300, seed=1)
+    found = ops.rms_norm(x, Norm(weight, 1e-5, "layer"))
+    wanted = torch.nn.functional.layer_norm(x.double(), (300,), *weight.double(), 1e-5)
+    assert (found - wanted).abs().max() <= 2e-6 * wanted.abs().max()
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(1))
+    turned = ops.rms_norm(x[:, order], Norm(weight[:, order], 1e-5, "layer"))
+    assert_same_bits(turned, found[:, order].contiguous())
+    bad = torch.full((2, 300), 1.0)
+    bad[0, 3], bad[1, 4] = torch.inf, torch.nan
+    assert ops.rms_norm(bad, Norm(weight, 1e-5, "layer")).isnan().all()
+
+
 def test_a_norm_of_zeros_is_zero_and_of_nan_is_nan():
     x = torch.zeros(3, 64)
     x[1, 5], x[2, 7] = torch.nan, torch.inf
@@ -316,8 +329,8 @@ def test_online_softmax_over_the_whole_row_is_another_function():
 
 
 def test_an_unknown_norm_is_refused_by_its_name():
-    with pytest.raises(ValueError, match="norm 'layer': use one of rms"):
-        Norm(torch.ones(4), 1e-6, "layer")
+    with pytest.raises(ValueError, match="norm 'batch': use one of rms"):
+        Norm(torch.ones(4), 1e-6, "batch")
 
 
 def test_a_device_without_kernels_is_refused():

@@ -36,8 +36,8 @@ def draw(*shape, seed=0, kind="normal"):
 class Host:
     """Ranks that take turns over one layout, for rows of `hidden` values."""
 
-    wide = False
-    """Whether a norm's weight is fp32, whatever dtype its rows have."""
+    wide, kind = False, "rms"
+    """Whether a norm's weight is fp32, whatever dtype its rows have; the norm's kind."""
 
     def __init__(self, name, ranks, hidden, dtype, one_shot_rows=8, rows=64, programs=3, tile=None):
         self.plan = order.fold_plan(name, LEAVES, ranks)
@@ -141,14 +141,15 @@ class Host:
         return norm.fold_and_norm(sums, None, residual, self.norm(weight))
 
     def norm(self, weight):
-        return Norm(weight, EPS, rows=self.dtype)
+        return Norm(weight, EPS, self.kind, self.dtype)
 
 
 def inputs(host, rows, seed, kind="normal"):
     """Leaf sums, a residual stream in fp32, a norm's weight."""
     leaves = draw(LEAVES, rows, host.hidden, seed=seed, kind=kind)
     residual = draw(rows, host.hidden, seed=seed + 1)
-    weight = draw(host.hidden, seed=seed + 2)
+    shape = (2, host.hidden) if host.kind == "layer" else (host.hidden,)
+    weight = draw(*shape, seed=seed + 2)
     return leaves, residual, weight if host.wide else weight.to(host.dtype)
 
 

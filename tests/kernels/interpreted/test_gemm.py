@@ -191,13 +191,14 @@ def test_parts_of_rows_have_the_norm_of_the_cpu():
 
 def test_hard_rows_of_the_stream_have_the_bits_of_the_cpu():
     """Those of the golden vectors: subnormals, 3e38, 2^127, all exponents, cancellation, zeros."""
-    for size in (256, 300):
+    for size, kind in ((256, "rms"), (300, "rms"), (300, "layer")):
         x = draw(6, size, spread=True)
         hard = golden.hard_rows(x)
         assert hard.abs().amax() > 2.0**127 and (hard[0] != 0).all() and hard[0].amax() < 2.0**-126
         total = hard.flip(0)
         for dtype in DTYPES:
-            weight = Norm(draw(size, dtype=dtype, seed=1), 1e-6)
+            shape = (2, size) if kind == "layer" else (size,)
+            weight = Norm(draw(*shape, dtype=dtype, seed=1), 1e-6, kind)
             wanted = cpu_norm.rms_norm(hard, weight)
             assert_same_bits(norm.rms_norm(hard, weight), wanted, f"hard rows to {dtype}")
             sums = PartialSums(total[None], (0,))

@@ -171,6 +171,13 @@ def test_a_factor_in_fp32_is_not_rounded_to_its_rows():
     assert not same_bits(wide, narrow)  # negative control: the rounded factor shows
 
 
+def test_layer_norms_have_the_bits_of_whole_rows_too():
+    for turn, two_shot in enumerate((False, True, "spread", "direct")):
+        host = Host("tree", 2, 48, torch.float16)
+        host.kind = "layer"
+        check(host, 5, turn, two_shot, "heavy")
+
+
 def test_a_stream_or_a_norm_of_another_dtype_is_refused():
     plan = order.fold_plan("pairs", 8, 2)
     made = PeerExchange(plan, FakeMemory(0, 2), 40, 32, torch.bfloat16, 4, piece_rows=11)

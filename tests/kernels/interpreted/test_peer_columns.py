@@ -51,10 +51,10 @@ class Host:
     def gather(self, whole, absent=None):
         return self.run(lambda exchange, r: exchange.gather_columns(self.part(whole, r)), absent)
 
-    def norm(self, whole, residual, weight):
+    def norm(self, whole, residual, weight, kind="rms"):
         return self.run(
             lambda exchange, r: exchange.gather_and_norm(
-                self.part(whole, r), residual, Norm(weight, EPS, rows=self.dtype)
+                self.part(whole, r), residual, Norm(weight, EPS, kind, self.dtype)
             )
         )
 
@@ -111,6 +111,16 @@ def test_the_norm_has_the_bits_of_the_whole_rows():
                 assert_same_bits(mine, h, f"h of {rows} rows")
                 assert_same_bits(normed, y, f"y of {rows} rows")
             assert host.armed()
+
+
+def test_a_layer_norm_has_the_bits_of_the_whole_rows():
+    host = Host(2, 96, 96, torch.float16)
+    whole, residual, weight = draw(3, 96).half(), draw(3, 96, seed=1), draw(2, 96, seed=2).half()
+    layer = Norm(weight, EPS, "layer")
+    h, y = norm.fold_and_norm(PartialSums(whole[None], (0,)), None, residual, layer)
+    for mine, normed in host.norm(whole, residual, weight, "layer"):
+        assert_same_bits(mine, h)
+        assert_same_bits(normed, y)
 
 
 def test_both_kinds_may_alternate():

@@ -1,0 +1,30 @@
+"""The bias of a row layer: whole on every rank, and added to the stream before its exchange."""
+
+import torch
+
+from tpdet.layers.partition import Partition
+from tpdet.weights.pieces import Pieces
+from tpdet.weights.place import place
+from tpdet.weights.source import WeightSource
+
+
+class RowBias:
+    """bias [H] in the model's dtype, if the model has such biases (`ModelConfig.row_bias`).
+
+    It is read by `load`, as the layer's weight is.
+    """
+
+    values: torch.Tensor | None = None
+
+    def __init__(self, partition: Partition, name: str, outputs: int) -> None:
+        self._read = f"{name}.bias", (outputs,), Pieces.whole()
+        self._there = partition.config.row_bias
+
+    def load(self, source: WeightSource) -> None:
+        """Read it, in place if there is one already."""
+        if self._there:
+            self.values = place(self.values, source.read(*self._read))
+
+    def added(self, stream_MH: torch.Tensor) -> torch.Tensor:
+        """stream [M, H] fp32 -> fp32(stream + bias)."""
+        return stream_MH if self.values is None else stream_MH + self.values
