@@ -3,8 +3,10 @@
     score_i = l_i, or s_i + b_i with s_i = 1 / (1 + exp2(-l_i * log2 e))   fp32
     order:  larger score first, then the lower id; NaN last
     p_i     = int64(rint(e_i * 2^40)) with e_i = exp2((l_i - max l) * log2 e), or
-              int64(rint(s_i * 2^(40 - x))), x the exponent of the row's largest s
+              int64(rint(s_i * 2^(40 - x))), x the exponent of the largest s that is counted
     w_i     = fp32(fp64(p_i) / fp64(sum of p)), over the chosen or over all; times the scale in fp32
+
+A NaN is no maximum, and its p is 0. Where the sum is 0, w is +0.
 
     M, E, k  rows, experts, chosen of a row
     logits [M, E] fp32; ids int32 and weights fp32 [M, k], ids ascending
@@ -35,8 +37,8 @@ _NO_KEY = tl.constexpr(-(2**63))
 _LOWEST = tl.constexpr(-(2**31))
 _ABOVE_SIGN = tl.constexpr(0x7FFFFFFF)
 _KEY_STEP = tl.constexpr(2**32)
-_UNIT_BIAS = tl.constexpr(1023 + MASS_BITS + 127)  # of an fp64 exponent, from an fp32 one
-_DOUBLE_FRACTION = tl.constexpr(52)
+_MASS_BITS = tl.constexpr(MASS_BITS)
+_BIAS, _FRACTION = tl.constexpr(1023), tl.constexpr(52)  # of fp64
 _SPANS = tl.constexpr(128)  # read at once
 
 
@@ -51,12 +53,24 @@ def order_keys(score, at, here, EXPERTS: tl.constexpr):
 
 
 @triton.jit
-def fixed_scores(score):
-    """int64 of scores in [0, 1], in units of 2^(x - 40), x the exponent of the largest."""
-    largest = tl.max(score, 1, keep_dims=True).to(tl.int32, bitcast=True) >> 23
-    unit = ((0 - tl.maximum(largest, 1)) + _UNIT_BIAS).to(tl.int64)
-    scaled = score.to(tl.float64) * (unit << _DOUBLE_FRACTION).to(tl.float64, bitcast=True)
-    return (scaled + ROUNDER).to(tl.int64, bitcast=True) - ROUNDER_BITS
+def fixed_scores(score, counted):
+    """int64 of scores in [0, 1], in units of 2^(x - 40), x the exponent of the largest counted."""
+    known = tl.where(counted & (score == score), score, 0.0)
+    largest = tl.max(known, 1, keep_dims=True).to(tl.float64)
+    exponent = largest.to(tl.int64, bitcast=True) >> _FRACTION
+    exponent = tl.where(largest > 0.0, exponent, _BIAS)
+    unit = ((0 - exponent) + (2 * _BIAS + _MASS_BITS)) << _FRACTION
+    scaled = score.to(tl.float64) * unit.to(tl.float64, bitcast=True)
+    mass = (scaled + ROUNDER).to(tl.int64, bitcast=True) - ROUNDER_BITS
+    return tl.where(score == score, mass, 0)
+
+
+@triton.jit
+def fixed_logits(logit):
+    """int64 masses of logits beside the largest of a row, in units of 2^-40."""
+    known = tl.where(logit == logit, logit, float("-inf"))
+    beside = logit - tl.max(known, 1, keep_dims=True)
+    return tl.where(beside == beside, fixed_point(beside, 0.0), 0)
 
 
 @triton.jit
@@ -98,12 +112,9 @@ def _choice(
         best = tl.max(left, 1, keep_dims=True)
     chosen = here & (key >= best)
     # 2. their weights
-    if SIGMOID:
-        mass = fixed_scores(score_alone)
-    else:
-        mass = fixed_point(logit, tl.max(logit, 1, keep_dims=True))
     counted = chosen if OVER_CHOSEN else here
-    total = tl.sum(tl.where(counted, mass, 0), 1, keep_dims=True)
+    mass = fixed_scores(score_alone, counted) if SIGMOID else fixed_logits(logit)
+    total = tl.maximum(tl.sum(tl.where(counted, mass, 0), 1, keep_dims=True), 1)
     return chosen, (mass.to(tl.float64) / total.to(tl.float64)).to(tl.float32) * scale
 
 

@@ -174,14 +174,35 @@ def test_scores_of_a_sigmoid_are_shifted_for_the_choice_alone():
     spans = torch.tensor([[0, 5, 0]], dtype=torch.int32)
     rule = Rule(6, sigmoid=True, scale=2.5)
     logits[4] = -60.0 - logits[4].abs()
+    logits[3] = -100.0
     ids, weights, _ = route(logits, bias, spans, rule, range(24))
     scores = logits.double().sigmoid()
     best = (logits.sigmoid() + bias).topk(6).indices.sort().values
     assert torch.equal(ids, best.int())
     chosen = scores.gather(1, best)
     wanted = 2.5 * chosen / chosen.sum(1, keepdim=True)
-    assert ((weights - wanted).abs() < 1e-5 * wanted).all()
+    assert ((weights - wanted).abs() < 1e-5 * wanted)[[0, 1, 2, 4]].all()
+    assert_same_bits(weights[3], torch.zeros(6))
     assert not torch.equal(route(logits, None, spans, rule, range(24)).ids, ids)
+
+
+def test_weights_know_what_is_counted_and_no_nan():
+    """A chosen score 2^-43 of the largest, which a bias keeps out; NaN, infinities, no mass."""
+    spans = torch.tensor([[0, 4, 0]], dtype=torch.int32)
+    logits = torch.full((4, 4), -100.0)
+    logits[:, 0] = 0.0
+    logits[0, 1:3] = torch.tensor([2.0**-43, 2.0**-44]).double().logit().float()
+    bias = torch.tensor([-9.0, 5.0, 5.0, -9.0])
+    ids, weights, _ = route(logits[:1], bias, spans, Rule(2, sigmoid=True), range(4))
+    assert ids.tolist() == [[1, 2]]
+    assert (weights - torch.tensor([[2 / 3, 1 / 3]])).abs().max() < 1e-4
+    whole = Rule(2, sigmoid=True, over_chosen=False)
+    assert not route(logits[:1], bias, spans, whole, range(4)).weights.any()
+    logits[1, 1], logits[2], logits[3, 2] = torch.nan, torch.nan, torch.inf
+    ids, weights, _ = route(logits, None, spans, Rule(4), range(4))
+    assert (ids == torch.arange(4)).all()
+    assert_same_bits(weights[1], torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    assert_same_bits(weights[2:], torch.zeros(2, 4))
 
 
 def test_where_experts_live_reaches_no_bit():
