@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.kernels.order import PAGE_TOKENS
 
-SHORT_TOKENS = 16  # up to so many rows a sequence's splits run in parallel on a GPU
 BLOCK_TOKENS = 128  # the rows of longer ones are dealt out in blocks of so many tokens
 _ALIGNED = 4  # int32 values in 16 bytes
 

@@ -14,7 +14,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from tpdet.kernels import ops
-from tpdet.kernels.inputs.paged_batch import SHORT_TOKENS, PagedBatch, PagedSequence
+from tpdet.kernels.inputs.paged_batch import PagedBatch, PagedSequence
+from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.kernels.order import PAGE_TOKENS
 
 _HALF = (torch.bfloat16, torch.float16)

@@ -6,10 +6,15 @@ A running sequence holds pages for all its known tokens; a waiting one holds non
 from tpdet.control.plan import MAX_STEP_DRAFTS
 from tpdet.control.sampling_row import RowKey
 from tpdet.errors import IntegrityError
+from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.scheduler.drafts import Drafter, add_drafts, own_drafts
 from tpdet.scheduler.page_manager import PageManager
 from tpdet.scheduler.queue import SequenceQueue
 from tpdet.scheduler.sequence import Sequence, pages_for
+
+_DRAFTED_BESIDE_PROMPTS = 24
+"""Rows with drafts in a step with prompts or with rows over `SHORT_TOKENS`: graphs fit so many."""
 
 
 class Policy:
@@ -157,14 +162,26 @@ class Policy:
         return counts, budget
 
     def _add_drafts(self, counts: dict[RowKey, int], budget: int) -> None:
-        """Let decoding rows carry drafts, as many as are left of the budget."""
-        budget = min(budget, MAX_STEP_DRAFTS)
+        """Let decoding rows carry drafts, as many as are left of the budget.
+
+        No more than the graph of a step with drafts has rows for: without prompts and longer rows
+        `HEAD_ROWS`. With them only few rows carry drafts, as attention has little room for each.
+        """
+        alone = all(count == 1 for count in counts.values())
+        budget = min(budget, MAX_STEP_DRAFTS, HEAD_ROWS - len(counts) if alone else budget)
+        drafted = 0
         for sequence in self.running:
             decodes = sequence.remaining == 1 and len(sequence.tokens) > sequence.prompt_length
             if sequence.drafts and decodes and sequence.key in counts:
-                drafts = add_drafts(sequence, self.drafter, budget)
+                few = drafted < _DRAFTED_BESIDE_PROMPTS
+                if not (few or alone):
+                    break
+                most = budget if few else min(budget, SHORT_TOKENS - 1)
+                drafts = add_drafts(sequence, self.drafter, most)
                 counts[sequence.key] += drafts
                 budget -= drafts
+                drafted += drafts > 0
+                alone &= drafts < SHORT_TOKENS
         queues = self.running, self.waiting
         self.drafting = any(sequence.drafts for queue in queues for sequence in queue)
 

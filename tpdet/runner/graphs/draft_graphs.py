@@ -13,8 +13,8 @@ import torch
 
 from tpdet.cache.kv import KeyValuePages
 from tpdet.control.plan import PlanRows
-from tpdet.kernels.inputs.paged_batch import SHORT_TOKENS
 from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.captured_steps import CapturedSteps
