@@ -21,16 +21,7 @@ from tpdet.kernels.fold_program import FoldProgram, own_program
 from tpdet.kernels.order import Expression
 from tpdet.kernels.partial_sums import PartialSums
 
-FEW_ROWS = 64
-NO_EXPERT = tl.constexpr(2**31 - 1)
-
-
-@triton.jit
-def _weighted(y, weights, slots, choice, width, at, here):
-    """w * y of one choice, at columns `at`, and its slot; without a slot it is of slot 0."""
-    slot = tl.load(slots + choice).to(tl.int64)
-    finished = tl.load(y + tl.maximum(slot, 0) * width + at, mask=here, other=0.0)
-    return tl.load(weights + choice) * finished.to(tl.float32), slot
+_FEW_ROWS = 64
 
 
 @triton.jit(do_not_specialize=["rows", "first"])
@@ -48,47 +39,35 @@ def lane_sums(
     PER_LANE: tl.constexpr,
     PROGRAM: tl.constexpr,
     HAS_SHARED: tl.constexpr,
-    FEW: tl.constexpr,
-    CHOICES: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """A block of one token's columns, all lanes. first: this rank's first expert.
-
-    CHOICES: CHOSEN, padded to a power of two.
-    """
+    """A block of one token's columns, all lanes. first: this rank's first expert."""
     await_earlier(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = at < width
-    # 1. of few tokens, all weighted rows: they are read side by side
-    of_row = row * CHOSEN
-    choice_at = tl.arange(0, CHOICES)
-    experts = tl.load(ids + of_row + choice_at, mask=choice_at < CHOSEN, other=NO_EXPERT)
-    products = ()
+    # 1. all weighted rows, read side by side; each is added to those before it in its lane
+    sums_so_far = ()
     lanes = ()
-    if FEW:
-        for choice in tl.static_range(CHOSEN):
-            product, slot = _weighted(y, weights, slots, of_row + choice, width, at, here)
-            lane = (tl.load(ids + of_row + choice) - first) // PER_LANE
-            products = products + (product,)  # type: ignore[assignment] # noqa: RUF005
-            lanes = lanes + (tl.where(slot >= 0, lane, -1),)  # type: ignore[assignment] # noqa: RUF005
-    # 2. lane by lane, and the fold over lanes
+    for choice in tl.static_range(CHOSEN):
+        at_choice = row * CHOSEN + choice
+        slot = tl.load(slots + at_choice).to(tl.int64)
+        finished = tl.load(y + tl.maximum(slot, 0) * width + at, mask=here, other=0.0)
+        product = tl.load(weights + at_choice) * finished.to(tl.float32)
+        lane = tl.where(slot >= 0, (tl.load(ids + at_choice) - first) // PER_LANE, -1)
+        before = tl.zeros((BLOCK,), tl.float32)
+        if choice > 0:
+            before = tl.where(lane == lanes[choice - 1], sums_so_far[choice - 1], before)
+        sums_so_far = sums_so_far + (before + product,)  # type: ignore[assignment] # noqa: RUF005
+        lanes = lanes + (lane,)  # type: ignore[assignment] # noqa: RUF005
+    # 2. a lane is its last sum, and the fold over lanes
     stack = ()
     plane = rows.to(tl.int64) * width
     for i in tl.static_range(len(PROGRAM.planes)):
         total = tl.zeros((BLOCK,), tl.float32)
-        if FEW:
-            for choice in tl.static_range(CHOSEN):
-                if lanes[choice] == PROGRAM.planes[i]:
-                    total = total + products[choice]
-        else:
-            bound = first + PROGRAM.planes[i] * PER_LANE
-            begin = tl.sum((experts < bound).to(tl.int32), 0)
-            end = tl.sum((experts < bound + PER_LANE).to(tl.int32), 0)
-            for choice in range(begin, end):
-                product, _ = _weighted(y, weights, slots, of_row + choice, width, at, here)
-                total = total + product
+        for choice in tl.static_range(CHOSEN):
+            total = tl.where(lanes[choice] == PROGRAM.planes[i], sums_so_far[choice], total)
         if HAS_SHARED:
             beside = shared + PROGRAM.planes[i] * plane + row * width + at
             total = total + tl.load(beside, mask=here, other=0.0)
@@ -116,8 +95,7 @@ def fold_lanes(
     sums = torch.empty(len(roots), rows, width, dtype=torch.float32, device=y.device)
     if sums.numel():
         program: FoldProgram = own_program(roots)
-        few = rows <= FEW_ROWS
-        block = 256 if few else 1024
+        block = 256 if rows <= _FEW_ROWS else 512
         lane_sums[(rows, triton.cdiv(width, block))](
             y,
             ids,
@@ -132,8 +110,6 @@ def fold_lanes(
             PER_LANE=len(experts) // lane_count,
             PROGRAM=program,
             HAS_SHARED=shared is not None,
-            FEW=few,
-            CHOICES=triton.next_power_of_2(chosen),
             BLOCK=block,
             num_warps=4,
             enable_fp_fusion=False,

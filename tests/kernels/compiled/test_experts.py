@@ -151,14 +151,12 @@ def test_choice_gathering_and_lanes_compile_without_fusion():
         check(ptx, log, "gather", ["ld.global.v4.b32", "st.global.v4.b32"])
     types = {"y": "*bf16", "ids": "*i32", "weights": "*fp32", "slots": "*i32"}
     types |= {"shared": "*fp32", "sums": "*fp32"} | dict.fromkeys(("rows", "width", "first"), "i32")
-    for block, shared in ((256, True), (1024, False)):
+    for block, shared in ((256, True), (512, False)):
         constants = {
             "CHOSEN": 8,
             "PER_LANE": 16,
             "PROGRAM": own_program((fold_tree("tree", 8),)),
             "HAS_SHARED": shared,
-            "FEW": shared,
-            "CHOICES": 8,
             "BLOCK": block,
         }
         ptx, log = compile_for_hopper(lanes.lane_sums, types, constants, 4, 3, ("width",))

@@ -11,7 +11,6 @@ from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels import order
 from tpdet.kernels.cuda.experts import activation as expert_activation
 from tpdet.kernels.cuda.experts import admission, places, warp_specialised
-from tpdet.kernels.cuda.experts import lanes as lanes_module
 from tpdet.kernels.cuda.experts.choice import Rule, choose, route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
@@ -73,10 +72,9 @@ def test_every_choice_has_a_slot_of_its_expert(
 
 @pytest.mark.parametrize(("tokens", "chosen", "count", "mine", "spread", "few"), CASES[:3])
 def test_rows_have_the_bits_of_dense_products_and_lanes_of_their_sums(
-    tokens, chosen, count, mine, spread, few, monkeypatch
+    tokens, chosen, count, mine, spread, few
 ):
     """A NaN row stays in its rows, and slots of no row reach nothing."""
-    monkeypatch.setattr(lanes_module, "FEW_ROWS", 10)
     ids = routes(tokens, chosen, count, padding=1)
     x, w = draw(tokens, 32, dtype=torch.float16), draw(len(mine), 48, 32, seed=1).half()
     bias, sick = draw(len(mine), 48, seed=2).half(), 2
