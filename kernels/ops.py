@@ -15,6 +15,7 @@ import torch
 
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.exact import thresholds
+from tpdet.kernels.inputs.experts import Lanes, Routing
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.inputs.row_params import RowParams
@@ -154,6 +155,45 @@ def activate_and_multiply(
 def activate_alone(x: torch.Tensor, activation: str) -> torch.Tensor:
     """x [M, I] -> round(act(x)) [M, I] in x's dtype, for a block without gates."""
     return _on(x, "pointwise.activation").activate_alone(x, activation)
+
+
+def choose_experts(
+    logits: torch.Tensor, bias: torch.Tensor | None, batch: PagedBatch, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits [M, E] fp32, bias [E] or None -> ids int32 (ascending), weights fp32 [M, k].
+
+    The batch tells which rows are padding: they choose no expert.
+    """
+    found: tuple[torch.Tensor, torch.Tensor] = _on(logits, "experts.choice").choose(
+        logits,
+        bias,
+        batch.rows,
+        routing.chosen,
+        sigmoid=routing.sigmoid,
+        over_chosen=routing.over_chosen,
+        scale=routing.scale,
+    )
+    return found
+
+
+def expert_sums(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    biases: tuple[torch.Tensor | None, torch.Tensor | None],
+    lanes: Lanes,
+    shared: torch.Tensor | None = None,
+    activation: str = "silu",
+) -> PartialSums:
+    """x [M, H], ids and weights [M, k] of `choose_experts` -> the roots of this rank's lanes.
+
+    gate_up [E, 2 * I, H], interleaved, and down [E, H, I]: of this rank's experts; biases
+    [E, 2 * I] and [E, H] or None. shared fp32 [lanes, M, H] is added to each lane last.
+    """
+    of = x, ids, weights, gate_up, down, biases, lanes, shared, activation
+    return cast(PartialSums, _on(x, "experts.sums").expert_sums(*of))
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -117,6 +117,7 @@ class Contract:
     device: "cpu" or "cuda"; dtype: of weights and activations, such as "bfloat16"; row_layers: one
     of ROW_LAYERS. Without a fold neither leaves nor fold order reach a bit: they are not named.
     edges: of each row product's leaves, by its name; named where not all of them are equal.
+    experts: of a layer, whose groups are the lanes; named where there are any.
     """
 
     device: str
@@ -126,6 +127,7 @@ class Contract:
     numerics: int = NUMERICS_VERSION
     row_layers: str = "fold"
     edges: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    experts: int = 0
 
     @property
     def identifier(self) -> str:
@@ -142,6 +144,8 @@ class Contract:
         fields = asdict(self)
         if self.row_layers == "gather" or all(Leaves(cut).equal for _, cut in self.edges):
             del fields["edges"]  # the ids of equal leaves are older than this field
+        if not self.experts:
+            del fields["experts"]  # and those of dense models
         if self.row_layers == "fold":
             constants["fold"] = describe(fold_tree(self.fold_order, self.leaves))
             del fields["row_layers"]  # the ids of folded contracts are older than this field

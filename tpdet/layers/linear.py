@@ -141,7 +141,7 @@ class RowLinear:
         self, source: WeightSource, partition: Partition, name: str, outputs: int, cut: Leaves
     ) -> None:
         self._arithmetic = partition.arithmetic
-        self._exchange = _folding(partition.exchange)
+        self._exchange = folding(partition.exchange)
         self._read = f"{name}.weight", (outputs, cut.edges[-1]), partition.by_leaf(cut, dim=1)
         self._widths = cut.widths(partition.mine)
         self._alike = cut.alike
@@ -174,7 +174,7 @@ class RowLinear:
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Multiply and exchange by this from now on."""
         assert self.weight_LNK is not None
-        self._arithmetic, self._exchange = arithmetic, _folding(arithmetic.exchange)
+        self._arithmetic, self._exchange = arithmetic, folding(arithmetic.exchange)
         self.weight_LNK = arithmetic.lay_out(self.weight_LNK)
 
     @staticmethod
@@ -195,7 +195,8 @@ class RowLinear:
         return open_exchange(transport, partition.plan, world, rows, hidden, dtype, device)
 
 
-def _folding(exchange: RankExchange) -> Exchange:
+def folding(exchange: RankExchange) -> Exchange:
+    """An exchange that folds sums. Raises TypeError for another."""
     if not isinstance(exchange, Exchange):
         raise TypeError(f"{type(exchange).__name__} folds no sums: open one that does")
     return exchange

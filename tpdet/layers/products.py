@@ -14,13 +14,16 @@ class LayerProduct:
     """A product by its name in the layer, such as "qkv".
 
     biased: whether a bias [n] is added; written: values a row that the kernel after it makes of its
-    outputs, 0 where an exchange follows.
+    outputs, 0 where an exchange follows. experts: as many such weights lie here, and a row takes
+    `chosen` of all ranks'; 0 for a product that every row takes.
     """
 
     name: str
     product: Product
     biased: bool = False
     written: int = 0
+    experts: int = 0
+    chosen: int = 0
 
     @property
     def kind(self) -> str:

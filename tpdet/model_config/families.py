@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from tpdet.model_config.fields import Fields
 from tpdet.model_config.keys import DEFAULT_THETA, Allowed
-from tpdet.model_config.model import NORMS_BEFORE, LayerNorms
+from tpdet.model_config.mixtures import mixtral_experts, no_experts, qwen_experts
+from tpdet.model_config.model import NORMS_BEFORE, LayerNorms, Mixture
 from tpdet.model_config.rope import Base
 from tpdet.model_config.scales import Scales, gemma2_scales, gemma_scales, granite_scales, no_scales
 from tpdet.model_config.windows import (
@@ -34,6 +35,9 @@ _GELU = {"hidden_act": _ONLY_GELU, "hidden_activation": _ONLY_GELU}
 _GEMMA_KEYS = _BY_TYPE | frozenset({"query_pre_attn_scalar", "cache_implementation"})
 _NO_CAP = ((), "Gemma 3 has no soft-cap")
 _ONLY_BEFORE = ((False,), "tokens see those before them alone")
+
+_OF_TRAINING = {"output_router_logits": ((False,), "answers have no router logits")}
+_ROUTER_KEYS = frozenset({"num_experts_per_tok", "router_aux_loss_coef"})  # the loss is training's
 
 _NORMS_AFTER = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 
@@ -96,6 +100,8 @@ class Family:
     """As `ModelConfig.activation`."""
     defaults: Mapping[str, object] = field(default_factory=dict)
     """Values of keys that other families must state, where published checkpoints leave them out."""
+    mixture: Callable[[Fields, int], Mixture | None] = no_experts
+    """(configuration, layers) -> its experts."""
     fused: tuple[str, ...] = ()
     """Which of "qkv" and "gate_up" are one tensor in the checkpoint."""
 
@@ -290,6 +296,27 @@ FAMILIES = {
             norm="layer",
             tied=True,
             activation="gelu_tanh",
+        ),
+        Family(
+            "Qwen3MoeForCausalLM",
+            "qwen3_moe",
+            parsed=_BY_LAYER
+            | _ROUTER_KEYS
+            | {"num_experts", "moe_intermediate_size", "norm_topk_prob"}
+            | {"decoder_sparse_step", "mlp_only_layers"},
+            neutral=_OF_TRAINING,
+            windows=switched_by_layer,
+            qk_norm=True,
+            mixture=qwen_experts,
+        ),
+        Family(
+            "MixtralForCausalLM",
+            "mixtral",
+            parsed=_ROUTER_KEYS | {"sliding_window", "num_local_experts"},
+            neutral=_OF_TRAINING | {"router_jitter_noise": ((0,), "serving has no noise")},
+            windows=if_stated,
+            theta=1000000.0,
+            mixture=mixtral_experts,
         ),
     )
 }

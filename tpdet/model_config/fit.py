@@ -28,8 +28,13 @@ class ModelLeaves:
 
 
 def model_leaves(config: ModelConfig, leaves: int | None) -> ModelLeaves:
-    """Cut a model into `leaves` leaves, DEFAULT_LEAVES if None."""
+    """Cut a model into `leaves` leaves, DEFAULT_LEAVES if None, fewer if experts need it.
+
+    Raises UsageError where leaves that were asked for do not divide the experts.
+    """
     count = leaves or DEFAULT_LEAVES
+    if config.mixture is not None:
+        count = _leaves_of_experts(config.mixture.routing.experts, count, leaves is not None)
     return ModelLeaves(
         count,
         cut_leaves(config.num_heads, config.head_dim, count),
@@ -53,6 +58,37 @@ def check_ranks(config: ModelConfig, ranks: int, leaves: int | None) -> ModelLea
             + (", or more --leaves" if ranks > found.count and _power_of_two(ranks) else "")
         )
     return found
+
+
+def _leaves_of_experts(experts: int, count: int, asked: bool) -> int:
+    """The leaves, which are the experts' lanes too: as many as divide the experts.
+
+    Raises UsageError where so many were asked for and do not divide them.
+    """
+    while experts % count:
+        if asked:
+            fit = [str(n) for n in (1, 2, 4, 8, 16, 32, 64, 128) if experts % n == 0]
+            raise UsageError(
+                f"leaves {count} do not divide {experts} experts: use one of {', '.join(fit)}"
+            )
+        count //= 2
+    return count
+
+
+def check_experts(config: ModelConfig, row_layers: str, approximate: bool) -> None:
+    """Raises UsageError for settings that a mixture of experts has not."""
+    if config.mixture is None:
+        return
+    if row_layers != "fold":
+        raise UsageError(
+            f"row_layers {row_layers}: {config.family} adds the lanes of its experts over ranks, "
+            "use --row-layers fold"
+        )
+    if approximate:
+        raise UsageError(
+            f"{config.family} has no approximate mode, as it has experts: leave --approximate and "
+            "--on-slowdown out"
+        )
 
 
 def context_length(wanted: int | None, model: ModelConfig) -> int:

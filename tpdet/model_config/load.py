@@ -50,10 +50,8 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         family.rotary_settings,
         family.window_theta,
     )
-    bos = config.integer("bos_token_id", low=0) if "bos_token_id" in config else None
     return ModelConfig(
-        family=family.name,
-        architecture=family.architecture,
+        **_of_family(family),
         vocab_size=vocab_size,
         hidden_size=_reduced(config, "hidden_size"),
         intermediate_size=_reduced(config, "intermediate_size"),
@@ -66,25 +64,34 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         max_position=rotary.context,
         tie_word_embeddings=config.boolean("tie_word_embeddings", family.tied),
         attention_bias=_attention_bias(config, family),
-        qk_norm=family.qk_norm,
         windows=family.windows(config, layers),
         dtype=kind,
         eos_token_ids=_eos_ids(directory, config, vocab_size),
-        bos_token_id=bos,
-        norm=family.norm,
-        layer_norms=family.layer_norms,
-        qk_norm_over=family.qk_norm_over,
-        activation=family.activation,
+        bos_token_id=_bos_id(config),
         window_rotary=rotary.window,
         rotary_layers=family.rotary_layers(config, layers),
-        rotary_pairs=family.rotary_pairs,
         query_key_scale=scales.query_key,
         embedding_scale=scales.embedding,
         logit_scale=scales.logits,
         attention_cap=scales.attention_cap,
         logit_cap=scales.logit_cap,
-        row_bias=family.row_bias,
+        mixture=family.mixture(config, layers),
     )
+
+
+_OF_FAMILY = (
+    *("architecture", "qk_norm", "norm", "layer_norms", "qk_norm_over", "activation"),
+    *("rotary_pairs", "row_bias"),
+)
+
+
+def _of_family(family: Family) -> dict[str, Any]:
+    """The fields that all checkpoints of a family share."""
+    return {"family": family.name} | {name: getattr(family, name) for name in _OF_FAMILY}
+
+
+def _bos_id(config: Fields) -> int | None:
+    return config.integer("bos_token_id", low=0) if "bos_token_id" in config else None
 
 
 def _read_checked(directory: Path) -> tuple[Fields, Family]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from tpdet.kernels.exact.rotary_frequencies import RotarySpec
+from tpdet.kernels.inputs.experts import Routing
 
 HEAD_SIZES = (64, 96, 128, 256)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -13,8 +14,24 @@ NORMS_BEFORE: LayerNorms = ("input_layernorm", "", "post_attention_layernorm", "
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """Experts in place of the feed-forward blocks of all layers but `dense_layers`.
+
+    width: values between an expert's two products. In the checkpoint the layer's block is called
+    `block`; its router is `gate` [experts, H], expert i has `experts.i.` and the names of
+    `projections`: gate and up [width, H], down [H, width].
+    """
+
+    routing: Routing
+    width: int
+    block: str
+    projections: tuple[str, str, str]
+    dense_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """A dense decoder, with H = hidden_size, I = intermediate_size and D = head_dim.
+    """A decoder with H = hidden_size, I = intermediate_size and D = head_dim.
 
     Weights by shape: embedding [vocab_size, H]; q [num_heads * D, H]; k, v [num_kv_heads * D, H];
     attention output [H, num_heads * D]; gate and up [I, H]; down [H, I]; output head
@@ -36,7 +53,8 @@ class ModelConfig:
     head, or "neighbours", whose pairs are (2i, 2i + 1). query_key_scale: fp32 factor of rotated
     queries and keys.
     embedding_scale, logit_scale: fp32 factors of embedded rows and of logits. attention_cap,
-    logit_cap: soft-caps c * tanh(x / c) of scores and of logits, 0 for none.
+    logit_cap: soft-caps c * tanh(x / c) of scores and of logits, 0 for none. mixture: experts, None
+    for a dense model.
     """
 
     family: str
@@ -71,6 +89,16 @@ class ModelConfig:
     attention_cap: float = 0.0
     logit_cap: float = 0.0
     row_bias: bool = False
+    mixture: Mixture | None = None
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer that has any; 0 for a dense model."""
+        return 0 if self.mixture is None else self.mixture.routing.experts
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer's feed-forward block is a mixture of experts."""
+        return self.mixture is not None and layer not in self.mixture.dense_layers
 
     def rotary_of(self, layer: int) -> RotarySpec | None:
         """How a layer rotates its heads; None if it does not."""
@@ -95,6 +123,6 @@ NEUTRAL_VALUES: dict[str, object] = {
     "logit_scale": 1.0, "frequency_factors": (), "norm": "rms", "layer_norms": NORMS_BEFORE,
     "qk_norm_over": "head", "window_rotary": None,
     "activation": "silu", "attention_cap": 0.0, "logit_cap": 0.0,
-    "row_bias": False,
+    "row_bias": False, "mixture": None,
 }  # fmt: skip
 """Fields that leave everything as it is at these values: digests then leave them out."""

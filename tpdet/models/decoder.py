@@ -30,7 +30,9 @@ class Decoder:
         """Read every weight; `positions` is how far the rotary table reaches."""
         config = partition.config
         self._arithmetic = partition.arithmetic
-        self._windows = config.windows
+        self._kinds = [
+            (str(window), config.has_experts(i)) for i, window in enumerate(config.windows)
+        ]
         self._overlaps = config.qk_norm_over == "head"  # others exchange in the midst of attention
         self.embedding = VocabularyTable(source, partition, "model.embed_tokens")
         layer = LAYERS[config.family]
@@ -113,8 +115,8 @@ class Decoder:
 
         Its answers mean nothing: it is for warm-up and capture.
         """
-        other, windows = copy(self), self._windows
-        other.layers = [self.layers[windows.index(kind)] for kind in sorted(set(windows), key=str)]
+        other, kinds = copy(self), self._kinds
+        other.layers = [self.layers[kinds.index(kind)] for kind in sorted(set(kinds))]
         return other
 
     def adopt(self, arithmetic: Arithmetic) -> None:

@@ -23,4 +23,6 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "gemma2": DecoderLayer,
     "gemma3_text": DecoderLayer,
     "starcoder2": PlainLayer,
+    "qwen3_moe": DecoderLayer,
+    "mixtral": DecoderLayer,
 }

@@ -12,10 +12,11 @@ from tpdet.models.products import head_product, layer_products, norm_values
 def weight_bytes(partition: Partition) -> int:
     """Shares of the products, the vocabulary's two tables (or the tied one), the norms."""
     config = partition.config
-    layer, head = layer_products(partition), head_product(partition)
-    each = sum(p.n * (p.k + p.biased) for p in layer)
+    head = head_product(partition)
+    layers = (layer_products(partition, index) for index in range(config.num_layers))
+    held = sum(p.n * (p.k + p.biased) * (p.experts or 1) for layer in layers for p in layer)
     tables = 1 if config.tie_word_embeddings else 2
-    values = config.num_layers * each + tables * head.n * head.k
+    values = held + tables * head.n * head.k
     size = _itemsize(partition)
     factors = 4 if config.norm == "rms_plus_one" else size  # 1 + w is never rounded
     return values * size + norm_values(config) * factors
@@ -32,7 +33,7 @@ def row_bytes(partition: Partition, slots: int) -> int:
     held = any(partition.config.layer_norms[1::2]) or partition.config.row_bias
     copies = 3 if held else 2
     columns = [p for p in layer_products(partition) if p.kind == "column" or p.product.gated]
-    wide = max(p.product.outputs + p.written for p in columns)
+    wide = max((p.product.outputs + p.written) * (p.chosen or 1) for p in columns)
     return copies * hidden * (4 + size) + wide * size + 4 * slots * hidden
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch
 
@@ -11,6 +11,7 @@ from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.attention import Attention
+from tpdet.layers.experts import ExpertMlp
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.mlp import GatedMlp, PlainMlp
 from tpdet.layers.norm import NormedBlock, NormLayer
@@ -18,6 +19,8 @@ from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.model_config import ModelConfig
 from tpdet.weights.source import WeightSource
+
+FeedForward: TypeAlias = type[GatedMlp] | type[PlainMlp] | type[ExpertMlp]
 
 
 class DecoderLayer:
@@ -29,11 +32,14 @@ class DecoderLayer:
     """
 
     feed_forward: ClassVar[type[GatedMlp] | type[PlainMlp]] = GatedMlp
+    """The block of layers without experts."""
 
     @classmethod
-    def blocks(cls) -> dict[str, type[Attention] | type[GatedMlp] | type[PlainMlp]]:
-        """By their names in the checkpoint, in the order of a step."""
-        return {"self_attn": Attention, "mlp": cls.feed_forward}
+    def _block(cls, config: ModelConfig, index: int) -> tuple[str, FeedForward]:
+        """The name in the checkpoint, and the kind, of the feed-forward block of layer `index`."""
+        if config.mixture is not None and config.has_experts(index):
+            return config.mixture.block, ExpertMlp
+        return "mlp", cls.feed_forward
 
     def __init__(self, source: WeightSource, partition: Partition, index: int) -> None:
         config, name = partition.config, f"model.layers.{index}"
@@ -42,7 +48,8 @@ class DecoderLayer:
             for norm in config.layer_norms
         ]
         self._attention = Attention(source, partition, f"{name}.self_attn", config.windows[index])
-        self._mlp = self.feed_forward(source, partition, f"{name}.mlp")
+        block, kind = self._block(config, index)
+        self._mlp = kind(source, partition, f"{name}.{block}")
         self.index = index
 
     @property
@@ -55,22 +62,23 @@ class DecoderLayer:
         return None if layer is None else layer.norm
 
     @classmethod
-    def products(cls, partition: Partition) -> tuple[LayerProduct, ...]:
-        """The layer's products, as this rank holds them."""
-        return tuple(each for block in cls.blocks().values() for each in block.products(partition))
+    def products(cls, partition: Partition, index: int) -> tuple[LayerProduct, ...]:
+        """The products of layer `index`, as this rank holds them."""
+        _, kind = cls._block(partition.config, index)
+        return (*Attention.products(partition), *kind.products(partition))
 
     @classmethod
     def sized_tensors(cls, config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
         """The checkpoint's shapes of tensors of layer `index` in which its sizes occur."""
-        found: dict[str, tuple[int, ...]] = {}
-        for name, block in cls.blocks().items():
-            found |= block.sized_tensors(config, f"model.layers.{index}.{name}")
-        return found
+        name, (block, kind) = f"model.layers.{index}", cls._block(config, index)
+        attention = Attention.sized_tensors(config, f"{name}.self_attn")
+        return attention | kind.sized_tensors(config, f"{name}.{block}")
 
     @classmethod
-    def norm_values(cls, config: ModelConfig) -> int:
-        """Values of the layer's norms; every rank holds all of them."""
-        inside = sum(block.norm_values(config) for block in cls.blocks().values())
+    def norm_values(cls, config: ModelConfig, index: int) -> int:
+        """Values of the norms of layer `index`; every rank holds all of them."""
+        _, kind = cls._block(config, index)
+        inside = Attention.norm_values(config) + kind.norm_values(config)
         return sum(map(bool, config.layer_norms)) * config.norm_values + inside
 
     def load(self, source: WeightSource) -> None:

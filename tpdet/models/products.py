@@ -12,9 +12,13 @@ from tpdet.model_config import ModelConfig
 from tpdet.models.families import LAYERS
 
 
-def layer_products(partition: Partition) -> tuple[LayerProduct, ...]:
-    """One decoder layer's products on this rank, in the order of a step."""
-    return LAYERS[partition.config.family].products(partition)
+def layer_products(partition: Partition, index: int = -1) -> tuple[LayerProduct, ...]:
+    """A decoder layer's products on this rank, in the order of a step; the last layer's.
+
+    Most layers of a model are like its last.
+    """
+    config = partition.config
+    return LAYERS[config.family].products(partition, index % config.num_layers)
 
 
 def head_product(partition: Partition) -> LayerProduct:
@@ -28,17 +32,22 @@ def model_products(partition: Partition) -> tuple[LayerProduct, ...]:
 
 
 def rank_products(partition: Partition) -> tuple[Product, ...]:
-    """A rank's distinct products in total order.
+    """A rank's distinct products in total order, without those of single experts.
 
     They are alike on every rank of a world but for roots and, with unequal leaves, for sizes.
     """
-    return tuple(sorted({each.product for each in model_products(partition)}))
+    config = partition.config
+    kinds = {config.has_experts(index): index for index in range(config.num_layers)}
+    layers = [each for index in kinds.values() for each in layer_products(partition, index)]
+    found = {each.product for each in (*layers, head_product(partition)) if not each.experts}
+    return tuple(sorted(found))
 
 
 def norm_values(config: ModelConfig) -> int:
     """Values of all norms of a model, each of which every rank holds."""
-    layer = LAYERS[config.family].norm_values(config)
-    return config.num_layers * layer + config.norm_values
+    layer = LAYERS[config.family]
+    layers = sum(layer.norm_values(config, i) for i in range(config.num_layers))
+    return layers + config.norm_values
 
 
 def sized_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:

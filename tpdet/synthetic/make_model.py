@@ -18,6 +18,8 @@ from safetensors.torch import save_file
 from tpdet.errors import UsageError
 from tpdet.kernels.order import K_GROUP
 from tpdet.model_config import FAMILIES, HEAD_SIZES, load_model_config
+from tpdet.model_config.fields import Fields
+from tpdet.model_config.model import Mixture
 from tpdet.synthetic.train_tokenizer import train_tokenizer
 
 _FAMILIES = {family.name: family for family in FAMILIES.values()}
@@ -87,6 +89,16 @@ _OWN_SETTINGS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": None,
         "use_bias": True,
     },
+    "qwen3_moe": {
+        "attention_bias": False,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 96,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [0],
+    },
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2, "router_jitter_noise": 0.0},
     "glm": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
     "glm4": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
 }
@@ -220,7 +232,7 @@ def _config(model: Shape, special: dict[str, int]) -> dict[str, Any]:
         "bos_token_id": special["bos_token_id"],
         "eos_token_id": special["eos_token_id"],
     }
-    if model.like in ("mistral", "ministral3", "phi3", "starcoder2"):
+    if model.like in ("mistral", "ministral3", "phi3", "starcoder2", "mixtral"):
         config["sliding_window"] = model.sliding_window
     elif model.like.startswith("qwen") or model.like == "smollm3":
         config |= {
@@ -274,6 +286,7 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     middle, vocab = config["intermediate_size"], config["vocab_size"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
     kinds = ("weight", "bias") if family.norm == "layer" else ("weight",)
+    mixture = family.mixture(Fields(config, "config.json"), config["num_hidden_layers"])
     fused_qkv, fused_gate_up = ("qkv" in family.fused), ("gate_up" in family.fused)
     for index in range(config["num_hidden_layers"]):
         layer, attention = f"model.layers.{index}", f"model.layers.{index}.self_attn"
@@ -291,6 +304,9 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             rows = family.qk_norm_over == "row"
             shapes[f"{attention}.q_norm.weight"] = (query if rows else head,)
             shapes[f"{attention}.k_norm.weight"] = (key if rows else head,)
+        if mixture is not None and index not in mixture.dense_layers:
+            shapes |= _expert_shapes(mixture, f"{layer}.{mixture.block}", hidden)
+            continue
         if not family.gated:
             for name, rows, columns in (("c_fc", middle, hidden), ("c_proj", hidden, middle)):
                 shapes[f"{layer}.mlp.{name}.weight"] = (rows, columns)
@@ -303,6 +319,17 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     shapes |= {f"model.norm.{kind}": (hidden,) for kind in kinds}
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
+    return shapes
+
+
+def _expert_shapes(mixture: Mixture, block: str, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Tensors of a layer's router and experts."""
+    shapes: dict[str, tuple[int, ...]] = {f"{block}.gate.weight": (mixture.routing.experts, hidden)}
+    gate, up, down = mixture.projections
+    for expert in range(mixture.routing.experts):
+        name = f"{block}.experts.{expert}"
+        shapes[f"{name}.{gate}.weight"] = shapes[f"{name}.{up}.weight"] = (mixture.width, hidden)
+        shapes[f"{name}.{down}.weight"] = (hidden, mixture.width)
     return shapes
 
 

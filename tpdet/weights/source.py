@@ -21,8 +21,11 @@ from tpdet.weights.pieces import Pieces
 PieceKey = tuple[str, int]
 Digests = dict[PieceKey, bytes]
 _Bounded = tuple[int, tuple[int, int]]  # a piece's index, and its bounds
-WeightRead = tuple[str, tuple[int, ...], Pieces]
-"""One call of `WeightSource.read`: a tensor's name, its whole shape, and the pieces read."""
+WeightRead = tuple[str, tuple[int, ...], Pieces | None]
+"""One call of `WeightSource.read`: a tensor's name, its whole shape, and the pieces read.
+
+None: of `WeightSource.leave`.
+"""
 
 _log = logging.getLogger("tpdet.engine")
 _digests_decoder = msgspec.msgpack.Decoder(list[tuple[str, int, bytes]])
@@ -55,7 +58,7 @@ class WeightSource:
         self._dtype = dtype
         self._seed = seed
         self._digests: Digests = {}
-        self._read: list[str] = []
+        self._read: dict[str, None] = {}
         self.reads: list[WeightRead] = []
         self._threads = ThreadPoolExecutor(threads) if checkpoint is not None else None
         total = len(checkpoint.names) if checkpoint is not None else None
@@ -74,7 +77,7 @@ class WeightSource:
         """
         if name in self._read:
             raise CheckpointError(f"tensor {name} is asked for twice: each is read once")
-        self._read.append(name)
+        self._read[name] = None
         self.reads.append((name, shape, pieces))
         one = partial(self._read_piece, name, shape, pieces.dim)
         ranges = pieces.ranges(shape)
@@ -89,6 +92,25 @@ class WeightSource:
             self.tick()
         # Always a copy: `parts` may be views of the file, which may change later.
         return torch.cat(parts, dim=pieces.dim)
+
+    def read_again(self, reads: Iterable[WeightRead]) -> None:
+        """Repeat the calls of another source, and keep nothing."""
+        for name, shape, pieces in reads:
+            if pieces is None:
+                self.leave(name, shape)
+            else:
+                self.read(name, shape, pieces)
+
+    def leave(self, name: str, shape: tuple[int, ...]) -> None:
+        """A tensor that only other ranks read: it is checked for its shape alone.
+
+        Raises CheckpointError for a missing tensor and for another shape.
+        """
+        if self._checkpoint is not None:
+            self._checkpoint.check_shape(name, shape)
+        self._read[name] = None
+        self.reads.append((name, shape, None))
+        self._progress.step()
 
     def _read_piece(
         self, name: str, shape: tuple[int, ...], dim: int, bounded: _Bounded
@@ -125,7 +147,7 @@ class WeightSource:
         if self._checkpoint is not None:
             if tied is not None and tied[0] in self._checkpoint.names:
                 self._checkpoint.check_equal(*tied)
-                self._read.append(tied[0])
+                self._read[tied[0]] = None
             self._checkpoint.check_all_read(self._read)
         return self._digests
 

@@ -5,8 +5,6 @@ Whole experts take one call, `expert_sums`. Experts that are cut over their outp
 slots differ from rank to rank.
 """
 
-from typing import NamedTuple
-
 import torch
 
 from tpdet.kernels.cuda.experts.gather import rows_in_slots, rows_of_choices
@@ -15,18 +13,8 @@ from tpdet.kernels.cuda.experts.places import Places, place
 from tpdet.kernels.cuda.experts.products import grouped_product
 from tpdet.kernels.cuda.experts.tiles import LayerTiles, Weight, layer_tiles, product_tile, programs
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.order import Expression
+from tpdet.kernels.inputs.experts import Lanes
 from tpdet.kernels.partial_sums import PartialSums
-
-
-class Lanes(NamedTuple):
-    """This rank's `experts`, by id, of `total` in the model; its `held` lanes are equal groups of
-    them, and `roots` are expressions over these lanes, counted from 0."""
-
-    experts: range
-    total: int
-    held: int
-    roots: tuple[Expression, ...]
 
 
 def expert_sums(

@@ -32,6 +32,7 @@ def name_contracts(config: EngineConfig, partition: Partition, device: str) -> C
         config.fold_order,
         row_layers=config.row_layers,
         edges=partition.cut.edges,
+        experts=partition.config.experts,
     ).identifier
     return Contracts(strict, _approximate(strict, partition.world.size))
 

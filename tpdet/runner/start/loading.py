@@ -32,7 +32,7 @@ from tpdet.gguf_file.header import is_gguf
 from tpdet.gguf_file.tokenizer import read_gguf_tokenizer
 from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig, load_model_config
-from tpdet.model_config.fit import context_length
+from tpdet.model_config.fit import check_experts, context_length
 from tpdet.models.decoder import Decoder
 from tpdet.models.products import sized_tensors
 from tpdet.runner.start.kernel_checks import threads_per_rank
@@ -142,8 +142,7 @@ class Loader:
         self._check_config(directory)
         self._check_tokenizer(directory)
         source = self.open_source(directory, torch.device("cpu"), tick)
-        for read in self.reads:
-            source.read(*read)
+        source.read_again(self.reads)
         return directory, self._finish(source)
 
     def _check_config(self, directory: Path) -> None:
@@ -209,6 +208,7 @@ def read_model(config: EngineConfig) -> tuple[Path, ModelConfig, int]:
     """
     directory = resolve_model(config.model, config.revision)
     model = load_model_config(directory, config.dtype)
+    check_experts(model, config.row_layers, config.may_be_approximate)
     positions = context_length(config.max_model_len, model)
     if config.load_format != "dummy":
         check_sizes(directory, sized_tensors(model))

@@ -91,7 +91,8 @@ def agreed_step_tokens(chosen: StepTokens, world: World) -> StepTokens:
 def step_seconds(partition: Partition, gpu: Gpu, rows: int) -> float:
     """About how long a step of `rows` tokens takes that reads one prompt from its start."""
     config, ranks = partition.config, partition.world.size
-    products = 2 * sum(p.n * p.k for p in layer_products(partition))
+    layer = layer_products(partition)
+    products = 2 * sum(p.n * p.k * (p.chosen / ranks if p.experts else 1) for p in layer)
     attention = 4 * len(partition.query_heads) * config.head_dim * rows / 2
     exchanged = 2 * config.hidden_size if ranks > 1 else 0
     row = products / gpu.product_rate + attention / gpu.attention_rate

@@ -11,7 +11,7 @@ from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import Contract
 from tpdet.launch.host.kernel_directory import check_caches
 from tpdet.model_config import load_model_config
-from tpdet.model_config.fit import check_ranks, context_length
+from tpdet.model_config.fit import check_experts, check_ranks, context_length
 from tpdet.server.commands.gpus import count_gpus, torch_build
 from tpdet.server.leader.http_child import bind_port
 from tpdet.server.settings.keys import read_key_file
@@ -49,6 +49,7 @@ def _check_model(settings: Settings, ranks: int) -> str:
     directory = resolve_model(engine.model, engine.revision)
     model = load_model_config(directory, engine.dtype)
     cut = check_ranks(model, ranks, engine.leaves)
+    check_experts(model, engine.row_layers, engine.may_be_approximate)
     context_length(engine.max_model_len, model)
     if engine.load_format != "dummy":
         find_weights(directory)
@@ -64,6 +65,7 @@ def _check_model(settings: Settings, ranks: int) -> str:
         engine.fold_order,
         row_layers=engine.row_layers,
         edges=cut.edges,
+        experts=model.experts,
     ).identifier
 
 

@@ -1,0 +1,1 @@
+"""Mixture of experts on the CPU: the choice, grouped products, lanes."""

@@ -1,0 +1,32 @@
+"""How rows choose experts, and which of a layer's experts and lanes a rank holds."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tpdet.kernels.order import Expression
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a row chooses `chosen` of `experts`.
+
+    sigmoid: by scores 1 / (1 + exp(-l)), to which a bias may be added for the choice alone; else by
+    the logits l themselves. over_chosen: the weights of the chosen sum to `scale`; else those of
+    all experts would.
+    """
+
+    experts: int
+    chosen: int
+    sigmoid: bool = False
+    over_chosen: bool = True
+    scale: float = 1.0
+
+
+class Lanes(NamedTuple):
+    """This rank's `experts`, by id, of `total` in the model; its `held` lanes are equal groups of
+    them, and `roots` are expressions over these lanes, counted from 0."""
+
+    experts: range
+    total: int
+    held: int
+    roots: tuple[Expression, ...]

@@ -1,0 +1,59 @@
+"""How families state their experts: which layers have them, how many, and who is chosen."""
+
+from tpdet.kernels.inputs.experts import Routing
+from tpdet.kernels.inputs.gated import GROUP_ROWS
+from tpdet.model_config.fields import Fields
+from tpdet.model_config.model import Mixture
+
+MAX_EXPERTS = 1 << 12
+_DEFAULT_STEP = 1
+
+
+def no_experts(config: Fields, layers: int) -> Mixture | None:
+    """A dense model."""
+    return None
+
+
+def qwen_experts(config: Fields, layers: int) -> Mixture | None:
+    """Qwen3-MoE: experts on every layer but some; weights sum to one if `norm_topk_prob` says so.
+
+    A layer is dense if `mlp_only_layers` names it, or by `decoder_sparse_step`.
+    """
+    step = config.integer("decoder_sparse_step", _DEFAULT_STEP)
+    named = config.raw("mlp_only_layers") or []
+    if not isinstance(named, list) or any(
+        isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < layers for i in named
+    ):
+        config.refuse("mlp_only_layers", f"it must list layers, each in [0, {layers})")
+    return Mixture(
+        routing=_routing(config, "num_experts", config.boolean("norm_topk_prob", False)),
+        width=_width(config, "moe_intermediate_size"),
+        block="mlp",
+        projections=("gate_proj", "up_proj", "down_proj"),
+        dense_layers=tuple(i for i in range(layers) if i in named or (i + 1) % step),
+    )
+
+
+def mixtral_experts(config: Fields, layers: int) -> Mixture | None:
+    """Mixtral: experts on every layer; the weights of the chosen sum to one."""
+    return Mixture(
+        routing=_routing(config, "num_local_experts", True),
+        width=_width(config, "intermediate_size"),
+        block="block_sparse_moe",
+        projections=("w1", "w3", "w2"),
+    )
+
+
+def _routing(config: Fields, key: str, over_chosen: bool) -> Routing:
+    experts = config.integer(key, high=MAX_EXPERTS)
+    chosen = config.integer("num_experts_per_tok")
+    if chosen > experts:
+        config.refuse("num_experts_per_tok", f"there are {experts} experts to choose from")
+    return Routing(experts, chosen, over_chosen=over_chosen)
+
+
+def _width(config: Fields, key: str) -> int:
+    width = config.integer(key)
+    if width % GROUP_ROWS:
+        config.refuse(key, f"it must be a multiple of {GROUP_ROWS}")
+    return width
