@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from tpdet.comm.device import open_world
 from tpdet.config import EngineConfig
 from tpdet.control.plan import PlanRows, Row
 from tpdet.engine import Engine
+from tpdet.engine.results import StepResults
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention.variants import Variant, decode_variant
 from tpdet.kernels.cuda.launch.compile_pool import compile_all
@@ -37,6 +39,7 @@ from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.request import Request, SamplingParams
 from tpdet.runner import Runner
+from tpdet.runner.graphs.engine_graphs import Graphs
 from tpdet.sampling.sampler import sample_likeliest
 from tpdet.synthetic.model_shapes import write_shape
 
@@ -266,7 +269,7 @@ def median_ms(ends):
 
 
 def timed(owner, name, into):
-    """Let every call of a method add its seconds to a list."""
+    """Let every call of a method add its seconds to a list; returns what undoes it."""
     call = getattr(owner, name)
 
     def timing(*given, **named):
@@ -277,18 +280,23 @@ def timed(owner, name, into):
             into.append(time.perf_counter() - began)
 
     setattr(owner, name, timing)
+    return partial(setattr, owner, name, call)
 
 
 def wait():
     def measure(engine, ahead):
-        took = {name: [] for name in ("schedule", "commit", "launch", "wait")}
-        if not ahead:
-            for name, into in took.items():
-                timed(
-                    engine.scheduler if name in ("schedule", "commit") else engine.runner,
-                    name,
-                    into,
-                )
+        parts = [
+            (engine.scheduler, "schedule"),
+            (engine.control, "send_plan"),
+            (engine.runner, "launch"),
+            (Graphs, "logits"),
+            (StepResults, "take"),
+            (engine.runner, "wait"),
+            (StepResults, "finish"),
+            (engine.scheduler, "commit"),
+        ]
+        took = {name: [] for _, name in parts}
+        undo = [] if ahead else [timed(*part, took[part[1]]) for part in parts]
         for batch in BATCHES:
             decode(engine, f"warm-{batch}", batch, 512)
             for into in took.values():
@@ -296,12 +304,11 @@ def wait():
             _, ends = decode(engine, f"wait-{batch}", batch, 512)
             how = "a step ahead"
             if not ahead:
-                parts = {name: 1e3 * statistics.median(into) for name, into in took.items()}
-                how = "awaited: " + ", ".join(f"{name} {ms:.3f}" for name, ms in parts.items())
+                each = ((name, 1e3 * statistics.median(into)) for name, into in took.items())
+                how = "awaited: " + ", ".join(f"{name} {ms:.3f}" for name, ms in each)
             say(f"wait batch {batch} context 512: {median_ms(ends):.3f} ms a step, {how}")
-        for owner in (engine.scheduler, engine.runner):
-            for name in took:
-                vars(owner).pop(name, None)
+        for back in undo:
+            back()
 
     led(measure)
 

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from tests.engine.test_drafts import assert_same, with_drafts
 from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, leave_out_freely, run
 from tests.server.harness import write_tokenizer
@@ -235,6 +236,17 @@ def test_every_answer_of_a_random_model_follows_its_schema(model, together):
         for choice in whole.answer().choices:
             assert choice.finish_reason == "stop", choice.text
             jsonschema.validate(json.loads(choice.text), json.loads(request.params.json_schema))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "how"), [("half", {}), ("wrong", {}), ("perfect", {"tp": 2})])
+def test_drafts_reach_no_constrained_answer(model, together, kind, how):
+    """Drafts that a schema forbids are cut, and a mask counts the tokens of its own prefix."""
+    totals = []
+    found = with_drafts(together, model, kind, totals, requests=questions(), **how)
+    assert_same(found, together, questions())
+    accepted = totals[-1].accepted_draft_tokens
+    assert accepted == 0 if kind == "wrong" else accepted > 20
 
 
 def test_who_asks_for_no_schema_keeps_his_bits(model, together):

@@ -38,7 +38,7 @@ def test_replayed_steps_with_drafts_change_no_bit(tiny_model, tp, kind):
     assert_same(found, plain, requests)
     drafted = [shape.batches[0] for shape in replays if shape.batches[0].short_rows > 1]
     assert len(drafted) >= 5 * tp
-    assert len({*drafted}) > 2 and max(batch.sequences for batch in drafted) > 1
+    assert len({*drafted}) > 1 and max(batch.sequences for batch in drafted) > 1
 
 
 @pytest.mark.parametrize("how", list(WAYS), ids=lambda how: how.__name__)
