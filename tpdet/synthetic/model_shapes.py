@@ -94,6 +94,22 @@ def _qwen3(hidden: int, intermediate: int, layers: int, heads: int) -> dict[str,
     return _QWEN3 | {"max_window_layers": layers} | sizes
 
 
+def _qwen3_moe(hidden: int, width: int, layers: int, heads: int) -> dict[str, Any]:
+    """128 experts of `width`, 8 of which a token takes, on every layer."""
+    experts = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": width,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    return _qwen3(hidden, 8 * width, layers, heads) | experts
+
+
 _LLAMA_8B = _LLAMA | _sizes(4096, 14336, 32, 32)
 _LLAMA_70B = _LLAMA | _sizes(8192, 28672, 80, 64)
 
@@ -110,6 +126,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-4b": _qwen3(2560, 9728, 36, 32) | _TIED,
     "qwen3-14b": _qwen3(5120, 17408, 40, 40),
     "qwen3-32b": _qwen3(5120, 25600, 64, 64),
+    "qwen3-30b-a3b": _qwen3_moe(2048, 768, 48, 32),
     "llama-3.1-8b": _LLAMA_8B | _scaled_rope(8.0),
     "llama-3.1-70b": _LLAMA_70B | _scaled_rope(8.0),
     "llama-3.2-1b": _LLAMA
@@ -134,6 +151,7 @@ PUBLISHED = {
     "Qwen/Qwen3-4B": "qwen3-4b",
     "Qwen/Qwen3-14B": "qwen3-14b",
     "Qwen/Qwen3-32B": "qwen3-32b",
+    "Qwen/Qwen3-30B-A3B": "qwen3-30b-a3b",
     "meta-llama/Llama-3.1-8B": "llama-3.1-8b",
     "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
     "meta-llama/Llama-3.2-1B": "llama-3.2-1b",

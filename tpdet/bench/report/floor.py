@@ -6,6 +6,7 @@ import torch
 
 from tpdet.bench.report.shapes import cut_for
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FoldPlan
+from tpdet.layers.products import LayerProduct
 from tpdet.model_config import ModelConfig
 from tpdet.models.products import layer_products
 
@@ -75,33 +76,54 @@ def sent_bytes(ranks: int, slots: int, values: int) -> tuple[float, float]:
     return one, two
 
 
-def linear_weights(config: ModelConfig) -> int:
-    """Values in the weights of the layers' products, without embedding and output head."""
-    whole = layer_products(cut_for(config, 1, DEFAULT_FOLD_ORDER))
-    return config.num_layers * sum(each.n * each.k for each in whole)
+def linear_weights(config: ModelConfig, rows: int) -> float:
+    """Values in the weights that `rows` rows read in the layers' products.
+
+    Of experts those that rows touch on average which choose them evenly and each for itself.
+    """
+    return sum(each.n * each.k * _touched(config, each, rows) for each in _products(config))
 
 
-def weight_bytes(config: ModelConfig) -> int:
-    """Bytes of the weights that a decode step reads: all but the embedding's unread rows."""
-    count = linear_weights(config) + config.vocab_size * config.hidden_size
-    return count * getattr(torch, config.dtype).itemsize
+def multiplied_weights(config: ModelConfig) -> int:
+    """Values by which one row is multiplied in the layers' products."""
+    return sum(each.n * each.k * (each.chosen or 1) for each in _products(config))
+
+
+def _products(config: ModelConfig) -> list[LayerProduct]:
+    partition = cut_for(config, 1, DEFAULT_FOLD_ORDER)
+    layers = range(config.num_layers)
+    return [each for index in layers for each in layer_products(partition, index)]
+
+
+def _touched(config: ModelConfig, product: LayerProduct, rows: int) -> float:
+    if not product.experts:
+        return 1.0
+    return config.experts * (1 - (1 - product.chosen / config.experts) ** rows)
+
+
+def weight_bytes(config: ModelConfig, rows: int = 1) -> float:
+    """Bytes of the weights that a step of `rows` reads: all but the embedding's unread rows."""
+    count = linear_weights(config, rows) + config.vocab_size * config.hidden_size
+    return count * float(getattr(torch, config.dtype).itemsize)
 
 
 def decode_work(config: ModelConfig, batch: int, context: int) -> Work:
     """A step in which `batch` sequences of `context` tokens gain one each."""
     size = getattr(torch, config.dtype).itemsize
     cached = batch * context * 2 * config.num_layers * config.num_kv_heads * config.head_dim * size
+    multiplied = multiplied_weights(config) + config.vocab_size * config.hidden_size
     return Work(
-        batch * (2 * weight_bytes(config) / size + attention_flops(config, context)),
-        weight_bytes(config) + cached,
+        batch * (2 * multiplied + attention_flops(config, context)),
+        weight_bytes(config, batch) + cached,
     )
 
 
 def prefill_work(config: ModelConfig, prompts: int, length: int) -> Work:
     """Prompts of `length` tokens each, one token sampled for each; weights are read once."""
     head = config.vocab_size * config.hidden_size
-    each = length * (2 * linear_weights(config) + attention_flops(config, length) / 2) + 2 * head
-    return Work(prompts * each, weight_bytes(config))
+    row = 2 * multiplied_weights(config)
+    each = length * (row + attention_flops(config, length) / 2) + 2 * head
+    return Work(prompts * each, weight_bytes(config, prompts * length))
 
 
 def mixed_work(config: ModelConfig, lengths: list[int], generate: int) -> Work:
@@ -110,7 +132,7 @@ def mixed_work(config: ModelConfig, lengths: list[int], generate: int) -> Work:
     for length in lengths:
         flops += prefill_work(config, 1, length).flops
         flops += (generate - 1) * decode_work(config, 1, length + generate // 2).flops
-    return Work(flops, generate * weight_bytes(config))
+    return Work(flops, generate * weight_bytes(config, len(lengths)))
 
 
 def attention_flops(config: ModelConfig, keys: float) -> float:
