@@ -194,12 +194,18 @@ UNEQUAL = {
 }
 """Heads or widths that 8 leaves do not divide: SmolLM2's, Qwen2.5-0.5B's, Qwen2.5-7B's heads."""
 
+OF_DATA = ("gemma2", "gemma3_text", "olmo3", "starcoder2")
+"""Families with other norms, activations, soft-caps and windows; heads of 128 take every kernel."""
+
 
 def make_models(folder):
     """The models of `engine_checks`."""
     for family in FAMILIES:
         make_model(folder / family, like=family, **SIZES)
     make_model(folder / "window", like="mistral", sliding_window=100, **SIZES)
+    for family in OF_DATA:
+        shape = SIZES | {"heads": 4, "head_dim": 128}
+        make_model(folder / family, like=family, **shape)
     for name, shape in UNEQUAL.items():
         make_model(folder / name, layers=2, **shape)
 
@@ -216,7 +222,7 @@ def engine_checks(folder):
         for order in ("pairs", "sequential", "tree"):
             arguments = models["qwen3"], dtype, order
             checks.append(Check(f"TP 1, 2, 4, 8 {dtype} {order}", check_sizes, arguments))
-    for name in UNEQUAL:
+    for name in (*UNEQUAL, *OF_DATA):
         checks.append(Check(f"{name} bfloat16", check_circumstances, (folder / name, "bfloat16")))
         for dtype, order in (("bfloat16", "tree"), ("float16", "pairs")):
             arguments = folder / name, dtype, order
