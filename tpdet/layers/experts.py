@@ -48,7 +48,7 @@ class ExpertMlp:
         mixture, hidden = _mixture(partition.config), partition.config.hidden_size
         held, chosen = len(held_experts(partition)), mixture.routing.chosen
         return (
-            LayerProduct("router", Product("column", mixture.routing.experts, hidden)),
+            LayerProduct("router", Product("head", mixture.routing.experts, hidden)),
             LayerProduct(
                 "expert_gate_up",
                 Product("gated", 2 * mixture.width, hidden),

@@ -36,11 +36,21 @@ def rank_products(partition: Partition) -> tuple[Product, ...]:
 
     They are alike on every rank of a world but for roots and, with unequal leaves, for sizes.
     """
+    every = (*_all_layer_products(partition), head_product(partition))
+    return tuple(sorted({each.product for each in every if not each.experts}))
+
+
+def expert_products(partition: Partition) -> tuple[Product, ...]:
+    """The distinct products of single experts on a rank, in total order."""
+    every = _all_layer_products(partition)
+    return tuple(sorted({each.product for each in every if each.experts}))
+
+
+def _all_layer_products(partition: Partition) -> list[LayerProduct]:
+    """Those of one layer of each kind."""
     config = partition.config
     kinds = {config.has_experts(index): index for index in range(config.num_layers)}
-    layers = [each for index in kinds.values() for each in layer_products(partition, index)]
-    found = {each.product for each in (*layers, head_product(partition)) if not each.experts}
-    return tuple(sorted(found))
+    return [each for index in kinds.values() for each in layer_products(partition, index)]
 
 
 def norm_values(config: ModelConfig) -> int:

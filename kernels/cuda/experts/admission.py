@@ -17,19 +17,22 @@ from tpdet.kernels.cuda.gemm import trial_data
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.inputs.product import Product
 
 _EXPERTS = 3
 
 
 def failing_tiles(
-    weights: Iterable[Weight],
-    device: torch.device,
-    dtype: torch.dtype,
+    products: Iterable[Product], device: torch.device, dtype: torch.dtype
 ) -> list[str]:
-    """The tiles, as text, whose rows have other bytes than those of the dense product."""
+    """The tiles, as text, whose rows have other bytes than those of the dense product.
+
+    products: those of one expert on this rank, without their leaves.
+    """
     kinds = [kind for kind in trial_data.KINDS if kind != "heavy" or dtype != torch.float16]
     found = []
-    for weight in weights:
+    for product in products:
+        weight = Weight(product.n, product.k, dtype.itemsize, product.gated)
         for tile, spread in product_tiles(weight, programs(device)):
             if any(_differs(weight, tile, spread, kind, device, dtype) for kind in kinds):
                 found.append(f"experts {weight.n}x{weight.k} {tile}")

@@ -25,6 +25,7 @@ from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.cuda.pointwise import activation
 from tpdet.kernels.cuda.pointwise.fold import fold_final
 from tpdet.kernels.inputs.gated import gate_and_up
+from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.partial_sums import relative_roots
 
 HEIGHT = 16
@@ -228,8 +229,8 @@ def test_where_experts_live_reaches_no_bit():
 
 
 def test_a_tile_that_leaves_the_bit_class_is_named(monkeypatch):
-    weights = (Weight(32, 32, 4, True), Weight(48, 32, 4, False))
-    case = weights, torch.device("cpu"), torch.float32
+    products = Product("gated", 32, 32), Product("column", 48, 32)
+    case = products, torch.device("cpu"), torch.float32
     monkeypatch.setattr(admission, "product_tiles", lambda *_: [(FEW, True), (PLAIN, False)])
     assert not admission.failing_tiles(*case)
     dense = admission.gated_gemm

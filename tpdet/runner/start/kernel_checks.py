@@ -18,7 +18,7 @@ from tpdet.kernels.known.golden import golden_digest
 from tpdet.kernels.order import GOLDEN_SHA256
 from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig
-from tpdet.models.products import rank_products
+from tpdet.models.products import expert_products, rank_products
 from tpdet.runner.start.compile_ahead import CompilingAhead
 from tpdet.runner.start.rehearsal import rehearse_checks
 
@@ -84,15 +84,20 @@ def admit_products(
     """Try what the GPU's shape table names for this rank's products: its arithmetic uses it then.
 
     Products that it does not hold run by estimate, and the log offers `tune_command` for them.
-    limits: the most rows of each kind of product. Raises TpdetError for an entry that fails.
+    limits: the most rows of each kind of product. Raises TpdetError for an entry that fails, and
+    for a tile of experts that gives other bits than the dense product.
     """
+    from tpdet.kernels.cuda.experts.admission import failing_tiles
     from tpdet.kernels.cuda.gemm import admission, library_trials
 
-    model = partition.config
-    try:
-        found = admission.check(
-            rank_products(partition), device, limits, dtype=getattr(torch, model.dtype)
+    dtype = getattr(torch, partition.config.dtype)
+    if failed := failing_tiles(expert_products(partition), device, dtype):
+        raise TpdetError(
+            f"{'; '.join(failed)}: other bits than the dense product on this GPU, no answer can be "
+            "trusted"
         )
+    try:
+        found = admission.check(rank_products(partition), device, limits, dtype=dtype)
     except (RuntimeError, ValueError) as error:
         raise TpdetError(f"shape table: {error}") from error
     partition.arithmetic.admitted = library_trials.with_libraries(

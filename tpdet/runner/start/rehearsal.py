@@ -12,7 +12,7 @@ from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.known.answers import known_answers
 from tpdet.layers.partition import Partition
 from tpdet.models.decoder import Decoder
-from tpdet.models.products import rank_products
+from tpdet.models.products import expert_products, rank_products
 from tpdet.models.warm_up import warm_up
 from tpdet.runner.graphs.engine_graphs import make_graphs
 from tpdet.runner.step.shared_rows import RowSharing
@@ -22,11 +22,13 @@ def rehearse_checks(
     partition: Partition, device: torch.device, limits: dict[str, int] | None
 ) -> None:
     """Launch what the known answers and, with `limits`, `admit_products` launch."""
+    from tpdet.kernels.cuda.experts.admission import failing_tiles
     from tpdet.kernels.cuda.gemm import admission
 
     dtype = getattr(torch, partition.config.dtype)
     known_answers(device, dtype)
     if limits is not None:
+        failing_tiles(expert_products(partition), device, dtype)
         admission.rehearse(rank_products(partition), device, limits, dtype)
 
 
