@@ -5,6 +5,7 @@ inputs come from Philox words and exact operations, so they are equal everywhere
 """
 
 import hashlib
+from typing import NamedTuple
 
 import torch
 
@@ -23,15 +24,27 @@ _LENGTH = 300  # keys of the attention case: two splits
 _VOCABULARY = 4096
 
 
-def known_answers(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+class Forms(NamedTuple):
+    """The forms of kernels that a model takes: fields of its configuration (`ModelConfig`)."""
+
+    activation: str = "silu"
+    norm: str = "rms"
+    attention_cap: float = 0.0
+    logit_cap: float = 0.0
+
+
+PLAIN = Forms()
+
+
+def known_answers(device: torch.device, dtype: torch.dtype, forms: Forms = PLAIN) -> dict[str, str]:
     """SHA-256 (hex, cut to 16 digits) of each family's answer, by the family's name."""
     return {
         family: hashlib.sha256(_bytes(answer)).hexdigest()[:16]
-        for family, answer in _answers(device, dtype).items()
+        for family, answer in _answers(device, dtype, forms).items()
     }
 
 
-def _answers(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def _answers(device: torch.device, dtype: torch.dtype, forms: Forms) -> dict[str, torch.Tensor]:
     x = _values(1, (_ROWS, _WIDTH), device).to(dtype)
     weight = _values(2, (2 * _WIDTH, _WIDTH), device).to(dtype)
     gate_up = ops.column_gemm(x, weight)
@@ -57,24 +70,27 @@ def _answers(device: torch.device, dtype: torch.dtype) -> dict[str, torch.Tensor
     total = ops.fold_final(torch.stack(roots), plan.final)
     residual = _values(3, tuple(total.shape), device)
     everyone = gathered_sums(torch.stack(roots), plan.final)
-    norm = Norm(residual[0].to(dtype), 1e-6)
+    factors = residual[:2] if forms.norm == "layer" else residual[0]
+    norm = Norm(factors.to(dtype), 1e-6, forms.norm)
     hidden, normed = ops.fold_and_norm(everyone, None, residual, norm)
     logits = _values(4, (3, _VOCABULARY), device) * 4.0
+    if forms.logit_cap:
+        logits = ops.soft_cap(logits, forms.logit_cap)
     sampled = ops.sample_rows(logits, _params(), Shard(0, _VOCABULARY))
     return {
         "column gemm": gate_up,
         "leaf gemm": torch.stack(roots),
         "fold": total,
         "norm": torch.stack([hidden, normed.float()]),
-        "gated gemm": ops.gated_gemm(x, weight),
-        "activation": ops.activate_and_multiply(gate_up),
-        "attention": _attention(device, dtype),
+        "gated gemm": ops.gated_gemm(x, weight, activation=forms.activation),
+        "activation": ops.activate_and_multiply(gate_up, activation=forms.activation),
+        "attention": _attention(device, dtype, forms.attention_cap),
         "log softmax": sampled.log_masses,
         "sampler": sampled.packed,
     }
 
 
-def _attention(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+def _attention(device: torch.device, dtype: torch.dtype, cap: float) -> torch.Tensor:
     """Head norm, rotary embedding, stored keys, a prefill and a decode of one sequence."""
     heads, key_heads = 4, 2
     q = _values(5, (_LENGTH, heads, _HEAD), device).to(dtype)
@@ -87,8 +103,8 @@ def _attention(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     )
     last = make_batch((PagedSequence(0, 1, _LENGTH - 1, (1, 0)),), device)
     parts = [
-        ops.paged_attention(q, pages[0], pages[1], whole, None),
-        ops.paged_attention(q[-1:].contiguous(), pages[0], pages[1], last, 100),
+        ops.paged_attention(q, pages[0], pages[1], whole, None, cap),
+        ops.paged_attention(q[-1:].contiguous(), pages[0], pages[1], last, 100, cap),
     ]
     return torch.cat(parts)
 

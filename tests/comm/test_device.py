@@ -10,7 +10,7 @@ from tpdet.comm import device
 from tpdet.comm.device import driver_version, open_world, ranks_per_gpu, resolve_device
 from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import UsageError
-from tpdet.kernels.known.answers import known_answers
+from tpdet.kernels.known.answers import Forms, known_answers
 from tpdet.launch.ranks.environment import RankEnvironment
 
 
@@ -117,3 +117,14 @@ def test_known_answers_are_the_same_again_and_other_for_another_dtype():
     )
     assert first == second
     assert [name for name in first if first[name] == other[name]] == ["log softmax", "sampler"]
+
+
+def test_known_answers_are_those_of_the_forms_that_a_model_takes():
+    plain, other = (
+        known_answers(torch.device("cpu"), torch.bfloat16, forms)
+        for forms in (Forms(), Forms("gelu_tanh", "layer", 2.0, 3.0))
+    )
+    changed = {name for name in plain if plain[name] != other[name]}
+    assert changed == {
+        *("norm", "gated gemm", "activation", "attention", "log softmax", "sampler"),
+    }

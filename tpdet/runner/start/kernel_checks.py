@@ -20,7 +20,7 @@ from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig
 from tpdet.models.products import expert_products, rank_products
 from tpdet.runner.start.compile_ahead import CompilingAhead
-from tpdet.runner.start.rehearsal import rehearse_checks
+from tpdet.runner.start.rehearsal import forms_of, rehearse_checks
 
 _log = logging.getLogger("tpdet.engine")
 
@@ -69,7 +69,7 @@ def compare_answers(
     """
     dtype = getattr(torch, partition.config.dtype)
     ahead.compile(lambda: rehearse_checks(partition, device, limits), "checks")
-    answers = known_answers(device, dtype)
+    answers = known_answers(device, dtype, forms_of(partition.config))
     agree(world, {f"known answer {name}": digest for name, digest in answers.items()})
 
 

@@ -9,8 +9,9 @@ from tpdet.cache.kv import KeyValuePages
 from tpdet.config import EngineConfig
 from tpdet.control.plan import MAX_STEP_DRAFTS
 from tpdet.kernels.inputs.product import HEAD_ROWS
-from tpdet.kernels.known.answers import known_answers
+from tpdet.kernels.known.answers import Forms, known_answers
 from tpdet.layers.partition import Partition
+from tpdet.model_config import ModelConfig
 from tpdet.models.decoder import Decoder
 from tpdet.models.products import expert_products, rank_products
 from tpdet.models.warm_up import warm_up
@@ -26,10 +27,15 @@ def rehearse_checks(
     from tpdet.kernels.cuda.gemm import admission
 
     dtype = getattr(torch, partition.config.dtype)
-    known_answers(device, dtype)
+    known_answers(device, dtype, forms_of(partition.config))
     if limits is not None:
         failing_tiles(expert_products(partition), device, dtype)
         admission.rehearse(rank_products(partition), device, limits, dtype)
+
+
+def forms_of(model: ModelConfig) -> Forms:
+    """The forms of kernels that a model takes."""
+    return Forms(model.activation, model.norm, model.attention_cap, model.logit_cap)
 
 
 def rehearse_steps(
