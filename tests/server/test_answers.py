@@ -7,7 +7,7 @@ import numpy
 import openai
 import pytest
 
-from tests.server.harness import MODEL
+from tests.server.harness import MODEL, refused
 
 
 @pytest.fixture(scope="module")
@@ -284,3 +284,20 @@ def test_nan_in_one_request_fails_it_alone(server):
     assert '"numerical_error"' in streamed.text.split("\n\n")[-2]
     assert "[DONE]" not in streamed.text
     assert server.canary() == canary
+
+
+def test_drafts_are_taken_and_wrong_ones_are_refused_by_name(server):
+    asked = {"seed": 3, "max_tokens": 5, "return_token_ids": True}
+    plain = server.complete(**asked).json()["choices"]
+    drafts = {"drafts": [plain[0]["token_ids"]]}
+    assert server.complete(**asked, tpdet=drafts).json()["choices"] == plain
+    for fields, said in (
+        ({"tpdet": {"drafts": [[1], [2]]}}, "2 drafts for 1 choices"),
+        ({"tpdet": {"drafts": [[512]]}}, "drafts"),
+        ({"tpdet": {"drafts": [[1] * 4096]}}, "shorten the drafts"),
+        ({"tpdet": {"drafts": [[1]]}, "echo": True}, "a prompt that is echoed"),
+        ({"tpdet": {"drafts": [[1]]}, "prompt": ["a", "b"]}, "2 prompts"),
+        ({"tpdet": {"drafts": [["x"]]}}, "tpdet.drafts"),
+        ({"tpdet": {"draft": [[1]]}}, "tpdet.draft"),
+    ):
+        assert said in refused(server.complete(**fields), 400)["message"]

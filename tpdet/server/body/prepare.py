@@ -167,6 +167,9 @@ class Preparer:
         except RequestError as error:
             raise from_request_error(error) from None
         echo = isinstance(body, CompletionBody) and bool(body.echo)
+        if requests[0].drafts and (echo or len(requests) > 1):
+            why = "a prompt that is echoed" if echo else f"{len(requests)} prompts"
+            raise bad_request(f"drafts are for one prompt alone, not for {why}", "tpdet.drafts")
         check_answer_size(
             [len(prompt.token_ids) for prompt in prompts],
             body,
@@ -223,6 +226,7 @@ class Preparer:
             eos_token_ids=self.eos_token_ids,
             cache_salt=body.cache_salt or "",
             tenant_salt=self.tenant_salt,
+            drafts=_drafts(body),
         )
         check_against_model(request, self.facts.vocab_size, self.facts.max_model_len)
         return request
@@ -236,6 +240,11 @@ def _max_tokens(body: GenerationBody) -> int | None:
             "max_completion_tokens",
         )
     return both[0] if both[0] is not None else both[1]
+
+
+def _drafts(body: GenerationBody) -> tuple[tuple[int, ...], ...]:
+    given = None if body.tpdet is None else body.tpdet.drafts
+    return tuple(map(tuple, given or ()))
 
 
 def _stops(value: Any) -> tuple[str, ...]:

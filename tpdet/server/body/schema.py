@@ -133,6 +133,12 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
 
+class OwnFields(Body):
+    """Fields that no other API has; `drafts` has for each choice ids that it may begin with."""
+
+    drafts: Annotated[list[TokenIds], Field(fail_fast=True)] | None = None
+
+
 class GenerationBody(Body):
     """The fields completions and chat share."""
 
@@ -171,6 +177,7 @@ class GenerationBody(Body):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     session_id: str | None = None
+    tpdet: OwnFields | None = None
 
 
 class CompletionBody(GenerationBody):
