@@ -158,13 +158,18 @@ def activate_alone(x: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 def choose_experts(
-    logits: torch.Tensor, bias: torch.Tensor | None, batch: PagedBatch, routing: Routing
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [M, E] fp32, bias [E] or None -> ids int32 (ascending), weights fp32 [M, k].
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    batch: PagedBatch,
+    routing: Routing,
+    held: range | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, object]:
+    """logits [M, E] fp32, bias [E] or None -> ids int32 (ascending), weights fp32 [M, k], places.
 
-    The batch tells which rows are padding: they choose no expert.
+    The batch tells which rows are padding: they choose no expert. held: this rank's experts; the
+    places of few rows among them, which a GPU finds at once, spare `expert_sums` the search.
     """
-    found: tuple[torch.Tensor, torch.Tensor] = _on(logits, "experts.choice").choose(
+    found: tuple[torch.Tensor, torch.Tensor, object] = _on(logits, "experts.choice").choose(
         logits,
         bias,
         batch.rows,
@@ -172,6 +177,7 @@ def choose_experts(
         sigmoid=routing.sigmoid,
         over_chosen=routing.over_chosen,
         scale=routing.scale,
+        held=held,
     )
     return found
 
@@ -186,14 +192,16 @@ def expert_sums(
     lanes: Lanes,
     shared: torch.Tensor | None = None,
     activation: str = "silu",
+    places: object = None,
 ) -> PartialSums:
-    """x [M, H], ids and weights [M, k] of `choose_experts` -> the roots of this rank's lanes.
+    """x [M, H], ids, weights [M, k], places of `choose_experts` -> the roots of this rank's lanes.
 
     gate_up [E, 2 * I, H], interleaved, and down [E, H, I]: of this rank's experts; biases
     [E, 2 * I] and [E, H] or None. shared fp32 [lanes, M, H] is added to each lane last.
     """
     of = x, ids, weights, gate_up, down, biases, lanes, shared, activation
-    return cast(PartialSums, _on(x, "experts.sums").expert_sums(*of))
+    found = {} if places is None else {"places": places}
+    return cast(PartialSums, _on(x, "experts.sums").expert_sums(*of, **found))
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ def batch(rows):
 
 
 def choose(logits, routing=ROUTING, bias=None):
-    return ops.choose_experts(logits, bias, batch(len(logits)), routing)
+    return ops.choose_experts(logits, bias, batch(len(logits)), routing)[:2]
 
 
 @pytest.fixture(scope="module")

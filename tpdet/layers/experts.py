@@ -103,7 +103,9 @@ class ExpertMlp:
         """The rows' x and residual stream -> the stream with the block's result, and its norm."""
         assert self.router is not None and self.gate_up is not None and self.down is not None
         logits = self._arithmetic.column(rows.x_MH, self.router, None, torch.float32)
-        ids, weights = ops.choose_experts(logits, None, rows.batch, self._mixture.routing)
+        ids, weights, places = ops.choose_experts(
+            logits, None, rows.batch, self._mixture.routing, self._lanes.experts
+        )
         sums = ops.expert_sums(
             rows.x_MH,
             ids,
@@ -113,6 +115,7 @@ class ExpertMlp:
             (None, None),
             self._lanes,
             activation=self._activation,
+            places=places,
         )
         sent = sums, rows.hidden_MH, following, self._plan
         if rows.overlapped:

@@ -28,11 +28,12 @@ def choose(
     sigmoid: bool,
     over_chosen: bool,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [M, E] fp32, bias [E] fp32 or None -> ids, weights [M, chosen].
+    held: range | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """logits [M, E] fp32, bias [E] fp32 or None -> ids, weights [M, chosen], and no places.
 
-    spans: as the GPU's; a step on the CPU has no padding rows. sigmoid, over_chosen, scale: as
-    `kernels.inputs.experts.Routing`.
+    spans, held: as the GPU's; a step on the CPU has no padding rows, and nothing is placed.
+    sigmoid, over_chosen, scale: as `kernels.inputs.experts.Routing`.
     """
     logits = logits.contiguous()
     score = 1.0 / (1.0 + torch.exp(-logits)) if sigmoid else logits
@@ -49,7 +50,7 @@ def choose(
     mine = masses.gather(1, ids)
     total = (mine if over_chosen else masses).sum(1, keepdim=True)
     weights = (mine.double() / total.clamp(min=1).double()).float() * scale
-    return ids.to(torch.int32), weights
+    return ids.to(torch.int32), weights, None
 
 
 def _of_logits(logits: torch.Tensor) -> torch.Tensor:

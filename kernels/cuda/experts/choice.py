@@ -202,13 +202,10 @@ def choose(
     sigmoid: bool,
     over_chosen: bool,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [M, E] fp32, bias [E] fp32 or None -> ids, weights [M, chosen]; `Rule` explains.
-
-    spans int32 [B, 3]: `rows` of the step's `PagedBatch`, by which padding is known.
-    """
-    routes = route(logits, bias, spans, Rule(chosen, sigmoid, over_chosen, scale))
-    return routes.ids, routes.weights
+    held: range | None = None,
+) -> Routes:
+    """`route` by a rule that is given part by part."""
+    return route(logits, bias, spans, Rule(chosen, sigmoid, over_chosen, scale), held)
 
 
 def route(
