@@ -41,7 +41,9 @@ def test_replayed_steps_with_drafts_change_no_bit(tiny_model, tp, kind):
     assert len({*drafted}) > 1 and max(batch.sequences for batch in drafted) > 1
 
 
-@pytest.mark.parametrize("how", list(WAYS), ids=lambda how: how.__name__)
+@pytest.mark.parametrize(
+    "how", [ByShares, *(pytest.param(how, marks=pytest.mark.slow) for how in list(WAYS)[:2])]
+)
 def test_ranks_sample_steps_with_drafts_together(tiny_model, monkeypatch, how):
     """Every position of every row with the noise of its place, on all ranks alike."""
     model, ways, follow = tiny_model("qwen3", **TINY), [], RowSharing.follow
