@@ -44,7 +44,12 @@ from tpdet.layers.partition import make_partition
 from tpdet.model_config import load_model_config
 from tpdet.models.products import rank_products
 from tpdet.models.warm_up import warm_up
-from tpdet.precompile.asked import contract_of, kernels_of, on_gpu
+from tpdet.precompile.asked import (
+    contract_of,
+    kernels_of,
+    on_gpu,
+    one_layer_of_each_kind,
+)
 from tpdet.precompile.command import compile_to, keep_kernels
 from tpdet.precompile.weightless import SMALL, Weightless
 from tpdet.runner import Runner
@@ -91,6 +96,27 @@ def test_ranks_of_several_ask_for_an_exchange(tiny_model):
     names = [each.name for digest, each in (two[0] | two[1]).items() if digest not in one]
     assert "gather_words" in names and len({*names}) >= 3
     assert contract_of(config, model, 1) == contract_of(config, model, 2)
+
+
+@pytest.mark.slow
+def test_layers_with_and_without_experts_are_both_rehearsed(tiny_model):
+    """The first layer of a small mixture is dense; its experts' kernels are asked for too."""
+    folder = tiny_model("qwen3_moe")
+    model = load_model_config(folder, "bfloat16")
+    assert not model.has_experts(0)
+    config = EngineConfig(
+        model=str(folder), max_num_seqs=2, max_num_batched_tokens=16, enforce_eager=True
+    )
+    with on_gpu(H200):
+        asked = kernels_of(config, model, 64, 0, 1)
+    names = {each.name for each in asked.values()}
+    assert names >= {"choose_rows", "pointer_groups", "lane_sums", "norm_rows"}
+
+
+def test_a_mixture_keeps_a_layer_of_each_kind(tiny_model):
+    model = load_model_config(tiny_model("qwen3_moe"), "bfloat16")
+    few = one_layer_of_each_kind(model)
+    assert [few.has_experts(i) for i in range(few.num_layers)] == [False, True]
 
 
 def test_what_nobody_reads_takes_neither_memory_nor_time():

@@ -141,9 +141,14 @@ def contract_of(config: EngineConfig, model: ModelConfig, size: int) -> str:
 
 
 def one_layer_of_each_kind(model: ModelConfig) -> ModelConfig:
-    """The same model with as few layers as have all its windows."""
-    windows = tuple(sorted(set(model.windows), key=str))
-    return replace(model, num_layers=len(windows), windows=windows)
+    """The same model with as few layers as have all its windows, with and without experts."""
+    every = {(window, model.has_experts(i)) for i, window in enumerate(model.windows)}
+    kinds, mixture = sorted(every, key=str), model.mixture
+    if mixture is not None:
+        dense = tuple(i for i, (_, has_experts) in enumerate(kinds) if not has_experts)
+        mixture = replace(mixture, dense_layers=dense)
+    windows = tuple(window for window, _ in kinds)
+    return replace(model, num_layers=len(windows), windows=windows, mixture=mixture)
 
 
 def _partition(config: EngineConfig, model: ModelConfig, world: RehearsalWorld) -> Partition:
