@@ -12,9 +12,6 @@ import torch
 GROUP = 8
 """Rows of a projection that lie together."""
 
-GROUP_ROWS = 2 * GROUP
-"""Of a group of both; also the products that a chain adds at a time."""
-
 
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """gate and up [I, ...] -> [2 * I, ...]. Raises ValueError when 8 does not divide I."""

@@ -1,7 +1,7 @@
 """How families state their experts: which layers have them, how many, and who is chosen."""
 
 from tpdet.kernels.inputs.experts import Routing
-from tpdet.kernels.inputs.gated import GROUP_ROWS
+from tpdet.kernels.order import K_GROUP
 from tpdet.model_config.fields import Fields
 from tpdet.model_config.model import Mixture
 
@@ -54,6 +54,6 @@ def _routing(config: Fields, key: str, over_chosen: bool) -> Routing:
 
 def _width(config: Fields, key: str) -> int:
     width = config.integer(key)
-    if width % GROUP_ROWS:
-        config.refuse(key, f"it must be a multiple of {GROUP_ROWS}")
+    if width % K_GROUP:
+        config.refuse(key, f"it must be a multiple of {K_GROUP}")
     return width
