@@ -10,7 +10,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,7 +99,6 @@ def build_engine(
     from tpdet.comm.world.exit_reasons import reporting_exit
     from tpdet.engine import Engine
     from tpdet.engine.fault_points import FaultPoints
-    from tpdet.engine.grammars import load_tokenizer
 
     gc.enable()
     config = settings.engine
@@ -113,17 +111,12 @@ def build_engine(
         start_timeout=config.start_timeout,
     )
     points = FaultPoints(faults, environment.rank) if faults else None
-    tokenizer = None
-    if environment.rank == 0 and find_spec("llguidance") and not config.skip_tokenizer_init:
-        # Beside the weights rather than at the first schema: it takes seconds.
-        beside = ThreadPoolExecutor(1)
-        tokenizer = beside.submit(load_tokenizer, config)
-        beside.shutdown(wait=False)
     engine = Engine(config, world, secret=secret, faults=points)
     with reporting_exit(world, lambda: "the start"):
         engine.runner.check_poison()
-    if tokenizer is not None:
-        engine.grammars.load(tokenizer.result())
+    if environment.rank == 0 and find_spec("llguidance") and not config.skip_tokenizer_init:
+        # Now rather than at the first schema: it takes a second for a large vocabulary.
+        engine.grammars.load()
     return engine
 
 

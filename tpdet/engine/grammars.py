@@ -16,23 +16,20 @@ class LazyGrammars:
         self._config, self._vocab_size = config, vocab_size
         self._loaded: Grammars | None = None
 
-    def load(self, tokenizer: Tokenizer | None = None) -> Grammars:
-        """The grammars; without a `tokenizer` the first call takes seconds for a large vocabulary.
+    def load(self) -> Grammars:
+        """The grammars; the first call takes a second for a large vocabulary.
 
         Raises RequestError without a tokenizer or the library.
         """
         if self._loaded is None:
-            if self._config.skip_tokenizer_init:
+            config = self._config
+            if config.skip_tokenizer_init:
                 raise RequestError("response_format needs a tokenizer: none is loaded", FIELD)
-            self._loaded = Grammars(tokenizer or load_tokenizer(self._config), self._vocab_size)
+            directory = resolve_tokenizer(config.tokenizer, config.model, config.revision)
+            tokenizer = Tokenizer.load(directory, config.chat_template)
+            self._loaded = Grammars(tokenizer, self._vocab_size)
         return self._loaded
 
     def constrain(self, schema: str) -> Constraint:
         """A choice's constraint. Raises RequestError as `load`, and for a schema of no use."""
         return self.load().constrain(schema)
-
-
-def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    """The tokenizer of the model that `config` names."""
-    directory = resolve_tokenizer(config.tokenizer, config.model, config.revision)
-    return Tokenizer.load(directory, config.chat_template)
