@@ -121,7 +121,10 @@ def weights_of(thing, path="", seen=None):
 @pytest.mark.parametrize(
     ("family", "row_layers"),
     [
-        *((name, "fold") for name in ("qwen2", "qwen3", "phi3", "gemma3_text", "starcoder2")),
+        *(
+            (name, "fold")
+            for name in ("qwen2", "qwen3", "phi3", "gemma3_text", "starcoder2", "qwen3_moe")
+        ),
         ("qwen3", "gather"),
     ],
 )

@@ -82,22 +82,17 @@ class ExpertMlp:
         whole = Pieces.whole()
         router = source.read(f"{self._name}.gate.weight", (experts, hidden), whole)
         self.router = place(self.router, router)
-        gates, downs = [], []
+        asked = []
         for expert in range(experts):
-            names = [
-                f"{self._name}.experts.{expert}.{each}.weight" for each in self._mixture.projections
-            ]
-            if expert not in self._lanes.experts:
-                for name, shape in zip(names, shapes, strict=True):
-                    source.leave(name, shape)
-                continue
-            gate, up, down = (
-                source.read(name, shape, whole) for name, shape in zip(names, shapes, strict=True)
-            )
-            gates.append(interleaved(gate, up))
-            downs.append(down)
-        self.gate_up = place(self.gate_up, torch.stack(gates))
-        self.down = place(self.down, torch.stack(downs))
+            of_expert = f"{self._name}.experts.{expert}"
+            for each, shape in zip(self._mixture.projections, shapes, strict=True):
+                if expert in self._lanes.experts:
+                    asked.append((f"{of_expert}.{each}.weight", shape, whole))
+                else:
+                    source.leave(f"{of_expert}.{each}.weight", shape)
+        read = source.read_all(asked)
+        self.gate_up = place(self.gate_up, torch.stack([*map(interleaved, read[::3], read[1::3])]))
+        self.down = place(self.down, torch.stack(read[2::3]))
 
     def __call__(self, rows: MicroBatch, following: Norm) -> Pending:
         """The rows' x and residual stream -> the stream with the block's result, and its norm."""

@@ -7,7 +7,7 @@ The rank's own start is rehearsed (`runner/start/rehearsal.py`) with one layer o
 weights are zeros, over tensors of the CPU that the kernels take for a GPU's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -72,8 +72,11 @@ class _Driver:
 class _Zeros(WeightSource):
     """Weights that are all zero and take no memory until they are written."""
 
-    def read(self, name: str, shape: tuple[int, ...], pieces: Pieces) -> torch.Tensor:
-        """This rank's pieces of a tensor, joined."""
+    def read_all(self, reads: Sequence[tuple[str, tuple[int, ...], Pieces]]) -> list[torch.Tensor]:
+        """This rank's pieces of each tensor, joined."""
+        return [self._zeros(shape, pieces) for _, shape, pieces in reads]
+
+    def _zeros(self, shape: tuple[int, ...], pieces: Pieces) -> torch.Tensor:
         width = sum(last - first for _, (first, last) in pieces.ranges(shape))
         return torch.zeros(
             (*shape[: pieces.dim], width, *shape[pieces.dim + 1 :]), dtype=self._dtype

@@ -1,9 +1,8 @@
 """The source of weights: one interface to checkpoints and to random weights."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import blake3
@@ -75,23 +74,40 @@ class WeightSource:
         shape: that of the whole tensor. Raises CheckpointError naming file and tensor for a missing
         tensor, a wrong shape or dtype, or a value that is not finite.
         """
-        if name in self._read:
-            raise CheckpointError(f"tensor {name} is asked for twice: each is read once")
-        self._read[name] = None
-        self.reads.append((name, shape, pieces))
-        one = partial(self._read_piece, name, shape, pieces.dim)
-        ranges = pieces.ranges(shape)
+        (found,) = self.read_all([(name, shape, pieces)])
+        return found
+
+    def read_all(self, reads: Sequence[tuple[str, tuple[int, ...], Pieces]]) -> list[torch.Tensor]:
+        """Several tensors as `read` reads one; pieces of all of them are read at a time."""
+        asked = []
+        for name, shape, pieces in reads:
+            if name in self._read:
+                raise CheckpointError(f"tensor {name} is asked for twice: each is read once")
+            self._read[name] = None
+            self.reads.append((name, shape, pieces))
+            asked += [(name, shape, pieces.dim, bounded) for bounded in pieces.ranges(shape)]
         # Random pieces are drawn in turn: a generator has one stream.
-        read = map(one, ranges) if self._threads is None else self._threads.map(one, ranges)
-        parts = []
-        for (index, _), (part, digest) in zip(ranges, read, strict=True):
-            self._digests[name, index] = digest
-            parts.append(part)
+        side_by_side = map if self._threads is None else self._threads.map
+        parts = side_by_side(lambda each: self._read_piece(*each), asked)
+        return [self._joined(name, pieces, shape, parts) for name, shape, pieces in reads]
+
+    def _joined(
+        self,
+        name: str,
+        pieces: Pieces,
+        shape: tuple[int, ...],
+        parts: Iterator[tuple[torch.Tensor, bytes]],
+    ) -> torch.Tensor:
+        """The next tensor of pieces that are read; notes their digests."""
+        mine = []
+        for index, _ in pieces.ranges(shape):
+            part, self._digests[name, index] = next(parts)
+            mine.append(part)
         self._progress.step()
         if self.tick is not None:
             self.tick()
-        # Always a copy: `parts` may be views of the file, which may change later.
-        return torch.cat(parts, dim=pieces.dim)
+        # Always a copy: a part may be a view of the file, which may change later.
+        return torch.cat(mine, dim=pieces.dim)
 
     def read_again(self, reads: Iterable[WeightRead]) -> None:
         """Repeat the calls of another source, and keep nothing."""
