@@ -255,3 +255,27 @@ def test_drafts_that_cannot_be_verified_are_refused(tiny_model, drafts, settings
     request = ask("a", PROMPT[:30], drafts=drafts)
     with pytest.raises(RequestError, match=why):
         run(tiny_model("qwen3", kv_heads=2), [request], max_model_len=1024, **settings)
+
+
+def edited(ids):
+    """A guess of ids with a changed, a removed and two inserted tokens."""
+    away = VOCABULARY - 1
+    return [*ids[:12], away, *ids[13:24], *ids[25:37], away, away, *ids[37:]]
+
+
+@pytest.mark.parametrize("way", ["whole", "ahead", "preempted"])
+def test_the_place_in_an_edited_guess_is_found_again(tiny_model, way):
+    model = tiny_model("qwen3", kv_heads=2)
+    requests = [ask("long", PROMPT[:30], max_tokens=60, logprobs=0, **SAMPLED)]
+    alone = run(model, requests, look=False)
+    right = alone.tokens("long", 0)
+    steps = {}
+    for name, guess in (
+        ("edited", edited(right)),
+        ("wrong", [(t + 1) % VOCABULARY for t in right]),
+    ):
+        drafted = [msgspec.structs.replace(requests[0], drafts=(tuple(guess),))]
+        found = run(model, drafted, change=leave_out_freely, look=False, **WAYS[way])
+        assert_same(found, alone, requests)
+        steps[name] = found.steps
+    assert steps["edited"] < 0.7 * steps["wrong"]

@@ -55,7 +55,7 @@ def check_ranks(config: ModelConfig, ranks: int, leaves: int | None) -> ModelLea
         raise UsageError(
             f"tensor-parallel size {ranks} does not fit a model of {config.num_heads} query "
             f"heads and {found.count} leaves: use one of {sizes}"
-            + (", or more --leaves" if ranks > found.count and _power_of_two(ranks) else "")
+            + (", or more --leaves" if _more_leaves_fit(config, ranks, found.count) else "")
         )
     return found
 
@@ -115,5 +115,7 @@ def _all_busy(leaves: ModelLeaves, ranks: int) -> bool:
     )
 
 
-def _power_of_two(number: int) -> bool:
-    return number & (number - 1) == 0
+def _more_leaves_fit(config: ModelConfig, ranks: int, leaves: int) -> bool:
+    """Whether as many leaves as ranks, more than there are, would divide the model."""
+    power_of_two = ranks & (ranks - 1) == 0
+    return ranks > leaves and power_of_two and config.experts % ranks == 0

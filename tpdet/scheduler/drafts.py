@@ -8,22 +8,27 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
 from tpdet.errors import RequestError
-from tpdet.scheduler.sequence import Sequence
+from tpdet.scheduler.sequence import PENDING, Sequence
 
 Drafter = Callable[[Sequence, int], Rows[int]]
 """What may follow the tokens of a sequence: at most so many ids, all of the vocabulary."""
 
 
 def own_drafts(sequence: Sequence, most: int) -> Rows[int]:
-    """The next of the request's own drafts, as long as the output equals them."""
-    output = len(sequence.tokens) - sequence.prompt_length
-    since = sequence.followed
-    new = sequence.tokens[sequence.prompt_length + since :]
-    if output >= len(sequence.drafts) or new != list(sequence.drafts[since:output]):
+    """What the request's own drafts foretell next; nothing while their place is not known.
+
+    Meanwhile the sequence runs ahead, its last token still to be sampled. Where that is so when the
+    place is found, it waits for that token first.
+    """
+    guess, tokens = sequence.guess, sequence.tokens
+    assert guess is not None  # whoever asks has drafts
+    pending = tokens[-1] == PENDING
+    known = guess.follow(tokens, sequence.prompt_length, len(tokens) - pending)
+    if guess.is_spent:
         sequence.stop_drafting()
-        return ()
-    sequence.followed = output
-    return sequence.drafts[output : output + most]
+    else:
+        sequence.wait_for_results(known)
+    return guess.next(most) if known and not pending else ()
 
 
 def add_drafts(sequence: Sequence, drafter: Drafter, budget: int) -> int:

@@ -15,6 +15,7 @@ from tpdet.grammar.compile import FIELD
 from tpdet.grammar.constraint import Constraint, Next
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.request import PromptOutput, Request
+from tpdet.scheduler.guess import Guess
 
 PENDING = -1  # stands for a token that a pending step samples
 PAGE_BYTES, VERSION_BYTES = 4, 8  # of a page's number and of its version in a plan
@@ -56,7 +57,6 @@ class Sequence:
     sample_index: int = 0  # its token's place among those that the latest step samples
     pending_rows: int = 0  # steps that are not committed and compute a row of it
     drafts: Rows[int] = ()  # a guess of its output, from the first token on
-    followed: int = 0  # tokens of the output that are known to equal `drafts`
     drafted: int = 0  # drafts in its row of a pending step
     request_id: str = field(init=False)
     identity: bytes = field(init=False)  # admission, choice, version id, as in a plan
@@ -75,6 +75,7 @@ class Sequence:
     looks: bool = field(init=False)  # more than an end may follow from a token: scores, a schema
     plain: bool = field(init=False)  # how it samples is `row_sampling`, and no list of ids
     row_sampling: RowSampling = field(init=False)
+    guess: Guess | None = field(init=False)  # where in `drafts` the output is
 
     def __post_init__(self) -> None:
         # Every row of every step reads these: as properties they would double the host's work.
@@ -86,6 +87,7 @@ class Sequence:
         self.scores_prompt = self.choice == 0 and params.prompt_logprobs is not None
         self.reads_results = self.scores_prompt or params.reads_tokens or len(self.drafts) > 0
         self.penalises = params.penalises
+        self.guess = Guess(self.drafts) if self.drafts else None
         self.seed = resolved_seed(self.request)
         self.least_length = self.prompt_length + params.min_tokens
         self.request_id = self.request.request_id
@@ -158,7 +160,11 @@ class Sequence:
     def stop_drafting(self) -> None:
         """Go on without drafts, so that its next rows may be planned ahead."""
         self.drafts = ()
-        self.reads_results = self.scores_prompt or self.request.params.reads_tokens
+        self.wait_for_results(False)
+
+    def wait_for_results(self, drafts: bool) -> None:
+        """Whether its next row is planned once its last token is known: for its drafts' sake."""
+        self.reads_results = drafts or self.scores_prompt or self.request.params.reads_tokens
 
     def hold(self, page: int, version: int) -> None:
         """Take one more page, under its version."""
