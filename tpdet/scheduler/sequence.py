@@ -66,6 +66,7 @@ class Sequence:
     full_length: int = field(init=False)  # tokens once the last one is sampled
     scores_prompt: bool = field(init=False)  # the first choice does, if the request asks for it
     reads_results: bool = field(init=False)  # one of its rows may depend on another's results
+    reads_always: bool = field(init=False)  # and does so without drafts, too
     penalises: bool = field(init=False)  # a penalty counts the tokens so far
     seed: int = field(init=False)
     least_length: int = field(init=False)  # no token before this position may end it
@@ -85,7 +86,8 @@ class Sequence:
         self.generates = self.request.max_tokens > 0
         self.full_length = self.prompt_length + (self.request.max_tokens or sys.maxsize)
         self.scores_prompt = self.choice == 0 and params.prompt_logprobs is not None
-        self.reads_results = self.scores_prompt or params.reads_tokens or len(self.drafts) > 0
+        self.reads_always = self.scores_prompt or params.reads_tokens
+        self.reads_results = self.reads_always or len(self.drafts) > 0
         self.penalises = params.penalises
         self.guess = Guess(self.drafts) if self.drafts else None
         self.seed = resolved_seed(self.request)
@@ -160,11 +162,7 @@ class Sequence:
     def stop_drafting(self) -> None:
         """Go on without drafts, so that its next rows may be planned ahead."""
         self.drafts = ()
-        self.wait_for_results(False)
-
-    def wait_for_results(self, drafts: bool) -> None:
-        """Whether its next row is planned once its last token is known: for its drafts' sake."""
-        self.reads_results = drafts or self.scores_prompt or self.request.params.reads_tokens
+        self.reads_results = self.reads_always
 
     def hold(self, page: int, version: int) -> None:
         """Take one more page, under its version."""
