@@ -24,6 +24,7 @@ def compile_all(
 ) -> list[str]:
     """Compile each, at most `threads` at once; what could not be, as lines with name and reason.
 
+    What fails beside others is tried once more alone: threads share the compiler's state.
     each_done: called on this thread after each.
     """
     # The longest source first: a long compilation that begins last is waited for alone.
@@ -32,10 +33,12 @@ def compile_all(
         return []
     with ThreadPoolExecutor(max(1, min(threads, MAX_THREADS, len(ordered)))) as pool:
         failed = []
-        for done in as_completed([pool.submit(_compile, each) for each in ordered]):
-            failed.append(done.result())
+        running = {pool.submit(_compile, each): each for each in ordered}
+        for done in as_completed(running):
+            if done.result():
+                failed.append(running[done])
             each_done()
-    return sorted(said for said in failed if said)
+    return sorted(said for each in failed if (said := _compile(each)))
 
 
 def _compile(each: Specialization) -> str:
