@@ -23,7 +23,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `eos_token_ids` come from the model. Requests share cached prefixes only where both salts are
     equal: `tenant_salt` is the server's, `cache_salt` the client's. The seed inside `params` is
     resolved (never None) by the time a request reaches the scheduler. `drafts[i]` is a guess of
-    choice i's output, from its first token on; it changes no bit of the answer.
+    choice i's output, from its first token on. `prediction` guesses the output of every choice
+    without drafts: the text that it edits, for example. Neither changes a bit of the answer.
     """
 
     request_id: str
@@ -33,6 +34,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     tenant_salt: str = ""
     drafts: tuple[tuple[int, ...], ...] = ()
+    prediction: tuple[int, ...] = ()
 
     @property
     def max_tokens(self) -> int:
@@ -60,7 +62,9 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     nothing else may depend on it. `dead_end`: the schema allows no token after this one, though the
     text is not complete (`finish_reason` is "length"). `approximate`: the step's arithmetic was not
     the contract's, so no bit of the answer is promised. `rank` is the token's place among all ids
-    by logit (1: the likeliest; ties by lowest id), 0 if it was not requested.
+    by logit (1: the likeliest; ties by lowest id), 0 if it was not requested. The first token of a
+    row with tokens of the request's drafts or prediction says how many they were (`draft_tokens`),
+    and how many of them were sampled (`accepted_draft_tokens`).
     """
 
     request_id: str
@@ -74,6 +78,8 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dead_end: bool = False
     approximate: bool = False
     rank: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 class PromptOutput(msgspec.Struct, frozen=True, array_like=True):
@@ -117,6 +123,7 @@ def check_against_model(request: Request, vocab_size: int, max_model_len: int) -
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     _check_ids("logit_bias", params.logit_bias, vocab_size)
     _check_drafts(request, vocab_size, max_model_len)
+    _check_prediction(request.prediction, vocab_size, max_model_len)
     total = len(prompt) + request.max_tokens
     if total > max_model_len:
         raise RequestError(
@@ -141,6 +148,16 @@ def _check_drafts(request: Request, vocab_size: int, max_model_len: int) -> None
                 f"{total}, over the model's context of {max_model_len}: shorten the drafts",
                 "drafts",
             )
+
+
+def _check_prediction(prediction: tuple[int, ...], vocab_size: int, max_model_len: int) -> None:
+    _check_ids("prediction", prediction, vocab_size)
+    if len(prediction) > max_model_len:
+        raise RequestError(
+            f"a prediction of {len(prediction)} tokens is over the model's context of "
+            f"{max_model_len}: shorten it",
+            "prediction",
+        )
 
 
 def _check_ids(field: str, ids: Collection[int], vocab_size: int) -> None:

@@ -241,6 +241,30 @@ def test_own_drafts_are_followed_up_to_the_first_difference(tiny_model, plain):
     assert found.steps == 1 + 1 + 5 + 1, "prompt, drafts, the rest one by one, and the heartbeat"
 
 
+def test_a_prediction_guesses_every_choice_and_is_counted(tiny_model, plain):
+    """Its place is found in both; where rows are fixed it is only a hint, and left out."""
+    model, request = tiny_model("qwen3", kv_heads=2), REQUESTS[-1]
+    told = [plain.tokens("choices", choice) for choice in range(2)]
+    request = msgspec.structs.replace(request, prediction=(3, *told[0], *told[1]))
+    found = run(model, [request], look=False)
+    assert_same(found, plain, REQUESTS[-1:])
+    assert found.steps < plain.steps
+    for choice in range(2):
+        rows = [o for o in found.outputs["choices"] if o.choice == choice and o.draft_tokens]
+        assert 0 < sum(o.accepted_draft_tokens for o in rows) <= sum(o.draft_tokens for o in rows)
+    hint = run(model, [request], look=False, fixed_batch=2)
+    assert_same(hint, plain, REQUESTS[-1:])
+    assert not any(o.draft_tokens for o in hint.outputs["choices"])
+
+
+def test_a_prediction_outside_the_vocabulary_or_context_is_refused(tiny_model):
+    model = tiny_model("qwen3", kv_heads=2)
+    for ids, why in (((VOCABULARY,), "1100 in prediction"), ((1,) * 1025, "prediction of 1025")):
+        request = msgspec.structs.replace(ask("a", PROMPT[:30]), prediction=ids)
+        with pytest.raises(RequestError, match=why):
+            run(model, [request], max_model_len=1024)
+
+
 @pytest.mark.parametrize(
     ("drafts", "settings", "why"),
     [

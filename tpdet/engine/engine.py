@@ -144,6 +144,8 @@ class Engine:
         """
         check_against_model(request, self.model_config.vocab_size, self.max_model_len)
         check_drafts(request, self.config.fixed_batch, self.approximate)
+        if request.prediction and (self.config.fixed_batch or self.approximate):
+            request = msgspec.structs.replace(request, prediction=())  # only a hint
         seed = request.params.seed
         if seed is None:
             seed = self._next_seed()

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
+import msgspec
+
 from tpdet.control.sampling_row import RowKey, SampledToken
 from tpdet.errors import IntegrityError, RequestError
 from tpdet.request import PromptOutput, RequestFailed, TokenOutput
@@ -157,6 +159,9 @@ def take_run(
     else:
         sequence.stop_drafting()
     sequence.computed = len(sequence.tokens) - 1
+    if outputs and isinstance(outputs[0], TokenOutput):
+        counts = {"draft_tokens": len(drafts), "accepted_draft_tokens": len(outputs) - 1}
+        outputs[0] = msgspec.structs.replace(outputs[0], **counts)
     return outputs
 
 

@@ -83,7 +83,7 @@ class Scheduler:
         sequences = self._requests.add(request, self.policy.page_manager.num_pages)
         for sequence in sequences:
             self.policy.waiting.put(sequence)
-        self.policy.drafting |= len(request.drafts) > 0
+        self.policy.drafting |= any(sequence.drafts for sequence in sequences)
         self._totals.requests_added += 1
         self._totals.prompt_tokens += len(request.prompt_token_ids)
 

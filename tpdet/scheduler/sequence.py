@@ -56,7 +56,7 @@ class Sequence:
     constraint: Constraint | None = None  # what its schema allows
     sample_index: int = 0  # its token's place among those that the latest step samples
     pending_rows: int = 0  # steps that are not committed and compute a row of it
-    drafts: Rows[int] = ()  # a guess of its output, from the first token on
+    drafts: Rows[int] = ()  # a guess of its output: the client's, from the first token on
     drafted: int = 0  # drafts in its row of a pending step
     request_id: str = field(init=False)
     identity: bytes = field(init=False)  # admission, choice, version id, as in a plan
@@ -118,6 +118,7 @@ class Sequence:
         owner = version_id(request.request_id, seed, choice)
         tokens = list(request.prompt_token_ids)
         drafts = request.drafts[choice] if choice < len(request.drafts) else ()
+        drafts = drafts or request.prediction
         key = admission, choice
         return cls(request, key, owner, tokens, constraint=constraint, drafts=drafts)
 

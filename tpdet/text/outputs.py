@@ -51,6 +51,8 @@ class ChoiceAnswer:
     They include the stop token. `finish_reason` is None while the choice runs. `offsets` are where
     the tokens begin in `text`. A token without text (a special one, or the end of a character)
     begins where the next text does; a token that a stop string cut off, at or past the end.
+    `draft_tokens` of the request's drafts or prediction were verified, and
+    `accepted_draft_tokens` of them were right.
     """
 
     index: int
@@ -60,6 +62,8 @@ class ChoiceAnswer:
     finish_reason: str | None
     stop_reason: str | int | None
     offsets: tuple[int, ...] = ()
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class ChoiceAssembler:
         self._length = 0  # of the text so far, including text that is held back
         self._finish_reason: str | None = None
         self._stop_reason: str | int | None = None
+        self.draft_tokens = self.accepted_draft_tokens = 0
 
     @property
     def finish_reason(self) -> str | None:
@@ -110,6 +115,9 @@ class ChoiceAssembler:
         """Add the next committed token; tokens after the end are ignored."""
         if self._finish_reason is not None:
             return TextDelta()
+        if output.draft_tokens:
+            self.draft_tokens += output.draft_tokens
+            self.accepted_draft_tokens += output.accepted_draft_tokens
         if output.finish_reason is None and not self._params.stop:
             return self._push_plain(output)
         tokens = _tokens(output)
@@ -173,6 +181,8 @@ class ChoiceAssembler:
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
             offsets=tuple(self._offsets),
+            draft_tokens=self.draft_tokens,
+            accepted_draft_tokens=self.accepted_draft_tokens,
         )
 
     def _start_in(self, text: str, token_id: int) -> int:
@@ -234,6 +244,16 @@ class RequestAssembler:
     def generated_tokens(self) -> int:
         """Tokens of all choices so far."""
         return sum(choice.token_count for choice in self._choices)
+
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens of the request's drafts or prediction that were verified so far."""
+        return sum(choice.draft_tokens for choice in self._choices)
+
+    @property
+    def accepted_draft_tokens(self) -> int:
+        """Those of `draft_tokens` that were right."""
+        return sum(choice.accepted_draft_tokens for choice in self._choices)
 
     def choice(self, index: int) -> ChoiceAnswer:
         """One finished choice. Raises ValueError while it runs."""
