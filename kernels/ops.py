@@ -224,12 +224,14 @@ def paged_attention(
     batch: PagedBatch,
     window: int | None = None,
     cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D]: prefill, chunk and decode alike.
 
-    cap: of scores, as `soft_cap`; 0 for none.
+    cap: of scores, as `soft_cap`; 0 for none. sinks: fp32 [Hq], logits of no key, or None.
     """
-    return _on(q, "attention.attention").paged_attention(q, k_pages, v_pages, batch, window, cap)
+    of = q, k_pages, v_pages, batch, window, cap, sinks
+    return cast(torch.Tensor, _on(q, "attention.attention").paged_attention(*of))
 
 
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:

@@ -31,6 +31,7 @@ class Forms(NamedTuple):
     norm: str = "rms"
     attention_cap: float = 0.0
     logit_cap: float = 0.0
+    sinks: bool = False
 
 
 PLAIN = Forms()
@@ -84,13 +85,13 @@ def _answers(device: torch.device, dtype: torch.dtype, forms: Forms) -> dict[str
         "norm": torch.stack([hidden, normed.float()]),
         "gated gemm": ops.gated_gemm(x, weight, activation=forms.activation),
         "activation": ops.activate_and_multiply(gate_up, activation=forms.activation),
-        "attention": _attention(device, dtype, forms.attention_cap),
+        "attention": _attention(device, dtype, forms.attention_cap, forms.sinks),
         "log softmax": sampled.log_masses,
         "sampler": sampled.packed,
     }
 
 
-def _attention(device: torch.device, dtype: torch.dtype, cap: float) -> torch.Tensor:
+def _attention(device: torch.device, dtype: torch.dtype, cap: float, sinks: bool) -> torch.Tensor:
     """Head norm, rotary embedding, stored keys, a prefill and a decode of one sequence."""
     heads, key_heads = 4, 2
     q = _values(5, (_LENGTH, heads, _HEAD), device).to(dtype)
@@ -102,9 +103,10 @@ def _attention(device: torch.device, dtype: torch.dtype, cap: float) -> torch.Te
         q, k, v, angle[0], angle[1], q[0, 0], k[0, 0], 1e-6, pages[0], pages[1], whole
     )
     last = make_batch((PagedSequence(0, 1, _LENGTH - 1, (1, 0)),), device)
+    sink = _values(9, (heads,), device) if sinks else None
     parts = [
-        ops.paged_attention(q, pages[0], pages[1], whole, None, cap),
-        ops.paged_attention(q[-1:].contiguous(), pages[0], pages[1], last, 100, cap),
+        ops.paged_attention(q, pages[0], pages[1], whole, None, cap, sink),
+        ops.paged_attention(q[-1:].contiguous(), pages[0], pages[1], last, 100, cap, sink),
     ]
     return torch.cat(parts)
 

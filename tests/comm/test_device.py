@@ -122,7 +122,7 @@ def test_known_answers_are_the_same_again_and_other_for_another_dtype():
 def test_known_answers_are_those_of_the_forms_that_a_model_takes():
     plain, other = (
         known_answers(torch.device("cpu"), torch.bfloat16, forms)
-        for forms in (Forms(), Forms("gelu_tanh", "layer", 2.0, 3.0))
+        for forms in (Forms(), Forms("gelu_tanh", "layer", 2.0, 3.0, True))
     )
     changed = {name for name in plain if plain[name] != other[name]}
     assert changed == {

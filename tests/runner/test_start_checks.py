@@ -89,12 +89,12 @@ def leaks(kind):
     def norm(x, by):
         return real_norm(x, by) + 0.0 * torch.empty(x.shape[1], dtype=x.dtype)
 
-    def free_page(q, keys, values, batch, window, cap):
-        return real_attention(q, keys, values, batch, window, cap) + 0.0 * keys[0, 0, 0, 0]
+    def free_page(q, keys, values, *rest):
+        return real_attention(q, keys, values, *rest) + 0.0 * keys[0, 0, 0, 0]
 
-    def unwritten(q, keys, values, batch, window, cap):
+    def unwritten(q, keys, values, batch, *rest):
         page = batch.sequences[0].pages[0]
-        return real_attention(q, keys, values, batch, window, cap) + 0.0 * values[page, 0, -1, 0]
+        return real_attention(q, keys, values, batch, *rest) + 0.0 * values[page, 0, -1, 0]
 
     return {
         "workspace": ("rms_norm", norm),

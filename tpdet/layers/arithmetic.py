@@ -62,9 +62,18 @@ class Arithmetic(Protocol):
         ...
 
     def attend(
-        self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None, cap: float
+        self,
+        q: torch.Tensor,
+        pages: LayerPages,
+        batch: PagedBatch,
+        window: int | None,
+        cap: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """q [M, Hq, D] over the pages -> [M, Hq, D]; cap: of scores, 0 for none."""
+        """q [M, Hq, D] over the pages -> [M, Hq, D].
+
+        cap: of scores, 0 for none; sinks: fp32 [Hq], or None.
+        """
         ...
 
 
@@ -106,10 +115,16 @@ class StrictArithmetic:
         return ops.leaf_sums(x, weight_LNK, roots, self.admitted, widths)
 
     def attend(
-        self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None, cap: float
+        self,
+        q: torch.Tensor,
+        pages: LayerPages,
+        batch: PagedBatch,
+        window: int | None,
+        cap: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """Fixed splits, merged in order."""
-        return ops.paged_attention(q, pages.keys, pages.values, batch, window, cap)
+        return ops.paged_attention(q, pages.keys, pages.values, batch, window, cap, sinks)
 
 
 class StockArithmetic:
@@ -155,11 +170,17 @@ class StockArithmetic:
         return PartialSums(linear(x, weight_LNK[0])[None], (0,))
 
     def attend(
-        self, q: torch.Tensor, pages: LayerPages, batch: PagedBatch, window: int | None, cap: float
+        self,
+        q: torch.Tensor,
+        pages: LayerPages,
+        batch: PagedBatch,
+        window: int | None,
+        cap: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """`stock_attention`; what it gathers is planned once a step. It has no cap: ours then."""
-        if cap:
-            return ops.paged_attention(q, pages.keys, pages.values, batch, window, cap)
+        """`stock_attention`, planned once a step. It has neither cap nor sinks: ours then."""
+        if cap or sinks is not None:
+            return ops.paged_attention(q, pages.keys, pages.values, batch, window, cap, sinks)
         if self._planned is None or self._planned[0] is not batch:
             self._planned = batch, stock_attention.gather_plan(batch, q.device)
         return stock_attention.paged_attention(

@@ -26,13 +26,14 @@ class Attention:
 
     _query_norm: torch.Tensor | None = None
     _key_norm: torch.Tensor | None = None
+    _sinks: torch.Tensor | None = None
 
     def __init__(
         self, source: WeightSource, partition: Partition, name: str, window: int | None
     ) -> None:
         config = partition.config
         self._head = config.head_dim
-        self._query_heads = len(partition.query_heads)
+        self._queries, self._query_heads = partition.query_heads, len(partition.query_heads)
         self._padding = before, after = partition.padded_heads
         self._key_heads = len(partition.key_heads)
         self._eps = config.rms_norm_eps
@@ -60,6 +61,8 @@ class Attention:
         self._name, self._norm = name, config.norm
         self._has_norms = config.qk_norm and config.qk_norm_over == "head"
         self._load_norms(source)
+        self._all_sinks = config.num_heads if config.sinks else 0
+        self._load_sinks(source)
 
     @staticmethod
     def products(partition: Partition) -> tuple[LayerProduct, ...]:
@@ -87,10 +90,11 @@ class Attention:
 
     @staticmethod
     def norm_values(config: ModelConfig) -> int:
-        """Values of the norms of query and key heads."""
+        """Values of the norms of query and key heads, and of sinks."""
+        sinks = config.num_heads if config.sinks else 0
         if config.qk_norm_over == "row":
-            return (config.num_heads + config.num_kv_heads) * config.head_dim
-        return 2 * config.head_dim if config.qk_norm else 0
+            return (config.num_heads + config.num_kv_heads) * config.head_dim + sinks
+        return (2 * config.head_dim if config.qk_norm else 0) + sinks
 
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""
@@ -99,6 +103,7 @@ class Attention:
         if self._row_norm is not None:
             self._row_norm.load(source)
         self._load_norms(source)
+        self._load_sinks(source)
 
     def _load_norms(self, source: WeightSource) -> None:
         if not self._has_norms:
@@ -110,6 +115,13 @@ class Attention:
         )
         self._query_norm = place(self._query_norm, query_norm)
         self._key_norm = place(self._key_norm, key_norm)
+
+    def _load_sinks(self, source: WeightSource) -> None:
+        """This rank's sinks, 0 for heads that pad it, in fp32."""
+        if self._all_sinks:
+            read = source.read(f"{self._name}.sinks", (self._all_sinks,), Pieces.whole())
+            mine = read[self._queries.start : self._queries.stop].float()
+            self._sinks = place(self._sinks, torch.nn.functional.pad(mine, self._padding))
 
     def __call__(
         self,
@@ -142,7 +154,7 @@ class Attention:
             pages.values,
             batch,
         )
-        mixed = self._arithmetic.attend(q_MQD, pages, batch, self._window, self._cap)
+        mixed = self._arithmetic.attend(q_MQD, pages, batch, self._window, self._cap, self._sinks)
         if before or after:
             mixed = mixed[:, before : before + self._query_heads]
         return self._output(mixed.flatten(1), rows, following)

@@ -53,8 +53,9 @@ class ModelConfig:
     head, or "neighbours", whose pairs are (2i, 2i + 1). query_key_scale: fp32 factor of rotated
     queries and keys.
     embedding_scale, logit_scale: fp32 factors of embedded rows and of logits. attention_cap,
-    logit_cap: soft-caps c * tanh(x / c) of scores and of logits, 0 for none. mixture: experts, None
-    for a dense model.
+    logit_cap: soft-caps c * tanh(x / c) of scores and of logits, 0 for none. sinks: whether each
+    query head has a logit that stands beside its keys' in the softmax and has no value. mixture:
+    experts, None for a dense model.
     """
 
     family: str
@@ -89,6 +90,7 @@ class ModelConfig:
     attention_cap: float = 0.0
     logit_cap: float = 0.0
     row_bias: bool = False
+    sinks: bool = False
     mixture: Mixture | None = None
 
     @property
@@ -123,6 +125,6 @@ NEUTRAL_VALUES: dict[str, object] = {
     "logit_scale": 1.0, "frequency_factors": (), "norm": "rms", "layer_norms": NORMS_BEFORE,
     "qk_norm_over": "head", "window_rotary": None,
     "activation": "silu", "attention_cap": 0.0, "logit_cap": 0.0,
-    "row_bias": False, "mixture": None,
+    "row_bias": False, "sinks": False, "mixture": None,
 }  # fmt: skip
 """Fields that leave everything as it is at these values: digests then leave them out."""

@@ -9,9 +9,10 @@ order, so a row's bits depend on its own keys alone:
     l' = l * a + sum p;  o' = o * a + p . v;         y = round(o / l + 0.0)
 
 `sum p` halves 64 columns six times (element i adds element i + width / 2). A split with no key that
-a row may see leaves that row's state as it is (by select). Rows stand in groups of 16, padded with
-zeros; keys past a sequence's length are masked by select whatever they hold. A window of W keeps
-keys in (position - W, position]. `+ 0.0` makes the sign of an exact zero positive.
+a row may see leaves that row's state as it is (by select). A head's sink, in models that have them,
+is the state before its first split: m = the sink, l = 1, o = 0. Rows stand in groups of 16, padded
+with zeros; keys past a sequence's length are masked by select whatever they hold. A window of W
+keeps keys in (position - W, position]. `+ 0.0` makes the sign of an exact zero positive.
 """
 
 import math
@@ -47,11 +48,12 @@ def paged_attention(
     batch: PagedBatch,
     window: int | None,
     cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D], q's dtype.
 
     Query head h reads key head h // (Hq / Hkv). Keys and values of this step's rows are already
-    stored. Rows that no sequence names come back as zeros.
+    stored. sinks: fp32 [Hq], or None. Rows that no sequence names come back as zeros.
     """
     out = torch.zeros_like(q)
     per_key_head = q.shape[1] // k_pages.shape[1]
@@ -63,7 +65,7 @@ def paged_attention(
         batches += [members[i : i + size] for i in range(0, len(members), size)]
     threads.run_pieces(
         len(batches),
-        lambda index: _attend(q, k_pages, v_pages, batches[index], window, cap, out),
+        lambda index: _attend(q, k_pages, v_pages, batches[index], window, cap, sinks, out),
         costly=True,
     )
     return out
@@ -86,6 +88,7 @@ def _attend(
     blocks: list[_Block],
     window: int | None,
     cap: float,
+    sinks: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
     """Compute blocks of one height together and write their rows of `out`."""
@@ -103,7 +106,10 @@ def _attend(
         position[i, :live] = torch.arange(start, start + block.count).repeat_interleave(
             per_key_head
         )
-    result = _attend_splits(query, position, k_pages, v_pages, blocks, window, cap)
+    sink = None
+    if sinks is not None:
+        sink = sinks.view(key_heads, per_key_head)[:, torch.arange(rows) % per_key_head]
+    result = _attend_splits(query, position, k_pages, v_pages, blocks, window, cap, sink)
     for i, block in enumerate(blocks):
         live = block.count * per_key_head
         first = block.sequence.first_row + block.first
@@ -121,11 +127,15 @@ def _attend_splits(
     blocks: list[_Block],
     window: int | None,
     cap: float,
+    sink: torch.Tensor | None,
 ) -> torch.Tensor:
-    """query [B, Hkv, R, D] fp32, position [B, R] (-1: pad) -> [B, Hkv, R, D], the pages' dtype."""
+    """query [B, Hkv, R, D] fp32, position [B, R] (-1: pad) -> [B, Hkv, R, D], the pages' dtype.
+
+    sink: fp32 [Hkv, R], the state before any key; None for none.
+    """
     shape = query.shape[:3]
-    largest = torch.full(shape, MASKED)
-    mass = torch.zeros(shape)
+    largest = torch.full(shape, MASKED) if sink is None else sink.repeat(len(blocks), 1, 1)
+    mass = torch.full(shape, 0.0 if sink is None else 1.0)
     total = torch.zeros(query.shape)
     ends = [-(-(b.sequence.start + b.first + b.count) // PAGE_TOKENS) for b in blocks]
     lows = [b.sequence.start + b.first for b in blocks]

@@ -24,18 +24,20 @@ def paged_attention(
     batch: PagedBatch,
     window: int | None,
     cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of q [M, Hq, D] over pages [P, Hkv, 256, D] -> [M, Hq, D], q's dtype.
 
     Query head h reads key head h // (Hq / Hkv). Keys and values of this step's rows are already
-    stored. Rows that no sequence names come back as zeros. Raises ValueError when a layout or head
-    size has no kernel.
+    stored. sinks: fp32 [Hq], or None. Rows that no sequence names come back as zeros. Raises
+    ValueError when a layout or head size has no kernel.
     """
     rows = batch.short_rows * q.shape[1] // k_pages.shape[1]
     splits, sequences = batch.splits.shape[0], batch.short.shape[0]
-    prefill = prefill_variant(q.dtype, q.shape[2], hardware.gpu_of(q.device), cap > 0)
+    plain = not cap and sinks is None
+    prefill = prefill_variant(q.dtype, q.shape[2], hardware.gpu_of(q.device), plain)
     decode = decode_variant(q.dtype, q.shape[2], rows, splits, sequences)
-    return attend(q, k_pages, v_pages, batch, window, prefill, decode, cap)
+    return attend(q, k_pages, v_pages, batch, window, prefill, decode, cap, sinks)
 
 
 def attend(
@@ -47,16 +49,17 @@ def attend(
     prefill: Variant,
     decode: Variant,
     cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`paged_attention` with given variants: they differ in speed alone."""
-    _check(q, k_pages, v_pages)
+    _check(q, k_pages, v_pages, sinks)
     named = sum(sequence.count for sequence in batch.sequences)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if named < q.shape[0]:
         out[named:].zero_()
-    shape = _shape(q, k_pages, window)
-    launch_prefill(q, k_pages, v_pages, batch, window, prefill, shape, cap, out)
-    launch_decode(q, k_pages, v_pages, batch, window, decode, shape, cap, out)
+    shape = _shape(q, k_pages, window) | {"SINKS": sinks is not None}
+    launch_prefill(q, k_pages, v_pages, batch, window, prefill, shape, cap, sinks, out)
+    launch_decode(q, k_pages, v_pages, batch, window, decode, shape, cap, sinks, out)
     return out
 
 
@@ -71,7 +74,9 @@ def _shape(q: torch.Tensor, k_pages: torch.Tensor, window: int | None) -> dict[s
     }
 
 
-def _check(q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
+def _check(
+    q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, sinks: torch.Tensor | None
+) -> None:
     head = q.shape[2]
     if head % 16 or not 16 <= head <= 256:
         raise ValueError(f"heads of {head}: attention needs a multiple of 16 up to 256")
@@ -84,3 +89,5 @@ def _check(q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor) -> Non
             raise ValueError(f"pages {tuple(pages.shape)} {pages.stride()} must be contiguous")
         if pages.dtype != q.dtype:
             raise ValueError(f"q is {q.dtype} but the pages are {pages.dtype}")
+    if sinks is not None and (sinks.shape != q.shape[1:2] or sinks.dtype != torch.float32):
+        raise ValueError(f"sinks are {sinks.dtype} {tuple(sinks.shape)}: give one fp32 a head of q")

@@ -7,6 +7,7 @@
     q, out [M, Hq, D], k_pages, v_pages [P, Hkv, 256, D]: bf16, fp16 or fp32; sums are fp32
     rows [B, 3] (first row, tokens, first position), tables [B, widest] (pages): int32
     splits [N, 2] (sequence, split): int32; a split is 256 keys, a tile 64
+    sinks [Hq] fp32, read if SINKS
 
 The workspace holds, for each listed split, key head and row, the split's largest score, mass and
 weighted values in fp32. FUSED, the last program of a sequence and key head to finish merges all
@@ -27,6 +28,7 @@ from tpdet.kernels.cuda.attention.split import (
     fresh_state,
     merge,
     row_mass,
+    row_state,
     sees,
 )
 from tpdet.kernels.cuda.launch.dependent import await_earlier
@@ -112,6 +114,7 @@ def attend_splits(
     split_mass,
     split_total,
     arrivals,
+    sinks,
     splits,
     rows,
     tables,
@@ -126,6 +129,7 @@ def attend_splits(
     HEAD: tl.constexpr,
     LANES: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     SWAPPED: tl.constexpr,
@@ -195,8 +199,9 @@ def attend_splits(
         if FUSED:
             # 5. the only split: its state is the result
             if begin == last:
-                before, no_mass, nothing = fresh_state(ROWS, LANES)
-                _, mass, total = merge(before, row_mass(no_mass), nothing, live, m, row_mass(w), o)
+                query_head = head * GROUP + row % GROUP
+                before, first_mass, nothing = row_state(sinks, query_head, ROWS, LANES, SINKS)
+                _, mass, total = merge(before, first_mass, nothing, live, m, row_mass(w), o)
                 store_rows(
                     out,
                     mass,
@@ -223,10 +228,12 @@ def attend_splits(
                         split_largest,
                         split_mass,
                         split_total,
+                        sinks,
                         first + part * ROWS,
                         begin,
                         last + 1,
                         part,
+                        head,
                         count,
                         start,
                         window,
@@ -236,6 +243,7 @@ def attend_splits(
                         HEAD,
                         LANES,
                         WINDOW,
+                        SINKS,
                         ROWS,
                         MERGED,
                         UNROLL,

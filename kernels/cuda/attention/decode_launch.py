@@ -32,11 +32,12 @@ def launch_decode(
     variant: Variant,
     shape: dict[str, int],
     cap: float,
+    sinks: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
     """Splits in parallel, then their merge, into out [M, Hq, D]; `shape`: what kernels compile for.
 
-    cap: of scores, 0 for none.
+    cap: of scores, 0 for none; sinks: fp32 [Hq], or None.
     Each call makes its fp32 workspace. Raises RuntimeError in a graph's capture of a fused merge
     whose counters no earlier call made.
     """
@@ -47,9 +48,10 @@ def launch_decode(
     largest, mass = (torch.empty(states, dtype=torch.float32, device=q.device) for _ in "lm")
     total = torch.empty(states, q.shape[2], dtype=torch.float32, device=q.device)
     workspace = (largest, mass, total)
-    _launch_splits(q, k_pages, v_pages, batch, window or 0, variant, shape, cap, out, workspace)
+    asked = q, k_pages, v_pages, batch, window or 0, variant, shape, cap, sinks, out, workspace
+    _launch_splits(*asked)
     if not variant.fused:
-        _launch_merge(batch, window or 0, shape, out, workspace)
+        _launch_merge(batch, window or 0, shape, sinks, out, workspace)
 
 
 def _launch_splits(
@@ -61,6 +63,7 @@ def _launch_splits(
     variant: Variant,
     shape: dict[str, int],
     cap: float,
+    sinks: torch.Tensor | None,
     out: torch.Tensor,
     workspace: Workspace,
 ) -> None:
@@ -77,6 +80,7 @@ def _launch_splits(
         out,
         *workspace,
         arrivals,
+        out if sinks is None else sinks,
         batch.splits,
         batch.rows,
         batch.tables,
@@ -100,6 +104,7 @@ def _launch_merge(
     batch: PagedBatch,
     window: int,
     shape: dict[str, int],
+    sinks: torch.Tensor | None,
     out: torch.Tensor,
     workspace: Workspace,
 ) -> None:
@@ -108,6 +113,7 @@ def _launch_merge(
     merge_splits[(batch.short.shape[0] * batch.short_rows * out.shape[1],)](
         out,
         *workspace,
+        out if sinks is None else sinks,
         batch.short,
         batch.rows,
         window,

@@ -10,6 +10,7 @@ from tpdet.kernels.cuda.attention.split import (
     UNSEEN,
     merge,
     row_result,
+    row_state,
     sees_split,
 )
 
@@ -19,10 +20,12 @@ def merge_in_order(
     split_largest,
     split_mass,
     split_total,
+    sinks,
     first,
     begin,
     end,
     part,
+    head,
     count,
     start,
     window,
@@ -32,6 +35,7 @@ def merge_in_order(
     HEAD: tl.constexpr,
     LANES: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     ROWS: tl.constexpr,
     MERGED: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -45,9 +49,8 @@ def merge_in_order(
     row = tl.arange(0, MERGED)
     token = (part * ROWS + row) // GROUP
     live = token < count
-    largest = tl.full((MERGED,), UNSEEN, tl.float32)
-    mass = tl.zeros((MERGED,), tl.float32)
-    total = tl.zeros((MERGED, LANES), tl.float32)
+    query_head = head * GROUP + (part * ROWS + row) % GROUP
+    largest, mass, total = row_state(sinks, query_head, MERGED, LANES, SINKS)
     for group in range(begin, end, UNROLL):
         for i in tl.static_range(UNROLL):
             split = group + i + tl.zeros((MERGED,), tl.int32)

@@ -11,6 +11,7 @@ split, on values that wait in shared memory.
     D, LANES lanes of a head, and with the pad to a power of two
     m, a, b  [CHUNK] fp32 by split; o [CHUNK, LANES] fp32
     split_largest, split_mass [N * Hkv * row_count], split_total [.., D]: the workspace, fp32
+    sinks [Hq] fp32, read if SINKS
     out [M, Hq, D]: bf16, fp16 or fp32
 """
 
@@ -18,7 +19,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tpdet.kernels.cuda.attention.split import PAGE, UNSEEN, merge_factors
+from tpdet.kernels.cuda.attention.split import LOG2_E, PAGE, UNSEEN, merge_factors
 from tpdet.kernels.cuda.launch.dependent import await_earlier
 
 _SHARED = gl.shared_memory_descriptor
@@ -61,6 +62,7 @@ def merge_splits(
     split_largest,
     split_mass,
     split_total,
+    sinks,
     short,
     rows,
     window,
@@ -71,6 +73,7 @@ def merge_splits(
     HEAD: gl.constexpr,
     LANES: gl.constexpr,
     WINDOW: gl.constexpr,
+    SINKS: gl.constexpr,
     CHUNK: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
@@ -112,6 +115,10 @@ def merge_splits(
             begin = gl.maximum(position - window + 1, 0) // PAGE
         largest = gl.full((), UNSEEN, gl.float32)
         mass = gl.zeros((1,), gl.float32, layout=BY_LANE)
+        if SINKS:
+            one = gl.zeros((1,), gl.int32, layout=BY_LANE)
+            largest = gl.max(gl.load(sinks + (query_head + one)) * LOG2_E, 0)
+            mass = gl.full((1,), 1.0, gl.float32, layout=BY_LANE)
         total = gl.zeros((LANES,), gl.float32, layout=BY_LANE)
         for chunk in range(begin, end, CHUNK):
             # 3. factors and products of the chunk, side by side, to shared memory

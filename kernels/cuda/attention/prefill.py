@@ -7,6 +7,7 @@ R        rows of a program (ROWS): a token and a query head of the group each
 q, out [M, Hq, D], k_pages, v_pages [P, Hkv, 256, D]: bf16, fp16 or fp32; sums are fp32
 rows [B, 3] (first row, tokens, first position), tables [B, widest] (pages): int32
 blocks [T, 2] (sequence, first token): int32
+sinks [Hq] fp32, read if SINKS
 """
 
 import triton
@@ -16,12 +17,12 @@ from tpdet.kernels.cuda.attention.split import (
     PAGE,
     TILE,
     TILES,
-    UNSEEN,
     add_tile,
     fresh_state,
     merge,
     row_mass,
     row_result,
+    row_state,
     sees,
     sees_split,
 )
@@ -119,6 +120,7 @@ def attend_blocks(
     blocks,
     rows,
     tables,
+    sinks,
     q_stride,
     widest,
     window,
@@ -128,6 +130,7 @@ def attend_blocks(
     HEAD: tl.constexpr,
     LANES: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -173,9 +176,8 @@ def attend_blocks(
         else:
             whole_end = (start + low + 1) // PAGE * TILES
         table = tables + sequence * widest
-        largest = tl.full((ROWS,), UNSEEN, tl.float32)
-        mass = tl.zeros((ROWS,), tl.float32)
-        total = tl.zeros((ROWS, LANES), tl.float32)
+        query_head = head * GROUP + row % GROUP
+        largest, mass, total = row_state(sinks, query_head, ROWS, LANES, SINKS)
         # 4. walk the tiles
         if not WINDOW:
             largest, mass, total = _walk_tiles(

@@ -30,17 +30,18 @@ def launch_prefill(
     variant: Variant,
     shape: dict[str, int],
     cap: float,
+    sinks: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
     """Attention of the batch's blocks into out [M, Hq, D]; `shape`: what kernels compile for.
 
-    cap: of scores, 0 for none. Raises ValueError where the variant is warp-specialised and has no
-    kernel for the head, the type or a cap.
+    cap: of scores, 0 for none; sinks: fp32 [Hq], or None. Raises ValueError where the variant is
+    warp-specialised and has no kernel for the head, the type, a cap or sinks.
     """
     if not batch.blocks.shape[0]:
         return
     launch = _launch_warp_specialised if variant.warp_specialised else _launch_blocks
-    launch(q, k_pages, v_pages, batch, window or 0, variant, shape, cap, out)
+    launch(q, k_pages, v_pages, batch, window or 0, variant, shape, cap, sinks, out)
 
 
 def _items(batch: PagedBatch, variant: Variant, shape: dict[str, int]) -> int:
@@ -58,9 +59,10 @@ def _launch_warp_specialised(
     variant: Variant,
     shape: dict[str, int],
     cap: float,
+    sinks: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
-    _check_warp_specialised(q, cap)
+    _check_warp_specialised(q, cap > 0 or sinks is not None)
     items = _items(batch, variant, shape)
     head = shape["HEAD"]
     layout = NVMMASharedLayout(_SWIZZLE_BYTES, _VALUE_BITS, 2)
@@ -98,6 +100,7 @@ def _launch_blocks(
     variant: Variant,
     shape: dict[str, int],
     cap: float,
+    sinks: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
     head = shape["HEAD"]
@@ -115,6 +118,7 @@ def _launch_blocks(
         batch.blocks,
         batch.rows,
         batch.tables,
+        q if sinks is None else sinks,
         q.stride(0),
         batch.tables.shape[1],
         window,
@@ -131,9 +135,9 @@ def _launch_blocks(
     )
 
 
-def _check_warp_specialised(q: torch.Tensor, cap: float) -> None:
-    if q.shape[2] != WARP_SPECIALISED_HEAD or q.dtype not in WARP_SPECIALISED_TYPES or cap:
+def _check_warp_specialised(q: torch.Tensor, more: bool) -> None:
+    if q.shape[2] != WARP_SPECIALISED_HEAD or q.dtype not in WARP_SPECIALISED_TYPES or more:
         raise ValueError(
             f"warp-specialised attention of {q.dtype} heads of {q.shape[2]}: it has heads of "
-            f"{WARP_SPECIALISED_HEAD}, one of {WARP_SPECIALISED_TYPES}, without a soft-cap"
+            f"{WARP_SPECIALISED_HEAD}, one of {WARP_SPECIALISED_TYPES}, without soft-cap and sinks"
         )

@@ -13,6 +13,9 @@ and two states merge with the same factors. All sums are chains of the matrix un
 a time, ascending; fp32 operands: one at a time), the mass too, so neither the rows of a program nor
 its warps reach a bit. A tile that shows a row no key leaves its state, up to the sign of a zero,
 which the `+ 0.0` of the result takes away: such tiles may be skipped or not.
+
+A head's sink, in models that have them, is a row's state before its first split: m = sink * log2 e,
+l = 1, o = 0.
 """
 
 import math
@@ -28,6 +31,7 @@ PAGE = tl.constexpr(PAGE_TOKENS)
 TILE = tl.constexpr(TILE_TOKENS)
 TILES = tl.constexpr(PAGE_TOKENS // TILE_TOKENS)
 UNSEEN = tl.constexpr(MASKED)
+LOG2_E = tl.constexpr(math.log2(math.e))
 BEYOND = tl.constexpr(-1e38)  # an unseen key's score: scaled, it is still below UNSEEN
 MASS_LANES = tl.constexpr(16)  # the narrowest product every matrix instruction has
 
@@ -51,6 +55,21 @@ def fresh_state(ROWS: tl.constexpr, LANES: tl.constexpr):
     mass = tl.zeros((ROWS, MASS_LANES), tl.float32)
     total = tl.zeros((ROWS, LANES), tl.float32)
     return largest, mass, total
+
+
+@triton.jit
+def row_state(sinks, head, ROWS: tl.constexpr, LANES: tl.constexpr, SINKS: tl.constexpr):
+    """Largest score, mass [R] and total [R, D] of rows of query heads [R] before their first split.
+
+    sinks: fp32 by query head, read if SINKS.
+    """
+    if SINKS:
+        largest = tl.load(sinks + head) * LOG2_E
+        mass = tl.full((ROWS,), 1.0, tl.float32)
+    else:
+        largest = tl.full((ROWS,), UNSEEN, tl.float32)
+        mass = tl.zeros((ROWS,), tl.float32)
+    return largest, mass, tl.zeros((ROWS, LANES), tl.float32)
 
 
 @triton.jit

@@ -46,11 +46,11 @@ class Variant:
             )
 
 
-def prefill_variant(dtype: torch.dtype, head: int, gpu: Gpu, capped: bool = False) -> Variant:
-    """The choice for sequences with many rows; capped: whether scores have a soft-cap."""
+def prefill_variant(dtype: torch.dtype, head: int, gpu: Gpu, plain: bool = True) -> Variant:
+    """The choice for sequences with many rows; plain: without a soft-cap and sinks."""
     if dtype == torch.float32:
         return Variant(16, 4, 1)
-    known = head == WARP_SPECIALISED_HEAD and dtype in WARP_SPECIALISED_TYPES and not capped
+    known = head == WARP_SPECIALISED_HEAD and dtype in WARP_SPECIALISED_TYPES and plain
     if gpu.wgmma and known:
         return Variant(128, 4, 5, True, warp_specialised=True)
     if head <= 128:

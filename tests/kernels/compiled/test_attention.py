@@ -28,13 +28,13 @@ def compiled(kernel, dtype, head, group, window, variant, extra):
     name = NAMES[dtype]
     types = {"scale": "fp32"} | dict.fromkeys(("q", "k_pages", "v_pages", "out"), f"*{name}")
     types |= dict.fromkeys(("blocks", "rows", "tables", "splits", "short"), "*i32")
-    types |= dict.fromkeys(("split_largest", "split_mass", "split_total"), "*fp32")
+    types |= dict.fromkeys(("split_largest", "split_mass", "split_total", "sinks"), "*fp32")
     types |= dict.fromkeys(INTEGERS, "i32")
     tiles = f"tensordesc<{name}[64,{lanes}]>" if variant.descriptors else f"*{name}"
     types |= dict.fromkeys(("k_tiles", "v_tiles"), tiles)
     types = {key: value for key, value in types.items() if key in kernel.arg_names}
     constants = {"KEY_HEADS": 8, "GROUP": group, "HEAD": head, "LANES": lanes, "WINDOW": window}
-    constants |= {"CAP": None}
+    constants |= {"CAP": None, "SINKS": False}
     return compile_for_hopper(kernel, types, constants | extra, variant.warps, variant.stages)
 
 
@@ -83,7 +83,7 @@ def test_prefill_compiles_without_serialised_matrix_instructions(
 
 @pytest.mark.parametrize("head", [128, 256])
 def test_capped_scores_compile_without_fusion(head):
-    variant = prefill_variant(torch.bfloat16, head, H200, capped=True)
+    variant = prefill_variant(torch.bfloat16, head, H200, plain=False)
     assert not variant.warp_specialised and variant.descriptors
     extra = {"DESCRIPTORS": True, "BLOCK": 128, "ROWS": variant.rows, "STAGES": variant.stages}
     extra["CAP"] = score_cap(head, 50.0)
@@ -94,6 +94,16 @@ def test_capped_scores_compile_without_fusion(head):
     ptx, log = compile_for_hopper(cap_values, types, constants, 4, 3, ("count",))
     check(ptx, log, 0)
     assert "div.full.f32" in ptx and "ld.global.v4" in ptx
+
+
+def test_sinks_compile_without_fusion():
+    variant = prefill_variant(torch.bfloat16, 64, H200, plain=False)
+    extra = {"DESCRIPTORS": True, "BLOCK": 128, "ROWS": variant.rows, "STAGES": variant.stages}
+    for window in (False, True):
+        parts = torch.bfloat16, 64, 8, window, variant, extra | {"SINKS": True}
+        ptx, log = compiled(attend_blocks, *parts)
+        check(ptx, log, 0)
+        assert "wgmma.mma_async" in ptx
 
 
 def test_the_copies_compile_without_fusion():

@@ -44,7 +44,7 @@ def attention_types(dtype):
     name = NAMES[dtype]
     types = {"scale": "fp32"} | dict.fromkeys(("q", "k_pages", "v_pages", "out"), f"*{name}")
     types |= dict.fromkeys(("rows", "tables", "splits", "short", "arrivals"), "*i32")
-    types |= dict.fromkeys(("split_largest", "split_mass", "split_total"), "*fp32")
+    types |= dict.fromkeys(("split_largest", "split_mass", "split_total", "sinks"), "*fp32")
     integers = ("q_stride", "widest", "window", "row_count", "row_parts", "short_rows")
     return types | dict.fromkeys(integers, "i32")
 
@@ -74,17 +74,22 @@ CASES = [  # dtype, head, group, window, rows of a sequence, splits of 4 sequenc
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head", "group", "window", "tokens", "splits", "cap"),
-    [*((*case, 0.0) for case in CASES), (*CASES[5], 50.0)],
-)
-def test_splits_compile_to_matrix_instructions(dtype, head, group, window, tokens, splits, cap):
+    ("dtype", "head", "group", "window", "tokens", "splits", "cap", "sinks"),
+    [
+        *((*case, 0.0, False) for case in CASES), (*CASES[5], 50.0, False),
+        (torch.bfloat16, 64, 8, True, 1, 4, 0.0, True),
+    ],
+)  # fmt: skip
+def test_splits_compile_to_matrix_instructions(
+    dtype, head, group, window, tokens, splits, cap, sinks
+):
     variant = decode_variant(dtype, head, tokens * group, splits, 4)
     assert variant.fused == (splits <= 128 and head * tokens <= 2048)
     assert variant.swapped == (dtype != torch.float32)
     lanes = triton.next_power_of_2(head)
     shape = {"KEY_HEADS": 8, "GROUP": group, "HEAD": head, "LANES": lanes, "WINDOW": window}
     constants = shape | decode_constants(variant, tokens * group, lanes)
-    constants["CAP"] = score_cap(head, cap)
+    constants |= {"CAP": score_cap(head, cap), "SINKS": sinks}
     types = attention_types(dtype)
     if tokens * group <= variant.rows:
         del types["row_parts"]
@@ -102,11 +107,15 @@ def test_splits_compile_to_matrix_instructions(dtype, head, group, window, token
 
 
 @pytest.mark.parametrize("window", [False, True])
-@pytest.mark.parametrize(("head", "splits"), [(128, 500), (128, 1), (96, 60), (256, 500), (16, 1)])
-def test_the_merge_loads_a_chunk_at_once_and_fuses_nothing(head, splits, window):
+@pytest.mark.parametrize(
+    ("head", "splits", "sinks"),
+    [*((128, n, False) for n in (500, 1)), (96, 60, False), (256, 500, False), (64, 500, True)],
+)
+def test_the_merge_loads_a_chunk_at_once_and_fuses_nothing(head, splits, sinks, window):
     lanes = triton.next_power_of_2(head)
     chunk = merge_chunk(splits, lanes)
     shape = {"KEY_HEADS": 8, "GROUP": 4, "HEAD": head, "LANES": lanes, "WINDOW": window}
+    shape["SINKS"] = sinks
     types = attention_types(torch.bfloat16)
     ptx, log, _ = compiled(merge_splits, types, shape | {"CHUNK": chunk}, 4, 3)
     check(ptx, log)

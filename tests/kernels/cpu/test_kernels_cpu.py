@@ -281,24 +281,30 @@ def attention_case(dtype, head, query_heads, key_heads, length, poison=True):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("head", "query_heads", "key_heads", "window"),
-    [(64, 8, 8, None), (64, 8, 2, 300), (96, 6, 2, None), (128, 8, 1, 77), (256, 2, 2, None)],
-)
-def test_attention_is_equal_whole_chunked_and_decoded(dtype, head, query_heads, key_heads, window):
+    ("head", "query_heads", "key_heads", "window", "sinks"),
+    [
+        (64, 8, 8, None, False), (64, 8, 2, 300, False), (64, 8, 2, 77, True),
+        (96, 6, 2, None, True), (128, 8, 1, 77, False), (256, 2, 2, None, False),
+    ],
+)  # fmt: skip
+def test_attention_is_equal_whole_chunked_and_decoded(
+    dtype, head, query_heads, key_heads, window, sinks
+):
     length = 560
     q, pages, batch = attention_case(dtype, head, query_heads, key_heads, length)
-    whole = ops.paged_attention(q, *pages, batch, window)
+    sink = draw(query_heads, seed=4) * 3 if sinks else None
+    whole = ops.paged_attention(q, *pages, batch, window, 0.0, sink)
     assert torch.isfinite(whole).all()
     mapping, done, chance = batch.sequences[0].pages, 0, random.Random(7)
     while done < length:
         count = min(chance.choice((1, 1, 3, 16, 64, 130, 256)), length - done)
         chunk = make_batch((PagedSequence(0, count, done, mapping),))
-        part = ops.paged_attention(q[done : done + count], *pages, chunk, window)
+        part = ops.paged_attention(q[done : done + count], *pages, chunk, window, 0.0, sink)
         assert_same_bits(part, whole[done : done + count], f"chunk at {done}")
         done += count
     rows = list(range(0, length, 13))
     crowd = make_batch(tuple(PagedSequence(i, 1, r, mapping) for i, r in enumerate(rows)))
-    together = ops.paged_attention(q[rows], *pages, crowd, window)
+    together = ops.paged_attention(q[rows], *pages, crowd, window, 0.0, sink)
     assert_same_bits(together, whole[rows], "decoded together")
 
 

@@ -26,6 +26,6 @@ def pages_of(k, v, length):
     return pages
 
 
-def attend(q, pages, start, short, variant, window=None, cap=0.0):
+def attend(q, pages, start, short, variant, window=None, cap=0.0, sinks=None):
     batch = make_batch((PagedSequence(0, q.shape[0], start, PAGES),), short_tokens=short)
-    return attention.attend(q, *pages, batch, window, variant, variant, cap)
+    return attention.attend(q, *pages, batch, window, variant, variant, cap, sinks)

@@ -65,6 +65,31 @@ def test_capped_scores_are_one_bit_class_too():
         assert_same_bits(got, whole[-2:], f"{variant}")
 
 
+def test_sinks_are_one_bit_class_too():
+    """Prefill, decode and drafts, split by split or fused, and layers that skip the first split."""
+    length, sinks = 530, torch.tensor([2.5, -0.75])
+    q, k, v = sequence_of(length, torch.float16, query_heads=2, key_heads=1)
+    pages, batch = pages_of(k, v, length), make_batch((PagedSequence(0, length, 0, PAGES),))
+    tried = Variant(16, 4, 1), *(Variant(16, 4, 1, fused=f, swapped=True) for f in (False, True))
+    for window in (None, 77):
+        whole = attend(q[490:], pages, 490, LONG, PREFILL[1], window, sinks=sinks)
+        near = cpu_attention.paged_attention(q, *pages, batch, window, 0.0, sinks)[490:].double()
+        assert (whole.double() - near).norm() <= 1e-3 * near.norm()
+        got = attend(q[490:], pages, 490, LONG, PREFILL[3], window, sinks=sinks)
+        assert_same_bits(got, whole, f"prefill {window}")
+        for variant in tried:
+            for first in (514, 529):
+                got = attend(q[first:], pages, first, SHORT, variant, window, sinks=sinks)
+                assert_same_bits(got, whole[first - 490 :], f"{window} {variant} {first}")
+        for other in (None, sinks.flip(0)):
+            moved = attend(q[529:], pages, 529, SHORT, tried[0], window, sinks=other)
+            assert not same_bits(moved[0, 0], whole[-1, 0]), "the sink reached no bit"
+    few = pages_of(k, v, 9)
+    alone = attend(q[8:9], few, 8, LONG, PREFILL[1], sinks=sinks)
+    for variant in tried:
+        assert_same_bits(attend(q[8:9], few, 8, SHORT, variant, sinks=sinks), alone, f"{variant}")
+
+
 def test_soft_caps_are_those_of_torch_to_an_ulp_of_the_cap():
     x = torch.cat([draw(1000) * 40, torch.tensor([0.0, -0.0, 1e9, -1e9, torch.inf, -torch.inf])])
     wanted = 30 * (x.double() / 30).tanh()

@@ -152,13 +152,14 @@ def test_the_order_of_splits_reaches_a_bit():
         raise AssertionError("the order of splits reached no bit: this test shows nothing")
 
 
-def merge_by(kernel, states, batch, window, **options):
+def merge_by(kernel, states, batch, window, sinks=(), **options):
     """What a merge makes of states (largest, mass, total) [splits, key heads, rows (, lanes)]."""
     _, key_heads, rows, lanes = states[2].shape
     out = torch.full((2, key_heads * rows // 2, lanes), torch.nan)
     kernel[(2 * out.shape[1],)](
         out,
         *(x.reshape(-1) for x in states),
+        *sinks,
         batch.short,
         batch.rows,
         window or 0,
@@ -185,7 +186,8 @@ def test_a_merge_of_several_chunks_has_the_bits_of_one_chain():
     states = [largest, draw(70, 2, 4, seed=2).abs(), draw(70, 2, 4, 16, seed=3)]
     for x in states:
         x[69, :, :2] = torch.nan
-    merge, plain = attention_decode_launch.merge_splits, {"num_warps": 4, "DEPENDENT": False}
+    merge = attention_decode_launch.merge_splits
+    plain = {"num_warps": 4, "DEPENDENT": False, "SINKS": False, "sinks": (torch.empty(0),)}
     for window in (None, 5000, 300):
         wanted = merge_by(decode_reference.merge_splits, states, batch, window, UNROLL=4)
         for chunk in (32, 64, 128):

@@ -35,7 +35,8 @@ def rehearse_checks(
 
 def forms_of(model: ModelConfig) -> Forms:
     """The forms of kernels that a model takes."""
-    return Forms(model.activation, model.norm, model.attention_cap, model.logit_cap)
+    caps = model.attention_cap, model.logit_cap
+    return Forms(model.activation, model.norm, *caps, model.sinks)
 
 
 def rehearse_steps(
