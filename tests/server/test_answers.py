@@ -301,3 +301,33 @@ def test_drafts_are_taken_and_wrong_ones_are_refused_by_name(server):
         ({"tpdet": {"draft": [[1]]}}, "tpdet.draft"),
     ):
         assert said in refused(server.complete(**fields), 400)["message"]
+
+
+def test_a_prediction_is_taken_and_what_is_none_is_refused_by_name(server, client):
+    asked = {"seed": 3, "max_tokens": 5}
+    plain = server.complete(**asked).json()
+    assert "completion_tokens_details" not in plain["usage"]
+    prediction = {"type": "content", "content": [{"type": "text", "text": "a"}]}
+    found = server.complete(**asked, prediction=prediction).json()
+    assert found["choices"] == plain["choices"]
+    assert found["tpdet"] == plain["tpdet"]
+    details = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert found["usage"] == plain["usage"] | {"completion_tokens_details": details}
+    messages = [{"role": "user", "content": "hi"}]
+    text = {"type": "content", "content": "hello"}
+    answer = client.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=3, prediction=text
+    )
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 0
+    for fields, said in (
+        ({"prediction": "text"}, "prediction"),
+        ({"prediction": {"type": "text", "content": "a"}}, "prediction.type"),
+        ({"prediction": {"type": "content"}}, "prediction.content is missing"),
+        ({"prediction": {"type": "content", "content": 3}}, "prediction.content"),
+        ({"prediction": text | {"words": 1}}, "prediction.words"),
+        ({"prediction": text | {"content": [{"type": "image_url"}]}}, "prediction.content[0]"),
+        ({"prediction": text | {"content": "a" * 300}}, "a prediction of 300 tokens"),
+        ({"prediction": text, "echo": True}, "a prompt that is echoed"),
+        ({"prediction": text, "prompt": ["a", "b"]}, "2 prompts"),
+    ):
+        assert said in refused(server.complete(**fields), 400)["message"], fields

@@ -58,7 +58,6 @@ GENERATION = CONVERSATION | {
     "logprob_token_ids": Idle((), "use logprobs, up to 20 of the likeliest"),
     "modalities": Idle((["text"],), _TEXT_ONLY),
     "moderation": Idle((), "nothing is moderated: leave it out"),
-    "prediction": Idle((), "no text is foretold: leave it out"),
     "priority": Idle((0,), "requests are served in the order of their arrival: leave it out"),
     "prompt_cache_options": Idle(({}, {"mode": "implicit"}), "use cache_salt"),
     "prompt_cache_retention": Idle(("in_memory",), "the prefix cache is in memory: leave it out"),

@@ -14,6 +14,7 @@ from tpdet.server.body.schema import (
     ChatMessage,
     CompletionBody,
     DetokenizeBody,
+    Prediction,
     StreamOptions,
     TextPart,
     TokenizeBody,
@@ -55,6 +56,8 @@ def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
             _known_message(f"messages[{index}]", message)
             for index, message in enumerate(given["messages"])
         ]
+    if isinstance(given.get("prediction"), dict):
+        given["prediction"] = _with_text_parts(Prediction, "prediction", given["prediction"])
     if isinstance(given.get("stream_options"), dict):
         given["stream_options"] = _known(StreamOptions, given["stream_options"], "stream_options")
     if _is_zero(given.get("temperature")) and _is_zero(given.get("top_p")):
@@ -93,19 +96,26 @@ def _known_message(place: str, message: Any) -> Any:
     """A message with its known fields, its parts text; any other shape stays as it is."""
     if not isinstance(message, dict):
         return message
-    message = _known(ChatMessage, message, "messages")
-    if isinstance(message.get("content"), list):
-        try:
-            refuse_other_parts(f"{place}.content", message["content"])
-        except RequestError as error:
-            raise from_request_error(error) from None
-        message["content"] = [
-            _known(TextPart, part, "messages") if isinstance(part, dict) else part
-            for part in message["content"]
-        ]
+    message = _with_text_parts(ChatMessage, place, message)
     if isinstance(message.get("tool_calls"), list):
         message["tool_calls"] = [_known_call(call) for call in message["tool_calls"]]
     return message
+
+
+def _with_text_parts(model: type[Body], place: str, value: dict[str, Any]) -> dict[str, Any]:
+    """The known fields of an object at `place`; the parts of its `content` are text."""
+    field = place.partition("[")[0]
+    found = _known(model, value, field)
+    if isinstance(found.get("content"), list):
+        try:
+            refuse_other_parts(f"{place}.content", found["content"])
+        except RequestError as error:
+            raise from_request_error(error) from None
+        found["content"] = [
+            _known(TextPart, part, field) if isinstance(part, dict) else part
+            for part in found["content"]
+        ]
+    return found
 
 
 def _known_call(call: Any) -> Any:

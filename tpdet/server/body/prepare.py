@@ -167,9 +167,7 @@ class Preparer:
         except RequestError as error:
             raise from_request_error(error) from None
         echo = isinstance(body, CompletionBody) and bool(body.echo)
-        if requests[0].drafts and (echo or len(requests) > 1):
-            why = "a prompt that is echoed" if echo else f"{len(requests)} prompts"
-            raise bad_request(f"drafts are for one prompt alone, not for {why}", "tpdet.drafts")
+        _check_guesses(body, len(requests), echo)
         check_answer_size(
             [len(prompt.token_ids) for prompt in prompts],
             body,
@@ -227,6 +225,7 @@ class Preparer:
             cache_salt=body.cache_salt or "",
             tenant_salt=self.tenant_salt,
             drafts=_drafts(body),
+            prediction=self.prompts.of_prediction(body.prediction),
         )
         check_against_model(request, self.facts.vocab_size, self.facts.max_model_len)
         return request
@@ -245,6 +244,17 @@ def _max_tokens(body: GenerationBody) -> int | None:
 def _drafts(body: GenerationBody) -> tuple[tuple[int, ...], ...]:
     given = None if body.tpdet is None else body.tpdet.drafts
     return tuple(map(tuple, given or ()))
+
+
+def _check_guesses(body: GenerationBody, prompts: int, echo: bool) -> None:
+    """Refuse guesses of an answer that is one of several, or begins with its prompt."""
+    if not echo and prompts == 1:
+        return
+    why = "a prompt that is echoed" if echo else f"{prompts} prompts"
+    if body.prediction is not None:
+        raise bad_request(f"a prediction is for one prompt alone, not for {why}", "prediction")
+    if _drafts(body):
+        raise bad_request(f"drafts are for one prompt alone, not for {why}", "tpdet.drafts")
 
 
 def _stops(value: Any) -> tuple[str, ...]:

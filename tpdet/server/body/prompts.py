@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpdet.errors import RequestError
-from tpdet.server.body.schema import ChatBody, ChatMessage, CompletionBody, TokenizeBody
+from tpdet.server.body.schema import (
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    Prediction,
+    TokenizeBody,
+)
 from tpdet.server.wire import limits
 from tpdet.server.wire.problems import bad_request, from_request_error
 from tpdet.text.tokenizer import Tokenizer
@@ -64,6 +70,19 @@ class PromptReader:
         """The prompt of `POST /v1/chat/completions`."""
         ids = self.chat_tokens(body, self._most(body.truncate_prompt_tokens))
         return Prompt(self._fitted(ids, body.truncate_prompt_tokens))
+
+    def of_prediction(self, prediction: Prediction | None) -> tuple[int, ...]:
+        """The token ids of a text that the answer may be; none without one."""
+        if prediction is None:
+            return ()
+        content = prediction.content
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        tokenizer = self.need_tokenizer("prediction")
+        try:
+            return tuple(tokenizer.encode(text, add_special_tokens=False, most=self.max_model_len))
+        except RequestError as error:
+            message = str(error).replace("the prompt", "prediction", 1)
+            raise bad_request(message, "prediction") from None
 
     def text(self, prompt: Prompt) -> str:
         """A prompt as text, for `echo`."""

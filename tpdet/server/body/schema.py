@@ -133,6 +133,20 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
 
+class TextPart(Body):
+    """One part of a message's content; text is the only kind."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Body):
+    """OpenAI's guess of the answer's text: it may save steps and changes no bit."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
 class OwnFields(Body):
     """Fields that no other API has; `drafts` has for each choice ids that it may begin with."""
 
@@ -172,6 +186,7 @@ class GenerationBody(Body):
     return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
     metadata: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
@@ -187,13 +202,6 @@ class CompletionBody(GenerationBody):
     prompt: Prompt
     logprobs: Alternatives | None = None
     echo: bool | None = None
-
-
-class TextPart(Body):
-    """One part of a message's content; text is the only kind."""
-
-    type: Literal["text"]
-    text: str
 
 
 class CalledFunction(Body):

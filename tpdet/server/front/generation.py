@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from tpdet.audit.replay import replay_digest_steps
 from tpdet.control.sampling_row import SampledToken
 from tpdet.server.body.prepare import Call
-from tpdet.server.front.answers import ChoiceWriter, Json, envelope, usage
+from tpdet.server.front.answers import ChoiceWriter, Json, envelope, prediction_details, usage
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.events import Event, EventWriter
 from tpdet.server.front.middleware import ClientGone
@@ -241,8 +241,14 @@ class GenerationResponse(Response):
         return (assembler.choice(index).logprobs for index in range(self._call.choices))
 
     def _usage(self) -> Json:
-        found = self._assemblers.values()
-        return usage(self._call, sum(assembler.generated_tokens for assembler in found))
+        assemblers = self._assemblers.values()
+        found = usage(self._call, sum(assembler.generated_tokens for assembler in assemblers))
+        if self._call.requests[0].prediction:
+            found["completion_tokens_details"] = prediction_details(
+                sum(assembler.draft_tokens for assembler in assemblers),
+                sum(assembler.accepted_draft_tokens for assembler in assemblers),
+            )
+        return found
 
 
 async def _together(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
