@@ -8,10 +8,10 @@ Load = tuple[str, int, str]  # case, batch, unit
 
 _MEANT = {"LLM": "batch", "HTTP": "readers"}
 """What `batch` counts, by the interface that a case names first."""
-
-
-_SUMMED_UP = ("HTTP between tokens, P99", "HTTP a later token, mean")
-"""Cases of which a short page has only what is measured at the most readers, or nothing."""
+_AT_MOST_READERS = ("HTTP between tokens, P99", "HTTP first token, mean")
+"""Cases of which a short page has only what is measured at the most readers."""
+_LEFT_OUT = ("HTTP a later token, mean",)
+"""Cases of which a short page has nothing."""
 
 
 def peer_rows(path: Path, model: str) -> list[Row]:
@@ -27,12 +27,12 @@ def peer_rows(path: Path, model: str) -> list[Row]:
 
 def main_rows(rows: list[Row]) -> list[Row]:
     """The rows that fit a short page."""
-    most = max((row.get("batch", 0) for row in rows if row["case"] == _SUMMED_UP[0]), default=0)
+    most = max((row["batch"] for row in rows if row["case"] in _AT_MOST_READERS), default=0)
     return [
         row
         for row in rows
-        if row["case"] not in _SUMMED_UP
-        or (row["case"] == _SUMMED_UP[0] and row.get("batch") == most)
+        if row["case"] not in _LEFT_OUT
+        and (row["case"] not in _AT_MOST_READERS or row["batch"] == most)
     ]
 
 
