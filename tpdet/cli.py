@@ -166,7 +166,7 @@ def _add_make_model(commands: argparse._SubParsersAction) -> None:
     )
     command.add_argument("directory", type=Path, help="a new or empty folder")
     kind = command.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--like", choices=FAMILY_NAMES, help="its family")
+    kind.add_argument("--like", type=_family_name, choices=FAMILY_NAMES, help="its family")
     kind.add_argument(
         "--like-config",
         metavar="NAME",
@@ -196,6 +196,11 @@ def _add_make_model(commands: argparse._SubParsersAction) -> None:
         help="output head and embedding are one (default: for qwen2)",
     )
     command.set_defaults(run=_make_model)
+
+
+def _family_name(text: str) -> str:
+    """A family's name, whose words a hyphen may join: gpt-oss."""
+    return text.replace("-", "_")
 
 
 def _make_model(options: argparse.Namespace) -> int:

@@ -2,6 +2,8 @@
 
     y = round(act(g) * u),   act(g) = g / (1 + exp(-t))
     silu: t = g        gelu_tanh: t = g * (GELU_LINEAR + (g * g) * GELU_CUBIC)
+    clamped (experts of gpt-oss):  y = round((u' + 1) * act(g')),  t = g' * CLAMP_STEEPNESS,
+        g' = min(g, CLAMP_LIMIT) and u' = min(max(u, -CLAMP_LIMIT), CLAMP_LIMIT); NaN stays NaN
 
 (1 + tanh z) / 2 is 1 / (1 + exp(-2 z)), so the tanh form of GELU (Hendrycks and Gimpel 2016, arXiv
 1606.08415) is SiLU with another exponent.
@@ -16,6 +18,9 @@ ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
 GATED_KINDS = {"gated": "silu", "geglu": "gelu_tanh"}
 """The activation of each kind of gated product."""
 KIND_OF = {activation: kind for kind, activation in GATED_KINDS.items()}
+
+CLAMPED = "clamped"
+CLAMP_LIMIT, CLAMP_STEEPNESS = 7.0, 1.702
 
 GELU_LINEAR, GELU_CUBIC = 1.5957691669464111, 0.07135481387376785
 """fp32(2 * sqrt(2 / pi)), and fp32 of 0.044715 times that."""

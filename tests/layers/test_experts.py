@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.lib.bits import assert_same_bits, same_bits
 from tests.lib.engine_harness import ask, run
+from tpdet.bench.report.shapes import named_config
 from tpdet.errors import CheckpointError, UsageError
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.experts import Lanes, Routing
@@ -123,6 +124,13 @@ def test_nan_stays_in_its_row(block):
     assert torch.isnan(found[:, 4]).any()
 
 
+def leaves_of_shape(name):
+    """Of a shape without a dense layer: the leaves of a down product name no contract."""
+    leaves = model_leaves(named_config(name), None)
+    assert not leaves.down.alike and [of for of, _ in leaves.edges] == ["attention"]
+    return leaves.count
+
+
 def test_leaves_fall_until_they_divide_the_experts(tiny_model):
     config = load_model_config(tiny_model("qwen3_moe"))
     assert model_leaves(config, None).count == 8
@@ -135,6 +143,7 @@ def test_leaves_fall_until_they_divide_the_experts(tiny_model):
 
     counts = {128: 8, 32: 8, 8: 8, 160: 8, 60: 4, 12: 4, 5: 1}
     assert {n: model_leaves(of(n), None).count for n in counts} == counts
+    assert [leaves_of_shape(name) for name in ("gpt-oss-20b", "gpt-oss-120b")] == [8, 8]
     with pytest.raises(UsageError, match=r"leaves 8 do not divide 60 experts: use one of 1, 2, 4$"):
         model_leaves(of(60), 8)
     with pytest.raises(UsageError, match="--row-layers fold"):

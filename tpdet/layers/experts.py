@@ -28,12 +28,14 @@ class ExpertMlp:
     """
 
     router: torch.Tensor | None = None
+    router_bias: torch.Tensor | None = None
     gate_up: torch.Tensor | None = None
     down: torch.Tensor | None = None
+    biases: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
 
     def __init__(self, source: WeightSource, partition: Partition, name: str) -> None:
         config, mixture = partition.config, _mixture(partition.config)
-        self._arithmetic, self._activation = partition.arithmetic, config.activation
+        self._arithmetic = partition.arithmetic
         self._exchange = folding(partition.exchange)
         self._name, self._mixture, self._hidden = name, mixture, config.hidden_size
         self._plan = partition.plan
@@ -48,15 +50,22 @@ class ExpertMlp:
         mixture, hidden = _mixture(partition.config), partition.config.hidden_size
         held, chosen = len(held_experts(partition)), mixture.routing.chosen
         return (
-            LayerProduct("router", Product("head", mixture.routing.experts, hidden)),
+            LayerProduct(
+                "router", Product("head", mixture.routing.experts, hidden), mixture.biased
+            ),
             LayerProduct(
                 "expert_gate_up",
                 Product("gated", 2 * mixture.width, hidden),
+                mixture.biased,
                 experts=held,
                 chosen=chosen,
             ),
             LayerProduct(
-                "expert_down", Product("column", hidden, mixture.width), experts=held, chosen=chosen
+                "expert_down",
+                Product("column", hidden, mixture.width),
+                mixture.biased,
+                experts=held,
+                chosen=chosen,
             ),
         )
 
@@ -66,7 +75,7 @@ class ExpertMlp:
         mixture, hidden = _mixture(config), config.hidden_size
         last = f"{name}.experts.{mixture.routing.experts - 1}.{mixture.projections[0]}"
         return {
-            f"{name}.gate.weight": (mixture.routing.experts, hidden),
+            f"{name}.{mixture.router}.weight": (mixture.routing.experts, hidden),
             f"{last}.weight": (mixture.width, hidden),
         }
 
@@ -78,26 +87,37 @@ class ExpertMlp:
     def load(self, source: WeightSource) -> None:
         """Read the weights, in place if there are some already."""
         experts, hidden, width = self._mixture.routing.experts, self._hidden, self._mixture.width
+        whole, router = Pieces.whole(), f"{self._name}.{self._mixture.router}"
+        read = source.read(f"{router}.weight", (experts, hidden), whole)
+        self.router = place(self.router, read)
         shapes = (width, hidden), (width, hidden), (hidden, width)
-        whole = Pieces.whole()
-        router = source.read(f"{self._name}.gate.weight", (experts, hidden), whole)
-        self.router = place(self.router, router)
+        named = [*zip(self._mixture.projections, shapes, strict=True)]
+        parts: list[tuple[str, tuple[int, ...]]] = [(f"{p}.weight", shape) for p, shape in named]
+        if self._mixture.biased:
+            read = source.read(f"{router}.bias", (experts,), whole)
+            self.router_bias = place(self.router_bias, read)
+            parts += [(f"{p}.bias", shape[:1]) for p, shape in named]
         asked = []
         for expert in range(experts):
-            of_expert = f"{self._name}.experts.{expert}"
-            for each, shape in zip(self._mixture.projections, shapes, strict=True):
+            for part, shape in parts:
+                name = f"{self._name}.experts.{expert}.{part}"
                 if expert in self._lanes.experts:
-                    asked.append((f"{of_expert}.{each}.weight", shape, whole))
+                    asked.append((name, shape, whole))
                 else:
-                    source.leave(f"{of_expert}.{each}.weight", shape)
-        read = source.read_all(asked)
-        self.gate_up = place(self.gate_up, torch.stack([*map(interleaved, read[::3], read[1::3])]))
-        self.down = place(self.down, torch.stack(read[2::3]))
+                    source.leave(name, shape)
+        found, each = source.read_all(asked), len(parts)
+        gates, ups, downs, *biases = (found[i::each] for i in range(each))
+        self.gate_up = place(self.gate_up, torch.stack([*map(interleaved, gates, ups)]))
+        self.down = place(self.down, torch.stack(downs))
+        if biases:
+            of_gate_up = torch.stack([*map(interleaved, biases[0], biases[1])])
+            old_gate_up, old_down = self.biases
+            self.biases = place(old_gate_up, of_gate_up), place(old_down, torch.stack(biases[2]))
 
     def __call__(self, rows: MicroBatch, following: Norm) -> Pending:
         """The rows' x and residual stream -> the stream with the block's result, and its norm."""
         assert self.router is not None and self.gate_up is not None and self.down is not None
-        logits = self._arithmetic.column(rows.x_MH, self.router, None, torch.float32)
+        logits = self._arithmetic.column(rows.x_MH, self.router, self.router_bias, torch.float32)
         ids, weights, places = ops.choose_experts(
             logits, None, rows.batch, self._mixture.routing, self._lanes.experts
         )
@@ -107,9 +127,9 @@ class ExpertMlp:
             weights,
             self.gate_up,
             self.down,
-            (None, None),
+            self.biases,
             self._lanes,
-            activation=self._activation,
+            activation=self._mixture.activation,
             places=places,
         )
         sent = sums, rows.hidden_MH, following, self._plan

@@ -6,9 +6,10 @@ Their decoder layers are in `tpdet.models.families`.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from tpdet.kernels.inputs.activations import CLAMP_LIMIT, CLAMP_STEEPNESS
 from tpdet.model_config.fields import Fields
 from tpdet.model_config.keys import DEFAULT_THETA, Allowed
-from tpdet.model_config.mixtures import mixtral_experts, no_experts, qwen_experts
+from tpdet.model_config.mixtures import gpt_oss_experts, mixtral_experts, no_experts, qwen_experts
 from tpdet.model_config.model import NORMS_BEFORE, LayerNorms, Mixture
 from tpdet.model_config.rope import Base
 from tpdet.model_config.scales import Scales, gemma2_scales, gemma_scales, granite_scales, no_scales
@@ -16,6 +17,7 @@ from tpdet.model_config.windows import (
     by_pattern,
     every_layer,
     every_other,
+    every_other_stated,
     if_stated,
     no_layer,
     rotary_layers,
@@ -75,6 +77,7 @@ class Family:
     eps_key: str = "rms_norm_eps"
     """The key of what norms add to a mean of squares."""
     row_bias: bool = False
+    sinks: bool = False
     gated: bool = True
     """Whether the feed-forward block has gates; else its tensors are c_fc and c_proj."""
     norm: str = "rms"
@@ -94,6 +97,10 @@ class Family:
     """The part of a head that is rotated where no key says so; None: always whole heads."""
     rotary_settings: frozenset[str] = frozenset()
     """Keys of its `rope_parameters` beside those of the kind of scaling."""
+    rotary_stated: bool = False
+    """Whether the scaling must be stated, because transformers assumes one where it is absent."""
+    dtype: str = ""
+    """Of checkpoints that name none."""
     scales: Callable[[Fields, int, str], Scales] = no_scales
     """(configuration, head size, dtype) -> its factors."""
     activation: str = "silu"
@@ -104,6 +111,8 @@ class Family:
     """(configuration, layers) -> its experts."""
     fused: tuple[str, ...] = ()
     """Which of "qkv" and "gate_up" are one tensor in the checkpoint."""
+    stacked: bool = False
+    """Whether all experts of a layer are one tensor in the checkpoint."""
 
 
 FAMILIES = {
@@ -317,6 +326,29 @@ FAMILIES = {
             windows=if_stated,
             theta=1000000.0,
             mixture=mixtral_experts,
+        ),
+        Family(
+            "GptOssForCausalLM",
+            "gpt_oss",
+            parsed=_BY_TYPE
+            | _ROUTER_KEYS
+            | {"num_local_experts", "experts_per_token", "initial_context_length"},
+            neutral=_OF_TRAINING
+            | {
+                "attention_bias": ((True,), "a checkpoint without biases is not supported"),
+                "swiglu_limit": ((CLAMP_LIMIT,), f"only {CLAMP_LIMIT} is supported"),
+                "swiglu_alpha": ((CLAMP_STEEPNESS,), f"only {CLAMP_STEEPNESS} is supported"),
+            },
+            windows=every_other_stated,
+            head_dim=64,
+            attention_bias=True,
+            row_bias=True,
+            sinks=True,
+            theta=150000.0,
+            rotary_stated=True,
+            dtype="bfloat16",
+            mixture=gpt_oss_experts,
+            stacked=True,
         ),
     )
 }

@@ -13,18 +13,26 @@ class ModelLeaves:
     """The leaves of a model's row products, alike at every tensor-parallel size.
 
     attention: of the attention output, whole query heads; down: of the down product, blocks of 16;
-    outputs: the same cut of the hidden size, by which row layers without a fold are cut.
+    outputs: the same cut of the hidden size, by which row layers without a fold are cut. dense:
+    whether a layer has that down product.
     """
 
     count: int
     attention: Leaves
     down: Leaves
     outputs: Leaves
+    dense: bool = True
+
+    @property
+    def row_products(self) -> tuple[Leaves, ...]:
+        """The cuts of the row products that the model has."""
+        return (self.attention, self.down) if self.dense else (self.attention,)
 
     @property
     def edges(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """What a contract names where leaves are not equal: the edges of each row product."""
-        return ("attention", self.attention.edges), ("down", self.down.edges)
+        down = (("down", self.down.edges),) if self.dense or self.down.equal else ()
+        return ("attention", self.attention.edges), *down  # equal ones were always named
 
 
 def model_leaves(config: ModelConfig, leaves: int | None) -> ModelLeaves:
@@ -40,6 +48,7 @@ def model_leaves(config: ModelConfig, leaves: int | None) -> ModelLeaves:
         cut_leaves(config.num_heads, config.head_dim, count),
         cut_leaves(config.intermediate_size // K_GROUP, K_GROUP, count),
         cut_leaves(config.hidden_size // K_GROUP, K_GROUP, count),
+        config.has_dense_layers,
     )
 
 
@@ -109,7 +118,7 @@ def context_length(wanted: int | None, model: ModelConfig) -> int:
 def _all_busy(leaves: ModelLeaves, ranks: int) -> bool:
     """Whether every rank gets inputs of both row products, and outputs."""
     share = leaves.count // ranks
-    cuts = leaves.attention, leaves.down, leaves.outputs
+    cuts = *leaves.row_products, leaves.outputs
     return all(
         cut.inputs(range(rank * share, (rank + 1) * share)) for cut in cuts for rank in range(ranks)
     )

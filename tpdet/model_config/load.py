@@ -21,6 +21,7 @@ MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 14
 
 FUSED_FAMILIES = {family.name: family for family in FAMILIES.values() if family.fused}
+STACKED_FAMILIES = {family.name: family for family in FAMILIES.values() if family.stacked}
 
 _K_GROUP = 16  # products are added in groups of 16, so a reduced width is a multiple of it
 
@@ -39,7 +40,9 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
     vocab_size = config.integer("vocab_size", high=MAX_VOCABULARY)
     heads, key_heads, head_dim = read_heads(config, family)
     max_position = config.integer("max_position_embeddings")
-    kind = _dtype(config, dtype)
+    kind = _dtype(config, dtype, family.dtype)
+    if family.rotary_stated and "rope_scaling" not in config and "rope_parameters" not in config:
+        config.refuse("rope_scaling", f"a complete config.json of {family.name} states it")
     scales = family.scales(config, head_dim, kind)
     rotary = parse_rotary(
         config,
@@ -81,7 +84,7 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
 
 _OF_FAMILY = (
     *("architecture", "qk_norm", "norm", "layer_norms", "qk_norm_over", "activation"),
-    *("rotary_pairs", "row_bias"),
+    *("rotary_pairs", "row_bias", "sinks"),
 )
 
 
@@ -187,13 +190,15 @@ def _reduced(config: Fields, key: str) -> int:
     return value
 
 
-def _dtype(config: Fields, wanted: str) -> str:
-    """The dtype `wanted`, or the checkpoint's for "auto"."""
+def _dtype(config: Fields, wanted: str, unnamed: str) -> str:
+    """The dtype `wanted`, or the checkpoint's for "auto"; `unnamed` if it names none, unless ""."""
     if wanted != "auto":
         if wanted not in DTYPES:
             raise UsageError(f"dtype {wanted!r} is not supported: use auto, {', '.join(DTYPES)}")
         return wanted
     key = "dtype" if "dtype" in config else "torch_dtype"
+    if key not in config and unnamed:
+        return unnamed
     if key not in config:
         config.refuse("dtype", "the checkpoint names none, choose one with --dtype")
     if "torch_dtype" in config and config.text("torch_dtype") != config.text(key):

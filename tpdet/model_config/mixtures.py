@@ -1,5 +1,6 @@
 """How families state their experts: which layers have them, how many, and who is chosen."""
 
+from tpdet.kernels.inputs.activations import CLAMPED
 from tpdet.kernels.inputs.experts import Routing
 from tpdet.kernels.order import K_GROUP
 from tpdet.model_config.fields import Fields
@@ -41,6 +42,22 @@ def mixtral_experts(config: Fields, layers: int) -> Mixture | None:
         width=_width(config, "intermediate_size"),
         block="block_sparse_moe",
         projections=("w1", "w3", "w2"),
+    )
+
+
+def gpt_oss_experts(config: Fields, layers: int) -> Mixture | None:
+    """gpt-oss: experts on every layer, with biases; the weights of the chosen sum to one."""
+    older = "experts_per_token"
+    if older in config and config.integer(older) != config.integer("num_experts_per_tok"):
+        config.refuse(older, "num_experts_per_tok says otherwise, keep one of them")
+    return Mixture(
+        routing=_routing(config, "num_local_experts", True),
+        width=_width(config, "intermediate_size"),
+        block="mlp",
+        projections=("gate_proj", "up_proj", "down_proj"),
+        router="router",
+        biased=True,
+        activation=CLAMPED,
     )
 
 

@@ -18,8 +18,9 @@ class Mixture:
     """Experts in place of the feed-forward blocks of all layers but `dense_layers`.
 
     width: values between an expert's two products. In the checkpoint the layer's block is called
-    `block`; its router is `gate` [experts, H], expert i has `experts.i.` and the names of
-    `projections`: gate and up [width, H], down [H, width].
+    `block`; its router is `router` [experts, H], expert i has `experts.i.` and the names of
+    `projections`: gate and up [width, H], down [H, width]. biased: whether the router and all
+    products of experts have biases; activation: of their gates.
     """
 
     routing: Routing
@@ -27,6 +28,9 @@ class Mixture:
     block: str
     projections: tuple[str, str, str]
     dense_layers: tuple[int, ...] = ()
+    router: str = "gate"
+    biased: bool = False
+    activation: str = "silu"
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,11 @@ class ModelConfig:
         return self.window_rotary if slides else self.rotary
 
     @property
+    def has_dense_layers(self) -> bool:
+        """Whether some layer's feed-forward block has no experts."""
+        return not all(map(self.has_experts, range(self.num_layers)))
+
+    @property
     def norm_values(self) -> int:
         """Values of a norm of the residual stream: factors and, of a layer norm, biases."""
         return self.hidden_size * (2 if self.norm == "layer" else 1)
@@ -125,6 +134,6 @@ NEUTRAL_VALUES: dict[str, object] = {
     "logit_scale": 1.0, "frequency_factors": (), "norm": "rms", "layer_norms": NORMS_BEFORE,
     "qk_norm_over": "head", "window_rotary": None,
     "activation": "silu", "attention_cap": 0.0, "logit_cap": 0.0,
-    "row_bias": False, "sinks": False, "mixture": None,
+    "row_bias": False, "sinks": False, "mixture": None, "router": "gate", "biased": False,
 }  # fmt: skip
 """Fields that leave everything as it is at these values: digests then leave them out."""

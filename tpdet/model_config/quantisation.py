@@ -91,6 +91,11 @@ def _gptq(found: Fields) -> Quantisation:
     return Quantisation("gptq", 4, _group(found), zero_points=True, zero_offset=offset)
 
 
+def _mxfp4(found: Fields) -> Quantisation:
+    _only(found, "modules_to_not_convert dequantize")
+    return Quantisation("mxfp4", 4, _MXFP4_GROUP)
+
+
 def _compressed(found: Fields) -> Quantisation:
     _only(
         found,
@@ -166,7 +171,7 @@ def _is(found: Fields, key: str, allowed: tuple[Any, ...], remedy: str) -> None:
 
 
 _METHODS: dict[str, Callable[[Fields], Quantisation]] = {
-    "fp8": _fp8, "awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed,
+    "fp8": _fp8, "awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed, "mxfp4": _mxfp4,
 }  # fmt: skip
 _FORMATS: dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]] = {
     "float-quantized": ("fp8 channel", (8,), ("channel",)),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tpdet.model_config.fields import Fields
 from tpdet.model_config.json_file import read_json_object
-from tpdet.model_config.load import FUSED_FAMILIES, read_heads
+from tpdet.model_config.load import FUSED_FAMILIES, STACKED_FAMILIES, read_heads
 from tpdet.model_config.quantisation import Quantisation, parse_quantisation
 
 FusedParts = Mapping[str, tuple[tuple[str, int], ...]]
@@ -17,11 +17,13 @@ class StoredForm:
     """text_part: whether there are tensors of images, too; quantisation: None if there is none.
 
     fused: by the ending of a fused tensor's name, the endings of its parts and the rows of each.
+    stacked: experts of a layer that are one tensor, 0 if each has tensors.
     """
 
     text_part: bool = False
     quantisation: Quantisation | None = None
     fused: FusedParts = field(default_factory=dict)
+    stacked: int = 0
 
 
 def read_stored_form(directory: Path) -> StoredForm:
@@ -38,7 +40,14 @@ def read_stored_form(directory: Path) -> StoredForm:
     fused = _fused(inner or outside)
     if fused and found is not None:
         outside.refuse("quantization_config", "fused tensors that are quantised are not supported")
-    return StoredForm(inner is not None, found, fused)
+    return StoredForm(inner is not None, found, fused, _stacked(inner or outside))
+
+
+def _stacked(config: Fields) -> int:
+    """Of a family that stacks its experts; 0 for any other."""
+    family = STACKED_FAMILIES.get(str(config.raw("model_type")))
+    found = family.mixture(config, config.integer("num_hidden_layers")) if family else None
+    return found.routing.experts if found else 0
 
 
 def _fused(config: Fields) -> FusedParts:

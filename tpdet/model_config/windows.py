@@ -75,6 +75,12 @@ def every_other(config: Fields, layers: int) -> tuple[int | None, ...]:
     return found
 
 
+def every_other_stated(config: Fields, layers: int) -> tuple[int | None, ...]:
+    """As `every_other`, and `sliding_window` must be stated (gpt-oss)."""
+    config.integer("sliding_window")
+    return _but_every(2, config, layers)
+
+
 def by_pattern(config: Fields, layers: int) -> tuple[int | None, ...]:
     """As `three_of_four`, every `sliding_window_pattern`-th, by default the sixth (Gemma 3)."""
     return _but_every(config.integer("sliding_window_pattern", 6), config, layers)

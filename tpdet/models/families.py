@@ -25,4 +25,5 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "starcoder2": PlainLayer,
     "qwen3_moe": DecoderLayer,
     "mixtral": DecoderLayer,
+    "gpt_oss": DecoderLayer,
 }

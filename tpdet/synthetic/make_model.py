@@ -99,11 +99,26 @@ _OWN_SETTINGS: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [0],
     },
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2, "router_jitter_noise": 0.0},
+    "gpt_oss": {
+        "attention_bias": True,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 4,
+        "swiglu_limit": 7.0,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 128,
+        },
+    },
     "glm": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
     "glm4": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
 }
 """What a made model of these families has beside the common keys."""
-_ALTERNATING = ("olmo3", "gemma2", "gemma3_text")
+_ALTERNATING = ("olmo3", "gemma2", "gemma3_text", "gpt_oss")
 """Families whose made models have a window on every second layer, the first among them."""
 _SHORT_WINDOW = 40
 
@@ -304,8 +319,11 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             rows = family.qk_norm_over == "row"
             shapes[f"{attention}.q_norm.weight"] = (query if rows else head,)
             shapes[f"{attention}.k_norm.weight"] = (key if rows else head,)
+        if family.sinks:
+            shapes[f"{attention}.sinks"] = (config["num_attention_heads"],)
         if mixture is not None and index not in mixture.dense_layers:
-            shapes |= _expert_shapes(mixture, f"{layer}.{mixture.block}", hidden)
+            of_experts = _stacked_shapes if family.stacked else _expert_shapes
+            shapes |= of_experts(mixture, f"{layer}.{mixture.block}", hidden)
             continue
         if not family.gated:
             for name, rows, columns in (("c_fc", middle, hidden), ("c_proj", hidden, middle)):
@@ -333,14 +351,29 @@ def _expert_shapes(mixture: Mixture, block: str, hidden: int) -> dict[str, tuple
     return shapes
 
 
+def _stacked_shapes(mixture: Mixture, block: str, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Tensors of a layer's router and experts, which lie together and have biases."""
+    experts, width = mixture.routing.experts, mixture.width
+    return {
+        f"{block}.router.weight": (experts, hidden),
+        f"{block}.router.bias": (experts,),
+        f"{block}.experts.gate_up_proj": (experts, hidden, 2 * width),
+        f"{block}.experts.gate_up_proj_bias": (experts, 2 * width),
+        f"{block}.experts.down_proj": (experts, width, hidden),
+        f"{block}.experts.down_proj_bias": (experts, hidden),
+    }
+
+
 def _random(
     name: str, shape: tuple[int, ...], generator: torch.Generator, norm: str
 ) -> torch.Tensor:
     values = torch.randn(shape, generator=generator)
     if name.endswith("norm.weight"):
         return (0.0 if norm == "rms_plus_one" else 1.0) + 0.1 * values
-    if name.endswith(".bias"):
+    if name.endswith((".bias", "_bias")):
         return 0.5 * values
+    if name.endswith(".sinks"):
+        return 2.0 * values
     if name.endswith(("lm_head.weight", "embed_tokens.weight")):
         return values * (_LOGIT_SPREAD / shape[1] ** 0.5)
     return values / shape[1] ** 0.5

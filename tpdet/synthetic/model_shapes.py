@@ -110,6 +110,41 @@ def _qwen3_moe(hidden: int, width: int, layers: int, heads: int) -> dict[str, An
     return _qwen3(hidden, 8 * width, layers, heads) | experts
 
 
+def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
+    """Experts of the hidden size, 4 of which a token takes; a window on every other layer."""
+    kinds = ("sliding_attention", "full_attention")
+    sizes = _sizes(2880, 2880, layers, 64)
+    return (
+        _COMMON
+        | sizes
+        | {
+            "architectures": ["GptOssForCausalLM"],
+            "model_type": "gpt_oss",
+            "head_dim": 64,
+            "attention_bias": True,
+            "vocab_size": 201088,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+            "sliding_window": 128,
+            "layer_types": [kinds[i % 2] for i in range(layers)],
+            "num_local_experts": experts,
+            "num_experts_per_tok": 4,
+            "swiglu_limit": 7.0,
+            "bos_token_id": 199998,
+            "eos_token_id": 200002,
+        }
+    )
+
+
 _LLAMA_8B = _LLAMA | _sizes(4096, 14336, 32, 32)
 _LLAMA_70B = _LLAMA | _sizes(8192, 28672, 80, 64)
 
@@ -127,6 +162,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-14b": _qwen3(5120, 17408, 40, 40),
     "qwen3-32b": _qwen3(5120, 25600, 64, 64),
     "qwen3-30b-a3b": _qwen3_moe(2048, 768, 48, 32),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
     "llama-3.1-8b": _LLAMA_8B | _scaled_rope(8.0),
     "llama-3.1-70b": _LLAMA_70B | _scaled_rope(8.0),
     "llama-3.2-1b": _LLAMA
@@ -152,6 +189,8 @@ PUBLISHED = {
     "Qwen/Qwen3-14B": "qwen3-14b",
     "Qwen/Qwen3-32B": "qwen3-32b",
     "Qwen/Qwen3-30B-A3B": "qwen3-30b-a3b",
+    "openai/gpt-oss-20b": "gpt-oss-20b",
+    "openai/gpt-oss-120b": "gpt-oss-120b",
     "meta-llama/Llama-3.1-8B": "llama-3.1-8b",
     "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
     "meta-llama/Llama-3.2-1B": "llama-3.2-1b",

@@ -17,6 +17,7 @@ from tpdet.model_config.stored_form import StoredForm, read_stored_form
 from tpdet.weights.fused import split_fused
 from tpdet.weights.quantised import QuantisedFile
 from tpdet.weights.safetensors_header import read_safetensors_header
+from tpdet.weights.stacked import split_stacked
 from tpdet.weights.text_part import text_names
 from tpdet.weights.which import INDEX, SINGLE, find_weights
 
@@ -159,6 +160,7 @@ def _in_usual_form(files: dict[str, Any], holder: dict[str, str], form: StoredFo
     }
     of_views = {name: holder[stored] for name, stored in names.items()}
     views, of_views = split_fused(views, of_views, form.fused)
+    views, of_views = split_stacked(views, of_views, form.stacked)
     if form.quantisation is None:
         opened: NamedViews | QuantisedFile = NamedViews(views)
         return Checkpoint(dict.fromkeys(files, opened), of_views)

@@ -7,6 +7,7 @@ from tpdet.gguf_file.header import SUFFIX, is_gguf
 
 # No file that could contain code is downloaded.
 _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"]
+_OTHER_FORMS = ["original/*", "metal/*"]  # the same weights once more, for other programs (gpt-oss)
 
 
 def resolve_tokenizer(tokenizer: str | None, model: str, revision: str | None = None) -> Path:
@@ -36,7 +37,11 @@ def resolve_model(name: str, revision: str | None = None, what: str = "model") -
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_PATTERNS))
+        return Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=_PATTERNS, ignore_patterns=_OTHER_FORMS
+            )
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
         raise NotFoundError(
             f"{what} {name!r} is neither a directory nor could it be downloaded "

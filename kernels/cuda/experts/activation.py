@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.pointwise.activation import LOG2_E, activate
-from tpdet.kernels.inputs.activations import ACTIVATIONS
+from tpdet.kernels.inputs.activations import ACTIVATIONS, CLAMP_LIMIT, CLAMP_STEEPNESS
 
 _SILU = tl.constexpr(ACTIVATIONS["silu"])
 _GELU_TANH = tl.constexpr(ACTIVATIONS["gelu_tanh"])
-_LIMIT = tl.constexpr(7.0)
-_STEEPNESS = tl.constexpr(1.702)
+_LIMIT = tl.constexpr(CLAMP_LIMIT)
+_STEEPNESS = tl.constexpr(CLAMP_STEEPNESS)
 
 
 @triton.jit
