@@ -140,13 +140,13 @@ def choose_rows(
     SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     OVER_CHOSEN: tl.constexpr,
-    PLACE: tl.constexpr,
+    HEIGHT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """ROWS rows. EXPERTS: `experts` padded to a power of two.
 
-    PLACE: these are all rows; they are placed in blocks of ROWS slots, spread, of the `held`
-    experts from `first` on.
+    HEIGHT above 0: these are all rows; they are placed in blocks of so many slots, spread, of the
+    `held` experts from `first` on.
     """
     await_earlier(DEPENDENT)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -163,13 +163,13 @@ def choose_rows(
     tl.store(ids + to, tl.where(real, at, -1), mask=chosen)
     tl.store(weights + to, tl.where(real, weight, 0.0), mask=chosen)
     # 4. a block for each of this rank's experts that somebody chose
-    if PLACE:
+    if HEIGHT > 0:
         local = at - first
         mine = chosen & real & (local >= 0) & (local < held)
         touched = tl.max(mine.to(tl.int32), 0)
         end = tl.cumsum(touched, 0)
         block = end - touched
-        slot = block[None, :] * ROWS + row
+        slot = block[None, :] * HEIGHT + row
         tl.store(slots + to, tl.where(mine, slot, -1), mask=chosen)
         tl.store(blocks + 1 + block, tl.arange(0, EXPERTS) - first, mask=touched > 0)
         tl.store(blocks, tl.sum(touched, 0))
@@ -228,7 +228,7 @@ def route(
         places = empty_places(ids, held, height, True)
     mine = range(0) if held is None else held
     if rows:
-        each, wide = 1 if places is None else height, triton.next_power_of_2(experts)
+        each = 1 if places is None else triton.next_power_of_2(rows)
         choose_rows[(triton.cdiv(rows, each),)](
             logits,
             logits if bias is None else bias,
@@ -246,12 +246,12 @@ def route(
             rule.scale,
             ROWS=each,
             CHOSEN=rule.chosen,
-            EXPERTS=wide,
+            EXPERTS=triton.next_power_of_2(experts),
             SIGMOID=rule.sigmoid,
             HAS_BIAS=bias is not None,
             OVER_CHOSEN=rule.over_chosen,
-            PLACE=places is not None,
-            num_warps=1 if places is None else max(1, min(8, each * wide // 512)),
+            HEIGHT=0 if places is None else height,
+            num_warps=each,  # a row lies in one warp: the best are found by its lanes alone
             enable_fp_fusion=False,
             **dependent_launch(logits.device),
         )
