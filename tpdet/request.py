@@ -25,6 +25,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     resolved (never None) by the time a request reaches the scheduler. `drafts[i]` is a guess of
     choice i's output, from its first token on. `prediction` guesses the output of every choice
     without drafts: the text that it edits, for example. Neither changes a bit of the answer.
+    `resumed[i]` is the number of choice i's tokens that the client has from an earlier answer.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tenant_salt: str = ""
     drafts: tuple[tuple[int, ...], ...] = ()
     prediction: tuple[int, ...] = ()
+    resumed: tuple[int, ...] = ()
 
     @property
     def max_tokens(self) -> int:
@@ -134,19 +136,21 @@ def check_against_model(request: Request, vocab_size: int, max_model_len: int) -
 
 
 def _check_drafts(request: Request, vocab_size: int, max_model_len: int) -> None:
+    name = "tpdet.resume" if request.resumed else "drafts"
     if len(request.drafts) > request.params.n:
+        what = "resumed choices" if request.resumed else "drafts"
         raise RequestError(
-            f"{len(request.drafts)} drafts for {request.params.n} choices: give each choice one",
-            "drafts",
+            f"{len(request.drafts)} {what} for {request.params.n} choices: give each choice one",
+            name,
         )
     for drafts in request.drafts:
-        _check_ids("drafts", drafts, vocab_size)
+        _check_ids(name, drafts, vocab_size)
         total = len(request.prompt_token_ids) + len(drafts)
         if total > max_model_len:
             raise RequestError(
-                f"prompt of {len(request.prompt_token_ids)} tokens plus drafts of {len(drafts)} is "
-                f"{total}, over the model's context of {max_model_len}: shorten the drafts",
-                "drafts",
+                f"prompt of {len(request.prompt_token_ids)} tokens plus {name} of {len(drafts)} is "
+                f"{total}, over the model's context of {max_model_len}: shorten the {name}",
+                name,
             )
 
 

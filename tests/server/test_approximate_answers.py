@@ -2,11 +2,12 @@
 
 import json
 import os
+from functools import partial
 
 import pytest
 
 from tests.server.fake_engine import FakeEngine
-from tests.server.harness import Server, eventually
+from tests.server.harness import MODEL, Server, eventually, refused
 from tests.server.test_canary import engine
 from tests.server.test_end_to_end import QUESTIONS, Served, ask
 from tpdet.server.leader.canary import Canary
@@ -47,6 +48,20 @@ def test_an_answer_says_so_from_its_first_approximate_token_on(server):
     assert (info["arithmetic"], info["system_fingerprint"]) == ("approximate", "fp_other")
     assert server.metric("tpdet_approximate") == 1.0
     assert server.metric("tpdet_deterministic_slowdown_ratio") == 2.0
+
+
+def test_an_approximate_answer_cannot_be_continued(server):
+    """From its first approximate token on a stream makes its client forget the cursor."""
+    body = {"model": MODEL, "prompt": "hello", "seed": 1, "max_tokens": 6, "stream": True}
+    body |= {"ignore_eos": True, "cache_salt": "approximate=3"}
+    post = partial(server.http.post, "/v1/completions", json=body)
+    events = post(headers={"accept": "text/event-stream"}).text.split("\n\n")[:-1]
+    ids = [event.partition("\n")[0] for event in events]
+    assert all(line.startswith("id: 1.") for line in ids[:3])
+    assert ids[3:] == ["id:"] * 4 and events[-1].endswith("data: [DONE]")
+    found = post(headers={"last-event-id": ids[1].removeprefix("id: ")})
+    error = refused(found, 400, "last-event-id")
+    assert error["message"] == "an approximate answer cannot be resumed"
 
 
 def test_one_approximate_prompt_marks_a_whole_answer(server):

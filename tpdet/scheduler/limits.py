@@ -7,9 +7,22 @@ from tpdet.scheduler.sequence import pages_for
 
 
 def check_drafts(request: Request, fixed_batch: int | None, approximate: bool) -> None:
-    """Refuse (RequestError) drafts where a step's rows are fixed or reach the bits."""
+    """Refuse (RequestError) drafts where a step's rows are fixed or reach the bits.
+
+    An approximate answer cannot be resumed either: nobody can compute it again.
+    """
+    if request.resumed and approximate:
+        raise RequestError(
+            "an approximate answer cannot be resumed: ask for it from its beginning", "tpdet.resume"
+        )
     if not request.drafts or not (fixed_batch or approximate):
         return
+    if request.resumed:
+        raise RequestError(
+            f"resumed tokens are not verified with fixed_batch {fixed_batch} (--fixed-batch): ask "
+            "for the answer from its beginning",
+            "tpdet.resume",
+        )
     why = f"fixed_batch {fixed_batch} (--fixed-batch)" if fixed_batch else "the approximate mode"
     raise RequestError(f"drafts are not verified with {why}: leave drafts out", "drafts")
 

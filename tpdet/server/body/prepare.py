@@ -13,6 +13,13 @@ from tpdet.errors import RequestError
 from tpdet.request import Request, SamplingParams, check_against_model
 from tpdet.server.body.answer_size import check_answer_size
 from tpdet.server.body.prompts import Prompt, PromptReader
+from tpdet.server.body.resume import (
+    FIELD,
+    ResumePoint,
+    check_counts,
+    check_origin,
+    resume_of,
+)
 from tpdet.server.body.schema import (
     ChatBody,
     CompletionBody,
@@ -46,7 +53,8 @@ class Call:
     """One HTTP request for text: the requests to run, and the form of its answer.
 
     `requests[i]` is prompt i, and its choices have the indices `i * n` to `i * n + n - 1`.
-    `logprobs` is the number of alternatives to show, None for no log-probabilities.
+    `logprobs` is the number of alternatives to show, None for no log-probabilities. `resume` says
+    where the tokens come from that the client has already (`Request.resumed`).
     """
 
     kind: Literal["completion", "chat"]
@@ -63,6 +71,7 @@ class Call:
     echoes: tuple[Echo, ...]
     token_names: bool
     token_ids: bool
+    resume: ResumePoint | None = None
 
     @property
     def choices(self) -> int:
@@ -147,6 +156,10 @@ class Preparer:
         shown: int | None,
         scored: int | None,
     ) -> Call:
+        resume = resume_of(body)
+        point = None if resume is None else ResumePoint(FIELD, resume.contract, resume.weights)
+        if point is not None:
+            check_origin(point, self.facts)
         if body.prompt_logprobs is not None and body.stream:
             raise bad_request("prompt_logprobs cannot be streamed: set stream to false", "stream")
         options = body.stream_options or StreamOptions()
@@ -191,6 +204,7 @@ class Preparer:
             echoes=tuple(Echo(self.prompts.text(p), p.hidden) for p in prompts) if echo else (),
             token_names=bool(body.return_tokens_as_token_ids),
             token_ids=bool(body.return_token_ids),
+            resume=point,
         )
 
     def _request(
@@ -203,6 +217,9 @@ class Preparer:
         scored: int | None,
     ) -> Request:
         given = {name: getattr(body, name) for name in _PASSED_ON}
+        resume = resume_of(body)
+        if resume is not None:
+            given["seed"] = resume.seed
         params = SamplingParams(
             **{name: value for name, value in given.items() if value is not None},
             max_tokens=max_tokens,
@@ -217,6 +234,8 @@ class Preparer:
             raise RequestError("this server has no tokenizer", "response_format")
         if self.tokenizer is None and params.stop:
             raise RequestError("this server has no tokenizer: use stop_token_ids", "stop")
+        drafts = _drafts(body)
+        counts = [*map(len, drafts)] if resume is not None else []
         request = Request(
             request_id=request_id,
             prompt_token_ids=tuple(prompt.token_ids),
@@ -224,10 +243,12 @@ class Preparer:
             eos_token_ids=self.eos_token_ids,
             cache_salt=body.cache_salt or "",
             tenant_salt=self.tenant_salt,
-            drafts=_drafts(body),
+            drafts=drafts,
+            resumed=tuple(counts),
             prediction=self.prompts.of_prediction(body.prediction),
         )
         check_against_model(request, self.facts.vocab_size, self.facts.max_model_len)
+        check_counts(request, FIELD)
         return request
 
 
@@ -242,7 +263,10 @@ def _max_tokens(body: GenerationBody) -> int | None:
 
 
 def _drafts(body: GenerationBody) -> tuple[tuple[int, ...], ...]:
-    given = None if body.tpdet is None else body.tpdet.drafts
+    if body.tpdet is None:
+        return ()
+    resume = body.tpdet.resume
+    given = body.tpdet.drafts if resume is None else resume.choices
     return tuple(map(tuple, given or ()))
 
 
@@ -253,8 +277,9 @@ def _check_guesses(body: GenerationBody, prompts: int, echo: bool) -> None:
     why = "a prompt that is echoed" if echo else f"{prompts} prompts"
     if body.prediction is not None:
         raise bad_request(f"a prediction is for one prompt alone, not for {why}", "prediction")
-    if _drafts(body):
-        raise bad_request(f"drafts are for one prompt alone, not for {why}", "tpdet.drafts")
+    name = "drafts" if resume_of(body) is None else "resume"
+    if _drafts(body) or name == "resume":
+        raise bad_request(f"{name} is for one prompt alone, not for {why}", f"tpdet.{name}")
 
 
 def _stops(value: Any) -> tuple[str, ...]:

@@ -147,10 +147,27 @@ class Prediction(Body):
     content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{12,64}$")]
+ChoicesIds = Annotated[list[TokenIds], Field(fail_fast=True)]
+
+
+class Resume(Body):
+    """An answer to go on with: what computes it, its seed, and the ids of each choice so far.
+
+    `contract` and `weights` are whole, or the 12 digits that a system fingerprint shows.
+    """
+
+    contract: Digest
+    weights: Digest
+    seed: Annotated[int, _within(RANGES["seed"])]
+    choices: ChoicesIds
+
+
 class OwnFields(Body):
     """Fields that no other API has; `drafts` has for each choice ids that it may begin with."""
 
-    drafts: Annotated[list[TokenIds], Field(fail_fast=True)] | None = None
+    drafts: ChoicesIds | None = None
+    resume: Resume | None = None
 
 
 class GenerationBody(Body):

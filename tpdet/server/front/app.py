@@ -13,6 +13,7 @@ import tpdet
 from tpdet.config import APPROXIMATE
 from tpdet.server.body.job import Job
 from tpdet.server.body.prepare import Call, Preparer
+from tpdet.server.body.resume import FIELD, HEADER, resumed_by_cursor
 from tpdet.server.body.work import Route, answer_of, needs_engine, prepare_call
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.generation import GenerationResponse
@@ -24,10 +25,12 @@ from tpdet.server.front.page import Page
 from tpdet.server.front.schema_trials import SchemaTrials
 from tpdet.server.wire import limits
 from tpdet.server.wire.json_pieces import to_json
-from tpdet.server.wire.problems import ApiError, from_code, internal_error
-from tpdet.server.wire.protocol import REFUSALS
+from tpdet.server.wire.problems import ApiError, bad_request, from_code, internal_error
+from tpdet.server.wire.protocol import REFUSALS, Start
 from tpdet.text.template_meter import BeyondCount
 from tpdet.text.tokenizer import Tokenizer
+
+EVENTS = "text/event-stream"
 
 
 @dataclass
@@ -176,6 +179,8 @@ def _add_models(app: FastAPI, services: Services) -> None:
                 "version": tpdet.__version__,
                 "model": services.served_name,
                 "system_fingerprint": services.client.system_fingerprint,
+                "contract": facts.contract,
+                "weights": facts.model_digest,
                 "arithmetic": _arithmetic(services.client),
                 "max_model_len": facts.max_model_len,
                 "vocab_size": facts.vocab_size,
@@ -196,6 +201,9 @@ def _add_generation(app: FastAPI, services: Services) -> None:
         call = await _worked_on(services, exchange, route)
         exchange.release()
         assert isinstance(call, Call)
+        event_id = request.headers.get(HEADER)
+        if event_id:
+            call = _continued(call, event_id, services.preparer.facts)
         schema = call.requests[0].params.json_schema
         if schema is not None:
             await services.schema_trials.check(schema)
@@ -206,6 +214,7 @@ def _add_generation(app: FastAPI, services: Services) -> None:
             services.preparer.facts,
             exchange.gone,
             pace,
+            cursors=event_id is not None or EVENTS in request.headers.get("accept", ""),
         )
 
     @app.post("/v1/completions")
@@ -235,6 +244,16 @@ def _add_tokenizer(app: FastAPI, services: Services) -> None:
         if services.tokenizer is None:
             raise ApiError(404, "this server runs without a tokenizer", code="not_found")
         return JsonResponse(services.tokenizer.info())
+
+
+def _continued(call: Call, cursor: str, facts: Start) -> Call:
+    """The call that goes on behind a cursor of its stream. Raises ApiError."""
+    if not call.stream:
+        raise bad_request("Last-Event-ID is for streams: set stream to true", HEADER)
+    if call.resume is not None:
+        raise bad_request(f"Last-Event-ID and {FIELD} are given: send one of the two", HEADER)
+    requests, point = resumed_by_cursor(call.requests, cursor, facts)
+    return replace(call, requests=requests, resume=point)
 
 
 def _arithmetic(client: EngineClient) -> str:

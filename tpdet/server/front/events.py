@@ -21,11 +21,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Event(NamedTuple):
-    """A choice's next piece; `tokens` of all choices, up to this piece."""
+    """A choice's next piece; `tokens` of all choices, up to this piece.
+
+    `cursor`: the tail of the cursor that stands behind it; None where events have no cursors, b""
+    where an answer cannot be continued from here on.
+    """
 
     key: ChoiceKey
     delta: TextDelta
     tokens: int
+    cursor: bytes | None = None
 
 
 class EventWriter:
@@ -40,6 +45,9 @@ class EventWriter:
     ) -> None:
         self._call, self._writers, self._prompts = call, writers, prompts
         self.chunk = chunk
+        self.origin: Json = {}
+        """What the first event of a choice names beside the seed."""
+        self._cursor_head = b""
         self._repeats_prompt = call.echo or call.token_ids
         self._text_only = call.logprobs is None and not call.token_ids and not call.continuous_usage
         self._around: dict[ChoiceKey, tuple[bytes, bytes]] = {}
@@ -48,6 +56,16 @@ class EventWriter:
         """What further events name."""
         self.chunk["system_fingerprint"] = fingerprint
         self._around.clear()
+
+    def set_cursor_head(self, head: bytes) -> None:
+        """What the cursors of all events begin with."""
+        self._cursor_head = head
+
+    def id_line(self, tail: bytes | None) -> bytes:
+        """The line of an event that holds its cursor; an empty one makes clients forget theirs."""
+        if tail is None:
+            return b""
+        return b"id: %b.%b\n" % (self._cursor_head, tail) if tail else b"id:\n"
 
     def small(self, events: list[Event]) -> bool:
         """Whether these may be written at once: a choice's first event may repeat the prompt."""
@@ -60,20 +78,26 @@ class EventWriter:
             return "".join(self.pieces(event)).encode()
         around = self._around.get(event.key)
         if around is None:
-            marked = event._replace(delta=msgspec.structs.replace(delta, text=_MARK))
+            without_text = msgspec.structs.replace(delta, text=_MARK)
+            marked = event._replace(delta=without_text, cursor=None)
             whole = "".join(self.pieces(marked)).encode()
             head, _, tail = whole.rpartition(_encode(_MARK))
             around = self._around[event.key] = head, tail
-        return around[0] + _encode(delta.text) + around[1]
+        content = around[0] + _encode(delta.text) + around[1]
+        return content if event.cursor is None else self.id_line(event.cursor) + content
 
     def pieces(self, event: Event, **fields: object) -> Iterator[str]:
         """Any event, bit by bit where it may repeat the prompt; `fields` replace those around."""
         call, writer = self._call, self._writers[event.key]
-        large = self._repeats_prompt and not writer.begun
+        first = not writer.begun
+        large = self._repeats_prompt and first
         piece = writer.piece(event.delta, self._prompts.get(event.key[0]))
         so_far = usage(call, event.tokens) if call.continuous_usage else None
         extra = {"usage": so_far} if call.include_usage else {}
         content = {**self.chunk, **fields, "choices": [piece], **extra}
+        if first and self.origin:
+            content["tpdet"] = {**self.origin, **content["tpdet"]}
+        yield self.id_line(event.cursor).decode()
         yield "data: "
         yield from json_pieces(content) if large else (json_text(content),)
         yield "\n\n"

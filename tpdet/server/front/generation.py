@@ -10,6 +10,8 @@ from starlette.types import Receive, Scope, Send
 from tpdet.audit.replay import replay_digest_steps
 from tpdet.control.sampling_row import SampledToken
 from tpdet.server.body.prepare import Call
+from tpdet.server.body.resume import check_origin
+from tpdet.server.body.resumption import Resumption
 from tpdet.server.front.answers import ChoiceWriter, Json, envelope, prediction_details, usage
 from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.events import Event, EventWriter
@@ -17,11 +19,12 @@ from tpdet.server.front.middleware import ClientGone
 from tpdet.server.front.pace import Pace
 from tpdet.server.front.response_handle import Output, ResponseHandle
 from tpdet.server.http1.part_writer import PartWriter
+from tpdet.server.wire.cursor import MOST_CHOICES, Progress, cursor_head
 from tpdet.server.wire.json_pieces import json_pieces, json_text
 from tpdet.server.wire.problems import ApiError, internal_error
 from tpdet.server.wire.prompt_scores import PromptPart, PromptScores
 from tpdet.server.wire.protocol import Start
-from tpdet.text.outputs import RequestAssembler
+from tpdet.text.outputs import RequestAssembler, TextDelta
 from tpdet.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("tpdet.server")
@@ -51,12 +54,16 @@ class GenerationResponse(Response):
         facts: Start,
         gone: asyncio.Future[None],
         pace: Pace,
+        cursors: bool = False,
     ) -> None:
+        """cursors: whether a stream's events say where it can be continued."""
         super().__init__()
         self._call, self._client, self._gone = call, client, gone
         self._facts, self._pace = facts, pace
         self._prompts: dict[str, PromptScores] = {}
-        self._begun: set[tuple[str, int]] = set()
+        self._resumption = Resumption(call)
+        self._begun: set[tuple[str, int]] = {*self._resumption.choices}
+        self._progress = _progress_of(call) if cursors else None
         self._shown: list[Event] = []  # that are not written yet
         self._seen_tokens = 0
         self._approximate = False
@@ -72,6 +79,9 @@ class GenerationResponse(Response):
             for choice in range(call.choices)
         }
         self._unfinished = len(self._writers)
+        if call.stream:
+            for key in self._begun:
+                self._writers[key].begun = True
         chunk = envelope(call, 0, facts.system_fingerprint, stream=True)
         self._events = EventWriter(call, chunk, self._writers, self._prompts)
 
@@ -87,9 +97,13 @@ class GenerationResponse(Response):
                 seed = await handle.accepted
                 # Not those that the call was checked against: weights may have been reloaded since.
                 self._facts = handle.facts or self._facts
+                if self._call.resume is not None:
+                    check_origin(self._call.resume, self._facts)
                 prompt_tokens = usage(self._call, 0)["prompt_tokens"]
                 self._client.metrics.tally.add("prompt_tokens", prompt_tokens)
                 if self._call.stream:
+                    while self._resumption.pending:
+                        await handle.changed()
                     scope["tpdet_probe"] = b":\n\n"  # a comment
                     outcome = await self._stream(handle, seed, send)
                 else:
@@ -125,8 +139,14 @@ class GenerationResponse(Response):
 
     async def _stream(self, handle: ResponseHandle, seed: int, send: Send) -> str:
         """Send the events; the outcome: "failed" if an error event was the last one."""
-        self._events.chunk["tpdet"] = {"seed": seed}
-        self._events.set_fingerprint(self._fingerprint)
+        facts, events = self._facts, self._events
+        events.chunk["tpdet"] = {"seed": seed}
+        events.set_fingerprint(self._fingerprint)
+        events.set_cursor_head(cursor_head(facts.contract, facts.model_digest, seed))
+        if self._call.token_ids and not self._approximate:
+            events.origin = self._origin
+        if self._shown:  # while the client's tokens were compared
+            handle.wake()
         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
             held: list[Event] = []
@@ -135,16 +155,17 @@ class GenerationResponse(Response):
                 held = [] if self._unfinished else self._shown[-1:]
                 await self._send_all(self._written(held), send)
             await self._send_all(self._end(held[0], await self._receipt(seed)), send)
-            last = b"data: [DONE]\n\n"
+            last = self._events.id_line(self._cursor) + b"data: [DONE]\n\n"
+            outcome = "completed"
         except ClientGone:
             return "aborted"  # the answer has begun: there is nothing to raise towards
         except ApiError as problem:
-            last = b"data: " + problem.body() + b"\n\n"
+            last, outcome = b"data: " + problem.body() + b"\n\n", "failed"
         except Exception:
             _log.exception("stream %s failed", self._call.group_id)
-            last = b"data: " + internal_error().body() + b"\n\n"
+            last, outcome = b"data: " + internal_error().body() + b"\n\n", "failed"
         await send({"type": "http.response.body", "body": last, "more_body": False})
-        return "completed" if last.startswith(b"data: [") else "failed"
+        return outcome
 
     async def _send_all(self, pieces: Iterator[str], send: Send) -> None:
         async for chunk in self._pace.chunks(pieces):
@@ -161,6 +182,19 @@ class GenerationResponse(Response):
             self._prompts.setdefault(output.request_id, PromptScores()).add(output)
             return
         delta = self._assemblers[output.request_id].push_token(output)
+        key, call = (output.request_id, output.choice), self._call
+        self._seen_tokens += len(delta.token_ids)
+        if self._progress is not None and delta.token_ids:
+            self._progress.add(self._writers[key].index, output.token_id, output.logprob)
+        shown: TextDelta | None = delta
+        if self._resumption.pending:
+            try:
+                shown = self._resumption.take(key, self._writers[key].index, output, delta)
+            except ApiError as problem:
+                self._handle.fail(problem)
+                return
+            if not self._resumption.pending:
+                self._handle.wake()
         if delta.abort:
             self._handle.stop(output.request_id, output.choice)
         if delta.finish_reason is not None:
@@ -168,14 +202,12 @@ class GenerationResponse(Response):
         if output.approximate and not self._approximate:
             self._approximate = True
             self._events.set_fingerprint(self._fingerprint)
-        if not self._call.stream:
+        if not call.stream or shown is None:
             return
-        self._seen_tokens += len(delta.token_ids)
-        key, call = (output.request_id, output.choice), self._call
-        tokens = delta.token_ids and (call.logprobs is not None or call.token_ids)
-        if delta.text or delta.finish_reason or tokens or key not in self._begun:
+        tokens = shown.token_ids and (call.logprobs is not None or call.token_ids)
+        if shown.text or shown.finish_reason or tokens or key not in self._begun:
             self._begun.add(key)
-            self._shown.append(Event(key, delta, self._seen_tokens))
+            self._shown.append(Event(key, shown, self._seen_tokens, self._cursor))
 
     def flush(self) -> None:
         """Write a step's events, or leave them to the task."""
@@ -202,7 +234,20 @@ class GenerationResponse(Response):
             return
         yield from self._events.pieces(last)
         content = self._events.chunk | {"tpdet": receipt, "choices": [], "usage": self._usage()}
-        yield f"data: {json_text(content)}\n\n"
+        yield f"{self._events.id_line(self._cursor).decode()}data: {json_text(content)}\n\n"
+
+    @property
+    def _cursor(self) -> bytes | None:
+        """The tail of the cursor behind all tokens so far; empty once they are approximate."""
+        if self._progress is None:
+            return None
+        return b"" if self._approximate else self._progress.tail()
+
+    @property
+    def _origin(self) -> Json:
+        """What computes the answer, for those who record its tokens."""
+        facts = self._facts
+        return {"contract": facts.contract, "weights": facts.model_digest}
 
     @property
     def _fingerprint(self) -> str:
@@ -235,7 +280,8 @@ class GenerationResponse(Response):
         steps = replay_digest_steps(
             self._call.requests, answers, seed, facts.contract, facts.model_digest
         )
-        return {"seed": seed, "replay_digest": await self._pace.last(steps)}
+        origin = self._origin if self._call.token_ids else {}
+        return {**origin, "seed": seed, "replay_digest": await self._pace.last(steps)}
 
     def _generated(self, assembler: RequestAssembler) -> Iterator[tuple[SampledToken, ...]]:
         return (assembler.choice(index).logprobs for index in range(self._call.choices))
@@ -249,6 +295,12 @@ class GenerationResponse(Response):
                 sum(assembler.accepted_draft_tokens for assembler in assemblers),
             )
         return found
+
+
+def _progress_of(call: Call) -> Progress | None:
+    """Counts the tokens of a stream for its cursors; None where these would be too long."""
+    choices = len(call.requests) * call.choices
+    return Progress(choices) if call.stream and choices <= MOST_CHOICES else None
 
 
 async def _together(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

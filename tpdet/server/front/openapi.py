@@ -42,7 +42,7 @@ _ERROR = {
 }
 _EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 _ANY_ERRORS = ("401", "404", "405", "408", "431", "500", "503")
-_BODY_ERRORS = ("400", "411", "413", "415")
+_BODY_ERRORS = ("400", "409", "411", "413", "415")
 
 
 def describe(app: FastAPI, guarded: bool) -> dict[str, Any]:

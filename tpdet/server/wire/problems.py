@@ -18,7 +18,8 @@ RETRYABLE = ("engine_overloaded", "draining", "engine_dead", "audit_unavailable"
 SERVER_FAULTS = ("numerical_error", "integrity_error", "internal_error")
 CODES = (
     RequestError.code, "authentication_error", "invalid_api_key", "method_not_allowed", "not_found",
-    "model_not_found", "not_supported", "unknown_field", *RETRYABLE, *SERVER_FAULTS,
+    "model_not_found", "not_supported", "resume_mismatch", "unknown_field", *RETRYABLE,
+    *SERVER_FAULTS,
 )  # fmt: skip
 """Every code, or type where there is no code, that an ApiError has."""
 

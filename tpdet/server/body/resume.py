@@ -1,0 +1,108 @@
+"""Continues an answer: what its client says of the tokens that it has, checked against the server.
+
+A body names them as `tpdet.resume`, by their ids; a `Last-Event-ID` header names a place in the
+stream of the same body.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from tpdet.request import Request, with_seed
+from tpdet.server.body.schema import GenerationBody, Resume
+from tpdet.server.wire.cursor import read_cursor
+from tpdet.server.wire.problems import ApiError, bad_request
+from tpdet.server.wire.protocol import Start
+
+FIELD, HEADER = "tpdet.resume", "last-event-id"
+
+
+class ResumePoint(NamedTuple):
+    """What computed the tokens that a client has; how many they are stands in `Request.resumed`.
+
+    `contract` and `weights` are the first hex digits of a contract id and of a model digest, or all
+    of them. `checksum` is a cursor's; ids need none. `place` names the field or header.
+    """
+
+    place: str
+    contract: str
+    weights: str
+    checksum: int | None = None
+
+
+def resume_of(body: GenerationBody) -> Resume | None:
+    """A body's resume. Raises ApiError where another field contradicts it."""
+    found = None if body.tpdet is None else body.tpdet.resume
+    if found is None or body.tpdet is None:
+        return None
+    if body.tpdet.drafts is not None:
+        raise bad_request("resume and drafts are given: leave drafts out", FIELD)
+    if body.seed not in (None, found.seed):
+        raise bad_request(
+            f"seed {body.seed} is not the seed of the answer to resume, {found.seed}: send one",
+            f"{FIELD}.seed",
+        )
+    return found
+
+
+def check_counts(request: Request, place: str) -> None:
+    """Refuse (ApiError) more tokens than the answer may have."""
+    for choice, count in enumerate(request.resumed):
+        if count > request.max_tokens:
+            raise bad_request(
+                f"choice {choice} has {count} tokens already, over max_tokens {request.max_tokens}:"
+                " send the request that the answer began with",
+                place,
+            )
+
+
+def check_origin(point: ResumePoint, facts: Start) -> None:
+    """Refuse (ApiError 409) to go on with what another contract or other weights computed."""
+    for name, theirs, ours in (
+        ("contract", point.contract, facts.contract),
+        ("weights", point.weights, facts.model_digest),
+    ):
+        if not ours.startswith(theirs):
+            raise ApiError(
+                409,
+                f"the {name} of the answer to resume {_is(name)} {theirs}, and this server's "
+                f"{_is(name)} {ours[: len(theirs)]}: ask a server with the same {name}",
+                param=f"{point.place}.{name}" if point.place == FIELD else point.place,
+                code="resume_mismatch",
+            )
+
+
+def resumed_by_cursor(
+    requests: tuple[Request, ...], text: str, facts: Start
+) -> tuple[tuple[Request, ...], ResumePoint]:
+    """The requests of a stream that goes on behind the cursor `text`. Raises ApiError."""
+    try:
+        cursor = read_cursor(text)
+    except ValueError as error:
+        raise bad_request(f"Last-Event-ID {text[:80]!r}: {error}", HEADER) from None
+    point = ResumePoint(HEADER, cursor.contract, cursor.weights, cursor.checksum)
+    check_origin(point, facts)
+    if requests[0].params.seed not in (None, cursor.seed):
+        raise bad_request(
+            f"the seed of Last-Event-ID is {cursor.seed}, the body's {requests[0].params.seed}: "
+            "send the request that the stream began with",
+            HEADER,
+        )
+    choices = requests[0].params.n
+    if len(cursor.counts) != choices * len(requests):
+        raise bad_request(
+            f"Last-Event-ID is of {len(cursor.counts)} choices, the body of "
+            f"{choices * len(requests)}: send the request that the stream began with",
+            HEADER,
+        )
+    found = []
+    for place, request in enumerate(requests):
+        counts = cursor.counts[place * choices : (place + 1) * choices]
+        request = msgspec.structs.replace(with_seed(request, cursor.seed), resumed=counts)
+        check_counts(request, HEADER)
+        found.append(request)
+    return tuple(found), point
+
+
+def _is(name: str) -> str:
+    return "are" if name == "weights" else "is"

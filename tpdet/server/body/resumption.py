@@ -1,0 +1,96 @@
+"""What of an answer its client already has: it is computed again and compared, not sent again."""
+
+from tpdet.request import TokenOutput
+from tpdet.server.body.prepare import Call
+from tpdet.server.body.resume import FIELD, ResumePoint
+from tpdet.server.wire.cursor import Progress
+from tpdet.server.wire.problems import ApiError, bad_request
+from tpdet.text.outputs import TextDelta
+
+ChoiceKey = tuple[str, int]  # request id, choice
+
+
+class Resumption:
+    """The tokens of a call's choices that are still to be compared.
+
+    `pending`: some are, or one was wrong, so nothing may be sent yet.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._point = call.resume
+        self._drafts = {request.request_id: request.drafts for request in call.requests}
+        self._left: dict[ChoiceKey, int] = {
+            (request.request_id, choice): count
+            for request in call.requests
+            for choice, count in enumerate(request.resumed)
+            if count
+        }
+        self._progress = Progress(len(call.requests) * call.choices)
+        self.pending = bool(self._left)
+        self.choices = frozenset(self._left)
+        """The choices of which the client has tokens."""
+
+    def take(
+        self, key: ChoiceKey, index: int, output: TokenOutput, delta: TextDelta
+    ) -> TextDelta | None:
+        """What of a token's delta is to be sent; `index` is its choice's place in the answer.
+
+        None where the client has all of it. How a choice ended is told once more, without its text.
+        Raises ApiError for a token that is not the client's.
+        """
+        left = self._left.get(key)
+        if left is None or self._point is None:
+            return delta
+        if output.approximate:
+            raise bad_request("an approximate answer cannot be resumed", self._point.place)
+        position = self._progress.counts[index]
+        self._compare(key, index, position, output)
+        self._progress.add(index, output.token_id, output.logprob)
+        if delta.finish_reason is not None and left > 1:
+            raise _mismatch(
+                self._point,
+                index,
+                position + 1,
+                f"the resumed answer goes on, and this server's ends after {position + 1} tokens",
+            )
+        if left > 1:
+            self._left[key] = left - 1
+            return None
+        del self._left[key]
+        if not self._left:
+            self._check_sum()
+            self.pending = False
+        if delta.finish_reason is None:
+            return None
+        return TextDelta(finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
+
+    def _compare(self, key: ChoiceKey, index: int, position: int, output: TokenOutput) -> None:
+        request_id, choice = key
+        drafts = self._drafts[request_id]
+        if choice < len(drafts) and drafts[choice][position] != output.token_id:
+            assert self._point is not None
+            raise _mismatch(
+                self._point,
+                index,
+                position,
+                f"the resumed token is {drafts[choice][position]}, and this server's is "
+                f"{output.token_id}",
+            )
+
+    def _check_sum(self) -> None:
+        point = self._point
+        if point is not None and point.checksum not in (None, self._progress.checksum):
+            raise ApiError(
+                409,
+                "this server's tokens, up to the place of Last-Event-ID, are not those that the "
+                "stream delivered: send the request that it began with",
+                param=point.place,
+                code="resume_mismatch",
+            )
+
+
+def _mismatch(point: ResumePoint, choice: int, position: int, what: str) -> ApiError:
+    place = f"{FIELD}.choices[{choice}][{position}]" if point.place == FIELD else point.place
+    return ApiError(
+        409, f"choice {choice}, position {position}: {what}", param=place, code="resume_mismatch"
+    )
