@@ -27,5 +27,6 @@ def unpack(
 def fp4_values(packed: torch.Tensor) -> torch.Tensor:
     """uint8 [A, B] -> values e2m1 as fp32 [A, 2 B]; the low nibble is the first."""
     table = torch.tensor([*_FP4, *(-value for value in _FP4)])
-    nibbles = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
-    return table[nibbles.long()]
+    byte = torch.arange(256)
+    pairs = torch.stack([table[byte & 15], table[byte >> 4]], -1).view(torch.int64)[:, 0]
+    return pairs[packed.int()].view(torch.float32)

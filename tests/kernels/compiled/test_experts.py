@@ -87,6 +87,13 @@ def test_every_tile_compiles_without_spills_or_serialised_instructions(tile, sha
         check_tile(tile, shared and bool(name), name)
 
 
+def test_clamped_gates_with_biases_compile_without_spills():
+    tile = Tile(16, 128, 64, 4, 10, "warp_swapped")
+    assert takes(tile, 5760, 2880, 2, True) and takes(tile, 2880, 2880, 2, False)  # gpt-oss
+    ptx, log, _ = compile_tile(tile, False, "clamped", bias=True)
+    check(ptx, log, f"{tile} clamped", ["wgmma.mma_async.sync.aligned.m64n16k16", "div.full.f32"])
+
+
 def test_a_pipeline_that_does_not_fit_is_known():
     most = Tile(128, 128, 64, 4, 6, "warp_swapped")
     assert takes(most, 2048, 768, 2, False)

@@ -9,6 +9,7 @@ from tests.kernels.interpreted.product_inputs import draw
 from tests.kernels.interpreted.test_gluon_gemm import activate_and_multiply, described
 from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels import order
+from tpdet.kernels.cpu.experts.sums import expert_sums as cpu_expert_sums
 from tpdet.kernels.cuda.experts import activation as expert_activation
 from tpdet.kernels.cuda.experts import admission, places, warp_specialised
 from tpdet.kernels.cuda.experts.choice import Rule, choose, route
@@ -226,6 +227,31 @@ def test_where_experts_live_reaches_no_bit():
         assert totals[0][0].any() and not totals[0][-1].any()
     cut = by_columns(x, ids, weights, gate_up, down, bias, name)
     assert_same_bits(cut, totals[0], "experts cut over outputs")
+
+
+def test_experts_with_biases_and_clamped_gates_are_chains_with_both():
+    """Widths that no tile divides: 80 and 48 inputs, 96 and 80 outputs. Gates and ups past 7."""
+    tokens, count, lanes = 18, 4, 2
+    x, ids = draw(tokens, 80, dtype=torch.float16) * 3, routes(tokens, 2, count, padding=1)
+    gate_up, down = (draw(count, *at, dtype=torch.float16) for at in ((96, 80), (80, 48)))
+    biases = tuple(draw(count, n, dtype=torch.float16, seed=n) * 4 for n in (96, 80))
+    weights, fold = draw(tokens, 2, seed=3), Lanes(range(count), count, lanes, (0, 1))
+    asked = x, ids, weights, gate_up, down
+    found = expert_sums(*asked, biases, fold, activation="clamped").values
+    wanted, largest = torch.zeros(lanes, tokens, 80), 0.0
+    for token, choice in (ids >= 0).nonzero().tolist():
+        expert, row = int(ids[token, choice]), x[token : token + 1]
+        wide = column_gemm(row, gate_up[expert], biases[0][expert], torch.float32)
+        largest = max(largest, float(wide.abs().max()))
+        y = column_gemm(clamped(wide).half(), down[expert], biases[1][expert], x.dtype)
+        wanted[expert // 2, token] += weights[token, choice] * y[0].float()
+    assert largest > 7.0
+    assert_same_bits(found, wanted)
+    others = ((None, biases[1]), "clamped"), ((biases[0], None), "clamped"), (biases, "silu")
+    for held, name in others:
+        assert not same_bits(expert_sums(*asked, held, fold, activation=name).values, wanted)
+    cpu = cpu_expert_sums(x, ids, *asked[2:], biases, fold, activation="clamped").values
+    assert (found - cpu).abs().max() <= 2e-3 * cpu.abs().max()
 
 
 def test_a_tile_that_leaves_the_bit_class_is_named(monkeypatch):
