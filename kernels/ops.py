@@ -204,6 +204,40 @@ def expert_sums(
     return cast(PartialSums, _on(x, "experts.sums").expert_sums(*of, **found))
 
 
+def expert_rows(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: torch.Tensor,
+    bias: torch.Tensor | None,
+    experts: range,
+    total: int,
+    activation: str = "silu",
+) -> torch.Tensor:
+    """x [M, H], ids [M, k] -> [M, k, I']: what each choice's expert makes of gate and up.
+
+    gate_up [E, 2 * I', H], interleaved: some outputs of `experts` of `total`, or all.
+    """
+    of = x, ids, gate_up, bias, experts, total, activation
+    return cast(torch.Tensor, _on(x, "experts.sums").expert_rows(*of))
+
+
+def sums_of_rows(
+    mixed: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    down: torch.Tensor,
+    bias: torch.Tensor | None,
+    lanes: Lanes,
+    shared: torch.Tensor | None = None,
+) -> PartialSums:
+    """mixed [M, k, I] of all outputs, ids, weights [M, k] -> the roots of lanes [R, M, N].
+
+    down [E, N, I]: some outputs of the experts of `lanes`, or all. shared: as of `expert_sums`.
+    """
+    of = mixed, ids, weights, down, bias, lanes, shared
+    return cast(PartialSums, _on(mixed, "experts.sums").sums_of_rows(*of))
+
+
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """ids [M] int64, table [V, H] -> fp32 rows [M, H].
 

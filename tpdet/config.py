@@ -94,6 +94,12 @@ class EngineConfig(BaseModel):
         le=MOST_LEAVES,
         description="leaves of a row layer (a power of two); 8 by default; part of the contract id",
     )
+    experts: Literal["auto", "lanes", "columns"] = Field(
+        "auto",
+        description="where the experts of a mixture lie; lanes: whole experts on ranks; columns: "
+        "every expert cut over its outputs on all ranks; auto: what reads less at one row; no bit "
+        "depends on it",
+    )
     max_model_len: Size | None = Field(
         None, ge=1, description="context length; the model's if unset"
     )

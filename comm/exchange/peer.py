@@ -72,7 +72,7 @@ class PeerExchange:
     ) -> None:
         """rows: the most of a step. Collective: every rank makes its own together."""
         self.carrier = PeerCarrier(memory)
-        self._plan = plan
+        self.plan = plan
         self._world = memory.world
         self._dtype = dtype
         self.layout = SlotLayout(
@@ -143,7 +143,7 @@ class PeerExchange:
         plan: FoldPlan | None,
         two: Peers,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        plan = self._plan if plan is None else plan
+        plan = self.plan if plan is None else plan
         if norm.dtype != self._dtype or residual.dtype != torch.float32:
             raise ValueError(
                 f"a stream of {residual.dtype} normed to {norm.dtype}: this exchange was made for "

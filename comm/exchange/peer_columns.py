@@ -37,12 +37,14 @@ class PeerColumns:
         widths: tuple[int, int],
         dtype: torch.dtype,
         piece_rows: int = PIECE_ROWS,
+        carrier: PeerCarrier | None = None,
     ) -> None:
         """rows: the most of a step; widths: values of the widest whole row, and of the stream's.
 
-        Collective: every rank makes its own together.
+        carrier: that of another exchange in the same steps. Collective: every rank makes its own
+        together.
         """
-        self.carrier = PeerCarrier(memory)
+        self.carrier = PeerCarrier(memory) if carrier is None else carrier
         self._ranks = memory.world.size
         self._dtype = dtype
         row = max(widths) * dtype.itemsize

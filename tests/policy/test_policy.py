@@ -166,6 +166,7 @@ ALLOWED = {
     },
     "approximate sums": {"comm/exchange/all_reduce.py"},
     "a library's sum": {"comm/world/group_world.py", "comm/world/library_sum.py"},
+    "undefined tie order": {"tpdet/verify/control.py"},
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ FLAGS = """
     --allow-faults --api-key-file --approximate --audit-dir --batch-swing-alarm
     --canary-interval --chat-template --compile-ahead --config --device --disable-log-stats
     --disable-uvicorn-access-log --drain-timeout --dtype --enable-prefix-caching
-    --enforce-eager --fixed-batch --fold-order --gpu-memory-utilization --help --host
+    --enforce-eager --experts --fixed-batch --fold-order --gpu-memory-utilization --help --host
     --http-processes --kernel-cache --kv-pages --leaves --load-format --max-model-len
     --max-num-batched-tokens
     --max-num-seqs --max-queue --max-slowdown --model --no-allow-faults --no-approximate
@@ -80,7 +80,10 @@ def test_the_command_line_wins_over_the_file(tmp_path):
         (("a", "--host", "0.0.0.0"), "--host 0.0.0.0 .* --api-key-file, or set TPDET_API_KEY"),
         (("a", "--audit-dir", "x"), "--audit-dir"),
         (("a", "--max-modle-len", "2k"), "did you mean --max-model-len[?] See test --help"),
-        (("a", "--fixed-batch", "9", "--max-num-seqs", "8"), "--fixed-batch 9 is over --max-num-"),
+        (
+            ("a", "--fixed-batch", "9", "--max-num-seqs", "8"),
+            "--fixed-batch 9 is over --max-num-",
+        ),
         (("a", "--approximate", "--row-layers", "gather"), "need --row-layers fold"),
     ],
 )

@@ -49,7 +49,9 @@ SPEC = VerifySpec(
 def test_relations_are_chosen_by_group_or_name_and_hold_the_reference():
     assert parse_relations("all") == (*STEPS, *PROCESSES)
     assert parse_relations("steps") == tuple(STEPS)
-    assert parse_relations("processes") == ("alone", "fresh", "cache", "eager", "gather")
+    assert parse_relations("processes") == (
+        *("alone", "fresh", "cache", "eager", "gather", "experts"),
+    )
     assert parse_relations("fresh,batch") == ("alone", "batch", "fresh")
     with pytest.raises(UsageError, match="relation 'graph'"):
         parse_relations("graph")
@@ -59,7 +61,7 @@ def test_relations_are_chosen_by_group_or_name_and_hold_the_reference():
 def test_the_cpu_has_no_kernel_cache_and_no_graphs_and_the_control_only_steps():
     everything = GROUPS["all"]
     assert that_apply(everything, "cuda", False) == everything
-    assert that_apply(everything, "cpu", False) == (*STEPS, "fresh")
+    assert that_apply(everything, "cpu", False) == (*STEPS, "fresh", "experts")
     assert that_apply(everything, "cuda", True) == tuple(STEPS)
 
 

@@ -117,7 +117,7 @@ HABITS = {
     "data-parallel-size": _only(
         "one server is one replica: start several behind a load balancer", "1"
     ),
-    "enable-expert-parallel": _never("models with experts are not supported"),
+    "enable-expert-parallel": _never("use --experts lanes"),
     "enable-lora": _never("adapters are not supported"),
     "enable-auto-tool-choice": _never("tools are not supported"),
     "tool-call-parser": _only("tools are not supported"),

@@ -22,7 +22,7 @@ GROUPS = {
     ),
     "arithmetic (what may change bits)": ("fold_order", "row_layers", "leaves", "approximate"),
     "ranks and kernels": (
-        "transport", "share_draws", "enforce_eager", "compile_ahead",
+        "transport", "experts", "share_draws", "enforce_eager", "compile_ahead",
         "kernel_cache",
     ),
 }  # fmt: skip

@@ -1,13 +1,26 @@
-"""Mixture of experts: a router, the experts of this rank, and their sums, lane by lane."""
+"""Mixture of experts: a router, the experts of this rank, and their sums, lane by lane.
+
+Experts lie whole on ranks, or each is cut over its outputs on all of them (`Partition.experts`):
+
+    lanes      a rank has the experts of its lanes, and sends the roots of these
+    columns    a rank has a part of every expert's outputs; ranks gather the rows between an
+               expert's two products, and then the totals of the fold over all lanes
+
+No bit depends on it: each output is one chain over all of K, and the fold is one expression.
+"""
+
+from dataclasses import replace
 
 import torch
 
+from tpdet.comm.exchange.expert_columns import ExpertColumns, open_experts
 from tpdet.comm.exchange.fold import Done, Pending
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.experts import Lanes
 from tpdet.kernels.inputs.gated import interleaved
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product
+from tpdet.kernels.order import fold_tree
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.linear import folding
@@ -24,7 +37,7 @@ from tpdet.weights.source import WeightSource
 class ExpertMlp:
     """The sum over a row's experts of w * down(act(gate(x)) * up(x)), added to the stream.
 
-    Each rank holds whole experts, neighbours by id: those of its lanes. All ranks route alike.
+    All ranks route alike. Whole experts of a rank are neighbours by id.
     """
 
     router: torch.Tensor | None = None
@@ -38,10 +51,13 @@ class ExpertMlp:
         self._arithmetic = partition.arithmetic
         self._exchange = folding(partition.exchange)
         self._name, self._mixture, self._hidden = name, mixture, config.hidden_size
-        self._plan = partition.plan
-        roots = relative_roots(self._plan.roots[partition.world.rank])
-        held = held_experts(partition)
-        self._lanes = Lanes(held, mixture.routing.experts, len(partition.mine), roots)
+        self._plan, self._columns = partition.plan, partition.experts
+        roots, held = relative_roots(self._plan.roots[partition.world.rank]), len(partition.mine)
+        if self._columns is not None:
+            roots, held = (fold_tree(partition.fold_order, partition.leaves),), partition.leaves
+        experts = held_experts(partition)
+        self._lanes = Lanes(experts, mixture.routing.experts, held, roots)
+        self._parts = held_outputs(partition)
         self.load(source)
 
     @staticmethod
@@ -49,24 +65,13 @@ class ExpertMlp:
         """Its products, as this rank holds them."""
         mixture, hidden = _mixture(partition.config), partition.config.hidden_size
         held, chosen = len(held_experts(partition)), mixture.routing.chosen
+        (width, outputs), biased = map(len, held_outputs(partition)), mixture.biased
+        gate_up = Product("gated", 2 * width, hidden)
+        down = Product("column", outputs, mixture.width)
         return (
-            LayerProduct(
-                "router", Product("head", mixture.routing.experts, hidden), mixture.biased
-            ),
-            LayerProduct(
-                "expert_gate_up",
-                Product("gated", 2 * mixture.width, hidden),
-                mixture.biased,
-                experts=held,
-                chosen=chosen,
-            ),
-            LayerProduct(
-                "expert_down",
-                Product("column", hidden, mixture.width),
-                mixture.biased,
-                experts=held,
-                chosen=chosen,
-            ),
+            LayerProduct("router", Product("head", mixture.routing.experts, hidden), biased),
+            LayerProduct("expert_gate_up", gate_up, biased, experts=held, chosen=chosen),
+            LayerProduct("expert_down", down, biased, experts=held, chosen=chosen),
         )
 
     @staticmethod
@@ -91,18 +96,21 @@ class ExpertMlp:
         read = source.read(f"{router}.weight", (experts, hidden), whole)
         self.router = place(self.router, read)
         shapes = (width, hidden), (width, hidden), (hidden, width)
-        named = [*zip(self._mixture.projections, shapes, strict=True)]
-        parts: list[tuple[str, tuple[int, ...]]] = [(f"{p}.weight", shape) for p, shape in named]
+        of_width, of_hidden = (Pieces.whole(kept) for kept in self._parts)
+        cuts = of_width, of_width, of_hidden
+        named = [*zip(self._mixture.projections, shapes, cuts, strict=True)]
+        parts: list[tuple[str, tuple[int, ...], Pieces]]
+        parts = [(f"{p}.weight", shape, cut) for p, shape, cut in named]
         if self._mixture.biased:
             read = source.read(f"{router}.bias", (experts,), whole)
             self.router_bias = place(self.router_bias, read)
-            parts += [(f"{p}.bias", shape[:1]) for p, shape in named]
+            parts += [(f"{p}.bias", shape[:1], cut) for p, shape, cut in named]
         asked = []
         for expert in range(experts):
-            for part, shape in parts:
+            for part, shape, cut in parts:
                 name = f"{self._name}.experts.{expert}.{part}"
                 if expert in self._lanes.experts:
-                    asked.append((name, shape, whole))
+                    asked.append((name, shape, cut))
                 else:
                     source.leave(name, shape)
         found, each = source.read_all(asked), len(parts)
@@ -118,9 +126,12 @@ class ExpertMlp:
         """The rows' x and residual stream -> the stream with the block's result, and its norm."""
         assert self.router is not None and self.gate_up is not None and self.down is not None
         logits = self._arithmetic.column(rows.x_MH, self.router, self.router_bias, torch.float32)
+        held = self._lanes.experts if self._columns is None else None
         ids, weights, places = ops.choose_experts(
-            logits, None, rows.batch, self._mixture.routing, self._lanes.experts
+            logits, None, rows.batch, self._mixture.routing, held
         )
+        if self._columns is not None:
+            return self._by_columns(self._columns, rows, following, ids, weights)
         sums = ops.expert_sums(
             rows.x_MH,
             ids,
@@ -137,15 +148,55 @@ class ExpertMlp:
             return self._exchange.begin(*sent)
         return Done(*self._exchange.fold_and_norm(*sent))
 
+    def _by_columns(
+        self,
+        columns: ExpertColumns,
+        rows: MicroBatch,
+        following: Norm,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> Pending:
+        """Both products of all experts, of this rank's outputs; two gathers."""
+        assert self.gate_up is not None and self.down is not None
+        lanes = self._lanes
+        of_gate_up, of_down = self.biases
+        held = lanes.experts, lanes.total, self._mixture.activation
+        mixed = ops.expert_rows(rows.x_MH, ids, self.gate_up, of_gate_up, *held)
+        sums = ops.sums_of_rows(columns.gather(mixed), ids, weights, self.down, of_down, lanes)
+        return Done(*columns.finish(sums.values[0], rows.hidden_MH, following))
+
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Multiply and exchange by this from now on."""
         self._arithmetic, self._exchange = arithmetic, folding(arithmetic.exchange)
 
 
 def held_experts(partition: Partition) -> range:
-    """Experts of a rank: those of its lanes, which are equal groups of neighbours."""
-    share = _mixture(partition.config).routing.experts // partition.leaves
+    """Experts that a rank holds, or holds a part of: all, or those of its lanes."""
+    experts = _mixture(partition.config).routing.experts
+    share = experts // partition.leaves
+    if partition.experts is not None:
+        return range(experts)
     return range(partition.mine.start * share, partition.mine.stop * share)
+
+
+def held_outputs(partition: Partition) -> tuple[range, range]:
+    """Outputs of gate or up, and of down, that a rank holds of each of its experts."""
+    sizes = _mixture(partition.config).width, partition.config.hidden_size
+    if partition.experts is None:
+        return range(sizes[0]), range(sizes[1])
+    width, hidden = (size // partition.world.size for size in sizes)
+    rank = partition.world.rank
+    return range(rank * width, (rank + 1) * width), range(rank * hidden, (rank + 1) * hidden)
+
+
+def open_columns_of_experts(partition: Partition, rows: int) -> Partition:
+    """With the gathers that go with its exchange, for steps of up to `rows`. Collective."""
+    if partition.experts is None:
+        return partition
+    config, mixture = partition.config, _mixture(partition.config)
+    shape = mixture.routing.chosen, mixture.width, config.hidden_size
+    dtype = getattr(torch, config.dtype)
+    return replace(partition, experts=open_experts(partition.exchange, rows, shape, dtype))
 
 
 def _mixture(config: ModelConfig) -> Mixture:

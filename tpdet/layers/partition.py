@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, replace
 
+from tpdet.comm.exchange.expert_columns import ExpertColumns, GatheredExperts
 from tpdet.comm.exchange.fold import GatherExchange, RankExchange
 from tpdet.comm.world.world import World
 from tpdet.kernels.order import FoldPlan, Leaves, fold_plan
 from tpdet.layers.arithmetic import Arithmetic, StrictArithmetic
 from tpdet.model_config import ModelConfig
-from tpdet.model_config.fit import ModelLeaves, check_ranks
+from tpdet.model_config.fit import ModelLeaves, check_ranks, place_experts
 from tpdet.weights.pieces import Pieces
 
 _VOCABULARY_GROUP = 16
@@ -17,7 +18,8 @@ _VOCABULARY_GROUP = 16
 class Partition:
     """A rank's share of a model: its leaves, `mine` of them here, and the fold's plan.
 
-    `row_layers` names how its row layers are cut: see tpdet.layers.row_layers.
+    `row_layers` names how its row layers are cut: see tpdet.layers.row_layers. `experts` gathers
+    the columns of experts that are cut over their outputs; None where experts lie whole on ranks.
     """
 
     config: ModelConfig
@@ -26,6 +28,7 @@ class Partition:
     cut: ModelLeaves
     arithmetic: Arithmetic
     row_layers: str = "fold"
+    experts: ExpertColumns | None = None
 
     def by(self, arithmetic: Arithmetic) -> "Partition":
         """The same cut computed by another arithmetic, made for this plan and world."""
@@ -123,9 +126,14 @@ def make_partition(
     fold_order: str,
     leaves: int | None,
     row_layers: str = "fold",
+    experts: str = "auto",
 ) -> Partition:
     """Cut `config` over `world`. Raises UsageError naming the tensor-parallel sizes that fit."""
     cut = check_ranks(config, world.size, leaves)
+    placed = place_experts(config, world.size, experts)
     plan = fold_plan(fold_order, cut.count, world.size)
-    arithmetic = StrictArithmetic(GatherExchange(plan, world))
-    return Partition(config, world, fold_order, cut, arithmetic, row_layers)
+    exchange = GatherExchange(plan, world)
+    columns = GatheredExperts(exchange) if placed == "columns" else None
+    return Partition(
+        config, world, fold_order, cut, StrictArithmetic(exchange), row_layers, columns
+    )

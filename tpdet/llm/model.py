@@ -41,6 +41,7 @@ class OfflineModel(ABC):
         run; no bit depends on them.
     kernel_cache: directory that `tpdet compile` made; a GPU's start reads kernels there.
     fold_order, row_layers, leaves: the order of sums, which is part of the contract id.
+    experts: where those of a mixture lie, whole on ranks (lanes) or cut over all (columns).
     transport: what carries sums between ranks.
     approximate: stock arithmetic, which is not deterministic.
     step_timeout, start_timeout: seconds after which a silent rank counts as lost.
@@ -79,6 +80,7 @@ class OfflineModel(ABC):
         fold_order: Literal["sequential", "pairs", "tree"] = DEFAULT_FOLD_ORDER,
         row_layers: Literal["fold", "gather"] = "fold",
         leaves: int | None = None,
+        experts: Literal["auto", "lanes", "columns"] = "auto",
         transport: Literal["auto", "gather", "peer", "mpi"] = "auto",
         approximate: bool = False,
         on_slowdown: None = None,

@@ -1,11 +1,17 @@
 """Checks that flags fit a model: tensor-parallel size, leaves, context. Needs no torch."""
 
 from dataclasses import dataclass
+from math import comb
 
 from tpdet.errors import UsageError
 from tpdet.kernels.exact.rotary_frequencies import MAX_POSITION
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, Leaves, cut_leaves
-from tpdet.model_config.model import ModelConfig
+from tpdet.model_config.model import Mixture, ModelConfig
+
+EIGHTS = 8
+"""Gates and ups of experts lie in turn by so many rows, as in `kernels/inputs/gated.py`."""
+_EXPERT_BYTES = 4.5e12  # a second: what an H200 reads
+_GATHER_SECONDS = 16e-6  # of one row of every choice, and of finding their places again
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ def _leaves_of_experts(experts: int, count: int, asked: bool) -> int:
 
 
 def check_experts(config: ModelConfig, row_layers: str, approximate: bool) -> None:
-    """Raises UsageError for settings that a mixture of experts has not."""
+    """Raises UsageError for settings that a mixture of experts does not have."""
     if config.mixture is None:
         return
     if row_layers != "fold":
@@ -98,6 +104,60 @@ def check_experts(config: ModelConfig, row_layers: str, approximate: bool) -> No
             f"{config.family} has no approximate mode, as it has experts: leave --approximate and "
             "--on-slowdown out"
         )
+
+
+def place_experts(config: ModelConfig, ranks: int, wanted: str) -> str:
+    """Where experts lie, "lanes" or "columns", for a wish that may be "auto".
+
+    Raises UsageError for columns of a model that has no experts or cannot be cut so.
+    """
+    mixture = config.mixture
+    if mixture is None and wanted != "auto":
+        raise UsageError(f"experts {wanted}: {config.family} has no experts, leave it out")
+    if mixture is None or ranks == 1 or wanted == "lanes":
+        return "lanes"
+    wide = {"an expert's width": mixture.width, "the hidden size": config.hidden_size}
+    for name, size in wide.items():
+        if size % (EIGHTS * ranks):
+            if wanted == "auto":
+                return "lanes"
+            raise UsageError(
+                f"experts columns: {ranks} ranks do not cut {name} {size} into whole blocks "
+                f"of {EIGHTS}: use --experts lanes"
+            )
+    return wanted if wanted != "auto" else _faster_placement(config, mixture, ranks)
+
+
+def _faster_placement(config: ModelConfig, mixture: Mixture, ranks: int) -> str:
+    """Columns if the fullest rank's experts of one row cost more than the gather that they take.
+
+    Of a step of many rows all experts are read, and both placements read alike.
+    """
+    routing, itemsize = mixture.routing, int(config.dtype[-2:]) // 8
+    expert = 3 * mixture.width * config.hidden_size * itemsize
+    fullest = _fullest_rank(routing.experts, routing.chosen, ranks)
+    extra = (fullest - routing.chosen / ranks) * expert / _EXPERT_BYTES
+    return "columns" if extra > _GATHER_SECONDS else "lanes"
+
+
+def _fullest_rank(experts: int, chosen: int, ranks: int) -> float:
+    """Mean of the most experts that a rank holds of `chosen` random ones, each rank an equal part.
+
+    The mean is the sum over n >= 1 of the probability that some rank holds n or more.
+    """
+    held, every = experts // ranks, comb(experts, chosen)
+
+    def below(most: int) -> float:
+        """The probability that no rank holds more than `most`."""
+        ways = [1] + [0] * chosen
+        for _ in range(ranks):
+            ways = [
+                sum(ways[n - own] * comb(held, own) for own in range(min(most, n) + 1))
+                for n in range(chosen + 1)
+            ]
+        return ways[chosen] / every
+
+    return sum(1 - below(n) for n in range(chosen))
 
 
 def context_length(wanted: int | None, model: ModelConfig) -> int:

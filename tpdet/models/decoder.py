@@ -33,7 +33,8 @@ class Decoder:
         self._kinds = [
             (str(window), config.has_experts(i)) for i, window in enumerate(config.windows)
         ]
-        self._overlaps = config.qk_norm_over == "head"  # others exchange in the midst of attention
+        # Others exchange in the midst of attention, or between the products of experts.
+        self._overlaps = config.qk_norm_over == "head" and partition.experts is None
         self.embedding = VocabularyTable(source, partition, "model.embed_tokens")
         layer = LAYERS[config.family]
         self.layers = [layer(source, partition, i) for i in range(config.num_layers)]

@@ -24,14 +24,14 @@ from tpdet.kernels.cuda.hardware import MEMORY, Gpu, gpu_of, pretending
 from tpdet.kernels.cuda.launch.recording import recording
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.layers.arithmetic import make_arithmetic
-from tpdet.layers.partition import Partition, make_partition
+from tpdet.layers.experts import open_columns_of_experts
 from tpdet.layers.row_layers import row_rule
 from tpdet.model_config import ModelConfig
 from tpdet.models.decoder import Decoder
 from tpdet.models.products import rank_products
 from tpdet.models.warm_up import pages_needed
 from tpdet.precompile.weightless import Weightless
-from tpdet.runner.start.contracts import name_contracts
+from tpdet.runner.start.contracts import name_contracts, partition_of
 from tpdet.runner.start.kernel_checks import product_limits
 from tpdet.runner.start.rehearsal import (
     rehearse_checks,
@@ -103,7 +103,7 @@ def kernels_of(
 
     context: tokens of a sequence, at most. Raises UsageError for a size that does not fit.
     """
-    partition = _partition(config, one_layer_of_each_kind(model), RehearsalWorld(rank, size))
+    partition = partition_of(config, one_layer_of_each_kind(model), RehearsalWorld(rank, size))
     dtype = getattr(torch, model.dtype)
     most = _most_tokens(config, model, size)
     rows = max(most, config.max_num_seqs)
@@ -112,6 +112,7 @@ def kernels_of(
         rehearse_checks(partition, _CPU, limits)
         exchange = row_rule(partition).open_exchange(config.transport, partition, rows, dtype, _CPU)
         partition = partition.by(make_arithmetic(False, partition.world, exchange))
+        partition = open_columns_of_experts(partition, rows)
         partition.arithmetic.admitted = admission.foreseen(
             rank_products(partition), _CPU, limits, dtype
         )
@@ -134,13 +135,15 @@ def kernels_of(
 def _most_tokens(config: EngineConfig, model: ModelConfig, size: int) -> int:
     """Tokens of a step that ranks of this size agree on."""
     gpu = gpu_of(_CPU)
-    whole = (_partition(config, model, RehearsalWorld(rank, size)) for rank in range(size))
+    whole = (partition_of(config, model, RehearsalWorld(rank, size)) for rank in range(size))
     return min(choose_step_tokens(config, each, gpu, MEMORY[gpu]).most for each in whole)
 
 
 def contract_of(config: EngineConfig, model: ModelConfig, size: int) -> str:
     """The contract id of a start at one size on a GPU."""
-    return name_contracts(config, _partition(config, model, RehearsalWorld(0, size)), "cuda").strict
+    return name_contracts(
+        config, partition_of(config, model, RehearsalWorld(0, size)), "cuda"
+    ).strict
 
 
 def one_layer_of_each_kind(model: ModelConfig) -> ModelConfig:
@@ -152,7 +155,3 @@ def one_layer_of_each_kind(model: ModelConfig) -> ModelConfig:
         mixture = replace(mixture, dense_layers=dense)
     windows = tuple(window for window, _ in kinds)
     return replace(model, num_layers=len(windows), windows=windows, mixture=mixture)
-
-
-def _partition(config: EngineConfig, model: ModelConfig, world: RehearsalWorld) -> Partition:
-    return make_partition(model, world, config.fold_order, config.leaves, config.row_layers)

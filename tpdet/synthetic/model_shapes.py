@@ -164,6 +164,16 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b": _qwen3_moe(2048, 768, 48, 32),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
+    "qwen3-235b-a22b": _qwen3_moe(4096, 1536, 94, 64),
+    "mixtral-8x7b": _MISTRAL
+    | _sizes(4096, 14336, 32, 32)
+    | {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "vocab_size": 32000,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
     "llama-3.1-8b": _LLAMA_8B | _scaled_rope(8.0),
     "llama-3.1-70b": _LLAMA_70B | _scaled_rope(8.0),
     "llama-3.2-1b": _LLAMA
@@ -191,6 +201,8 @@ PUBLISHED = {
     "Qwen/Qwen3-30B-A3B": "qwen3-30b-a3b",
     "openai/gpt-oss-20b": "gpt-oss-20b",
     "openai/gpt-oss-120b": "gpt-oss-120b",
+    "Qwen/Qwen3-235B-A22B": "qwen3-235b-a22b",
+    "mistralai/Mixtral-8x7B-v0.1": "mixtral-8x7b",
     "meta-llama/Llama-3.1-8B": "llama-3.1-8b",
     "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
     "meta-llama/Llama-3.2-1B": "llama-3.2-1b",

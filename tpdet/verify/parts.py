@@ -42,7 +42,7 @@ def parts_of(spec: VerifySpec, worlds: Sequence[tuple[int, Way]]) -> list[Part]:
     "cache" needs other processes, for its empty kernel cache. Both start each size in its first way
     only, because every other way uses new processes anyway.
     """
-    names = ["fresh"] if {"fresh", "eager", "gather"} & set(spec.relations) else []
+    names = ["fresh"] if {"fresh", "eager", "gather", "experts"} & set(spec.relations) else []
     names += ["cache"] if "cache" in spec.relations else []
     first: dict[int, Way] = {}
     for tp, way in worlds:

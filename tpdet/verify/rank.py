@@ -15,9 +15,11 @@ from tpdet.comm.world.group_world import GroupWorld
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
-from tpdet.errors import NotFoundError
+from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.launch.ranks.environment import read_environment
+from tpdet.model_config import load_model_config
+from tpdet.model_config.fit import place_experts
 from tpdet.request import Request
 from tpdet.runner import Runner
 from tpdet.text.outputs import RequestAssembler, logprob_bits
@@ -36,8 +38,9 @@ from tpdet.verify.logits_log import LogitsLog
 from tpdet.verify.machine import count_gpus, machine
 from tpdet.verify.node_folds import count_node_folds
 from tpdet.verify.pretended_nodes import pretend_nodes
-from tpdet.verify.relations import CACHE, EAGER, FRESH, GATHER, order_of_processes
+from tpdet.verify.relations import CACHE, EAGER, FRESH, GATHER, PLACED, order_of_processes
 from tpdet.verify.spec import Seen, Trace, VerifySpec, WorldReport, mode_settings
+from tpdet.weights.resolve import resolve_model
 
 _SPARE_PAGES = 8
 
@@ -101,12 +104,16 @@ def _spec(folder: Path) -> VerifySpec:
 
 @dataclass(frozen=True)
 class _Load:
-    """The circumstances of one loaded model; eager: no CUDA graphs; gather: no peer memory."""
+    """The circumstances of one loaded model; eager: no CUDA graphs; gather: no peer memory.
+
+    experts: where they lie, as of `EngineConfig`.
+    """
 
     mode: str
     circumstances: list[Circumstance]
     eager: bool = False
     gather: bool = False
+    experts: str = "auto"
 
 
 def _loads(spec: VerifySpec, graphs: bool, ranks: int) -> list[_Load]:
@@ -129,7 +136,22 @@ def _loads(spec: VerifySpec, graphs: bool, ranks: int) -> list[_Load]:
     by_peers = graphs and ranks > 1 and spec.way.transport in ("auto", "peer")
     if "gather" in spec.relations and by_peers:
         found.append(_Load(order, [in_other_processes(GATHER)], gather=True))
+    other = _other_placement(spec, ranks) if "experts" in spec.relations else None
+    if other is not None:
+        found.append(_Load(order, [in_other_processes(PLACED[other])], experts=other))
     return found
+
+
+def _other_placement(spec: VerifySpec, ranks: int) -> str | None:
+    """Where a model's experts do not lie unless asked; None where they can lie in one way only."""
+    model = load_model_config(resolve_model(spec.model), spec.dtypes[0])
+    usual = place_experts(model, ranks, "auto")
+    other = "lanes" if usual == "columns" else "columns"
+    try:
+        placed = place_experts(model, ranks, other)
+    except UsageError:
+        return None
+    return None if placed == usual else placed
 
 
 def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineConfig:
@@ -145,11 +167,12 @@ def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineCo
         kv_pages=_pages(spec),
         max_model_len=context,
         max_num_seqs=max(*spec.batches, len(spec.prompt_lengths)),
-        enforce_eager=load.eager or not graphs,
+        enforce_eager=load.eager or not graphs or spec.control,  # the control's experts wait
         enable_prefix_caching=False,  # every compared position is computed
         # The control's stock all-reduce replaces the gather.
         transport="gather" if load.gather or spec.control else spec.way.transport,
         leaves=spec.leaves,
+        experts=load.experts,
     )
 
 

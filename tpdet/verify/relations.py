@@ -19,11 +19,13 @@ PROCESSES = {
     "cache": "a world of new processes that compiles every kernel again (GPUs)",
     "eager": "kernels launched one by one, without CUDA graphs (GPUs)",
     "gather": "the sums of ranks gathered by NCCL instead of peer memory (GPUs, above TP 1)",
+    "experts": "experts placed the other way: whole on ranks, or cut over all (above TP 1)",
 }
 """Relations with other processes; they take longest, so they run for one fold order only."""
 
 FRESH, CACHE, EAGER = "fresh process", "empty kernel cache", "without graphs"
 GATHER = "transport gather"
+PLACED = {"lanes": "whole experts on ranks", "columns": "experts cut over ranks"}
 GROUPS = {
     "all": (*STEPS, *PROCESSES),
     "steps": tuple(STEPS),
@@ -51,8 +53,8 @@ def relations_help() -> str:
     """The sentence of `--help` on `--relations`."""
     each = "; ".join(f"{name}: {what}" for name, what in (STEPS | PROCESSES).items())
     return (
-        "all, steps (the first seven), processes (the last four), or a list of names. "
-        f"{each}. The last four run for one fold order: {DEFAULT_FOLD_ORDER}, if it is among "
+        "all, steps (the first seven), processes (the last five), or a list of names. "
+        f"{each}. The last five run for one fold order: {DEFAULT_FOLD_ORDER}, if it is among "
         "those asked for"
     )
 

@@ -8,17 +8,19 @@ class Pieces:
     """The pieces of a tensor, the same at every tensor-parallel size, and this rank's share.
 
     Piece i is the range `bounds[i]` along `dim`; pieces are contiguous and ascending. This rank
-    reads the neighbouring pieces `mine`. Several ranks may read one piece, such as a norm.
+    reads the neighbouring pieces `mine`. Several ranks may read one piece, such as a norm. kept:
+    of each piece read, the elements along `dim` that are used here; None for all.
     """
 
     dim: int
     bounds: tuple[tuple[int, int], ...]
     mine: range
+    kept: range | None = None
 
     @classmethod
-    def whole(cls) -> "Pieces":
+    def whole(cls, kept: range | None = None) -> "Pieces":
         """One piece, the whole tensor, which every rank reads; its bound comes from the shape."""
-        return cls(0, (), range(0, 1))
+        return cls(0, (), range(0, 1), kept)
 
     def ranges(self, shape: tuple[int, ...]) -> list[tuple[int, tuple[int, int]]]:
         """(index, bound) of this rank's pieces of a tensor of `shape`.

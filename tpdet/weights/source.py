@@ -85,7 +85,7 @@ class WeightSource:
                 raise CheckpointError(f"tensor {name} is asked for twice: each is read once")
             self._read[name] = None
             self.reads.append((name, shape, pieces))
-            asked += [(name, shape, pieces.dim, bounded) for bounded in pieces.ranges(shape)]
+            asked += [(name, shape, pieces, bounded) for bounded in pieces.ranges(shape)]
         # Random pieces are drawn in turn: a generator has one stream.
         side_by_side = map if self._threads is None else self._threads.map
         parts = side_by_side(lambda each: self._read_piece(*each), asked)
@@ -129,10 +129,10 @@ class WeightSource:
         self._progress.step()
 
     def _read_piece(
-        self, name: str, shape: tuple[int, ...], dim: int, bounded: _Bounded
+        self, name: str, shape: tuple[int, ...], pieces: Pieces, bounded: _Bounded
     ) -> tuple[torch.Tensor, bytes]:
-        """One piece in the model's dtype, where it is used, and its digest."""
-        index, (first, last) = bounded
+        """What is kept of a piece, in the model's dtype, where it is used; the piece's digest."""
+        dim, (index, (first, last)) = pieces.dim, bounded
         if self._checkpoint is not None:
             part = self._checkpoint.piece(name, shape, dim, first, last)
         else:
@@ -147,6 +147,8 @@ class WeightSource:
             raise CheckpointError(
                 f"tensor {name} holds values too large for {self._dtype}: use another --dtype"
             )
+        if pieces.kept is not None:
+            narrow = narrow.narrow(dim, pieces.kept.start, len(pieces.kept))
         return narrow.to(self._device), digest
 
     def _rule(self, name: str) -> str:

@@ -6,6 +6,9 @@
 
 Each expert takes the rows that chose it in calls of the bit class (`cpu/gemm/column.py`), so a row
 has the bits of a dense product by that expert's weight.
+
+Experts that are cut over their outputs take two calls, `expert_rows` and `sums_of_rows`, with a
+gather between.
 """
 
 import torch
@@ -33,19 +36,53 @@ def expert_sums(
     gate_up [E, 2 * I, H] (interleaved) and down [E, H, I] of this rank's experts; biases
     [E, 2 * I] and [E, H] or None; shared: fp32 [lanes, M, H], added to each lane last.
     """
+    mixed = expert_rows(x, ids, gate_up, biases[0], lanes.experts, lanes.total, activation)
+    return sums_of_rows(mixed, ids, weights, down, biases[1], lanes, shared)
+
+
+def expert_rows(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: torch.Tensor,
+    bias: torch.Tensor | None,
+    experts: range,
+    total: int,
+    activation: str = "silu",
+) -> torch.Tensor:
+    """x [M, H], ids [M, k] -> [M, k, I]: what each choice's expert makes of gate and up.
+
+    gate_up [E, 2 * I, H], interleaved, of `experts` of `total`; a choice of none of them has +0.
+    """
+    mixed = x.new_zeros(*ids.shape, gate_up.shape[1] // 2)
+    for index, expert in enumerate(experts):
+        rows, choice = torch.where(ids == expert)
+        if len(rows):
+            shift = None if bias is None else bias[index]
+            wide = column_gemm(x[rows], gate_up[index], shift, torch.float32)
+            mixed[rows, choice] = activate_and_multiply(wide, x.dtype, activation)
+    return mixed
+
+
+def sums_of_rows(
+    mixed: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    down: torch.Tensor,
+    bias: torch.Tensor | None,
+    lanes: Lanes,
+    shared: torch.Tensor | None = None,
+) -> PartialSums:
+    """mixed [M, k, I], ids and weights [M, k], down [E, N, I] -> the roots of lanes [R, M, N]."""
     of_lane = len(lanes.experts) // lanes.held
-    sums = torch.zeros(lanes.held, len(x), down.shape[1])
+    sums = torch.zeros(lanes.held, len(ids), down.shape[1])
     for index, expert in enumerate(lanes.experts):
         rows, choice = torch.where(ids == expert)
         if not len(rows):
             continue
-        bias_up, bias_down = (None if bias is None else bias[index] for bias in biases)
-        wide = column_gemm(x[rows], gate_up[index], bias_up, torch.float32)
-        mixed = activate_and_multiply(wide, x.dtype, activation)
-        y = column_gemm(mixed, down[index], bias_down, x.dtype)
-        weighted = weights[rows, choice, None] * y.float()
+        shift = None if bias is None else bias[index]
+        y = column_gemm(mixed[rows, choice], down[index], shift, mixed.dtype)
         lane = sums[index // of_lane]
-        lane[rows] = lane[rows] + weighted
+        lane[rows] = lane[rows] + weights[rows, choice, None] * y.float()
     if shared is not None:
         sums = sums + shared
     roots = [evaluate(root, lambda lane: sums[lane], torch.add) for root in lanes.roots]

@@ -1,4 +1,4 @@
-"""The contract ids of a model over a world: of strict and of approximate arithmetic."""
+"""A model's cut over a world, and its contract ids: of strict and of approximate arithmetic."""
 
 import hashlib
 import json
@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from tpdet.comm.world.world import World
 from tpdet.config import APPROXIMATE, EngineConfig
 from tpdet.kernels.order import Contract
-from tpdet.layers.partition import Partition
+from tpdet.layers.partition import Partition, make_partition
+from tpdet.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,12 @@ class Contracts:
     def of(self, approximate: bool) -> str:
         """The id of one arithmetic."""
         return self.approximate if approximate else self.strict
+
+
+def partition_of(config: EngineConfig, model: ModelConfig, world: World) -> Partition:
+    """A rank's share of a model, as the settings cut it. Raises UsageError."""
+    cut = config.fold_order, config.leaves, config.row_layers, config.experts
+    return make_partition(model, world, *cut)
 
 
 def name_contracts(config: EngineConfig, partition: Partition, device: str) -> Contracts:

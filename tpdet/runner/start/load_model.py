@@ -12,10 +12,11 @@ from tpdet.kernels.cpu import threads
 from tpdet.kernels.cuda.hardware import gpu_of
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.layers.arithmetic import make_arithmetic
-from tpdet.layers.partition import Partition, make_partition
+from tpdet.layers.experts import open_columns_of_experts
+from tpdet.layers.partition import Partition
 from tpdet.layers.row_layers import row_rule
 from tpdet.runner.start.compile_ahead import CompilingAhead
-from tpdet.runner.start.contracts import Contracts, name_contracts
+from tpdet.runner.start.contracts import Contracts, name_contracts, partition_of
 from tpdet.runner.start.kernel_cache import open_kernel_cache
 from tpdet.runner.start.kernel_checks import (
     admit_products,
@@ -55,7 +56,7 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
     ahead = CompilingAhead(world, times, LOAD_TIMEOUT, config.compile_ahead and on_gpu)
     # 1. What is loaded, and how it is cut.
     directory, model, positions = read_model(config)
-    partition = make_partition(model, world, config.fold_order, config.leaves, config.row_layers)
+    partition = partition_of(config, model, world)
     contracts = name_contracts(config, partition, kind)
     open_kernel_cache(config, contracts.strict, world.size, device)
     chosen = choose_step_tokens(config, partition, gpu_of(device), gpu_bytes(device))
@@ -70,6 +71,7 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
     world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
     strict_exchange = _open_exchange(config, partition, rows, device)
     partition = partition.by(make_arithmetic(config.approximate, world, strict_exchange))
+    partition = open_columns_of_experts(partition, rows)
     # 4. The weights.
     loader = Loader(config, model, world, device)
     decoder, digest = loader.load(directory, partition, positions)

@@ -28,7 +28,7 @@ GROUPS = {
         "fold_order", "row_layers", "leaves", "approximate", "on_slowdown", "max_slowdown", "seed",
     ),
     "ranks and kernels": (
-        "transport", "share_draws", "enforce_eager", "compile_ahead", "kernel_cache",
+        "transport", "experts", "share_draws", "enforce_eager", "compile_ahead", "kernel_cache",
         "start_timeout", "step_timeout", "run_secret_file",
     ),
     "operation": (
