@@ -64,11 +64,11 @@ def store_by_slots(k, v, k_pages, v_pages, batch):
 
 
 def attend_by_lists(plain):
-    def attend(q, k_pages, v_pages, batch, window, cap=0.0):
+    def attend(q, k_pages, v_pages, batch, window, *more):
         sequences = listed(batch)
         out = torch.zeros_like(q)
         if sequences:
-            out = plain(q, k_pages, v_pages, replace(batch, sequences=sequences), window, cap)
+            out = plain(q, k_pages, v_pages, replace(batch, sequences=sequences), window, *more)
         unnamed = torch.ones(len(q), dtype=torch.bool)
         for sequence in sequences:
             unnamed[sequence.first_row : sequence.first_row + sequence.count] = False

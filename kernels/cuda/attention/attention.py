@@ -36,7 +36,7 @@ def paged_attention(
     splits, sequences = batch.splits.shape[0], batch.short.shape[0]
     plain = not cap and sinks is None
     prefill = prefill_variant(q.dtype, q.shape[2], hardware.gpu_of(q.device), plain)
-    decode = decode_variant(q.dtype, q.shape[2], rows, splits, sequences)
+    decode = decode_variant(q.dtype, q.shape[2], rows, splits, sequences, k_pages.shape[1])
     return attend(q, k_pages, v_pages, batch, window, prefill, decode, cap, sinks)
 
 

@@ -13,6 +13,7 @@ _LEAST_STAGES = 3  # the scores of a tile begin while the stages of two others a
 _FUSED_SPLITS = 16  # a sequence, on average: with more splits the merge is spread wider
 _LONE_SPLITS = 8  # a step: programs of fewer rows fill more multiprocessors
 _FEW_SPLITS = 32  # a step: most multiprocessors idle, and only loads ahead hide the wait
+_FEW_PROGRAMS = 256  # a step of single splits: as few
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,17 @@ def prefill_variant(dtype: torch.dtype, head: int, gpu: Gpu, plain: bool = True)
 
 
 def decode_variant(
-    dtype: torch.dtype, head: int, rows: int, splits: int = 1, sequences: int = 1
+    dtype: torch.dtype,
+    head: int,
+    rows: int,
+    splits: int = 1,
+    sequences: int = 1,
+    key_heads: int = 8,
 ) -> Variant:
     """The choice for sequences with few: `rows` is the most rows times query heads of a group.
 
-    `splits` of `sequences` together, pad splits of a captured graph included.
+    `splits` of `sequences` together, pad splits of a captured graph included; `key_heads` of this
+    rank, by which a split has programs.
     """
     fused = splits <= _FUSED_SPLITS * sequences
     if dtype == torch.float32:
@@ -71,11 +78,14 @@ def decode_variant(
     if head > 128 and rows > 16:  # a fused merge of so much spills
         return Variant(16, 4, 1, swapped=True)
     if splits <= _LONE_SPLITS or rows <= 16:
-        return Variant(16, 4, _decode_stages(head, splits, sequences), fused=fused, swapped=True)
+        stages = _decode_stages(head, splits, sequences, key_heads)
+        return Variant(16, 4, stages, fused=fused, swapped=True)
     return Variant(32, 4, 3, fused=fused, swapped=True)
 
 
-def _decode_stages(head: int, splits: int, sequences: int) -> int:
-    if head > 128 or _FEW_SPLITS < splits <= sequences <= 128:
-        return 1  # more programs on a multiprocessor, each with a single split of its sequence
+def _decode_stages(head: int, splits: int, sequences: int, key_heads: int) -> int:
+    if head > 128:
+        return 1
+    if _FEW_SPLITS < splits <= sequences <= 128:  # each program has a single split of its sequence
+        return 3 if splits * key_heads <= _FEW_PROGRAMS else 1  # more share a multiprocessor
     return 3 if splits <= _FEW_SPLITS else 2

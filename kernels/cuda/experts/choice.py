@@ -10,7 +10,7 @@ A NaN is no maximum, and its p is 0. Where the sum is 0, w is +0.
 
     M, E, k  rows, experts, chosen of a row
     logits [M, E] fp32; ids int32 and weights fp32 [M, k], ids ascending
-    slots, blocks   as in `places.py`: where few rows choose, the choice places them too
+    slots, blocks   as in `places.py`: where very few rows choose, the choice places them too
 
 Sums are of integers, so no layout reaches a bit. Padding rows, which come after the rows of all
 sequences, have ids -1 and weights +0, whatever their logits are: how many rows are real is read on
@@ -40,6 +40,7 @@ _KEY_STEP = tl.constexpr(2**32)
 _MASS_BITS = tl.constexpr(MASS_BITS)
 _BIAS, _FRACTION = tl.constexpr(1023), tl.constexpr(52)  # of fp64
 _SPANS = tl.constexpr(128)  # read at once
+_JOINED = 4  # rows that a choice places too; of more, another launch does it sooner
 
 
 @triton.jit
@@ -218,13 +219,13 @@ def route(
     """logits [M, E] fp32, bias [E] fp32 or None -> routes of all rows.
 
     spans int32 [B, 3]: `rows` of the step's `PagedBatch`, by which padding is known. held: this
-    rank's experts; given these, few rows are placed at once.
+    rank's experts; given these, very few rows are placed at once.
     """
     rows, experts = logits.shape
     ids = torch.empty(rows, rule.chosen, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, rule.chosen, dtype=torch.float32, device=logits.device)
     height, places = spread_height(rows), None
-    if held is not None and rows and height:
+    if held is not None and 0 < rows <= _JOINED:
         places = empty_places(ids, held, height, True)
     mine = range(0) if held is None else held
     if rows:

@@ -144,16 +144,17 @@ def test_the_rotation_loads_wide_and_fuses_nothing(share, normed, head):
 
 
 def test_variants_depend_on_shapes_that_a_captured_graph_fixes():
-    for splits, sequences, stages, fused in (
-        (16, 16, 3, True),
-        (32, 1, 3, False),
-        (64, 64, 1, True),
-        (256, 256, 2, True),
-        (256, 16, 2, True),
-        (512, 16, 2, False),
-        (129, 1, 2, False),
+    for splits, sequences, key_heads, stages, fused in (
+        (16, 16, 8, 3, True),
+        (32, 1, 8, 3, False),
+        (64, 64, 8, 1, True),
+        (64, 64, 4, 3, True),
+        (256, 256, 8, 2, True),
+        (256, 16, 8, 2, True),
+        (512, 16, 8, 2, False),
+        (129, 1, 8, 2, False),
     ):
         wanted = Variant(16, 4, stages, fused=fused, swapped=True)
-        assert decode_variant(torch.bfloat16, 128, 4, splits, sequences) == wanted
+        assert decode_variant(torch.bfloat16, 128, 4, splits, sequences, key_heads) == wanted
     assert decode_variant(torch.bfloat16, 128, 64, 64, 16).rows == 32
     assert decode_variant(torch.bfloat16, 128, 64, 4, 1).rows == 16

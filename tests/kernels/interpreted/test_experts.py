@@ -146,14 +146,16 @@ def test_a_choice_is_that_of_a_stable_sort(count, chosen):
     logits[3, ::2], logits[3, 1::2], logits[5, 1:] = -0.0, 0.0, torch.nan
     spans = torch.tensor([[0, 1, 9], [1, 4, 0], [0, 0, 0]], dtype=torch.int32)  # five rows
     everyone = range(count)
-    ids, weights, placed = route(logits, None, spans, Rule(chosen), everyone)
+    ids, weights, none = route(logits, None, spans, Rule(chosen), everyone)
+    few, _, placed = route(logits[1:5], None, spans.new_tensor([[0, 3, 9]]), Rule(chosen), everyone)
     one_by_one = route(torch.cat([logits] * 3), None, spans, Rule(chosen), everyone)
     assert_same_bits(one_by_one.ids[:6], ids)
     assert_same_bits(one_by_one.weights[1:6], weights[1:])
-    assert one_by_one.places is None
+    assert none is None and one_by_one.places is None
+    assert_same_bits(few[:3], ids[1:4])
     kind = {"sigmoid": False, "over_chosen": True, "scale": 1.0}
     assert_same_bits(choose(logits, None, spans, chosen, **kind)[0], ids)
-    again = places.place(ids, everyone, placed.height, True)
+    again = places.place(few, everyone, placed.height, True)
     assert torch.equal(placed.slots, again.slots)
     held = int(again.blocks[0])
     assert torch.equal(placed.blocks[: 1 + held], again.blocks[: 1 + held])
