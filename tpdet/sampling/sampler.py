@@ -153,17 +153,18 @@ def finish(pending: PendingSample) -> list[SampledToken | NumericalFailure]:
     if pending.copied is not None:
         pending.copied.synchronize()
     count, counted = len(pending.counts), _counted(pending.ranks)
-    last = len(pending.answers) - len(counted)
-    tops = _tops(pending.answers[3 * count : last], pending.counts)
+    answers = pending.answers.tolist()  # tensors of so few values cost more than a list
+    last = len(answers) - len(counted)
+    tops = _tops(answers[3 * count : last], pending.counts)
     ranks = list(pending.ranks)
-    for row, rank in zip(counted, pending.answers[last:].tolist(), strict=True):
+    for row, rank in zip(counted, answers[last:], strict=True):
         ranks[row] = int(rank)
-    answers = pending.answers[: 3 * count].view(count, 3)
-    if not tops and bool(((answers[:, 0] != 0.0) & (answers[:, 1] >= 0.0)).all()):
-        found = zip(answers[:, 1].long().tolist(), answers[:, 2].tolist(), ranks, strict=True)
-        return [SampledToken(token, logprob, (), rank) for token, logprob, rank in found]
+    fit, ids, logprobs = (answers[part : 3 * count : 3] for part in range(3))
+    if not tops and all(fit) and min(ids) >= 0:
+        found = zip(ids, logprobs, ranks, strict=True)
+        return [SampledToken(int(token), logprob, (), rank) for token, logprob, rank in found]
     results: list[SampledToken | NumericalFailure] = []
-    for row, (healthy, token, logprob) in enumerate(answers.tolist()):
+    for row, (healthy, token, logprob) in enumerate(zip(fit, ids, logprobs, strict=True)):
         if not healthy:
             results.append(NumericalFailure("NaN or infinity in the logits"))
         elif token < 0:
@@ -297,14 +298,16 @@ def _to_host(answers: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | No
 
 
 def _tops(
-    answers: torch.Tensor, counts: tuple[int | None, ...]
+    answers: Sequence[float], counts: tuple[int | None, ...]
 ) -> dict[int, tuple[Candidate, ...]]:
     """The `counts[row]` likeliest of each row that wants any, ties by lowest id."""
     rows = _with_counts(counts)
     if not rows:
         return {}
-    pairs = answers.view(len(rows), -1, 2).tolist()
-    return {
-        row: tuple(Candidate(int(token), logprob) for token, logprob in found[: counts[row]])
-        for row, found in zip(rows, pairs, strict=True)
-    }
+    each = len(answers) // len(rows)  # an id and its log-probability in turn
+    found = {}
+    for place, row in enumerate(rows):
+        mine = answers[place * each : (place + 1) * each][: 2 * (counts[row] or 0)]
+        pairs = zip(mine[::2], mine[1::2], strict=True)
+        found[row] = tuple([Candidate(int(token), logprob) for token, logprob in pairs])
+    return found
