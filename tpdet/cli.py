@@ -27,6 +27,7 @@ serve
 offline
   tpdet generate MODEL --prompt "Hi"    answer prompts without a server
   tpdet score MODEL FILE                log-probabilities of a text's tokens, bit for bit
+  tpdet check MODEL ANSWERS.jsonl       compute recorded answers again, and name what differs
   tpdet verify MODEL                    prove that no circumstance changes a bit
   tpdet bench latency MODEL             time the engine, a server, the kernels
   tpdet plan --model qwen3-8b           memory and speed on GPUs that need not be there
@@ -85,6 +86,7 @@ def command_parser() -> Parser:
         add_stop,
         add_reload,
         _add_score,
+        _add_check,
         _add_verify,
         _add_bench,
         _add_plan,
@@ -126,6 +128,12 @@ def _add_score(commands: argparse._SubParsersAction) -> None:
     from tpdet.score.arguments import add_score
 
     add_score(commands)
+
+
+def _add_check(commands: argparse._SubParsersAction) -> None:
+    from tpdet.check.arguments import add_check
+
+    add_check(commands)
 
 
 def _add_verify(commands: argparse._SubParsersAction) -> None:

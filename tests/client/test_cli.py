@@ -27,6 +27,7 @@ def test_the_commands_are_those_users_know():
         "serve",
         "generate",
         "score",
+        "check",
         "verify",
         "bench",
         "make-model",

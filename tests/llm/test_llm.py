@@ -20,7 +20,14 @@ from tests.lib.tree import ROOT
 from tpdet import LLM, AsyncLLM, SamplingParams
 from tpdet.config import EngineConfig
 from tpdet.engine.fault_points import FaultPoints
-from tpdet.errors import CheckpointError, NotFoundError, NumericalError, RequestError, UsageError
+from tpdet.errors import (
+    CheckpointError,
+    DisagreementError,
+    NotFoundError,
+    NumericalError,
+    RequestError,
+    UsageError,
+)
 from tpdet.launch.life.faults import Fault
 from tpdet.launch.start.torchrun import rank_environment, torchrun_command
 
@@ -629,3 +636,58 @@ def test_drafts_change_no_answer_and_save_steps(llm):
 def test_drafts_that_are_no_token_ids_are_refused(llm, drafts, why):
     with pytest.raises(RequestError, match=why):
         llm.generate([[1, 2, 3]], drafts=drafts)
+
+
+def planted(record, choice, **values):
+    """The record with other values in a choice."""
+    outputs = [*record.outputs]
+    outputs[choice] = msgspec.structs.replace(outputs[choice], **values)
+    return msgspec.structs.replace(record, outputs=tuple(outputs))
+
+
+def test_recorded_answers_are_checked_in_few_steps_and_differences_named(llm):
+    params = [
+        SamplingParams(temperature=0.8, seed=3, max_tokens=24, n=2, frequency_penalty=0.5),
+        SamplingParams(temperature=1, seed=5, max_tokens=None, stop=["e", "t"], logprobs=2),
+    ]
+    before = llm.engine.statistics().steps
+    outputs = llm.generate(["The for statement", [5, 6, 7]], params)
+    made = llm.engine.statistics().steps - before
+    records = llm.record(outputs, params)
+    again = [msgspec.json.decode(msgspec.json.encode(r), type=type(r)) for r in records]
+    assert again == records
+    assert llm.check(again) == [None, None]
+    assert llm.engine.statistics().steps - before < 1.5 * made
+    first = records[0].outputs[1]
+    ids, bits = [*first.token_ids], [*first.logprob_bits]
+    ids[7] ^= 1
+    bits[9] = f"{int(bits[9], 16) ^ 1:08x}"
+    shorter = {"token_ids": first.token_ids[:5], "logprob_bits": first.logprob_bits[:5]}
+    found = llm.check(
+        [
+            planted(records[0], 1, token_ids=tuple(ids)),
+            planted(records[0], 1, logprob_bits=tuple(bits)),
+            planted(records[0], 1, **shorter),
+        ]
+    )
+    assert [(f.choice, f.position) for f in found] == [(1, 7), (1, 9), (1, 5)]
+    assert (found[0].recorded.id, found[0].computed.id) == (ids[7], first.token_ids[7])
+    assert (found[1].recorded.bits, found[1].computed.bits) == (bits[9], first.logprob_bits[9])
+    assert found[2].recorded is None and found[2].computed.id == first.token_ids[5]
+
+
+def test_what_cannot_be_checked_is_refused_before_it_runs(llm, monkeypatch):
+    (record,) = llm.record(llm.generate([[5, 6]]))
+    for wrong, kind, said in (
+        ({"contract": "0" * 64}, DisagreementError, "contract 0{64}, and this model has"),
+        ({"weights": "0" * 64}, DisagreementError, "model digest 0{64}, and this model has"),
+        ({"outputs": ()}, RequestError, "has 0 choices, and its parameters n 1"),
+        ({"prompt_token_ids": ()}, RequestError, "the prompt is empty"),
+    ):
+        with pytest.raises(kind, match=said):
+            llm.check([record, msgspec.structs.replace(record, **wrong)])
+    with pytest.raises(RequestError, match=r"answers\[0\] has token id 1000000"):
+        llm.check([planted(record, 0, token_ids=(10**6,), logprob_bits=("0" * 8,))])
+    monkeypatch.setattr(llm, "config", llm.config.model_copy(update={"fixed_batch": 4}))
+    with pytest.raises(UsageError, match="fixed_batch 4"):
+        llm.check([record])

@@ -32,7 +32,7 @@ FLOORS = (
     ("runner",),
     ("engine",),
     ("llm", "verify", "server/leader"),
-    ("serve", "bench/report", "score", "server/commands"),
+    ("serve", "bench/report", "check", "score", "server/commands"),
     ("bench/kernels",),
     ("bench",),
     ("tune", "planner", "precompile"),

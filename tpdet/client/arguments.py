@@ -61,7 +61,12 @@ def add_run_batch(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--concurrency", type=whole_number, default=64, help="requests in flight, at most"
     )
-    _add_server(command)
+    command.add_argument(
+        "--record",
+        action="store_true",
+        help="keep each request beside its answer, with token ids and bits, for tpdet check",
+    )
+    add_server(command)
     command.set_defaults(run=_run_batch)
 
 
@@ -78,17 +83,19 @@ def _add_common(command: argparse.ArgumentParser, most: str) -> None:
     command.add_argument(
         "--seed", type=whole_number, help="for the same answer again (default: random)"
     )
-    _add_server(command)
+    add_server(command)
 
 
-def _add_server(command: argparse.ArgumentParser) -> None:
+def add_server(command: argparse.ArgumentParser, named: bool = True) -> None:
+    """Add the flags that name a running server; `named`: and one for the name of its model."""
     group = command.add_argument_group("server")
     group.add_argument(
         "--url",
         default=os.environ.get("TPDET_URL") or DEFAULT_URL,
         help=f"its address (default: TPDET_URL, else {DEFAULT_URL})",
     )
-    group.add_argument("--model", "--model-name", metavar="NAME", help="(default: its first)")
+    if named:
+        group.add_argument("--model", "--model-name", metavar="NAME", help="(default: its first)")
     group.add_argument(
         "--api-key-file",
         type=Path,

@@ -2,7 +2,8 @@
 
 A line of the input is {"custom_id", "method": "POST", "url": "/v1/chat/completions" or
 "/v1/completions", "body"}, a line of the output {"id", "custom_id", "response": {"status_code",
-"request_id", "body"}, "error"}, in the order of the input.
+"request_id", "body"}, "error"}, in the order of the input. With --record it also has the "request"
+that was sent, and its answer the ids and bits that `tpdet check` reads.
 """
 
 import argparse
@@ -17,12 +18,12 @@ from typing import IO, Any
 
 from tpdet.arguments.counts import check_counts
 from tpdet.client.commands import connect
-from tpdet.client.connection import BusyError, Connection
+from tpdet.client.connection import Connection
+from tpdet.client.retries import ask
 from tpdet.errors import NotFoundError, NotPermittedError, RequestError, TpdetError, UsageError
 
 ROUTES = ("/v1/chat/completions", "/v1/completions")
 _KEYS = {"custom_id", "method", "url", "body"}
-_TRIES = 10
 
 
 def batch_command(options: argparse.Namespace) -> int:
@@ -36,7 +37,12 @@ def batch_command(options: argparse.Namespace) -> int:
         requests = [_request(line, number, options.input_file) for number, line in _numbered(lines)]
         output = _open(stack, options.output_file, "w", sys.stdout)
         pool = stack.enter_context(ThreadPoolExecutor(options.concurrency))
+        if options.record:
+            requests = [_recorded(request) for request in requests]
         for answer in _in_order(pool, options.concurrency, connection, model, requests):
+            if options.record:
+                asked = requests[done]
+                answer["request"] = {"url": asked["url"], "body": asked["body"]}
             output.write(json.dumps(answer, ensure_ascii=False) + "\n")
             output.flush()
             done += 1
@@ -72,7 +78,7 @@ def _answer(
     """One line of the output. Raises NotFoundError and NotPermittedError: no other would do."""
     found: dict[str, Any] = {"id": f"batch_req_{index}", "custom_id": request["custom_id"]}
     try:
-        body = _ask(connection, request["url"], {"model": model, **request["body"]})
+        body = ask(connection, request["url"], {"model": model, **request["body"]})
     except (NotFoundError, NotPermittedError):
         raise
     except TpdetError as error:
@@ -83,18 +89,9 @@ def _answer(
     return found | {"response": said, "error": None}
 
 
-def _ask(connection: Connection, route: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The answer's JSON; a busy server is asked again when it says."""
-    tries = 1
-    while True:
-        try:
-            answer: dict[str, Any] = connection.post(route, body)
-            return answer
-        except BusyError as error:
-            if tries == _TRIES:
-                raise
-            tries += 1
-            time.sleep(error.seconds)
+def _recorded(request: dict[str, Any]) -> dict[str, Any]:
+    """The request whose answer can be checked: one with token ids and bits."""
+    return {**request, "body": {**request["body"], "return_token_ids": True}}
 
 
 def _request(line: str, number: int, name: str) -> dict[str, Any]:

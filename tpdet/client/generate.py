@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from itertools import zip_longest
 
 from tpdet.arguments.command_line import number, whole_number
 from tpdet.client.engine_settings import add_engine_settings, engine_config
@@ -69,11 +70,14 @@ def generate(options: argparse.Namespace) -> int:
             outputs = llm.chat(talks, params)
         else:
             outputs = llm.generate(options.prompt, params)
+        records = [] if llm.engine.approximate else llm.record(outputs, params)
     if os.environ.get("RANK", "0") != "0":
         return 0  # every rank has the answers; one shows them
-    for output in outputs:
+    for output, record in zip_longest(outputs, records):
         if options.json:
-            print(msgspec.json.encode(output).decode())
+            # With what `tpdet check` reads beside the output's own fields.
+            told = {} if record is None else msgspec.to_builtins(record)
+            print(msgspec.json.encode({**told, **msgspec.to_builtins(output)}).decode())
         else:
             print("\n".join(choice.text for choice in output.outputs))
     return 0

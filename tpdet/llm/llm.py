@@ -17,6 +17,16 @@ from tpdet.llm.interrupts import Interrupts
 from tpdet.llm.model import OfflineModel, open_engine, use_device
 from tpdet.llm.prompts import Message, Prompt, ReadPrompt, read_drafts, read_params
 from tpdet.llm.ranks import CallRequests, CallResult, agree_on_call, give_up_world, share_answers
+from tpdet.llm.recorded import (
+    Difference,
+    RecordedAnswer,
+    check_recorded,
+    checked_params,
+    choices_of,
+    first_difference,
+    recorded_answer,
+    refuse_unverified,
+)
 from tpdet.llm.results import RequestOutput
 from tpdet.request import SamplingParams
 from tpdet.scheduler.limits import check_drafts
@@ -66,7 +76,7 @@ class LLM(OfflineModel):
         then), UsageError when closed, DisagreementError when ranks call with different prompts.
         """
         read = partial(self._reader.prompts, prompts)
-        return self._answer(read, sampling_params, use_tqdm, drafts)
+        return self._answer(partial(self._requests, read, sampling_params, drafts), use_tqdm)
 
     def chat(
         self,
@@ -96,17 +106,50 @@ class LLM(OfflineModel):
             raise RequestError(
                 f"tools {tools!r:.60} is not supported: describe them in a message", "tools"
             )
-        return self._answer(
-            lambda: self._reader.conversations(
-                messages,
-                chat_template,
-                add_generation_prompt,
-                continue_final_message,
-                chat_template_kwargs,
-            ),
-            sampling_params,
-            use_tqdm,
+        read = partial(
+            self._reader.conversations,
+            messages,
+            chat_template,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
         )
+        return self._answer(partial(self._requests, read, sampling_params), use_tqdm)
+
+    def record(
+        self, outputs: Sequence[RequestOutput], sampling_params: Params = None
+    ) -> list[RecordedAnswer]:
+        """What `check` needs of answers; `sampling_params` are those of the call that gave them.
+
+        Raises RequestError for an answer that is approximate.
+        """
+        found, runner = [], self.engine.runner
+        for output, given in zip(outputs, read_params(sampling_params, len(outputs)), strict=True):
+            params = self._reader.resolved(given, len(output.prompt_token_ids))
+            found.append(
+                recorded_answer(output, params, runner.contracts.strict, runner.model_digest)
+            )
+        return found
+
+    def check(
+        self,
+        answers: Sequence[RecordedAnswer],
+        use_tqdm: bool | Callable[..., Progress] = True,
+    ) -> list[Difference | None]:
+        """Compute recorded answers again: the first difference of each, or None where all is equal.
+
+        Their tokens are verified as drafts, many in one step, so equal answers take a fraction of
+        the time in which they were made. Ids and bits of log-probability are compared.
+
+        Contract id, model digest and every answer are checked before the first one runs. Raises
+        DisagreementError for an answer of another contract or other weights, RequestError for one
+        that cannot run, UsageError in the approximate mode and with `fixed_batch`.
+        """
+        outputs = self._answer(partial(self._recorded_requests, answers), use_tqdm)
+        return [
+            first_difference(answer.outputs, choices_of(output))
+            for answer, output in zip(answers, outputs, strict=True)
+        ]
 
     @property
     def closed(self) -> bool:
@@ -137,15 +180,10 @@ class LLM(OfflineModel):
         self.close()
 
     def _answer(
-        self,
-        read: Callable[[], list[ReadPrompt]],
-        sampling_params: Params,
-        use_tqdm: bool | Callable[..., Progress],
-        drafts: Sequence[Any] | None = None,
+        self, make: Callable[[], CallRequests], use_tqdm: bool | Callable[..., Progress]
     ) -> list[RequestOutput]:
         with self._one_call(), Interrupts() as interrupts:
             try:
-                make = partial(self._requests, read, sampling_params, drafts)
                 result = self._run_call(make, use_tqdm, interrupts)
             except BaseException as error:
                 self._end(error)
@@ -192,7 +230,7 @@ class LLM(OfflineModel):
         self,
         read: Callable[[], list[ReadPrompt]],
         sampling_params: Params,
-        drafts: Sequence[Any] | None,
+        drafts: Sequence[Any] | None = None,
     ) -> CallRequests:
         """The checked requests of a call. Raises RequestError."""
         prompts, requests = read(), []
@@ -207,6 +245,24 @@ class LLM(OfflineModel):
                 self.engine.grammars.constrain(params.json_schema)
             requests.append(request)
         return CallRequests(requests, [prompt.text for prompt in prompts])
+
+    def _recorded_requests(self, answers: Sequence[RecordedAnswer]) -> CallRequests:
+        """The checked requests that compute recorded answers again."""
+        runner = self.engine.runner
+        refuse_unverified(self.config.fixed_batch, self.engine.approximate)
+        for place, answer in enumerate(answers):
+            check_recorded(
+                answer,
+                f"answers[{place}]",
+                runner.contracts.strict,
+                runner.model_digest,
+                self.engine.model_config.vocab_size,
+            )
+        return self._requests(
+            lambda: [ReadPrompt(answer.prompt_token_ids) for answer in answers],
+            [checked_params(answer) for answer in answers],
+            [[choice.token_ids for choice in answer.outputs] for answer in answers],
+        )
 
     @contextmanager
     def _one_call(self) -> Iterator[None]:

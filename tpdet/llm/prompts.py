@@ -113,19 +113,22 @@ class PromptReader:
         self, prompt: ReadPrompt, params: SamplingParams, request_id: str, drafts: Drafts = ()
     ) -> Request:
         """The checked request; `max_tokens` None becomes the rest of the context."""
-        if params.max_tokens is None:
-            left = max(1, self.max_model_len - len(prompt.token_ids))
-            params = _with_max_tokens(params, left)
         request = Request(
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
-            params=params,
+            params=self.resolved(params, len(prompt.token_ids)),
             eos_token_ids=self.eos_token_ids,
             cache_salt=prompt.cache_salt,
             drafts=drafts,
         )
         check_against_model(request, self.vocab_size, self.max_model_len)
         return request
+
+    def resolved(self, params: SamplingParams, length: int) -> SamplingParams:
+        """The parameters of a prompt of `length` tokens, with the `max_tokens` that they mean."""
+        if params.max_tokens is not None:
+            return params
+        return _with_max_tokens(params, max(1, self.max_model_len - length))
 
     def _of_dictionary(self, given: Mapping[Any, Any], place: str) -> ReadPrompt:
         for name, value in given.items():

@@ -1,0 +1,94 @@
+"""Checks recorded answers by a running server: each is asked for again, with itself as drafts."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from tpdet.check.answers import BodyOverHttp, Line
+from tpdet.client.connection import Connection
+from tpdet.client.retries import ask
+from tpdet.errors import DisagreementError, TpdetError, UsageError
+from tpdet.llm.recorded import Difference, RecordedAnswer, RecordedChoice, first_difference
+
+AT_ONCE = 64
+_SAME_NAMES = (
+    "n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "stop",
+    "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+)  # fmt: skip
+
+
+def server_facts(connection: Connection) -> dict[str, Any]:
+    """What `/server_info` says. Raises UsageError for a server that is approximate, or another."""
+    facts: dict[str, Any] = connection.get("/server_info")
+    if "contract" not in facts:
+        raise UsageError(f"the server at {connection.url} names no contract: it is not of tpdet")
+    if facts.get("arithmetic") == "approximate":
+        raise UsageError("the server is approximate: no answer can be checked by it")
+    return facts
+
+
+def check_by_server(
+    connection: Connection, model: str, lines: list[Line], facts: dict[str, Any]
+) -> list[Difference | None]:
+    """The first difference of each line. Raises what `Connection` raises."""
+    for line in lines:
+        for name, theirs in (("contract", line.origin.contract), ("weights", line.origin.weights)):
+            if theirs != facts[name]:
+                raise DisagreementError(
+                    f"line {line.number} was computed with {name} {theirs}, and the server has "
+                    f"{facts[name]}: check it by a server of the same"
+                )
+
+    def one(line: Line) -> Difference | None:
+        path, body = _question(line)
+        answer = ask(connection, path, {**body, "model": model})
+        try:
+            found = msgspec.convert(answer, BodyOverHttp)
+        except msgspec.ValidationError as error:
+            raise TpdetError(f"line {line.number}: the answer lacks ids: {error}") from None
+        if len(found.choices) != len(line.choices):
+            raise UsageError(
+                f"line {line.number} has {len(line.choices)} choices, and its request asks for "
+                f"{len(found.choices)}"
+            )
+        choices = [RecordedChoice(c.token_ids, c.logprob_bits) for c in found.choices]
+        return first_difference(line.choices, choices)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(one, lines))
+
+
+def _question(line: Line) -> tuple[str, dict[str, Any]]:
+    """The path and body that ask for a line's answer again."""
+    answer = line.answer
+    drafts = {"drafts": [choice.token_ids for choice in line.choices]}
+    if isinstance(answer, RecordedAnswer):
+        params = answer.params
+        body: dict[str, Any] = {name: getattr(params, name) for name in _SAME_NAMES}
+        body |= {"prompt": answer.prompt_token_ids, "seed": answer.seed}
+        body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+        if not params.stop:
+            del body["stop"]
+        if params.json_schema is not None:
+            schema = {"name": "recorded", "schema": json.loads(params.json_schema)}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        path = "/v1/completions"
+    else:
+        path = answer.request.url
+        left_out = ("stream", "stream_options", "prediction", "logprobs", "top_logprobs")
+        body = {k: v for k, v in answer.request.body.items() if k not in left_out}
+        body["seed"] = answer.response.body.tpdet.seed
+    one_prompt = isinstance(answer, RecordedAnswer) or _has_one_prompt(body)
+    if one_prompt and not body.get("echo"):
+        body["tpdet"] = drafts
+    else:
+        body.pop("tpdet", None)
+    return path, body | {"return_token_ids": True}
+
+
+def _has_one_prompt(body: dict[str, Any]) -> bool:
+    prompt = body.get("prompt")
+    return not isinstance(prompt, list) or (bool(prompt) and isinstance(prompt[0], int))
