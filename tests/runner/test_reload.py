@@ -125,6 +125,7 @@ def weights_of(thing, path="", seen=None):
             (name, "fold")
             for name in ("qwen2", "qwen3", "phi3", "gemma3_text", "starcoder2", "qwen3_moe")
         ),
+        pytest.param("gpt_oss", "fold", marks=pytest.mark.slow),
         ("qwen3", "gather"),
     ],
 )

@@ -232,15 +232,15 @@ def test_where_experts_live_reaches_no_bit():
 
 
 def test_experts_with_biases_and_clamped_gates_are_chains_with_both():
-    """Widths that no tile divides: 80 and 48 inputs, 96 and 80 outputs. Gates and ups past 7."""
-    tokens, count, lanes = 18, 4, 2
-    x, ids = draw(tokens, 80, dtype=torch.float16) * 3, routes(tokens, 2, count, padding=1)
-    gate_up, down = (draw(count, *at, dtype=torch.float16) for at in ((96, 80), (80, 48)))
-    biases = tuple(draw(count, n, dtype=torch.float16, seed=n) * 4 for n in (96, 80))
+    """Widths that no tile divides: 48 inputs, 96 and 48 outputs. Gates and ups past 7."""
+    tokens, count, lanes = 6, 4, 2
+    x, ids = draw(tokens, 48, dtype=torch.float16) * 3, routes(tokens, 2, count, padding=1)
+    gate_up, down = (draw(count, n, 48, dtype=torch.float16) for n in (96, 48))
+    biases = tuple(draw(count, n, dtype=torch.float16, seed=n) * 4 for n in (96, 48))
     weights, fold = draw(tokens, 2, seed=3), Lanes(range(count), count, lanes, (0, 1))
     asked = x, ids, weights, gate_up, down
     found = expert_sums(*asked, biases, fold, activation="clamped").values
-    wanted, largest = torch.zeros(lanes, tokens, 80), 0.0
+    wanted, largest = torch.zeros(lanes, tokens, 48), 0.0
     for token, choice in (ids >= 0).nonzero().tolist():
         expert, row = int(ids[token, choice]), x[token : token + 1]
         wide = column_gemm(row, gate_up[expert], biases[0][expert], torch.float32)
