@@ -1,6 +1,8 @@
 """`tpdet plan`: predictions beside measured figures, what it is fitted to, memory, refusals."""
 
 import json
+import random
+from collections import Counter
 from dataclasses import replace
 
 import msgspec
@@ -10,6 +12,8 @@ from msgspec.structs import replace as change
 from tests.lib.thread_world import run_threads
 from tests.lib.tree import ROOT
 from tpdet.bench.report.find_model import find_model
+from tpdet.bench.report.floor import RATES, decode_work
+from tpdet.bench.report.results import newest_rows
 from tpdet.bench.report.shapes import cut_for, named_config
 from tpdet.cli import main
 from tpdet.comm.exchange.peer_carrier import gather_bytes
@@ -18,6 +22,7 @@ from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.model_config.expert_load import fullest_rank
 from tpdet.planner.command import LEGEND
 from tpdet.planner.compare import compare_mixed, compare_steps, comparison_table
 from tpdet.planner.constants import LayerCost, load_constants, write_constants
@@ -58,6 +63,45 @@ def test_loads_that_nothing_was_fitted_to_are_within_15_per_cent(constants):
     found = compare_mixed(constants, RESULTS)
     assert [row.tp for row in found] == [1, 2, 4]
     assert all(abs(row.error) <= WITHIN for row in found), found
+
+
+def test_steps_with_experts_stand_near_what_was_measured(constants):
+    """Through `LLM.generate`; nothing was fitted to these. One row waits for launches, too."""
+    newest = [row for _, rows in newest_rows(RESULTS / "experts.h200.json") for row in rows]
+    decode = {row["batch"]: row["value"] for row in newest if row["case"] == "LLM decode"}
+    wished = {batch: wish("qwen3-30b-a3b", batch=batch, context=208) for batch in decode}
+    errors = {batch: plan_size(wished[batch], 1).decode_ms / decode[batch] - 1 for batch in decode}
+    assert errors.keys() == {1, 16, 64, 256}
+    assert -0.25 < errors.pop(1) < 0 and all(abs(error) < 0.05 for error in errors.values())
+    *_, prefill = (row["value"] for row in newest if row["case"] == "LLM prefill")
+    planned = plan_size(wish("qwen3-30b-a3b", batch=16), 1).prefill_tokens / 8
+    assert abs(planned / prefill - 1) < WITHIN
+
+
+def test_plans_of_mixtures_know_their_floors_their_memory_and_the_fullest_rank():
+    shape = "qwen3-30b-a3b"
+    config, rates = find_model(shape), RATES["NVIDIA H200"]
+    for batch, context, floor in ((1, 0, 1.35), (16, 0, 8.84), (64, 0, 13.2), (256, 128, 14.1)):
+        assert abs(1e3 * decode_work(config, batch, context).seconds(rates) / floor - 1) < 0.005
+    alone, two = (plan_size(wish(shape, batch=64), tp) for tp in (1, 2))
+    assert 61.0e9 < alone.memory["weights"] < 61.1e9 and alone.memory["left for KV"] > 40e9
+    assert two.decode_ms < 0.62 * alone.decode_ms
+    assert "touches 125.9 of 128 a layer" in two.notes[-1] and "reads 63." in two.notes[-1]
+    draw = random.Random(0)
+    for rows, ranks in ((1, 2), (1, 4), (16, 4), (16, 8), (64, 2)):
+        most = []
+        for _ in range(400):
+            touched = {each for _ in range(rows) for each in draw.sample(range(128), 8)}
+            held = 128 // ranks
+            most.append(max(Counter(each // held for each in touched).values()))
+        assert abs(fullest_rank(128, 8, rows, ranks) / (sum(most) / len(most)) - 1) < 0.07
+    mixtral = plan_size(wish("mixtral-8x7b", batch=1), 4)
+    assert "experts (columns)" in mixtral.notes[-1]
+    assert mixtral.decode_ms < plan_size(wish("mixtral-8x7b", batch=1), 2).decode_ms
+    found = (("qwen3-235b-a22b", 470e9), ("mixtral-8x7b", 93.4e9), ("gpt-oss-120b", 234e9))
+    for name, weights in found:
+        planned = plan_size(wish(name, batch=1, context=512), 4)
+        assert 0.98 < 4 * planned.memory["weights"] / weights < 1.03, name
 
 
 def test_worse_constants_would_be_seen(constants):
@@ -140,7 +184,9 @@ def test_norms_behind_blocks_cost_a_kernel_each(constants):
         assert few[0]["products"] == few[1]["products"]
 
 
-@pytest.mark.parametrize(("family", "ranks"), [("qwen3", 1), ("qwen3", 2), ("gemma3_text", 2)])
+@pytest.mark.parametrize(
+    ("family", "ranks"), [("qwen3", 1), ("qwen3", 2), ("gemma3_text", 2), ("qwen3_moe", 2)]
+)
 def test_the_weights_are_those_that_a_rank_holds(tiny_model, constants, family, ranks):
     model = tiny_model(family)
     config = find_model(model)

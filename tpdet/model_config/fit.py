@@ -1,11 +1,11 @@
 """Checks that flags fit a model: tensor-parallel size, leaves, context. Needs no torch."""
 
 from dataclasses import dataclass
-from math import comb
 
 from tpdet.errors import UsageError
 from tpdet.kernels.exact.rotary_frequencies import MAX_POSITION
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, Leaves, cut_leaves
+from tpdet.model_config.expert_load import fullest_rank
 from tpdet.model_config.model import Mixture, ModelConfig
 
 EIGHTS = 8
@@ -135,29 +135,9 @@ def _faster_placement(config: ModelConfig, mixture: Mixture, ranks: int) -> str:
     """
     routing, itemsize = mixture.routing, int(config.dtype[-2:]) // 8
     expert = 3 * mixture.width * config.hidden_size * itemsize
-    fullest = _fullest_rank(routing.experts, routing.chosen, ranks)
+    fullest = fullest_rank(routing.experts, routing.chosen, 1, ranks)
     extra = (fullest - routing.chosen / ranks) * expert / _EXPERT_BYTES
     return "columns" if extra > _GATHER_SECONDS else "lanes"
-
-
-def _fullest_rank(experts: int, chosen: int, ranks: int) -> float:
-    """Mean of the most experts that a rank holds of `chosen` random ones, each rank an equal part.
-
-    The mean is the sum over n >= 1 of the probability that some rank holds n or more.
-    """
-    held, every = experts // ranks, comb(experts, chosen)
-
-    def below(most: int) -> float:
-        """The probability that no rank holds more than `most`."""
-        ways = [1] + [0] * chosen
-        for _ in range(ranks):
-            ways = [
-                sum(ways[n - own] * comb(held, own) for own in range(min(most, n) + 1))
-                for n in range(chosen + 1)
-            ]
-        return ways[chosen] / every
-
-    return sum(1 - below(n) for n in range(chosen))
 
 
 def context_length(wanted: int | None, model: ModelConfig) -> int:

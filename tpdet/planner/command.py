@@ -52,11 +52,6 @@ def request_of(options: argparse.Namespace) -> PlanRequest:
     if model is None:
         raise UsageError("no model is given: name one with --model, or a file with --config")
     found = find_model(model)
-    if found.mixture is not None:
-        raise UsageError(
-            f"{model} has experts, whose times tpdet plan does not know: measure with "
-            "tpdet bench latency"
-        )
     request = PlanRequest(model, found, options.gpu.lower(), context=4096, batch=64)
     if settings is not None:
         request = configured(request, settings)

@@ -12,6 +12,8 @@ from tpdet.errors import UsageError
 from tpdet.kernels.inputs.activations import GATED_KINDS
 
 FORMAT = 1
+EXPERTS = "experts"
+"""The cost of a layer's experts among those of products: both products, places, lanes, choice."""
 FOLDER = Path(__file__).resolve().parent / "constants"
 
 

@@ -19,6 +19,7 @@ from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 SHAPE_TABLE = "kernels/cuda/gemm/choice/shape_tables/nvidia-{gpu}.json"
 OLD_OVERLAP_PROGRAMS = 16
 """Multiprocessors of an exchange that overlaps products, in the commits OLD_COMMITS."""
+EXPERTS_CASE = "experts of a layer"
 OLD_COMMITS = ("b513469",)
 
 _MODEL = "qwen3-8b"  # of the attention that was timed
@@ -101,6 +102,20 @@ def product_figures(table: Path) -> list[ProductFigure]:
     return found
 
 
+def expert_figures(results: Path, gpu: str) -> list[tuple[str, int, float]]:
+    """(model shape, rows, us) of a layer's experts on one GPU; the newest of each."""
+    return [
+        (row["model"], row["batch"], row["value"])
+        for row in _kernel_rows(experts_file(results, gpu))
+        if row["case"] == EXPERTS_CASE
+    ]
+
+
+def experts_file(results: Path, gpu: str) -> Path:
+    """The file with figures of experts."""
+    return results / f"experts.{gpu}.json"
+
+
 def decode_attention_figures(results: Path, gpu: str) -> list[tuple[int, int, float]]:
     """(batch, context, us) of 32 query and 8 key heads of size 128; the newest of each."""
     found: dict[tuple[int, int], float] = {}
@@ -138,9 +153,14 @@ def sampling_figures(results: Path, gpu: str) -> list[tuple[int, int, float]]:
     ]
 
 
-def commits(path: Path) -> tuple[str, ...]:
-    """The commits of the runs in a results file that have a newest figure."""
-    return tuple(dict.fromkeys(run["commit"] for run, _ in newest_rows(path)))
+def commits(path: Path, case: str | None = None) -> tuple[str, ...]:
+    """The commits of the runs in a results file that have a newest figure, or one of `case`."""
+    runs = (
+        run["commit"]
+        for run, rows in newest_rows(path)
+        if case is None or any(row["case"] == case for row in rows)
+    )
+    return tuple(dict.fromkeys(runs))
 
 
 def _kernel_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -9,17 +9,20 @@ products, and the host's time. Needs scipy.
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from tpdet.bench.report.floor import sent_bytes
+from tpdet.bench.report.shapes import cut_for, named_config
 from tpdet.errors import UsageError
-from tpdet.kernels.order import DEFAULT_LEAVES, fold_plan
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, DEFAULT_LEAVES, fold_plan
+from tpdet.models.products import layer_products
 from tpdet.planner import figures
 from tpdet.planner.constants import (
+    EXPERTS,
     FOLDER,
     FORMAT,
     Constants,
@@ -34,8 +37,10 @@ from tpdet.planner.constants import (
     Source,
     write_constants,
 )
+from tpdet.planner.figures import EXPERTS_CASE
 from tpdet.planner.kernel_time import (
     decode_attention_work,
+    experts_work,
     product_seconds,
     product_work,
 )
@@ -57,7 +62,7 @@ def fit_constants(results: Path, table: Path, gpu: str) -> Constants:
         format=FORMAT,
         gpu=gpu,
         sources=_sources(results, table, gpu),
-        products=_fit_products(table, errors),
+        products=_fit_products(table, errors) | {EXPERTS: _fit_experts(results, gpu, errors)},
         decode_attention=attention,
         prefill_attention=_fit_prefill_attention(results, gpu, errors),
         **_fit_exchanges(results, gpu, errors),
@@ -73,7 +78,9 @@ def fit_constants(results: Path, table: Path, gpu: str) -> Constants:
 def _sources(results: Path, table: Path, gpu: str) -> tuple[Source, ...]:
     files = [results / f"{name}.{gpu}.json" for name in ("kernels", "allreduce", "latency")]
     named = [Source(f"docs/results/{path.name}", figures.commits(path)) for path in files]
-    return (Source(figures.SHAPE_TABLE.format(gpu=gpu), ()), *named)
+    experts = figures.experts_file(results, gpu)
+    of_experts = Source(f"docs/results/{experts.name}", figures.commits(experts, EXPERTS_CASE))
+    return (Source(figures.SHAPE_TABLE.format(gpu=gpu), ()), *named, of_experts)
 
 
 def positive_fit(
@@ -102,31 +109,50 @@ def _rate(seconds: float) -> float:
 
 
 def _fit_products(table: Path, errors: dict[str, FitError]) -> dict[str, ProductCost]:
-    """Five numbers for each kind of product, fitted in logarithms, so that all are positive."""
-    from scipy.optimize import least_squares
-
+    """The cost of each kind of product."""
     costs = {}
     found = figures.product_figures(table)
     for kind in dict.fromkeys(figure.kind for figure in found):
         mine = [figure for figure in found if figure.kind == kind]
         works = [product_work(kind, f.rows, f.n, f.k, f.roots) for f in mine]
-        wanted = np.array([1e-6 * f.us for f in mine])
-
-        def predicted(logs: np.ndarray, works: list = works) -> np.ndarray:
-            cost = ProductCost(*(float(value) for value in np.exp(logs)))
-            return np.array([product_seconds(cost, work) for work in works])
-
-        def residual(
-            logs: np.ndarray, predicted: Callable = predicted, wanted: np.ndarray = wanted
-        ) -> np.ndarray:
-            return np.log(predicted(logs) / wanted)
-
-        begin = np.log([5e-6, 4e12, 8e14, 3.0, 4e12])
-        low, high = np.log([1e-7, 1e12, 1e14, 1.0, 1e11]), np.log([5e-5, 6e12, 2e15, 16.0, 1e15])
-        best = least_squares(residual, begin, bounds=(low, high)).x
-        costs[kind] = ProductCost(*(float(value) for value in np.exp(best)))
-        errors[f"{kind} product"] = _error(predicted(best) / wanted - 1)
+        costs[kind], errors[f"{kind} product"] = _fit_product(works, [f.us for f in mine])
     return costs
+
+
+def _fit_experts(results: Path, gpu: str, errors: dict[str, FitError]) -> ProductCost:
+    """The cost of a layer's experts, from the router's logits to the sum of their lanes."""
+    found = figures.expert_figures(results, gpu)
+    works = []
+    for shape, rows, _ in found:
+        config = named_config(shape)
+        products = layer_products(cut_for(config, 1, DEFAULT_FOLD_ORDER))
+        experts = [each for each in products if each.experts]
+        works.append(experts_work(experts, config.experts, rows))
+    cost, errors[EXPERTS] = _fit_product(works, [us for *_, us in found])
+    return cost
+
+
+def _fit_product(
+    works: Sequence[tuple[float, float, float]], us: Sequence[float]
+) -> tuple[ProductCost, FitError]:
+    """Five numbers, fitted in logarithms, so that all are positive."""
+    from scipy.optimize import least_squares
+
+    wanted = 1e-6 * np.array(us)
+
+    def predicted(logs: np.ndarray) -> np.ndarray:
+        cost = ProductCost(*(float(value) for value in np.exp(logs)))
+        return np.array([product_seconds(cost, work) for work in works])
+
+    def residual(logs: np.ndarray) -> np.ndarray:
+        return np.log(predicted(logs) / wanted)
+
+    begin = np.log([5e-6, 4e12, 8e14, 3.0, 4e12])
+    low, high = np.log([1e-7, 1e12, 1e14, 1.0, 1e11]), np.log([5e-5, 6e12, 2e15, 16.0, 1e15])
+    best = least_squares(residual, begin, bounds=(low, high)).x
+    return ProductCost(*(float(value) for value in np.exp(best))), _error(
+        predicted(best) / wanted - 1
+    )
 
 
 def _fit_decode_attention(

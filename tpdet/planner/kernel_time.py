@@ -1,9 +1,10 @@
 """The planner's formulas for the seconds of one kernel, which are also fitted to figures."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.layers.products import LayerProduct
+from tpdet.model_config.expert_load import fullest_rank
 from tpdet.planner.constants import (
     DecodeAttentionCost,
     PrefillAttentionCost,
@@ -32,8 +33,24 @@ def product_work(kind: str, rows: int, n: int, k: int, roots: int) -> tuple[floa
     return 2.0 * n * k, 2.0 * rows * n * k, float(rows * (2 * k + out))
 
 
+def experts_work(
+    experts: Sequence[LayerProduct], total: int, rows: int
+) -> tuple[float, float, float]:
+    """(bytes of the touched bf16 weights, operations, bytes of rows) of a layer's experts.
+
+    experts: both products, as a rank holds them, of `total` experts: those of the fullest rank are
+    read, and its rows are an even share.
+    """
+    held, chosen = experts[0].experts, experts[0].chosen
+    touched = fullest_rank(total, chosen, rows, total // held)
+    mine = rows * chosen * held / total
+    weights = sum(each.n * each.k for each in experts)
+    moved = sum(each.n + each.k for each in experts)
+    return 2.0 * touched * weights, 2.0 * mine * weights, 2.0 * mine * moved
+
+
 def product_seconds(cost: ProductCost, work: tuple[float, float, float]) -> float:
-    """Seconds of a product: launch, smooth roofline, and activations."""
+    """Seconds of a product, or a layer's experts: launch, smooth roofline, and activations."""
     weight, flops, activations = work
     roof = smooth_maximum(weight / cost.bytes, flops / cost.flops, cost.sharpness)
     return cost.launch + roof + activations / cost.activations

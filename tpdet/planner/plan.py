@@ -8,6 +8,7 @@ from tpdet.bench.report.floor import RATES, Rates, decode_work
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.model_config import ModelConfig
+from tpdet.model_config.expert_load import fullest_rank, touched_experts
 from tpdet.planner.constants import load_constants
 from tpdet.planner.hardware import Hardware, Network, hardware_of
 from tpdet.planner.memory import Memory, rank_memory
@@ -127,7 +128,7 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
         decode_tokens=worlds * request.batch / seconds,
         prefill_tokens=worlds * request.budget / step_seconds(prefill),
         prefill_limit=limit_of(prefill),
-        notes=_notes(world),
+        notes=(*_notes(world), *_expert_notes(world, request.batch)),
     )
 
 
@@ -231,6 +232,22 @@ def _notes(world: World) -> tuple[str, ...]:
     if len(world.partition.key_heads) * world.ranks > world.config.num_kv_heads:
         notes.append("ranks share key heads: the KV cache of a rank shrinks no further")
     return tuple(notes)
+
+
+def _expert_notes(world: World, batch: int) -> tuple[str, ...]:
+    """Where experts lie, and how many of them a step reads; () for a dense model."""
+    mixture = world.config.mixture
+    if mixture is None:
+        return ()
+    experts, chosen = mixture.routing.experts, mixture.routing.chosen
+    touched, columns = touched_experts(experts, chosen, batch), world.partition.experts is not None
+    fullest = touched if columns else fullest_rank(experts, chosen, batch, world.ranks)
+    placed = f"a 1/{world.ranks} of each" if columns else "whole"
+    return (
+        f"experts ({'columns' if columns else 'lanes'}): a step of {batch} touches {touched:.1f} "
+        f"of {experts} a layer if rows choose evenly; the fullest rank reads {fullest:.1f}, "
+        f"{placed}",
+    )
 
 
 def _rates(gpu: str) -> Rates:

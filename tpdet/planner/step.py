@@ -1,5 +1,6 @@
 """Predicts the seconds of a decode step and of a prefill step, part by part."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from tpdet.bench.report.floor import attention_flops
@@ -11,7 +12,7 @@ from tpdet.layers.products import LayerProduct
 from tpdet.model_config import ModelConfig
 from tpdet.models.micro_batches import MICRO_BATCH_ROWS
 from tpdet.models.products import head_product, layer_products
-from tpdet.planner.constants import Constants
+from tpdet.planner.constants import EXPERTS, Constants
 from tpdet.planner.exchange_time import (
     Levels,
     between_seconds,
@@ -23,6 +24,7 @@ from tpdet.planner.hardware import Hardware, Network
 from tpdet.planner.kernel_time import (
     decode_attention_seconds,
     decode_attention_work,
+    experts_work,
     layer_bytes,
     prefill_attention_seconds,
     product_seconds,
@@ -115,11 +117,11 @@ def decode_parts(world: World, batch: int, context: int) -> Parts:
     exchanges = 2 * layers if world.ranks > 1 else 0
     inside, between = exchange_seconds(constants, levels, batch, world.network)
     return {
-        "products": layers * _layer_products(world, batch) + _head(world, batch),
+        "products": _layers_products(world, batch) + _head(world, batch),
         "attention": layers * decode_attention_seconds(constants.decode_attention, work),
         "other kernels": layers * _between_products(world, batch),
         "sampling": _sampling(world, batch),
-        "exchange in a node": exchanges * inside,
+        "exchange in a node": exchanges * inside + _expert_rows(world, batch),
         "exchange between nodes": exchanges * between + _embedding(world, batch),
         "host": constants.host * batch,
     }
@@ -133,12 +135,13 @@ def prefill_parts(world: World, length: int) -> Parts:
     """
     config, rows = world.config, world.budget
     layers, ended = config.num_layers, max(1, rows // length)
-    micro_batches = 2 if world.ranks > 1 and rows >= MICRO_BATCH_ROWS else 1
+    overlaps = world.ranks > 1 and world.partition.experts is None
+    micro_batches = 2 if overlaps and rows >= MICRO_BATCH_ROWS else 1
     size = -(-rows // micro_batches)
     attention = rows * attention_flops(config, length / 2) / layers / world.ranks
     cost = world.constants.prefill_attention
     attention_time = layers * prefill_attention_seconds(cost, attention)
-    products = layers * micro_batches * _layer_products(world, size)
+    products = micro_batches * _layers_products(world, size)
     other = layers * micro_batches * _between_products(world, size)
     inside, between = _prefill_exchanges(world, micro_batches, products + attention_time + other)
     return {
@@ -146,7 +149,7 @@ def prefill_parts(world: World, length: int) -> Parts:
         "attention": attention_time,
         "other kernels": other,
         "sampling": _sampling(world, ended),
-        "exchange in a node": inside,
+        "exchange in a node": inside + _expert_rows(world, rows),
         "exchange between nodes": between + _embedding(world, rows),
         "host": 0.0,
     }
@@ -173,10 +176,37 @@ def _prefill_exchanges(world: World, micro_batches: int, computed: float) -> tup
     return added * (1 - share), added * share
 
 
-def _layer_products(world: World, rows: int) -> float:
-    """Seconds of a rank's products of one layer."""
-    alone = sum(_product(world, each, rows) for each in layer_products(world.partition))
+def _layers_products(world: World, rows: int) -> float:
+    """Seconds of a rank's products of all layers, those with experts and those without."""
+    config = world.config
+    kinds = Counter(map(config.has_experts, range(config.num_layers)))
+    of_kind = {config.has_experts(index): index for index in range(config.num_layers)}
+    return sum(kinds[kind] * _layer_products(world, rows, of_kind[kind]) for kind in kinds)
+
+
+def _layer_products(world: World, rows: int, index: int) -> float:
+    """Seconds of a rank's products of layer `index`."""
+    products = layer_products(world.partition, index)
+    alone = sum(_product(world, each, rows) for each in products if not each.experts)
+    if experts := [each for each in products if each.experts]:
+        work = experts_work(experts, world.config.experts, rows)
+        alone += product_seconds(world.constants.product(EXPERTS), work)
     return max(alone - world.constants.layer.saved, 0.0)
+
+
+def _expert_rows(world: World, rows: int) -> float:
+    """Seconds of gathering rows between the products of experts that are cut over outputs.
+
+    It has the costs of a one-shot exchange; the totals behind the experts count as the exchange of
+    any layer.
+    """
+    mixture, constants = world.config.mixture, world.constants.one_shot
+    if mixture is None or world.partition.experts is None:
+        return 0.0
+    ranks = world.ranks
+    sent = 2.0 * rows * mixture.routing.chosen * mixture.width * (ranks - 1) / ranks
+    each = constants.launch + (ranks - 1) * constants.peer + sent / constants.bytes
+    return sum(map(world.config.has_experts, range(world.config.num_layers))) * each
 
 
 def _head(world: World, rows: int) -> float:

@@ -8,6 +8,7 @@ from tpdet.bench.report.shapes import cut_for
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FoldPlan
 from tpdet.layers.products import LayerProduct
 from tpdet.model_config import ModelConfig
+from tpdet.model_config.expert_load import touched_experts
 from tpdet.models.products import layer_products
 
 
@@ -98,7 +99,7 @@ def _products(config: ModelConfig) -> list[LayerProduct]:
 def _touched(config: ModelConfig, product: LayerProduct, rows: int) -> float:
     if not product.experts:
         return 1.0
-    return config.experts * (1 - (1 - product.chosen / config.experts) ** rows)
+    return touched_experts(config.experts, product.chosen, rows)
 
 
 def weight_bytes(config: ModelConfig, rows: int = 1) -> float:

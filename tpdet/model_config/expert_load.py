@@ -1,0 +1,30 @@
+"""How many experts a step's rows touch, in all and on the fullest rank. Needs no torch.
+
+Each row chooses k of E evenly and for itself, as random routers do; real ones touch fewer, and
+less evenly.
+"""
+
+from math import sqrt
+
+_LARGEST_OF = {1: 0.0, 2: 0.5642, 4: 1.0294, 8: 1.4236, 16: 1.7660, 32: 2.0697, 64: 2.3438}
+"""Mean of the largest of so many standard normal values."""
+
+
+def touched_experts(experts: int, chosen: int, rows: int) -> float:
+    """Mean number of experts that some row chooses."""
+    return float(experts * _taken(experts, chosen, rows))
+
+
+def fullest_rank(experts: int, chosen: int, rows: int, ranks: int) -> float:
+    """Mean number of touched experts on the rank that has most of them, each holding E / ranks.
+
+    As of normal values with the variance of independent experts; within 4 % of a simulation.
+    """
+    held, taken = experts / ranks, _taken(experts, chosen, rows)
+    spread = _LARGEST_OF[ranks] * sqrt(held * taken * (1 - taken))
+    return float(min(held, held * taken + spread))
+
+
+def _taken(experts: int, chosen: int, rows: int) -> float:
+    """The probability that an expert is touched."""
+    return float(1 - (1 - chosen / experts) ** rows)
