@@ -47,7 +47,7 @@ POSITIONS, BATCHES, CONTEXTS = (1, 2, 4, 8, 16), (1, 16, 64), (512, 4096)
 PROFILED = ((1, 512, 1), (1, 512, 8), (1, 4096, 8), (16, 4096, 1), (16, 4096, 8), (64, 512, 4))
 CASES = ((1, 512, 8), (1, 4096, 4), (1, 4096, 8), (1, 4096, 16), (16, 512, 8), (16, 4096, 8),
          (64, 512, 4), (64, 4096, 4))  # fmt: skip
-ACCEPTED, TOKENS = 0.8, 128
+ACCEPTED, TOKENS = 0.8, 512
 DRAFTS = {1: 11, 16: 5, 64: 3}  # drafts of a row, by batch
 CACHE, REPEATS = 256 << 20, 20
 PROGRAMS = [
