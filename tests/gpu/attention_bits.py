@@ -51,6 +51,24 @@ def every_shape(shape):
     return {"value": error, "unit": "relative error", "limit": limit}
 
 
+def sinks_enter_once(window):
+    """Every kernel that takes sinks, whole, split and in chunks; gpt-oss's heads."""
+    chance, sinks = random.Random(2), torch.randn(64, device="cuda") * 3
+    data = Case((torch.bfloat16, 64, 64, 8, window), 700, sinks=sinks)
+    prefill = [variant for variant in PREFILL if not variant.warp_specialised]
+    for variant in prefill:
+        same(data.whole(700, variant, ALL_LONG), data.reference, f"prefill {variant}")
+    for variant in DECODE:
+        same(data.whole(700, variant, ALL_SHORT), data.reference, f"splits {variant}")
+    for length in (1, 257, 700):
+        cut_into_chunks(data, length, chance, [None, *prefill], [None, *DECODE])
+    error = relative_error(data)
+    data.sinks = None
+    if error > 5e-3 or torch.equal(data.whole(700, None, ALL_LONG), data.reference):
+        raise AssertionError(f"relative error {error:.2e}, or sinks reach no bit")
+    return {"value": error, "unit": "relative error", "limit": 5e-3}
+
+
 def mixed_batch(shape):
     """Decodes, chunks and prompts together, on shuffled pages of one pool, with NaN pad rows."""
     chance = random.Random(3)
@@ -118,7 +136,11 @@ def relative_error(data: Case) -> float:
     if data.window is not None:
         seen &= at[None, :] > at[:, None] - data.window
     score = (q @ k.transpose(1, 2)) / data.head**0.5
-    exact = torch.softmax(score.masked_fill(~seen, -torch.inf), -1) @ v
+    score = score.masked_fill(~seen, -torch.inf)
+    if data.sinks is not None:
+        beside = data.sinks.double()[:, None, None].expand(-1, data.length, 1)
+        score = torch.cat([score, beside], -1)
+    exact = torch.softmax(score, -1)[..., : data.length] @ v
     exact = exact.transpose(0, 1)
     error: float = ((data.reference.double() - exact).norm() / exact.norm()).item()
     return error
@@ -143,6 +165,8 @@ def attention_checks():
     for kind in KINDS:
         checks.append(Check(f"every length, random chunks, {kind}", every_length, (kind,)))
         checks.append(Check(f"every variant, {kind}", every_variant, (kind,)))
+    for window in (None, 128):
+        checks.append(Check(f"sinks, window {window}", sinks_enter_once, (window,)))
     for shape in (SHAPES[0], SHAPES[1]):
         checks.append(Check(f"mixed batch, window {shape[4]}", mixed_batch, (shape,)))
     for shape in (SHAPES[0], SHAPES[2], SHAPES[6]):

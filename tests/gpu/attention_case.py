@@ -77,7 +77,9 @@ def draw(*shape, dtype, kind="normal", seed=0):
 class Case:
     """q, k, v of one sequence and the reference output over all of it (pages otherwise NaN)."""
 
-    def __init__(self, shape, length, kind="normal", seed=0):
+    def __init__(self, shape, length, kind="normal", seed=0, sinks=None):
+        """sinks: fp32 by query head, or None."""
+        self.sinks = sinks
         self.dtype, self.head, self.query_heads, self.key_heads, self.window = shape
         options = {"dtype": self.dtype, "kind": kind}
         self.length = length
@@ -100,11 +102,11 @@ class Case:
 
     def attend(self, q, pages, batch, prefill=None, decode=None):
         gpu = gpu_of(q.device)
-        prefill = prefill or prefill_variant(self.dtype, self.head, gpu)
+        prefill = prefill or prefill_variant(self.dtype, self.head, gpu, self.sinks is None)
         rows = batch.short_rows * self.query_heads // self.key_heads
         splits, sequences = batch.splits.shape[0], batch.short.shape[0]
         decode = decode or decode_variant(self.dtype, self.head, rows, splits, sequences)
-        return attention.attend(q, *pages, batch, self.window, prefill, decode)
+        return attention.attend(q, *pages, batch, self.window, prefill, decode, 0.0, self.sinks)
 
     def whole(self, length, variant, short):
         mapping = shuffled(length)

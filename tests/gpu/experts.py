@@ -20,6 +20,7 @@ from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.cuda.pointwise.fold import fold_final
+from tpdet.kernels.inputs.gated import gate_and_up
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.partial_sums import relative_roots
 
@@ -39,14 +40,14 @@ def spans_of(rows):
     return torch.tensor([[0, 1, 7], [1, rows - 1, 0], [0, 0, 0]], dtype=torch.int32, device="cuda")
 
 
-def by_slots(x, weights, bias, ids, experts, tile, spread):
-    """Both products of a layer [S, H], and where its rows stand."""
+def by_slots(x, weights, bias, ids, experts, tile, spread, shift=None, name="silu"):
+    """Both products of a layer [S, H], and where its rows stand; shift: gates' and ups' bias."""
     places = place(ids, experts, tile.rows, spread)
     rows = x if spread else rows_in_slots(x, places)
     gate_up, down = weights
     sms = multiprocessors(x.device)
     up_tile, down_tile = fitted(tile, gate_up, True), fitted(tile, down, False)
-    mixed = grouped_product(rows, gate_up, None, places, up_tile, sms, "silu", spread)
+    mixed = grouped_product(rows, gate_up, shift, places, up_tile, sms, name, spread)
     return grouped_product(mixed, down, bias, places, down_tile, sms), places
 
 
@@ -102,6 +103,38 @@ def tiles_are_one_class(hidden, width, kind, dtype=torch.bfloat16, skew=0.0):
                     rows_are_those_of_dense_products(x, weights, shift, *case, what)
                     cases += 1
     return {"cases": cases}
+
+
+def clamped_gates_are_one_class(hidden, width):
+    """Every tile with both biases and the gate of gpt-oss: equal rows, near those of fp64."""
+    count, error = 8, 0.0
+    gate_up, down = draw(count, 2 * width, hidden) * 0.05, draw(count, hidden, width, seed=1) * 0.02
+    shift, bias = draw(count, 2 * width, seed=2), draw(count, hidden, seed=3)
+    for bucket in CANDIDATES:
+        tokens, known = min(bucket.tokens, 300), None
+        x, ids = draw(tokens, hidden, seed=4), routes(tokens, 2, count)
+        case = (gate_up, down), bias, ids, range(count)
+        for tile in bucket.tiles:
+            if tokens > tile.rows and bucket.spread:
+                continue
+            ways = tile, bucket.spread, shift, "clamped"
+            y, places = by_slots(x, *case, *ways)
+            rows = y[places.slots.long()]
+            known = rows if known is None else known
+            same(rows, known, f"{hidden} {width} {tokens} tokens {tile}")
+        for expert in range(count):
+            token, choice = (ids == expert).nonzero(as_tuple=True)
+            wide = x[token].double() @ gate_up[expert].double().T + shift[expert].double()
+            gate, up = gate_and_up(wide)
+            gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+            mixed = (up + 1.0) * gate * torch.sigmoid(1.702 * gate)
+            exact = mixed @ down[expert].double().T + bias[expert].double()
+            if len(token):
+                apart = (known[token, choice] - exact).abs().max() / exact.abs().max()
+                error = max(error, apart.item())
+    if error > 2e-2:
+        raise AssertionError(f"relative error {error:.2e}")
+    return {"value": error, "unit": "relative error", "limit": 2e-2}
 
 
 def poison_stays_in_its_row():
@@ -171,9 +204,9 @@ def sums_do_not_know_where_experts_live(dtype, hidden, width):
                     part = slice(mine.start, mine.stop)
                     weigh = gate_up[part], down[part], (None, bias[part])
                     fold = Lanes(mine, count, lanes // ranks, relative_roots(roots))
-                    sums = expert_sums(
-                        x, route(logits, None, spans, Rule(chosen), mine), *weigh, fold
-                    )
+                    own = route(logits, None, spans, Rule(chosen), mine)
+                    asked = x, own.ids, own.weights, *weigh, fold
+                    sums = expert_sums(*asked, places=own.places)
                     sent[rank, : len(roots)] = sums.values
                 total = fold_final(sent, plan.final)
                 same(total, wanted, f"{tokens} tokens {name} {ranks} ranks")
@@ -264,6 +297,9 @@ def checks():
     for dtype in (bf16, half, single):
         name = f"experts admitted {dtype}".replace("torch.", "")
         found.append(Check(name, tiles_are_admitted_at_a_start, (dtype,)))
+    for hidden, width in ((2880, 2880), (208, 80)):
+        name = f"experts clamped {hidden} {width}"
+        found.append(Check(name, clamped_gates_are_one_class, (hidden, width)))
     found.append(Check("experts choice", choices_are_those_of_a_stable_sort))
     found.append(Check("experts graph", a_graph_follows_its_routes))
     return [*found, Check("experts poison", poison_stays_in_its_row)]
