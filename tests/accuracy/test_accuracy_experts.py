@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import pytest
 import torch
 
 from tests.layers.test_experts import EXPERTS, ROUTING, choose
 from tests.lib.bits import assert_same_bits
+from tpdet.kernels import ops
 from tpdet.kernels.inputs.experts import Routing
 
 CHOSEN = ROUTING.chosen
@@ -25,6 +27,32 @@ def test_weights_are_those_of_fp64_whatever_rows_stand_beside():
         alone = choose(logits[row : row + 1].clone())
         assert alone[0][0].tolist() == ids[row].tolist()
         assert_same_bits(alone[1][0], weights[row])
+
+
+@pytest.mark.parametrize(
+    ("experts", "chosen", "hidden", "biased"), [(128, 8, 2048, False), (32, 4, 2880, True)]
+)
+def test_the_choice_is_that_of_an_fp64_router_but_for_near_ties(experts, chosen, hidden, biased):
+    """Of Qwen3-30B-A3B and gpt-oss: rows whose margin lies below the bound are counted."""
+    generator = torch.Generator().manual_seed(experts)
+    x = torch.randn(1000, hidden, generator=generator).bfloat16()
+    router = (torch.randn(experts, hidden, generator=generator) / hidden**0.5).bfloat16()
+    bias = torch.randn(experts, generator=generator).bfloat16() if biased else None
+    logits = ops.column_gemm(x, router, bias, torch.float32)
+    exact = x.double() @ router.double().T + (0.0 if bias is None else bias.double())
+    best = exact.topk(chosen + 1, dim=1)
+    margin = best.values[:, -2] - best.values[:, -1]
+    clear = margin > 4e-5 * exact.abs().amax(1).clamp(min=1.0)
+    wanted = best.indices[:, :chosen].sort(dim=1).values
+
+    def found(logits):
+        return torch.cat([choose(part, Routing(experts, chosen))[0] for part in logits.split(250)])
+
+    ids = found(logits)
+    assert torch.equal(ids[clear].long(), wanted[clear])
+    assert (~clear).sum() < 0.01 * len(x)
+    rounded = found(logits.bfloat16().float())
+    assert not torch.equal(rounded[clear].long(), wanted[clear])  # negative control
 
 
 def test_sigmoid_scores_are_chosen_with_a_bias_and_weighed_without_it():
