@@ -138,6 +138,10 @@ def test_an_answer_goes_on_behind_its_token_ids(ask):
         assert first.endswith(found[0][0]) and second.endswith(found[1][0])
         assert [end for *_, end in found] == [end for *_, end in joined(whole)]
         assert rest[-1][1]["tpdet"] == whole[-1][1]["tpdet"]
+    large = {"metadata": {"x": "y" * 300_000}}  # another process works on its body
+    assert events_of(ask(asked | given | large))[-1][1]["tpdet"] == whole[-1][1]["tpdet"]
+    cursor = {"last-event-id": whole[5][0]}
+    assert joined(whole[:6] + events_of(ask(fields | large, **cursor))) == joined(whole)
     not_streamed = {"stream": False}
     plain = ask(fields | not_streamed).json()
     again = ask(asked | given | not_streamed).json()
