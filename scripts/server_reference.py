@@ -18,9 +18,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for a checkout that is not installed
 
 from tpdet import errors  # noqa: E402
+from tpdet.drafters.counts import PLACES  # noqa: E402
 from tpdet.server.body import idle_fields  # noqa: E402
 from tpdet.server.body.schema import ChatBody, CompletionBody  # noqa: E402
-from tpdet.server.front.engine_metrics import ENGINE_COUNTERS, ENGINE_GAUGES  # noqa: E402
+from tpdet.server.front.engine_metrics import (  # noqa: E402
+    DRAFT_COUNTERS,
+    ENGINE_COUNTERS,
+    ENGINE_GAUGES,
+)
 from tpdet.server.front.metrics import Metrics  # noqa: E402
 from tpdet.server.settings.settings import make_parser  # noqa: E402
 from tpdet.server.wire.limits import all_limits  # noqa: E402
@@ -88,6 +93,8 @@ def metrics_table() -> list[str]:
     """Every metric a server can show, whatever its flags."""
     counters = dict.fromkeys((*ENGINE_COUNTERS, *ENGINE_GAUGES), 0.0)
     counters |= {"sequences_running": 0.0, "pages_used": 0.0, "pages_free": 1.0}
+    kinds = (*DRAFT_COUNTERS, *(f"accepted_at.{place}" for place in range(PLACES)))
+    counters |= {f"ngram.{kind}": 0.0 for kind in kinds}
     metrics = Metrics("m", lambda: Status("accepting", 0, 0, counters))
     metrics.outcome("completed")  # a metric with labels has no sample before its first event
     metrics.rejected("engine_overloaded")

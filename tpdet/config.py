@@ -39,6 +39,10 @@ def _whole_size(value: object) -> object:
     return parse_size(str(value)) if suffixed else value
 
 
+_DRAFTERS = {
+    "off": (), "auto": ("schema", "ngram"), "ngram": ("ngram",), "schema": ("schema",),
+    "earlier": ("earlier", "schema", "ngram"),
+}  # fmt: skip
 Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_long_dtype)]
 Size = Annotated[int, BeforeValidator(_whole_size)]
 """A whole number; the texts 2k (2,000) and 2K (2,048) stand for one."""
@@ -135,6 +139,13 @@ class EngineConfig(BaseModel):
         "share of the rows, else each over its part of the vocabulary; auto: over peer memory "
         "only; off: rank 0 draws them",
     )
+    drafts: Literal["off", "auto", "ngram", "schema", "earlier"] = Field(
+        "auto",
+        description="who proposes tokens that are verified together, which changes no bit: n-grams "
+        "of a sequence's own tokens, tokens that a schema forces, or both and the request's "
+        "prediction (auto); earlier: also outputs of the same prompt and salts; off: nobody, and "
+        "predictions are left out",
+    )
     kv_pages: Size | None = Field(
         None,
         ge=1,
@@ -181,6 +192,15 @@ class EngineConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _refuse_drafters_where_rows_are_fixed(self) -> "EngineConfig":
+        if self.drafts not in ("off", "auto") and (self.fixed_batch or self.approximate):
+            why = "{fixed_batch}" if self.fixed_batch else "{approximate}"
+            raise ValueError(
+                f"{{drafts}} {self.drafts} and {why} exclude each other: leave one out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _refuse_a_fixed_batch_that_never_fills(self) -> "EngineConfig":
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             limit = getattr(self, name)
@@ -195,6 +215,13 @@ class EngineConfig(BaseModel):
     def max_running(self) -> int:
         """How many sequences run at a time, at most."""
         return self.fixed_batch or self.max_num_seqs
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The engine's drafters; none where a step's rows are fixed or reach the bits."""
+        if self.fixed_batch or self.approximate:
+            return ()
+        return _DRAFTERS[self.drafts]
 
     @property
     def may_be_approximate(self) -> bool:

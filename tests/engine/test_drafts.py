@@ -75,7 +75,7 @@ def with_drafts(plain, model, kind, totals=None, requests=REQUESTS, **how):
 
     def change(engine):
         leave_out_freely(engine)
-        engine.scheduler.policy.drafter = proposals(answers, kind, random.Random(3))
+        engine.scheduler.policy.drafting.instead = proposals(answers, kind, random.Random(3))
 
     def watch(engine, _):
         if totals is not None:
@@ -181,7 +181,7 @@ def test_pages_that_are_published_past_the_committed_end_are_found(tiny_model, p
     share = PageManager.share
 
     def past_the_end(self, sequence, end):
-        share(self, sequence, sequence.room if sequence.drafts else end)
+        share(self, sequence, sequence.room if sequence.drafters else end)
 
     monkeypatch.setattr(PageManager, "share", past_the_end)
     with pytest.raises(IntegrityError):
@@ -246,13 +246,13 @@ def test_a_prediction_guesses_every_choice_and_is_counted(tiny_model, plain):
     model, request = tiny_model("qwen3", kv_heads=2), REQUESTS[-1]
     told = [plain.tokens("choices", choice) for choice in range(2)]
     request = msgspec.structs.replace(request, prediction=(3, *told[0], *told[1]))
-    found = run(model, [request], look=False)
+    found = run(model, [request], look=False, drafts="ngram")
     assert_same(found, plain, REQUESTS[-1:])
     assert found.steps < plain.steps
     for choice in range(2):
         rows = [o for o in found.outputs["choices"] if o.choice == choice and o.draft_tokens]
         assert 0 < sum(o.accepted_draft_tokens for o in rows) <= sum(o.draft_tokens for o in rows)
-    hint = run(model, [request], look=False, fixed_batch=2)
+    hint = run(model, [request], look=False, fixed_batch=2, drafts="auto")
     assert_same(hint, plain, REQUESTS[-1:])
     assert not any(o.draft_tokens for o in hint.outputs["choices"])
 

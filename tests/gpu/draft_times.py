@@ -70,7 +70,10 @@ class Session:
             folder = Path(tempfile.mkdtemp(prefix="tpdet-drafts-"))
             settings = {"max_model_len": 17 * PAGE, "max_num_seqs": 64, "dtype": "bfloat16"}
             cls.config = EngineConfig.from_values(
-                model=str(write_shape(folder / "m", "qwen3-8b")), load_format="dummy", **settings
+                model=str(write_shape(folder / "m", "qwen3-8b")),
+                load_format="dummy",
+                drafts="off",
+                **settings,
             )
             cls.world = open_world(cls.config.device, cls.config.step_timeout)
             cls.runner = Runner.start(cls.config, cls.world)
@@ -332,8 +335,8 @@ def accept():
                 known[batch], ends = decode(engine, name, batch, 512)
                 rates[batch] = rate(ends)
                 continue
-            policy = engine.scheduler.policy
-            policy.drafter = guess(known[batch], random.Random(1), DRAFTS[batch])
+            drafting = engine.scheduler.policy.drafting
+            drafting.instead = guess(known[batch], random.Random(1), DRAFTS[batch])
             decode(engine, f"{name}-warm", batch, 512, drafted=True)
             answers, ends = decode(engine, name, batch, 512, drafted=True)
             each = statistics.mean(count for _, count in ends[3:-2]) / batch

@@ -60,7 +60,7 @@ class Session:
 
     def __init__(self, model, world, **settings):
         values = {"kv_pages": PAGES, "max_num_seqs": 64, "device": "cuda"} | settings
-        self.config = EngineConfig.from_values(model=str(model), **values)
+        self.config = EngineConfig.from_values(model=str(model), **({"drafts": "off"} | values))
         self.world = world
         self.runner = Runner.start(self.config, world)
 

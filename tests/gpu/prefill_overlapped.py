@@ -70,6 +70,7 @@ def main(model, programs, ways):
         dtype="bfloat16",
         device="cuda",
         load_format="dummy",
+        drafts="off",
         max_num_seqs=64,
         max_model_len=PROMPT + 64,
         max_num_batched_tokens=2 * PROMPT,

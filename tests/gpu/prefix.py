@@ -126,6 +126,7 @@ def main(arguments):
             model=str(model),
             device=options.device,
             load_format="dummy",
+            drafts="off",
             max_num_seqs=8,
             max_model_len=max(lengths) + 16,
             max_num_batched_tokens=4096,

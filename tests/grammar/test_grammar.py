@@ -249,6 +249,36 @@ def test_drafts_reach_no_constrained_answer(model, together, kind, how):
     assert accepted == 0 if kind == "wrong" else accepted > 20
 
 
+def test_what_a_schema_forces_is_drafted_and_reaches_no_answer(model, together):
+    counts = {}
+    found = run(
+        model,
+        questions(),
+        look=False,
+        drafts="schema",
+        each_step=lambda engine, _: counts.update(engine.statistics().drafters),
+    )
+    assert_same(found, together, questions())
+    assert counts["schema"].accepted_tokens > 5
+
+
+def test_a_mask_after_tokens_were_taken_back_is_that_of_the_tokens(grammars):
+    """Drafts go and come: the matcher rolls back, or begins again."""
+    draw = random.Random(5)
+    constraint = grammars.constrain(text(BOUNDED[0]))
+    output = []
+    for _ in range(60):
+        alone = grammars.constrain(text(BOUNDED[0]))
+        found = constraint.next_ids(output, (EOS,))
+        assert found == alone.next_ids(output, (EOS,))
+        constraint.forced_ids(output)
+        ids = [i for i in range(V) if found.allowed[i >> 3] >> (i & 7) & 1 and i != EOS]
+        if ids and draw.random() < 0.7:
+            output = [*output, draw.choice(ids)]
+        else:
+            output = output[: draw.randrange(len(output) + 1)]
+
+
 def test_who_asks_for_no_schema_keeps_his_bits(model, together):
     free = run(model, questions()[:2])
     for name in ("free", "warm"):

@@ -72,8 +72,8 @@ def ask(name: str, prompt, tenant="", salt="", drafts=(), **params) -> Request:
 
 def small_config(model, **settings) -> EngineConfig:
     """Of an engine of four sequences; every setting may be overridden."""
-    given = {"kv_pages": 24, "max_num_seqs": 4, "max_num_batched_tokens": 200} | settings
-    return EngineConfig.from_values(model=str(model), **{"max_model_len": 1024} | given)
+    given = {"kv_pages": 24, "max_num_seqs": 4, "max_num_batched_tokens": 200, "drafts": "off"}
+    return EngineConfig.from_values(model=str(model), **{"max_model_len": 1024} | given | settings)
 
 
 def leave_out_freely(engine):
@@ -99,9 +99,10 @@ def run(
     `each_step(engine, step)` runs after every step on rank 0. `ahead`: steps overlap, as on a GPU.
     Not `look`: nobody sees the logits, as when serving. `waves`: more requests, each wave when
     the one before is done, or a function of the engine that is called then. `local_size`: so many
-    ranks pretend to share a host.
+    ranks pretend to share a host. The engine has no drafters unless the settings say so.
     """
-    config = EngineConfig.from_values(model=str(model), **({"kv_pages": 64} | settings))
+    given = {"kv_pages": 64, "drafts": "off"} | settings
+    config = EngineConfig.from_values(model=str(model), **given)
 
     def one_rank(world):
         result = Run()

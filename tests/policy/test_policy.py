@@ -25,7 +25,7 @@ FLOORS = (
      "launch/life", "synthetic"),
     ("comm/device", "comm/exchange", "kernels/cuda/gemm", "cache", "text", "weights",
      "launch/start"),
-    ("comm/agreement", "kernels/cuda/experts", "layers", "sampling", "grammar"),
+    ("comm/agreement", "drafters", "kernels/cuda/experts", "layers", "sampling", "grammar"),
     ("models", "scheduler", "audit", "server/wire"),
     ("runner/graphs", "runner/step", "server/body", "server/http1", "server/settings"),
     ("runner/start", "client", "server/front"),

@@ -20,7 +20,8 @@ def counts_of(decoding, drafts, prompt=0):
         assert policy.page_manager.admit(sequence)
         sequence.computed = length if admission < decoding else 0
         policy.running.put(sequence)
-    policy.drafting, policy.drafter = True, lambda sequence, most: [5] * drafts
+        policy.drafting.admit(request, [sequence])
+    policy.drafting.instead = lambda sequence, most: [5] * drafts
     return list(policy.choose().values())
 
 

@@ -59,7 +59,9 @@ METRICS = """
     tpdet_deterministic_slowdown_ratio tpdet_step_seconds vllm:num_requests_running
     vllm:num_requests_waiting vllm:time_to_first_token_seconds vllm:kv_cache_usage_perc
     vllm:prompt_tokens_total vllm:generation_tokens_total vllm:request_success_total
-    vllm:num_preemptions_total
+    vllm:num_preemptions_total vllm:spec_decode_num_drafts_total
+    vllm:spec_decode_num_draft_tokens_total vllm:spec_decode_num_accepted_tokens_total
+    vllm:spec_decode_num_accepted_tokens_per_pos_total
 """.split()
 EXIT_CODES = {
     "UsageError": 2, "CheckpointError": 65, "NotFoundError": 66, "TpdetError": 70,
@@ -115,6 +117,8 @@ def test_every_promised_metric_is_there_once_the_engine_has_counted():
             "sequences_running",
             "pages_used",
             "pages_free",
+            *(f"ngram.{name}" for name in engine_metrics.DRAFT_COUNTERS),
+            *(f"ngram.accepted_at.{place}" for place in range(16)),
         ],
         1.0,
     )
@@ -132,6 +136,8 @@ def test_every_promised_metric_is_there_once_the_engine_has_counted():
         "code",
         "state",
         "finished_reason",
+        "drafter",
+        "position",
     }
     assert "_created" not in text
     for name, kind, _, meaning in shown.described():

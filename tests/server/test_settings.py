@@ -27,12 +27,11 @@ from tpdet.server.wire.protocol import socket_address
 FLAGS = """
     --allow-faults --api-key-file --approximate --audit-dir --batch-swing-alarm
     --canary-interval --chat-template --compile-ahead --config --device --disable-log-stats
-    --disable-uvicorn-access-log --drain-timeout --dtype --enable-prefix-caching
+    --disable-uvicorn-access-log --drafts --drain-timeout --dtype --enable-prefix-caching
     --enforce-eager --experts --fixed-batch --fold-order --gpu-memory-utilization --help --host
     --http-processes --kernel-cache --kv-pages --leaves --load-format --max-model-len
-    --max-num-batched-tokens
-    --max-num-seqs --max-queue --max-slowdown --model --no-allow-faults --no-approximate
-    --no-compile-ahead --no-disable-log-stats --no-disable-uvicorn-access-log
+    --max-num-batched-tokens --max-num-seqs --max-queue --max-slowdown --model --no-allow-faults
+    --no-approximate --no-compile-ahead --no-disable-log-stats --no-disable-uvicorn-access-log
     --no-enable-prefix-caching --no-enforce-eager --no-skip-tokenizer-init --on-slowdown --port
     --print-limits --revision --row-layers --run-dir --run-secret-file --seed
     --served-model-name --share-draws --skip-tokenizer-init --start-timeout --step-timeout

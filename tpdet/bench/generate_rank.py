@@ -19,7 +19,7 @@ from tpdet.verify.machine import machine
 def main(arguments: list[str]) -> int:
     """Run every case on all ranks; rank 0 writes the rows."""
     spec = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=GenerateSpec)
-    with LLM(**spec.settings) as llm:
+    with LLM(**({"drafts": "off"} | spec.settings)) as llm:
         engine = llm.engine
         sizes = sizes_for(spec.sizes, engine.model_config.vocab_size, engine.max_model_len)
 

@@ -129,6 +129,7 @@ def main(arguments: Sequence[str]) -> int:
         device=spec.device,  # type: ignore[arg-type]
         max_model_len=spec.tokens + spec.context,
         max_num_seqs=spec.batch,
+        drafts="off",
     )
     engine = llm.engine
     if engine.runner.device.type == "cpu":

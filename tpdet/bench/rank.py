@@ -17,7 +17,7 @@ from tpdet.verify.machine import machine
 def main(arguments: list[str]) -> int:
     """Run every case; rank 0 writes the rows."""
     spec = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=EngineSpec)
-    config = EngineConfig.from_values(**spec.settings)
+    config = EngineConfig.from_values(**({"drafts": "off"} | spec.settings))
     world = open_world(
         config.device, config.step_timeout, share_gpus=True, transport=config.transport
     )

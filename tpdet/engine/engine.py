@@ -37,6 +37,7 @@ from tpdet.request import (
 )
 from tpdet.runner import Follower, Runner, TakeLogits, Tick
 from tpdet.runner.start.step_tokens import StepTokens
+from tpdet.scheduler.drafting import Drafting
 from tpdet.scheduler.limits import check_drafts
 from tpdet.scheduler.scheduler import Scheduler
 from tpdet.scheduler.statistics import SchedulerStatistics
@@ -48,6 +49,7 @@ class _PendingStep(NamedTuple):
     plan: StepPlan
     results: StepResults
     event: torch.cuda.Event | None
+    awaited: bool
 
 
 _log = logging.getLogger("tpdet.engine")
@@ -92,6 +94,7 @@ class Engine:
         self.model_config = self.runner.model_config
         self.max_model_len = self.runner.max_model_len
         self.grammars = LazyGrammars(config, self.model_config.vocab_size)
+        self.run_ahead = self.runner.device.type == "cuda" if run_ahead is None else run_ahead
         tokens = self._step_tokens(streams)
         if world.rank == 0 and runner is None:
             _log.info("%s", tokens)
@@ -105,13 +108,14 @@ class Engine:
             preempt_every=preempt_every,
             prefix_identity=self._prefix_identity(),
             constrain=self.grammars.constrain,
+            drafting=Drafting(config.drafters, self.run_ahead),
         )
         self.watch: SlowdownWatch | None = None
         if config.on_slowdown is not None:
             self.watch = SlowdownWatch(config.max_slowdown, clock)
         self._tap = tap
         self._seeds_given = 0
-        self.run_ahead = self.runner.device.type == "cuda" if run_ahead is None else run_ahead
+        self._ended = 0.0  # when the last step did; 0: the engine was idle since
         self._pending: list[_PendingStep] = []  # launched and not committed, oldest first
 
     @property
@@ -144,7 +148,7 @@ class Engine:
         """
         check_against_model(request, self.model_config.vocab_size, self.max_model_len)
         check_drafts(request, self.config.fixed_batch, self.approximate)
-        if request.prediction and (self.config.fixed_batch or self.approximate):
+        if request.prediction and (self.approximate or not self.config.drafters):
             request = msgspec.structs.replace(request, prediction=())  # only a hint
         seed = request.params.seed
         if seed is None:
@@ -252,7 +256,9 @@ class Engine:
             sampling=results.sampling(self.runner.sharing) if self.run_ahead else WholeRows(),
             approximate=self.approximate,
         )
-        self._pending.append(_PendingStep(plan, results, self._send(plan, results)))
+        awaited = not self._pending
+        event = self._send(plan, results)
+        self._pending.append(_PendingStep(plan, results, event, awaited))
 
     def _empty_plan(self, stop: bool = False, reload: str = "") -> StepPlan:
         plan = self.scheduler.heartbeat(stop)
@@ -274,12 +280,13 @@ class Engine:
 
     def _finish(self) -> list[EngineOutput]:
         """Wait for the oldest launched step and commit it."""
-        plan, results, event = self._pending.pop(0)
+        plan, results, event, awaited = self._pending.pop(0)
         with self._reporting_exit():
             self.runner.wait(plan, event, urgent=not self._pending)
         results.finish()
         if self.watch is not None:
             self.watch.end(plan)
+        self._took(plan, awaited)
         failed = [
             self.scheduler.fail(request_id, NumericalError.code, reason)
             for request_id, reason in results.failures.items()
@@ -287,7 +294,19 @@ class Engine:
         outputs = self.scheduler.commit(
             plan.step, results.sampled, results.scores, plan.approximate, results.runs
         )
+        if not self.has_work:
+            self._ended = 0.0
         return [failure for failure in failed if failure is not None] + outputs
+
+    def _took(self, plan: StepPlan, awaited: bool) -> None:
+        """Tell what drafts cost: the time since the step before has ended."""
+        drafting = self.scheduler.policy.drafting
+        before, self._ended = self._ended, drafting.clock()
+        if before:
+            rows = plan.rows
+            decodes = bool((rows.count == rows.samples).all())
+            positions = int(rows.count.sum()) if decodes else 0
+            drafting.took(positions, awaited, self._ended - before)
 
     def _become_approximate(self) -> None:
         """The alarm, and the change: the next plan takes every rank along."""

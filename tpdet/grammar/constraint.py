@@ -7,7 +7,8 @@ rank. Only rank 0, which samples, makes masks; no plan carries one.
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from tpdet.errors import RequestError
@@ -35,9 +36,13 @@ class Next(NamedTuple):
 class Constraint:
     """One choice's schema; `next_ids` takes any output, and is cheapest while the output grows."""
 
-    def __init__(self, start: Any, vocab_size: int) -> None:
-        """start: the compiled schema, which is copied and not changed."""
-        self._start, self._vocab_size = start, vocab_size
+    def __init__(
+        self, start: Any, vocab_size: int, encode: Callable[[str], list[int]] | None = None
+    ) -> None:
+        """start: the compiled schema, which is copied and not changed. encode: cuts text into ids,
+        for `forced_ids`.
+        """
+        self._start, self._vocab_size, self._encode = start, vocab_size, encode
         self._matcher: Any = None
         self._consumed: list[int] = []
         self._latest: tuple[object, Next] | None = None  # arguments and answer of the last call
@@ -59,6 +64,22 @@ class Constraint:
         if self._latest is None or self._latest[0] != arguments:
             self._latest = arguments, self._next(*arguments)
         return self._latest[1]
+
+    def forced_ids(self, output_ids: Sequence[int]) -> list[int]:
+        """Ids of the text that alone can follow `output_ids`; [] where several can.
+
+        Other ids may stand for the same text. It reaches no mask, and is [] at a limit.
+        """
+        if self._encode is None:
+            return []
+        try:
+            self._consume(list(output_ids))
+            text: bytes = self._matcher.compute_ff_bytes()
+            self._check()
+        except RequestError:
+            return []
+        ids = self._encode(text.decode(errors="ignore")) if text else []
+        return ids if max(ids, default=0) < self._vocab_size else []
 
     def _next(
         self, output_ids: Sequence[int], ending: Sequence[int], forbidden: Sequence[int]
@@ -83,7 +104,12 @@ class Constraint:
 
     def _consume(self, output: list[int]) -> None:
         known = len(self._consumed)
-        if self._matcher is None or output[:known] != self._consumed:
+        if self._matcher is not None and output[:known] != self._consumed:
+            known = _shared(output, self._consumed)
+            # Drafts are tried and taken back: few tokens, behind a long output.
+            if known == 0 or not self._matcher.rollback(len(self._consumed) - known):
+                self._matcher = None
+        if self._matcher is None:
             self._matcher, known = self._start.deep_copy(), 0
         if len(output) > known:
             self._matcher.consume_tokens(output[known:])
@@ -96,6 +122,12 @@ class Constraint:
             raise RequestError(
                 "the schema is too complex for the text made so far: simplify it", FIELD
             )
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 class Grammars:
@@ -112,6 +144,7 @@ class Grammars:
             _Vocabulary(tokenizer, vocab_size), slices=library.LLTokenizer.json_slices()
         )
         self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._encode = partial(tokenizer.encode, add_special_tokens=False)
 
     def constrain(self, schema: str) -> Constraint:
         """The constraint of one choice. Raises RequestError for a schema that cannot be used."""
@@ -120,7 +153,7 @@ class Grammars:
         self._compiled.move_to_end(schema)
         while len(self._compiled) > _KEPT:
             self._compiled.popitem(last=False)
-        return Constraint(self._compiled[schema], self._vocab_size)
+        return Constraint(self._compiled[schema], self._vocab_size, self._encode)
 
 
 class _Vocabulary:

@@ -39,6 +39,8 @@ class OfflineModel(ABC):
     gpu_memory_utilization, kv_pages: share of the GPU's memory to use, or pages of 256 tokens.
     enable_prefix_caching, enforce_eager, compile_ahead, share_draws, fixed_batch: how steps are
         run; no bit depends on them.
+    drafts: who proposes tokens that are verified together; no bit depends on it. "off", "ngram",
+        "schema", "auto" (both) or "earlier" (also earlier outputs of the same prompt).
     kernel_cache: directory that `tpdet compile` made; a GPU's start reads kernels there.
     fold_order, row_layers, leaves: the order of sums, which is part of the contract id.
     experts: where those of a mixture lie, whole on ranks (lanes) or cut over all (columns).
@@ -77,6 +79,7 @@ class OfflineModel(ABC):
         kernel_cache: str | None = None,
         share_draws: Literal["auto", "on", "off"] = "auto",
         fixed_batch: int | None = None,
+        drafts: Literal["off", "auto", "ngram", "schema", "earlier"] = "auto",
         fold_order: Literal["sequential", "pairs", "tree"] = DEFAULT_FOLD_ORDER,
         row_layers: Literal["fold", "gather"] = "fold",
         leaves: int | None = None,

@@ -3,18 +3,13 @@
 A running sequence holds pages for all its known tokens; a waiting one holds none.
 """
 
-from tpdet.control.plan import MAX_STEP_DRAFTS
 from tpdet.control.sampling_row import RowKey
 from tpdet.errors import IntegrityError
-from tpdet.kernels.inputs.product import HEAD_ROWS
-from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
-from tpdet.scheduler.drafts import Drafter, add_drafts, own_drafts
+from tpdet.scheduler.drafting import OTHERS_PER_ABSENT, Drafting
+from tpdet.scheduler.drafts import stop_drafting
 from tpdet.scheduler.page_manager import PageManager
 from tpdet.scheduler.queue import SequenceQueue
 from tpdet.scheduler.sequence import Sequence, pages_for
-
-_DRAFTED_BESIDE_PROMPTS = 24
-"""Rows with drafts in a step with prompts or with rows over `SHORT_TOKENS`: graphs fit so many."""
 
 
 class Policy:
@@ -27,7 +22,7 @@ class Policy:
     batch size, and with it the step time, from swinging by the tenth that operators are warned of.
     """
 
-    others_per_absent = 10
+    others_per_absent = OTHERS_PER_ABSENT
 
     def __init__(
         self,
@@ -35,6 +30,7 @@ class Policy:
         max_num_batched_tokens: int,
         num_pages: int,
         prefix_identity: bytes | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -44,9 +40,7 @@ class Policy:
         self.running = SequenceQueue()
         self.page_manager = PageManager(num_pages, prefix_identity)
         self.preemptions = 0
-        self.drafting = False
-        """Whether a sequence may have drafts; whoever adds one says so."""
-        self.drafter: Drafter = own_drafts
+        self.drafting = drafting or Drafting()
 
     def choose(self) -> dict[RowKey, int]:
         """How many tokens each sequence of the next step computes, at least 1.
@@ -61,8 +55,7 @@ class Policy:
         self._secure_pages()
         counts, budget = self._share_budget()
         budget = self._admit(counts, budget)
-        if self.drafting:
-            self._add_drafts(counts, budget)
+        self.drafting.add(self.running, counts, budget)
         return counts
 
     @property
@@ -89,7 +82,8 @@ class Policy:
             self.preempt(sequence)
         for sequence in self.waiting:
             sequence.chain = None  # its keys belong to the old identity
-            sequence.stop_drafting()  # approximate bits would depend on it
+            stop_drafting(sequence)  # approximate bits would depend on it
+        self.drafting.close()
         self.page_manager.reload(prefix_identity)
 
     def remove(self, sequence: Sequence) -> None:
@@ -160,30 +154,6 @@ class Policy:
                 counts[key] = min(remaining, budget)
                 budget -= counts[key]
         return counts, budget
-
-    def _add_drafts(self, counts: dict[RowKey, int], budget: int) -> None:
-        """Let decoding rows carry drafts, as many as are left of the budget.
-
-        No more than the graph of a step with drafts has rows for: without prompts and longer rows
-        `HEAD_ROWS`. With them only few rows carry drafts, as attention has little room for each.
-        """
-        alone = all(count == 1 for count in counts.values())
-        budget = min(budget, MAX_STEP_DRAFTS, HEAD_ROWS - len(counts) if alone else budget)
-        drafted = 0
-        for sequence in self.running:
-            decodes = sequence.remaining == 1 and len(sequence.tokens) > sequence.prompt_length
-            if sequence.drafts and decodes and sequence.key in counts:
-                few = drafted < _DRAFTED_BESIDE_PROMPTS
-                if not (few or alone):
-                    break
-                most = budget if few else min(budget, SHORT_TOKENS - 1)
-                drafts = add_drafts(sequence, self.drafter, most)
-                counts[sequence.key] += drafts
-                budget -= drafts
-                drafted += drafts > 0
-                alone &= drafts < SHORT_TOKENS
-        queues = self.running, self.waiting
-        self.drafting = any(sequence.drafts for queue in queues for sequence in queue)
 
     def _admit(self, counts: dict[RowKey, int], budget: int) -> int:
         """Run waiting sequences, from the head, while `max_num_seqs`, `budget` and pages last.

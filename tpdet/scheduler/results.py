@@ -8,6 +8,8 @@ import msgspec
 from tpdet.control.sampling_row import RowKey, SampledToken
 from tpdet.errors import IntegrityError, RequestError
 from tpdet.request import PromptOutput, RequestFailed, TokenOutput
+from tpdet.scheduler.drafting import sent_by_client
+from tpdet.scheduler.drafts import stop_drafting
 from tpdet.scheduler.pending_steps import PendingStep
 from tpdet.scheduler.sequence import PENDING, Sequence
 
@@ -157,9 +159,9 @@ def take_run(
         if place == len(drafts) or not follows_draft(token, drafts[place]):
             break
     else:
-        sequence.stop_drafting()
+        stop_drafting(sequence)
     sequence.computed = len(sequence.tokens) - 1
-    if outputs and isinstance(outputs[0], TokenOutput):
+    if outputs and isinstance(outputs[0], TokenOutput) and sent_by_client(sequence):
         counts = {"draft_tokens": len(drafts), "accepted_draft_tokens": len(outputs) - 1}
         outputs[0] = msgspec.structs.replace(outputs[0], **counts)
     return outputs

@@ -22,6 +22,7 @@ from tpdet.errors import IntegrityError, NumericalError
 from tpdet.grammar.constraint import Constraint
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.request import Request, RequestFailed, TokenOutput
+from tpdet.scheduler.drafting import Drafting
 from tpdet.scheduler.pending_steps import PendingStep, PendingSteps, Wanted
 from tpdet.scheduler.policy import Policy
 from tpdet.scheduler.request_table import RequestTable
@@ -52,6 +53,7 @@ class Scheduler:
         prefix_identity: bytes | None = None,
         constrain: Callable[[str], Constraint] | None = None,
         mixed_step_tokens: int | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         """The limits are counts of sequences, of tokens a step, of pages, of requests, of tokens.
 
@@ -59,10 +61,13 @@ class Scheduler:
         last began to run; a test that answers do not depend on it. prefix_identity: names the
         weights and the contract under which pages are shared; None shares none. constrain: makes a
         constraint of a schema's text, or raises RequestError. mixed_step_tokens: of a step in which
-        sequences decode, at most; None: as many as of any other.
+        sequences decode, at most; None: as many as of any other. drafting: the engine's drafters;
+        None: sequences carry drafts of their requests only.
         """
         self.preempt_every = preempt_every
-        self.policy = Policy(max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity)
+        self.policy = Policy(
+            max_num_seqs, max_num_batched_tokens, num_pages, prefix_identity, drafting
+        )
         self.policy.mixed_step_tokens = mixed_step_tokens or max_num_batched_tokens
         self._requests = RequestTable(max_queue, max_model_len, constrain)
         self._pending = PendingSteps()
@@ -83,7 +88,7 @@ class Scheduler:
         sequences = self._requests.add(request, self.policy.page_manager.num_pages)
         for sequence in sequences:
             self.policy.waiting.put(sequence)
-        self.policy.drafting |= any(sequence.drafts for sequence in sequences)
+        self.policy.drafting.admit(request, sequences)
         self._totals.requests_added += 1
         self._totals.prompt_tokens += len(request.prompt_token_ids)
 
@@ -215,9 +220,12 @@ class Scheduler:
         self, sequence: Sequence, end: int, run: Rows[SampledToken], approximate: bool
     ) -> list[Output]:
         """Commit a row with drafts; pages are shared up to the committed end only."""
-        self._totals.draft_tokens += sequence.drafted
+        drafted = sequence.drafted
         outputs = take_run(sequence, end, run, approximate)
-        self._totals.accepted_draft_tokens += max(len(outputs) - 1, 0)
+        accepted = max(len(outputs) - 1, 0)
+        self._totals.draft_tokens += drafted
+        self._totals.accepted_draft_tokens += accepted
+        self.policy.drafting.learn(sequence, drafted, accepted)
         if outputs and not isinstance(outputs[-1], RequestFailed):
             self.policy.page_manager.share(sequence, sequence.computed)
         for output in outputs:
@@ -287,6 +295,7 @@ class Scheduler:
 
     def _retire(self, sequence: Sequence) -> None:
         sequence.finished = True
+        self.policy.drafting.finish(sequence)
         self.policy.remove(sequence)
         if self._pending.has(sequence):
             self._pending.finished.append(sequence)

@@ -3,19 +3,19 @@
 import struct
 import sys
 from collections.abc import Callable
-from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 from tpdet.cache.prefix import CachedPage, PrefixChain
 from tpdet.cache.versions import version_id
 from tpdet.control.plan import RowSampling
 from tpdet.control.sampling_row import RowKey, SampledToken
+from tpdet.drafters.drafter import DRAFTS, PREDICTION, Drafter
+from tpdet.drafters.guess import Guess
 from tpdet.errors import RequestError
 from tpdet.grammar.compile import FIELD
 from tpdet.grammar.constraint import Constraint, Next
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.request import PromptOutput, Request
-from tpdet.scheduler.guess import Guess
 
 PENDING = -1  # stands for a token that a pending step samples
 PAGE_BYTES, VERSION_BYTES = 4, 8  # of a page's number and of its version in a plan
@@ -56,7 +56,10 @@ class Sequence:
     constraint: Constraint | None = None  # what its schema allows
     sample_index: int = 0  # its token's place among those that the latest step samples
     pending_rows: int = 0  # steps that are not committed and compute a row of it
-    drafts: Rows[int] = ()  # a guess of its output: the client's, from the first token on
+    drafters: list[Drafter] = field(default_factory=list)  # the first that proposes is asked
+    drafter: Drafter | None = None  # whose drafts are in its latest row with drafts
+    trust: int = 0  # how far they could be trusted
+    doubt: int = 0  # halvings of the trust, one for each row whose first draft was wrong
     drafted: int = 0  # drafts in its row of a pending step
     request_id: str = field(init=False)
     identity: bytes = field(init=False)  # admission, choice, version id, as in a plan
@@ -67,6 +70,7 @@ class Sequence:
     scores_prompt: bool = field(init=False)  # the first choice does, if the request asks for it
     reads_results: bool = field(init=False)  # one of its rows may depend on another's results
     reads_always: bool = field(init=False)  # and does so without drafts, too
+    waits: bool = field(init=False)  # for its next token, so that it can carry drafts
     penalises: bool = field(init=False)  # a penalty counts the tokens so far
     seed: int = field(init=False)
     least_length: int = field(init=False)  # no token before this position may end it
@@ -76,7 +80,6 @@ class Sequence:
     looks: bool = field(init=False)  # more than an end may follow from a token: scores, a schema
     plain: bool = field(init=False)  # how it samples is `row_sampling`, and no list of ids
     row_sampling: RowSampling = field(init=False)
-    guess: Guess | None = field(init=False)  # where in `drafts` the output is
 
     def __post_init__(self) -> None:
         # Every row of every step reads these: as properties they would double the host's work.
@@ -87,9 +90,9 @@ class Sequence:
         self.full_length = self.prompt_length + (self.request.max_tokens or sys.maxsize)
         self.scores_prompt = self.choice == 0 and params.prompt_logprobs is not None
         self.reads_always = self.scores_prompt or params.reads_tokens
-        self.reads_results = self.reads_always or len(self.drafts) > 0
+        self.waits = len(self.drafters) > 0
+        self.reads_results = self.reads_always or self.waits
         self.penalises = params.penalises
-        self.guess = Guess(self.drafts) if self.drafts else None
         self.seed = resolved_seed(self.request)
         self.least_length = self.prompt_length + params.min_tokens
         self.request_id = self.request.request_id
@@ -118,9 +121,12 @@ class Sequence:
         owner = version_id(request.request_id, seed, choice)
         tokens = list(request.prompt_token_ids)
         drafts = request.drafts[choice] if choice < len(request.drafts) else ()
-        drafts = drafts or request.prediction
+        drafters: list[Drafter] = []
+        if drafts or request.prediction:
+            name = DRAFTS if drafts else PREDICTION
+            drafters.append(Guess(drafts or request.prediction, len(tokens), name))
         key = admission, choice
-        return cls(request, key, owner, tokens, constraint=constraint, drafts=drafts)
+        return cls(request, key, owner, tokens, constraint=constraint, drafters=drafters)
 
     @property
     def remaining(self) -> int:
@@ -142,7 +148,7 @@ class Sequence:
         scored = min(self.computed, self.prompt_length - 1)
         if self.scores_prompt and scored > len(self.prompt_scores):
             return True
-        reads_token = self.request.params.reads_tokens or len(self.drafts) > 0
+        reads_token = self.waits or self.request.params.reads_tokens
         return self.tokens[-1] == PENDING and reads_token
 
     @property
@@ -160,10 +166,10 @@ class Sequence:
         """Whether it may read cached pages: prompt scores need every position computed."""
         return self.request.params.prompt_logprobs is None
 
-    def stop_drafting(self) -> None:
-        """Go on without drafts, so that its next rows may be planned ahead."""
-        self.drafts = ()
-        self.reads_results = self.reads_always
+    def wait_for_drafts(self, waits: bool) -> None:
+        """Whether its next row is planned only when its tokens are known."""
+        self.waits = waits
+        self.reads_results = waits or self.reads_always
 
     def hold(self, page: int, version: int) -> None:
         """Take one more page, under its version."""

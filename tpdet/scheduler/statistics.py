@@ -2,6 +2,7 @@
 
 import msgspec
 
+from tpdet.drafters.counts import DraftCounts
 from tpdet.scheduler.policy import Policy
 
 
@@ -36,6 +37,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     A request is waiting until one of its choices gets pages; after that it is running, also while
     preempted. `requests_finished` counts the requests that ended with an answer. A page is used (a
     sequence holds it) or free; `pages_cached` of the free ones are kept by the prefix cache.
+    `drafters`: drafts that were verified, by drafter.
     """
 
     requests_running: int
@@ -49,6 +51,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     preemptions: int
     totals: Totals
+    drafters: dict[str, DraftCounts]
 
 
 def take_statistics(
@@ -77,4 +80,5 @@ def take_statistics(
         steps=steps,
         preemptions=policy.preemptions,
         totals=totals,
+        drafters=policy.drafting.counts,
     )

@@ -10,7 +10,7 @@ from tpdet.control.plan import PlanRows, StepPlan
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.request import Request
 from tpdet.runner import SampleTogether, TakeLogits
-from tpdet.scheduler.drafts import Drafter
+from tpdet.scheduler.drafting import Proposer
 from tpdet.scheduler.sequence import Sequence as Choice
 
 RIGHT, HALF, WRONG, RANDOM = "right", "half right", "wrong", "random"
@@ -26,7 +26,7 @@ def with_drafts(request: Request) -> Request:
     return msgspec.structs.replace(request, drafts=((0,),) * request.params.n)
 
 
-def drafter(kind: str, answers: Tokens, vocabulary: int, seed: int) -> Drafter:
+def drafter(kind: str, answers: Tokens, vocabulary: int, seed: int) -> Proposer:
     """Drafts of a kind. Requests without a known answer get random ones."""
     draw = random.Random(f"{seed} {kind}")
 

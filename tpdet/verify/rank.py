@@ -173,6 +173,7 @@ def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineCo
         transport="gather" if load.gather or spec.control else spec.way.transport,
         leaves=spec.leaves,
         experts=load.experts,
+        drafts="off",  # those of a circumstance are its own
     )
 
 
@@ -240,7 +241,8 @@ def _run_one(
     faults = NanBehindWrongDrafts(log.names, tokens) if circumstance.spoiled else None
     engine = Engine(config, world, log.tap, circumstance.preempt_every, runner, faults=faults)
     if circumstance.drafts:
-        engine.scheduler.policy.drafter = drafter(circumstance.drafts, known, vocabulary, spec.seed)
+        known_drafts = drafter(circumstance.drafts, known, vocabulary, spec.seed)
+        engine.scheduler.policy.drafting.instead = known_drafts
     others = max(0, circumstance.batch - len(requests))
     crowd = neighbours(vocabulary, others, spec.tokens, spec.seed + circumstance.batch)
     groups = [[r] for r in requests] if circumstance.batch == 1 else [_mixed(requests, crowd)]

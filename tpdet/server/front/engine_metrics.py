@@ -1,10 +1,12 @@
 """The engine's counters and gauges as Prometheus metrics, under our names and vLLM's."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tpdet.drafters.counts import PLACES
+from tpdet.drafters.drafter import NAMES
 from tpdet.server.wire.protocol import Status
 
 # Engine counter -> our name and vLLM's, with the help text.
@@ -60,6 +62,14 @@ ENGINE_GAUGES = {
         "tpdet_start_seconds",
         "Time that loading, compiling and warming up took at the start, in seconds",
     ),
+}
+
+
+# Counter of a drafter -> vLLM's name, with the help text.
+DRAFT_COUNTERS = {
+    "drafts": ("num_drafts", "Rows that carried drafts"),
+    "draft_tokens": ("num_draft_tokens", "Draft tokens that were verified"),
+    "accepted_tokens": ("num_accepted_tokens", "Draft tokens that were right"),
 }
 
 
@@ -121,6 +131,27 @@ class EngineCollector(Collector):
                     family = CounterMetricFamily(theirs, text, labels=["model_name"])
                     family.add_metric([self._model_name], counters[name])
                     yield family
+        yield from self._drafts(counters)
+
+    def _drafts(self, counters: Mapping[str, float]) -> Iterator[Metric]:
+        """Draft tokens by drafter, and the right ones also by their place in the row."""
+        mine = [name for name in NAMES if f"{name}.drafts" in counters]
+        labels = ["model_name", "drafter"]
+        for counter, (theirs, text) in DRAFT_COUNTERS.items():
+            family = CounterMetricFamily(f"vllm:spec_decode_{theirs}", text, labels=labels)
+            for name in mine:
+                family.add_metric([self._model_name, name], counters[f"{name}.{counter}"])
+            yield family
+        family = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens that were right, by their place in the row: 0 to 15",
+            labels=[*labels, "position"],
+        )
+        for name in mine:
+            for place in range(PLACES):
+                count = counters[f"{name}.accepted_at.{place}"]
+                family.add_metric([self._model_name, name, str(place)], count)
+        yield family
 
     def _gauge(
         self, ours: str | None, theirs: str | None, value: float, text: str

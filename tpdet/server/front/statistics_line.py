@@ -55,4 +55,8 @@ class StatisticsLine:
         queried = status.counters.get("prefix_query_tokens", 0.0)
         hit = status.counters.get("prefix_hit_tokens", 0.0)
         pieces.append(f"Prefix cache hit rate: {100 * hit / queried if queried else 0.0:.1f}%")
+        drafted = status.counters.get("draft_tokens", 0.0)
+        if drafted:
+            right = status.counters.get("accepted_draft_tokens", 0.0)
+            pieces.append(f"Draft acceptance rate: {100 * right / drafted:.1f}%")
         return ", ".join(pieces)

@@ -290,10 +290,19 @@ def _send_step(link: Link, outputs: Sequence[Output], step_seconds: float | None
 
 
 def _counters(found: msgspec.Struct) -> dict[str, float]:
-    """The scheduler's gauges and totals by name."""
+    """The scheduler's gauges and totals by name; `totals` have no name, other parts their own."""
     numbers: dict[str, float] = {}
     for name, value in msgspec.structs.asdict(found).items():
-        numbers |= _counters(value) if isinstance(value, msgspec.Struct) else {name: float(value)}
+        if isinstance(value, msgspec.Struct):
+            numbers |= _counters(value)
+        elif isinstance(value, dict):
+            for part, counts in value.items():
+                more = {f"{part}.{key}": number for key, number in _counters(counts).items()}
+                numbers |= more
+        elif isinstance(value, list):
+            numbers |= {f"{name}.{place}": float(number) for place, number in enumerate(value)}
+        else:
+            numbers[name] = float(value)
     return numbers
 
 

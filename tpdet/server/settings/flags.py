@@ -22,7 +22,7 @@ GROUPS = {
     ),
     "memory and batches": (
         "gpu_memory_utilization", "kv_pages", "enable_prefix_caching", "max_num_seqs",
-        "max_num_batched_tokens", "fixed_batch", "max_queue",
+        "max_num_batched_tokens", "fixed_batch", "drafts", "max_queue",
     ),
     "arithmetic (what may change bits)": (
         "fold_order", "row_layers", "leaves", "approximate", "on_slowdown", "max_slowdown", "seed",

@@ -9,31 +9,47 @@ from collections.abc import Sequence as Rows
 
 import numpy as np
 
+from tpdet.drafters.drafter import DRAFTS
+
 LEAST_MATCH, MOST_MATCH = 4, 32
 """Ids of the output's end that must stand in the guess for its place to be found again."""
 FEW_DRAFTS = 4  # after it was
+_CERTAIN = 1 << 10  # how far drafts that a client sent as its answer are trusted
 _AROUND = 4096  # ids on either side of the last place, in which it is looked for
 
 
 class Guess:
     """The ids that an output may have, from its first on, and where in them its end is."""
 
-    def __init__(self, ids: Rows[int]) -> None:
+    def __init__(self, ids: Rows[int], first: int = 0, name: str = DRAFTS) -> None:
+        """first: where in the sequence's tokens the output begins."""
+        self.name = name
         self._ids = np.array(ids, np.int64)
+        self._first = first
         self._compared = 0  # ids of the output
         self._place = 0  # of the output's next id in the guess, while it is known
         self._lost = False
-        self._reach = len(ids)
+        self._reach = len(ids) if name == DRAFTS else 2 * FEW_DRAFTS
         self._right = 0  # ids that were right since the place was found
         self._match = LEAST_MATCH // 2  # doubled by each loss after few right ids
 
     @property
     def is_spent(self) -> bool:
-        """Whether the output has come to its end."""
+        """Whether the output has come to the guess's end."""
         return not self._lost and self._place >= len(self._ids)
 
-    def follow(self, tokens: Rows[int], first: int, end: int) -> bool:
-        """Compare what is new of the output tokens[first:end]; whether its place is known."""
+    def look(self, tokens: Rows[int], end: int) -> int:
+        """Compare what is new of the output, which ends before `end`; 0 where the place is lost."""
+        if not self._follow(tokens, end):
+            return 0
+        return _CERTAIN if self.name == DRAFTS else max(self._match, LEAST_MATCH) + self._right
+
+    def next(self, most: int) -> list[int]:
+        """The drafts that follow, at most `most`."""
+        return self._ids[self._place : self._place + min(most, self._reach)].tolist()
+
+    def _follow(self, tokens: Rows[int], end: int) -> bool:
+        first = self._first
         new = tokens[first + self._compared : end]
         self._compared = end - first
         if not self._lost:
@@ -48,15 +64,11 @@ class Guess:
             self._lost = True
             match = LEAST_MATCH if self._right >= FEW_DRAFTS else 2 * self._match
             self._match = min(match, MOST_MATCH)
-        return self._find(tokens, first, end)
+        return self._find(tokens, end)
 
-    def next(self, most: int) -> list[int]:
-        """The drafts that follow, at most so many."""
-        return self._ids[self._place : self._place + min(most, self._reach)].tolist()
-
-    def _find(self, tokens: Rows[int], first: int, end: int) -> bool:
+    def _find(self, tokens: Rows[int], end: int) -> bool:
         """Look for the output's last ids in the guess, nearest to the place that was lost."""
-        if end - first < self._match:
+        if end - self._first < self._match:
             return False
         low = max(0, self._place - _AROUND)
         ids = self._ids[low : self._place + _AROUND]

@@ -1,0 +1,55 @@
+"""What steps cost: how much longer a step takes with more positions, or awaited.
+
+A step is awaited if the results of the step before were read before it was launched. Times are kept
+by positions, up to a power of two; a median of few, so that one slow step counts little.
+"""
+
+import statistics
+from collections import deque
+
+POSITION = 0.005
+"""What one position more adds to a step, as a share, until that is measured (an H200: 0.003 to
+0.006)."""
+_AWAITED = 0.25  # what waiting adds where steps can be launched ahead, until it is measured
+_TIMES, _ENOUGH = 9, 3  # that are kept of a cell, and that tell its time
+_SLOW, _SLOW_IN_A_ROW = 4.0, 8  # so many times the usual is an accident, unless it lasts
+
+Cell = tuple[int, bool]
+"""Positions of a step, and whether it is awaited."""
+
+
+class Pace:
+    """Times of steps in which sequences decode, with drafts or without."""
+
+    def __init__(self, runs_ahead: bool) -> None:
+        """runs_ahead: whether steps are launched ahead where nothing is awaited."""
+        self.runs_ahead = runs_ahead
+        self._times: dict[Cell, deque[float]] = {}
+        self._usual: deque[float] = deque(maxlen=32)
+        self._slow = 0
+
+    def took(self, positions: int, awaited: bool, seconds: float) -> None:
+        """A step took so long, from the end of the one before to its own end."""
+        if self._usual and seconds > _SLOW * statistics.median(self._usual):
+            self._slow += 1
+            if self._slow <= _SLOW_IN_A_ROW:
+                return
+        else:
+            self._slow = 0
+        self._usual.append(seconds)
+        cell = _cell(positions, awaited)
+        self._times.setdefault(cell, deque(maxlen=_TIMES)).append(seconds)
+
+    def ratio(self, before: Cell, after: Cell) -> float:
+        """The time of one step as a multiple of another's: measured, or estimated until it is."""
+        known = [self._times.get(_cell(*cell), ()) for cell in (before, after)]
+        if all(len(times) >= _ENOUGH for times in known):
+            then, now = map(statistics.median, known)
+            if then > 0.0:
+                return now / then
+        waits = _AWAITED if self.runs_ahead and after[1] and not before[1] else 0.0
+        return (1.0 + waits) * (1.0 + POSITION * (after[0] - before[0]))
+
+
+def _cell(positions: int, awaited: bool) -> Cell:
+    return (positions - 1).bit_length(), awaited
