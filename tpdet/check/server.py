@@ -10,9 +10,14 @@ from tpdet.check.answers import BodyOverHttp, Line
 from tpdet.client.connection import Connection
 from tpdet.client.retries import ask
 from tpdet.errors import DisagreementError, TpdetError, UsageError
-from tpdet.llm.recorded import Difference, RecordedAnswer, RecordedChoice, first_difference
+from tpdet.llm.recorded import (
+    CHECKED_AT_ONCE,
+    Difference,
+    RecordedAnswer,
+    RecordedChoice,
+    first_difference,
+)
 
-AT_ONCE = 64
 _SAME_NAMES = (
     "n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "stop",
     "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",
@@ -57,7 +62,7 @@ def check_by_server(
         choices = [RecordedChoice(c.token_ids, c.logprob_bits) for c in found.choices]
         return first_difference(line.choices, choices)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(CHECKED_AT_ONCE) as pool:
         return list(pool.map(one, lines))
 
 

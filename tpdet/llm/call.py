@@ -40,9 +40,15 @@ class Call:
     """
 
     def __init__(
-        self, engine: "Engine", tokenizer: Tokenizer | None, requests: Sequence[Request]
+        self,
+        engine: "Engine",
+        tokenizer: Tokenizer | None,
+        requests: Sequence[Request],
+        at_once: int | None = None,
     ) -> None:
+        """at_once: choices in the engine at a time, at most; None for as many as it takes."""
         self.inside_engine = False
+        self._at_once, self._choices = at_once, 0  # in the engine
         self._engine, self._requests = engine, requests
         self._assemblers = {r.request_id: RequestAssembler(r, tokenizer) for r in requests}
         self._seeds: dict[str, int] = {}
@@ -54,7 +60,7 @@ class Call:
         room = self._engine.config.max_queue
         while waiting or self._engine.has_work:
             interrupts.check()
-            while waiting and len(self._seeds) - self._finished < room:
+            while waiting and len(self._seeds) - self._finished < room and self._has_room(waiting):
                 self._submit(waiting.pop())
             self.inside_engine = True
             outputs = self._engine.step()
@@ -73,6 +79,7 @@ class Call:
                     assembler.push(output)
                 if assembler.finished:
                     self._finished += 1
+                    self._choices -= assembler.request.params.n
                     bar.update()
 
     def outputs(self, writer: ResultWriter, texts: Sequence[str | None]) -> list[RequestOutput]:
@@ -90,7 +97,13 @@ class Call:
         for request in self._requests:
             self._engine.abort(request.request_id)
 
+    def _has_room(self, waiting: Sequence[Request]) -> bool:
+        """Whether the next request may be among those in the engine; one of them always may."""
+        more = self._choices + waiting[-1].params.n
+        return self._at_once is None or not self._choices or more <= self._at_once
+
     def _submit(self, request: Request) -> None:
+        self._choices += request.params.n
         self.inside_engine = True
         try:
             self._seeds[request.request_id] = self._engine.submit(request)

@@ -18,6 +18,7 @@ from tpdet.llm.model import OfflineModel, open_engine, use_device
 from tpdet.llm.prompts import Message, Prompt, ReadPrompt, read_drafts, read_params
 from tpdet.llm.ranks import CallRequests, CallResult, agree_on_call, give_up_world, share_answers
 from tpdet.llm.recorded import (
+    CHECKED_AT_ONCE,
     Difference,
     RecordedAnswer,
     check_recorded,
@@ -213,7 +214,7 @@ class LLM(OfflineModel):
             self.engine.worker_loop()
             return share_answers(self.engine, None)
         result: CallResult
-        call = Call(self.engine, self.tokenizer, given.requests)
+        call = Call(self.engine, self.tokenizer, given.requests, given.at_once)
         try:
             with _progress(use_tqdm, len(given.requests)) as bar:
                 call.run(bar, interrupts)
@@ -258,11 +259,12 @@ class LLM(OfflineModel):
                 runner.model_digest,
                 self.engine.model_config.vocab_size,
             )
-        return self._requests(
+        requests = self._requests(
             lambda: [ReadPrompt(answer.prompt_token_ids) for answer in answers],
             [checked_params(answer) for answer in answers],
             [[choice.token_ids for choice in answer.outputs] for answer in answers],
         )
+        return requests._replace(at_once=CHECKED_AT_ONCE)
 
     @contextmanager
     def _one_call(self) -> Iterator[None]:

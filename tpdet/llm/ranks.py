@@ -39,10 +39,14 @@ CallResult = list[RequestOutput] | BaseException
 
 
 class CallRequests(NamedTuple):
-    """The requests of a call, and the text of each prompt that was given as text."""
+    """The requests of a call, and the text of each prompt that was given as text.
+
+    `at_once`: choices in the engine at a time, at most; None for as many as it takes.
+    """
 
     requests: list[Request]
     texts: list[str | None]
+    at_once: int | None = None
 
 
 class _CallDigest(msgspec.Struct, frozen=True):

@@ -9,6 +9,10 @@ from tpdet.errors import DisagreementError, RequestError, UsageError
 from tpdet.llm.results import RequestOutput
 from tpdet.request import SamplingParams
 
+CHECKED_AT_ONCE = 24
+"""Choices that are verified at a time: so many rows of a step may carry long drafts, and rows
+without drafts would take their room."""
+
 
 class RecordedChoice(msgspec.Struct, frozen=True):
     """A choice's token ids, and the bits of their log-probabilities as 8 hex digits each."""
