@@ -39,7 +39,10 @@ def test_both_placements_have_one_digest(tiny_model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["tree", "pairs", "sequential"])
-@pytest.mark.parametrize(("family", "sizes"), [("qwen3_moe", (2, 4)), ("mixtral", (2, 4, 8))])
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("qwen3_moe", (2, 4)), ("mixtral", (2, 4, 8)), ("gpt_oss", (2, 4, 8))],
+)
 def test_columns_are_equal_in_every_fold_order_and_size(tiny_model, family, sizes, order):
     model, prompts = tiny_model(family), [ask("a", range(5, 300)), ask("b", range(7, 20))]
     settings = {"dtype": "bfloat16", "fold_order": order, "max_num_batched_tokens": 100}
