@@ -13,7 +13,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 DATA_FAMILIES = (
     *("ministral3", "smollm3", "granite", "seed_oss", "phi3", "glm", "glm4", "olmo3"),
     *("gemma2", "gemma3_text", "starcoder2", "qwen3_moe", "mixtral"),
-    "gpt_oss",
+    *("gpt_oss", "glm4_moe"),
 )
 """Families that differ from those above in data, not in code."""
 HERE = Path(__file__).parent

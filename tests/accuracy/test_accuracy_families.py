@@ -96,6 +96,7 @@ def test_longrope_has_its_short_factors_and_ends_at_the_original_context(tiny_mo
         ("gemma2", "attn_logit_softcapping", None), ("gemma2", "final_logit_softcapping", None),
         ("gpt_oss", "sliding_window", 4096), ("gpt_oss", "num_experts_per_tok", 3),
         ("gpt_oss", "rope_scaling", {"rope_type": "default"}),
+        ("glm4_moe", "routed_scaling_factor", 1.0), ("glm4_moe", "partial_rotary_factor", 1.0),
     ],
 )  # fmt: skip
 def test_each_setting_of_a_family_changes_its_logits(tiny_model, tmp_path, family, key, neutral):

@@ -41,7 +41,12 @@ def test_both_placements_have_one_digest(tiny_model):
 @pytest.mark.parametrize("order", ["tree", "pairs", "sequential"])
 @pytest.mark.parametrize(
     ("family", "sizes"),
-    [("qwen3_moe", (2, 4)), ("mixtral", (2, 4, 8)), ("gpt_oss", (2, 4, 8))],
+    [
+        ("qwen3_moe", (2, 4)),
+        ("mixtral", (2, 4, 8)),
+        ("gpt_oss", (2, 4, 8)),
+        ("glm4_moe", (2, 4, 8)),
+    ],
 )
 def test_columns_are_equal_in_every_fold_order_and_size(tiny_model, family, sizes, order):
     model, prompts = tiny_model(family), [ask("a", range(5, 300)), ask("b", range(7, 20))]
@@ -115,12 +120,13 @@ def test_auto_takes_columns_for_few_large_experts(tiny_model):
     assert EIGHTS == GROUP
     found = {
         name: [place_experts(named_config(name), ranks, "auto") for ranks in (1, 2, 4, 8)]
-        for name in ("qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x7b")
+        for name in ("qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x7b", "glm-4.5-air")
     }
     assert found == {
         "qwen3-30b-a3b": ["lanes"] * 4,
         "qwen3-235b-a22b": ["lanes"] * 4,
         "mixtral-8x7b": ["lanes", "columns", "columns", "columns"],
+        "glm-4.5-air": ["lanes"] * 4,
     }
     config = load_model_config(tiny_model("qwen3_moe"))
     with pytest.raises(UsageError, match=r"width 96 into whole blocks of 8: use --experts lanes$"):

@@ -19,7 +19,7 @@ from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.kernels.order import Contract, fold_plan, fold_tree
 from tpdet.kernels.partial_sums import relative_roots
 from tpdet.model_config import load_model_config
-from tpdet.model_config.fit import check_experts, model_leaves
+from tpdet.model_config.fit import check_experts, check_ranks, model_leaves
 
 ROWS, HIDDEN, WIDTH, EXPERTS, CHOSEN, LANES = 21, 64, 48, 16, 3, 4
 ROUTING = Routing(EXPERTS, CHOSEN)
@@ -150,6 +150,47 @@ def test_leaves_fall_until_they_divide_the_experts(tiny_model):
         check_experts(config, "gather", approximate=False)
     with pytest.raises(UsageError, match="no approximate mode"):
         check_experts(config, "fold", approximate=True)
+
+
+def test_real_mixtures_have_eight_leaves():
+    shapes = ("qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x7b", "gpt-oss-120b", "glm-4.5-air")
+    for name in shapes:
+        config = named_config(name)
+        assert model_leaves(config, None).count == 8, name
+        assert all(check_ranks(config, ranks, None) for ranks in (1, 2, 4, 8)), name
+    cut = model_leaves(named_config("glm-4.5-air"), None)
+    assert cut.shared.widths(range(8)) == (176,) * 8
+    assert cut.down.widths(range(8)) == (*(1360, 1376) * 3, 1360, 1376)
+    named = Contract("cuda", "bfloat16", 8, "tree", edges=cut.edges, experts=128)
+    assert [name for name, _ in named.edges] == ["attention", "down", "shared"]
+
+
+def test_layers_that_guess_tokens_are_not_read_and_others_are_refused(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model("glm4_moe"), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    assert tensors["model.layers.1.mlp.gate.e_score_correction_bias"].dtype == torch.float32
+    plain = run(folder, [ask("a", [5, 6], max_tokens=1)], dtype="bfloat16")
+    tensors["model.layers.2.eh_proj.weight"] = torch.zeros(4, 4)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"eh_proj.weight has no place in this model"):
+        run(folder, [ask("a", [5, 6], max_tokens=1)])
+    path = folder / "config.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps(whole | {"num_nextn_predict_layers": 1}))
+    again = run(folder, [ask("a", [5, 6], max_tokens=1)], dtype="bfloat16")
+    assert again.tokens("a") == plain.tokens("a")
+    for settings in (
+        {"n_group": 2},
+        {"topk_group": 2},
+        {"norm_topk_prob": False},
+        {"scoring_func": "softmax"},
+        {"n_shared_experts": 0},
+        {"first_k_dense_replace": 3},
+        {"routed_scaling_factor": "2"},
+    ):
+        path.write_text(json.dumps(whole | settings))
+        with pytest.raises(CheckpointError, match=next(iter(settings))):
+            load_model_config(folder)
 
 
 def test_the_contract_names_experts_and_leaves_dense_ids_alone():

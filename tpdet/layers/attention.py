@@ -41,7 +41,7 @@ class Attention:
         query, key = config.num_heads * self._head, config.num_kv_heads * self._head
         heads, keys = partition.by_leaf(partition.cut.attention, dim=0), partition.by_key_head()
         padding = before * self._head, after * self._head
-        order = head_order(self._head, config.rotary.dim, config.rotary_pairs)
+        self._order = order = head_order(self._head, config.rotary.dim, config.rotary_pairs)
         parts = [
             ColumnPart(f"{name}.q_proj", query, heads, *padding, order),
             ColumnPart(f"{name}.k_proj", key, keys, head_order=order),
@@ -109,8 +109,11 @@ class Attention:
         if not self._has_norms:
             return
         shape, whole = (self._head,), Pieces.whole()
+        order = list(self._order) or slice(None)
         query_norm, key_norm = (
-            norm_weight(self._norm, source.read(f"{self._name}.{part}_norm.weight", shape, whole))
+            norm_weight(
+                self._norm, source.read(f"{self._name}.{part}_norm.weight", shape, whole)[order]
+            )
             for part in "qk"
         )
         self._query_norm = place(self._query_norm, query_norm)

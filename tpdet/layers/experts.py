@@ -27,6 +27,7 @@ from tpdet.layers.linear import folding
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
+from tpdet.layers.shared_expert import SharedExpert, held_columns
 from tpdet.model_config import ModelConfig
 from tpdet.model_config.model import Mixture
 from tpdet.weights.pieces import Pieces
@@ -42,6 +43,7 @@ class ExpertMlp:
 
     router: torch.Tensor | None = None
     router_bias: torch.Tensor | None = None
+    choice_bias: torch.Tensor | None = None
     gate_up: torch.Tensor | None = None
     down: torch.Tensor | None = None
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
@@ -58,7 +60,10 @@ class ExpertMlp:
         experts = held_experts(partition)
         self._lanes = Lanes(experts, mixture.routing.experts, held, roots)
         self._parts = held_outputs(partition)
-        self.load(source)
+        self._shared: SharedExpert | None = None
+        self._load(source)
+        if mixture.shared:
+            self._shared = SharedExpert(source, partition, f"{name}.{mixture.shared}")
 
     @staticmethod
     def products(partition: Partition) -> tuple[LayerProduct, ...]:
@@ -72,6 +77,7 @@ class ExpertMlp:
             LayerProduct("router", Product("head", mixture.routing.experts, hidden), biased),
             LayerProduct("expert_gate_up", gate_up, biased, experts=held, chosen=chosen),
             LayerProduct("expert_down", down, biased, experts=held, chosen=chosen),
+            *(SharedExpert.products(partition) if mixture.shared else ()),
         )
 
     @staticmethod
@@ -90,11 +96,20 @@ class ExpertMlp:
         return 0
 
     def load(self, source: WeightSource) -> None:
-        """Read the weights, in place if there are some already."""
+        """Read the weights again, in place."""
+        self._load(source)
+        if self._shared is not None:
+            self._shared.load(source)
+
+    def _load(self, source: WeightSource) -> None:
         experts, hidden, width = self._mixture.routing.experts, self._hidden, self._mixture.width
         whole, router = Pieces.whole(), f"{self._name}.{self._mixture.router}"
         read = source.read(f"{router}.weight", (experts, hidden), whole)
         self.router = place(self.router, read)
+        if self._mixture.choice_bias:
+            name = f"{router}.{self._mixture.choice_bias}"
+            exact = source.read(name, (experts,), Pieces.whole(exact=True))
+            self.choice_bias = place(self.choice_bias, exact)
         shapes = (width, hidden), (width, hidden), (hidden, width)
         of_width, of_hidden = (Pieces.whole(kept) for kept in self._parts)
         cuts = of_width, of_width, of_hidden
@@ -128,10 +143,11 @@ class ExpertMlp:
         logits = self._arithmetic.column(rows.x_MH, self.router, self.router_bias, torch.float32)
         held = self._lanes.experts if self._columns is None else None
         ids, weights, places = ops.choose_experts(
-            logits, None, rows.batch, self._mixture.routing, held
+            logits, self.choice_bias, rows.batch, self._mixture.routing, held
         )
+        shared = None if self._shared is None else self._shared(rows.x_MH)
         if self._columns is not None:
-            return self._by_columns(self._columns, rows, following, ids, weights)
+            return self._by_columns(self._columns, rows, following, (ids, weights), shared)
         sums = ops.expert_sums(
             rows.x_MH,
             ids,
@@ -140,6 +156,7 @@ class ExpertMlp:
             self.down,
             self.biases,
             self._lanes,
+            shared,
             activation=self._mixture.activation,
             places=places,
         )
@@ -153,16 +170,17 @@ class ExpertMlp:
         columns: ExpertColumns,
         rows: MicroBatch,
         following: Norm,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
+        chosen: tuple[torch.Tensor, torch.Tensor],
+        shared: torch.Tensor | None,
     ) -> Pending:
-        """Both products of all experts, of this rank's outputs; two gathers."""
+        """Both products of all experts, of this rank's outputs; two gathers. chosen: ids, w."""
         assert self.gate_up is not None and self.down is not None
         lanes = self._lanes
         of_gate_up, of_down = self.biases
         held = lanes.experts, lanes.total, self._mixture.activation
-        mixed = ops.expert_rows(rows.x_MH, ids, self.gate_up, of_gate_up, *held)
-        sums = ops.sums_of_rows(columns.gather(mixed), ids, weights, self.down, of_down, lanes)
+        mixed = ops.expert_rows(rows.x_MH, chosen[0], self.gate_up, of_gate_up, *held)
+        whole = columns.gather(mixed)
+        sums = ops.sums_of_rows(whole, *chosen, self.down, of_down, lanes, shared)
         return Done(*columns.finish(sums.values[0], rows.hidden_MH, following))
 
     def adopt(self, arithmetic: Arithmetic) -> None:
@@ -181,12 +199,11 @@ def held_experts(partition: Partition) -> range:
 
 def held_outputs(partition: Partition) -> tuple[range, range]:
     """Outputs of gate or up, and of down, that a rank holds of each of its experts."""
-    sizes = _mixture(partition.config).width, partition.config.hidden_size
+    width, world = _mixture(partition.config).width, partition.world
     if partition.experts is None:
-        return range(sizes[0]), range(sizes[1])
-    width, hidden = (size // partition.world.size for size in sizes)
-    rank = partition.world.rank
-    return range(rank * width, (rank + 1) * width), range(rank * hidden, (rank + 1) * hidden)
+        return range(width), held_columns(partition)
+    share = width // world.size
+    return range(world.rank * share, (world.rank + 1) * share), held_columns(partition)
 
 
 def open_columns_of_experts(partition: Partition, rows: int) -> Partition:

@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 from tpdet.kernels.inputs.activations import CLAMP_LIMIT, CLAMP_STEEPNESS
 from tpdet.model_config.fields import Fields
 from tpdet.model_config.keys import DEFAULT_THETA, Allowed
-from tpdet.model_config.mixtures import gpt_oss_experts, mixtral_experts, no_experts, qwen_experts
+from tpdet.model_config.mixtures import (
+    glm_experts,
+    gpt_oss_experts,
+    mixtral_experts,
+    no_experts,
+    qwen_experts,
+)
 from tpdet.model_config.model import NORMS_BEFORE, LayerNorms, Mixture
 from tpdet.model_config.rope import Base
 from tpdet.model_config.scales import Scales, gemma2_scales, gemma_scales, granite_scales, no_scales
@@ -39,6 +45,7 @@ _NO_CAP = ((), "Gemma 3 has no soft-cap")
 _ONLY_BEFORE = ((False,), "tokens see those before them alone")
 
 _OF_TRAINING = {"output_router_logits": ((False,), "answers have no router logits")}
+_ONE_GROUP = ((1,), "only one group of experts to choose from is supported")
 _ROUTER_KEYS = frozenset({"num_experts_per_tok", "router_aux_loss_coef"})  # the loss is training's
 
 _NORMS_AFTER = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
@@ -326,6 +333,25 @@ FAMILIES = {
             windows=if_stated,
             theta=1000000.0,
             mixture=mixtral_experts,
+        ),
+        Family(
+            "Glm4MoeForCausalLM",
+            "glm4_moe",
+            parsed=_GLM_KEYS
+            | _ROUTER_KEYS
+            | {"n_routed_experts", "n_shared_experts", "moe_intermediate_size", "use_qk_norm"}
+            | {"routed_scaling_factor", "first_k_dense_replace", "num_nextn_predict_layers"},
+            neutral=_OF_TRAINING
+            | {
+                "n_group": _ONE_GROUP,
+                "topk_group": _ONE_GROUP,
+                "norm_topk_prob": ((True,), "weights that do not sum to one are not supported"),
+                "scoring_func": (("sigmoid",), "only sigmoid is supported"),
+                "topk_method": (("noaux_tc",), "only noaux_tc is supported"),
+            },
+            head_dim=128,
+            partial_rotary=0.5,
+            mixture=glm_experts,
         ),
         Family(
             "GptOssForCausalLM",

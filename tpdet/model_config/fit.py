@@ -11,6 +11,7 @@ from tpdet.model_config.model import Mixture, ModelConfig
 EIGHTS = 8
 """Gates and ups of experts lie in turn by so many rows, as in `kernels/inputs/gated.py`."""
 _EXPERT_BYTES = 4.5e12  # a second: what an H200 reads
+_NO_LEAVES = Leaves((0,))
 _GATHER_SECONDS = 16e-6  # of one row of every choice, and of finding their places again
 
 
@@ -20,7 +21,8 @@ class ModelLeaves:
 
     attention: of the attention output, whole query heads; down: of the down product, blocks of 16;
     outputs: the same cut of the hidden size, by which row layers without a fold are cut. dense:
-    whether a layer has that down product.
+    whether a layer has that down product; shared: of a shared expert's; without inputs if there is
+    none.
     """
 
     count: int
@@ -28,17 +30,19 @@ class ModelLeaves:
     down: Leaves
     outputs: Leaves
     dense: bool = True
+    shared: Leaves = _NO_LEAVES
 
     @property
     def row_products(self) -> tuple[Leaves, ...]:
-        """The cuts of the row products that the model has."""
+        """The cuts of the row products whose ranks add to one another."""
         return (self.attention, self.down) if self.dense else (self.attention,)
 
     @property
     def edges(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """What a contract names where leaves are not equal: the edges of each row product."""
         down = (("down", self.down.edges),) if self.dense or self.down.equal else ()
-        return ("attention", self.attention.edges), *down  # equal ones were always named
+        shared = (("shared", self.shared.edges),) if self.shared.edges[-1] else ()
+        return ("attention", self.attention.edges), *down, *shared  # equal ones were always named
 
 
 def model_leaves(config: ModelConfig, leaves: int | None) -> ModelLeaves:
@@ -49,12 +53,14 @@ def model_leaves(config: ModelConfig, leaves: int | None) -> ModelLeaves:
     count = leaves or DEFAULT_LEAVES
     if config.mixture is not None:
         count = _leaves_of_experts(config.mixture.routing.experts, count, leaves is not None)
+    shared = 0 if config.mixture is None else config.mixture.shared_width
     return ModelLeaves(
         count,
         cut_leaves(config.num_heads, config.head_dim, count),
         cut_leaves(config.intermediate_size // K_GROUP, K_GROUP, count),
         cut_leaves(config.hidden_size // K_GROUP, K_GROUP, count),
         config.has_dense_layers,
+        _NO_LEAVES if not shared else cut_leaves(shared // K_GROUP, K_GROUP, count),
     )
 
 

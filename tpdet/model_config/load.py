@@ -67,6 +67,7 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
         max_position=rotary.context,
         tie_word_embeddings=config.boolean("tie_word_embeddings", family.tied),
         attention_bias=_attention_bias(config, family),
+        qk_norm=_qk_norm(config, family),
         windows=family.windows(config, layers),
         dtype=kind,
         eos_token_ids=_eos_ids(directory, config, vocab_size),
@@ -83,7 +84,7 @@ def load_model_config(directory: str | Path, dtype: str = "auto") -> ModelConfig
 
 
 _OF_FAMILY = (
-    *("architecture", "qk_norm", "norm", "layer_norms", "qk_norm_over", "activation"),
+    *("architecture", "norm", "layer_norms", "qk_norm_over", "activation"),
     *("rotary_pairs", "row_bias", "sinks"),
 )
 
@@ -113,6 +114,13 @@ def _attention_bias(config: Fields, family: Family) -> bool:
     if "attention_bias" in family.parsed:
         return config.boolean("attention_bias", family.attention_bias)
     return family.attention_bias
+
+
+def _qk_norm(config: Fields, family: Family) -> bool:
+    """Whether queries and keys are normed: the family says so, or leaves it to the key."""
+    if "use_qk_norm" in family.parsed:
+        return config.boolean("use_qk_norm", family.qk_norm)
+    return family.qk_norm
 
 
 def _read_values(model: Path) -> tuple[Path, dict[str, Any], str]:

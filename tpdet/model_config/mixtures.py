@@ -1,5 +1,7 @@
 """How families state their experts: which layers have them, how many, and who is chosen."""
 
+from dataclasses import replace
+
 from tpdet.kernels.inputs.activations import CLAMPED
 from tpdet.kernels.inputs.experts import Routing
 from tpdet.kernels.order import K_GROUP
@@ -58,6 +60,28 @@ def gpt_oss_experts(config: Fields, layers: int) -> Mixture | None:
         router="router",
         biased=True,
         activation=CLAMPED,
+    )
+
+
+def glm_experts(config: Fields, layers: int) -> Mixture | None:
+    """GLM-4.5: sigmoid scores, chosen with a bias and weighted without it; a shared expert.
+
+    The first layers are dense. Layers that guess further tokens stand behind the last.
+    """
+    routing = _routing(config, "n_routed_experts", True)
+    scale = config.number("routed_scaling_factor", 1.0)
+    width = _width(config, "moe_intermediate_size")
+    guessing = "num_nextn_predict_layers"
+    return Mixture(
+        routing=replace(routing, sigmoid=True, scale=scale),
+        width=width,
+        block="mlp",
+        projections=("gate_proj", "up_proj", "down_proj"),
+        dense_layers=tuple(range(config.integer("first_k_dense_replace", low=0, high=layers))),
+        choice_bias="e_score_correction_bias",
+        shared="shared_experts",
+        shared_width=width * config.integer("n_shared_experts"),
+        guessing_layers=config.integer(guessing, low=0, high=layers) if guessing in config else 0,
     )
 
 

@@ -20,7 +20,10 @@ class Mixture:
     width: values between an expert's two products. In the checkpoint the layer's block is called
     `block`; its router is `router` [experts, H], expert i has `experts.i.` and the names of
     `projections`: gate and up [width, H], down [H, width]. biased: whether the router and all
-    products of experts have biases; activation: of their gates.
+    products of experts have biases; activation: of their gates. choice_bias: the name, below the
+    router's, of fp32 values [experts] that are added to scores for the choice; "" for none. shared:
+    the name of an expert of `shared_width` that every row takes; "" for none. guessing_layers: of
+    the checkpoint, behind the last layer; they are not read.
     """
 
     routing: Routing
@@ -31,6 +34,10 @@ class Mixture:
     router: str = "gate"
     biased: bool = False
     activation: str = "silu"
+    choice_bias: str = ""
+    shared: str = ""
+    shared_width: int = 0
+    guessing_layers: int = 0
 
 
 @dataclass(frozen=True)
@@ -135,5 +142,6 @@ NEUTRAL_VALUES: dict[str, object] = {
     "qk_norm_over": "head", "window_rotary": None,
     "activation": "silu", "attention_cap": 0.0, "logit_cap": 0.0,
     "row_bias": False, "sinks": False, "mixture": None, "router": "gate", "biased": False,
+    "choice_bias": "", "shared": "", "shared_width": 0, "guessing_layers": 0,
 }  # fmt: skip
 """Fields that leave everything as it is at these values: digests then leave them out."""

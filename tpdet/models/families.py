@@ -26,4 +26,5 @@ LAYERS: dict[str, type[DecoderLayer]] = {
     "qwen3_moe": DecoderLayer,
     "mixtral": DecoderLayer,
     "gpt_oss": DecoderLayer,
+    "glm4_moe": DecoderLayer,
 }

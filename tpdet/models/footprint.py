@@ -18,8 +18,10 @@ def weight_bytes(partition: Partition) -> int:
     tables = 1 if config.tie_word_embeddings else 2
     values = held + tables * head.n * head.k
     size = _itemsize(partition)
+    exact = 0 if config.mixture is None or not config.mixture.choice_bias else config.experts
+    exact *= sum(map(config.has_experts, range(config.num_layers)))
     factors = 4 if config.norm == "rms_plus_one" else size  # 1 + w is never rounded
-    return values * size + norm_values(config) * factors
+    return values * size + norm_values(config) * factors + 4 * exact
 
 
 def row_bytes(partition: Partition, slots: int) -> int:

@@ -114,6 +114,21 @@ _OWN_SETTINGS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 128,
         },
     },
+    "glm4_moe": {
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "partial_rotary_factor": 0.5,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 128,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "pad_token_id": None,
+    },
     "glm": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
     "glm4": {"partial_rotary_factor": 0.5, "attention_bias": True, "pad_token_id": None},
 }
@@ -121,6 +136,8 @@ _OWN_SETTINGS: dict[str, dict[str, Any]] = {
 _ALTERNATING = ("olmo3", "gemma2", "gemma3_text", "gpt_oss")
 """Families whose made models have a window on every second layer, the first among them."""
 _SHORT_WINDOW = 40
+_EXACT = "e_score_correction_bias"
+"""The last part of names of tensors that checkpoints hold in fp32, whatever their dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +288,9 @@ def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: i
     generator = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, config["torch_dtype"])
     tensors = {
-        name: _random(name, shape, generator, _FAMILIES[config["model_type"]].norm).to(dtype)
+        name: _random(name, shape, generator, _FAMILIES[config["model_type"]].norm).to(
+            torch.float32 if name.endswith(_EXACT) else dtype
+        )
         for name, shape in _shapes(config).items()
     }
     names = list(tensors)
@@ -310,12 +329,12 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         columns = (("q", query), ("k", key), ("v", key))
         for name, rows in (("qkv", query + 2 * key),) if fused_qkv else columns:
             shapes[f"{attention}.{name}_proj.weight"] = (rows, hidden)
-            if family.attention_bias:
+            if config.get("attention_bias", family.attention_bias):
                 shapes[f"{attention}.{name}_proj.bias"] = (rows,)
         shapes[f"{attention}.o_proj.weight"] = (hidden, query)
         if family.row_bias:
             shapes[f"{attention}.o_proj.bias"] = (hidden,)
-        if family.qk_norm:
+        if config.get("use_qk_norm", family.qk_norm):
             rows = family.qk_norm_over == "row"
             shapes[f"{attention}.q_norm.weight"] = (query if rows else head,)
             shapes[f"{attention}.k_norm.weight"] = (key if rows else head,)
@@ -348,6 +367,12 @@ def _expert_shapes(mixture: Mixture, block: str, hidden: int) -> dict[str, tuple
         name = f"{block}.experts.{expert}"
         shapes[f"{name}.{gate}.weight"] = shapes[f"{name}.{up}.weight"] = (mixture.width, hidden)
         shapes[f"{name}.{down}.weight"] = (hidden, mixture.width)
+    if mixture.choice_bias:
+        shapes[f"{block}.gate.{mixture.choice_bias}"] = (mixture.routing.experts,)
+    if mixture.shared:
+        name, width = f"{block}.{mixture.shared}", mixture.shared_width
+        shapes |= dict.fromkeys((f"{name}.{each}.weight" for each in (gate, up)), (width, hidden))
+        shapes[f"{name}.{down}.weight"] = (hidden, width)
     return shapes
 
 
@@ -368,6 +393,8 @@ def _random(
     name: str, shape: tuple[int, ...], generator: torch.Generator, norm: str
 ) -> torch.Tensor:
     values = torch.randn(shape, generator=generator)
+    if name.endswith(_EXACT):
+        return 0.1 * values
     if name.endswith("norm.weight"):
         return (0.0 if norm == "rms_plus_one" else 1.0) + 0.1 * values
     if name.endswith((".bias", "_bias")):

@@ -108,10 +108,13 @@ class Checkpoint:
             if not torch.equal(left, right):
                 raise CheckpointError(f"{file}: {name} is tied to {twin} but has other bits")
 
-    def check_all_read(self, read: Iterable[str]) -> None:
-        """Refuse (CheckpointError) tensors of the checkpoint that the model did not read."""
+    def check_all_read(self, read: Iterable[str], unread: tuple[str, ...] = ()) -> None:
+        """Refuse (CheckpointError) tensors of the checkpoint that the model did not read.
+
+        unread: beginnings of names that it leaves out.
+        """
         known = {*read}
-        extra = [name for name in self.names if name not in known]
+        extra = [name for name in self.names if name not in known and not name.startswith(unread)]
         if extra:
             raise CheckpointError(
                 f"{self._holder[extra[0]]}: tensor {extra[0]} has no place in this model "

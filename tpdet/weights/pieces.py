@@ -9,18 +9,20 @@ class Pieces:
 
     Piece i is the range `bounds[i]` along `dim`; pieces are contiguous and ascending. This rank
     reads the neighbouring pieces `mine`. Several ranks may read one piece, such as a norm. kept:
-    of each piece read, the elements along `dim` that are used here; None for all.
+    of each piece read, the elements along `dim` that are used here; None for all. exact: whether
+    elements stay fp32, whatever the model's dtype.
     """
 
     dim: int
     bounds: tuple[tuple[int, int], ...]
     mine: range
     kept: range | None = None
+    exact: bool = False
 
     @classmethod
-    def whole(cls, kept: range | None = None) -> "Pieces":
+    def whole(cls, kept: range | None = None, exact: bool = False) -> "Pieces":
         """One piece, the whole tensor, which every rank reads; its bound comes from the shape."""
-        return cls(0, (), range(0, 1), kept)
+        return cls(0, (), range(0, 1), kept, exact)
 
     def ranges(self, shape: tuple[int, ...]) -> list[tuple[int, tuple[int, int]]]:
         """(index, bound) of this rank's pieces of a tensor of `shape`.

@@ -142,7 +142,7 @@ class WeightSource:
             digest = _digest(part, shape, first, last, self._rule(name))
         else:  # a random piece made on a GPU stays there, unread
             digest = _draw_digest(self._seed, part, shape, first, last)
-        narrow = part.to(self._dtype)
+        narrow = part.to(torch.float32 if pieces.exact else self._dtype)
         if narrow is not part and part.device.type == "cpu" and not all_finite(narrow):
             raise CheckpointError(
                 f"tensor {name} holds values too large for {self._dtype}: use another --dtype"
@@ -154,10 +154,11 @@ class WeightSource:
     def _rule(self, name: str) -> str:
         return "" if self._checkpoint is None else self._checkpoint.rules.get(name, "")
 
-    def finish(self, tied: tuple[str, str] | None = None) -> Digests:
+    def finish(self, tied: tuple[str, str] | None = None, unread: tuple[str, ...] = ()) -> Digests:
         """The digests of all pieces read. Raises CheckpointError for tensors that were not read.
 
-        tied: (name, twin): the checkpoint may also contain `name`, with the bits of `twin`.
+        tied: (name, twin): the checkpoint may also contain `name`, with the bits of `twin`. unread:
+        what names of tensors begin with that the model has no use for.
         """
         self._progress.close()
         if self._threads is not None:
@@ -166,7 +167,7 @@ class WeightSource:
             if tied is not None and tied[0] in self._checkpoint.names:
                 self._checkpoint.check_equal(*tied)
                 self._read[tied[0]] = None
-            self._checkpoint.check_all_read(self._read)
+            self._checkpoint.check_all_read(self._read, unread)
         return self._digests
 
 

@@ -181,10 +181,17 @@ class Loader:
         return source
 
     def _finish(self, source: WeightSource) -> Digests:
-        return source.finish(_TIED if self._model.tie_word_embeddings else None)
+        tied = _TIED if self._model.tie_word_embeddings else None
+        return source.finish(tied, _unread(self._model))
 
     def _digest(self, weights: str) -> str:
         return model_digest(self._model, weights)
+
+
+def _unread(model: ModelConfig) -> tuple[str, ...]:
+    """Beginnings of names of layers that guess further tokens, behind the last layer."""
+    count = 0 if model.mixture is None else model.mixture.guessing_layers
+    return tuple(f"model.layers.{model.num_layers + index}." for index in range(count))
 
 
 def tokenizer_digests(directory: Path) -> dict[str, str]:

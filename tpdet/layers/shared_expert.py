@@ -1,0 +1,99 @@
+"""The expert that every row takes beside those that it chooses: a gated product and leaf sums."""
+
+import torch
+
+from tpdet.kernels import ops
+from tpdet.kernels.inputs.activations import KIND_OF
+from tpdet.kernels.inputs.product import Product, write_roots
+from tpdet.layers.linear import GatedLinear
+from tpdet.layers.partition import Partition
+from tpdet.layers.products import LayerProduct
+from tpdet.weights.pieces import Pieces
+from tpdet.weights.place import place
+from tpdet.weights.source import WeightSource
+
+
+class SharedExpert:
+    """The leaf sums of down(act(gate(x)) * up(x)), unfolded: leaf g is added to lane g last.
+
+    A rank has the leaves of its lanes. Where experts are cut over their outputs, it has all leaves,
+    of its outputs: its gates and ups are then those of every rank, which spares a gather.
+    """
+
+    down_LNK: torch.Tensor | None = None
+
+    def __init__(self, source: WeightSource, partition: Partition, name: str) -> None:
+        config, self._cut = partition.config, partition.cut.shared
+        self._arithmetic, self._name = partition.arithmetic, name
+        self._leaves, self._outputs = held_leaves(partition), held_columns(partition)
+        self._hidden = config.hidden_size
+        shape = self._cut.edges[-1], config.hidden_size
+        pieces = Pieces(0, self._cut.bounds, self._leaves)
+        names = f"{name}.gate_proj", f"{name}.up_proj"
+        self._gate_up = GatedLinear(
+            source, partition.arithmetic, names, shape, pieces, config.activation
+        )
+        self._load_down(source)
+
+    @staticmethod
+    def products(partition: Partition) -> tuple[LayerProduct, ...]:
+        """Its products, as this rank holds them."""
+        cut, leaves, config = partition.cut.shared, held_leaves(partition), partition.config
+        inputs, widths, kind = (
+            len(cut.inputs(leaves)),
+            cut.widths(leaves),
+            KIND_OF[config.activation],
+        )
+        roots = write_roots(tuple(range(len(widths))))
+        unequal, outputs = () if cut.alike else widths, len(held_columns(partition))
+        down = Product("row", outputs, max(widths), len(widths), roots, unequal)
+        return (
+            LayerProduct("shared_gate_up", Product(kind, 2 * inputs, config.hidden_size)),
+            LayerProduct("shared_down", down),
+        )
+
+    def load(self, source: WeightSource) -> None:
+        """Read the weights again, in place."""
+        self._gate_up.load(source)
+        self._load_down(source)
+
+    def _load_down(self, source: WeightSource) -> None:
+        pieces = Pieces(1, self._cut.bounds, self._leaves)
+        shape = self._hidden, self._cut.edges[-1]
+        read = source.read(f"{self._name}.down_proj.weight", shape, pieces)
+        mine = read[self._outputs.start : self._outputs.stop]
+        leaves = len(self._cut.widths(self._leaves)) if self._cut.alike else 1
+        by_leaf = mine.view(len(mine), leaves, -1).permute(1, 0, 2)
+        self.down_LNK = place(self.down_LNK, self._arithmetic.lay_out(by_leaf))
+
+    def __call__(self, x_MH: torch.Tensor) -> torch.Tensor:
+        """Rows [M, H] -> fp32 [lanes, M, N], of this rank's lanes and outputs."""
+        assert self.down_LNK is not None
+        held = [leaf - self._leaves.start for leaf in self._leaves if self._cut.inputs(_one(leaf))]
+        widths = () if self._cut.alike else self._cut.widths(self._leaves)
+        mixed, roots = self._gate_up(x_MH), tuple(range(len(held)))
+        sums = self._arithmetic.row(mixed, self.down_LNK, roots, widths)
+        values = sums.values if sums.folded else ops.fold_roots(sums, len(held))
+        if len(held) == len(self._leaves):
+            return values
+        whole = values.new_zeros(len(self._leaves), *values.shape[1:])
+        whole[held] = values
+        return whole
+
+
+def held_leaves(partition: Partition) -> range:
+    """Leaves of a shared expert, and lanes, that a rank holds."""
+    return partition.mine if partition.experts is None else range(partition.leaves)
+
+
+def held_columns(partition: Partition) -> range:
+    """Outputs of a layer of experts that a rank holds."""
+    size, world = partition.config.hidden_size, partition.world
+    if partition.experts is None:
+        return range(size)
+    share = size // world.size
+    return range(world.rank * share, (world.rank + 1) * share)
+
+
+def _one(leaf: int) -> range:
+    return range(leaf, leaf + 1)
