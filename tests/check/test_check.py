@@ -111,8 +111,11 @@ def test_answers_of_a_server_under_load_are_checked_at_another_size(tpdet, model
     served = Served(model, tmp_path, 2)
     url = served.url.removesuffix("/v1")
     assert tpdet("run-batch", "-i", file, "-o", answers, "--record", "--url", url)[0] == 0
+    offline = ("--prompt", "The for", "--max-tokens", 9, "-n", 2, "--top-p", 0.9, "--json")
+    with answers.open("a") as more:
+        more.write(tpdet("generate", model, *offline, *SMALL)[1])
     found = tpdet("check", answers, "--url", url, "--json")
-    assert found[0] == 0 and differences(found[1])[1]["answers"] == 64
+    assert found[0] == 0 and differences(found[1])[1]["answers"] == 65
     assert served.end() == 0
     code, output, said = tpdet("check", model, answers, "--json", *SMALL)
     assert code == 0, (output, said)

@@ -1,6 +1,7 @@
 """`tpdet chat`, `complete` and `run-batch` against a running server, and without one."""
 
 import contextlib
+import http.server
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -18,7 +20,7 @@ from tests.server.harness import Server
 from tpdet.cli import main
 from tpdet.client import batch, terminal
 from tpdet.client.connection import BusyError, Connection, client_key
-from tpdet.errors import NotFoundError, NotPermittedError, UsageError
+from tpdet.errors import NotFoundError, NotPermittedError, PeerLostError, UsageError
 
 KEY = "sk-client"
 
@@ -309,3 +311,45 @@ def test_a_busy_server_is_asked_again(monkeypatch):
     request = {"custom_id": "a", "url": "/v1/completions", "body": {}}
     answer = batch._answer(Connection("h:1"), "m", 0, request)
     assert answer["error"] is None and len(calls) == 3 and waits == [0.5, 0.5]
+
+
+class CutOff(http.server.BaseHTTPRequestHandler):
+    """Answers with two events and is lost, refuses once, then goes on; or ends with an error."""
+
+    def do_POST(self):
+        server = self.server
+        server.asked.append((self.headers["Last-Event-ID"], self.headers["Accept"]))
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        server.bodies.add(body)
+        first = len(server.asked) == 1
+        self.send_response(503 if len(server.asked) == 2 else 200)
+        self.end_headers()
+        for number in (1, 2) if first else (3, 4):
+            self.wfile.write(b'id: c%d\ndata: {"n": %d}\n\n' % (number, number))
+        last = server.error if first else b"data: [DONE]\n\n"
+        self.wfile.write(last)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.mark.parametrize("code", [None, "engine_dead", "numerical_error"])
+def test_a_stream_that_is_lost_goes_on_behind_its_last_event(monkeypatch, code):
+    monkeypatch.setattr("tpdet.client.connection.PAUSE_SECONDS", 0.0)
+    error = b'data: {"error": {"message": "m", "code": "%b"}}\n\n' % (code or "").encode()
+    with http.server.HTTPServer(("127.0.0.1", 0), CutOff) as server:
+        server.asked, server.bodies, server.error = [], set(), error if code else b""
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        events = Connection(f"http://127.0.0.1:{server.server_port}").stream("/", {"seed": 1})
+        try:
+            if code == "numerical_error":
+                with pytest.raises(PeerLostError, match="ended the answer: m"):
+                    list(events)
+                assert len(server.asked) == 1
+                return
+            assert [event["n"] for event in events] == [1, 2, 3, 4]
+            assert [place for place, _ in server.asked] == ["", "c2", "c2"]
+            assert {accept for _, accept in server.asked} == {"text/event-stream"}
+            assert len(server.bodies) == 1
+        finally:
+            server.shutdown()

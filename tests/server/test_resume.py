@@ -6,6 +6,9 @@ import openai
 import pytest
 
 from tests.server.harness import MODEL, refused
+from tpdet.errors import RequestError
+from tpdet.request import Request, SamplingParams
+from tpdet.scheduler.limits import check_drafts
 from tpdet.server.wire.cursor import read_cursor
 
 CONTRACT, WEIGHTS = "c0" * 32, "d1" * 32
@@ -184,3 +187,22 @@ def test_a_resume_that_cannot_apply_is_refused_by_name(ask):
     ):
         fields = ASKED | {"tpdet": {"resume": resume([[1]]) | given}} | fields
         assert said in refused(ask(fields), status)["message"]
+
+
+def test_the_engine_refuses_to_resume_what_it_cannot_verify():
+    params = SamplingParams(seed=3)
+    by_cursor = Request(request_id="a", prompt_token_ids=(1,), params=params, resumed=(4,))
+    by_ids = Request(
+        request_id="a", prompt_token_ids=(1,), params=params, resumed=(1,), drafts=((5,),)
+    )
+    check_drafts(
+        by_cursor, fixed_batch=2, approximate=False
+    )  # it is computed again, in plain steps
+    for request, fixed_batch, said in (
+        (by_ids, 2, "fixed_batch 2"),
+        (by_ids, None, "an approximate answer"),
+        (by_cursor, None, "an approximate answer"),
+    ):
+        with pytest.raises(RequestError, match=said) as found:
+            check_drafts(request, fixed_batch, approximate=fixed_batch is None)
+        assert found.value.param == "tpdet.resume"

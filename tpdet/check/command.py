@@ -15,7 +15,12 @@ from tpdet.check.server import check_by_server, server_facts
 from tpdet.client.commands import connect
 from tpdet.client.engine_settings import engine_config
 from tpdet.llm.llm import LLM
-from tpdet.llm.recorded import Difference, RecordedAnswer, refuse_unverified
+from tpdet.llm.recorded import (
+    Difference,
+    RecordedAnswer,
+    check_recorded,
+    refuse_unverified,
+)
 from tpdet.server.body.prepare import Preparer
 from tpdet.server.wire.protocol import Start
 
@@ -60,19 +65,22 @@ def _by_model(options: argparse.Namespace, lines: list[Line]) -> tuple[list[Foun
     config = engine_config(options, os.environ)
     refuse_unverified(config.fixed_batch, config.approximate)
     with LLM(**config.model_dump(include=config.model_fields_set)) as llm:
-        preparer = Preparer(_facts(llm), "", llm.tokenizer)
+        facts = _facts(llm)
+        preparer = Preparer(facts, "", llm.tokenizer)
         answers: list[RecordedAnswer] = []
         places: list[tuple[Line, int]] = []  # of each answer, with its first choice in the line
         for line in lines:
             first = 0
             for answer in requests_of(line, preparer):
+                origin = facts.contract, facts.model_digest
+                check_recorded(answer, f"line {line.number}", *origin, facts.vocab_size)
                 answers.append(answer)
                 places.append((line, first))
                 first += len(answer.outputs)
         begin = time.monotonic()
         each = llm.check(answers)
         seconds = time.monotonic() - begin
-        facts, rank = preparer.facts, llm.rank
+        rank = llm.rank
     if rank > 0:
         return None
     found: dict[int, Difference] = {}

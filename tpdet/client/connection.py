@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import ssl
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -25,6 +26,9 @@ from tpdet.server.settings.sources import read_key
 
 _MAX_KEY_FILE_BYTES = 1 << 20
 _BUSY = (429, 503)
+_LOST = ("engine_dead", "draining")  # codes of answers that another server may finish
+RESUME_SECONDS = 10.0
+PAUSE_SECONDS = 0.5
 
 
 class BusyError(ResourceError):
@@ -33,6 +37,27 @@ class BusyError(ResourceError):
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
         self.seconds = seconds
+
+
+class _Place:
+    """Where a stream is: behind the event of `cursor`, if one has come."""
+
+    def __init__(self) -> None:
+        self.cursor: str | None = None
+        self._first: TpdetError | None = None  # since the last event
+        self._until = 0.0  # monotonic seconds
+
+    def moved(self, cursor: str | None) -> None:
+        """An event has come."""
+        self.cursor, self._first = cursor, None
+
+    def lost(self, error: TpdetError) -> None:
+        """The server is lost, or is none. Raises the first such error RESUME_SECONDS after it."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first, self._until = error, now + RESUME_SECONDS
+        elif now > self._until:
+            raise self._first from None
 
 
 class Connection:
@@ -68,9 +93,32 @@ class Connection:
             return _json(_read(answer))
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events that answer a body, until the last; closing the iterator stops the answer."""
-        with self._answer("POST", path, {**body, "stream": True}) as answer:
+        """The events that answer a body, until the last; closing the iterator stops the answer.
+
+        Where a server is lost in the middle, the answer goes on behind the last event if one takes
+        the request again within RESUME_SECONDS, be it another one at the same address.
+        """
+        place = _Place()
+        while True:
+            try:
+                yield from self._events(path, {**body, "stream": True}, place)
+                return
+            except (PeerLostError, NotFoundError, BusyError) as error:
+                if place.cursor is None:
+                    raise
+                place.lost(error)
+            time.sleep(PAUSE_SECONDS)
+
+    def _events(
+        self, path: str, body: Mapping[str, Any], place: "_Place"
+    ) -> Iterator[dict[str, Any]]:
+        """The events behind a place, which moves with them."""
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": place.cursor or ""}
+        with self._answer("POST", path, body, headers) as answer:
+            cursor = place.cursor
             while line := _line(answer):
+                if line.startswith(b"id:"):
+                    cursor = line.removeprefix(b"id:").strip().decode("ascii", "replace") or None
                 if not line.startswith(b"data:"):
                     continue
                 data = line.removeprefix(b"data:").strip()
@@ -78,8 +126,11 @@ class Connection:
                     return
                 event = _json(data)
                 if "error" in event:
+                    if _code(event) not in _LOST:
+                        place.moved(None)  # it would end so again
                     raise PeerLostError(f"the server ended the answer: {_message(event)}")
                 yield event
+                place.moved(cursor)
         raise PeerLostError("the server was lost in the middle of the answer")
 
     def model(self) -> str:
@@ -91,10 +142,14 @@ class Connection:
 
     @contextmanager
     def _answer(
-        self, method: str, path: str, body: Mapping[str, Any] | None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        more: Mapping[str, str] | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
-        """The response to a request, with its status checked."""
-        headers = {"Accept": "application/json"}
+        """The response to a request, with its status checked; `more` are further headers."""
+        headers = {"Accept": "application/json", **(more or {})}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
         data = None
@@ -204,3 +259,9 @@ def _message(content: Any) -> str:
     """The message of an error of the API."""
     error = content.get("error", content) if isinstance(content, dict) else content
     return str(error.get("message", error) if isinstance(error, dict) else error)
+
+
+def _code(event: Any) -> str | None:
+    """The code of an error event."""
+    error = event.get("error")
+    return error.get("code") if isinstance(error, dict) else None
