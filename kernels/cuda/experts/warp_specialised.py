@@ -22,14 +22,10 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from tpdet.kernels.cuda.experts.activation import activated
+from tpdet.kernels.cuda.gemm.variants.chain import chain
 from tpdet.kernels.cuda.gemm.variants.warp_specialised import (
     CONSUMER_REGISTERS,
     PRODUCER_REGISTERS,
@@ -44,11 +40,9 @@ from tpdet.kernels.cuda.launch.warp_pipeline import (
     copy_tile,
     expect,
     init_barriers,
-    release,
     run_warps,
     slot_of,
     wait_free,
-    wait_full,
 )
 from tpdet.kernels.inputs.gated import GROUP
 
@@ -111,28 +105,6 @@ def _produce(
 
 
 @gluon.jit
-def _chain(pipeline, consumer, at, steps, SLOTS: gl.constexpr):
-    """This consumer's weight rows by all slots of a block [CONSUMER_ROWS, SLOTS]."""
-    BY_LANE: gl.constexpr = accumulator_layout(SLOTS)
-    total = gl.zeros((CONSUMER_ROWS, SLOTS), gl.float32, layout=BY_LANE)
-    for step in range(at, at + steps):
-        slot = slot_of(pipeline.full, step)
-        wait_full(pipeline.full, step)
-        total = warpgroup_mma(
-            pipeline.w.index(2 * slot + consumer),
-            pipeline.x.index(slot).permute((1, 0)),
-            total,
-            is_async=True,
-        )
-        total = warpgroup_mma_wait(1, deps=(total,))
-        if step > at:
-            release(pipeline.free, step - 1)
-    total = warpgroup_mma_wait(0, deps=(total,))
-    release(pipeline.free, at + steps - 1)
-    return total
-
-
-@gluon.jit
 def _shifted(total, bias, column, n):
     """total + bias in fp32; `bias` is the expert's, and `column` this consumer's first row."""
     BY_LANE: gl.constexpr = accumulator_layout(total.shape[1])
@@ -169,7 +141,7 @@ def _consume(
         expert, block, column = _tile(tile, problem)
         column += consumer * CONSUMER_ROWS
         # 1. the chain, its bias and its activation
-        total = _chain(pipeline, consumer, at, problem.steps, SLOTS)
+        total = chain(pipeline.w, pipeline.x, pipeline, consumer, at, problem.steps, SLOTS)
         at += problem.steps
         if HAS_BIAS:
             total = _shifted(total, bias + expert * problem.n, column, problem.n)

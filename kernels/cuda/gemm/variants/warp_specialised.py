@@ -31,13 +31,9 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
+from tpdet.kernels.cuda.gemm.variants.chain import chain
 from tpdet.kernels.cuda.gemm.variants.leaf_fold import MINUS_ZERO
 from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
 from tpdet.kernels.cuda.launch.dependent import await_earlier
@@ -49,11 +45,9 @@ from tpdet.kernels.cuda.launch.warp_pipeline import (
     copy_tile,
     expect,
     init_barriers,
-    release,
     run_warps,
     slot_of,
     wait_free,
-    wait_full,
 )
 from tpdet.kernels.cuda.pointwise.activation import activate
 from tpdet.kernels.inputs.gated import GROUP
@@ -126,28 +120,6 @@ def _produce(
 
 
 @gluon.jit
-def _leaf(pipeline, consumer, at, steps, COLUMNS: gl.constexpr):
-    """One leaf of this consumer's rows [CONSUMER_ROWS, COLUMNS], from the pipeline's step `at`."""
-    BY_LANE: gl.constexpr = accumulator_layout(COLUMNS)
-    total = gl.zeros((CONSUMER_ROWS, COLUMNS), gl.float32, layout=BY_LANE)
-    for step in range(at, at + steps):
-        slot = slot_of(pipeline.full, step)
-        wait_full(pipeline.full, step)
-        total = warpgroup_mma(
-            pipeline.x.index(2 * slot + consumer),
-            pipeline.w.index(slot).permute((1, 0)),
-            total,
-            is_async=True,
-        )
-        total = warpgroup_mma_wait(1, deps=(total,))
-        if step > at:
-            release(pipeline.free, step - 1)
-    total = warpgroup_mma_wait(0, deps=(total,))
-    release(pipeline.free, at + steps - 1)
-    return total
-
-
-@gluon.jit
 def _minus_zeros(COLUMNS: gl.constexpr):
     """-0.0 everywhere [CONSUMER_ROWS, COLUMNS]: x + -0.0 is x for every x, -0.0 too."""
     BY_LANE: gl.constexpr = accumulator_layout(COLUMNS)
@@ -201,14 +173,14 @@ def _fold_groups(pipeline, consumer, at, steps, form, CHAINED: gl.constexpr):
     """A chain of CHAINED terms, of PAIR leaves each, from the pipeline's step `at` on."""
     COLUMNS: gl.constexpr = form.COLUMNS
     if CHAINED * form.PAIR == 1:
-        total = _leaf(pipeline, consumer, at, steps, COLUMNS)
+        total = chain(pipeline.x, pipeline.w, pipeline, consumer, at, steps, COLUMNS)
     else:
         total = _minus_zeros(COLUMNS)
         for _ in range(CHAINED):
-            term = _leaf(pipeline, consumer, at, steps, COLUMNS)
+            term = chain(pipeline.x, pipeline.w, pipeline, consumer, at, steps, COLUMNS)
             at += steps
             if form.PAIR == 2:
-                term += _leaf(pipeline, consumer, at, steps, COLUMNS)
+                term += chain(pipeline.x, pipeline.w, pipeline, consumer, at, steps, COLUMNS)
                 at += steps
             total += term
     return total
