@@ -149,6 +149,22 @@ BENCHMARKS = (
         engine=True,
     ),
     Benchmark(
+        "drafts",
+        "drafts",
+        "steps and tokens/s with drafters, synthetic ones and on text",
+        (
+            *_ENGINE,
+            _choice("--cases", "all", "synthetic", "text", help="what is measured"),
+            _flag("--batch", default="1,16", help="batch sizes of synthetic drafts"),
+            _flag("--acceptance", default="0,0.5,0.8,1", help="shares of them that are right"),
+            _count("--context", 128, "prompt tokens of each request with them"),
+            _count("--generate", 128, "tokens of each answer"),
+            _count("--repeats", 2, "runs; the fastest counts"),
+            _count("--seed", 0, "of prompts, answers and drafts"),
+        ),
+        engine=True,
+    ),
+    Benchmark(
         "serve",
         "serve",
         "load a running OpenAI-compatible server; vLLM's JSON keys",

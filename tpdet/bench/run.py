@@ -22,6 +22,7 @@ from tpdet.bench.report.floor import (
 from tpdet.bench.report.record import BenchRow, finish
 from tpdet.bench.spec import (
     BenchResult,
+    DraftsSpec,
     EngineSpec,
     ExchangeSpec,
     GenerateSpec,
@@ -150,7 +151,7 @@ def _print_floors(
 def run_worlds(
     tps: Sequence[int],
     module: str,
-    spec: EngineSpec | GenerateSpec | ExchangeSpec,
+    spec: EngineSpec | GenerateSpec | ExchangeSpec | DraftsSpec,
     engine: EngineConfig | None = None,
 ) -> tuple[list[BenchRow], BenchResult]:
     """Rows of all worlds, and the result of the one with most GPUs.

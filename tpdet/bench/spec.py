@@ -47,6 +47,24 @@ class GenerateSpec(msgspec.Struct, frozen=True, kw_only=True):
     sizes: Sizes
 
 
+class DraftsSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What drafters are timed by: synthetic ones at each batch, and texts where `texts` is set.
+
+    settings: the keywords of `LLM` that were given. acceptance: chances that a synthetic draft is
+    right. context, tokens: of each prompt and each answer. repeats: runs, of which the fastest
+    counts.
+    """
+
+    settings: dict[str, Any]
+    batches: tuple[int, ...]
+    acceptance: tuple[float, ...]
+    context: int
+    tokens: int
+    texts: bool
+    repeats: int
+    seed: int
+
+
 class HostSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Decode steps of `batch` sequences, whose host's time is taken."""
 

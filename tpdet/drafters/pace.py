@@ -11,6 +11,8 @@ POSITION = 0.005
 """What one position more adds to a step, as a share, until that is measured (an H200: 0.003 to
 0.006)."""
 _AWAITED = 0.25  # what waiting adds where steps can be launched ahead, until it is measured
+_LEAST_POSITION = 0.0005
+_MORE = 2, 4, 8, 16  # times the rows: steps by which a position's cost is measured
 _TIMES, _ENOUGH = 9, 3  # that are kept of a cell, and that tell its time
 _SLOW, _SLOW_IN_A_ROW = 4.0, 8  # so many times the usual is an accident, unless it lasts
 
@@ -42,13 +44,26 @@ class Pace:
 
     def ratio(self, before: Cell, after: Cell) -> float:
         """The time of one step as a multiple of another's: measured, or estimated until it is."""
-        known = [self._times.get(_cell(*cell), ()) for cell in (before, after)]
-        if all(len(times) >= _ENOUGH for times in known):
-            then, now = map(statistics.median, known)
-            if then > 0.0:
-                return now / then
+        then, now = self._median(*before), self._median(*after)
+        if then and now:
+            return now / then
         waits = _AWAITED if self.runs_ahead and after[1] and not before[1] else 0.0
         return (1.0 + waits) * (1.0 + POSITION * (after[0] - before[0]))
+
+    def position(self, rows: int) -> float:
+        """What one position more adds to an awaited step of `rows`, as a share of it."""
+        plain = self._median(rows, True)
+        for more in _MORE:
+            drafted = self._median(rows * more, True)
+            if plain and drafted:
+                share = (drafted / plain - 1.0) / (rows * more - rows)
+                return min(max(share, _LEAST_POSITION), 1.0)
+        return POSITION
+
+    def _median(self, positions: int, awaited: bool) -> float:
+        """The time of a cell; 0 where it is not known."""
+        times = self._times.get(_cell(positions, awaited), ())
+        return statistics.median(times) if len(times) >= _ENOUGH else 0.0
 
 
 def _cell(positions: int, awaited: bool) -> Cell:

@@ -1,0 +1,188 @@
+"""One rank that times drafters: `torchrun ... -m tpdet.bench.drafts_rank SPEC RESULT`."""
+
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tpdet.bench.draft_texts import TEXTS, Text
+from tpdet.bench.latency import engine_row
+from tpdet.bench.load import prompt
+from tpdet.bench.report.record import BenchRow
+from tpdet.bench.spec import BenchResult, DraftsSpec
+from tpdet.drafters.counts import DraftCounts
+from tpdet.llm.llm import LLM
+from tpdet.llm.results import RequestOutput
+from tpdet.request import SamplingParams
+from tpdet.scheduler.sequence import Sequence as Choice
+from tpdet.verify.machine import machine
+
+Generate = Callable[[], list[RequestOutput]]
+_TRUST = 64
+
+
+class Synthetic:
+    """A drafter that knows the answer, and says each of its tokens with a given chance."""
+
+    name = "synthetic"
+    is_spent = False
+
+    def __init__(self, answer: Sequence[int], first: int, chance: float, draw: random.Random):
+        """first: where the output begins. draw: decides which tokens are said wrongly."""
+        self._answer, self._first, self._chance, self._draw = answer, first, chance, draw
+        self._place = 0
+
+    def look(self, tokens: Sequence[int], end: int) -> int:
+        """Trusts itself, until the answer's end."""
+        self._place = end - self._first
+        return _TRUST if self._place < len(self._answer) else 0
+
+    def next(self, most: int) -> list[int]:
+        """What follows, with a neighbouring id in place of some tokens."""
+        told = self._answer[self._place : self._place + most]
+        return [id_ if self._draw.random() < self._chance else id_ ^ 1 for id_ in told]
+
+
+def main(arguments: list[str]) -> int:
+    """Run every case on all ranks; rank 0 writes the rows."""
+    spec = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=DraftsSpec)
+    settings = {"skip_tokenizer_init": not spec.texts} | spec.settings
+    with LLM(**settings) as llm:
+        rows = [row for batch in spec.batches for row in synthetic_rows(llm, spec, batch)]
+        rows += text_rows(llm, spec) if spec.texts else []
+        if llm.rank == 0:
+            found = machine(llm.engine.runner.device.type, llm.engine.world.size)
+            result = BenchResult(rows=tuple(rows), machine=found)
+            Path(arguments[1]).write_bytes(msgspec.json.encode(result))
+    return 0
+
+
+def synthetic_rows(llm: LLM, spec: DraftsSpec, batch: int) -> list[BenchRow]:
+    """Random prompts, sampled answers, and a drafter of each share of right tokens."""
+    vocabulary = llm.engine.model_config.vocab_size
+    prompts = [
+        list(prompt(spec.context, vocabulary, f"{spec.seed}-{batch}-{i}")) for i in range(batch)
+    ]
+    params = SamplingParams(
+        temperature=1.0, seed=spec.seed, max_tokens=spec.tokens, ignore_eos=True, detokenize=False
+    )
+
+    def generate() -> list[RequestOutput]:
+        return llm.generate(prompts, params, use_tqdm=False)
+
+    drafting = llm.engine.scheduler.policy.drafting
+    known = measured(llm, generate, spec.repeats, paused=True)
+    answers = {
+        tuple(ids): answer.outputs[0].token_ids
+        for ids, answer in zip(prompts, known.answers, strict=False)
+    }
+    rows = []
+    for share in spec.acceptance:
+        draw = random.Random(f"{spec.seed}-{share}")
+
+        def drafter(choice: Choice, share: float = share, draw: random.Random = draw) -> Synthetic:
+            answer = answers[choice.request.prompt_token_ids]
+            return Synthetic(answer, choice.prompt_length, share, draw)
+
+        drafting.others = drafter
+        found = measured(llm, generate, spec.repeats)
+        drafting.others = None
+        name = f"synthetic drafts, {share:g} right"
+        rows.append(row(llm, name, batch, spec.context, known, found))
+    return rows
+
+
+def text_rows(llm: LLM, spec: DraftsSpec) -> list[BenchRow]:
+    """Texts of each kind, one request after the other, greedy."""
+    rows = []
+    for kind, texts in TEXTS.items():
+
+        def generate(texts: Sequence[Text] = texts) -> list[RequestOutput]:
+            return [answer for text in texts for answer in _ask(llm, text, spec.tokens)]
+
+        known = measured(llm, generate, spec.repeats, paused=True)
+        found = measured(llm, generate, spec.repeats)
+        rows.append(row(llm, kind, 1, None, known, found))
+    return rows
+
+
+def _ask(llm: LLM, text: Text, tokens: int) -> list[RequestOutput]:
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, json_schema=text.schema, logprobs=0)
+    if text.beginning:
+        return llm.generate([text.beginning], params, use_tqdm=False)
+    message = {"role": "user", "content": text.question}
+    return llm.chat([message], params, use_tqdm=False)
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """The fastest of some runs; `tokens` and `steps` are those of one run."""
+
+    answers: list[Any]
+    seconds: float
+    steps: int
+    drafters: dict[str, DraftCounts]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were generated."""
+        return sum(len(answer.outputs[0].token_ids) for answer in self.answers)
+
+
+def measured(llm: LLM, generate: Generate, repeats: int, paused: bool = False) -> Measured:
+    """Run the requests so many times; paused: without drafts."""
+    engine, best = llm.engine, float("inf")
+    drafting = engine.scheduler.policy.drafting
+    drafting.paused = paused
+    for _ in range(repeats):
+        engine.scheduler.forget_prefixes()
+        drafting.counts = {}
+        before, begin = engine.statistics().steps, time.perf_counter()
+        answers = generate()
+        best = min(best, time.perf_counter() - begin)
+    drafting.paused = False
+    return Measured(answers, best, engine.statistics().steps - before, drafting.counts)
+
+
+def row(
+    llm: LLM, case: str, batch: int, context: int | None, known: Measured, found: Measured
+) -> BenchRow:
+    """Tokens/s beside those without drafts. Raises RuntimeError where an answer differs."""
+    if bits(known) != bits(found):
+        raise RuntimeError(f"{case}, batch {batch}: an answer with drafts has other bits")
+    rates = [each.tokens / each.seconds for each in (known, found)]
+    counts = {name: msgspec.to_builtins(it) for name, it in found.drafters.items()}
+    drafted = sum(it.draft_tokens for it in found.drafters.values())
+    right = sum(it.accepted_tokens for it in found.drafters.values())
+    return engine_row(
+        llm.engine,
+        case=case,
+        batch=batch,
+        context=context,
+        value=rates[1],
+        unit="tokens/s",
+        peer="without drafts",
+        peer_value=rates[0],
+        ratio=rates[0] / rates[1] if rates[1] else None,
+        metrics={
+            "tokens": found.tokens,
+            "steps": found.steps,
+            "steps_without": known.steps,
+            "fewer_steps": known.steps / found.steps,
+            "acceptance": right / drafted if drafted else None,
+            "drafters": counts,
+        },
+    )
+
+
+def bits(found: Measured) -> list[tuple[object, ...]]:
+    """What must be equal of every answer."""
+    first = [answer.outputs[0] for answer in found.answers]
+    return [(tuple(it.token_ids), it.text, tuple(it.logprob_bits)) for it in first]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
