@@ -68,3 +68,9 @@ def test_every_match_of_a_random_text_is_found_however_seldom_it_is_asked(seed):
             assert any((text[i + match : place] * 3)[:3] == drafts for i in begins)
         assert after > place
     assert proposed > 20
+
+
+def test_only_the_end_of_a_long_prompt_is_indexed():
+    prompt = [*range(100, 110), *range(1000, 41_000), 70, 71, 72, 73, 74]
+    for beginning, told in (([100, 101, 102, 103], []), ([70, 71, 72, 73], [74])):
+        assert ask(Ngram(PromptPlaces(prompt)), [*prompt, 5, *beginning], most=1) == told

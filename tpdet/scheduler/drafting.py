@@ -33,6 +33,7 @@ from tpdet.scheduler.sequence import PENDING, Sequence
 SHARE = 0.01
 """Of the time of all steps that looking for drafts may take."""
 _MOST_CREDIT = 0.010  # seconds that may be saved up: a long prompt is indexed at once
+_LEAST_CREDIT = -0.002  # the rest of a look that took long, perhaps only for other programs
 _HANGS = 1.0  # seconds of one look after which a drafter is switched off
 _BESIDE_PROMPTS = 24
 """Rows with drafts in a step with prompts or with rows over `SHORT_TOKENS`: graphs fit so many."""
@@ -146,7 +147,7 @@ class Drafting:
             found = [it for sequence in ready if (it := self._look(sequence)) is not None]
             if found:
                 self._add_found(found, running, counts, budget, alone)
-        self._credit -= self.clock() - began
+        self._credit = max(self._credit - (self.clock() - began), _LEAST_CREDIT)
 
     def _ready(
         self, running: SequenceQueue, counts: dict[RowKey, int], until: float
