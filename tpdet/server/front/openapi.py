@@ -40,7 +40,11 @@ _ERROR = {
         }
     },
 }
-_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
+_EVENT = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"id": {"type": "string"}, "data": {"type": "string"}},
+}
 _ANY_ERRORS = ("401", "404", "405", "408", "431", "500", "503")
 _BODY_ERRORS = ("400", "409", "411", "413", "415")
 
