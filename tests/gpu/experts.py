@@ -22,6 +22,7 @@ from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.cuda.pointwise.fold import fold_final
 from tpdet.kernels.inputs.gated import gate_and_up
 from tpdet.kernels.inputs.product import Product
+from tpdet.kernels.known.expert_golden import EXPERT_GOLDEN_SHA256, expert_golden_digest
 from tpdet.kernels.partial_sums import relative_roots
 
 GPU = torch.device("cuda", 0)
@@ -278,6 +279,12 @@ def tiles_are_admitted_at_a_start(dtype):
         raise AssertionError("; ".join(failed))
 
 
+def golden_vectors_are_those_of_the_cpu():
+    """Choices with ties, infinities and NaN; weights; folded lanes."""
+    if expert_golden_digest(GPU) != EXPERT_GOLDEN_SHA256:
+        raise AssertionError("the golden vectors of experts have another digest here")
+
+
 def checks():
     """Every check of the kernels of experts."""
     bf16, half, single = torch.bfloat16, torch.float16, torch.float32
@@ -300,6 +307,7 @@ def checks():
     for hidden, width in ((2880, 2880), (208, 80)):
         name = f"experts clamped {hidden} {width}"
         found.append(Check(name, clamped_gates_are_one_class, (hidden, width)))
+    found.append(Check("experts golden", golden_vectors_are_those_of_the_cpu))
     found.append(Check("experts choice", choices_are_those_of_a_stable_sort))
     found.append(Check("experts graph", a_graph_follows_its_routes))
     return [*found, Check("experts poison", poison_stays_in_its_row)]

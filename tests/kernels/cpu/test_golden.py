@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tpdet.kernels import order
+from tpdet.kernels import ops, order
 from tpdet.kernels.inputs.norm import Norm
-from tpdet.kernels.known import golden
+from tpdet.kernels.known import expert_golden, golden
 
 
 def test_the_golden_vectors_have_the_digest_of_the_contract():
@@ -20,6 +20,23 @@ def test_the_golden_vectors_do_not_depend_on_the_thread_count():
             assert golden.golden_digest() == order.GOLDEN_SHA256
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_golden_vectors_of_experts_have_their_digest_and_one_order(monkeypatch):
+    cpu = torch.device("cpu")
+    assert expert_golden.expert_golden_digest(cpu) == expert_golden.EXPERT_GOLDEN_SHA256
+    ids, logits = [], expert_golden.golden_logits()
+    assert logits[4].isnan().any() and logits[3].isinf().any() and (logits[2] == 0.5).all()
+    real = ops.choose_experts
+
+    def last_of_equal(*arguments):
+        found = real(arguments[0].flip(1), *arguments[1:])
+        ids.append(31 - found[0].flip(1))
+        return ids[-1], *found[1:]
+
+    monkeypatch.setattr(ops, "choose_experts", last_of_equal)
+    assert expert_golden.expert_golden_digest(cpu) != expert_golden.EXPERT_GOLDEN_SHA256
+    assert ids[0][2].tolist() == [28, 29, 30, 31]
 
 
 def test_one_changed_bit_of_a_table_changes_the_digest(monkeypatch):

@@ -14,6 +14,7 @@ from tpdet.config import EngineConfig
 from tpdet.errors import DisagreementError, TpdetError
 from tpdet.kernels.cpu.gemm.admission import check_bit_classes
 from tpdet.kernels.known.answers import known_answers
+from tpdet.kernels.known.expert_golden import EXPERT_GOLDEN_SHA256, expert_golden_digest
 from tpdet.kernels.known.golden import golden_digest
 from tpdet.kernels.order import GOLDEN_SHA256
 from tpdet.layers.partition import Partition
@@ -30,12 +31,15 @@ def check_kernels(config: ModelConfig, partition: Partition, device: str) -> Non
 
     Raises UsageError for row layers that cannot be cut as asked.
     """
-    found = golden_digest()
-    if found != GOLDEN_SHA256:
-        raise DisagreementError(
-            f"golden vectors have digest {found[:16]}, the contract's is {GOLDEN_SHA256[:16]}: "
-            "this build of torch breaks the arithmetic contract"
-        )
+    goldens = {"": (golden_digest(), GOLDEN_SHA256)}
+    if config.experts:
+        goldens[" of experts"] = expert_golden_digest(torch.device("cpu")), EXPERT_GOLDEN_SHA256
+    for name, (found, wanted) in goldens.items():
+        if found != wanted:
+            raise DisagreementError(
+                f"golden vectors{name} have digest {found[:16]}, the contract's is {wanted[:16]}: "
+                "this build of torch breaks the arithmetic contract"
+            )
     reduced = [k for product in rank_products(partition) for k in product.chains]
     if device != "cpu":
         return
