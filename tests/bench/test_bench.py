@@ -225,7 +225,7 @@ def test_the_old_form_means_latency():
         assert complete(same) == same
 
 
-@pytest.mark.parametrize("bench", ["gemm", "attention", "sampler", "allreduce"])
+@pytest.mark.parametrize("bench", ["gemm", "experts", "attention", "sampler", "allreduce"])
 def test_kernels_need_a_gpu(bench, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["bench", bench]) == 2

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from tests.lib.thread_world import run_threads
 from tpdet.bench import exchange_rank
-from tpdet.bench.kernels import attention, gemm, sampler
+from tpdet.bench.kernels import attention, experts, gemm, sampler
 from tpdet.bench.spec import ExchangeSpec
 from tpdet.cli import main
 from tpdet.comm.exchange.fold import GatherExchange
@@ -41,7 +41,7 @@ class Times:
 @pytest.fixture
 def times(monkeypatch):
     found = Times()
-    for module in (gemm, attention, sampler, exchange_rank):
+    for module in (gemm, attention, experts, sampler, exchange_rank):
         for name, value in {
             "gpu_only": lambda bench: None,
             "this_gpu": Machine,
@@ -132,6 +132,26 @@ def test_pairs(text):
     assert attention.parse_pairs("1:2,30:4") == [(1, 2), (30, 4)]
     with pytest.raises(UsageError, match="pairs"):
         attention.parse_pairs(text)
+
+
+def test_experts_are_timed_in_both_places_and_say_who_is_touched(times, tiny_model, capsys):
+    model = str(tiny_model("glm4_moe"))
+    arguments = ["--model-shape", model, "--tp", "1,2", "--rows", "1,5", "--skew", "0.5"]
+    assert main(["bench", "experts", *arguments]) == 0
+    found = rows(capsys)
+    cases = [(row["mode"], row["tp"], row["batch"]) for row in found]
+    placed = (("lanes", 1), ("lanes", 2), ("columns", 2))
+    assert cases == [(*place, count) for place in placed for count in (1, 5)]
+    told = {case: row["metrics"] for case, row in zip(cases, found, strict=True)}
+    assert told["lanes", 1, 1]["experts_touched"] == told["columns", 2, 1]["experts_touched"] == 4
+    assert told["lanes", 1, 5]["fullest_share"] == told["columns", 2, 5]["fullest_share"] == 1.0
+    assert 0.5 <= told["lanes", 2, 5]["fullest_share"] < 1.0
+    size = {case: row["bytes"] for case, row in zip(cases, found, strict=True)}
+    assert size["columns", 2, 5] == size["lanes", 1, 5] / 2
+    whole, cut = times.results[1][0], times.results[5][0]
+    assert whole.values.shape == (1, 5, 256) and cut.values.shape == (1, 5, 128)
+    assert main(["bench", "experts", "--model-shape", "qwen3-8b"]) == 2
+    assert "qwen3-8b has no experts" in capsys.readouterr().err
 
 
 def test_drawing_cases(times, monkeypatch, capsys):

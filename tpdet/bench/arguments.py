@@ -260,6 +260,18 @@ BENCHMARKS = (
         ),
     ),
     Benchmark(
+        "experts",
+        "kernels.experts",
+        "experts of a layer, whole on ranks and cut over them",
+        (
+            *_kernel("1,2,4"),
+            _flag("--model-shape", default="qwen3-30b-a3b", help="mixtures, a list"),
+            _FOLD_ORDER,
+            _flag("--rows", default="1,16,64,256,2048,8192", help="a list"),
+            _flag("--skew", type=number, default=0.0, help="how much likelier low ids are chosen"),
+        ),
+    ),
+    Benchmark(
         "attention",
         "kernels.attention",
         "prefill beside cuDNN's attention, decode",

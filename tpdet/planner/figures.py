@@ -108,6 +108,8 @@ def expert_figures(results: Path, gpu: str) -> list[tuple[str, int, float]]:
         (row["model"], row["batch"], row["value"])
         for row in _kernel_rows(experts_file(results, gpu))
         if row["case"] == EXPERTS_CASE
+        and row.get("tp", 1) == 1
+        and not row.get("metrics", {}).get("skew")
     ]
 
 

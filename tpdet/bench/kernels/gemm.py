@@ -44,6 +44,8 @@ def gemm_command(options: argparse.Namespace) -> int:
         limits = {"column": max(counts), "head": HEAD_ROWS}
         admit_products(partition, device, limits, f"tpdet tune {name}")
         for product in model_products(partition):
+            if product.experts:  # `tpdet bench experts` times these
+                continue
             mine = [count for count in counts if product.kind != "head" or count <= HEAD_ROWS]
             for count in mine:
                 found.append(_case(name, partition, product, count, options))

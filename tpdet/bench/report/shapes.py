@@ -35,9 +35,11 @@ def cut_for(
     *,
     rank: int = 0,
     row_layers: str = "fold",
+    experts: str = "auto",
 ) -> Partition:
     """One rank's cut of a model, without a world. Raises UsageError naming the sizes that fit."""
-    return make_partition(config, cast(World, _Place(ranks, rank)), fold_order, leaves, row_layers)
+    place = cast(World, _Place(ranks, rank))
+    return make_partition(config, place, fold_order, leaves, row_layers, experts)
 
 
 def shards(

@@ -1,0 +1,182 @@
+"""`tpdet bench experts`: a layer's experts on one rank, from the router's logits to their sums.
+
+CUDA graphs over steps with other routes: choice, places, both products, lanes. Experts are timed
+whole on ranks and cut over all ranks; gathers and exchanges between ranks, and a shared expert, are
+not. Routes are drawn: every expert alike, or low ids more often (`--skew`).
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from tpdet.bench.kernels.gpu import gpu_only, random_values, this_gpu
+from tpdet.bench.kernels.timing import times_us
+from tpdet.bench.report.find_model import find_model
+from tpdet.bench.report.floor import Work, print_floor
+from tpdet.bench.report.record import BenchRow, finish
+from tpdet.bench.report.shapes import cut_for
+from tpdet.errors import UsageError
+from tpdet.kernels import ops
+from tpdet.kernels.inputs.experts import Lanes
+from tpdet.kernels.inputs.paged_batch import PagedBatch, PagedSequence, make_batch
+from tpdet.kernels.order import PAGE_TOKENS, fold_tree
+from tpdet.kernels.partial_sums import relative_roots
+from tpdet.layers.experts import held_experts, held_outputs
+from tpdet.layers.partition import Partition
+from tpdet.model_config import ModelConfig
+from tpdet.model_config.model import Mixture
+from tpdet.verify.run import parse_sizes
+
+_STEPS = {16: 12, 256: 6, 1 << 30: 2}  # with routes of their own, up to so many rows
+_SCALE = 0.02
+
+
+class Step(NamedTuple):
+    """Normed rows [M, H] and their router's logits [M, E] fp32."""
+
+    x: torch.Tensor
+    logits: torch.Tensor
+
+
+def experts_command(options: argparse.Namespace) -> int:
+    """Every model, size, placement and number of rows."""
+    gpu_only("experts")
+    found: list[BenchRow] = []
+    for name in options.model_shape.split(","):
+        config = find_model(name)
+        if config.mixture is None:
+            raise UsageError(f"{name} has no experts: name a mixture, such as qwen3-30b-a3b")
+        for ranks in parse_sizes(options.tp):
+            for placed in ("lanes", "columns") if ranks > 1 else ("lanes",):
+                partition = cut_for(config, ranks, options.fold_order, experts=placed)
+                run = _layer(partition)
+                for rows in parse_sizes(options.rows):
+                    found.append(_case(name, partition, placed, run, rows, options))
+                del run
+                torch.cuda.empty_cache()
+    finish("experts", this_gpu(), found, options.output, as_json=options.json)
+    return 0
+
+
+def _case(
+    name: str,
+    partition: Partition,
+    placed: str,
+    run: Callable[[Step, PagedBatch], object],
+    rows: int,
+    options: argparse.Namespace,
+) -> BenchRow:
+    config, ranks = partition.config, partition.world.size
+    count = next(steps for most, steps in _STEPS.items() if rows <= most)
+    steps = [_step(config, rows, options.skew, seed) for seed in range(count)]
+    batch = _batch(rows, steps[0].x.device)
+    touched = [_touched(partition, step, batch, placed) for step in steps]
+    mean, mine, fullest, chosen = (sum(part) / count for part in zip(*touched, strict=True))
+    mixture = _mixture(config)
+    width, outputs = map(len, held_outputs(partition))
+    weights = 2 * width * config.hidden_size + outputs * mixture.width
+    work = Work(2.0 * chosen * weights, 2.0 * mine * weights)
+    floor = print_floor(f"{name} experts {placed}, TP {ranks}, {rows} rows", work)
+    (value,) = times_us([lambda step: run(step, batch)], steps, options.repeats)
+    return BenchRow(
+        case="experts of a layer",
+        model=name,
+        dtype="bfloat16",
+        tp=ranks,
+        batch=rows,
+        mode=placed,
+        value=value,
+        unit="us",
+        floor=floor,
+        ratio=floor and value / floor,
+        flops=work.flops,
+        bytes=work.bytes,
+        metrics={
+            "experts_touched": round(mean, 2),
+            "touched_on_this_rank": round(mine, 2),
+            "fullest_rank": round(fullest, 2),
+            "fullest_share": round(fullest / mean, 4),
+            "skew": options.skew,
+        },
+    )
+
+
+def _layer(partition: Partition) -> Callable[[Step, PagedBatch], object]:
+    """What a rank runs for one layer, on weights that are drawn here."""
+    config, mixture = partition.config, _mixture(partition.config)
+    experts, (width, outputs) = held_experts(partition), map(len, held_outputs(partition))
+    hidden, routing, total = config.hidden_size, mixture.routing, mixture.routing.experts
+
+    def drawn(*shape: int, seed: int) -> torch.Tensor:
+        flat = random_values(shape[0], shape[1] * (shape[2] if shape[2:] else 1), seed=seed)
+        return (flat * _SCALE).view(shape)
+
+    gate_up = drawn(len(experts), 2 * width, hidden, seed=1)
+    down = drawn(len(experts), outputs, mixture.width, seed=2)
+    shifts: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
+    if mixture.biased:
+        shifts = (
+            drawn(len(experts), 2 * width, seed=3),
+            drawn(len(experts), outputs, seed=4),
+        )
+    bias = drawn(1, total, seed=5)[0].float() if mixture.choice_bias else None
+    if partition.experts is None:
+        roots = relative_roots(partition.plan.roots[0])
+        lanes = Lanes(experts, total, len(partition.mine), roots)
+
+        def whole(step: Step, batch: PagedBatch) -> object:
+            ids, weights, places = ops.choose_experts(step.logits, bias, batch, routing, experts)
+            of = step.x, ids, weights, gate_up, down, shifts, lanes
+            return ops.expert_sums(*of, activation=mixture.activation, places=places)
+
+        return whole
+    root = fold_tree(partition.fold_order, partition.leaves)
+    lanes = Lanes(experts, total, partition.leaves, (root,))
+    gathered: dict[int, torch.Tensor] = {}
+
+    def cut(step: Step, batch: PagedBatch) -> object:
+        ids, weights, _ = ops.choose_experts(step.logits, bias, batch, routing)
+        of = gate_up, shifts[0], experts, total, mixture.activation
+        mixed = ops.expert_rows(step.x, ids, *of)
+        rows = len(step.x)
+        if rows not in gathered:  # as if other ranks' columns had come
+            gathered[rows] = mixed.repeat(1, 1, partition.world.size)
+        return ops.sums_of_rows(gathered[rows], ids, weights, down, shifts[1], lanes)
+
+    return cut
+
+
+def _step(config: ModelConfig, rows: int, skew: float, seed: int) -> Step:
+    experts = config.experts
+    logits = random_values(rows, experts, seed=100 + seed, dtype=torch.float32)
+    logits = logits - skew * torch.arange(experts, device=logits.device) / experts
+    return Step(random_values(rows, config.hidden_size, seed=seed), logits)
+
+
+def _batch(rows: int, device: torch.device) -> PagedBatch:
+    """One prompt of so many rows; the choice reads which rows are there."""
+    pages = tuple(range(-(-rows // PAGE_TOKENS)))
+    return make_batch((PagedSequence(0, rows, 0, pages),), device)
+
+
+def _touched(
+    partition: Partition, step: Step, batch: PagedBatch, placed: str
+) -> tuple[int, int, int, int]:
+    """Experts that are touched in all, on rank 0, and on the fullest rank; rank 0's choices."""
+    routing = _mixture(partition.config).routing
+    ids, _, _ = ops.choose_experts(step.logits, None, batch, routing)
+    counts = torch.bincount(ids.flatten().long(), minlength=routing.experts).tolist()
+    if placed == "columns":
+        touched = sum(map(bool, counts))
+        return touched, touched, touched, sum(counts)
+    held = routing.experts // partition.world.size
+    parts = [counts[i : i + held] for i in range(0, routing.experts, held)]
+    touched_by_rank = [sum(map(bool, part)) for part in parts]
+    return sum(touched_by_rank), touched_by_rank[0], max(touched_by_rank), sum(parts[0])
+
+
+def _mixture(config: ModelConfig) -> Mixture:
+    assert config.mixture is not None  # `experts_command` has asked
+    return config.mixture
