@@ -122,10 +122,11 @@ class Drafting:
             return
         self.chances.learn(drafter.name, sequence.trust, accepted, drafted)
         self.counts.setdefault(drafter.name, DraftCounts()).add(drafted, accepted)
+        doubt = sequence.doubts.get(drafter.name, 0)
         if not accepted:
-            sequence.doubt = min(sequence.doubt + 1, _MOST_DOUBT)
+            sequence.doubts[drafter.name] = min(doubt + 1, _MOST_DOUBT)
         elif accepted == drafted:
-            sequence.doubt = max(sequence.doubt - 1, 0)
+            sequence.doubts[drafter.name] = max(doubt - 1, 0)
 
     def add(self, running: SequenceQueue, counts: dict[RowKey, int], budget: int) -> None:
         """Let decoding rows of a step carry drafts, as many as are left of its budget.
@@ -171,21 +172,26 @@ class Drafting:
                 yield sequence
 
     def _look(self, sequence: Sequence) -> Found | None:
-        """What the first of its drafters that has something has for a sequence."""
+        """What the drafter that is most likely right has for a sequence."""
         tokens = sequence.tokens
         pending = tokens[-1] == PENDING
         end = len(tokens) - pending
+        best: Found | None = None
         for drafter in sequence.drafters:
             if drafter.name in self._off:
                 continue
             trust = self._trust(drafter, tokens, end)
             if drafter.is_spent:
                 sequence.drafters = [it for it in sequence.drafters if it is not drafter]
-            if trust and (drafter.name == DRAFTS or trust >> sequence.doubt >= GRAM):
+            if trust and drafter.name == DRAFTS:
+                return Found(sequence, drafter, trust, 1.0, pending)
+            if trust >> sequence.doubts.get(drafter.name, 0) >= GRAM:
                 chance = self.chances.of(drafter.name, trust)
-                return Found(sequence, drafter, trust, chance, pending)
-        self._wait(sequence, False)
-        return None
+                if best is None or chance > best.chance:
+                    best = Found(sequence, drafter, trust, chance, pending)
+        if best is None:
+            self._wait(sequence, False)
+        return best
 
     def _trust(self, drafter: Drafter, tokens: Rows[int], end: int) -> int:
         began = self.clock()

@@ -55,7 +55,9 @@ class Offer:
     def of(cls, found: Found, drafts: Rows[int], cost: float) -> "Offer":
         """cost: of a position, in tokens."""
         chance, count = found.chance, len(drafts)
-        gain = chance * (1.0 - chance**count) / (1.0 - chance)
+        gain = float(count)
+        if chance < 1.0:
+            gain = chance * (1.0 - chance**count) / (1.0 - chance)
         if found.pending:
             gain *= chance * chance  # the tokens until then must be right
         return cls(found, drafts, gain, gain - cost * count)

@@ -56,10 +56,10 @@ class Sequence:
     constraint: Constraint | None = None  # what its schema allows
     sample_index: int = 0  # its token's place among those that the latest step samples
     pending_rows: int = 0  # steps that are not committed and compute a row of it
-    drafters: list[Drafter] = field(default_factory=list)  # the first that proposes is asked
+    drafters: list[Drafter] = field(default_factory=list)
     drafter: Drafter | None = None  # whose drafts are in its latest row with drafts
     trust: int = 0  # how far they could be trusted
-    doubt: int = 0  # halvings of the trust, one for each row whose first draft was wrong
+    doubts: dict[str, int] = field(default_factory=dict)  # halvings of the trust in a drafter
     drafted: int = 0  # drafts in its row of a pending step
     request_id: str = field(init=False)
     identity: bytes = field(init=False)  # admission, choice, version id, as in a plan
