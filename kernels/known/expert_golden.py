@@ -9,10 +9,11 @@ import hashlib
 
 import torch
 
-from tpdet.kernels import ops, order
+from tpdet.kernels import order
 from tpdet.kernels.exact.philox import philox_words
 from tpdet.kernels.inputs.experts import Lanes, Routing
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.ops import choose_experts, sums_of_rows
 
 EXPERT_GOLDEN_SHA256 = "12d77ef0a8bc1ae919865c6dc0bfa6e295ba0ac5015030f8980d315b1a0507c3"
 _SEED = 0x65787074  # "expt"
@@ -24,12 +25,12 @@ def expert_golden_digest(device: torch.device) -> str:
     digest = hashlib.sha256()
     batch = make_batch((PagedSequence(0, _ROWS, 0, (0,)),), device)
     logits = golden_logits().to(device)
-    ids, _, _ = ops.choose_experts(logits, None, batch, Routing(_EXPERTS, _CHOSEN))
+    ids, _, _ = choose_experts(logits, None, batch, Routing(_EXPERTS, _CHOSEN))
     digest.update(_bytes(ids))
     alike = torch.zeros_like(logits)
     for over_chosen in (True, False):
         routing = Routing(_EXPERTS, _CHOSEN, over_chosen=over_chosen, scale=2.5)
-        for found in ops.choose_experts(alike, None, batch, routing)[:2]:
+        for found in choose_experts(alike, None, batch, routing)[:2]:
             digest.update(_bytes(found))
     mixed = _values(2, (_ROWS, _CHOSEN, _WIDTH)).to(device)
     weights = _values(3, (_ROWS, _CHOSEN)).abs().to(device)
@@ -42,7 +43,7 @@ def expert_golden_digest(device: torch.device) -> str:
                 root = order.fold_tree(name, count)
                 lanes = Lanes(range(_EXPERTS), _EXPERTS, count, (root,))
                 rows = mixed.to(dtype)
-                sums = ops.sums_of_rows(rows, ids, weights, down.to(dtype), None, lanes)
+                sums = sums_of_rows(rows, ids, weights, down.to(dtype), None, lanes)
                 digest.update(_bytes(sums.values))
     return digest.hexdigest()
 
