@@ -223,7 +223,8 @@ class Drafting:
         if offers and not taken:  # what is known may be old: now and then they are tried
             self._refused += 1
             taken = offers if self._refused % _TRY_EVERY >= _TRY_EVERY - _TRIES else []
-        taken = [*(self._offer(it, even, cost) for it in told), *taken]
+        # Known answers go in few long rows, not a little of each in every step.
+        taken = [*(self._offer(it, budget, cost) for it in told), *taken]
         kept = {offer.found.sequence.key for offer in taken}
         for it in found:
             if it.sequence.key not in kept:
