@@ -18,15 +18,16 @@ def test_right_drafts_save_steps_and_wrong_ones_none(tiny_model, capsys):
     command = ["bench", "drafts", model, "--cases", "synthetic", "--batch", "2", "--context", "9"]
     assert main([*command, "--acceptance", "0,1", "--generate", "20", "--repeats", "1"]) == 0
     run = json.loads(capsys.readouterr().out.splitlines()[-1])
-    wrong, right = run["rows"]
+    wrong, _, right, speed = run["rows"]
     assert (wrong["case"], right["case"]) == (
         "synthetic drafts, 0 right",
         "synthetic drafts, 1 right",
     )
     assert wrong["metrics"]["acceptance"] == 0.0 and right["metrics"]["acceptance"] == 1.0
-    assert wrong["metrics"]["steps"] == wrong["metrics"]["steps_without"]
-    assert right["metrics"]["fewer_steps"] > 2 and right["metrics"]["tokens"] == 40
+    assert wrong["value"] == wrong["peer_value"] > 2 * right["value"]
+    assert right["metrics"]["tokens"] == 40 and right["unit"] == "steps"
     assert right["peer"] == "without drafts" and right["batch"] == 2
+    assert speed["unit"] == "tokens/s" and speed["value"] > 0
 
 
 def test_a_synthetic_drafter_is_right_as_often_as_it_is_to_be():

@@ -92,7 +92,7 @@ def synthetic_rows(llm: LLM, spec: DraftsSpec, batch: int) -> list[BenchRow]:
         found = measured(llm, generate, spec.repeats)
         drafting.others = None
         name = f"synthetic drafts, {share:g} right"
-        rows.append(row(llm, name, batch, spec.context, known, found))
+        rows += beside(llm, name, batch, spec.context, known, found)
     return rows
 
 
@@ -106,7 +106,7 @@ def text_rows(llm: LLM, spec: DraftsSpec) -> list[BenchRow]:
 
         known = measured(llm, generate, spec.repeats, paused=True)
         found = measured(llm, generate, spec.repeats)
-        rows.append(row(llm, kind, 1, None, known, found))
+        rows += beside(llm, kind, 1, None, known, found)
     return rows
 
 
@@ -147,35 +147,45 @@ def measured(llm: LLM, generate: Generate, repeats: int, paused: bool = False) -
     return Measured(answers, best, engine.statistics().steps - before, drafting.counts)
 
 
-def row(
+def beside(
     llm: LLM, case: str, batch: int, context: int | None, known: Measured, found: Measured
-) -> BenchRow:
-    """Tokens/s beside those without drafts. Raises RuntimeError where an answer differs."""
+) -> list[BenchRow]:
+    """Steps and tokens/s beside those without drafts.
+
+    Raises RuntimeError where an answer differs.
+    """
     if bits(known) != bits(found):
         raise RuntimeError(f"{case}, batch {batch}: an answer with drafts has other bits")
     rates = [each.tokens / each.seconds for each in (known, found)]
     counts = {name: msgspec.to_builtins(it) for name, it in found.drafters.items()}
     drafted = sum(it.draft_tokens for it in found.drafters.values())
     right = sum(it.accepted_tokens for it in found.drafters.values())
-    return engine_row(
+    metrics = {
+        "tokens": found.tokens,
+        "acceptance": right / drafted if drafted else None,
+        "drafters": counts,
+    }
+    common = {"batch": batch, "context": context, "peer": "without drafts"}
+    steps = engine_row(
         llm.engine,
         case=case,
-        batch=batch,
-        context=context,
+        value=found.steps,
+        unit="steps",
+        peer_value=known.steps,
+        ratio=found.steps / known.steps,
+        metrics=metrics,
+        **common,
+    )
+    speed = engine_row(
+        llm.engine,
+        case=f"{case}, speed",
         value=rates[1],
         unit="tokens/s",
-        peer="without drafts",
         peer_value=rates[0],
         ratio=rates[0] / rates[1] if rates[1] else None,
-        metrics={
-            "tokens": found.tokens,
-            "steps": found.steps,
-            "steps_without": known.steps,
-            "fewer_steps": known.steps / found.steps,
-            "acceptance": right / drafted if drafted else None,
-            "drafters": counts,
-        },
+        **common,
     )
+    return [steps, speed]
 
 
 def bits(found: Measured) -> list[tuple[object, ...]]:
