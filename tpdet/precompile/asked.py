@@ -78,9 +78,10 @@ class _Zeros(WeightSource):
 
     def _zeros(self, shape: tuple[int, ...], pieces: Pieces) -> torch.Tensor:
         width = sum(last - first for _, (first, last) in pieces.ranges(shape))
-        return torch.zeros(
-            (*shape[: pieces.dim], width, *shape[pieces.dim + 1 :]), dtype=self._dtype
-        )
+        if pieces.kept is not None:
+            width = len(pieces.kept)
+        cut = (*shape[: pieces.dim], width, *shape[pieces.dim + 1 :])
+        return torch.zeros(cut, dtype=torch.float32 if pieces.exact else self._dtype)
 
 
 @contextmanager
