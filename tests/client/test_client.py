@@ -339,7 +339,7 @@ def test_a_stream_that_is_lost_goes_on_behind_its_last_event(monkeypatch, code):
     error = b'data: {"error": {"message": "m", "code": "%b"}}\n\n' % (code or "").encode()
     with http.server.HTTPServer(("127.0.0.1", 0), CutOff) as server:
         server.asked, server.bodies, server.error = [], set(), error if code else b""
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         events = Connection(f"http://127.0.0.1:{server.server_port}").stream("/", {"seed": 1})
         try:
             if code == "numerical_error":

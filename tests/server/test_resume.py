@@ -141,6 +141,9 @@ def test_an_answer_goes_on_behind_its_token_ids(ask):
         assert first.endswith(found[0][0]) and second.endswith(found[1][0])
         assert [end for *_, end in found] == [end for *_, end in joined(whole)]
         assert rest[-1][1]["tpdet"] == whole[-1][1]["tpdet"]
+    hints = {"tpdet": {"drafts": [ids[:3], [1] * 12]}}  # beside a cursor they are only drafts
+    rest = events_of(ask(fields | hints, **{"last-event-id": whole[9][0]}))
+    assert joined(whole[:10] + rest) == joined(whole)
     large = {"metadata": {"x": "y" * 300_000}}  # another process works on its body
     assert events_of(ask(asked | given | large))[-1][1]["tpdet"] == whole[-1][1]["tpdet"]
     cursor = {"last-event-id": whole[5][0]}

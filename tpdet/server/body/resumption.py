@@ -18,7 +18,8 @@ class Resumption:
 
     def __init__(self, call: Call) -> None:
         self._point = call.resume
-        self._drafts = {request.request_id: request.drafts for request in call.requests}
+        by_ids = call.resume is not None and call.resume.place == FIELD
+        self._ids = call.requests[0].drafts if by_ids else ()
         self._left: dict[ChoiceKey, int] = {
             (request.request_id, choice): count
             for request in call.requests
@@ -44,7 +45,7 @@ class Resumption:
         if output.approximate:
             raise bad_request("an approximate answer cannot be resumed", self._point.place)
         position = self._progress.counts[index]
-        self._compare(key, index, position, output)
+        self._compare(index, position, output.token_id)
         self._progress.add(index, output.token_id, output.logprob)
         if delta.finish_reason is not None and left > 1:
             raise _mismatch(
@@ -64,17 +65,16 @@ class Resumption:
             return None
         return TextDelta(finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
 
-    def _compare(self, key: ChoiceKey, index: int, position: int, output: TokenOutput) -> None:
-        request_id, choice = key
-        drafts = self._drafts[request_id]
-        if choice < len(drafts) and drafts[choice][position] != output.token_id:
+    def _compare(self, choice: int, position: int, token_id: int) -> None:
+        """Compare with the client's ids, if it sent them: with the drafts of its one prompt."""
+        theirs = self._ids[choice][position] if choice < len(self._ids) else token_id
+        if theirs != token_id:
             assert self._point is not None
             raise _mismatch(
                 self._point,
-                index,
+                choice,
                 position,
-                f"the resumed token is {drafts[choice][position]}, and this server's is "
-                f"{output.token_id}",
+                f"the resumed token is {theirs}, and this server's is {token_id}",
             )
 
     def _check_sum(self) -> None:
