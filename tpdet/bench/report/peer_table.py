@@ -10,7 +10,7 @@ _MEANT = {"LLM": "batch", "HTTP": "readers"}
 """What `batch` counts, by the interface that a case names first."""
 _AT_MOST_READERS = ("HTTP between tokens, P99", "HTTP first token, mean")
 """Cases of which a short page has only what is measured at the most readers."""
-_LEFT_OUT = ("HTTP a later token, mean",)
+_LEFT_OUT = ("HTTP a later token, mean", "LLM start, empty kernel cache")
 """Cases of which a short page has nothing."""
 
 
