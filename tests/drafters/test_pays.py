@@ -41,6 +41,18 @@ def test_one_step_that_captures_a_graph_is_no_measure_but_many_slow_ones_are():
     assert pace.ratio((1, False), (8, True)) == 15.0
 
 
+def test_old_times_are_forgotten_and_a_position_is_measured():
+    pace = Pace(runs_ahead=False)
+    assumed = pace.position(4)
+    for _ in range(3):
+        pace.took(4, True, 2.0)
+        pace.took(12, True, 4.0)
+    assert pace.position(4) == pytest.approx(1.0 / 12)
+    for _ in range(2100):
+        pace.took(4, True, 2.0)
+    assert pace.position(4) == assumed and pace.ratio((4, True), (12, True)) < 1.1
+
+
 def ask(prompt, tenant="", salt=""):
     return Request(
         request_id="r",

@@ -14,6 +14,7 @@ _AWAITED = 0.25  # what waiting adds where steps can be launched ahead, until it
 _LEAST_POSITION = 0.0005
 _MORE = 2, 4, 8, 16  # times the rows: steps by which a position's cost is measured
 _TIMES, _ENOUGH = 9, 3  # that are kept of a cell, and that tell its time
+_OLD = 2048  # steps after which a cell's times are forgotten
 _SLOW, _SLOW_IN_A_ROW = 4.0, 8  # so many times the usual is an accident, unless it lasts
 
 Cell = tuple[int, bool]
@@ -27,11 +28,14 @@ class Pace:
         """runs_ahead: whether steps are launched ahead where nothing is awaited."""
         self.runs_ahead = runs_ahead
         self._times: dict[Cell, deque[float]] = {}
+        self._latest: dict[Cell, int] = {}  # the step of a cell's latest time
+        self._steps = 0
         self._usual: deque[float] = deque(maxlen=32)
         self._slow = 0
 
     def took(self, positions: int, awaited: bool, seconds: float) -> None:
         """A step took so long, from the end of the one before to its own end."""
+        self._steps += 1
         if self._usual and seconds > _SLOW * statistics.median(self._usual):
             self._slow += 1
             if self._slow <= _SLOW_IN_A_ROW:
@@ -40,7 +44,10 @@ class Pace:
             self._slow = 0
         self._usual.append(seconds)
         cell = _cell(positions, awaited)
-        self._times.setdefault(cell, deque(maxlen=_TIMES)).append(seconds)
+        if not self._is_known(cell):
+            self._times[cell] = deque(maxlen=_TIMES)
+        self._times[cell].append(seconds)
+        self._latest[cell] = self._steps
 
     def ratio(self, before: Cell, after: Cell) -> float:
         """The time of one step as a multiple of another's: measured, or estimated until it is."""
@@ -62,8 +69,13 @@ class Pace:
 
     def _median(self, positions: int, awaited: bool) -> float:
         """The time of a cell; 0 where it is not known."""
-        times = self._times.get(_cell(positions, awaited), ())
-        return statistics.median(times) if len(times) >= _ENOUGH else 0.0
+        cell = _cell(positions, awaited)
+        enough = self._is_known(cell) and len(self._times[cell]) >= _ENOUGH
+        return statistics.median(self._times[cell]) if enough else 0.0
+
+    def _is_known(self, cell: Cell) -> bool:
+        """Whether a cell has a time that is not old."""
+        return cell in self._latest and self._steps - self._latest[cell] <= _OLD
 
 
 def _cell(positions: int, awaited: bool) -> Cell:
