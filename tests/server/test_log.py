@@ -75,8 +75,11 @@ def test_the_statistics_line_speaks_while_something_runs_and_once_more():
     text = line.line()
     assert text is not None and text.startswith("Avg prompt throughput: 0.0 tokens/s, ")
     assert "Running: 0 reqs, Waiting: 0 reqs, KV cache usage: 25.0%" in text
+    assert "Draft" not in text
+    status.counters.update(draft_tokens=8.0, accepted_draft_tokens=6.0)
     still = line.line()
     assert still is not None and "Avg generation throughput: 0.0 tokens/s" in still
+    assert still.endswith("Draft acceptance rate: 75.0%")
     assert line.line() is None
 
 
