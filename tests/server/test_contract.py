@@ -13,11 +13,14 @@ import pytest
 from tests.server.harness import MODEL, Server
 from tpdet import errors
 from tpdet.control.sampling_row import SampledToken
+from tpdet.drafters.counts import DraftCounts
 from tpdet.request import Candidate
+from tpdet.scheduler import Scheduler
 from tpdet.server.front import engine_metrics
 from tpdet.server.front.answers import LogprobWriter
 from tpdet.server.front.app import Services, make_app
 from tpdet.server.front.metrics import Metrics
+from tpdet.server.leader.bridge import counters_of
 from tpdet.server.wire.limits import all_limits
 from tpdet.server.wire.protocol import Status
 
@@ -235,3 +238,19 @@ def test_the_models_card_has_the_context(server):
 
 def test_the_http_process_stays_in_the_process_group_of_rank_0(server):
     assert os.getpgid(server.child.pid) == os.getpgid(server.process.pid)
+
+
+def test_drafts_of_each_drafter_reach_the_metrics():
+    scheduler = Scheduler(4, 100, 10, 10, 100)
+    counts = scheduler.policy.drafting.counts["ngram"] = DraftCounts()
+    counts.add(7, 2)
+    status = Status("accepting", 0, 0, counters_of(scheduler.statistics()))
+    text = Metrics("m", lambda: status).render().decode()
+    for name, value in (
+        ("num_drafts_total{", 1),
+        ("num_draft_tokens_total{", 7),
+        ("num_accepted_tokens_total{", 2),
+    ):
+        assert f'spec_decode_{name}drafter="ngram",model_name="m"}} {value}.0\n' in text
+    places = [f'drafter="ngram",model_name="m",position="{place}"}}' for place in range(3)]
+    assert [f"{place} 1.0" in text for place in places] == [True, True, False]

@@ -140,6 +140,8 @@ class Drafting:
         began = self.clock()
         alone = max(counts.values()) == 1
         budget = min(budget, MAX_STEP_DRAFTS, HEAD_ROWS - len(counts) if alone else budget)
+        if budget <= 0 and not self._active:
+            return
         ready = self._ready(running, counts, began + self._credit)
         if self.instead is not None:
             known = sorted((s for s in ready if s.tokens[-1] != PENDING), key=_key)

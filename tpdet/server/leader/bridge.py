@@ -218,7 +218,7 @@ class Bridge:
         last = (self._last.state, self._last.running, self._last.waiting)
         if key == last and now - self._reported < STATUS_SECONDS:
             return
-        self._last, self._reported = protocol.Status(*key, _counters(found) | self._more), now
+        self._last, self._reported = protocol.Status(*key, counters_of(found) | self._more), now
         self._send_all(self._last)
 
     def stop(self) -> None:
@@ -289,15 +289,15 @@ def _send_step(link: Link, outputs: Sequence[Output], step_seconds: float | None
     link.socket.send(protocol.Outputs(step_seconds, tokens, failed))
 
 
-def _counters(found: msgspec.Struct) -> dict[str, float]:
+def counters_of(found: msgspec.Struct) -> dict[str, float]:
     """The scheduler's gauges and totals by name; `totals` have no name, other parts their own."""
     numbers: dict[str, float] = {}
     for name, value in msgspec.structs.asdict(found).items():
         if isinstance(value, msgspec.Struct):
-            numbers |= _counters(value)
+            numbers |= counters_of(value)
         elif isinstance(value, dict):
             for part, counts in value.items():
-                more = {f"{part}.{key}": number for key, number in _counters(counts).items()}
+                more = {f"{part}.{key}": number for key, number in counters_of(counts).items()}
                 numbers |= more
         elif isinstance(value, list):
             numbers |= {f"{name}.{place}": float(number) for place, number in enumerate(value)}
