@@ -1,6 +1,7 @@
 """The start of one rank: from a configuration to a `LoadedModel`, in six steps."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -35,6 +36,7 @@ from tpdet.runner.start.start_times import StartTimes
 from tpdet.runner.start.step_tokens import agreed_step_tokens, choose_step_tokens
 from tpdet.runner.start.warming import warm_engine
 from tpdet.runner.step.shared_rows import open_sharing
+from tpdet.weights.read_ahead import read_ahead
 
 LOAD_TIMEOUT = 3600.0
 """Seconds that the ranks may be apart while they read weights."""
@@ -56,6 +58,7 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
     ahead = CompilingAhead(world, times, LOAD_TIMEOUT, config.compile_ahead and on_gpu)
     # 1. What is loaded, and how it is cut.
     directory, model, positions = read_model(config)
+    _read_ahead(config, world, directory, on_gpu)
     partition = partition_of(config, model, world)
     contracts = name_contracts(config, partition, kind)
     open_kernel_cache(config, contracts.strict, world.size, device)
@@ -63,15 +66,14 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
     step_tokens = agreed_step_tokens(chosen, world)
     rows = max(step_tokens.most, config.max_num_seqs)
     # 2. The kernels of this machine keep the contract, and all ranks agree on what they do.
-    admits = on_gpu and not config.approximate
-    limits = product_limits(rows, HEAD_ROWS) if admits else None
+    limits = product_limits(rows, HEAD_ROWS) if on_gpu and not config.approximate else None
     _check(config, partition, contracts, device, limits, ahead)
     times.mark("checks")
     # 3. The exchange, and the arithmetic that uses it.
     world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
     strict_exchange = _open_exchange(config, partition, rows, device)
-    partition = partition.by(make_arithmetic(config.approximate, world, strict_exchange))
-    partition = open_columns_of_experts(partition, rows)
+    arithmetic = make_arithmetic(config.approximate, world, strict_exchange)
+    partition = open_columns_of_experts(partition.by(arithmetic), rows)
     # 4. The weights.
     loader = Loader(config, model, world, device)
     decoder, digest = loader.load(directory, partition, positions)
@@ -104,6 +106,12 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
     pages = _warm_and_count_pages(loaded)
     _wait_as_steps_do(loaded)
     return replace(loaded, num_pages=pages)
+
+
+def _read_ahead(config: EngineConfig, world: World, directory: Path, on_gpu: bool) -> None:
+    """Have the weights read while kernels are compiled, once on a host."""
+    if on_gpu and config.load_format != "dummy" and world.local_rank == 0:
+        read_ahead(directory)
 
 
 def _wait_as_steps_do(loaded: LoadedModel) -> None:
