@@ -153,6 +153,11 @@ class EngineConfig(BaseModel):
         description="256-token pages of KV cache; from free memory if unset",
     )
     enable_prefix_caching: bool = Field(True, description="share KV pages of equal prefixes")
+    enable_return_routed_experts: bool = Field(
+        False,
+        description="results of LLM hold the experts that each token chose; prefixes are then not "
+        "shared",
+    )
     approximate: bool = Field(
         False,
         description="compute by the library's products, attention and all-reduce: answers are not "

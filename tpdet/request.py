@@ -66,7 +66,9 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     the contract's, so no bit of the answer is promised. `rank` is the token's place among all ids
     by logit (1: the likeliest; ties by lowest id), 0 if it was not requested. The first token of a
     row with tokens of the request's drafts or prediction says how many they were (`draft_tokens`),
-    and how many of them were sampled (`accepted_draft_tokens`).
+    and how many of them were sampled (`accepted_draft_tokens`). The last output of a choice may
+    hold which experts its tokens chose, its prompt's too: `routed_experts`, int16 [tokens, layers,
+    k], of at least all tokens but the last.
     """
 
     request_id: str
@@ -82,6 +84,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rank: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    routed_experts: bytes = b""
 
 
 class PromptOutput(msgspec.Struct, frozen=True, array_like=True):

@@ -28,7 +28,8 @@ FLAGS = """
     --allow-faults --api-key-file --approximate --audit-dir --batch-swing-alarm
     --canary-interval --chat-template --compile-ahead --config --device --disable-log-stats
     --disable-uvicorn-access-log --drafts --drain-timeout --dtype --enable-prefix-caching
-    --enforce-eager --experts --fixed-batch --fold-order --gpu-memory-utilization --help --host
+    --enable-return-routed-experts --enforce-eager --experts --fixed-batch --fold-order
+    --gpu-memory-utilization --help --host
     --http-processes --kernel-cache --kv-pages --leaves --load-format --max-model-len
     --max-num-batched-tokens --max-num-seqs --max-queue --max-slowdown --model --no-allow-faults
     --no-approximate --no-compile-ahead --no-disable-log-stats --no-disable-uvicorn-access-log

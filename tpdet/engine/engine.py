@@ -24,8 +24,9 @@ from tpdet.engine.control import ControlChannel
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.engine.grammars import LazyGrammars
 from tpdet.engine.results import LogitsTap, StepResults
+from tpdet.engine.routed import with_routes
 from tpdet.engine.slowdown import SlowdownWatch
-from tpdet.errors import IntegrityError, NumericalError, ReloadError
+from tpdet.errors import IntegrityError, NumericalError, ReloadError, RequestError
 from tpdet.kernels.exact.philox import philox4x32
 from tpdet.request import (
     PromptOutput,
@@ -148,6 +149,11 @@ class Engine:
         """
         check_against_model(request, self.model_config.vocab_size, self.max_model_len)
         check_drafts(request, self.config.fixed_batch, self.approximate)
+        if self.runner.routes is not None and request.params.stop:
+            raise RequestError(
+                "experts of answers that stop strings end are not returned: use stop_token_ids",
+                "stop",
+            )
         if request.prediction and (self.approximate or not self.config.drafters):
             request = msgspec.structs.replace(request, prediction=())  # only a hint
         seed = request.params.seed
@@ -291,9 +297,12 @@ class Engine:
             self.scheduler.fail(request_id, NumericalError.code, reason)
             for request_id, reason in results.failures.items()
         ]
+        pages = {} if self.runner.routes is None else results.pages()
         outputs = self.scheduler.commit(
             plan.step, results.sampled, results.scores, plan.approximate, results.runs
         )
+        if self.runner.routes is not None:
+            outputs = with_routes(outputs, pages, self.runner.routes)
         if not self.has_work:
             self._ended = 0.0
         return [failure for failure in failed if failure is not None] + outputs
@@ -324,7 +333,7 @@ class Engine:
 
     def _prefix_identity(self) -> bytes | None:
         """Names what cached pages were computed under; None where they are not shared."""
-        if not self.config.enable_prefix_caching:
+        if not self.config.enable_prefix_caching or self.config.enable_return_routed_experts:
             return None
         return f"{self.runner.model_digest}\n{self.arithmetic.contract}".encode()
 

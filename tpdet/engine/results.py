@@ -185,6 +185,13 @@ class StepResults:
             logits = logits[indices]
         return self._keep(sequences, begin_sampling(logits, rows))
 
+    def pages(self) -> dict[tuple[str, int], tuple[tuple[int, ...], int]]:
+        """By request and choice, before the step is committed: pages, and the number of tokens."""
+        return {
+            (each.request_id, each.choice): (each.pages, len(each.tokens))
+            for each in self._step.sequences
+        }
+
     def finish(self) -> None:
         """Read what was sampled; the step has run."""
         drafted = self._step.drafted

@@ -47,6 +47,8 @@ class ExpertMlp:
     gate_up: torch.Tensor | None = None
     down: torch.Tensor | None = None
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = None, None
+    routes: torch.Tensor | None = None
+    """int16 [slots of pages, k]: where the ids of each row are kept, if they are."""
 
     def __init__(self, source: WeightSource, partition: Partition, name: str) -> None:
         config, mixture = partition.config, _mixture(partition.config)
@@ -145,6 +147,8 @@ class ExpertMlp:
         ids, weights, places = ops.choose_experts(
             logits, self.choice_bias, rows.batch, self._mixture.routing, held
         )
+        if self.routes is not None:
+            self.routes.index_copy_(0, rows.batch.slots, ids.to(self.routes.dtype))
         shared = None if self._shared is None else self._shared(rows.x_MH)
         if self._columns is not None:
             return self._by_columns(self._columns, rows, following, (ids, weights), shared)

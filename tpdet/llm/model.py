@@ -41,6 +41,8 @@ class OfflineModel(ABC):
         run; no bit depends on them.
     drafts: who proposes tokens that are verified together; no bit depends on it. "off", "ngram",
         "schema", "auto" (both) or "earlier" (also earlier outputs of the same prompt).
+    enable_return_routed_experts: results hold the experts that each token chose, of every layer
+        that has some. Prefixes are then not shared, and stop strings are refused.
     kernel_cache: directory that `tpdet compile` made; a GPU's start reads kernels there.
     fold_order, row_layers, leaves: the order of sums, which is part of the contract id.
     experts: where those of a mixture lie, whole on ranks (lanes) or cut over all (columns).
@@ -74,6 +76,7 @@ class OfflineModel(ABC):
         gpu_memory_utilization: float = 0.9,
         kv_pages: int | str | None = None,
         enable_prefix_caching: bool = True,
+        enable_return_routed_experts: bool = False,
         enforce_eager: bool = False,
         compile_ahead: bool = True,
         kernel_cache: str | None = None,

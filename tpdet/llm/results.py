@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tpdet.audit.replay import replay_digest
 from tpdet.control.sampling_row import SampledToken
 from tpdet.errors import IntegrityError, NumericalError, RequestError, TpdetError
-from tpdet.request import PromptOutput, RequestFailed, SamplingParams
+from tpdet.model_config.expert_load import route_shape
+from tpdet.request import PromptOutput, Request, RequestFailed, SamplingParams
 from tpdet.text.outputs import ChoiceAnswer, RequestAnswer, all_logprob_bits
 from tpdet.text.tokenizer import Tokenizer
 
@@ -48,6 +49,9 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: "stop", "length" or "abort"; None while it runs.
     stop_reason: the text of `stop` or the id of `stop_token_ids` that ended it; "grammar" where
         its schema allowed no further token.
+    routed_experts: a numpy array int16 [tokens - 1, layers, k], where the engine returns them: the
+        ids, ascending, of the experts that each generated token chose, of every layer with experts.
+        The last token was not read. None while it runs, and if it was aborted.
     """
 
     index: int
@@ -58,6 +62,7 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprob_bits: tuple[str, ...]
     finish_reason: str | None
     stop_reason: str | int | None
+    routed_experts: Any = None
 
     def finished(self) -> bool:
         """Whether it has ended."""
@@ -76,6 +81,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: names the contract, the weights and the architecture.
     replay_digest: the digest that a server gives for the same request (docs/replay.md). None until
         the answer is finished, and for an aborted or approximate one, which cannot be replayed.
+    prompt_routed_experts: as `CompletionOutput.routed_experts`, of the prompt: [tokens, layers, k].
     """
 
     request_id: str
@@ -87,6 +93,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     system_fingerprint: str
     replay_digest: str | None
+    prompt_routed_experts: Any = None
 
 
 class ResultWriter:
@@ -115,12 +122,24 @@ class ResultWriter:
             prompt=prompt,
             prompt_token_ids=request.prompt_token_ids,
             prompt_logprobs=self._prompt(answer.prompt, request.prompt_token_ids, request.params),
-            outputs=[self._choice(choice, request.params) for choice in answer.choices],
+            outputs=[self._choice(choice, request) for choice in answer.choices],
             finished=ended,
             seed=seed,
             system_fingerprint=self._fingerprint(answer.approximate),
             replay_digest=digest,
+            prompt_routed_experts=self._routed(answer.choices[0], request, prompt=True),
         )
+
+    def _routed(self, choice: ChoiceAnswer, request: Request, prompt: bool) -> Any:
+        """int16 [.., layers, k]: experts of the prompt's tokens, or of the choice's own; or None."""
+        if not choice.routed_experts:
+            return None
+        import numpy as np
+
+        layers, chosen = route_shape(self._runner.model_config)
+        found = np.frombuffer(choice.routed_experts, dtype=np.int16).reshape(-1, layers, chosen)
+        own = len(request.prompt_token_ids)
+        return found[:own] if prompt else found[own : own + max(0, len(choice.token_ids) - 1)]
 
     def _fingerprint(self, approximate: bool) -> str:
         found = self._fingerprints.get(approximate)
@@ -128,8 +147,8 @@ class ResultWriter:
             found = self._fingerprints[approximate] = self._runner.fingerprint(approximate)
         return found
 
-    def _choice(self, choice: ChoiceAnswer, params: SamplingParams) -> CompletionOutput:
-        tokens = choice.logprobs
+    def _choice(self, choice: ChoiceAnswer, request: Request) -> CompletionOutput:
+        params, tokens = request.params, choice.logprobs
         return CompletionOutput(
             index=choice.index,
             text=choice.text,
@@ -141,6 +160,7 @@ class ResultWriter:
             logprob_bits=all_logprob_bits([token.logprob for token in tokens]),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
+            routed_experts=self._routed(choice, request, prompt=False),
         )
 
     def _prompt(

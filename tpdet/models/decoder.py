@@ -120,6 +120,12 @@ class Decoder:
         other.layers = [self.layers[kinds.index(kind)] for kind in sorted(set(kinds))]
         return other
 
+    def keep_routes(self, routes: torch.Tensor | None) -> None:
+        """[layers with experts, slots, k]: where rows' experts are kept from now on, if at all."""
+        with_experts = [layer for layer in self.layers if self._kinds[layer.index][1]]
+        for number, layer in enumerate(with_experts):
+            layer.keep_routes(None if routes is None else routes[number])
+
     def adopt(self, arithmetic: Arithmetic) -> None:
         """Compute by this from now on, between two steps; graphs of the model are then void."""
         self._arithmetic = arithmetic

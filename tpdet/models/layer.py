@@ -81,6 +81,11 @@ class DecoderLayer:
         inside = Attention.norm_values(config) + kind.norm_values(config)
         return sum(map(bool, config.layer_norms)) * config.norm_values + inside
 
+    def keep_routes(self, routes: torch.Tensor | None) -> None:
+        """Where the experts of each row are kept from now on; None: nowhere."""
+        if isinstance(self._mlp, ExpertMlp):
+            self._mlp.routes = routes
+
     def load(self, source: WeightSource) -> None:
         """Read the weights again, in place."""
         for norm in self._norms:

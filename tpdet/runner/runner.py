@@ -9,6 +9,7 @@ import torch
 
 from tpdet.audit.receipt import system_fingerprint
 from tpdet.cache.kv import KeyValuePages
+from tpdet.cache.routes import Routes
 from tpdet.cache.versions import VersionTable, first_difference
 from tpdet.comm.world.world import World, rank_on_node
 from tpdet.config import EngineConfig
@@ -35,6 +36,8 @@ class Runner:
     pages: KeyValuePages | None = None
     graphs: Graphs | None = None
     num_pages = 0
+    routes: Routes | None = None
+    """Which experts cached positions chose; on rank 0, if the configuration asks for it."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         """Allocate the pages and capture the graphs; collective."""
@@ -90,6 +93,9 @@ class Runner:
         self.graphs = None
         self.pages = None  # a GPU holds the old pages or the new ones, not both
         self.pages = self.loaded.allocate_pages(pages + 1)  # one more, where pad rows write
+        if self._config.enable_return_routed_experts and self._world.rank == 0:
+            self.routes = Routes(self.model_config, pages + 1, self.device)
+            self.model.keep_routes(self.routes.layers)
         self.capture_graphs()
 
     def capture_graphs(self) -> None:

@@ -64,6 +64,7 @@ class ChoiceAnswer:
     offsets: tuple[int, ...] = ()
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    routed_experts: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class ChoiceAssembler:
         self._finish_reason: str | None = None
         self._stop_reason: str | int | None = None
         self.draft_tokens = self.accepted_draft_tokens = 0
+        self._routed_experts = b""
 
     @property
     def finish_reason(self) -> str | None:
@@ -135,6 +137,7 @@ class ChoiceAssembler:
         elif output.finish_reason is not None:
             text += self._matcher.flush()
             self._finish_reason = output.finish_reason
+            self._routed_experts = output.routed_experts
             if output.stop_token_id in self._params.stop_token_ids:
                 self._stop_reason = output.stop_token_id
             if output.dead_end:
@@ -183,6 +186,7 @@ class ChoiceAssembler:
             offsets=tuple(self._offsets),
             draft_tokens=self.draft_tokens,
             accepted_draft_tokens=self.accepted_draft_tokens,
+            routed_experts=self._routed_experts,
         )
 
     def _start_in(self, text: str, token_id: int) -> int:

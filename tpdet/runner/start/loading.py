@@ -216,6 +216,10 @@ def read_model(config: EngineConfig) -> tuple[Path, ModelConfig, int]:
     directory = resolve_model(config.model, config.revision)
     model = load_model_config(directory, config.dtype)
     check_experts(model, config.row_layers, config.may_be_approximate)
+    if config.enable_return_routed_experts and not model.experts:
+        raise UsageError(
+            f"{model.family} has no experts to return: leave enable_return_routed_experts out"
+        )
     positions = context_length(config.max_model_len, model)
     if config.load_format != "dummy":
         check_sizes(directory, sized_tensors(model))

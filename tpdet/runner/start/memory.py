@@ -6,6 +6,7 @@ import struct
 import torch
 
 from tpdet.cache.kv import page_bytes
+from tpdet.cache.routes import route_bytes
 from tpdet.comm.device import free_gpu_bytes
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
@@ -32,6 +33,8 @@ def pages_that_fit(
     Raises ResourceError when a GPU has no room for one.
     """
     size = page_bytes(model.num_layers, key_heads, model.head_dim, getattr(torch, model.dtype))
+    if config.enable_return_routed_experts:
+        size += route_bytes(model)
     useful = config.max_running * -(-context // PAGE_TOKENS)
     if device.type == "cuda":
         fitting = max(0, free_gpu_bytes(config.gpu_memory_utilization) - held) // size

@@ -50,6 +50,11 @@ def _check_model(settings: Settings, ranks: int) -> str:
     model = load_model_config(directory, engine.dtype)
     cut = check_ranks(model, ranks, engine.leaves)
     check_experts(model, engine.row_layers, engine.may_be_approximate)
+    if engine.enable_return_routed_experts:
+        raise UsageError(
+            "answers over HTTP do not hold routed experts: leave --enable-return-routed-experts "
+            "out, and use tpdet.LLM(enable_return_routed_experts=True)"
+        )
     context_length(engine.max_model_len, model)
     if engine.load_format != "dummy":
         find_weights(directory)

@@ -21,7 +21,8 @@ GROUPS = {
         "revision", "load_format", "tokenizer", "skip_tokenizer_init", "chat_template",
     ),
     "memory and batches": (
-        "gpu_memory_utilization", "kv_pages", "enable_prefix_caching", "max_num_seqs",
+        "gpu_memory_utilization", "kv_pages", "enable_prefix_caching",
+        "enable_return_routed_experts", "max_num_seqs",
         "max_num_batched_tokens", "fixed_batch", "drafts", "max_queue",
     ),
     "arithmetic (what may change bits)": (
