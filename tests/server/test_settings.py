@@ -33,7 +33,8 @@ FLAGS = """
     --http-processes --kernel-cache --kv-pages --leaves --load-format --max-model-len
     --max-num-batched-tokens --max-num-seqs --max-queue --max-slowdown --model --no-allow-faults
     --no-approximate --no-compile-ahead --no-disable-log-stats --no-disable-uvicorn-access-log
-    --no-enable-prefix-caching --no-enforce-eager --no-skip-tokenizer-init --on-slowdown --port
+    --no-enable-prefix-caching --no-enable-return-routed-experts --no-enforce-eager
+    --no-skip-tokenizer-init --on-slowdown --port
     --print-limits --revision --row-layers --run-dir --run-secret-file --seed
     --served-model-name --share-draws --skip-tokenizer-init --start-timeout --step-timeout
     --tensor-parallel-size --tokenizer --tp --transport

@@ -131,7 +131,7 @@ class ResultWriter:
         )
 
     def _routed(self, choice: ChoiceAnswer, request: Request, prompt: bool) -> Any:
-        """int16 [.., layers, k]: experts of the prompt's tokens, or of the choice's own; or None."""
+        """int16 [.., layers, k]: of the prompt's tokens, or of the choice's own; or None."""
         if not choice.routed_experts:
             return None
         import numpy as np
