@@ -37,6 +37,7 @@ _LEAST_CREDIT = -0.002  # the rest of a look that took long, perhaps only for ot
 _HANGS = 1.0  # seconds of one look after which a drafter is switched off
 _BESIDE_PROMPTS = 24
 """Rows with drafts in a step with prompts or with rows over `SHORT_TOKENS`: graphs fit so many."""
+_LONG_ROW = 64  # drafts from which a row that is too long for a graph of drafts pays
 _MOST_DOUBT = 5
 _TRY_EVERY, _TRIES = 256, 4  # refusals of which so many are taken up all the same
 
@@ -248,6 +249,8 @@ class Drafting:
     def _offer(self, found: Found, most: int, cost: float) -> Offer:
         """At most so many drafts of a sequence; cost: of a position, in tokens."""
         most = min(most, found.best_count(cost), room_for_drafts(found.sequence))
+        if SHORT_TOKENS <= most < _LONG_ROW and not found.is_told:
+            most = SHORT_TOKENS - 1
         drafts: Rows[int] = ()
         try:
             drafts = found.drafter.next(most)[:most] if most > 0 else ()
