@@ -208,6 +208,7 @@ def copy(tiny_model, tmp_path):
 
 
 EXPERT = "model.layers.1.mlp.experts.3.up_proj.weight"
+ROUTER = "model.layers.1.mlp.gate.weight"
 BEYOND = "model.layers.1.mlp.experts.16.up_proj.weight"
 
 
@@ -225,6 +226,10 @@ BEYOND = "model.layers.1.mlp.experts.16.up_proj.weight"
             ),
             "has no place in this model",
         ),
+        (
+            lambda tensors: tensors.update({ROUTER: tensors[ROUTER][:15].clone()}),
+            f"tensor {ROUTER} has shape",
+        ),
     ],
 )
 @pytest.mark.parametrize("tp", [1, 2])
@@ -234,6 +239,17 @@ def test_a_wrong_set_of_experts_is_refused_by_name(copy, change, said, tp):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=said):
         run(folder, [ask("a", [5, 6])], tp=tp)
+
+
+def test_an_expert_that_two_files_hold_is_refused_by_name(copy):
+    folder, tensors = copy
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    save_file({EXPERT: tensors[EXPERT]}, folder / "model-2.safetensors", metadata={"format": "pt"})
+    files = dict.fromkeys(tensors, "model-1.safetensors") | {EXPERT: "model-2.safetensors"}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    with pytest.raises(CheckpointError, match=f"tensor {EXPERT} is (also|listed) in"):
+        run(folder, [ask("a", [5, 6])])
 
 
 @pytest.mark.parametrize(
