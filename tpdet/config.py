@@ -155,8 +155,7 @@ class EngineConfig(BaseModel):
     enable_prefix_caching: bool = Field(True, description="share KV pages of equal prefixes")
     enable_return_routed_experts: bool = Field(
         False,
-        description="results of LLM hold the experts that each token chose; prefixes are then not "
-        "shared",
+        description="answers hold the experts that each token chose; prefixes are then not shared",
     )
     approximate: bool = Field(
         False,

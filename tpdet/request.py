@@ -68,7 +68,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True, gc=False):
     row with tokens of the request's drafts or prediction says how many they were (`draft_tokens`),
     and how many of them were sampled (`accepted_draft_tokens`). The last output of a choice may
     hold which experts its tokens chose, its prompt's too: `routed_experts`, int16 [tokens, layers,
-    k], of at least all tokens but the last.
+    k], of all tokens but the last.
     """
 
     request_id: str

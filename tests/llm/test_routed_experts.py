@@ -40,7 +40,7 @@ def test_ids_are_those_of_the_choice_however_steps_are_cut(tiny_model, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(ops, "choose_experts", watched)
-        alone, _ = routed(model, prompts[:1])
+        alone, plain = routed(model, prompts[:1])
     rows = torch.cat(seen)[-45:]  # of this request alone: 40 of the prompt, then one a step
     assert alone["a"].shape == (45, 1, 4) and (np.diff(alone["a"], axis=2) > 0).all()
     assert alone["a"][:, 0].tolist() == rows.tolist()
@@ -52,6 +52,11 @@ def test_ids_are_those_of_the_choice_however_steps_are_cut(tiny_model, monkeypat
         found, ran = routed(model, prompts, **settings)
         assert found["a"].tolist() == alone["a"].tolist() and found["b"].shape == (15, 1, 4)
         assert ran.hits == [0]
+    said = plain.tokens("a")
+    for drafts in (said, [*said[:3], said[3] + 1, *said[4:]]):  # right, and wrong from the fourth
+        drafted = ask("a", range(5, 45), max_tokens=6, drafts=(tuple(drafts),))
+        found, ran = routed(model, [drafted], look=False)
+        assert found["a"].tolist() == alone["a"].tolist() and ran.steps < plain.steps
 
 
 def test_results_of_llm_hold_them_and_what_cannot_be_is_refused(tiny_model):

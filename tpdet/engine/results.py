@@ -186,10 +186,14 @@ class StepResults:
         return self._keep(sequences, begin_sampling(logits, rows))
 
     def pages(self) -> dict[tuple[str, int], tuple[tuple[int, ...], int]]:
-        """By request and choice, before the step is committed: pages, and the number of tokens."""
+        """By request and choice, before the step is committed: pages, and where its token stands.
+
+        Of a row with drafts the first of its tokens.
+        """
+        step = self._step
         return {
-            (each.request_id, each.choice): (each.pages, len(each.tokens))
-            for each in self._step.sequences
+            (each.request_id, each.choice): (each.pages, end - step.drafted.get(each.key, 0))
+            for each, end in zip(step.sequences, step.ends, strict=True)
         }
 
     def finish(self) -> None:

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from tpdet.cache.routes import Routes
-from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.request import TokenOutput
 from tpdet.scheduler.results import Output
 
 Held = Mapping[tuple[str, int], tuple[tuple[int, ...], int]]
-"""By request and choice: the pages of a sequence, and how many tokens it had, one of them new."""
+"""By request and choice: the pages of a sequence, and the position of its next token."""
 
 
 def with_routes(outputs: Sequence[Output], held: Held, routes: Routes) -> list[Output]:
@@ -20,11 +19,15 @@ def with_routes(outputs: Sequence[Output], held: Held, routes: Routes) -> list[O
     it chose no expert.
     """
     found: list[Output] = []
+    behind: dict[tuple[str, int], int] = {}  # tokens of a row before the present one
     for output in outputs:
-        if isinstance(output, TokenOutput) and output.finish_reason is not None:
-            pages, tokens = held[output.request_id, output.choice]
-            count = min(tokens - (output.token_id >= 0), len(pages) * PAGE_TOKENS)
-            ids = routes.read(pages, count)
-            output = msgspec.structs.replace(output, routed_experts=ids)
+        if isinstance(output, TokenOutput):
+            key = output.request_id, output.choice
+            place = behind.setdefault(key, 0)
+            behind[key] += 1
+            if output.finish_reason is not None:
+                pages, begin = held[key]
+                ids = routes.read(pages, begin + place)
+                output = msgspec.structs.replace(output, routed_experts=ids)
         found.append(output)
     return found

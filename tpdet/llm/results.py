@@ -139,7 +139,7 @@ class ResultWriter:
         layers, chosen = route_shape(self._runner.model_config)
         found = np.frombuffer(choice.routed_experts, dtype=np.int16).reshape(-1, layers, chosen)
         own = len(request.prompt_token_ids)
-        return found[:own] if prompt else found[own : own + max(0, len(choice.token_ids) - 1)]
+        return found[:own] if prompt else found[own:]
 
     def _fingerprint(self, approximate: bool) -> str:
         found = self._fingerprints.get(approximate)

@@ -10,12 +10,14 @@ from pathlib import Path
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import Contract
 from tpdet.launch.host.kernel_directory import check_caches
-from tpdet.model_config import load_model_config
+from tpdet.model_config import ModelConfig, load_model_config
+from tpdet.model_config.expert_load import route_shape
 from tpdet.model_config.fit import check_experts, check_ranks, context_length
 from tpdet.server.commands.gpus import count_gpus, torch_build
 from tpdet.server.leader.http_child import bind_port
 from tpdet.server.settings.keys import read_key_file
 from tpdet.server.settings.settings import Settings
+from tpdet.server.wire.limits import MAX_ROUTED_BYTES
 from tpdet.server.wire.protocol import socket_address
 from tpdet.text.tokenizer import read_files
 from tpdet.weights.resolve import resolve_model, resolve_tokenizer
@@ -50,12 +52,9 @@ def _check_model(settings: Settings, ranks: int) -> str:
     model = load_model_config(directory, engine.dtype)
     cut = check_ranks(model, ranks, engine.leaves)
     check_experts(model, engine.row_layers, engine.may_be_approximate)
+    context = context_length(engine.max_model_len, model)
     if engine.enable_return_routed_experts:
-        raise UsageError(
-            "answers over HTTP do not hold routed experts: leave --enable-return-routed-experts "
-            "out, and use tpdet.LLM(enable_return_routed_experts=True)"
-        )
-    context_length(engine.max_model_len, model)
+        check_routed(model, context)
     if engine.load_format != "dummy":
         find_weights(directory)
     if engine.chat_template is not None and not Path(engine.chat_template).exists():
@@ -72,6 +71,21 @@ def _check_model(settings: Settings, ranks: int) -> str:
         edges=cut.edges,
         experts=model.experts,
     ).identifier
+
+
+def check_routed(model: ModelConfig, context: int) -> None:
+    """Refuse (UsageError) to return experts that are not there, or too many for an answer."""
+    layers, chosen = route_shape(model)
+    size = 2 * layers * chosen * context
+    if not layers:
+        raise UsageError(
+            f"{model.family} has no experts to return: leave --enable-return-routed-experts out"
+        )
+    if size > MAX_ROUTED_BYTES:
+        raise UsageError(
+            f"the experts of {context} tokens are {size} bytes, over the {MAX_ROUTED_BYTES} of an "
+            "answer: lower --max-model-len, or leave --enable-return-routed-experts out"
+        )
 
 
 def check_device(wanted: str, ranks: int) -> str:

@@ -4,6 +4,7 @@ A float32 is written as its shortest round-trip decimal, minus infinity as -9999
 whole answer, and what repeats the prompt, are made only while they are written (`Each`).
 """
 
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -164,6 +165,8 @@ class ChoiceWriter:
         found |= {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
         if self.call.prompt_logprobs is not None and self.call.kind == "completion":
             found["prompt_logprobs"] = self.prompt_logprobs(prompt)
+        if answer.routed_experts:
+            found["routed_experts"] = b64encode(answer.routed_experts).decode("ascii")
         return found
 
     def prompt_logprobs(self, prompt: PromptScores | None) -> Each | None:

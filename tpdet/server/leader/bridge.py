@@ -27,7 +27,7 @@ from tpdet.errors import (
 from tpdet.request import PromptOutput, RequestFailed, TokenOutput, with_seed
 from tpdet.server.leader.http_child import HttpProcess
 from tpdet.server.wire import load_bounds, protocol
-from tpdet.server.wire.limits import MAX_MESSAGE_BYTES
+from tpdet.server.wire.limits import MAX_MESSAGE_BYTES, MAX_ROUTED_BYTES
 from tpdet.server.wire.prompt_scores import messages_of
 from tpdet.server.wire.request_ids import process_of
 
@@ -195,16 +195,16 @@ class Bridge:
     ) -> None:
         """Send the outputs that a step committed, to each HTTP process those of its requests."""
         if len(self._links) == 1:
-            _send_step(self._first, tuple(outputs), step_seconds)
+            send_step(self._first, tuple(outputs), step_seconds)
             return
         found: list[list[Output]] = [[] for _ in self._links]
         for output in outputs:
             found[process_of(output.request_id)].append(output)
         for link, mine in zip(self._links, found, strict=True):
             if link is self._first:
-                _send_step(link, mine, step_seconds)
+                send_step(link, mine, step_seconds)
             elif mine:
-                _send_step(link, mine, None)
+                send_step(link, mine, None)
 
     def report(self, engine: "Engine", **more: float) -> None:
         """Send the engine's state: every half second, and when what clients wait for changes.
@@ -278,7 +278,8 @@ def _refuse(
     link.socket.send(protocol.Refused(message.group_id, code, text, param))
 
 
-def _send_step(link: Link, outputs: Sequence[Output], step_seconds: float | None) -> None:
+def send_step(link: Link, outputs: Sequence[Output], step_seconds: float | None) -> None:
+    """One step's outputs, as one message; more where prompts have scores or experts are many."""
     tokens = tuple([output for output in outputs if type(output) is TokenOutput])
     failed: tuple[RequestFailed, ...] = ()
     if len(tokens) < len(outputs):
@@ -286,7 +287,24 @@ def _send_step(link: Link, outputs: Sequence[Output], step_seconds: float | None
         prompts = [output for output in outputs if isinstance(output, PromptOutput)]
         for parts in messages_of(prompts):
             link.socket.send(protocol.Prompts(parts))
+    if len(tokens) > 1 and any(output.routed_experts for output in tokens):
+        *first, tokens = _by_size(tokens)
+        for part in first:
+            link.socket.send(protocol.Outputs(None, part, ()))
     link.socket.send(protocol.Outputs(step_seconds, tokens, failed))
+
+
+def _by_size(tokens: tuple[TokenOutput, ...]) -> list[tuple[TokenOutput, ...]]:
+    """Outputs in their order, in parts whose experts fill MAX_ROUTED_BYTES, or one output more."""
+    parts: list[list[TokenOutput]] = [[]]
+    size = 0
+    for output in tokens:
+        if size > MAX_ROUTED_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(output)
+        size += len(output.routed_experts)
+    return [tuple(part) for part in parts]
 
 
 def counters_of(found: msgspec.Struct) -> dict[str, float]:

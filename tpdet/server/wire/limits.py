@@ -30,6 +30,7 @@ MAX_MESSAGE_BYTES = 256 << 20
 # Of one request: tokens that its answer shows, times the alternatives beside each. 64 prompts of
 # 2,048 tokens with one alternative are an eighth of it.
 MAX_LOGPROBS_IN_ANSWER = 1 << 20
+MAX_ROUTED_BYTES = 64 << 20  # of one choice, and of one message of the engine but for one choice
 MAX_PART_LOGPROBS = 64 << 10  # in one message of the engine
 
 HEADER_TIMEOUT = 10.0
