@@ -290,3 +290,14 @@ def test_a_whole_directory_is_compiled_and_fits(tiny_model, tmp_path, monkeypatc
     contract = contract_of(settings(folder), model, 1)
     assert check_caches(str(output), contract, 1, "cuda", "9.0").kernels > 50
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.slow
+def test_experts_that_are_cut_over_ranks_are_rehearsed_with_their_gathers(tiny_model):
+    folder = tiny_model("mixtral")
+    for placed, gathered in (("lanes", False), ("columns", True)):
+        config = settings(folder, device="cuda", transport="peer", experts=placed)
+        with on_gpu(H200):
+            asked = kernels_of(config, load_model_config(folder, "bfloat16"), 2048, 0, 2)
+        names = {kernel.name for kernel in asked.values()}
+        assert ("gather_columns" in names and "copy_from_slots" in names) == gathered
