@@ -20,6 +20,7 @@ from tpdet.kernels.cuda.experts.sums import Lanes, expert_rows, expert_sums, sum
 from tpdet.kernels.cuda.experts.tiles import Weight, product_tile
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
+from tpdet.kernels.cuda.gemm.variants import chain
 from tpdet.kernels.cuda.gemm.variants import warp_specialised as dense
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch import warp_pipeline
@@ -308,7 +309,7 @@ def emulate(x, w, bias, blocks, slots, shared, name, programs=2):
     }
     kernel, arithmetic = warp_specialised.warp_specialised_groups, (expert_activation, activation)
     for program in range(programs):
-        run_program(kernel, arithmetic, program, arguments, programs, (warp_pipeline, dense))
+        run_program(kernel, arithmetic, program, arguments, programs, (warp_pipeline, dense, chain))
     return y
 
 

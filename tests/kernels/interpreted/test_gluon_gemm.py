@@ -11,6 +11,7 @@ import torch
 from tests.kernels.interpreted.emulated_warps import Pointer, grouped_product, run_program
 from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.kernels import order
+from tpdet.kernels.cuda.gemm.variants import chain
 from tpdet.kernels.cuda.gemm.variants import pointer as gemm_pointer
 from tpdet.kernels.cuda.gemm.variants import warp_specialised as gluon_leaf_gemm
 from tpdet.kernels.cuda.gemm.variants import warp_specialised_parts as parts_gemm
@@ -64,7 +65,7 @@ def launch(x, w, y, bias, form, columns, stages, programs, sent, gated=False):
     }
     for program in range(programs):
         triton = (gemm_pointer, activation)
-        run_program(KERNEL, triton, program, arguments, programs, (warp_pipeline,))
+        run_program(KERNEL, triton, program, arguments, programs, (warp_pipeline, chain))
     return y
 
 
@@ -89,7 +90,7 @@ def launch_parts(x, w, y, bias, stages, programs, gated=False):
     }
     kernel, triton = parts_gemm.warp_specialised_parts, (gemm_pointer, activation)
     for program in range(programs):
-        gluon = (warp_pipeline, gluon_leaf_gemm)
+        gluon = (warp_pipeline, gluon_leaf_gemm, chain)
         run_program(kernel, triton, program, arguments, programs, gluon)
     return y
 
