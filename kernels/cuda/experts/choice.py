@@ -40,6 +40,7 @@ _KEY_STEP = tl.constexpr(2**32)
 _MASS_BITS = tl.constexpr(MASS_BITS)
 _BIAS, _FRACTION = tl.constexpr(1023), tl.constexpr(52)  # of fp64
 _SPANS = tl.constexpr(128)  # read at once
+_LANES = 32  # least experts that a row is padded to; Triton 3.6 fails to compile a few of less
 _JOINED = 4  # rows that a choice places too; of more, another launch does it sooner
 
 
@@ -144,7 +145,7 @@ def choose_rows(
     HEIGHT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """ROWS rows. EXPERTS: `experts` padded to a power of two.
+    """ROWS rows. EXPERTS: `padded_experts`.
 
     HEIGHT above 0: these are all rows; they are placed in blocks of so many slots, spread, of the
     `held` experts from `first` on.
@@ -174,6 +175,11 @@ def choose_rows(
         tl.store(slots + to, tl.where(mine, slot, -1), mask=chosen)
         tl.store(blocks + 1 + block, tl.arange(0, EXPERTS) - first, mask=touched > 0)
         tl.store(blocks, tl.sum(touched, 0))
+
+
+def padded_experts(experts: int) -> int:
+    """The columns of a row of `experts` logits: a power of two that fills a warp's lanes."""
+    return max(_LANES, triton.next_power_of_2(experts))
 
 
 class Rule(NamedTuple):
@@ -247,7 +253,7 @@ def route(
             rule.scale,
             ROWS=each,
             CHOSEN=rule.chosen,
-            EXPERTS=triton.next_power_of_2(experts),
+            EXPERTS=padded_experts(experts),
             SIGMOID=rule.sigmoid,
             HAS_BIAS=bias is not None,
             OVER_CHOSEN=rule.over_chosen,

@@ -133,7 +133,14 @@ def test_choice_gathering_and_lanes_compile_without_fusion():
     types = dict.fromkeys(("logits", "bias", "weights"), "*fp32")
     types |= dict.fromkeys(("spans", "ids", "slots", "blocks"), "*i32") | {"scale": "fp32"}
     types |= dict.fromkeys(("rows", "sequences", "experts", "first", "held", "stride"), "i32")
-    for experts, sigmoid, rows in ((128, False, 1), (512, True, 1), (128, False, 16)):
+    few = choice.padded_experts(8)
+    assert few == 32, "Triton 3.6 fails where a program has fewer logits than its warps have lanes"
+    for experts, sigmoid, rows in (
+        (few, False, 2),
+        (128, False, 1),
+        (512, True, 1),
+        (128, False, 16),
+    ):
         constants = {
             "ROWS": rows,
             "CHOSEN": 8,
