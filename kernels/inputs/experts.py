@@ -30,3 +30,25 @@ class Lanes(NamedTuple):
     total: int
     held: int
     roots: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, order=True)
+class ExpertLayer:
+    """Whole experts of a layer on one rank: `held` of `total`, of which a row chooses `chosen`.
+
+    Weights gate_up [held, 2 * width, hidden], interleaved, and down [held, hidden, width].
+    """
+
+    hidden: int
+    width: int
+    held: int
+    total: int
+    chosen: int
+
+    def mean_rows(self, tokens: int) -> float:
+        """Rows of an expert in a step of so many tokens, where every expert is as likely."""
+        return tokens * self.chosen / self.total
+
+    def __str__(self) -> str:
+        experts = f"{self.held} of {self.total} experts, {self.chosen} chosen"
+        return f"experts {self.width}x{self.hidden} ({experts})"

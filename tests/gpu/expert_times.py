@@ -12,13 +12,13 @@ from tests.gpu.checks import attempt, draw
 from tests.gpu.experts import fitted, routes, spans_of
 from tests.gpu.suite import run_parts
 from tests.gpu.times import interleaved_medians
+from tpdet.kernels.cuda.experts.candidates import CANDIDATES
 from tpdet.kernels.cuda.experts.choice import Rule, route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.places import place
 from tpdet.kernels.cuda.experts.products import grouped_product
 from tpdet.kernels.cuda.experts.sums import Lanes, expert_sums
-from tpdet.kernels.cuda.experts.tiles import CANDIDATES
 from tpdet.kernels.cuda.launch.compile_pool import compile_all
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
 from tpdet.kernels.cuda.launch.recording import recording

@@ -8,12 +8,12 @@ from tests.gpu.checks import draw, same, surrounded
 from tests.gpu.suite import Check
 from tpdet.kernels import order
 from tpdet.kernels.cuda.experts.admission import failing_tiles
+from tpdet.kernels.cuda.experts.candidates import CANDIDATES
 from tpdet.kernels.cuda.experts.choice import Rule, route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.places import place
 from tpdet.kernels.cuda.experts.products import grouped_product
 from tpdet.kernels.cuda.experts.sums import Lanes, expert_sums
-from tpdet.kernels.cuda.experts.tiles import CANDIDATES
 from tpdet.kernels.cuda.experts.warp_specialised_launch import takes
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
@@ -274,7 +274,7 @@ def tiles_are_admitted_at_a_start(dtype):
         ("gated", 5760, 2880),
         ("column", 208, 80),
     )
-    failed = failing_tiles([Product(*shape) for shape in shapes], GPU, dtype)
+    failed = failing_tiles([Product(*shape) for shape in shapes], None, GPU, dtype)
     if failed:
         raise AssertionError("; ".join(failed))
 

@@ -4,7 +4,9 @@ This is the one table of a model's products. The shape table, the tuner, the pla
 benchmarks and the start-up checks read it.
 """
 
+from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.inputs.product import Product
+from tpdet.layers.experts import held_experts
 from tpdet.layers.partition import Partition
 from tpdet.layers.products import LayerProduct
 from tpdet.layers.vocabulary import VocabularyTable
@@ -44,6 +46,15 @@ def expert_products(partition: Partition) -> tuple[Product, ...]:
     """The distinct products of single experts on a rank, in total order."""
     every = _all_layer_products(partition)
     return tuple(sorted({each.product for each in every if each.experts}))
+
+
+def expert_layer(partition: Partition) -> ExpertLayer | None:
+    """A rank's whole experts; None for a dense model and where experts are cut over outputs."""
+    mixture, config = partition.config.mixture, partition.config
+    if mixture is None or partition.experts is not None:
+        return None
+    held, routing = len(held_experts(partition)), mixture.routing
+    return ExpertLayer(config.hidden_size, mixture.width, held, routing.experts, routing.chosen)
 
 
 def _all_layer_products(partition: Partition) -> list[LayerProduct]:

@@ -9,6 +9,10 @@ from tpdet.kernels.inputs.product import KINDS
 from tpdet.kernels.order import FOLD_ORDERS
 from tpdet.synthetic.model_shapes import SHAPES
 
+EXPERTS = "experts"
+"""Both products of a layer's experts, which are tuned together."""
+TUNED_KINDS = (*KINDS, EXPERTS)
+
 
 def add_tune(commands: argparse._SubParsersAction) -> None:
     """Add `tune` to the commands of `tpdet`."""
@@ -44,9 +48,9 @@ def add_tune(commands: argparse._SubParsersAction) -> None:
     )
     command.add_argument(
         "--kinds",
-        default=",".join(KINDS),
+        default=",".join(TUNED_KINDS),
         metavar="NAMES",
-        help=f"which products, a list of {', '.join(KINDS)} (default all)",
+        help=f"which products, a list of {', '.join(TUNED_KINDS)} (default all)",
     )
     _add_effort(command)
     command.set_defaults(run=_tune)

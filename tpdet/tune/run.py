@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +15,14 @@ import torch
 
 from tpdet.comm.device import driver_version
 from tpdet.errors import UsageError
-from tpdet.kernels.inputs.product import HEAD_ROWS, KINDS, Product, read_roots
+from tpdet.kernels.inputs.product import HEAD_ROWS, Product, read_roots
 from tpdet.kernels.order import FOLD_ORDERS
-from tpdet.tune.shapes import products_by_value
+from tpdet.tune.arguments import EXPERTS, TUNED_KINDS
+from tpdet.tune.shapes import expert_layers, products_by_value
 from tpdet.verify.run import parse_row_layers, parse_sizes
 
 if TYPE_CHECKING:
+    from tpdet.tune.experts import Expert, TunedLayer
     from tpdet.tune.product import Tuned
 
 
@@ -35,8 +38,10 @@ def tune_command(options: argparse.Namespace) -> int:
     names = [options.model] if options.model else options.model_shape.split(",")
     kinds, rules = parse_kinds(options.kinds), parse_row_layers(options.row_layers)
     orders = parse_orders(options.fold_order)
-    products, left_out = products_by_value(names, parse_sizes(options.tp), orders, rules)
+    sizes = parse_sizes(options.tp)
+    products, left_out = products_by_value(names, sizes, orders, rules)
     products = tuple(product for product in products if product.kind in kinds)
+    experts = expert_layers(names, sizes) if EXPERTS in kinds else ()
     for line in left_out:
         print(f"left out: {line}")
     device = torch.device("cuda", torch.cuda.current_device())
@@ -44,7 +49,7 @@ def tune_command(options: argparse.Namespace) -> int:
     effort = Effort(
         options.max_rows, options.repeats, options.seconds, options.times, options.missing
     )
-    tune_products(products, effort, device, path)
+    tune_products(products, effort, device, path, experts)
     return 0
 
 
@@ -74,19 +79,26 @@ def parse_orders(text: str) -> tuple[str, ...]:
 def parse_kinds(text: str) -> frozenset[str]:
     """Kinds of products from a list of their names. Raises UsageError."""
     kinds = frozenset(text.split(","))
-    if unknown := kinds - {*KINDS}:
-        raise UsageError(f"--kinds {sorted(unknown)[0]}: use a list of {', '.join(KINDS)}")
+    if unknown := kinds - {*TUNED_KINDS}:
+        raise UsageError(f"--kinds {sorted(unknown)[0]}: use a list of {', '.join(TUNED_KINDS)}")
     return kinds
 
 
 def tune_products(
-    products: Sequence[Product], effort: Effort, device: torch.device, path: Path
+    products: Sequence[Product],
+    effort: Effort,
+    device: torch.device,
+    path: Path,
+    experts: Sequence["Expert"] = (),
 ) -> None:
-    """Measure the products on `device`, write their table to `path`, then check it as start-up."""
+    """Measure products and layers of experts on `device`, and write their table to `path`.
+
+    Products are then checked as at a start; tiles of experts are as they are chosen.
+    """
     from tpdet.kernels.cuda.gemm.admission import check
     from tpdet.kernels.cuda.gemm.choice.library import environment
     from tpdet.kernels.cuda.gemm.choice.shape_table import parse_table
-    from tpdet.tune.table_file import products_in
+    from tpdet.tune.table_file import layers_in, products_in
 
     facts = environment(device) | {
         "capability": "{}.{}".format(*torch.cuda.get_device_capability(device)),
@@ -95,11 +107,15 @@ def tune_products(
         "date": datetime.now(UTC).date().isoformat(),
     }
     if effort.missing:
-        held = products_in(path, facts)
+        held, layers = products_in(path, facts), layers_in(path, facts)
         products = [product for product in products if product not in held]
+        experts = [each for each in experts if each.layer not in layers]
         print(f"{len(products)} products to tune, {len(held)} in {path}")
-        if not products:
-            return
+        print(f"{len(experts)} layers of experts to tune, {len(layers)} in {path}")
+    if experts:
+        _tune_experts(experts, effort, device, path, facts)
+    if not products:
+        return
     tuned = _tune_all(products, effort, device, path, facts)
     begin = time.perf_counter()
     table = parse_table(path.read_text(encoding="utf-8"), str(path))
@@ -154,6 +170,56 @@ def _tune_all(
         f"{len(ratios)} cases, worst {worst}; {time.perf_counter() - begin:.0f} s"
     )
     return done
+
+
+def _tune_experts(
+    experts: "Sequence[Expert]",
+    effort: Effort,
+    device: torch.device,
+    path: Path,
+    facts: dict[str, str],
+) -> None:
+    """Tune each layer and write the table after each."""
+    from tpdet.kernels.cuda.launch.compile_pool import compile_all
+    from tpdet.kernels.cuda.launch.recording import recording
+    from tpdet.tune.experts import LayerTuner, step_sizes
+    from tpdet.tune.table_file import write_table
+
+    begin, sizes = time.perf_counter(), step_sizes(effort.max_rows)
+    for number, expert in enumerate(experts, 1):
+        if number > 1 and time.perf_counter() - begin >= effort.seconds:
+            print(f"{len(experts) - number + 1} of {len(experts)} layers of experts not tuned")
+            return
+        tuner = LayerTuner(expert, effort.repeats, device)
+        with recording() as asked:
+            tuner.record(sizes)
+        failed = compile_all(asked.values(), len(os.sched_getaffinity(0)))
+        spent = time.perf_counter() - begin
+        print(f"{len(asked)} kernels compiled, {len(failed)} refused; {spent:.0f} s", flush=True)
+        tuned = tuner.tune(sizes)
+        write_table(path, facts, [], [tuned])
+        _show_layer(tuned)
+        del tuner
+        torch.cuda.empty_cache()
+        print(f"  {number} of {len(experts)}, {time.perf_counter() - begin:.0f} s", flush=True)
+    print(path)
+
+
+def _show_layer(tuned: "TunedLayer") -> None:
+    """A line for each number of tokens: microseconds beside the static choice's and the least."""
+    from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
+
+    print(tuned.expert.layer)
+    for tokens, row in tuned.rows.items():
+        tiles = f"{format_tile(row.tiles.gate_up)} / {format_tile(row.tiles.down)}"
+        spread = ", spread" if row.tiles.spread else ""
+        print(
+            f"{tokens:6d} tokens: {row.us:8.2f} us, static {row.static_us:8.2f}, floor "
+            f"{row.floor_us:8.2f}; {tiles}{spread}",
+            flush=True,
+        )
+    for name in tuned.refused:
+        print(f"  other bits, not used: {name}", flush=True)
 
 
 def groups(products: Iterable[Product]) -> list[list[Product]]:

@@ -2,13 +2,17 @@
 
 from collections.abc import Iterable
 from itertools import product
+from typing import TYPE_CHECKING
 
 from tpdet.bench.report.find_model import find_model
 from tpdet.bench.report.shapes import cut_for
 from tpdet.errors import UsageError
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER, FOLD_ORDERS, ROW_LAYERS
-from tpdet.models.products import rank_products
+from tpdet.models.products import expert_layer, rank_products
+
+if TYPE_CHECKING:
+    from tpdet.tune.experts import Expert
 
 Place = tuple[int, int]
 """Ranks of a world, and one of them."""
@@ -47,6 +51,29 @@ def _products_of(
     if "gather" in rules:
         found += tuned_gathered_products([name], [size])
     return found
+
+
+def expert_layers(names: Iterable[str], ranks: Iterable[int]) -> "tuple[Expert, ...]":
+    """Layers of whole experts of each model at each size that fits, without repeats.
+
+    In the order of names, then of sizes. Raises NotFoundError for an unknown model.
+    """
+    from tpdet.tune.experts import Expert
+
+    found: dict[Expert, None] = {}
+    sizes = tuple(ranks)
+    for name in names:
+        config = find_model(name)
+        mixture = config.mixture
+        for size in sizes if mixture is not None else ():
+            try:
+                partition = cut_for(config, size, DEFAULT_FOLD_ORDER)
+            except UsageError:  # `products_by_value` says which
+                continue
+            layer = expert_layer(partition)
+            if layer is not None and mixture is not None:
+                found[Expert(layer, mixture.activation, mixture.biased)] = None
+    return tuple(found)
 
 
 def tuned_products(names: Iterable[str], ranks: Iterable[int]) -> tuple[Product, ...]:

@@ -3,36 +3,64 @@
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tpdet.kernels.cuda.gemm.choice.expert_entries import SIZES
 from tpdet.kernels.cuda.gemm.choice.shape_table import FORMAT, parse_table
 from tpdet.kernels.cuda.gemm.choice.tile_text import format_tile
+from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.inputs.product import Product
+from tpdet.tune.experts import LayerRow, TunedLayer
 from tpdet.tune.product import Row, Tuned
 
 _FREE = ("date",)  # may differ between runs that share a file
 _KEY = ("kind", "n", "k", "leaves", "dtype", "roots")
+_LAYER_KEY = (*SIZES, "dtype")
 
 
-def write_table(path: Path, environment: Mapping[str, str], tuned: Iterable[Tuned]) -> None:
-    """Add products to the table at `path`; one made in another environment is replaced whole.
+def write_table(
+    path: Path,
+    environment: Mapping[str, str],
+    tuned: Iterable[Tuned],
+    layers: Iterable[TunedLayer] = (),
+) -> None:
+    """Add products and layers of experts to the table at `path`.
 
-    Raises ValueError if what stands there is no table.
+    One made in another environment is replaced whole. Raises ValueError if what stands there is no
+    table.
     """
-    products = {_key(entry): entry for entry in _standing(path, environment)}
-    products |= {_key(entry): entry for entry in map(_entry, tuned)}
+    standing = _standing(path, environment)
     data = {
         "format": FORMAT,
         "environment": dict(environment),
-        "products": [products[key] for key in sorted(products)],
+        "products": _joined(_KEY, standing.get("products", []), map(_entry, tuned)),
+        "experts": _joined(_LAYER_KEY, standing.get("experts", []), map(_layer_entry, layers)),
     }
+    if not data["experts"]:
+        del data["experts"]
     text = json.dumps(data, sort_keys=True, indent=1) + "\n"
     parse_table(text, str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
+
+
+def _joined(
+    names: tuple[str, ...], old: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Entries in the order of their keys, of two with one key the new one."""
+    found = {tuple(entry.get(name, "") for name in names): entry for entry in (*old, *new)}
+    return [found[key] for key in sorted(found)]
+
+
+def layers_in(path: Path, environment: Mapping[str, str]) -> frozenset[ExpertLayer]:
+    """The layers of experts that stand at `path`; as `products_in`."""
+    if not _standing(path, environment):
+        return frozenset()
+    return frozenset(parse_table(path.read_text(encoding="utf-8"), str(path)).experts)
 
 
 def products_in(path: Path, environment: Mapping[str, str]) -> frozenset[Product]:
@@ -45,21 +73,17 @@ def products_in(path: Path, environment: Mapping[str, str]) -> frozenset[Product
     return frozenset(parse_table(path.read_text(encoding="utf-8"), str(path)).products)
 
 
-def _standing(path: Path, environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The products that stand at `path`, if their environment is this one."""
+def _standing(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What stands at `path`, if its environment is this one."""
     if not path.exists():
-        return []
+        return {}
     text = path.read_text(encoding="utf-8")
     there = dict(parse_table(text, str(path)).environment)
     here = dict(environment)
     for name in _FREE:
         there.pop(name, None)
         here.pop(name, None)
-    return json.loads(text)["products"] if there == here else []
-
-
-def _key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(entry.get(name, "") for name in _KEY)
+    return dict(json.loads(text)) if there == here else {}
 
 
 def _entry(tuned: Tuned) -> dict[str, Any]:
@@ -84,3 +108,16 @@ def _row(row: Row) -> dict[str, Any]:
     if row.choice.cut:
         entry |= {"cut": row.choice.cut, "kernel": row.choice.kernel}
     return entry
+
+
+def _layer_entry(tuned: TunedLayer) -> dict[str, Any]:
+    sizes = asdict(tuned.expert.layer)
+    steps = {str(tokens): _layer_row(row) for tokens, row in tuned.rows.items()}
+    return sizes | {"dtype": "bfloat16", "tokens": steps}
+
+
+def _layer_row(row: LayerRow) -> dict[str, Any]:
+    times = {"us": row.us, "static_us": row.static_us, "floor_us": row.floor_us}
+    entry: dict[str, Any] = {name: round(value, 2) for name, value in times.items()}
+    tiles = {"gate_up": format_tile(row.tiles.gate_up), "down": format_tile(row.tiles.down)}
+    return entry | tiles | {"spread": row.tiles.spread}

@@ -12,40 +12,46 @@ import torch
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.places import place
 from tpdet.kernels.cuda.experts.products import grouped_product
-from tpdet.kernels.cuda.experts.tiles import Weight, product_tiles, programs
+from tpdet.kernels.cuda.experts.tiles import Weight, programs, tiles_in_use
 from tpdet.kernels.cuda.gemm import trial_data
 from tpdet.kernels.cuda.gemm.column import column_gemm
 from tpdet.kernels.cuda.gemm.gated import gated_gemm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
+from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.inputs.product import Product
 
 _EXPERTS = 3
 
 
 def failing_tiles(
-    products: Iterable[Product], device: torch.device, dtype: torch.dtype
+    products: Iterable[Product],
+    layer: ExpertLayer | None,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> list[str]:
     """The tiles, as text, whose rows have other bytes than those of the dense product.
 
-    products: those of one expert on this rank, without their leaves.
+    products: those of one expert on this rank, without their leaves; layer: its whole experts, None
+    where they are cut over outputs. Raises ValueError for a damaged table.
     """
+    used = tiles_in_use(products, layer, dtype.itemsize, device)
+    return [
+        f"experts {weight.n}x{weight.k} {tile}"
+        for weight, tile, spread in used
+        if differs(weight, tile, spread, device, dtype)
+    ]
+
+
+def differs(
+    weight: Weight, tile: Tile, spread: bool, device: torch.device, dtype: torch.dtype
+) -> bool:
+    """Whether a tile's rows have other bytes than the dense product's on any kind of data."""
     kinds = [kind for kind in trial_data.KINDS if kind != "heavy" or dtype != torch.float16]
-    found = []
-    for product in products:
-        weight = Weight(product.n, product.k, dtype.itemsize, product.gated)
-        for tile, spread in product_tiles(weight, programs(device)):
-            if any(_differs(weight, tile, spread, kind, device, dtype) for kind in kinds):
-                found.append(f"experts {weight.n}x{weight.k} {tile}")
-    return found
+    return any(_differs(weight, tile, spread, kind, device, dtype) for kind in kinds)
 
 
 def _differs(
-    weight: Weight,
-    tile: Tile,
-    spread: bool,
-    kind: str,
-    device: torch.device,
-    dtype: torch.dtype,
+    weight: Weight, tile: Tile, spread: bool, kind: str, device: torch.device, dtype: torch.dtype
 ) -> bool:
     """Expert 0 has more rows than a block where that can be, expert 1 none, expert 2 a few."""
     n, k, name = weight.n, weight.k, "silu" if weight.gated else ""

@@ -11,9 +11,10 @@ from tpdet.kernels.cuda.experts.gather import rows_in_slots, rows_of_choices
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.places import Places, place
 from tpdet.kernels.cuda.experts.products import grouped_product
-from tpdet.kernels.cuda.experts.tiles import LayerTiles, Weight, layer_tiles, product_tile, programs
+from tpdet.kernels.cuda.experts.tiles import Weight, layer_tiles, product_tile, programs
+from tpdet.kernels.cuda.gemm.choice.expert_entries import LayerTiles
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.inputs.experts import Lanes
+from tpdet.kernels.inputs.experts import ExpertLayer, Lanes
 from tpdet.kernels.partial_sums import PartialSums
 
 
@@ -34,13 +35,14 @@ def expert_sums(
 
     gate_up [E, 2 * I, H] (interleaved) and down [E, H, I] of this rank's experts; biases
     [E, 2 * I] and [E, H] or None; shared: fp32 [lanes, M, H], added to each lane last. tiles:
-    override the static choice; they show in time only. places: where the choice put the rows.
+    override the choice; they show in time only. places: where the choice put the rows.
     """
     sms, x = programs(x.device), x.contiguous()
     if tiles is None:
-        weigh = Weight.of(gate_up, True), Weight.of(down, False)
-        tiles = layer_tiles(ids.shape[0], ids.numel() / lanes.total, *weigh, sms)
-    if places is None or places.height != tiles.gate_up.rows:
+        (held, hidden, width), (tokens, chosen) = down.shape, ids.shape
+        layer = ExpertLayer(hidden, width, held, lanes.total, chosen)
+        tiles = layer_tiles(layer, tokens, x.element_size(), x.device)
+    if places is None or (places.height, places.spread) != (tiles.gate_up.rows, tiles.spread):
         places = place(ids, lanes.experts, tiles.gate_up.rows, tiles.spread)
     mixed = _gate_up(x, gate_up, biases[0], places, tiles.gate_up, sms, activation)
     y = grouped_product(mixed, down, biases[1], places, tiles.down, sms)

@@ -1,9 +1,11 @@
-"""Tiles of expert products worth measuring, and which ones run: by the rows of a step.
+"""Which tiles of expert products run: by the rows of a step, tuned or by a static rule.
 
 A tile's rows are the slots of a block. Where blocks are spread (few tokens), a block holds every
 token of the step, and nothing is gathered. Both products of a layer have blocks of one height.
+The GPU's shape table has the tiles of layers that `tpdet tune` has measured (`expert_entries.py`).
 """
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -11,46 +13,12 @@ import torch
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.experts.places import SPREAD_HEIGHTS
 from tpdet.kernels.cuda.experts.warp_specialised_launch import takes
+from tpdet.kernels.cuda.gemm.choice.expert_entries import LayerTiles
+from tpdet.kernels.cuda.gemm.choice.shape_table import bucket_of, tuned_experts
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
-
-
-class LayerTiles(NamedTuple):
-    """What runs a layer's experts: tiles of both products, and whether blocks are spread."""
-
-    gate_up: Tile
-    down: Tile
-    spread: bool
-
-
-class Bucket(NamedTuple):
-    """Steps of up to `tokens` tokens: tiles of blocks of `height` slots."""
-
-    tokens: int
-    spread: bool
-    tiles: tuple[Tile, ...]
-
-
-def _swapped(rows: int, *stages: int) -> tuple[Tile, ...]:
-    return tuple(Tile(rows, 128, 64, 4, s, "warp_swapped") for s in stages)
-
-
-CANDIDATES = (
-    Bucket(8, True, (
-        *_swapped(8, 6, 11), Tile(16, 64, 128, 4, 3, "pointer_swapped", ctas=3),
-        Tile(16, 64, 128, 4, 4, "pointer_swapped", ctas=2),
-    )),
-    Bucket(16, True, (*_swapped(16, 6, 10), Tile(16, 64, 128, 4, 4, "pointer_swapped", ctas=2))),
-    Bucket(64, False, (
-        *_swapped(16, 10), *_swapped(32, 9), Tile(16, 64, 128, 4, 5, "pointer_swapped", ctas=2),
-    )),
-    Bucket(256, False, (
-        *_swapped(16, 10), *_swapped(32, 9), *_swapped(64, 7),
-        Tile(32, 64, 128, 4, 4, "pointer_swapped", ctas=2),
-    )),
-    Bucket(2048, False, (*_swapped(64, 7), *_swapped(128, 5))),
-    Bucket(8192, False, (*_swapped(128, 5, 6), *_swapped(256, 3))),
-)  # fmt: skip
+from tpdet.kernels.inputs.experts import ExpertLayer
+from tpdet.kernels.inputs.product import Product
 
 # Mean rows of an expert up to which a tile was the fastest on an H200, for both products.
 _FEW = Tile(8, 128, 64, 4, 6, "warp_swapped")
@@ -96,8 +64,32 @@ class Weight(NamedTuple):
         return Weight(weights.shape[1], weights.shape[2], weights.element_size(), gated)
 
 
-def layer_tiles(tokens: int, mean: float, gate_up: Weight, down: Weight, sms: int) -> LayerTiles:
-    """For `tokens` rows, `mean` of them for each expert; sms: of `programs`."""
+def weights_of(layer: ExpertLayer, size: int) -> tuple[Weight, Weight]:
+    """An expert's gates with ups, and its down."""
+    gate_up = Weight(2 * layer.width, layer.hidden, size, True)
+    return gate_up, Weight(layer.hidden, layer.width, size, False)
+
+
+def layer_tiles(layer: ExpertLayer, tokens: int, size: int, device: torch.device) -> LayerTiles:
+    """For steps of `tokens` rows, of values of `size` bytes. Raises as `load_table`."""
+    if tuned := _tuned(layer, size, device):
+        return tuned[bucket_of(tokens, tuned)]
+    return static_tiles(layer, tokens, size, programs(device))
+
+
+def is_tuned(layer: ExpertLayer, size: int, device: torch.device) -> bool:
+    """Whether the GPU's table has tiles for it. Raises as `load_table`."""
+    return bool(_tuned(layer, size, device))
+
+
+def _tuned(layer: ExpertLayer, size: int, device: torch.device) -> Mapping[int, LayerTiles]:
+    """Tiles by tokens from the GPU's table; {} where it has none."""
+    return {} if size != 2 else tuned_experts(hardware.gpu_of(device).name).get(layer, {})
+
+
+def static_tiles(layer: ExpertLayer, tokens: int, size: int, sms: int) -> LayerTiles:
+    """What runs without a table; sms: of `programs`."""
+    mean, (gate_up, down) = layer.mean_rows(tokens), weights_of(layer, size)
     up, spread = product_tile(tokens, mean, gate_up, sms)
     below, _ = product_tile(tokens, mean, down, sms)
     if up.rows != below.rows:  # only one of them takes the fast form
@@ -114,7 +106,8 @@ def product_tile(tokens: int, mean: float, weight: Weight, sms: int) -> tuple[Ti
         tile = _FEW if tokens <= _FEW.rows else tile
         if takes(tile, *weight):
             other = _GATED.get(tile) if weight.gated and not spread else None
-            return (tile if other is None else other.at(weight.k)), spread
+            deep = other is not None and weight.k % other.depth == 0  # as many bytes on their way
+            return (other if other is not None and deep else tile), spread
     tile = next(tile for most, tile in (_POINTER if small else _FLOAT32) if mean <= most)
     return tile.at(weight.k), spread and tokens <= tile.rows
 
@@ -124,3 +117,19 @@ def product_tiles(weight: Weight, sms: int) -> list[tuple[Tile, bool]]:
     means = [most for most, _ in (*_HOPPER, *_POINTER, *_FLOAT32)]
     steps = [(tokens, mean) for tokens in (1, *SPREAD_HEIGHTS, 1024) for mean in means]
     return list(dict.fromkeys(product_tile(*step, weight, sms) for step in steps))
+
+
+def tiles_in_use(
+    products: Iterable[Product], layer: ExpertLayer | None, size: int, device: torch.device
+) -> list[tuple[Weight, Tile, bool]]:
+    """What steps of any length may run, with the weight and whether blocks are spread.
+
+    products: those of one expert on this rank; layer: None where experts are cut over outputs.
+    """
+    if layer is not None and (tuned := _tuned(layer, size, device)):
+        gate_up, down = weights_of(layer, size)
+        found = [(gate_up, tiles.gate_up, tiles.spread) for tiles in tuned.values()]
+        return list(dict.fromkeys([*found, *((down, t.down, t.spread) for t in tuned.values())]))
+    weights = [Weight(each.n, each.k, size, each.gated) for each in products]
+    sms = programs(device)
+    return [(w, tile, spread) for w in weights for tile, spread in product_tiles(w, sms)]

@@ -10,8 +10,8 @@ from tests.kernels.compiled.test_columns import check_gates
 from tests.kernels.compiled.test_gemm import assemble, check, compile_for_hopper
 from tests.lib.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.experts import choice, gather, lanes, places
+from tpdet.kernels.cuda.experts.candidates import CANDIDATES
 from tpdet.kernels.cuda.experts.pointer import pointer_groups
-from tpdet.kernels.cuda.experts.tiles import CANDIDATES
 from tpdet.kernels.cuda.experts.warp_specialised import warp_specialised_groups
 from tpdet.kernels.cuda.experts.warp_specialised_launch import takes
 from tpdet.kernels.cuda.gemm.variants.tile import Tile

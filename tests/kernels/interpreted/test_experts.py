@@ -12,6 +12,7 @@ from tpdet.kernels import order
 from tpdet.kernels.cpu.experts.sums import expert_sums as cpu_expert_sums
 from tpdet.kernels.cuda.experts import activation as expert_activation
 from tpdet.kernels.cuda.experts import admission, places, warp_specialised
+from tpdet.kernels.cuda.experts import tiles as expert_tiles
 from tpdet.kernels.cuda.experts.choice import Rule, choose, route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
 from tpdet.kernels.cuda.experts.lanes import fold_lanes
@@ -259,8 +260,8 @@ def test_experts_with_biases_and_clamped_gates_are_chains_with_both():
 
 def test_a_tile_that_leaves_the_bit_class_is_named(monkeypatch):
     products = Product("gated", 32, 32), Product("column", 48, 32)
-    case = products, torch.device("cpu"), torch.float32
-    monkeypatch.setattr(admission, "product_tiles", lambda *_: [(FEW, True), (PLAIN, False)])
+    case = products, None, torch.device("cpu"), torch.float32
+    monkeypatch.setattr(expert_tiles, "product_tiles", lambda *_: [(FEW, True), (PLAIN, False)])
     assert not admission.failing_tiles(*case)
     dense = admission.gated_gemm
     monkeypatch.setattr(

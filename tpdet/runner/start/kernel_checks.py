@@ -19,7 +19,7 @@ from tpdet.kernels.known.golden import golden_digest
 from tpdet.kernels.order import GOLDEN_SHA256
 from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig
-from tpdet.models.products import expert_products, rank_products
+from tpdet.models.products import expert_layer, expert_products, rank_products
 from tpdet.runner.start.compile_ahead import CompilingAhead
 from tpdet.runner.start.rehearsal import forms_of, rehearse_checks
 
@@ -92,23 +92,29 @@ def admit_products(
     for a tile of experts that gives other bits than the dense product.
     """
     from tpdet.kernels.cuda.experts.admission import failing_tiles
+    from tpdet.kernels.cuda.experts.tiles import is_tuned
     from tpdet.kernels.cuda.gemm import admission, library_trials
 
     dtype = getattr(torch, partition.config.dtype)
-    if failed := failing_tiles(expert_products(partition), device, dtype):
+    layer = expert_layer(partition)
+    try:
+        failed = failing_tiles(expert_products(partition), layer, device, dtype)
+        found = admission.check(rank_products(partition), device, limits, dtype=dtype)
+    except (RuntimeError, ValueError) as error:
+        raise TpdetError(f"shape table: {error}") from error
+    if failed:
         raise TpdetError(
             f"{'; '.join(failed)}: other bits than the dense product on this GPU, no answer can be "
             "trusted"
         )
-    try:
-        found = admission.check(rank_products(partition), device, limits, dtype=dtype)
-    except (RuntimeError, ValueError) as error:
-        raise TpdetError(f"shape table: {error}") from error
     partition.arithmetic.admitted = library_trials.with_libraries(
         found.admitted, found.not_in_table, device
     )
     _log.info("%s", found)
-    if found.not_in_table:
+    untuned = layer is not None and not is_tuned(layer, dtype.itemsize, device)
+    if untuned:
+        _log.info("not in the table, by a static rule: %s", layer)
+    if found.not_in_table or untuned:
         _log.info("no table holds these shapes: %s measures them once", tune_command)
 
 

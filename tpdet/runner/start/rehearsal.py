@@ -13,7 +13,7 @@ from tpdet.kernels.known.answers import Forms, known_answers
 from tpdet.layers.partition import Partition
 from tpdet.model_config import ModelConfig
 from tpdet.models.decoder import Decoder
-from tpdet.models.products import expert_products, rank_products
+from tpdet.models.products import expert_layer, expert_products, rank_products
 from tpdet.models.warm_up import warm_up
 from tpdet.runner.graphs.engine_graphs import make_graphs
 from tpdet.runner.step.shared_rows import RowSharing
@@ -29,7 +29,7 @@ def rehearse_checks(
     dtype = getattr(torch, partition.config.dtype)
     known_answers(device, dtype, forms_of(partition.config))
     if limits is not None:
-        failing_tiles(expert_products(partition), device, dtype)
+        failing_tiles(expert_products(partition), expert_layer(partition), device, dtype)
         admission.rehearse(rank_products(partition), device, limits, dtype)
 
 

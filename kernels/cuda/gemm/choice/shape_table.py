@@ -5,30 +5,34 @@ environment that admitted it:
 
     {"format": 1, "environment": {"gpu": ..., "torch": ..., "cublas": ..., ...},
      "products": [{"kind": "column", "n": 6144, "k": 4096, "leaves": 1, "dtype": "bfloat16",
-                   "rows": {"64": {"tile": "64x64x128 w4 s4 swap", "library": "mm", ...}}}]}
+                   "rows": {"64": {"tile": "64x64x128 w4 s4 swap", "library": "mm", ...}}}],
+     "experts": [...]}
 
 kind: `column` (output in the model's dtype), `head` (output fp32), `gated` (interleaved gate and up
 rows, output their activation in the model's dtype), `row` (leaves of width k, the
 rank's `roots` over them, and a `cut` and its `kernel` beside the tile). A tile serves every row
 count of its bucket. A library serves the bucket's own row count, and rows padded up to it where the
-pad is small.
+pad is small. experts: layers of experts, as in `expert_entries.py`.
 """
 
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tpdet.kernels.cuda.gemm.choice.expert_entries import LayerTiles, parse_layers
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import LeafChoice
 from tpdet.kernels.cuda.gemm.choice.library import LIBRARIES
 from tpdet.kernels.cuda.gemm.choice.tile_text import parse_tile
-from tpdet.kernels.cuda.gemm.choice.variants import KERNELS
+from tpdet.kernels.cuda.gemm.choice.variants import KERNELS, VARIANTS
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.hardware import file_name
+from tpdet.kernels.inputs.experts import ExpertLayer
 from tpdet.kernels.inputs.product import KINDS, Product, read_roots, write_roots
 from tpdet.kernels.order import Expression, operands
 
@@ -62,10 +66,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class ShapeTable:
-    """Choices by product and bucket, and the environment in which they were admitted."""
+    """Choices by product and bucket, and the environment in which they were admitted.
+
+    experts: tiles of layers of experts, by tokens of a step.
+    """
 
     environment: Mapping[str, str]
     products: Mapping[Product, Mapping[int, Choice]]
+    experts: Mapping[ExpertLayer, Mapping[int, LayerTiles]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,13 @@ def load_table(gpu: str, folder: Path = FOLDER) -> ShapeTable | None:
     return table if table.environment.get("gpu") == gpu else None
 
 
+@cache
+def tuned_experts(gpu: str) -> Mapping[ExpertLayer, Mapping[int, LayerTiles]]:
+    """Layers of experts in the committed table of a GPU, read once. Raises as `load_table`."""
+    table = load_table(gpu) if gpu else None
+    return {} if table is None else table.experts
+
+
 def parse_table(text: str, file: str) -> ShapeTable:
     """A table from its JSON text. Raises ValueError naming the file and what is wrong in it."""
     try:
@@ -134,9 +149,10 @@ def parse_table(text: str, file: str) -> ShapeTable:
         products = {_product(entry): _choices(entry) for entry in data["products"]}
         if len(products) != len(data["products"]):
             raise ValueError("a product stands there twice")
+        experts = parse_layers(data.get("experts", ()))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{file}: {error!r}: write it anew with tpdet tune") from error
-    return ShapeTable(environment, products)
+    return ShapeTable(environment, products, experts)
 
 
 def _product(entry: Mapping[str, Any]) -> Product:
@@ -162,6 +178,8 @@ def _choices(product: Mapping[str, Any]) -> dict[int, Choice]:
         if row and (type(cut) is not int or cut < 1 or kernel not in KERNELS or library):
             raise ValueError(f"rows {bucket}, cut {cut!r}, kernel {kernel!r}, library {library!r}")
         choice = Choice(int(bucket), parse_tile(entry["tile"]), library, cut, kernel)
+        if choice.tile.variant not in VARIANTS:
+            raise ValueError(f"rows {bucket}, {entry['tile']} is a tile of experts")
         found[int(bucket)] = choice
     if not found:
         raise ValueError("a product without rows")

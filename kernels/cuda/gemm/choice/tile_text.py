@@ -6,20 +6,22 @@ multiprocessor, where they are not the plainest.
 
 import re
 
-from tpdet.kernels.cuda.gemm.choice.variants import VARIANTS, variant_of
+from tpdet.kernels.cuda.gemm.choice.variants import VARIANTS
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 
 _TILE = re.compile(
     r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?P<stored>(?: [a-z]+)*)(?: h(?P<halves>\d+))?"
     r"(?: c(?P<ctas>\d+))?"
 )
-_NAMES = {variant.stored: variant.name for variant in VARIANTS.values()}
+_STORED = {variant.name: variant.stored for variant in VARIANTS.values()}
+_STORED["warp_swapped"] = "swap tma trades"  # products of experts alone
+_NAMES = {stored: name for name, stored in _STORED.items()}
 
 
 def format_tile(tile: Tile) -> str:
     """The text of a tile."""
     words = [f"{tile.rows}x{tile.columns}x{tile.depth}", f"w{tile.warps}", f"s{tile.stages}"]
-    stored = variant_of(tile).stored
+    stored = _STORED[tile.variant]
     words += [stored] * bool(stored)
     words += [f"h{tile.halves}"] * (tile.halves > 1) + [f"c{tile.ctas}"] * (tile.ctas > 1)
     return " ".join(words)
