@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tpdet.config import EngineConfig
 from tpdet.errors import PeerLostError
 from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.life.faults import read_faults
@@ -46,6 +47,8 @@ from tpdet.server.leader.start import (
 )
 from tpdet.server.settings.settings import Settings, load_settings
 from tpdet.server.settings.sources import forget_settings
+from tpdet.text.tokenizer_ahead import TokenizerAhead
+from tpdet.weights.resolve import resolve_tokenizer
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
@@ -102,6 +105,7 @@ def build_engine(
 
     gc.enable()
     config = settings.engine
+    tokenizer = _tokenizer_of_schemas(config) if environment.rank == 0 else None
     faults = read_faults(settings.server.allow_faults)
     world = open_world(
         config.device,
@@ -114,10 +118,18 @@ def build_engine(
     engine = Engine(config, world, secret=secret, faults=points)
     with reporting_exit(world, lambda: "the start"):
         engine.runner.check_poison()
-    if environment.rank == 0 and find_spec("llguidance") and not config.skip_tokenizer_init:
+    if tokenizer is not None:
         # Now rather than at the first schema: it takes a second for a large vocabulary.
-        engine.grammars.load()
+        engine.grammars.load(tokenizer.result())
     return engine
+
+
+def _tokenizer_of_schemas(config: EngineConfig) -> TokenizerAhead | None:
+    """Begin to load what schemas need, if there may be some."""
+    if config.skip_tokenizer_init or not find_spec("llguidance"):
+        return None
+    directory = resolve_tokenizer(config.tokenizer, config.model, config.revision)
+    return TokenizerAhead(directory, config.chat_template)
 
 
 def _lead(

@@ -81,7 +81,7 @@ def test_what_is_compiled_is_what_a_start_asks_for(tiny_model, monkeypatch, tmp_
     with recording() as asked:
         known_answers(CPU, torch.bfloat16)
         admission.rehearse(products, CPU, limits)
-        warm_up(runner.model, runner.pages, CPU, 20, 300, 2048, 256)
+        warm_up(runner.model, runner.model, runner.pages, CPU, 20, 300, 2048, 256)
         make_graphs(runner.model, runner.pages, runner.sampled, config, 300, 2048, capture=False)
     runner.close()
     assert set(compiled) == set(asked) and len(compiled) > 60

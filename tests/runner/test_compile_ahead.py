@@ -140,7 +140,7 @@ def runner(tiny_model, monkeypatch, tmp_path):
 
 
 def warm(runner, model):
-    warm_up(model, runner.pages, CPU, 20, 300, 2048, 256)
+    warm_up(model, model, runner.pages, CPU, 20, 300, 2048, 256)
 
 
 def test_one_layer_of_each_kind_asks_for_what_all_layers_ask_for(runner):

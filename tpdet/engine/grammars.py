@@ -16,19 +16,22 @@ class LazyGrammars:
         self._config, self._vocab_size = config, vocab_size
         self._loaded: Grammars | None = None
 
-    def load(self) -> Grammars:
-        """The grammars; the first call takes a second for a large vocabulary.
+    def load(self, tokenizer: Tokenizer | None = None) -> Grammars:
+        """The grammars; the first call takes seconds for a large vocabulary.
 
-        Raises RequestError without a tokenizer or the library.
+        tokenizer: the model's, if it is loaded already. Raises RequestError without a tokenizer or
+        the library.
         """
         if self._loaded is None:
-            config = self._config
-            if config.skip_tokenizer_init:
-                raise RequestError("response_format needs a tokenizer: none is loaded", FIELD)
-            directory = resolve_tokenizer(config.tokenizer, config.model, config.revision)
-            tokenizer = Tokenizer.load(directory, config.chat_template)
-            self._loaded = Grammars(tokenizer, self._vocab_size)
+            self._loaded = Grammars(tokenizer or self._tokenizer(), self._vocab_size)
         return self._loaded
+
+    def _tokenizer(self) -> Tokenizer:
+        config = self._config
+        if config.skip_tokenizer_init:
+            raise RequestError("response_format needs a tokenizer: none is loaded", FIELD)
+        directory = resolve_tokenizer(config.tokenizer, config.model, config.revision)
+        return Tokenizer.load(directory, config.chat_template)
 
     def constrain(self, schema: str) -> Constraint:
         """A choice's constraint. Raises RequestError as `load`, and for a schema of no use."""

@@ -1,8 +1,9 @@
 """Runs a loaded model over every size of step before it serves.
 
-On a GPU this compiles the kernels of each size, so that nothing is compiled later. It also makes
-the allocator take the memory of the largest step, so that the rest may become KV pages. Every rank
-runs the same steps, so their collectives meet. The results are not used.
+On a GPU this compiles and loads the kernels of each size, so that no step does it later; one layer
+of each kind launches them all. The largest steps run whole: the allocator takes their memory, so
+that the rest may become KV pages. Every rank runs the same steps, so their collectives meet. The
+results are not used.
 """
 
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ def pages_needed(max_tokens: int, context: int) -> int:
 
 def warm_up(
     model: Decoder,
+    first: Decoder,
     pages: KeyValuePages,
     device: torch.device,
     max_seqs: int,
@@ -41,7 +43,10 @@ def warm_up(
     context: int,
     logit_rows: int,
 ) -> None:
-    """Prefill and decode at every power of two up to the limits, one row more, and the limits."""
+    """Prefill and decode at every power of two up to the limits, one row more, and the limits.
+
+    first: launches what the model does, below the limits.
+    """
     sampled: set[int] = set()
     for rows in sizes(max_tokens):
         firsts = range(0, rows, context)
@@ -50,11 +55,13 @@ def warm_up(
             PagedSequence(first, count, 0, tuple(range(-(-count // PAGE_TOKENS))))
             for first, count in zip(firsts, counts, strict=True)
         )
-        _step(model, pages, device, sequences, logit_rows, sampled)
+        of = model if rows == max_tokens else first
+        _step(of, pages, device, sequences, logit_rows, sampled)
     start = min(_CONTEXT, context) - 1
-    for rows in sizes(min(max_seqs, max_tokens)):
+    most = min(max_seqs, max_tokens)
+    for rows in sizes(most):
         sequences = tuple(PagedSequence(i, 1, start, (0, 1)) for i in range(rows))
-        _step(model, pages, device, sequences, logit_rows, sampled)
+        _step(model if rows == most else first, pages, device, sequences, logit_rows, sampled)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

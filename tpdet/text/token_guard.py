@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 import tokenizers
 
@@ -20,8 +21,8 @@ class Guard:
     depend on them.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        description = json.loads(backend.to_str())
+    def __init__(self, backend: tokenizers.Tokenizer, description: dict[str, Any]) -> None:
+        """description: the backend as JSON; its special tokens are renamed in place."""
         unknown = description["model"].get("unk_token")
         secret = "".join(_NONCHARACTERS[byte % 32] for byte in secrets.token_bytes(24))
         self._names: dict[str, str] = {}

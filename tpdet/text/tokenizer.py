@@ -80,8 +80,9 @@ class Tokenizer:
         )
         # At load, not at a request: it can fail, and takes a second for a large vocabulary.
         self.around = _sound(self._added_around)
-        self._guard = _sound(lambda: Guard(backend))
-        self._bytes_per_token = bytes_per_token(json.loads(backend.to_str()))
+        description = json.loads(backend.to_str())
+        self._bytes_per_token = bytes_per_token(description)
+        self._guard = _sound(lambda: Guard(backend, description))
 
     @classmethod
     def load(cls, directory: str | Path, chat_template: str | Path | None = None) -> "Tokenizer":

@@ -16,6 +16,7 @@ from tpdet.weights.checkpoint import Checkpoint, all_finite, open_checkpoint
 from tpdet.weights.dummy import draw_piece
 from tpdet.weights.load_progress import LoadProgress
 from tpdet.weights.pieces import Pieces
+from tpdet.weights.staging import Staging
 
 PieceKey = tuple[str, int]
 Digests = dict[PieceKey, bytes]
@@ -53,6 +54,7 @@ class WeightSource:
         threads, then moved to `device`; random ones are made there.
         """
         self._device = torch.device(device)
+        self._staging = Staging(self._device)
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._seed = seed
@@ -149,7 +151,7 @@ class WeightSource:
             )
         if pieces.kept is not None:
             narrow = narrow.narrow(dim, pieces.kept.start, len(pieces.kept))
-        return narrow.to(self._device), digest
+        return self._staging.move(narrow), digest
 
     def _rule(self, name: str) -> str:
         return "" if self._checkpoint is None else self._checkpoint.rules.get(name, "")

@@ -51,13 +51,17 @@ class GraphRoom:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.packed.device)
         self._stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
             first()
-        self._stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            step()
-        self._pool = graph.pool()
+            self._stream.synchronize()
+            if self._pool is None:
+                # `torch.cuda.graph` does so each time, and `first` takes the memory anew each time.
+                torch.cuda.empty_cache()
+                self._pool = torch.cuda.graph_pool_handle()
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                step()
+            finally:
+                graph.capture_end()
         return graph

@@ -55,7 +55,7 @@ def rehearse_steps(
     """
     shallow, device = model.shallow(), sampled.device
     with shallow.exchange.carrier.rehearsal():
-        warm_up(shallow, pages, device, *step_limits(config, most, context))
+        warm_up(shallow, shallow, pages, device, *step_limits(config, most, context))
         if graphs:
             make_graphs(shallow, pages, sampled, config, most, context, capture=False)
         sharing.warm_up(device)

@@ -27,7 +27,8 @@ def warm_engine(loaded: LoadedModel) -> int:
     of = model, pages, sampled, loaded.sharing, config, most, context, graphs
     loaded.ahead.compile(lambda: rehearse_steps(*of), "warm-up")
     _log.info("warming up")
-    warm = partial(warm_up, model, pages, device, *step_limits(config, most, context))
+    limits = step_limits(config, most, context)
+    warm = partial(warm_up, model, model.shallow(), pages, device, *limits)
     loaded.sharing.warm_up(device)
     if graphs and model.attends_in_fixed_shapes:
         return _bytes_taken(warm, device)
