@@ -45,6 +45,9 @@ class AsyncLLM(OfflineModel):
         self._finalizer = weakref.finalize(self, self._thread.stop_at_exit)
         return self._thread.engine
 
+    def _stop(self) -> None:
+        self._finalizer()
+
     async def generate(
         self,
         prompt: Prompt,

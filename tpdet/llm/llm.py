@@ -55,6 +55,9 @@ class LLM(OfflineModel):
         self._over: str | None = None  # why it is closed
         return open_engine(self.config, streams=False)
 
+    def _stop(self) -> None:
+        self.engine.close()
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -13,6 +13,7 @@ from tpdet.llm.prompts import PromptReader
 from tpdet.llm.results import ResultWriter
 from tpdet.llm.settings import read_settings
 from tpdet.text.tokenizer import Tokenizer
+from tpdet.text.tokenizer_ahead import TokenizerAhead
 from tpdet.weights.resolve import resolve_tokenizer
 
 if TYPE_CHECKING:
@@ -104,11 +105,18 @@ class OfflineModel(ABC):
         self.config = config
         refuse_faults()
         self.tokenizer: Tokenizer | None = None
+        ahead: TokenizerAhead | None = None
         if not self.config.skip_tokenizer_init:
             names = self.config.tokenizer, self.config.model
             directory = resolve_tokenizer(*names, self.config.revision)
-            self.tokenizer = Tokenizer.load(directory, self.config.chat_template)
+            ahead = TokenizerAhead(directory, self.config.chat_template)
         self.engine: Engine = self._start()
+        if ahead is not None:
+            try:
+                self.tokenizer = ahead.result()
+            except BaseException:
+                self._stop()
+                raise
         model = self.engine.model_config
         more = self.tokenizer.eos_token_ids if self.tokenizer is not None else ()
         self._reader = PromptReader(
@@ -158,6 +166,10 @@ class OfflineModel(ABC):
     @abstractmethod
     def _start(self) -> "Engine":
         """Make the engine."""
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """Close the engine, which had no request yet."""
 
 
 def open_engine(config: EngineConfig, streams: bool) -> "Engine":

@@ -4,24 +4,24 @@ from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
 
-from tpdet.text.tokenizer import Tokenizer
+from tpdet.text.tokenizer import Tokenizer, TokenizerFiles, read_files
 
 
 class TokenizerAhead:
     """A tokenizer that a thread loads from now on."""
 
     def __init__(self, directory: Path, chat_template: str | None = None) -> None:
-        """Arguments as of `Tokenizer.load`."""
+        """Arguments as of `Tokenizer.load`. Raises NotFoundError at once for a missing file."""
         self._loaded: Future[Tokenizer] = Future()
-        given = directory, chat_template
-        Thread(target=self._load, args=given, name="tokenizer", daemon=True).start()
+        files = read_files(directory, chat_template)
+        Thread(target=self._load, args=(files,), name="tokenizer", daemon=True).start()
 
-    def _load(self, directory: Path, chat_template: str | None) -> None:
+    def _load(self, files: TokenizerFiles) -> None:
         try:
-            self._loaded.set_result(Tokenizer.load(directory, chat_template))
+            self._loaded.set_result(Tokenizer.from_files(files))
         except BaseException as error:  # is raised where the tokenizer is asked for
             self._loaded.set_exception(error)
 
     def result(self) -> Tokenizer:
-        """The tokenizer, as soon as it is there. Raises what `Tokenizer.load` raises."""
+        """The tokenizer, as soon as it is there. Raises CheckpointError as `Tokenizer.load`."""
         return self._loaded.result()
