@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import threading
 import time
@@ -12,7 +13,14 @@ import pytest
 from tests.llm.test_llm import GREEDY
 from tpdet import LLM, AsyncLLM, SamplingParams
 from tpdet.engine.fault_points import FaultPoints
-from tpdet.errors import NotFoundError, NumericalError, PeerLostError, UsageError
+from tpdet.errors import (
+    DisagreementError,
+    NotFoundError,
+    NumericalError,
+    PeerLostError,
+    RequestError,
+    UsageError,
+)
 from tpdet.launch.life.faults import Fault
 from tpdet.launch.start.torchrun import rank_environment, torchrun_command
 
@@ -156,6 +164,97 @@ def test_an_aborted_request_ends_as_such_and_nobody_else_does(model, expected):
     assert last.finished and last.outputs[0].finish_reason == "abort"
     assert last.replay_digest is None and len(last.outputs[0].token_ids) < 200
     assert [named(other), named(again)] == [expected[3], expected[0]]
+
+
+async def steps_of(llm, awaited):
+    """The result, and how many steps it took."""
+    before = llm.engine.statistics().steps
+    found = await awaited
+    return found, llm.engine.statistics().steps - before
+
+
+def test_drafts_and_a_prediction_change_no_bit_and_save_steps(model, expected):
+    prompt, params = mixed_requests()[9]
+    ids = expected[9].outputs[0].token_ids
+
+    async def body(llm):
+        found = [await steps_of(llm, whole(llm.generate(prompt, params)))]
+        text = llm.get_tokenizer().decode(ids)
+        for guess in ({"drafts": [ids]}, {"prediction": ids}, {"prediction": text}):
+            found.append(await steps_of(llm, whole(llm.generate(prompt, params, **guess))))
+        with pytest.raises(RequestError, match="drafts is 'text': give None, a list of token ids"):
+            await whole(llm.generate(prompt, params, drafts="text"))
+        with pytest.raises(RequestError, match="prediction is 5: give text or token ids"):
+            await whole(llm.generate(prompt, params, prediction=5))
+        return found
+
+    (_, plain), *guessed = found = run(model, body, drafts="schema")
+    assert [named(answer) for answer, _ in found] == [expected[9]] * 4
+    assert plain >= len(ids) and all(steps < plain / 2 for _, steps in guessed[:2])
+
+
+def test_an_answer_goes_on_behind_its_last_output(model, expected):
+    """By outputs of AsyncLLM, and by the object that HTTP takes; wrong tokens are named."""
+    prompt, params = mixed_requests()[5]
+
+    async def body(llm):
+        parts = [output async for output in llm.generate(prompt, params)]
+        cut, (digests, ids) = parts[4], (llm.system_fingerprint.split("-")[1:3], parts[-1].outputs)
+        unseeded = msgspec.structs.replace(params, seed=None)
+        for given in (cut, parts[-1]):
+            rest = [part async for part in llm.generate(prompt, unseeded, resume=given)]
+            assert named(rest[-1]) == expected[5]
+            had = [len(choice.token_ids) for choice in given.outputs]
+            assert all(len(c.token_ids) >= n for c, n in zip(rest[0].outputs, had, strict=True))
+        over_http = {"contract": digests[0], "weights": digests[1], "seed": params.seed}
+        over_http |= {"choices": [[*choice.token_ids] for choice in ids]}
+        found, steps = await steps_of(llm, whole(llm.generate(prompt, params, resume=over_http)))
+        assert named(found) == expected[5] and steps < 6
+        wrong = json.loads(json.dumps(over_http["choices"]))
+        wrong[1][3] ^= 1
+        other_token = f"choice 1, position 3: the resumed token is {wrong[1][3]}, and the one here"
+        for change, error, why in (
+            ({"choices": wrong}, DisagreementError, other_token),
+            ({"contract": "0" * 12}, DisagreementError, "the contract of the answer to resume"),
+            ({"seed": 99}, RequestError, "seed 5 is not the seed of the answer to resume, 99"),
+            ({"seed": "x"}, RequestError, "resume: seed"),
+            ({"words": 1}, RequestError, "resume: unknown field 'words'"),
+            ({"choices": [[1]] * 3}, RequestError, "3 resumed choices for 2 choices"),
+            ({"choices": [[1] * 99]}, RequestError, "99 tokens already, over max_tokens 11"),
+        ):
+            with pytest.raises(error, match=re.escape(why)):
+                await whole(llm.generate(prompt, params, resume=over_http | change))
+        with pytest.raises(RequestError, match="resume and drafts are given"):
+            await whole(llm.generate(prompt, params, resume=cut, drafts=[1]))
+        return named(await whole(llm.generate(prompt, params)))
+
+    assert run(model, body) == expected[5]
+
+
+def test_recorded_answers_are_checked_while_others_are_answered(model, expected):
+    asked = mixed_requests()[:4]
+
+    async def body(llm):
+        outputs = [await whole(llm.generate(*pair)) for pair in asked]
+        records = llm.record(outputs, [params for _, params in asked])
+        choice = records[3].outputs[1]
+        bits = (f"{int(choice.logprob_bits[0], 16) ^ 1:08x}", *choice.logprob_bits[1:])
+        changed = msgspec.structs.replace(choice, logprob_bits=bits)
+        outputs = records[3].outputs[0], changed
+        records[3] = msgspec.structs.replace(records[3], outputs=outputs)
+        other = asyncio.create_task(whole(llm.generate(*mixed_requests()[0])))
+        found = await llm.check(records)
+        strange = msgspec.structs.replace(records[0], weights="0" * 64)
+        with pytest.raises(DisagreementError, match=r"answers\[1\] was computed with model dig"):
+            await llm.check([records[1], strange])
+        return found, named(await other), bits
+
+    found, other, bits = run(model, body)
+    assert other == expected[0]
+    assert [index for index, difference in enumerate(found) if difference] == [3]
+    place = found[3]
+    assert (place.choice, place.position, place.recorded.bits) == (1, 0, bits[0])
+    assert int(place.computed.bits, 16) ^ 1 == int(bits[0], 16)
 
 
 def test_each_error_reaches_its_own_consumer(model, expected):

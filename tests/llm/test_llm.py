@@ -622,6 +622,11 @@ def test_drafts_change_no_answer_and_save_steps(llm):
     assert found == plain and fewer < steps / 2 and accepted > 50
     wrong = [told[0][0], [told[1][0]], [[token ^ 1 for token in told[2][0]]], None]
     assert answer(wrong)[0] == plain
+    predictions = [llm.get_tokenizer().decode(told[0][0]), told[1][0], None, None]
+    answers = llm.generate(prompts, params, predictions=predictions)
+    assert [(a.outputs, a.replay_digest) for a in answers] == plain
+    with pytest.raises(RequestError, match="predictions is 'a', with 4 prompts: give a list"):
+        llm.generate(prompts, params, predictions="a")
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,29 @@ import asyncio
 import itertools
 import threading
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tpdet.errors import RequestError, UsageError
 from tpdet.grammar import trial
 from tpdet.llm.engine_thread import EngineThread
+from tpdet.llm.guesses import read_drafts, read_resume
 from tpdet.llm.model import OfflineModel, open_engine
-from tpdet.llm.prompts import Prompt, read_params
+from tpdet.llm.prompts import Guesses, Prompt, read_params
+from tpdet.llm.recorded import (
+    CHECKED_AT_ONCE,
+    Difference,
+    RecordedAnswer,
+    choices_of,
+    first_difference,
+)
 from tpdet.llm.results import RequestOutput
 from tpdet.llm.stream import Stream
-from tpdet.request import SamplingParams
+from tpdet.request import Request, SamplingParams
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
@@ -53,26 +64,67 @@ class AsyncLLM(OfflineModel):
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        drafts: Sequence[Any] | None = None,
+        prediction: str | Sequence[int] | None = None,
+        resume: RequestOutput | Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yields the answer so far each time it has grown; `finished` is True on the last one.
 
         prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}.
         sampling_params: None for vLLM's defaults: temperature 1, at most 16 tokens.
         request_id: a name for `abort`, unique among running requests; generated if None.
+        drafts: token ids that the output may begin with, or such ids for each choice. Right ones
+            save steps; none changes a bit.
+        prediction: text or token ids that large parts of the output may equal.
+        resume: an answer that was cut off, as its last output or as HTTP's `tpdet.resume`. The
+            other arguments are those of its request. Its tokens are computed again and compared;
+            the first output comes when all are right, and holds them.
 
         A request waits while `max_queue` requests wait already. A consumer that stops reading, or
         is cancelled, drops the request and frees its pages. Raises RequestError for a request that
-        cannot run, NumericalError when the model gave NaN, UsageError when closed or not on rank 0,
-        and PeerLostError when the engine has ended.
+        cannot run, NumericalError when the model gave NaN, DisagreementError for a resumed token
+        that is not this model's, UsageError when closed or not on rank 0, and PeerLostError when
+        the engine has ended.
         """
-        stream = await self._open(prompt, sampling_params, request_id)
+        self._refuse_asking()
+        params = read_params(sampling_params, 1)[0]
+        number = next(self._numbers)
+        name = f"async-{number}" if request_id is None else request_id
+        if not isinstance(name, str):
+            raise RequestError(f"request_id must be text, not {name!r}", "request_id")
+        read = self._reader.prompt(prompt)
+        params, guesses = self._guessed(params, drafts, prediction, resume)
+        # The engine gets another id: users may repeat theirs before the engine has dropped it.
+        request = self._request(read, params, guesses, f"async-{number}")
+        async with aclosing(self._answer(name, read.text, request)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def check(self, answers: Sequence[RecordedAnswer]) -> list[Difference | None]:
+        """As `LLM.check`, beside the requests that run: the first difference of each answer."""
+        self._refuse_asking()
+        asked = []
+        for prompt, params, guesses in self._recorded(answers):
+            name = f"async-{next(self._numbers)}"
+            asked.append((name, self._request(prompt, params, guesses, name)))
+        waiting = iter(zip(answers, asked, strict=True))
+        found: dict[str, Difference | None] = {}
+
+        async def work() -> None:
+            for answer, (name, request) in waiting:
+                async for output in self._answer(name, None, request):
+                    last = output
+                found[name] = first_difference(answer.outputs, choices_of(last))
+
+        most = max((answer.params.n for answer in answers), default=1)
         try:
-            while not stream.ended:
-                yield await stream.next()
-        finally:
-            stream.leave()
-            with self._names:
-                self._streams.pop(stream.name, None)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(max(1, CHECKED_AT_ONCE // most)):
+                    group.create_task(work())
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [found[name] for name, _ in asked]
 
     async def abort(self, request_id: str) -> None:
         """End a request: the last output has the finish reason "abort".
@@ -118,24 +170,32 @@ class AsyncLLM(OfflineModel):
     ) -> None:
         await self.close()
 
-    async def _open(
-        self, given: Prompt, sampling_params: SamplingParams | None, request_id: str | None
-    ) -> Stream:
+    def _refuse_asking(self) -> None:
         if self.rank > 0:
             raise UsageError(f"rank {self.rank} follows rank 0: call `await llm.follow()` here")
         if self.closed:
             raise self._thread.refusal()
-        params = read_params(sampling_params, 1)[0]
-        number = next(self._numbers)
-        name = f"async-{number}" if request_id is None else request_id
-        if not isinstance(name, str):
-            raise RequestError(f"request_id must be text, not {name!r}", "request_id")
-        prompt = self._reader.prompt(given)
-        # The engine gets another id: users may repeat theirs before the engine has dropped it.
-        request = self._reader.request(prompt, params, f"async-{number}")
-        if params.json_schema is not None:
-            await asyncio.to_thread(trial.check, params.json_schema)
-        stream = Stream(name, prompt.text, request, self.tokenizer, self._writer, self._thread.drop)
+
+    def _guessed(
+        self, params: SamplingParams, drafts: object, prediction: object, resume: object
+    ) -> tuple[SamplingParams, Guesses]:
+        """The parameters and guesses of a request; a resume's seed is its answer's."""
+        ids = self._reader.prediction(prediction)
+        if resume is None:
+            return params, Guesses(read_drafts(drafts, params.n), ids)
+        runner = self.engine.runner
+        here = runner.contracts.strict, runner.model_digest
+        choices, seed = read_resume(resume, params, drafts is not None, here)
+        params = msgspec.structs.replace(params, seed=seed)
+        return params, Guesses(choices, ids, tuple(map(len, choices)))
+
+    async def _answer(
+        self, name: str, text: str | None, request: Request
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The answer so far, each time it has grown; `text` is the prompt's, if it was text."""
+        if request.params.json_schema is not None:
+            await asyncio.to_thread(trial.check, request.params.json_schema)
+        stream = Stream(name, text, request, self.tokenizer, self._writer, self._thread.drop)
         with self._names:
             if name in self._streams:
                 raise RequestError(
@@ -143,4 +203,10 @@ class AsyncLLM(OfflineModel):
                 )
             self._streams[name] = stream
         self._thread.submit(stream)
-        return stream
+        try:
+            while not stream.ended:
+                yield await stream.next()
+        finally:
+            stream.leave()
+            with self._names:
+                self._streams.pop(stream.name, None)

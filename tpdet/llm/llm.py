@@ -13,30 +13,23 @@ from tqdm import tqdm
 from tpdet.errors import RequestError, UsageError
 from tpdet.grammar import trial
 from tpdet.llm.call import Call, Progress
+from tpdet.llm.guesses import read_guesses
 from tpdet.llm.interrupts import Interrupts
-from tpdet.llm.model import OfflineModel, open_engine, use_device
-from tpdet.llm.prompts import Message, Prompt, ReadPrompt, read_drafts, read_params
+from tpdet.llm.model import OfflineModel, Params, open_engine, use_device
+from tpdet.llm.prompts import Asked, Message, Prompt, ReadPrompt, read_params
 from tpdet.llm.ranks import CallRequests, CallResult, agree_on_call, give_up_world, share_answers
 from tpdet.llm.recorded import (
     CHECKED_AT_ONCE,
     Difference,
     RecordedAnswer,
-    check_recorded,
-    checked_params,
     choices_of,
     first_difference,
-    recorded_answer,
-    refuse_unverified,
 )
 from tpdet.llm.results import RequestOutput
-from tpdet.request import SamplingParams
-from tpdet.scheduler.limits import check_drafts
-from tpdet.text.outputs import RequestAssembler
+from tpdet.request import Request
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
-
-Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM(OfflineModel):
@@ -65,6 +58,7 @@ class LLM(OfflineModel):
         use_tqdm: bool | Callable[..., Progress] = True,
         *,
         drafts: Sequence[Any] | None = None,
+        predictions: Sequence[Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer every prompt; results come in the prompts' order.
 
@@ -74,13 +68,16 @@ class LLM(OfflineModel):
         use_tqdm: whether a terminal shows a progress bar; or a function to call in tqdm's place.
         drafts: for each prompt None, token ids that its output may begin with, or such ids for
             each of its choices. Right ones save steps; none changes a bit of an answer.
+        predictions: for each prompt None, or text or token ids that large parts of its output may
+            equal, such as the text that it edits. As drafts they change no bit.
 
         Every prompt is checked before the first one runs. Raises RequestError naming the prompt or
         the parameter, NumericalError when the model gave NaN for a prompt (no answer is returned
         then), UsageError when closed, DisagreementError when ranks call with different prompts.
         """
         read = partial(self._reader.prompts, prompts)
-        return self._answer(partial(self._requests, read, sampling_params, drafts), use_tqdm)
+        make = partial(self._requests, read, sampling_params, drafts, predictions)
+        return self._answer(make, use_tqdm)
 
     def chat(
         self,
@@ -119,21 +116,6 @@ class LLM(OfflineModel):
             chat_template_kwargs,
         )
         return self._answer(partial(self._requests, read, sampling_params), use_tqdm)
-
-    def record(
-        self, outputs: Sequence[RequestOutput], sampling_params: Params = None
-    ) -> list[RecordedAnswer]:
-        """What `check` needs of answers; `sampling_params` are those of the call that gave them.
-
-        Raises RequestError for an answer that is approximate.
-        """
-        found, runner = [], self.engine.runner
-        for output, given in zip(outputs, read_params(sampling_params, len(outputs)), strict=True):
-            params = self._reader.resolved(given, len(output.prompt_token_ids))
-            found.append(
-                recorded_answer(output, params, runner.contracts.strict, runner.model_digest)
-            )
-        return found
 
     def check(
         self,
@@ -235,39 +217,28 @@ class LLM(OfflineModel):
         read: Callable[[], list[ReadPrompt]],
         sampling_params: Params,
         drafts: Sequence[Any] | None = None,
+        predictions: Sequence[Any] | None = None,
     ) -> CallRequests:
         """The checked requests of a call. Raises RequestError."""
-        prompts, requests = read(), []
+        prompts = read()
         given = read_params(sampling_params, len(prompts))
-        each = zip(prompts, given, read_drafts(drafts, given), strict=True)
-        for index, (prompt, params, guesses) in enumerate(each):
-            request = self._reader.request(prompt, params, f"llm-{self._calls}-{index}", guesses)
-            check_drafts(request, self.config.fixed_batch, self.engine.approximate)
-            RequestAssembler(request, self.tokenizer)
-            if params.json_schema is not None:
-                trial.check(params.json_schema)
-                self.engine.grammars.constrain(params.json_schema)
-            requests.append(request)
+        guesses = read_guesses(self._reader, drafts, predictions, given)
+        requests = self._checked(list(zip(prompts, given, guesses, strict=True)))
         return CallRequests(requests, [prompt.text for prompt in prompts])
 
     def _recorded_requests(self, answers: Sequence[RecordedAnswer]) -> CallRequests:
         """The checked requests that compute recorded answers again."""
-        runner = self.engine.runner
-        refuse_unverified(self.config.fixed_batch, self.engine.approximate)
-        for place, answer in enumerate(answers):
-            check_recorded(
-                answer,
-                f"answers[{place}]",
-                runner.contracts.strict,
-                runner.model_digest,
-                self.engine.model_config.vocab_size,
-            )
-        requests = self._requests(
-            lambda: [ReadPrompt(answer.prompt_token_ids) for answer in answers],
-            [checked_params(answer) for answer in answers],
-            [[choice.token_ids for choice in answer.outputs] for answer in answers],
-        )
-        return requests._replace(at_once=CHECKED_AT_ONCE)
+        requests = self._checked(self._recorded(answers))
+        return CallRequests(requests, [None] * len(requests), CHECKED_AT_ONCE)
+
+    def _checked(self, asked: Sequence[Asked]) -> list[Request]:
+        requests = []
+        for index, (prompt, params, guesses) in enumerate(asked):
+            requests.append(self._request(prompt, params, guesses, f"llm-{self._calls}-{index}"))
+            if params.json_schema is not None:
+                trial.check(params.json_schema)
+                self.engine.grammars.constrain(params.json_schema)
+        return requests
 
     @contextmanager
     def _one_call(self) -> Iterator[None]:

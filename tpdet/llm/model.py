@@ -1,6 +1,7 @@
 """The common base of LLM and AsyncLLM: settings, tokenizer, engine."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,15 +10,27 @@ from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.launch.life.faults import refuse_faults
 from tpdet.launch.life.run_secret import given_secret
-from tpdet.llm.prompts import PromptReader
-from tpdet.llm.results import ResultWriter
+from tpdet.llm.prompts import Asked, Guesses, PromptReader, ReadPrompt, read_params
+from tpdet.llm.recorded import (
+    RecordedAnswer,
+    check_recorded,
+    checked_params,
+    recorded_answer,
+    refuse_unverified,
+)
+from tpdet.llm.results import RequestOutput, ResultWriter
 from tpdet.llm.settings import read_settings
+from tpdet.request import Request, SamplingParams
+from tpdet.scheduler.limits import check_drafts
+from tpdet.text.outputs import RequestAssembler
 from tpdet.text.tokenizer import Tokenizer
 from tpdet.text.tokenizer_ahead import TokenizerAhead
 from tpdet.weights.resolve import resolve_tokenizer
 
 if TYPE_CHECKING:
     from tpdet.engine import Engine
+
+Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class OfflineModel(ABC):
@@ -148,6 +161,21 @@ class OfflineModel(ABC):
             )
         return self.tokenizer
 
+    def record(
+        self, outputs: Sequence[RequestOutput], sampling_params: Params = None
+    ) -> list[RecordedAnswer]:
+        """What `check` needs of answers; `sampling_params` are those of the call that gave them.
+
+        Raises RequestError for an answer that is approximate.
+        """
+        found, runner = [], self.engine.runner
+        for output, given in zip(outputs, read_params(sampling_params, len(outputs)), strict=True):
+            params = self._reader.resolved(given, len(output.prompt_token_ids))
+            found.append(
+                recorded_answer(output, params, runner.contracts.strict, runner.model_digest)
+            )
+        return found
+
     @property
     @abstractmethod
     def closed(self) -> bool:
@@ -162,6 +190,36 @@ class OfflineModel(ABC):
             f"dtype={dtype!r}, device={engine.runner.device.type!r}, "
             f"max_model_len={engine.max_model_len})" + (" [closed]" if self.closed else "")
         )
+
+    def _request(
+        self, prompt: ReadPrompt, params: SamplingParams, guesses: Guesses, request_id: str
+    ) -> Request:
+        """The checked request of a prompt; a schema is not tried yet. Raises RequestError."""
+        request = self._reader.request(prompt, params, request_id, guesses)
+        check_drafts(request, self.config.fixed_batch, self.engine.approximate)
+        RequestAssembler(request, self.tokenizer)
+        return request
+
+    def _recorded(self, answers: Sequence[RecordedAnswer]) -> list[Asked]:
+        """What computes recorded answers again. Raises as `check`."""
+        runner = self.engine.runner
+        refuse_unverified(self.config.fixed_batch, self.engine.approximate)
+        for place, answer in enumerate(answers):
+            check_recorded(
+                answer,
+                f"answers[{place}]",
+                runner.contracts.strict,
+                runner.model_digest,
+                self.engine.model_config.vocab_size,
+            )
+        return [
+            (
+                ReadPrompt(answer.prompt_token_ids),
+                checked_params(answer),
+                Guesses(tuple(choice.token_ids for choice in answer.outputs)),
+            )
+            for answer in answers
+        ]
 
     @abstractmethod
     def _start(self) -> "Engine":

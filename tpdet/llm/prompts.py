@@ -4,15 +4,15 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
+from tpdet.audit.resumed import check_resumed_counts
 from tpdet.errors import RequestError, UsageError
 from tpdet.request import Request, SamplingParams, check_against_model
 from tpdet.text.token_guard import checked
 from tpdet.text.tokenizer import Tokenizer
 
 MAX_SALT_BYTES = 256
-_DRAFTS = "None, a list of token ids, or such a list for each choice"
 _EXAMPLES = 'text, a list of token ids, {"prompt": TEXT} or {"prompt_token_ids": IDS}'
 
 
@@ -27,6 +27,17 @@ class PromptDictionary(TypedDict, total=False):
 Prompt = str | Sequence[int] | PromptDictionary
 Drafts = tuple[tuple[int, ...], ...]
 """A guess of the output of each choice of a request."""
+
+
+class Guesses(NamedTuple):
+    """What is known of an answer before it is made; the fields are those of `Request`."""
+
+    drafts: Drafts = ()
+    prediction: tuple[int, ...] = ()
+    resumed: tuple[int, ...] = ()
+
+
+NO_GUESSES = Guesses()
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...}, as in the chat API."""
 
@@ -38,6 +49,10 @@ class ReadPrompt:
     token_ids: tuple[int, ...]
     text: str | None = None
     cache_salt: str = ""
+
+
+Asked = tuple[ReadPrompt, SamplingParams, Guesses]
+"""What becomes a request."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +71,8 @@ class PromptReader:
 
     def prompts(self, given: object) -> list[ReadPrompt]:
         """The prompts of one call, which is given one prompt or a list."""
-        given = _listed(given)
-        if isinstance(given, str | Mapping) or _are_ids(given):
+        given = listed(given)
+        if isinstance(given, str | Mapping) or are_ids(given):
             return [self.prompt(given)]
         if not isinstance(given, list | tuple):
             raise RequestError(
@@ -68,14 +83,14 @@ class PromptReader:
 
     def prompt(self, given: object, place: str = "the prompt") -> ReadPrompt:
         """One prompt; `place` names it in messages."""
-        given = _listed(given)
+        given = listed(given)
         if isinstance(given, Mapping):
             return self._of_dictionary(given, place)
         if isinstance(given, str):
             return ReadPrompt(self._encode(given), given)
         if not isinstance(given, list | tuple):
-            raise RequestError(f"{place} is {_shown(given)}: give {_EXAMPLES}", "prompts")
-        return ReadPrompt(_ids(given, place))
+            raise RequestError(f"{place} is {shown(given)}: give {_EXAMPLES}", "prompts")
+        return ReadPrompt(token_ids_of(given, place))
 
     def conversations(
         self,
@@ -91,7 +106,7 @@ class PromptReader:
         """
         if not isinstance(messages, list | tuple):
             raise RequestError(
-                f"messages is {_shown(messages)}: give a list of dictionaries with role and "
+                f"messages is {shown(messages)}: give a list of dictionaries with role and "
                 "content, or a list of such lists",
                 "messages",
             )
@@ -110,7 +125,11 @@ class PromptReader:
         return found
 
     def request(
-        self, prompt: ReadPrompt, params: SamplingParams, request_id: str, drafts: Drafts = ()
+        self,
+        prompt: ReadPrompt,
+        params: SamplingParams,
+        request_id: str,
+        guesses: Guesses = NO_GUESSES,
     ) -> Request:
         """The checked request; `max_tokens` None becomes the rest of the context."""
         request = Request(
@@ -119,10 +138,23 @@ class PromptReader:
             params=self.resolved(params, len(prompt.token_ids)),
             eos_token_ids=self.eos_token_ids,
             cache_salt=prompt.cache_salt,
-            drafts=drafts,
+            **guesses._asdict(),
         )
         check_against_model(request, self.vocab_size, self.max_model_len)
+        check_resumed_counts(request, "resume")
         return request
+
+    def prediction(self, given: object, place: str = "prediction") -> tuple[int, ...]:
+        """The ids of a guess of the answer, which is text or ids; `place` names it in messages."""
+        given = listed(() if given is None else given)
+        if isinstance(given, str):
+            if self.tokenizer is None:
+                raise RequestError(f"{place} is text, which needs a tokenizer: give ids", place)
+            most = self.max_model_len
+            return tuple(self.tokenizer.encode(given, False, most, field="prediction"))
+        if not isinstance(given, list | tuple):
+            raise RequestError(f"{place} is {shown(given)}: give text or token ids", place)
+        return token_ids_of(given, place, "text or token ids", "prediction")
 
     def resolved(self, params: SamplingParams, length: int) -> SamplingParams:
         """The parameters of a prompt of `length` tokens, with the `max_tokens` that they mean."""
@@ -136,23 +168,23 @@ class PromptReader:
                 raise RequestError(
                     f"{place} has {name!r}, which is not supported: give {_EXAMPLES}", "prompts"
                 )
-        text, ids = given.get("prompt"), _listed(given.get("prompt_token_ids"))
+        text, ids = given.get("prompt"), listed(given.get("prompt_token_ids"))
         if text is None and ids is None:
             raise RequestError(
                 f'{place} has neither "prompt" nor "prompt_token_ids": give {_EXAMPLES}', "prompts"
             )
         if text is not None and not isinstance(text, str):
-            raise RequestError(f'{place}["prompt"] is {_shown(text)}: give text', "prompts")
+            raise RequestError(f'{place}["prompt"] is {shown(text)}: give text', "prompts")
         if ids is not None and not isinstance(ids, list | tuple):
             raise RequestError(
-                f'{place}["prompt_token_ids"] is {_shown(ids)}: give a list of ids', "prompts"
+                f'{place}["prompt_token_ids"] is {shown(ids)}: give a list of ids', "prompts"
             )
         checked(text or "")
         salt = given.get("cache_salt") or ""
         if not isinstance(salt, str) or len(salt.encode("utf-8", "replace")) > MAX_SALT_BYTES:
             raise RequestError(f"cache_salt must be text of {MAX_SALT_BYTES} bytes at most")
         if ids is not None:
-            return ReadPrompt(_ids(ids, place), text, salt)
+            return ReadPrompt(token_ids_of(ids, place), text, salt)
         return ReadPrompt(self._encode(text or ""), text, salt)
 
     def _encode(self, text: str) -> tuple[int, ...]:
@@ -166,7 +198,7 @@ class PromptReader:
         if template is None:
             return self.tokenizer
         if not isinstance(template, str):
-            raise RequestError(f"chat_template is {_shown(template)}: give Jinja text", "messages")
+            raise RequestError(f"chat_template is {shown(template)}: give Jinja text", "messages")
         if template not in self._templates:
             self._templates.clear()  # keep only the last one: a loop uses the same each time
             self._templates[template] = self.tokenizer.with_chat_template(template)
@@ -187,7 +219,7 @@ def read_params(given: object, count: int) -> list[SamplingParams]:
         )
     if not isinstance(given, list | tuple) or not all(isinstance(p, SamplingParams) for p in given):
         raise UsageError(
-            f"sampling_params is {_shown(given)}: give SamplingParams(...), or a list of them, one "
+            f"sampling_params is {shown(given)}: give SamplingParams(...), or a list of them, one "
             "for each prompt"
         )
     if len(given) != count:
@@ -198,51 +230,24 @@ def read_params(given: object, count: int) -> list[SamplingParams]:
     return list(given)
 
 
-def read_drafts(given: object, params: Sequence[SamplingParams]) -> list[Drafts]:
-    """The drafts of each prompt, given with the parameters of each. None: no drafts.
-
-    Raises RequestError for other types, and if there are not as many as prompts.
-    """
-    given = _listed([None] * len(params) if given is None else given)
-    if not isinstance(given, list | tuple) or len(given) != len(params):
-        raise RequestError(
-            f"drafts is {_shown(given)}, with {len(params)} prompts: give a list that has for each "
-            f"prompt {_DRAFTS}",
-            "drafts",
-        )
-    return [
-        _drafts_of(each, params[index].n, f"drafts[{index}]") for index, each in enumerate(given)
-    ]
-
-
-def _drafts_of(given: object, choices: int, place: str) -> Drafts:
-    given = _listed(() if given is None else given)
-    guesses = [given] * choices if _are_ids(given) else given
-    if isinstance(guesses, list | tuple):
-        guesses = [_listed(each) for each in guesses]
-        if all(isinstance(each, list | tuple) for each in guesses):
-            return tuple(_ids(each, place, _DRAFTS, "drafts") for each in guesses)
-    raise RequestError(f"{place} is {_shown(given)}: give {_DRAFTS}", "drafts")
-
-
 def _with_max_tokens(params: SamplingParams, most: int) -> SamplingParams:
     given = {name: getattr(params, name) for name in params.__struct_fields__}
     return SamplingParams(**(given | {"max_tokens": most}))
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
     """A list of an array, a tensor or a range; anything else unchanged."""
     if isinstance(value, range):
         return list(value)
     return value.tolist() if hasattr(value, "tolist") and hasattr(value, "ndim") else value
 
 
-def _are_ids(value: object) -> bool:
+def are_ids(value: object) -> bool:
     """Whether `value` is one prompt of token ids, not a list of prompts."""
     return isinstance(value, list | tuple) and len(value) > 0 and isinstance(value[0], Integral)
 
 
-def _ids(
+def token_ids_of(
     values: Sequence[Any], place: str, examples: str = _EXAMPLES, field: str = "prompts"
 ) -> tuple[int, ...]:
     """`values` as plain integers. Raises RequestError naming the first that is no integer."""
@@ -256,13 +261,13 @@ def _ids(
             found.append(operator.index(value))
         except TypeError:
             raise RequestError(
-                f"{place}: token {index} is {_shown(value)}, not a token id: give {examples}",
+                f"{place}: token {index} is {shown(value)}, not a token id: give {examples}",
                 field,
             ) from None
     return tuple(found)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value in a message: its text if that is short, else its type."""
     text = repr(value)
     return text if len(text) <= 60 else f"a {type(value).__name__}"

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from tpdet.audit.resumed import ResumedTokens
+from tpdet.errors import RequestError
 from tpdet.llm.results import ABORTED, RequestOutput, ResultWriter, error_of
 from tpdet.request import PromptOutput, Request, RequestFailed, TokenOutput
 from tpdet.text.outputs import RequestAssembler
@@ -36,6 +38,7 @@ class Stream:
         self.ended = False  # no more output will come, or be read
         self._text, self._writer, self._drop = text, writer, drop
         self._assembler = RequestAssembler(request, tokenizer)
+        self._resumed = ResumedTokens(request.resumed, request.drafts)
         self.loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
@@ -110,9 +113,12 @@ class Stream:
         try:
             for output in outputs:
                 delta = self._assembler.push(output)
-                if delta is not None and delta.abort and isinstance(output, TokenOutput):
+                if delta is None or not isinstance(output, TokenOutput):
+                    continue
+                self._compare(output, delta.finish_reason is not None)
+                if delta.abort:
                     self._drop(self, output.choice)
-        except Exception as wrong:  # it concerns this request's text only
+        except Exception as wrong:  # it concerns this request only
             error = wrong
             self._drop(self, None)
         if self._assembler.failure is not None:
@@ -120,4 +126,13 @@ class Stream:
         complete = self._assembler.finished and self._assembler.failure is None
         if error is not None and not complete:
             self._error = error
-        self._changed.set()
+        if error is not None or not self._resumed.pending:
+            self._changed.set()
+
+    def _compare(self, output: TokenOutput, ended: bool) -> None:
+        """Compare a token that the reader has. Raises ResumeMismatch."""
+        if not self._resumed.left(output.choice):
+            return
+        if output.approximate:
+            raise RequestError("an approximate answer cannot be resumed", "resume")
+        self._resumed.take(output.choice, output.token_id, ended)

@@ -115,14 +115,18 @@ class Tokenizer:
         return () if found is None else (found,)
 
     def encode(
-        self, text: str, add_special_tokens: bool = True, most: int | None = None
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        most: int | None = None,
+        field: str = "prompt",
     ) -> list[int]:
-        """Ids of a prompt; special-token text in it becomes special ids, as in a template's output.
+        """Ids of a text; special-token text in it becomes special ids, as in a template's output.
 
-        Raises RequestError for text with a lone surrogate, and, without encoding it, for text that
-        must have more than `most` tokens.
+        field: what the text is, for messages. Raises RequestError for text with a lone surrogate,
+        and, without encoding it, for text that must have more than `most` tokens.
         """
-        self._refuse_too_long([checked(text)], most)
+        self._refuse_too_long([checked(text)], most, field)
         return ids_of(self._backend, text, add_special_tokens)
 
     def apply_chat_template(
@@ -252,16 +256,18 @@ class Tokenizer:
             messages, add_generation_prompt, continue_final_message, variables
         )
 
-    def _refuse_too_long(self, texts: Iterable[str], most: int | None) -> None:
+    def _refuse_too_long(
+        self, texts: Iterable[str], most: int | None, field: str = "prompt"
+    ) -> None:
         """Raise RequestError if the texts, end to end, must have more than `most` tokens."""
         if most is None or self._bytes_per_token is None:
             return
         least = -(-sum(len(text.encode()) for text in texts) // self._bytes_per_token)
         if least > most:
             raise RequestError(
-                f"the prompt has at least {least} tokens, over the model's context of {most}: "
+                f"the {field} has at least {least} tokens, over the model's context of {most}: "
                 "shorten it",
-                "prompt",
+                field,
             )
 
     def _encode_segments(self, segments: Sequence[Segment], add_special_tokens: bool) -> list[int]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from tpdet.arguments.field_ranges import MAX_STOP_STRINGS
+from tpdet.audit.resumed import check_resumed_counts
 from tpdet.errors import RequestError
 from tpdet.request import Request, SamplingParams, check_against_model
 from tpdet.server.body.answer_size import check_answer_size
@@ -16,7 +17,6 @@ from tpdet.server.body.prompts import Prompt, PromptReader
 from tpdet.server.body.resume import (
     FIELD,
     ResumePoint,
-    check_counts,
     check_origin,
     resume_of,
 )
@@ -248,7 +248,7 @@ class Preparer:
             prediction=self.prompts.of_prediction(body.prediction),
         )
         check_against_model(request, self.facts.vocab_size, self.facts.max_model_len)
-        check_counts(request, FIELD)
+        check_resumed_counts(request, FIELD)
         return request
 
 

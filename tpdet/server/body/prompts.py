@@ -79,10 +79,9 @@ class PromptReader:
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         tokenizer = self.need_tokenizer("prediction")
         try:
-            return tuple(tokenizer.encode(text, add_special_tokens=False, most=self.max_model_len))
+            return tuple(tokenizer.encode(text, False, self.max_model_len, field="prediction"))
         except RequestError as error:
-            message = str(error).replace("the prompt", "prediction", 1)
-            raise bad_request(message, "prediction") from None
+            raise bad_request(str(error), "prediction") from None
 
     def text(self, prompt: Prompt) -> str:
         """A prompt as text, for `echo`."""

@@ -8,10 +8,17 @@ from typing import NamedTuple
 
 import msgspec
 
+from tpdet.audit.resumed import (
+    ResumeMismatch,
+    check_resume_fields,
+    check_resume_origin,
+    check_resumed_counts,
+)
+from tpdet.errors import RequestError
 from tpdet.request import Request, with_seed
 from tpdet.server.body.schema import GenerationBody, Resume
 from tpdet.server.wire.cursor import read_cursor
-from tpdet.server.wire.problems import ApiError, bad_request
+from tpdet.server.wire.problems import ApiError, bad_request, from_request_error
 from tpdet.server.wire.protocol import Start
 
 FIELD, HEADER = "tpdet.resume", "last-event-id"
@@ -35,41 +42,25 @@ def resume_of(body: GenerationBody) -> Resume | None:
     found = None if body.tpdet is None else body.tpdet.resume
     if found is None or body.tpdet is None:
         return None
-    if body.tpdet.drafts is not None:
-        raise bad_request("resume and drafts are given: leave drafts out", FIELD)
-    if body.seed not in (None, found.seed):
-        raise bad_request(
-            f"seed {body.seed} is not the seed of the answer to resume, {found.seed}: send one",
-            f"{FIELD}.seed",
-        )
+    try:
+        check_resume_fields(found.seed, body.seed, body.tpdet.drafts is not None, FIELD)
+    except RequestError as error:
+        raise from_request_error(error) from None
     return found
-
-
-def check_counts(request: Request, place: str) -> None:
-    """Refuse (ApiError) more tokens than the answer may have."""
-    for choice, count in enumerate(request.resumed):
-        if count > request.max_tokens:
-            raise bad_request(
-                f"choice {choice} has {count} tokens already, over max_tokens {request.max_tokens}:"
-                " send the request that the answer began with",
-                place,
-            )
 
 
 def check_origin(point: ResumePoint, facts: Start) -> None:
     """Refuse (ApiError 409) to go on with what another contract or other weights computed."""
-    for name, theirs, ours in (
-        ("contract", point.contract, facts.contract),
-        ("weights", point.weights, facts.model_digest),
-    ):
-        if not ours.startswith(theirs):
-            raise ApiError(
-                409,
-                f"the {name} of the answer to resume {_is(name)} {theirs}, and this server's "
-                f"{_is(name)} {ours[: len(theirs)]}: ask a server with the same {name}",
-                param=f"{point.place}.{name}" if point.place == FIELD else point.place,
-                code="resume_mismatch",
-            )
+    try:
+        check_resume_origin((point.contract, point.weights), (facts.contract, facts.model_digest))
+    except ResumeMismatch as error:
+        raise mismatch(point, error) from None
+
+
+def mismatch(point: ResumePoint, error: ResumeMismatch) -> ApiError:
+    """The 409 for a token, contract or weights that are not the client's."""
+    param = f"{FIELD}.{error.field}" if point.place == FIELD else point.place
+    return ApiError(409, str(error), param=param, code="resume_mismatch")
 
 
 def resumed_by_cursor(
@@ -99,10 +90,10 @@ def resumed_by_cursor(
     for place, request in enumerate(requests):
         counts = cursor.counts[place * choices : (place + 1) * choices]
         request = msgspec.structs.replace(with_seed(request, cursor.seed), resumed=counts)
-        check_counts(request, HEADER)
         found.append(request)
+    try:
+        for request in found:
+            check_resumed_counts(request, HEADER)
+    except RequestError as error:
+        raise from_request_error(error) from None
     return tuple(found), point
-
-
-def _is(name: str) -> str:
-    return "are" if name == "weights" else "is"

@@ -1,13 +1,12 @@
 """What of an answer its client already has: it is computed again and compared, not sent again."""
 
+from tpdet.audit.resumed import ResumedTokens, ResumeMismatch
 from tpdet.request import TokenOutput
 from tpdet.server.body.prepare import Call
-from tpdet.server.body.resume import FIELD, ResumePoint
+from tpdet.server.body.resume import FIELD, mismatch
 from tpdet.server.wire.cursor import Progress
 from tpdet.server.wire.problems import ApiError, bad_request
 from tpdet.text.outputs import TextDelta
-
-ChoiceKey = tuple[str, int]  # request id, choice
 
 
 class Resumption:
@@ -19,63 +18,41 @@ class Resumption:
     def __init__(self, call: Call) -> None:
         self._point = call.resume
         by_ids = call.resume is not None and call.resume.place == FIELD
-        self._ids = call.requests[0].drafts if by_ids else ()
-        self._left: dict[ChoiceKey, int] = {
-            (request.request_id, choice): count
-            for request in call.requests
-            for choice, count in enumerate(request.resumed)
-            if count
-        }
-        self._progress = Progress(len(call.requests) * call.choices)
-        self.pending = bool(self._left)
-        self.choices = frozenset(self._left)
+        counts = [0] * (len(call.requests) * call.choices)
+        keys = set()
+        for place, request in enumerate(call.requests):
+            for choice, count in enumerate(request.resumed):
+                counts[place * call.choices + choice] = count
+                if count:
+                    keys.add((request.request_id, choice))
+        self._tokens = ResumedTokens(counts, call.requests[0].drafts if by_ids else ())
+        self._progress = Progress(len(counts))
+        self.pending = self._tokens.pending
+        self.choices = frozenset(keys)
         """The choices of which the client has tokens."""
 
-    def take(
-        self, key: ChoiceKey, index: int, output: TokenOutput, delta: TextDelta
-    ) -> TextDelta | None:
+    def take(self, index: int, output: TokenOutput, delta: TextDelta) -> TextDelta | None:
         """What of a token's delta is to be sent; `index` is its choice's place in the answer.
 
         None where the client has all of it. How a choice ended is told once more, without its text.
         Raises ApiError for a token that is not the client's.
         """
-        left = self._left.get(key)
-        if left is None or self._point is None:
+        if self._point is None or not self._tokens.left(index):
             return delta
         if output.approximate:
             raise bad_request("an approximate answer cannot be resumed", self._point.place)
-        position = self._progress.counts[index]
-        self._compare(index, position, output.token_id)
+        ended = delta.finish_reason is not None
+        try:
+            self._tokens.take(index, output.token_id, ended)
+        except ResumeMismatch as error:
+            raise mismatch(self._point, error) from None
         self._progress.add(index, output.token_id, output.logprob)
-        if delta.finish_reason is not None and left > 1:
-            raise _mismatch(
-                self._point,
-                index,
-                position + 1,
-                f"the resumed answer goes on, and this server's ends after {position + 1} tokens",
-            )
-        if left > 1:
-            self._left[key] = left - 1
-            return None
-        del self._left[key]
-        if not self._left:
+        if not self._tokens.pending:
             self._check_sum()
             self.pending = False
-        if delta.finish_reason is None:
+        if self._tokens.left(index) or not ended:
             return None
         return TextDelta(finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
-
-    def _compare(self, choice: int, position: int, token_id: int) -> None:
-        """Compare with the client's ids, if it sent them: with the drafts of its one prompt."""
-        theirs = self._ids[choice][position] if choice < len(self._ids) else token_id
-        if theirs != token_id:
-            assert self._point is not None
-            raise _mismatch(
-                self._point,
-                choice,
-                position,
-                f"the resumed token is {theirs}, and this server's is {token_id}",
-            )
 
     def _check_sum(self) -> None:
         point = self._point
@@ -87,10 +64,3 @@ class Resumption:
                 param=point.place,
                 code="resume_mismatch",
             )
-
-
-def _mismatch(point: ResumePoint, choice: int, position: int, what: str) -> ApiError:
-    place = f"{FIELD}.choices[{choice}][{position}]" if point.place == FIELD else point.place
-    return ApiError(
-        409, f"choice {choice}, position {position}: {what}", param=place, code="resume_mismatch"
-    )

@@ -189,7 +189,7 @@ class GenerationResponse(Response):
         shown: TextDelta | None = delta
         if self._resumption.pending:
             try:
-                shown = self._resumption.take(key, self._writers[key].index, output, delta)
+                shown = self._resumption.take(self._writers[key].index, output, delta)
             except ApiError as problem:
                 self._handle.fail(problem)
                 return

@@ -1,0 +1,88 @@
+"""Reads what callers know of an answer before it is made: drafts, predictions, what they have."""
+
+from collections.abc import Mapping, Sequence
+
+from tpdet.audit.resumed import check_resume_fields, check_resume_origin, shown_digests
+from tpdet.errors import RequestError
+from tpdet.llm.prompts import Drafts, Guesses, PromptReader, are_ids, listed, shown, token_ids_of
+from tpdet.llm.results import RequestOutput
+from tpdet.request import SamplingParams
+from tpdet.server.body.parse import parse_body
+from tpdet.server.body.schema import Resume
+from tpdet.server.wire.problems import ApiError
+
+_DRAFTS = "None, a list of token ids, or such a list for each choice"
+_RESUME = "the last RequestOutput, or {contract, weights, seed, choices} as over HTTP"
+
+
+def read_guesses(
+    reader: PromptReader, drafts: object, predictions: object, params: Sequence[SamplingParams]
+) -> list[Guesses]:
+    """The guesses of each prompt of a call; `params` are the parameters of each. None: no guesses.
+
+    Raises RequestError for other types, and if there are not as many as prompts.
+    """
+    each_draft = _for_each("drafts", drafts, len(params), _DRAFTS)
+    each_prediction = _for_each("predictions", predictions, len(params), "None, text or token ids")
+    found = []
+    for index, (draft, prediction) in enumerate(zip(each_draft, each_prediction, strict=True)):
+        choices = read_drafts(draft, params[index].n, f"drafts[{index}]")
+        found.append(Guesses(choices, reader.prediction(prediction, f"predictions[{index}]")))
+    return found
+
+
+def read_drafts(given: object, choices: int, place: str = "drafts") -> Drafts:
+    """The drafts of one prompt: ids for all of its choices, or such ids for each.
+
+    Raises RequestError, in which `place` names them.
+    """
+    given = listed(() if given is None else given)
+    guesses = [given] * choices if are_ids(given) else given
+    if isinstance(guesses, list | tuple):
+        guesses = [listed(each) for each in guesses]
+        if all(isinstance(each, list | tuple) for each in guesses):
+            return tuple(token_ids_of(each, place, _DRAFTS, "drafts") for each in guesses)
+    raise RequestError(f"{place} is {shown(given)}: give {_DRAFTS}", "drafts")
+
+
+def read_resume(
+    given: object, params: SamplingParams, has_drafts: bool, here: tuple[str, str]
+) -> tuple[Drafts, int]:
+    """The ids of each choice that the caller has, and the seed of their answer.
+
+    given: the last output that came, or an object as `tpdet.resume` over HTTP; here: contract id
+    and model digest of this model. Raises RequestError for anything else, and for an approximate
+    answer; DisagreementError for one of another contract or other weights.
+    """
+    found = _resume_of(given)
+    check_resume_fields(found.seed, params.seed, has_drafts, "resume")
+    check_resume_origin((found.contract, found.weights), here, "a model")
+    return tuple(map(tuple, found.choices)), found.seed
+
+
+def _resume_of(given: object) -> Resume:
+    if isinstance(given, RequestOutput):
+        digests = shown_digests(given.system_fingerprint)
+        if digests is None:
+            raise RequestError(
+                "an approximate answer cannot be resumed: ask for it from its beginning", "resume"
+            )
+        choices = [list(choice.token_ids) for choice in given.outputs]
+        return Resume(contract=digests[0], weights=digests[1], seed=given.seed, choices=choices)
+    if not isinstance(given, Mapping):
+        raise RequestError(f"resume is {shown(given)}: give {_RESUME}", "resume")
+    try:
+        return parse_body(Resume, dict(given))
+    except ApiError as error:
+        raise RequestError(f"resume: {error}", "resume") from None
+
+
+def _for_each(name: str, given: object, count: int, form: str) -> Sequence[object]:
+    found = listed([None] * count if given is None else given)
+    if not isinstance(found, list | tuple) or len(found) != count:
+        raise RequestError(
+            f"{name} is {shown(found)}, with {count} prompts: give a list that has for each "
+            f"prompt {form}",
+            name,
+        )
+    return found
