@@ -103,6 +103,7 @@ class Runner:
         if self.pages is not None and captures_graphs(self._config, self.device):
             of = self.model, self.pages, self.sampled
             self.graphs = make_graphs(*of, self._config, self.step_tokens.most, self.max_model_len)
+            torch.cuda.empty_cache()  # steps use another stream than the captures did
 
     def close(self) -> None:
         """Let go of graphs and pages. Before the world closes: NCCL waits for its last graph."""
