@@ -24,6 +24,12 @@ def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return pairs.flatten(0, 2)
 
 
+def halves(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where gates and ups lie in an interleaved weight [2 * I, ...]: views [I / 8, 8, ...]."""
+    pairs = weight.unflatten(0, (-1, 2, GROUP))
+    return pairs[:, 0], pairs[:, 1]
+
+
 def gate_and_up(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows [M, 2 * I] of an interleaved product -> gate and up [M, I]."""
     gate, up = rows.unflatten(1, (-1, 2, GROUP)).unbind(2)

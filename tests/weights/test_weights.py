@@ -9,7 +9,12 @@ from safetensors.torch import save_file
 from tests.lib.bits import assert_same_bits
 from tests.lib.thread_world import run_threads
 from tpdet.comm.world.world import SoloWorld
-from tpdet.errors import CheckpointError, DisagreementError, NotFoundError
+from tpdet.errors import (
+    CheckpointError,
+    DisagreementError,
+    IntegrityError,
+    NotFoundError,
+)
 from tpdet.weights.checkpoint import open_checkpoint
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.resolve import resolve_model
@@ -160,6 +165,31 @@ def test_a_tensor_read_twice_is_refused(tmp_path):
     found.read("a.weight", (32, 16), WHOLE)
     with pytest.raises(CheckpointError, match="twice"):
         found.read("a.weight", (32, 16), WHOLE)
+
+
+def test_tensors_are_read_into_memory_that_is_there(tmp_path):
+    """Whole and in pieces, into strided memory; its address stays, and other memory stays as is."""
+    single(tmp_path)
+    memory = torch.full((4, 2, 8, 16), torch.nan)
+    rows, columns = memory[:, 1], torch.zeros(16, 128)
+    wide = quarters(64, 1, range(1, 3))
+    asked = [("a.weight", (32, 16), WHOLE), ("b.weight", (16, 64), wide)]
+    found = source(tmp_path)
+    found.read_into(asked, [rows, columns[:, ::4]])
+    assert_same_bits(rows.flatten(0, 1), TENSORS["a.weight"])
+    assert_same_bits(columns[:, ::4].contiguous(), TENSORS["b.weight"][:, 16:48].contiguous())
+    assert memory[:, 0].isnan().all() and not columns[:, 1::4].any()
+    found.read("norm.weight", (16,), WHOLE)
+    known = source(tmp_path)
+    known.read("a.weight", (32, 16), WHOLE)
+    known.read("b.weight", (16, 64), wide)
+    known.read("norm.weight", (16,), WHOLE)
+    assert found.finish() == known.finish()
+    assert found.room(memory, (4, 2, 8, 16)) is memory
+    with pytest.raises(IntegrityError, match="restart the server"):
+        found.room(memory, (4, 2, 8, 32))
+    with pytest.raises(IntegrityError, match="restart the server"):
+        found.room(memory.bfloat16(), (4, 2, 8, 16))
 
 
 def test_stored_inverse_frequencies_are_ignored(tmp_path):

@@ -17,7 +17,7 @@ from tpdet.comm.exchange.expert_columns import ExpertColumns, open_experts
 from tpdet.comm.exchange.fold import Done, Pending
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.experts import Lanes
-from tpdet.kernels.inputs.gated import interleaved
+from tpdet.kernels.inputs.gated import halves
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.order import fold_tree
@@ -122,7 +122,7 @@ class ExpertMlp:
             read = source.read(f"{router}.bias", (experts,), whole)
             self.router_bias = place(self.router_bias, read)
             parts += [(f"{p}.bias", shape[:1], cut) for p, shape, cut in named]
-        asked = []
+        asked, targets = [], self._make_room(source)
         for expert in range(experts):
             for part, shape, cut in parts:
                 name = f"{self._name}.experts.{expert}.{part}"
@@ -130,14 +130,24 @@ class ExpertMlp:
                     asked.append((name, shape, cut))
                 else:
                     source.leave(name, shape)
-        found, each = source.read_all(asked), len(parts)
-        gates, ups, downs, *biases = (found[i::each] for i in range(each))
-        self.gate_up = place(self.gate_up, torch.stack([*map(interleaved, gates, ups)]))
-        self.down = place(self.down, torch.stack(downs))
-        if biases:
-            of_gate_up = torch.stack([*map(interleaved, biases[0], biases[1])])
-            old_gate_up, old_down = self.biases
-            self.biases = place(old_gate_up, of_gate_up), place(old_down, torch.stack(biases[2]))
+        source.read_into(asked, targets)
+
+    def _make_room(self, source: WeightSource) -> list[torch.Tensor]:
+        """Where gate, up and down of each expert go, and then their biases: expert by expert."""
+        held, (width, outputs) = len(self._lanes.experts), map(len, self._parts)
+        gate_up = source.room(self.gate_up, (held, 2 * width, self._hidden))
+        down = source.room(self.down, (held, outputs, self._mixture.width))
+        of_gate_up, of_down = self.biases
+        if self._mixture.biased:
+            of_gate_up = source.room(of_gate_up, (held, 2 * width))
+            of_down = source.room(of_down, (held, outputs))
+        self.gate_up, self.down, self.biases = gate_up, down, (of_gate_up, of_down)
+        targets = []
+        for i in range(held):
+            targets += [*halves(gate_up[i]), down[i]]
+            if of_gate_up is not None and of_down is not None:
+                targets += [*halves(of_gate_up[i]), of_down[i]]
+        return targets
 
     def __call__(self, rows: MicroBatch, following: Norm) -> Pending:
         """The rows' x and residual stream -> the stream with the block's result, and its norm."""

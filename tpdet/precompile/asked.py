@@ -72,16 +72,12 @@ class _Driver:
 class _Zeros(WeightSource):
     """Weights that are all zero and take no memory until they are written."""
 
-    def read_all(self, reads: Sequence[tuple[str, tuple[int, ...], Pieces]]) -> list[torch.Tensor]:
-        """This rank's pieces of each tensor, joined."""
-        return [self._zeros(shape, pieces) for _, shape, pieces in reads]
-
-    def _zeros(self, shape: tuple[int, ...], pieces: Pieces) -> torch.Tensor:
-        width = sum(last - first for _, (first, last) in pieces.ranges(shape))
-        if pieces.kept is not None:
-            width = len(pieces.kept)
-        cut = (*shape[: pieces.dim], width, *shape[pieces.dim + 1 :])
-        return torch.zeros(cut, dtype=torch.float32 if pieces.exact else self._dtype)
+    def read_into(
+        self,
+        reads: Sequence[tuple[str, tuple[int, ...], Pieces]],
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        """What nobody has written is zero here."""
 
 
 @contextmanager

@@ -34,3 +34,20 @@ class Pieces:
         if edges[:-1] != [first for first, _ in bounds] or edges[-1] != shape[self.dim]:
             raise ValueError(f"pieces {bounds} do not cover dimension {self.dim} of {shape}")
         return [(index, bounds[index]) for index in self.mine]
+
+    def held(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of what this rank uses of a tensor of `shape`; raises as `ranges`."""
+        width = sum(width for _, _, (_, width) in self.places(shape))
+        return (*shape[: self.dim], width, *shape[self.dim + 1 :])
+
+    def places(self, shape: tuple[int, ...]) -> list[tuple[int, tuple[int, int], tuple[int, int]]]:
+        """(index, bound, (first, width) where its elements lie in `held`) of this rank's pieces.
+
+        Raises as `ranges`.
+        """
+        found, at = [], 0
+        for index, (first, last) in self.ranges(shape):
+            width = last - first if self.kept is None else len(self.kept)
+            found.append((index, (first, last), (at, width)))
+            at += width
+        return found

@@ -13,9 +13,26 @@ def place(held: torch.Tensor | None, read: torch.Tensor) -> torch.Tensor:
     """
     if held is None:
         return read
-    if held.shape != read.shape or held.dtype != read.dtype:
+    _check(held, tuple(read.shape), read.dtype)
+    return held.copy_(read)
+
+
+def room(
+    held: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Memory for weights to be read into: `held`, or new memory on `device` at first.
+
+    Raises as `place`.
+    """
+    if held is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    _check(held, shape, dtype)
+    return held
+
+
+def _check(held: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tuple(held.shape) != shape or held.dtype != dtype:
         raise IntegrityError(
-            f"weights of shape {list(read.shape)} and {read.dtype} cannot take the place of "
+            f"weights of shape {list(shape)} and {dtype} cannot take the place of "
             f"{list(held.shape)} and {held.dtype}: restart the server on them"
         )
-    return held.copy_(read)

@@ -1,7 +1,7 @@
 """The source of weights: one interface to checkpoints and to random weights."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tpdet.weights.checkpoint import Checkpoint, all_finite, open_checkpoint
 from tpdet.weights.dummy import draw_piece
 from tpdet.weights.load_progress import LoadProgress
 from tpdet.weights.pieces import Pieces
+from tpdet.weights.place import room
 from tpdet.weights.staging import Staging
 
 PieceKey = tuple[str, int]
@@ -51,7 +52,7 @@ class WeightSource:
         """Without a checkpoint, pieces are random: a function of `seed`, name and index.
 
         Pieces of a checkpoint are checked and digested on the CPU, as many at a time as there are
-        threads, then moved to `device`; random ones are made there.
+        threads, then copied to `device`; random ones are made there.
         """
         self._device = torch.device(device)
         self._staging = Staging(self._device)
@@ -81,35 +82,49 @@ class WeightSource:
 
     def read_all(self, reads: Sequence[tuple[str, tuple[int, ...], Pieces]]) -> list[torch.Tensor]:
         """Several tensors as `read` reads one; pieces of all of them are read at a time."""
+        targets = [
+            torch.empty(pieces.held(shape), dtype=self.dtype_of(pieces), device=self._device)
+            for _, shape, pieces in reads
+        ]
+        self.read_into(reads, targets)
+        return targets
+
+    def read_into(
+        self,
+        reads: Sequence[tuple[str, tuple[int, ...], Pieces]],
+        targets: Sequence[torch.Tensor],
+    ) -> None:
+        """The same, each tensor into memory that is there already, and copied once.
+
+        targets: of `Pieces.held` and any strides; dimensions of a tensor in one piece may be split.
+        """
         asked = []
-        for name, shape, pieces in reads:
+        for (name, shape, pieces), target in zip(reads, targets, strict=True):
             if name in self._read:
                 raise CheckpointError(f"tensor {name} is asked for twice: each is read once")
             self._read[name] = None
             self.reads.append((name, shape, pieces))
-            asked += [(name, shape, pieces, bounded) for bounded in pieces.ranges(shape)]
+            places = pieces.places(shape)
+            for index, bound, place in places:
+                part = target if len(places) == 1 else target.narrow(pieces.dim, *place)
+                asked.append((name, shape, pieces, (index, bound), part))
         # Random pieces are drawn in turn: a generator has one stream.
         side_by_side = map if self._threads is None else self._threads.map
-        parts = side_by_side(lambda each: self._read_piece(*each), asked)
-        return [self._joined(name, pieces, shape, parts) for name, shape, pieces in reads]
+        digests = side_by_side(lambda each: self._read_piece(*each), asked)
+        for (name, _, pieces, (index, _), _), digest in zip(asked, digests, strict=True):
+            self._digests[name, index] = digest
+            if index == pieces.mine[-1]:
+                self._progress.step()
+                if self.tick is not None:
+                    self.tick()
 
-    def _joined(
-        self,
-        name: str,
-        pieces: Pieces,
-        shape: tuple[int, ...],
-        parts: Iterator[tuple[torch.Tensor, bytes]],
-    ) -> torch.Tensor:
-        """The next tensor of pieces that are read; notes their digests."""
-        mine = []
-        for index, _ in pieces.ranges(shape):
-            part, self._digests[name, index] = next(parts)
-            mine.append(part)
-        self._progress.step()
-        if self.tick is not None:
-            self.tick()
-        # Always a copy: a part may be a view of the file, which may change later.
-        return torch.cat(mine, dim=pieces.dim)
+    def room(self, held: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor:
+        """Memory for weights of a shape: what is held already, or new. Raises as `place`."""
+        return room(held, shape, self._dtype, self._device)
+
+    def dtype_of(self, pieces: Pieces) -> torch.dtype:
+        """Of the elements that are read."""
+        return torch.float32 if pieces.exact else self._dtype
 
     def read_again(self, reads: Iterable[WeightRead]) -> None:
         """Repeat the calls of another source, and keep nothing."""
@@ -131,9 +146,14 @@ class WeightSource:
         self._progress.step()
 
     def _read_piece(
-        self, name: str, shape: tuple[int, ...], pieces: Pieces, bounded: _Bounded
-    ) -> tuple[torch.Tensor, bytes]:
-        """What is kept of a piece, in the model's dtype, where it is used; the piece's digest."""
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        pieces: Pieces,
+        bounded: _Bounded,
+        target: torch.Tensor,
+    ) -> bytes:
+        """Copy what is kept of a piece to its place; the piece's digest."""
         dim, (index, (first, last)) = pieces.dim, bounded
         if self._checkpoint is not None:
             part = self._checkpoint.piece(name, shape, dim, first, last)
@@ -144,14 +164,15 @@ class WeightSource:
             digest = _digest(part, shape, first, last, self._rule(name))
         else:  # a random piece made on a GPU stays there, unread
             digest = _draw_digest(self._seed, part, shape, first, last)
-        narrow = part.to(torch.float32 if pieces.exact else self._dtype)
+        narrow = part.to(self.dtype_of(pieces))
         if narrow is not part and part.device.type == "cpu" and not all_finite(narrow):
             raise CheckpointError(
                 f"tensor {name} holds values too large for {self._dtype}: use another --dtype"
             )
         if pieces.kept is not None:
             narrow = narrow.narrow(dim, pieces.kept.start, len(pieces.kept))
-        return self._staging.move(narrow), digest
+        target.copy_(self._staging.move(narrow).reshape(target.shape))
+        return digest
 
     def _rule(self, name: str) -> str:
         return "" if self._checkpoint is None else self._checkpoint.rules.get(name, "")
