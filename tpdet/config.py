@@ -4,6 +4,7 @@ Names follow `vllm serve` where it has one. Unknown keys are an error; values ar
 before a model is opened.
 """
 
+import datetime
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from tpdet.arguments.dates import date_of
 from tpdet.arguments.field_ranges import SEED
 from tpdet.arguments.suggestions import did_you_mean
 from tpdet.arguments.vllm_arguments import DTYPES, parse_size
@@ -37,6 +39,15 @@ def _whole_size(value: object) -> object:
     """The number for a text such as 2k; anything else unchanged."""
     suffixed = isinstance(value, str) and value.strip()[-1:].isalpha()
     return parse_size(str(value)) if suffixed else value
+
+
+def _real_date(value: object) -> object:
+    """The text of a date, which TOML may give as a date; any other text is refused."""
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    if isinstance(value, str) and date_of(value) is None:
+        raise ValueError(f"{value!r} is no date: write one such as 2026-01-31")
+    return value
 
 
 _DRAFTERS = {
@@ -69,6 +80,11 @@ class EngineConfig(BaseModel):
     tokenizer: str | None = Field(None, description="tokenizer directory; the model's by default")
     skip_tokenizer_init: bool = Field(False, description="serve token ids only")
     chat_template: str | None = Field(None, description="file with a Jinja chat template")
+    chat_template_date: Annotated[str, BeforeValidator(_real_date)] | None = Field(
+        None,
+        description="date that a chat template prints which calls strftime_now (of gpt-oss, for "
+        "example), where a request has no current_date in its chat_template_kwargs",
+    )
     load_format: Literal["auto", "safetensors", "dummy"] = Field(
         "auto", description="dummy draws seeded random weights"
     )

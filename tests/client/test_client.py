@@ -16,7 +16,7 @@ import time
 import pytest
 
 from tests.lib.tree import ROOT
-from tests.server.harness import Server
+from tests.server.harness import TEMPLATE, Server
 from tpdet.cli import main
 from tpdet.client import batch, terminal
 from tpdet.client.connection import BusyError, Connection, client_key
@@ -31,7 +31,10 @@ def server(tmp_path_factory):
     keys = folder / "keys"
     keys.write_text(f"{KEY}\n")
     keys.chmod(0o600)
-    found = Server(folder, "--api-key-file", str(keys))
+    template = folder / "dated.jinja"
+    template.write_text("{{ strftime_now('%Y-%m-%d') }}" + TEMPLATE)
+    dated = ("--chat-template", str(template), "--chat-template-date", "2026-01-03")
+    found = Server(folder, "--api-key-file", str(keys), *dated)
     found.keys = keys
     yield found
     found.stop()
@@ -268,6 +271,22 @@ def test_a_batch_is_answered_in_its_order(keyed, tmp_path, capsys):
         fields = {name: v for name, v in request["body"].items() if name != "seed"}
         assert text == expected(keyed, request["url"], **fields)
     assert "6 requests, 0 failed" in capsys.readouterr().err
+
+
+def test_a_record_notes_the_date_that_the_chat_template_printed(keyed, tmp_path, capsys):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    other = chat | {"chat_template_kwargs": {"current_date": "1999-12-31"}}
+    asked = [{"custom_id": "c", "url": batch.CHATS, "body": body} for body in (chat, other)]
+    source.write_text(lines_of(*asked))
+    assert main(["run-batch", "-i", str(source), "-o", str(target), "--record"]) == 0
+    for line, date in zip(
+        target.read_text().splitlines(), ("2026-01-03", "1999-12-31"), strict=True
+    ):
+        answer = json.loads(line)
+        assert answer["request"]["body"]["chat_template_kwargs"] == {"current_date": date}
+        ids = answer["response"]["body"]["choices"][0]["prompt_token_ids"]
+        assert bytes(ids[:10]).decode() == date
 
 
 def test_a_refused_request_of_a_batch_is_an_error_and_the_rest_goes_on(keyed, tmp_path, capsys):

@@ -144,6 +144,7 @@ def _link(options: argparse.Namespace, folder: Path, port: int, tallies: int, in
         channel_key=key.hex(),
         tokenizer_directory=str(folder / "model"),
         chat_template=None,
+        chat_template_date=None,
         served_name=MODEL,
         max_queue=4096,
         step_timeout=60.0,

@@ -26,7 +26,8 @@ from tpdet.server.wire.protocol import socket_address
 # Frozen: operators' scripts and unit files hold these names.
 FLAGS = """
     --allow-faults --api-key-file --approximate --audit-dir --batch-swing-alarm
-    --canary-interval --chat-template --compile-ahead --config --device --disable-log-stats
+    --canary-interval --chat-template --chat-template-date --compile-ahead --config --device
+    --disable-log-stats
     --disable-uvicorn-access-log --drafts --drain-timeout --dtype --enable-prefix-caching
     --enable-return-routed-experts --enforce-eager --experts --fixed-batch --fold-order
     --gpu-memory-utilization --help --host

@@ -1,5 +1,6 @@
 """Chat templates: transformers' ids, and user text that never becomes special."""
 
+import datetime
 import json
 
 import pytest
@@ -8,9 +9,10 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
+from transformers.utils import chat_template_utils
 
 from tests.lib.made_tokenizers import CONTROL, QWEN3_LIKE, TOOL_TEMPLATES
-from tpdet.errors import CheckpointError, NotFoundError, RequestError
+from tpdet.errors import CheckpointError, NotFoundError, RequestError, UsageError
 from tpdet.text.chat_template import ChatTemplate
 from tpdet.text.tokenizer import Tokenizer
 
@@ -188,7 +190,6 @@ def test_what_a_template_raises_is_the_requests_error(template, message):
     [
         ("{% for %}", "chat template: "),
         ("{{ [1, 2] | random }}", "No filter named 'random'"),
-        ("{{ strftime_now('%Y') }}", "strftime_now.*--chat-template"),
     ],
 )
 def test_templates_that_cannot_be_kept_are_refused_at_load(template, message):
@@ -196,10 +197,78 @@ def test_templates_that_cannot_be_kept_are_refused_at_load(template, message):
         ChatTemplate(template, {}, ())
 
 
+# In the manner of gpt-oss: the date in a macro, reasoning as `thinking`, calls without content.
+DATED = """\
+{%- macro system() %}{{ "Current date: " + strftime_now("%Y-%m-%d") + strftime_now(" %A %-d %B") }}
+{{- "\\nReasoning: " + reasoning_effort | default("medium") }}{% endmacro %}
+{{- "<|start|>" + system() }}
+{%- for message in messages %}
+{%- if "content" in message and "<|channel|>" in message.content %}{{ raise_exception("no") }}
+{%- endif %}
+{{- "<|start|>" + message.role + (message.thinking or "") + (message.content or "-") }}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_date_is_an_input_and_reads_as_transformers_shows_that_day(
+    their_tokenizer, monkeypatch, counted
+):
+    class Then(datetime.datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return cls(2026, 1, 3, 13, 5)
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Then)
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "a <|start|>"},
+        {"role": "assistant", "content": None, "reasoning_content": "why", "tool_calls": [call]},
+    ]
+    variables = {"reasoning_effort": "high"}
+    expected = their_tokenizer.apply_chat_template(
+        messages, chat_template=DATED, tokenize=False, **variables
+    )
+    day = {"current_date": "2026-01-03"}
+    special = ("<|start|>", "<|channel|>")
+    asked = ChatTemplate(DATED, {}, special, counted)
+    usual = ChatTemplate(DATED, {}, special, counted, date="2026-01-03")
+    for segments in (
+        asked.render(messages, False, variables=variables | day),
+        usual.render(messages, False, variables=variables),
+        ChatTemplate(DATED, {}, special, counted, date="1999-01-01").render(
+            messages, False, variables=variables | day
+        ),
+    ):
+        assert "".join(segment.text for segment in segments) == expected
+        assert "2026-01-03 Saturday 3 January" in expected and "assistantwhy-" in expected
+    with pytest.raises(RequestError, match=r'"current_date": "YYYY-MM-DD".*--chat-template-date'):
+        asked.render(messages, False)
+    with pytest.raises(RequestError, match="current_date '3 Jan': give a date such as 2026-01-31"):
+        asked.render(messages, False, variables={"current_date": "3 Jan"})
+
+
+@pytest.mark.parametrize("directive", ["%s", "%c", "%Z", "%", "%10Y"])
+def test_a_date_has_no_form_that_depends_on_the_machine(directive):
+    template = ChatTemplate(f"{{{{ strftime_now('{directive}') }}}}", {}, (), date="2026-01-03")
+    with pytest.raises(RequestError, match="its text would depend on the machine"):
+        template.render([{"role": "user", "content": "x"}], False)
+
+
+def test_a_date_that_no_template_reads_is_refused(tokenizer_folder, tmp_path):
+    with pytest.raises(UsageError, match=r"--chat-template-date 2026-01-03: .* leave it out"):
+        Tokenizer.load(tokenizer_folder, date="2026-01-03")
+    (tmp_path / "dated.jinja").write_text(DATED)
+    tokenizer = Tokenizer.load(tokenizer_folder, tmp_path / "dated.jinja", "2026-01-03")
+    assert tokenizer.info()["chat_template_date"] == "2026-01-03"
+    assert "2026-01-03" in tokenizer.render_chat([{"role": "user", "content": "x"}])
+
+
 def test_a_template_with_a_date_of_its_own_is_served():
     source = "{% if strftime_now is defined %}{{ strftime_now('%d') }}{% else %}26 Jul{% endif %}"
     segments = ChatTemplate(source, {}, ()).render([{"role": "user", "content": "x"}], False)
     assert segments[0].text == "26 Jul"
+    dated = ChatTemplate(source, {}, (), date="2026-01-03")
+    assert dated.render([{"role": "user", "content": "x"}], False)[0].text == "03"
 
 
 def test_the_template_is_the_chosen_file_or_the_directorys_or_the_configurations(

@@ -120,7 +120,8 @@ def requests_of(line: Line, preparer: Preparer) -> Iterator[RecordedAnswer]:
         if choices[0].prompt_token_ids != request.prompt_token_ids:
             raise CheckpointError(
                 f"line {line.number}: the tokenizer makes other ids of the prompt than were "
-                "recorded: check it with the tokenizer and the chat template that made it"
+                "recorded: check it with the tokenizer and the chat template that made it, and "
+                "with its --chat-template-date"
             )
         yield RecordedAnswer(
             contract=found.tpdet.contract,

@@ -22,7 +22,8 @@ from tpdet.client.connection import Connection
 from tpdet.client.retries import ask
 from tpdet.errors import NotFoundError, NotPermittedError, RequestError, TpdetError, UsageError
 
-ROUTES = ("/v1/chat/completions", "/v1/completions")
+CHATS = "/v1/chat/completions"
+ROUTES = (CHATS, "/v1/completions")
 _KEYS = {"custom_id", "method", "url", "body"}
 
 
@@ -38,7 +39,9 @@ def batch_command(options: argparse.Namespace) -> int:
         output = _open(stack, options.output_file, "w", sys.stdout)
         pool = stack.enter_context(ThreadPoolExecutor(options.concurrency))
         if options.record:
-            requests = [_recorded(request) for request in requests]
+            chats = any(request["url"] == CHATS for request in requests)
+            date = connection.get("/tokenizer_info").get("chat_template_date") if chats else None
+            requests = [_recorded(request, date) for request in requests]
         for answer in _in_order(pool, options.concurrency, connection, model, requests):
             if options.record:
                 asked = requests[done]
@@ -89,9 +92,16 @@ def _answer(
     return found | {"response": said, "error": None}
 
 
-def _recorded(request: dict[str, Any]) -> dict[str, Any]:
-    """The request whose answer can be checked: one with token ids and bits."""
-    return {**request, "body": {**request["body"], "return_token_ids": True}}
+def _recorded(request: dict[str, Any], date: str | None) -> dict[str, Any]:
+    """The request whose answer can be checked: one with token ids and bits.
+
+    date: what the server's chat template prints; it is noted in the request, and so kept.
+    """
+    body = {**request["body"], "return_token_ids": True}
+    if date is not None and request["url"] == CHATS:
+        given = body.get("chat_template_kwargs") or {}
+        body["chat_template_kwargs"] = {"current_date": date, **given}
+    return {**request, "body": body}
 
 
 def _request(line: str, number: int, name: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ GROUPS = {
     "everyday": ("max_model_len", "dtype", "device"),
     "model and tokenizer": (
         "revision", "load_format", "tokenizer", "skip_tokenizer_init", "chat_template",
+        "chat_template_date",
     ),
     "memory and batches": (
         "gpu_memory_utilization", "kv_pages", "enable_prefix_caching", "max_num_seqs",

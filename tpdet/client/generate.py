@@ -47,7 +47,7 @@ def add_generate(commands: argparse._SubParsersAction) -> None:
 
 def generate(options: argparse.Namespace) -> int:
     """Answer the prompts, in their order. Raises as `LLM` and `LLM.generate` do."""
-    for name in ("system", "chat_template"):
+    for name in ("system", "chat_template", "chat_template_date"):
         if getattr(options, name) is not None and not options.chat:
             raise UsageError(f"--{name.replace('_', '-')} counts with --chat only: give both")
     config = engine_config(options, os.environ)

@@ -42,6 +42,8 @@ class OfflineModel(ABC):
     tokenizer: the tokenizer's directory; the model's if None.
     skip_tokenizer_init: use token ids only. revision: of the hub.
     chat_template: file with a Jinja template.
+    chat_template_date: such as "2026-01-31": the date that a template prints which calls
+        strftime_now (of gpt-oss, for example), unless chat_template_kwargs has current_date.
     load_format: "dummy" makes random weights.
     dtype: "auto" is the checkpoint's; "float32", "bfloat16", "float16" or a short name.
     device: "cpu", "cuda", or "auto" for a GPU if there is one.
@@ -79,6 +81,7 @@ class OfflineModel(ABC):
         skip_tokenizer_init: bool = False,
         revision: str | None = None,
         chat_template: str | None = None,
+        chat_template_date: str | None = None,
         load_format: Literal["auto", "safetensors", "dummy"] = "auto",
         dtype: str = "auto",
         device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -122,7 +125,8 @@ class OfflineModel(ABC):
         if not self.config.skip_tokenizer_init:
             names = self.config.tokenizer, self.config.model
             directory = resolve_tokenizer(*names, self.config.revision)
-            ahead = TokenizerAhead(directory, self.config.chat_template)
+            template = self.config.chat_template, self.config.chat_template_date
+            ahead = TokenizerAhead(directory, *template)
         self.engine: Engine = self._start()
         if ahead is not None:
             try:

@@ -51,7 +51,7 @@ def add_score(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="JSON lines: what was computed, each token with its fp32 bits, the totals",
     )
-    add_engine_settings(command, leave_out=("chat_template", "share_draws"))
+    add_engine_settings(command, leave_out=("chat_template", "chat_template_date", "share_draws"))
     command.set_defaults(run=_score)
 
 

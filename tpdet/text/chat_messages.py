@@ -1,8 +1,8 @@
 """Checks the messages of a conversation, and brings them into the form that chat templates expect.
 
 The arguments of a tool call reach the template as an object, as in transformers and vLLM, also if
-the client sent them as JSON text, as OpenAI's clients do. The content of an assistant's message
-that only calls tools stays null.
+the client sent them as JSON text, as OpenAI's clients do. As in transformers, what is null is left
+out: an assistant's message that only calls tools has no content.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 from tpdet.errors import RequestError
 
 RENDERED = ("messages", "tools", "documents", "chat_template", "add_generation_prompt",
-            "continue_final_message", "tokenize")  # fmt: skip
+            "continue_final_message", "tokenize", "strftime_now")  # fmt: skip
 """Names in a template, or of transformers' arguments, that `chat_template_kwargs` cannot give."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -22,7 +22,7 @@ _TEXT_FIELDS = ("content", "name", "tool_call_id", "reasoning_content")
 
 Message = dict[str, Any]
 """`role`, some of _TEXT_FIELDS (text), and `tool_calls`: [{id, type, function: {name, arguments}}]
-where `arguments` is an object. `content` may be None only beside tool calls."""
+where `arguments` is an object. `content` may be absent only beside tool calls."""
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -86,6 +86,16 @@ def texts_of(messages: Sequence[Message]) -> Iterator[str]:
     return iter(found)
 
 
+def as_templates_read(messages: Sequence[Message]) -> list[Message]:
+    """The messages with their reasoning under both names: gpt-oss's template reads `thinking`."""
+    return [
+        {"thinking": message["reasoning_content"], **message}
+        if "reasoning_content" in message
+        else message
+        for message in messages
+    ]
+
+
 def each_text(messages: Sequence[Message], change: Callable[[str], str]) -> list[Message]:
     """The messages with `change` applied to every text of the client, not to roles and types."""
     return [_changed_message(message, change) for message in messages]
@@ -101,13 +111,11 @@ def _check_message(place: str, message: object) -> Message:
         )
     checked: Message = {"role": role}
     calls = message.get("tool_calls")
-    if calls:
-        if role != "assistant":
-            raise RequestError(
-                f"{place} has tool_calls, its role is {role}: only an assistant calls tools",
-                f"{place}.tool_calls",
-            )
-        checked["content"] = None
+    if calls and role != "assistant":
+        raise RequestError(
+            f"{place} has tool_calls, its role is {role}: only an assistant calls tools",
+            f"{place}.tool_calls",
+        )
     for field, value in message.items():
         if field == "role" or (value is None and (field != "content" or calls)):
             continue
@@ -123,7 +131,7 @@ def _check_message(place: str, message: object) -> Message:
         if not isinstance(text, str):
             raise RequestError(f"{place}.{field} must be text", f"{place}.{field}")
         checked[field] = text
-    if "content" not in checked:
+    if "content" not in checked and not calls:
         raise RequestError(f"{place}.content is missing", f"{place}.content")
     return checked
 

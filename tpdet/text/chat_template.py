@@ -1,6 +1,7 @@
 """Chat templates: render a conversation, and tell the template's special tokens from users' text.
 
-The template is Jinja, run in an immutable sandbox without a clock and without randomness.
+The template is Jinja, run in an immutable sandbox without a clock and without randomness; a date
+that it prints is an input.
 Special-token text inside a message must stay plain text, but a rendered string does not show who
 wrote what. Markers around contents do not help: templates trim, split and compare contents.
 
@@ -24,11 +25,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
 
 from tpdet.errors import CheckpointError, RequestError
 from tpdet.text.chat_messages import (
     Message,
+    as_templates_read,
     check_messages,
     check_variables,
     each_text,
@@ -36,10 +37,10 @@ from tpdet.text.chat_messages import (
     texts_of,
 )
 from tpdet.text.counted_template import CountedTemplate
-from tpdet.text.template_language import TemplateLanguage, loads_name
+from tpdet.text.template_date import DATE, ClockUse
+from tpdet.text.template_language import TemplateLanguage
 from tpdet.text.template_meter import BeyondCount
 
-_CLOCK = "strftime_now"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _TWINS = range(0xF0000, 0xFFFFE)  # the private-use characters of plane 15
 # tojson escapes these two, but would not escape their twins.
@@ -65,21 +66,22 @@ class ChatTemplate:
         named_tokens: Mapping[str, str],
         special_tokens: Sequence[str],
         counted: bool = False,
+        date: str | None = None,
     ) -> None:
         """named_tokens: texts by name, such as `bos_token`, for templates to print.
 
         special_tokens: the texts of all special tokens. counted: do only work whose time and memory
-        are counted, and raise BeyondCount for more. Raises CheckpointError for a syntax error and
-        for a template that reads the clock.
+        are counted, and raise BeyondCount for more. date: what `strftime_now` gives where a request
+        has no `current_date`. Raises CheckpointError for a syntax error.
         """
-        self.source = source
+        self.source, self.date = source, date
         self._named = dict(named_tokens)
         longest_first = sorted({*special_tokens}, key=lambda token: (-len(token), token))
         self._special = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         characters = sorted({*"".join(longest_first)} - _NEVER_REPLACED)
         self._characters = [c for c in characters if not c.isspace()]
         self._counted = counted
-        self._template, self._counting = _compiled(source)
+        self._template, self._counting, self._clock = _compiled(source)
 
     def render(
         self,
@@ -146,11 +148,12 @@ class ChatTemplate:
                     "messages",
                     "chat_template_kwargs",
                 )
-        return {**found, "add_generation_prompt": add_generation_prompt}
+        date = self._clock.variables(found.get(DATE), self.date)
+        return {**found, **date, "add_generation_prompt": add_generation_prompt}
 
     def _up_to_final(self, messages: list[Message], settings: Mapping[str, Any]) -> str:
         """The text up to the end of the last message's content."""
-        final: str | None = messages[-1]["content"]
+        final: str | None = messages[-1].get("content")
         text = ""
         if final is not None and "content" in self.source:
             tagged = {**messages[-1], "content": final + _END}
@@ -171,7 +174,7 @@ class ChatTemplate:
             raise BeyondCount
         try:
             return template.render(
-                messages=messages,
+                messages=as_templates_read(messages),
                 tools=None,
                 documents=None,
                 **settings,
@@ -205,28 +208,17 @@ class ChatTemplate:
         return [segment for segment in segments if segment.text]
 
 
-def _compiled(source: str) -> tuple[jinja2.Template, CountedTemplate | None]:
-    """The plain template, and the one whose work is counted. Raises CheckpointError."""
+def _compiled(source: str) -> tuple[jinja2.Template, CountedTemplate | None, ClockUse]:
+    """The plain template, the one whose work is counted, and the use of the clock.
+
+    Raises CheckpointError.
+    """
     language = TemplateLanguage()
     try:
-        clock = _needs_clock(language.parse(source))
-        made = language.make(source), CountedTemplate.make(source)
+        clock = ClockUse.of(language.parse(source))
+        return language.make(source), CountedTemplate.make(source), clock
     except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError, ValueError) as error:
         reason = str(error)[:500] or type(error).__name__
         raise CheckpointError(
             f"chat template: {reason}: correct it or give another with --chat-template"
         ) from error
-    if clock:
-        raise CheckpointError(
-            f"chat template: it calls {_CLOCK}, and an answer must not depend on the time: "
-            "give a template without it with --chat-template"
-        )
-    return made
-
-
-def _needs_clock(tree: nodes.Template) -> bool:
-    """Whether a template calls the clock without asking first whether there is one."""
-    return loads_name(tree, _CLOCK) and not any(
-        test.name == "defined" and isinstance(test.node, nodes.Name) and test.node.name == _CLOCK
-        for test in tree.find_all(nodes.Test)
-    )

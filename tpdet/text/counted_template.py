@@ -16,6 +16,7 @@ from jinja2.sandbox import safe_range
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from tpdet.text.template_date import LONGEST_FORMAT, TemplateDate
 from tpdet.text.template_language import PRINTED, TemplateLanguage, filtered, raise_exception
 from tpdet.text.template_meter import (
     METER,
@@ -149,6 +150,8 @@ class _CountedLanguage(TemplateLanguage):
             meter.spend(replacing_costs(owner, args[0], args[1]))
         elif isinstance(owner, str) and __obj.__name__ == "join" and len(args) == 1:
             meter.spend(joining_costs(owner, args[0]))
+        elif isinstance(__obj, TemplateDate):
+            meter.spend(LONGEST_FORMAT)
         elif not isinstance(__obj, Macro | Undefined) and all(__obj is not c for c in _CALLABLE):
             raise BeyondCount
         found = super().call(__context, __obj, *args, **kwargs)

@@ -8,7 +8,7 @@ spaces are never applied.
 import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from tpdet.errors import CheckpointError, NotFoundError, RequestError
 from tpdet.gguf_file.header import is_gguf
 from tpdet.model_config.json_file import parse_json_object, read_json_object, read_text_file
 from tpdet.text.chat_template import ChatTemplate, Segment
+from tpdet.text.template_date import check_date_setting
 from tpdet.text.token_bound import bytes_per_token
 from tpdet.text.token_bytes import DecoderRules, join_tokens, read_rules
 from tpdet.text.token_guard import Guard, checked, ids_of
@@ -37,13 +38,14 @@ class TokenizerFiles:
     """The contents of a tokenizer's files.
 
     `text` is `tokenizer.json`, whose name in messages is `source`; `config` is the object of the
-    other files; `template` is the chat template.
+    other files; `template` is the chat template, `date` what it prints where a request has none.
     """
 
     source: str
     text: str
     config: dict[str, Any]
     template: str | None
+    date: str | None = None
 
 
 class Tokenizer:
@@ -55,8 +57,9 @@ class Tokenizer:
         config: Mapping[str, Any],
         template: str | None,
         counted: bool = False,
+        date: str | None = None,
     ) -> None:
-        """config: the object in tokenizer_config.json; counted: as for `ChatTemplate`.
+        """config: the object in tokenizer_config.json; counted, date: as for `ChatTemplate`.
 
         Raises CheckpointError for files that are not supported.
         """
@@ -74,7 +77,7 @@ class Tokenizer:
         self._class = str(config.get("tokenizer_class") or "PreTrainedTokenizerFast")
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.chat_template = (
-            ChatTemplate(template, self._named, list(self._special.values()), counted)
+            ChatTemplate(template, self._named, list(self._special.values()), counted, date)
             if template
             else None
         )
@@ -85,13 +88,20 @@ class Tokenizer:
         self._guard = _sound(lambda: Guard(backend, description))
 
     @classmethod
-    def load(cls, directory: str | Path, chat_template: str | Path | None = None) -> "Tokenizer":
+    def load(
+        cls,
+        directory: str | Path,
+        chat_template: str | Path | None = None,
+        date: str | None = None,
+    ) -> "Tokenizer":
         """Read `tokenizer.json`, `tokenizer_config.json` and the template of a model directory.
 
-        chat_template: a file that replaces the checkpoint's. Raises NotFoundError for a missing
-        `tokenizer.json` or template file, CheckpointError for one that is damaged or unsupported.
+        chat_template: a file that replaces the checkpoint's. date: what templates that call
+        `strftime_now` print where a request has no `current_date`, such as 2026-01-31. Raises
+        NotFoundError for a missing `tokenizer.json` or template file, CheckpointError for one that
+        is damaged or unsupported, UsageError for a date that the template never reads.
         """
-        return cls.from_files(read_files(directory, chat_template))
+        return cls.from_files(read_files(directory, chat_template, date))
 
     @classmethod
     def from_files(cls, files: TokenizerFiles, counted: bool = False) -> "Tokenizer":
@@ -101,7 +111,9 @@ class Tokenizer:
         """
         check_description(parse_json_object(files.text, files.source), files.source)
         backend = _sound(lambda: tokenizers.Tokenizer.from_str(files.text), files.source)
-        return _sound(lambda: cls(backend, files.config, files.template, counted), files.source)
+        return _sound(
+            lambda: cls(backend, files.config, files.template, counted, files.date), files.source
+        )
 
     @property
     def bos_token_id(self) -> int | None:
@@ -170,7 +182,9 @@ class Tokenizer:
     def with_chat_template(self, source: str) -> "Tokenizer":
         """This tokenizer with another template. Raises CheckpointError as `ChatTemplate`."""
         other = copy.copy(self)
-        other.chat_template = ChatTemplate(source, self._named, list(self._special.values()))
+        date = self.chat_template.date if self.chat_template else None
+        special = list(self._special.values())
+        other.chat_template = ChatTemplate(source, self._named, special, date=date)
         return other
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -201,6 +215,7 @@ class Tokenizer:
             "add_bos_token": self.around[0][:1] == [self.bos_token_id],
             "additional_special_tokens": [self._special[id_] for id_ in sorted(self._special)],
             "chat_template": self.chat_template.source if self.chat_template else None,
+            "chat_template_date": self.chat_template.date if self.chat_template else None,
         }
 
     def _id_of(self, name: str) -> int | None:
@@ -276,8 +291,19 @@ class Tokenizer:
         return [*before, *ids, *after]
 
 
-def read_files(directory: str | Path, chat_template: str | Path | None = None) -> TokenizerFiles:
-    """The files of a model directory, or what a GGUF file has of them."""
+def read_files(
+    directory: str | Path, chat_template: str | Path | None = None, date: str | None = None
+) -> TokenizerFiles:
+    """The files of a model directory, or what a GGUF file has of them; arguments as of `load`.
+
+    Raises UsageError for a date that the template never reads.
+    """
+    found = _read_files(directory, chat_template)
+    check_date_setting(date, found.template)
+    return replace(found, date=date)
+
+
+def _read_files(directory: str | Path, chat_template: str | Path | None) -> TokenizerFiles:
     directory = Path(directory)
     if is_gguf(directory):
         from tpdet.gguf_file.tokenizer import read_gguf_tokenizer

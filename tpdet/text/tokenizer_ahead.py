@@ -10,10 +10,12 @@ from tpdet.text.tokenizer import Tokenizer, TokenizerFiles, read_files
 class TokenizerAhead:
     """A tokenizer that a thread loads from now on."""
 
-    def __init__(self, directory: Path, chat_template: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, chat_template: str | None = None, date: str | None = None
+    ) -> None:
         """Arguments as of `Tokenizer.load`. Raises NotFoundError at once for a missing file."""
         self._loaded: Future[Tokenizer] = Future()
-        files = read_files(directory, chat_template)
+        files = read_files(directory, chat_template, date)
         Thread(target=self._load, args=(files,), name="tokenizer", daemon=True).start()
 
     def _load(self, files: TokenizerFiles) -> None:

@@ -62,7 +62,9 @@ GENERATION = CONVERSATION | {
     "prompt_cache_options": Idle(({}, {"mode": "implicit"}), "use cache_salt"),
     "prompt_cache_retention": Idle(("in_memory",), "the prefix cache is in memory: leave it out"),
     "prompt_embeds": Idle((), "send text or token ids as prompt"),
-    "reasoning_effort": Idle((), "how much a model thinks is its own matter: leave it out"),
+    "reasoning_effort": Idle(
+        (), 'send chat_template_kwargs {"reasoning_effort": ...}, if the chat template reads it'
+    ),
     "repetition_detection": Idle((), "use repetition_penalty or stop"),
     "request_id": Idle((), "the server gives each answer an x-request-id of its own: leave it out"),
     "return_mm_kwargs": Idle((True,), _TEXT_ONLY),

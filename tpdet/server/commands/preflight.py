@@ -61,7 +61,8 @@ def _check_model(settings: Settings, ranks: int) -> str:
         raise NotFoundError(f"--chat-template {engine.chat_template} does not exist")
     if not engine.skip_tokenizer_init:
         names = engine.tokenizer, engine.model
-        read_files(resolve_tokenizer(*names, engine.revision), engine.chat_template)
+        directory = resolve_tokenizer(*names, engine.revision)
+        read_files(directory, engine.chat_template, engine.chat_template_date)
     return Contract(
         "cuda",
         model.dtype,

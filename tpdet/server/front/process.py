@@ -158,7 +158,9 @@ def _clear_channels(config: ProcessConfig) -> None:
 def _read_tokenizer(config: ProcessConfig) -> TokenizerFiles | None:
     if config.tokenizer_directory is None:
         return None
-    return read_files(Path(config.tokenizer_directory), config.chat_template)
+    return read_files(
+        Path(config.tokenizer_directory), config.chat_template, config.chat_template_date
+    )
 
 
 async def _serve(

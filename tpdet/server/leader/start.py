@@ -117,6 +117,7 @@ def _process_config(
         channel_key=channel_key.hex(),
         tokenizer_directory=_tokenizer_directory(settings),
         chat_template=settings.engine.chat_template,
+        chat_template_date=settings.engine.chat_template_date,
         served_name=settings.served_name,
         max_queue=settings.engine.max_queue,
         step_timeout=settings.engine.step_timeout,

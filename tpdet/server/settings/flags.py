@@ -19,6 +19,7 @@ GROUPS = {
     "everyday": EVERYDAY,
     "model and tokenizer": (
         "revision", "load_format", "tokenizer", "skip_tokenizer_init", "chat_template",
+        "chat_template_date",
     ),
     "memory and batches": (
         "gpu_memory_utilization", "kv_pages", "enable_prefix_caching",
@@ -42,7 +43,8 @@ GROUPS = {
 _WORDS = {
     "model": "DIR_OR_NAME", "tokenizer": "DIR_OR_NAME", "host": "ADDRESS", "port": "PORT",
     "served_model_name": "NAME", "api_key_file": "FILE", "run_secret_file": "FILE",
-    "chat_template": "FILE", "kernel_cache": "DIR", "run_dir": "DIR", "audit_dir": "DIR",
+    "chat_template": "FILE", "chat_template_date": "YYYY-MM-DD",
+    "kernel_cache": "DIR", "run_dir": "DIR", "audit_dir": "DIR",
     "max_model_len": "TOKENS",
     "max_num_batched_tokens": "TOKENS", "gpu_memory_utilization": "SHARE", "max_slowdown": "SHARE",
     "batch_swing_alarm": "SHARE", "step_timeout": "SECONDS", "start_timeout": "SECONDS",

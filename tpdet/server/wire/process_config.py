@@ -23,6 +23,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     channel_key: str
     tokenizer_directory: str | None
     chat_template: str | None
+    chat_template_date: str | None
     served_name: str
     max_queue: int
     step_timeout: float
