@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tpdet import __version__
-from tpdet.arguments.command_line import Parser, whole_number
+from tpdet.arguments.command_line import Parser, number, whole_number
 from tpdet.errors import TpdetError, UsageError
 from tpdet.launch.life.signals import interrupt_at_stop, raising
 from tpdet.model_config import FAMILY_NAMES, HEAD_SIZES
@@ -196,6 +196,13 @@ def _add_make_model(commands: argparse._SubParsersAction) -> None:
         command.add_argument(f"--{name}", type=whole_number, default=default, help=text)
     command.add_argument(
         "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of weights"
+    )
+    command.add_argument(
+        "--router-skew",
+        type=number,
+        default=0.0,
+        metavar="S",
+        help="of a mixture: the odds of expert i fall about as (1 + i) ** -S",
     )
     command.add_argument(
         "--tie",

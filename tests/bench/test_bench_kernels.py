@@ -146,12 +146,22 @@ def test_experts_are_timed_in_both_places_and_say_who_is_touched(times, tiny_mod
     assert told["lanes", 1, 1]["experts_touched"] == told["columns", 2, 1]["experts_touched"] == 4
     assert told["lanes", 1, 5]["fullest_share"] == told["columns", 2, 5]["fullest_share"] == 1.0
     assert 0.5 <= told["lanes", 2, 5]["fullest_share"] < 1.0
+    assert told["columns", 2, 5]["fullest_load"] == 1.0 > told["lanes", 2, 5]["fullest_load"] >= 0.5
     size = {case: row["bytes"] for case, row in zip(cases, found, strict=True)}
     assert size["columns", 2, 5] == size["lanes", 1, 5] / 2
     whole, cut = times.results[1][0], times.results[5][0]
     assert whole.values.shape == (1, 5, 256) and cut.values.shape == (1, 5, 128)
     assert main(["bench", "experts", "--model-shape", "qwen3-8b"]) == 2
     assert "qwen3-8b has no experts" in capsys.readouterr().err
+
+
+def test_skewed_routers_choose_as_zipf_has_it():
+    normal = torch.randn(20_000, 8, generator=torch.Generator().manual_seed(1))
+    first = experts.skewed_logits(normal, 1.0).argmax(1).bincount(minlength=8) / len(normal)
+    odds = 1.0 / torch.arange(1, 9)
+    assert (first - odds / odds.sum()).abs().max() < 0.015
+    even = experts.skewed_logits(normal, 0.0).argmax(1)
+    assert torch.equal(even, normal.argmax(1)), "without skew the best stay the best"
 
 
 def test_drawing_cases(times, monkeypatch, capsys):

@@ -12,6 +12,7 @@ from tests.gpu.checks import attempt, draw
 from tests.gpu.experts import fitted, routes, spans_of
 from tests.gpu.suite import run_parts
 from tests.gpu.times import interleaved_medians
+from tpdet.bench.kernels.experts import skewed_logits
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
 from tpdet.kernels.cuda.experts.choice import Rule, route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
@@ -167,14 +168,17 @@ def routed(x, routes, weights, fold):
     return expert_sums(x, routes.ids, routes.weights, *weights, fold, places=routes.places)
 
 
-def layer_times(layer):
-    """A layer from its router's logits to the root of its lanes, by the tiles that are chosen."""
+def layer_times(layer, skew=0.0):
+    """A layer from its router's logits to the root of its lanes, by the tiles that are chosen.
+
+    skew: the odds of expert i fall as (1 + i) ** -skew.
+    """
     fold = Lanes(range(EXPERTS), EXPERTS, LANES, (fold_tree("tree", LANES),))
     weights = layer.gate_up, layer.down, (None, None)
     for tokens in TOKENS:
         steps, spans = layer.steps(tokens), spans_of(tokens)
         ready = [
-            (x, draw(tokens, EXPERTS, dtype=torch.float32, seed=seed))
+            (x, skewed_logits(draw(tokens, EXPERTS, dtype=torch.float32, seed=seed), skew))
             for seed, (x, _) in enumerate(steps)
         ]
         chosen = lambda r, spans=spans: route(r[1], None, spans, Rule(CHOSEN), range(EXPERTS))
@@ -183,8 +187,10 @@ def layer_times(layer):
         experts = sum(chosen(r).ids.unique().numel() for r in ready) / len(ready)
         size = experts * 3 * WIDTH * HIDDEN * 2
         floor = max(size / FLOOR_BYTES, 6 * tokens * CHOSEN * WIDTH * HIDDEN / FLOOR_FLOPS) * 1e6
+        fullest = sum((chosen(r).ids < EXPERTS // 8).float().mean().item() for r in ready)
         print(
-            f"{tokens:5d} tokens, {experts:.1f} experts: choice {times[0]:6.1f}, layer "
+            f"{tokens:5d} tokens, skew {skew:g}, {experts:.1f} experts, the first of 8 ranks takes "
+            f"{fullest / len(ready):.2f} of the choices: choice {times[0]:6.1f}, layer "
             f"{times[1]:7.1f} us, products' floor {floor:7.1f}",
             flush=True,
         )
@@ -199,6 +205,8 @@ def main(arguments):
         for tokens, bucket in TOKENS.items()
     }
     parts["layers"] = lambda: attempt("layers", layer_times, layer)
+    for skew in (1.0, 2.0):
+        parts[f"skewed{skew:g}"] = lambda skew=skew: attempt("layers", layer_times, layer, skew)
     parts["small"] = lambda: attempt("small kernels", small_kernels, layer)
     return run_parts("expert_times", parts, arguments)
 

@@ -73,3 +73,19 @@ def test_results_of_llm_hold_them_and_what_cannot_be_is_refused(tiny_model):
             llm.engine.submit(ask("stopped", [5], stop=("x",)))
     with pytest.raises(UsageError, match="qwen3 has no experts to return"):
         LLM(tiny_model("qwen3"), enable_return_routed_experts=True, **settings)
+
+
+def test_a_skewed_router_prefers_low_ids_wherever_its_experts_live(tiny_model):
+    """Of 16 experts and 4 chosen: those of the first of two ranks get nearly all choices."""
+    prompt = [ask("a", range(5, 69), max_tokens=2)]
+    even, _ = routed(tiny_model("qwen3_moe"), prompt)
+    skewed = tiny_model("qwen3_moe", router_skew=3.0)
+    found, _ = routed(skewed, prompt)
+    (counts, others) = (
+        np.bincount(each["a"].ravel(), minlength=16) / each["a"].size for each in (found, even)
+    )
+    assert counts[:4].sum() > 0.6 and counts[:8].sum() > 0.85, counts
+    assert others[:4].sum() < 0.45 and others[:8].sum() < 0.7, others
+    for placed in ("lanes", "columns"):
+        cut, _ = routed(skewed, prompt, tp=2, experts=placed)
+        assert cut["a"].tolist() == found["a"].tolist()

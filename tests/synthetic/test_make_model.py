@@ -67,6 +67,20 @@ def test_logits_are_neither_flat_nor_decided(made):
     assert len(logits.argmax(-1).unique()) > 8
 
 
+@pytest.mark.parametrize(
+    ("like", "skew", "said"),
+    [
+        ("qwen3", 1.0, "qwen3 has no router"),
+        ("mixtral", -1.0, "use 0 to"),
+        ("mixtral", 99.0, "use"),
+    ],
+)
+def test_a_router_that_cannot_be_skewed_is_refused(tmp_path, like, skew, said):
+    with pytest.raises(UsageError, match=rf"router_skew .*{said}"):
+        make_model(tmp_path / "model", like=like, router_skew=skew, **SMALL)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_seed_names_the_weights(tmp_path):
     """The same seed gives the same bytes, sharded or not; another seed does not."""
     one = make_model(tmp_path / "a", like="qwen3", seed=5, **SMALL)

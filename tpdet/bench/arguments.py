@@ -268,7 +268,7 @@ BENCHMARKS = (
             _flag("--model-shape", default="qwen3-30b-a3b", help="mixtures, a list"),
             _FOLD_ORDER,
             _flag("--rows", default="1,16,64,256,2048,8192", help="a list"),
-            _flag("--skew", type=number, default=0.0, help="how much likelier low ids are chosen"),
+            _flag("--skew", type=number, default=0.0, help="odds of expert i: (1 + i) ** -SKEW"),
         ),
     ),
     Benchmark(

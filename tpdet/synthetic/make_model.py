@@ -27,6 +27,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _INTERMEDIATE_GROUP = 128
 _MIN_VOCABULARY = 1024
 _LOGIT_SPREAD = 3.0
+_MOST_SKEW = 16.0
 _OWN_SETTINGS: dict[str, dict[str, Any]] = {
     "ministral3": {
         "rope_theta": None,
@@ -136,6 +137,8 @@ _OWN_SETTINGS: dict[str, dict[str, Any]] = {
 _ALTERNATING = ("olmo3", "gemma2", "gemma3_text", "gpt_oss")
 """Families whose made models have a window on every second layer, the first among them."""
 _SHORT_WINDOW = 40
+_PUSH = 16.0
+"""Value of the first dimension of every embedding where the router is skewed: it stays large."""
 _EXACT = "e_score_correction_bias"
 """The last part of names of tensors that checkpoints hold in fp32, whatever their dtype."""
 
@@ -145,7 +148,8 @@ class Shape:
     """A model to be made: its family (`like`), its sizes and its dtype.
 
     kv_heads: half the heads by default; intermediate: by default a multiple of 128 near 3 * hidden;
-    tie (whether the output head is the embedding): only Qwen2 by default. Raises UsageError for
+    tie (whether the output head is the embedding): only Qwen2 by default. router_skew: of a
+    mixture; the odds of expert i fall about as (1 + i) ** -router_skew. Raises UsageError for
     values that tpdet could not serve.
     """
 
@@ -162,6 +166,7 @@ class Shape:
     tie: bool | None = None
     rope_scaling: dict[str, Any] | None = None
     sliding_window: int | None = None
+    router_skew: float = 0.0
 
     def __post_init__(self) -> None:
         if self.like not in _FAMILIES:
@@ -179,6 +184,8 @@ class Shape:
             raise UsageError(f"vocab {self.vocab}: use at least {_MIN_VOCABULARY}")
         if self.dtype not in _DTYPES:
             raise UsageError(f"dtype {self.dtype!r}: use float32, bfloat16 or float16")
+        if not 0.0 <= self.router_skew <= _MOST_SKEW:
+            raise UsageError(f"router_skew {self.router_skew}: use 0 to {_MOST_SKEW:g}")
 
     @property
     def key_heads(self) -> int:
@@ -218,7 +225,7 @@ def make_model(directory: Path | str, *, seed: int = 0, shards: int = 1, **shape
             {"eos_token_id": config["eos_token_id"], "bos_token_id": config["bos_token_id"]},
         )
         load_model_config(temporary)
-        _write_weights(temporary, config, seed, shards)
+        _write_weights(temporary, config, seed, shards, model.router_skew)
         temporary.chmod(0o755)
         if directory.exists():
             directory.rmdir()
@@ -283,7 +290,9 @@ def _config(model: Shape, special: dict[str, int]) -> dict[str, Any]:
     return config | _OWN_SETTINGS.get(model.like, {})
 
 
-def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: int) -> None:
+def _write_weights(
+    directory: Path, config: dict[str, Any], seed: int, shards: int, skew: float
+) -> None:
     """Make every tensor and save them, in order, in `shards` files."""
     generator = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, config["torch_dtype"])
@@ -293,6 +302,8 @@ def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: i
         )
         for name, shape in _shapes(config).items()
     }
+    if skew:
+        _skew(tensors, config, skew)
     names = list(tensors)
     if shards > len(names):
         raise UsageError(f"{shards} shards for {len(names)} tensors: use fewer")
@@ -310,6 +321,20 @@ def _write_weights(directory: Path, config: dict[str, Any], seed: int, shards: i
         directory / "model.safetensors.index.json",
         {"metadata": {"total_size": size}, "weight_map": mapping},
     )
+
+
+def _skew(tensors: dict[str, torch.Tensor], config: dict[str, Any], skew: float) -> None:
+    """Make low ids likelier: routers subtract from logits by a dimension that is always large."""
+    family, layers = _FAMILIES[config["model_type"]], config["num_hidden_layers"]
+    mixture = family.mixture(Fields(config, "config.json"), layers)
+    if mixture is None:
+        raise UsageError(f"router_skew {skew:g}: {family.name} has no router, use a mixture")
+    tensors["model.embed_tokens.weight"][:, 0] = _PUSH
+    ids = torch.arange(1, mixture.routing.experts + 1).log()
+    normed = _PUSH / (1.0 + _PUSH**2 / config["hidden_size"]) ** 0.5  # beside values of about 1
+    for name, tensor in tensors.items():
+        if name.endswith(f".{mixture.block}.{mixture.router}.weight"):
+            tensor[:, 0] = (ids * (-skew / normed)).to(tensor.dtype)
 
 
 def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

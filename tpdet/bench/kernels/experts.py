@@ -2,7 +2,8 @@
 
 CUDA graphs over steps with other routes: choice, places, both products, lanes. Experts are timed
 whole on ranks and cut over all ranks; gathers and exchanges between ranks, and a shared expert, are
-not. Routes are drawn: every expert alike, or low ids more often (`--skew`).
+not. Routes are drawn: every expert alike, or low ids more often (`--skew`), as in Zipf's law: those
+of rank 0, which is the fullest then.
 """
 
 import argparse
@@ -73,12 +74,18 @@ def _case(
     steps = [_step(config, rows, options.skew, seed) for seed in range(count)]
     batch = _batch(rows, steps[0].x.device)
     touched = [_touched(partition, step, batch, placed) for step in steps]
-    mean, mine, fullest, chosen = (sum(part) / count for part in zip(*touched, strict=True))
+    mean, mine, fullest, chosen, most = (sum(part) / count for part in zip(*touched, strict=True))
+    share, load = fullest / mean, most / (rows * _mixture(config).routing.chosen)
     mixture = _mixture(config)
     width, outputs = map(len, held_outputs(partition))
     weights = 2 * width * config.hidden_size + outputs * mixture.width
     work = Work(2.0 * chosen * weights, 2.0 * mine * weights)
     floor = print_floor(f"{name} experts {placed}, TP {ranks}, {rows} rows", work)
+    print(
+        f"  {mean:.1f} experts touched; the fullest rank has {share:.2f} of them, and one takes "
+        f"{load:.2f} of the choices",
+        flush=True,
+    )
     (value,) = times_us([lambda step: run(step, batch)], steps, options.repeats)
     return BenchRow(
         case="experts of a layer",
@@ -97,7 +104,8 @@ def _case(
             "experts_touched": round(mean, 2),
             "touched_on_this_rank": round(mine, 2),
             "fullest_rank": round(fullest, 2),
-            "fullest_share": round(fullest / mean, 4),
+            "fullest_share": round(share, 4),
+            "fullest_load": round(load, 4),
             "skew": options.skew,
         },
     )
@@ -150,9 +158,18 @@ def _layer(partition: Partition) -> Callable[[Step, PagedBatch], object]:
 
 def _step(config: ModelConfig, rows: int, skew: float, seed: int) -> Step:
     experts = config.experts
-    logits = random_values(rows, experts, seed=100 + seed, dtype=torch.float32)
-    logits = logits - skew * torch.arange(experts, device=logits.device) / experts
-    return Step(random_values(rows, config.hidden_size, seed=seed), logits)
+    normal = random_values(rows, experts, seed=100 + seed, dtype=torch.float32)
+    return Step(random_values(rows, config.hidden_size, seed=seed), skewed_logits(normal, skew))
+
+
+def skewed_logits(normal: torch.Tensor, skew: float) -> torch.Tensor:
+    """Logits [M, E] whose best are drawn one after another with odds (1 + i) ** -skew of expert i.
+
+    normal: normal values fp32, which become Gumbel's.
+    """
+    below = torch.special.ndtr(normal.double())
+    odds = torch.arange(1, normal.shape[1] + 1, device=normal.device).double().log()
+    return (-(-below.log()).log() - skew * odds).float()
 
 
 def _batch(rows: int, device: torch.device) -> PagedBatch:
@@ -163,18 +180,20 @@ def _batch(rows: int, device: torch.device) -> PagedBatch:
 
 def _touched(
     partition: Partition, step: Step, batch: PagedBatch, placed: str
-) -> tuple[int, int, int, int]:
-    """Experts that are touched in all, on rank 0, and on the fullest rank; rank 0's choices."""
+) -> tuple[int, int, int, int, int]:
+    """Experts that are touched in all, on rank 0, and on the fullest rank; choices on rank 0, and
+    on the rank that has most of them."""
     routing = _mixture(partition.config).routing
     ids, _, _ = ops.choose_experts(step.logits, None, batch, routing)
     counts = torch.bincount(ids.flatten().long(), minlength=routing.experts).tolist()
     if placed == "columns":
         touched = sum(map(bool, counts))
-        return touched, touched, touched, sum(counts)
+        return touched, touched, touched, sum(counts), sum(counts)
     held = routing.experts // partition.world.size
     parts = [counts[i : i + held] for i in range(0, routing.experts, held)]
     touched_by_rank = [sum(map(bool, part)) for part in parts]
-    return sum(touched_by_rank), touched_by_rank[0], max(touched_by_rank), sum(parts[0])
+    choices = [sum(part) for part in parts]
+    return sum(touched_by_rank), touched_by_rank[0], max(touched_by_rank), choices[0], max(choices)
 
 
 def _mixture(config: ModelConfig) -> Mixture:
