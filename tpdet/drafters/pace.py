@@ -7,18 +7,15 @@ by positions, up to a power of two; a median of few, so that one slow step count
 import statistics
 from collections import deque
 
-POSITION = 0.005
-"""What one position more adds to a step, as a share, until that is measured (an H200: 0.003 to
-0.006)."""
-_AWAITED = 0.25  # what waiting adds where steps can be launched ahead, until it is measured
-_LEAST_POSITION = 0.0005
-_MORE = 2, 4, 8, 16  # times the rows: steps by which a position's cost is measured
+POSITION = 0.003
+"""What one position adds to a step, as a share, until that is measured (an H200, 8B: 0.0028)."""
+_AWAITED = 0.15  # what waiting adds where steps can be launched ahead (0.13 to 0.18)
 _TIMES, _ENOUGH = 9, 3  # that are kept of a cell, and that tell its time
-_OLD = 2048  # steps after which a cell's times are forgotten
+_OLD = 512  # steps after which a cell's times are forgotten
 _SLOW, _SLOW_IN_A_ROW = 4.0, 8  # so many times the usual is an accident, unless it lasts
 
 Cell = tuple[int, bool]
-"""Positions of a step, and whether it is awaited."""
+"""Positions of a step as the power of two that holds them, and whether it is awaited."""
 
 
 class Pace:
@@ -28,7 +25,9 @@ class Pace:
         """runs_ahead: whether steps are launched ahead where nothing is awaited."""
         self.runs_ahead = runs_ahead
         self._times: dict[Cell, deque[float]] = {}
+        self._known: dict[Cell, float] = {}  # medians, where there are times enough
         self._latest: dict[Cell, int] = {}  # the step of a cell's latest time
+        self._estimates: dict[Cell, float] = {}  # until the next step ends
         self._steps = 0
         self._usual: deque[float] = deque(maxlen=32)
         self._slow = 0
@@ -43,37 +42,41 @@ class Pace:
         else:
             self._slow = 0
         self._usual.append(seconds)
+        self._estimates.clear()
         cell = _cell(positions, awaited)
-        if not self._is_known(cell):
+        if not self._is_fresh(cell):
             self._times[cell] = deque(maxlen=_TIMES)
-        self._times[cell].append(seconds)
+            self._known.pop(cell, None)
+        times = self._times[cell]
+        times.append(seconds)
         self._latest[cell] = self._steps
+        if len(times) >= _ENOUGH and (median := statistics.median(times)) > 0.0:
+            self._known[cell] = median
 
-    def ratio(self, before: Cell, after: Cell) -> float:
-        """The time of one step as a multiple of another's: measured, or estimated until it is."""
-        then, now = self._median(*before), self._median(*after)
-        if then and now:
-            return now / then
-        waits = _AWAITED if self.runs_ahead and after[1] and not before[1] else 0.0
-        return (1.0 + waits) * (1.0 + POSITION * (after[0] - before[0]))
-
-    def position(self, rows: int) -> float:
-        """What one position more adds to an awaited step of `rows`, as a share of it."""
-        plain = self._median(rows, True)
-        for more in _MORE:
-            drafted = self._median(rows * more, True)
-            if plain and drafted:
-                share = (drafted / plain - 1.0) / (rows * more - rows)
-                return min(max(share, _LEAST_POSITION), 1.0)
-        return POSITION
-
-    def _median(self, positions: int, awaited: bool) -> float:
-        """The time of a cell; 0 where it is not known."""
+    def is_measured(self, positions: int, awaited: bool) -> bool:
+        """Whether the time of such steps is known."""
         cell = _cell(positions, awaited)
-        enough = self._is_known(cell) and len(self._times[cell]) >= _ENOUGH
-        return statistics.median(self._times[cell]) if enough else 0.0
+        return cell in self._known and self._is_fresh(cell)
 
-    def _is_known(self, cell: Cell) -> bool:
+    def time(self, positions: int, awaited: bool) -> float:
+        """The time of a step beside that of others: measured, or estimated from the most alike."""
+        cell = _cell(positions, awaited)
+        if cell not in self._estimates:
+            self._estimates[cell] = self._estimate(cell)
+        return self._estimates[cell]
+
+    def _estimate(self, cell: Cell) -> float:
+        alike = [known for known in self._known if self._is_fresh(known)]
+        if not alike:
+            return self._assumed(cell)
+        near = min(alike, key=lambda it: (abs(it[0] - cell[0]) + (it[1] != cell[1]), it))
+        return self._known[near] * self._assumed(cell) / self._assumed(near)
+
+    def _assumed(self, cell: Cell) -> float:
+        waits = _AWAITED if self.runs_ahead and cell[1] else 0.0
+        return (1.0 + waits) * (1.0 + POSITION * (1 << cell[0]))
+
+    def _is_fresh(self, cell: Cell) -> bool:
         """Whether a cell has a time that is not old."""
         return cell in self._latest and self._steps - self._latest[cell] <= _OLD
 

@@ -6,6 +6,7 @@ is decided by the share of drafts that were right and by measured times. Neither
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
@@ -14,19 +15,19 @@ from operator import attrgetter
 
 from tpdet.control.plan import MAX_STEP_DRAFTS
 from tpdet.control.sampling_row import RowKey
-from tpdet.drafters.chances import Chances
+from tpdet.drafters.chances import Chances, Luck
 from tpdet.drafters.counts import DraftCounts
 from tpdet.drafters.drafter import DRAFTS, EARLIER, NGRAM, OF_REQUESTS, SCHEMA, Drafter
 from tpdet.drafters.earlier import EarlierOutputs
 from tpdet.drafters.forced import Forced
 from tpdet.drafters.guess import Guess
-from tpdet.drafters.ngram import GRAM, Ngram, PromptPlaces
+from tpdet.drafters.ngram import Ngram, PromptPlaces
 from tpdet.drafters.pace import Pace
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.request import Request
 from tpdet.scheduler.drafts import add_drafts, room_for_drafts
-from tpdet.scheduler.offers import Found, Offer, worthwhile
+from tpdet.scheduler.offers import Found, Load, choose
 from tpdet.scheduler.queue import SequenceQueue
 from tpdet.scheduler.sequence import PENDING, Sequence
 
@@ -37,9 +38,6 @@ _LEAST_CREDIT = -0.002  # the rest of a look that took long, perhaps only for ot
 _HANGS = 1.0  # seconds of one look after which a drafter is switched off
 _BESIDE_PROMPTS = 24
 """Rows with drafts in a step with prompts or with rows over `SHORT_TOKENS`: graphs fit so many."""
-_LONG_ROW = 64  # drafts from which a row that is too long for a graph of drafts pays
-_MOST_DOUBT = 5
-_TRY_EVERY, _TRIES = 256, 4  # refusals of which so many are taken up all the same
 
 _Wanted = tuple[Sequence, Callable[[int], Rows[int]]]
 """A sequence, and what gives at most so many drafts for it."""
@@ -75,7 +73,7 @@ class Drafting:
         self._drafting: set[RowKey] = set()  # sequences that were given drafters
         self._active: dict[RowKey, Sequence] = {}  # those that run no longer ahead, to carry drafts
         self._credit, self._turn = _MOST_CREDIT, 0
-        self._refused = 0
+        self._together = False  # all rows wait, so that every sequence may carry drafts
 
     def admit(self, request: Request, sequences: Rows[Sequence]) -> None:
         """Give the sequences of a request their drafters, behind the one of what it sent."""
@@ -113,6 +111,7 @@ class Drafting:
     def took(self, positions: int, awaited: bool, seconds: float) -> None:
         """A step took so long; positions: 0 where it computed prompts."""
         self._credit = min(self._credit + SHARE * seconds, _MOST_CREDIT)
+        self.chances.step += 1
         if positions:
             self.pace.took(positions, awaited, seconds)
 
@@ -121,13 +120,9 @@ class Drafting:
         drafter = sequence.drafter
         if drafter is None:
             return
-        self.chances.learn(drafter.name, sequence.trust, accepted, drafted)
+        luck = sequence.luck.setdefault(drafter.name, Luck())
+        self.chances.learn(drafter.name, sequence.trust, accepted, drafted, luck)
         self.counts.setdefault(drafter.name, DraftCounts()).add(drafted, accepted)
-        doubt = sequence.doubts.get(drafter.name, 0)
-        if not accepted:
-            sequence.doubts[drafter.name] = min(doubt + 1, _MOST_DOUBT)
-        elif accepted == drafted:
-            sequence.doubts[drafter.name] = max(doubt - 1, 0)
 
     def add(self, running: SequenceQueue, counts: dict[RowKey, int], budget: int) -> None:
         """Let decoding rows of a step carry drafts, as many as are left of its budget.
@@ -143,15 +138,20 @@ class Drafting:
         budget = min(budget, MAX_STEP_DRAFTS, HEAD_ROWS - len(counts) if alone else budget)
         if budget <= 0 and not self._active:
             return
-        ready = self._ready(running, counts, began + self._credit)
+        together, until = self._together, began + self._credit
+        ready = self._ready(running, counts, math.inf if together else until)
         if self.instead is not None:
             known = sorted((s for s in ready if s.tokens[-1] != PENDING), key=_key)
             _fill([(s, self._instead(s)) for s in known], counts, budget, alone)
         else:
-            found = [it for sequence in ready if (it := self._look(sequence)) is not None]
+            looked = [self._look(sequence) for sequence in ready]
+            found = [it for it in looked if it is not None]
+            share = len(looked) / max(1, len(self._drafting & counts.keys()))
+            self._together = False
             if found:
-                self._add_found(found, running, counts, budget, alone)
-        self._credit = max(self._credit - (self.clock() - began), _LEAST_CREDIT)
+                self._add_found(found, min(share, 1.0), running, counts, budget, alone)
+        if not together:  # else it is part of what the step costs
+            self._credit = max(self._credit - (self.clock() - began), _LEAST_CREDIT)
 
     def _ready(
         self, running: SequenceQueue, counts: dict[RowKey, int], until: float
@@ -179,6 +179,7 @@ class Drafting:
         tokens = sequence.tokens
         pending = tokens[-1] == PENDING
         end = len(tokens) - pending
+        most = room_for_drafts(sequence)
         best: Found | None = None
         for drafter in sequence.drafters:
             if drafter.name in self._off:
@@ -187,11 +188,17 @@ class Drafting:
             if drafter.is_spent:
                 sequence.drafters = [it for it in sequence.drafters if it is not drafter]
             if trust and drafter.name == DRAFTS:
-                return Found(sequence, drafter, trust, 1.0, pending)
-            if trust >> sequence.doubts.get(drafter.name, 0) >= GRAM:
-                chance = self.chances.of(drafter.name, trust)
+                return Found(sequence, drafter, trust, 1.0, most, pending)
+            luck = sequence.luck.get(drafter.name)
+            if trust and (luck is None or luck.until <= self.chances.step):
+                name = drafter.name
+                chance = self.chances.of(name, trust)
                 if best is None or chance > best.chance:
-                    best = Found(sequence, drafter, trust, chance, pending)
+                    kept = self.chances.kept(name, chance) if pending else 1.0
+                    best = Found(sequence, drafter, trust, chance, most, pending, kept)
+        if sequence.hoped and not pending:  # it waited for this
+            self.chances.learn_kept(sequence.hoped, best is not None)
+            sequence.hoped = ""
         if best is None:
             self._wait(sequence, False)
         return best
@@ -211,52 +218,47 @@ class Drafting:
     def _add_found(
         self,
         found: Rows[Found],
+        share: float,
         running: SequenceQueue,
         counts: dict[RowKey, int],
         budget: int,
         alone: bool,
     ) -> None:
         """Add what is told and what pays; the other sequences run ahead again."""
-        rows, known = len(counts), sum(not it.pending for it in found)
-        even, cost = budget // max(known, 1), rows * self.pace.position(rows)
-        told = [it for it in found if it.is_told]
-        offers = [self._offer(it, even, cost) for it in found if not it.is_told]
-        always = sum(sequence.reads_always for sequence in running) if offers else 0
-        taken = worthwhile(offers, len(running), always, self.pace)
-        if offers and not taken:  # what is known may be old: now and then they are tried
-            self._refused += 1
-            taken = offers if self._refused % _TRY_EVERY >= _TRY_EVERY - _TRIES else []
+        rows, told = len(counts), [it for it in found if it.is_told]
+        taken: list[tuple[Found, int]] = []
+        if len(told) < len(found):
+            always = sum(sequence.reads_always for sequence in running)
+            load = Load(rows, always, budget, self.pace, share)
+            taken, self._together = choose([it for it in found if not it.is_told], load)
         # Known answers go in few long rows, not a little of each in every step.
-        taken = [*(self._offer(it, budget, cost) for it in told), *taken]
-        kept = {offer.found.sequence.key for offer in taken}
+        taken = [*((it, max(budget, 1)) for it in told), *taken]
+        kept = {it.sequence.key for it, count in taken if count}
         for it in found:
             if it.sequence.key not in kept:
                 self._wait(it.sequence, False)
         wanted: list[_Wanted] = []
-        for offer in taken:
-            sequence = offer.found.sequence
-            if offer.found.pending:
-                self._wait(sequence, True)
+        for it, count in taken:
+            if it.pending:
+                if count:
+                    it.sequence.hoped = it.drafter.name
+                    self._wait(it.sequence, True)
                 continue
-            sequence.drafter, sequence.trust = offer.found.drafter, offer.found.trust
-            wanted.append((sequence, partial(_first, offer.drafts)))
+            it.sequence.drafter, it.sequence.trust = it.drafter, it.trust
+            wanted.append((it.sequence, partial(self._ask, it.drafter, count)))
         _fill(wanted, counts, budget, alone)
-        for offer in taken:
-            if not offer.found.pending:
-                sequence = offer.found.sequence
-                self._wait(sequence, sequence.drafted > 0 or offer.found.is_told)
+        for it, _ in taken:
+            if not it.pending:
+                self._wait(it.sequence, it.sequence.drafted > 0 or it.is_told)
 
-    def _offer(self, found: Found, most: int, cost: float) -> Offer:
-        """At most so many drafts of a sequence; cost: of a position, in tokens."""
-        most = min(most, found.best_count(cost), room_for_drafts(found.sequence))
-        if SHORT_TOKENS <= most < _LONG_ROW and not found.is_told:
-            most = SHORT_TOKENS - 1
-        drafts: Rows[int] = ()
+    def _ask(self, drafter: Drafter, count: int, most: int) -> Rows[int]:
+        """The next drafts for the sequence that a drafter saw last: at most either number."""
+        most = min(count, most)
         try:
-            drafts = found.drafter.next(most)[:most] if most > 0 else ()
+            return drafter.next(most)[:most] if most > 0 else ()
         except Exception as error:
-            self._switch_off(found.drafter, f"raised {type(error).__name__}: {error}")
-        return Offer.of(found, drafts, cost)
+            self._switch_off(drafter, f"raised {type(error).__name__}: {error}")
+            return ()
 
     def _instead(self, sequence: Sequence) -> Callable[[int], Rows[int]]:
         """What `instead` proposes for a sequence, at most so many."""
@@ -298,10 +300,6 @@ def _fill(wanted: Rows[_Wanted], counts: dict[RowKey, int], budget: int, alone: 
         budget -= added
         drafted += added > 0
         alone &= added < SHORT_TOKENS
-
-
-def _first(drafts: Rows[int], most: int) -> Rows[int]:
-    return drafts[:most]
 
 
 def _decodes(sequence: Sequence) -> bool:

@@ -1,91 +1,153 @@
-"""What sequences could carry, and whether that is expected to give more tokens a second."""
+"""Which sequences carry how many drafts: what is expected to give the most tokens a second."""
 
-import math
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
-from tpdet.control.plan import MAX_STEP_DRAFTS
+import numpy as np
+
 from tpdet.drafters.drafter import DRAFTS, Drafter
 from tpdet.drafters.pace import Pace
+from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.scheduler.sequence import Sequence
 
 OTHERS_PER_ABSENT = 10
 """Least other running sequences for each that sits out a step which is planned ahead."""
-_GAIN = 1.02  # what drafts must be expected to gain
+LONG_ROW = 64  # drafts from which a row that is too long for a graph of drafts pays
+_LENGTHS = np.array([*range(1, SHORT_TOKENS), LONG_ROW - 1, 2 * LONG_ROW - 1, 4 * LONG_ROW - 1])
+"""Drafts that the row which is most likely right may carry."""
+_GAIN, _GAIN_UNMEASURED = 1.08, 1.2  # that drafts must be expected to give if all wait for them
+_STAYS = 8  # steps with drafts that may follow one that is awaited for them, at most
 _SIT_OUT = 1.1  # tokens that a row must gain if its sequence sits out the next step for it
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A drafter with something for a sequence; each token is right with a `chance`.
+    """A drafter with something for a sequence, where there is room for `most` drafts.
 
-    pending: the sequence's last token is not known, so it would have to wait first.
+    chance: of each to be right. pending: the sequence's last token is not known, so it would have
+    to wait first; kept: how likely there is something then.
     """
 
     sequence: Sequence
     drafter: Drafter
     trust: int
     chance: float
-    pending: bool
+    most: int
+    pending: bool = False
+    kept: float = 1.0
 
     @property
     def is_told(self) -> bool:
         """Whether a client sent the drafts as its answer: they are verified in any case."""
         return self.drafter.name == DRAFTS
 
-    def best_count(self, cost: float) -> int:
-        """The drafts whose last is still worth its `cost`, in tokens; at least one."""
-        if self.is_told:
-            return MAX_STEP_DRAFTS
-        if cost >= self.chance:
-            return 1
-        return min(int(math.log(cost) / math.log(self.chance)), MAX_STEP_DRAFTS)
-
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """Drafts for a sequence. `gain` of them may be right; net: less the cost of their positions."""
+class Load:
+    """A step without drafts: its rows, and the positions that drafts may add.
 
-    found: Found
-    drafts: Rows[int]
-    gain: float
-    net: float
-
-    @classmethod
-    def of(cls, found: Found, drafts: Rows[int], cost: float) -> "Offer":
-        """cost: of a position, in tokens."""
-        chance, count = found.chance, len(drafts)
-        gain = float(count)
-        if chance < 1.0:
-            gain = chance * (1.0 - chance**count) / (1.0 - chance)
-        if found.pending:
-            gain *= chance * chance  # the tokens until then must be right
-        return cls(found, drafts, gain, gain - cost * count)
-
-
-def worthwhile(offers: Rows[Offer], rows: int, always: int, pace: Pace) -> list[Offer]:
-    """The offers that are expected to pay in a step of `rows` rows, `always` of which await results
-    in any case.
-
-    Few among many sit out the next step for their drafts. Otherwise all rows wait with them.
+    always: rows that await results in any case. share: of its decoding rows that were looked at.
     """
-    hopeful = [offer for offer in offers if offer.net > 0.0]
-    awaits = not pace.runs_ahead or always * OTHERS_PER_ABSENT > rows - always
-    if not awaits and len(hopeful) * OTHERS_PER_ABSENT <= rows - len(hopeful):
-        return [o for o in hopeful if o.found.sequence.reads_always or o.net > _SIT_OUT]
-    return hopeful if hopeful and _pay(hopeful, rows, awaits, pace) else []
+
+    rows: int
+    always: int
+    room: int
+    pace: Pace
+    share: float = 1.0
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the step is awaited in any case."""
+        others = self.rows - self.always
+        return not self.pace.runs_ahead or self.always * OTHERS_PER_ABSENT > others
+
+    @property
+    def rate(self) -> float:
+        """Tokens by its time."""
+        return self.rows / self.pace.time(self.rows, self.awaits)
 
 
-def _pay(offers: Rows[Offer], rows: int, awaits: bool, pace: Pace) -> bool:
-    """Whether a step with these drafts gives more tokens a second than one without.
+def choose(found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], bool]:
+    """How many drafts sequences are to carry, where the step is expected to gain by it.
 
-    awaits: steps are awaited in any case. Where a sequence's token is pending, the step before has
-    to be awaited too.
+    All rows wait for their results together (True) where that pays. Else the step runs ahead, and
+    the likeliest few sit out the next one for their drafts, where that does.
     """
-    plain = rows, awaits
-    drafted = rows + sum(len(offer.drafts) for offer in offers), True
-    tokens = rows + sum(offer.gain for offer in offers)
-    steps = pace.ratio(plain, drafted)
-    if not awaits and any(offer.found.pending for offer in offers):
-        tokens, steps = tokens + rows, steps + pace.ratio(plain, (rows, True))
-    return tokens > _GAIN * rows * steps
+    measured = load.pace.is_measured(load.rows, load.awaits)
+    counts, rate = _together(found, load)
+    if rate > load.rate * (_GAIN if measured else _GAIN_UNMEASURED):
+        return counts, True
+    if not load.awaits:
+        counts, rate = _apart(found, load)
+        if rate > load.rate:
+            return counts, False
+    return [], False
+
+
+def _together(found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], float]:
+    """The best step that all rows wait for, and its tokens by time.
+
+    Where a sequence's token is pending, the step before is awaited for it, too. There will be as
+    much for the sequences that were not looked at, then.
+    """
+    rows, pace = load.rows, load.pace
+    before = not load.awaits and any(each.pending for each in found)
+    waits = pace.time(rows, True) if before else 0.0
+    counts, gains, times = _steps(found, load, True, 1.0 / load.share if before else 1.0)
+    kept = sum(each.kept for each in found) / len(found)
+    steps = 1.0 if not before else 1.0 / max(1.0 - kept, 1.0 / _STAYS)
+    rates = (before * rows + steps * (rows + gains)) / (waits + steps * times)
+    return _best(found, counts, rates)
+
+
+def _apart(found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], float]:
+    """The best step for which the likeliest few sit out the next one, and tokens by time."""
+    few = load.rows // (OTHERS_PER_ABSENT + 1)
+    likely = sorted(found, key=lambda it: it.kept * it.chance, reverse=True)[:few]
+    likely = [it for it in likely if it.kept * _gain(it.chance, it.most) > _SIT_OUT]
+    if not likely:
+        return [], 0.0
+    rows, pace = load.rows, load.pace
+    counts, gains, times = _steps(likely, load, False, 1.0)
+    sit_out = len(likely)
+    rates = (2 * rows - sit_out + gains) / (pace.time(rows, False) + times)
+    return _best(likely, counts, rates)
+
+
+def _steps(
+    found: Rows[Found], load: Load, awaited: bool, times_as_many: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Steps with ever more drafts: counts [steps, found], tokens gained and times [steps].
+
+    In each all drafts are as likely right as the last one of the likeliest row, or more. The first
+    has none. times_as_many: sequences as there are in `found`.
+    """
+    chances = np.array([each.chance for each in found])
+    kept = np.array([each.kept for each in found])
+    most = np.array([each.most for each in found])
+    logs = np.log(chances)
+    counts = (_LENGTHS[:, None] * (logs.max() / logs) + 1e-6).astype(int)
+    counts = np.minimum(counts, most)
+    counts[(counts >= SHORT_TOKENS) & (counts < LONG_ROW - 1)] = SHORT_TOKENS - 1
+    totals = (counts.sum(axis=1) * times_as_many).astype(int)
+    fits = totals <= load.room
+    counts, totals = counts[fits], totals[fits]
+    gains = (kept * chances * (1.0 - chances**counts) / (1.0 - chances)).sum(axis=1) * times_as_many
+    times = [load.pace.time(load.rows + total, awaited) for total in totals.tolist()]
+    return counts, gains, np.array(times)
+
+
+def _gain(chance: float, count: int) -> float:
+    """The drafts of a row that are expected to be right."""
+    return chance * (1.0 - chance**count) / (1.0 - chance)
+
+
+def _best(
+    found: Rows[Found], counts: np.ndarray, rates: np.ndarray
+) -> tuple[list[tuple[Found, int]], float]:
+    """The drafts of the step with the greatest rate; of equal ones the one with the fewest."""
+    if not len(rates):
+        return [], 0.0
+    best = int(rates.argmax())
+    drafts = counts[best].tolist()
+    return list(zip(found, drafts, strict=True)), float(rates[best])

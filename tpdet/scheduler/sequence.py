@@ -9,6 +9,7 @@ from tpdet.cache.prefix import CachedPage, PrefixChain
 from tpdet.cache.versions import version_id
 from tpdet.control.plan import RowSampling
 from tpdet.control.sampling_row import RowKey, SampledToken
+from tpdet.drafters.chances import Luck
 from tpdet.drafters.drafter import DRAFTS, PREDICTION, Drafter
 from tpdet.drafters.guess import Guess
 from tpdet.errors import RequestError
@@ -59,7 +60,8 @@ class Sequence:
     drafters: list[Drafter] = field(default_factory=list)
     drafter: Drafter | None = None  # whose drafts are in its latest row with drafts
     trust: int = 0  # how far they could be trusted
-    doubts: dict[str, int] = field(default_factory=dict)  # halvings of the trust in a drafter
+    luck: dict[str, Luck] = field(default_factory=dict)  # with each drafter
+    hoped: str = ""  # the drafter whose drafts it waits for until its token is known
     drafted: int = 0  # drafts in its row of a pending step
     request_id: str = field(init=False)
     identity: bytes = field(init=False)  # admission, choice, version id, as in a plan

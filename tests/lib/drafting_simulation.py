@@ -1,0 +1,148 @@
+"""A server's loop without a model: real plans and real drafting, and a GPU's times of steps.
+
+Times are those of Qwen3-8B's shape on an H200, by the positions of a step and by whether it was
+awaited: launched only when the results of the step before were read.
+"""
+
+import random
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+
+from tpdet.control.plan import StepPlan
+from tpdet.control.sampling_row import SampledToken
+from tpdet.request import Request, SamplingParams
+from tpdet.scheduler import Scheduler
+from tpdet.scheduler.drafting import Drafting
+from tpdet.scheduler.sequence import Sequence
+
+PLAIN = (4.448, 4.448, 4.522, 4.545, 4.723, 4.966, 5.557, 6.617, 9.811)
+AWAITED = (5.047, 5.047, 5.117, 5.204, 5.234, 5.697, 6.254, 7.056, 8.642)
+"""Milliseconds of a step of 1, 2, 4, .. 256 positions."""
+PROMPTS, LOOK = 9e-3, 4e-6
+"""Seconds of a step with prompts, and of one look of a drafter."""
+PROMPT = 8
+
+
+@dataclass
+class Clock:
+    """Time, which passes when somebody says so."""
+
+    now: float = 1.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Teller:
+    """Knows its sequence's answer, and says each token rightly with a chance.
+
+    A look finds something with the chance `finds`.
+    """
+
+    name, is_spent = "teller", False
+
+    def __init__(self, key, first, chance, draw, clock, trust=64, finds=1.0):
+        self._key, self._first, self._chance, self._draw = key, first, chance, draw
+        self._clock, self._trust, self._finds, self._end = clock, trust, finds, 0
+
+    def look(self, tokens: Rows[int], end: int) -> int:
+        self._clock.now += LOOK
+        self._end = end
+        return self._trust if self._draw.random() < self._finds else 0
+
+    def next(self, most: int) -> list[int]:
+        right = (answer(self._key, self._end + i) for i in range(most))
+        return [id_ if self._draw.random() < self._chance else id_ + 1 for id_ in right]
+
+
+def answer(key: tuple[int, int], position: int) -> int:
+    """The token at a position of a sequence."""
+    return 2 * ((position * 7919 + key[0] * 104729) % 50_000)
+
+
+@dataclass
+class Server:
+    """A scheduler and its clock; what is learned stays from run to run."""
+
+    times: tuple[Rows[float], Rows[float]] = (PLAIN, AWAITED)
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.drafting = Drafting((), True, self.clock)
+        self.scheduler = Scheduler(64, 8192, 4096, 1024, 1 << 16, drafting=self.drafting)
+        self.steps = self._served = 0
+        self._free = 0.0  # when the GPU has ended all that was launched
+
+    def tokens_per_second(
+        self, tokens: int, chances: Rows[float | None], seed: int = 0, whole=True, **teller
+    ) -> float:
+        """Of requests that come together, one for each chance of a draft to be right.
+
+        Not `whole`: while all of them run, until they have so many tokens on the average.
+        """
+        draw = random.Random(f"{seed} {tokens} {chances}")
+        first = self._served
+
+        def drafter(sequence: Sequence) -> Teller:
+            chance = chances[sequence.key[0] - first]
+            how = {"finds": 0.0} if chance is None else teller
+            return Teller(sequence.key, PROMPT, chance or 0.0, draw, self.clock, **how)
+
+        self.drafting.others = drafter
+        most = tokens if whole else 64 * tokens
+        params = SamplingParams(max_tokens=most, ignore_eos=True, seed=1)
+        for _ in chances:
+            name = f"r{self._served}"
+            self._served += 1
+            prompt = (1,) * PROMPT
+            self.scheduler.add(Request(request_id=name, prompt_token_ids=prompt, params=params))
+        before = self._ended = self.clock.now
+        made = self._run(tokens * len(chances))
+        for i in range(first, self._served):
+            self.scheduler.abort(f"r{i}")
+        return made / (self.clock.now - before)
+
+    def _run(self, tokens: int) -> int:
+        """Steps as an engine makes them, until there are so many tokens: how many came."""
+        made, pending = 0, []
+        while made < tokens or pending:
+            for plan_next in (self.scheduler.schedule, self.scheduler.schedule_ahead):
+                if made >= tokens or (plan_next == self.scheduler.schedule and pending):
+                    continue
+                awaited = not pending
+                if (plan := plan_next()) is not None:
+                    pending.append((plan, awaited, self._launch(plan, awaited)))
+            made += self._finish(*pending.pop(0))
+        return made
+
+    def _launch(self, plan: StepPlan, awaited: bool) -> float:
+        """When the step will end: what was planned ahead begins behind the one before."""
+        seconds = PROMPTS
+        if _decodes(plan):
+            positions = int(plan.rows.count.sum())
+            seconds = 1e-3 * self.times[awaited][(positions - 1).bit_length()]
+        self._free = max(self._free, self.clock.now) + seconds
+        return self._free
+
+    def _finish(self, plan: StepPlan, awaited: bool, ends: float) -> int:
+        self.clock.now = max(self.clock.now, ends)
+        self.steps += 1
+        positions = int(plan.rows.count.sum()) if _decodes(plan) else 0
+        self.drafting.took(positions, awaited, self.clock.now - self._ended)
+        self._ended = self.clock.now
+        sampled, runs = {}, {}
+        for row in plan.rows:
+            key, end = (row.admission, row.choice), row.start + len(row.token_ids)
+            ids = [
+                SampledToken(answer(key, place), 0.0)
+                for place in range(end - row.samples + 1, end + 1)
+            ]
+            if row.samples == 1:
+                sampled[key] = ids[0]
+            elif row.samples:
+                runs[key] = ids
+        return len(self.scheduler.commit(plan.step, sampled, runs=runs))
+
+
+def _decodes(plan: StepPlan) -> bool:
+    return bool((plan.rows.count == plan.rows.samples).all())

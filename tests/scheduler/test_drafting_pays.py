@@ -1,0 +1,69 @@
+"""Drafts are made where they give more tokens a second, by an H200's times of steps."""
+
+import pytest
+
+from tests.lib.drafting_simulation import AWAITED, PLAIN, Server
+
+
+def times(tokens, chances, turns=2, server=None, **how):
+    """Tokens a second with drafts, as multiples of those without: of requests in turns."""
+    server = server or Server()
+    server.drafting.paused = True
+    off = server.tokens_per_second(tokens, [None] * len(chances), **how)
+    server.drafting.paused = False
+    return [
+        server.tokens_per_second(tokens, chances, seed=turn, **how) / off for turn in range(turns)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "chance", "least"),
+    [
+        (1, 256, 0.8, 3.3),
+        (16, 128, 0.8, 2.0),
+        (64, 64, 0.8, 1.35),
+        (1, 256, 0.5, 1.4),
+        (16, 128, 0.5, 1.15),
+        (1, 256, 0.95, 8.0),
+    ],
+)
+def test_drafts_that_are_often_right_pay_from_the_first_answer_to_the_last(
+    batch, tokens, chance, least
+):
+    """Requests end at different times, and the last ones run alone: that is counted."""
+    assert min(times(tokens, [chance] * batch, 3 if batch == 1 else 2)) > least
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 256), (16, 128), (64, 48)])
+@pytest.mark.parametrize("chance", [None, 0.0, 0.3])
+def test_drafts_that_are_rarely_right_cost_little(batch, tokens, chance):
+    rates = times(tokens, [chance] * batch, 3, whole=False)
+    assert min(rates) > 0.97 and sum(rates) / 3 > 0.98
+
+
+def test_a_match_now_and_then_costs_little_and_pays_where_it_is_right():
+    for trust, chance, least in ((4, 0.0, 0.985), (12, 0.1, 0.985), (12, 0.9, 1.3)):
+        assert min(times(256, [chance], finds=0.3, trust=trust)) > least
+
+
+@pytest.mark.parametrize(
+    ("chances", "least"), [([0.8, 0.0] * 8, 1.6), ([0.95, 0.3] * 8, 2.5), ([0.95, 0.0] * 32, 1.6)]
+)
+def test_sequences_on_which_a_drafter_is_never_right_take_nothing_from_the_others(chances, least):
+    server = Server()
+    rates = times(64, chances, server=server, whole=False)
+    assert min(rates) > least
+
+
+def test_what_measured_times_forbid_is_given_up():
+    """Steps that await results, or have more positions, take three times as long."""
+    slow = PLAIN, tuple(3.0 * each for each in AWAITED)
+    rates = times(256, [0.6], 2, Server(slow))
+    assert rates[0] > 0.9 and rates[1] > 0.97
+    assert min(times(256, [0.95], 2, Server(slow))) > 2.0
+
+
+def test_drafters_that_were_never_right_are_believed_again():
+    server = Server()
+    assert min(times(256, [0.0], 2, server)) > 0.97
+    assert times(1500, [0.8], 2, server)[1] > 3.3
