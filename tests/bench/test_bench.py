@@ -95,14 +95,15 @@ def test_latency_times_every_batch_at_every_context(tiny_model):
 
 
 def test_rows_name_their_row_layers(tiny_model):
-    settings = {"model": str(tiny_model()), "device": "cpu", "kv_pages": 8}
+    settings = {"model": str(tiny_model()), "device": "cpu", "kv_pages": 8, "drafts": "off"}
     for told, mode in (
         ({"fold_order": "pairs"}, "pairs"),
+        ({"fold_order": "pairs", "drafts": "ngram"}, "pairs, drafts ngram"),
         ({}, order.DEFAULT_FOLD_ORDER),
         ({"row_layers": "gather"}, "gather"),
         ({"row_layers": "gather", "transport": "gather"}, "gather, gather"),
     ):
-        made = Engine(EngineConfig.from_values(**settings, **told), SoloWorld())
+        made = Engine(EngineConfig.from_values(**(settings | told)), SoloWorld())
         assert engine_row(made, case="x", value=1.0, unit="ms").mode == mode
 
 

@@ -21,6 +21,7 @@ class MadeUpServer:
         self.name, self.key, self.owner = name, key, owner
         self.honours_ignore_eos = self.tells_usage = self.reads_ids = True
         self.pause = 0.0
+        self.drafts = None  # tokens of each answer that came from drafts; None: no such metrics
         self.refuses = None
         self.bodies, self.keys_sent = [], set()
         self._ready = threading.Event()
@@ -53,6 +54,8 @@ class MadeUpServer:
             self._write(writer, {"data": [{"id": self.name, "owned_by": self.owner}]})
         elif path == "/version":
             self._write(writer, {"version": "9"})
+        elif path == "/metrics":
+            self._write_metrics(writer)
         elif self.refuses is not None:
             self._write(writer, {"error": {"message": self.refuses}}, "400 Bad Request")
         else:
@@ -64,6 +67,17 @@ class MadeUpServer:
         data = json.dumps(content).encode()
         writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status.encode(), len(data)))
         writer.write(data)
+
+    def _write_metrics(self, writer):
+        lines = ["# HELP x y", "x 1"]
+        if self.drafts is not None:
+            lines.append("vllm:num_requests_running 0.0")
+        if self.drafts and self.bodies:
+            name = "vllm:spec_decode_num_accepted_tokens_total"
+            half = self.drafts * len(self.bodies) / 2
+            lines += [f'{name}{{drafter="a"}} {half}', f'{name}{{drafter="b"}} {half}']
+        data = "\n".join([*lines, ""]).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
 
     async def _stream(self, writer, body):
         self.bodies.append(body)
@@ -120,6 +134,23 @@ def test_both_get_the_same_requests_in_turn_and_stand_in_one_table(servers, tmp_
         assert body["ignore_eos"] and body["stream"]
         assert body["stream_options"] == {"include_usage": True}
     assert {body["max_tokens"] for body in peer.bodies} == {GENERATE}
+
+
+def test_tokens_that_came_from_drafts_are_told_of_each_server(servers, capsys):
+    ours, peer = servers
+    ours.drafts, peer.drafts = 2, 0
+    assert bench(ours.url, peer.url) == 0
+    out, err = capsys.readouterr()
+    rows = json.loads(out.splitlines()[-1])["rows"]
+    told = [row["metrics"] for row in rows if row.get("metrics")]
+    found = [(each["ours"], each["peer"]) for each in told]
+    assert [each["accepted_draft_tokens"] for pair in found for each in pair] == [20, 0] * 2
+    said = [line for line in err.splitlines() if "came from drafts" in line]
+    assert [line.split(",")[0] for line in said] == ["tpdet: 20 of 40 tokens came from drafts"] * 2
+    peer.drafts = None
+    assert bench(ours.url, peer.url) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert rows[0]["metrics"]["peer"]["accepted_draft_tokens"] is None
 
 
 @pytest.mark.parametrize(

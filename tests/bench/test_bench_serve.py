@@ -167,6 +167,7 @@ def test_a_server_is_loaded_and_the_run_appended(server, tmp_path, capsys):
     (row,) = run["rows"]
     assert row["value"] == found["output_throughput"] and row["mode"] == "rate 200, 2 in flight"
     assert row["metrics"]["median_ttft_ms"] == found["median_ttft_ms"]
+    assert found["accepted_draft_tokens"] == 0  # its metrics count them, and nobody drafts
 
 
 def test_requests_that_all_fail_are_a_failure(server, capsys):

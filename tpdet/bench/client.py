@@ -92,10 +92,13 @@ class _Response:
         return [bytes(line).strip() for line in lines]
 
 
-async def get_json(address: Address, path: str, headers: Mapping[str, str]) -> Any:
-    """The JSON at a path. Raises UsageError when the server does not answer with it, and
-    NotPermittedError when it wants another key.
-    """
+async def get_text(address: Address, path: str, headers: Mapping[str, str]) -> str | None:
+    """The text at a path; None where the server has none. Raises UsageError if none answers."""
+    status, content = await _get(address, path, headers)
+    return content.decode("utf-8", "replace") if status == 200 else None
+
+
+async def _get(address: Address, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
     try:
         reader, writer = await _connect(address)
         try:
@@ -105,7 +108,7 @@ async def get_json(address: Address, path: str, headers: Mapping[str, str]) -> A
                 response.parser.feed_data(data)
         finally:
             writer.close()
-        status, content = response.parser.get_status_code(), bytes(response.body)
+        return response.parser.get_status_code(), bytes(response.body)
     except (OSError, ValueError, httptools.HttpParserError) as error:
         number = error.errno if isinstance(error, OSError) else None
         why = os.strerror(number) if number is not None and number > 0 else error
@@ -113,6 +116,13 @@ async def get_json(address: Address, path: str, headers: Mapping[str, str]) -> A
             f"no server answers at {address} ({why}): start one with tpdet serve MODEL, or name "
             f"another with {address.flag}"
         ) from error
+
+
+async def get_json(address: Address, path: str, headers: Mapping[str, str]) -> Any:
+    """The JSON at a path. Raises UsageError when the server does not answer with it, and
+    NotPermittedError when it wants another key.
+    """
+    status, content = await _get(address, path, headers)
     if status == 200:
         try:
             return json.loads(content)

@@ -7,6 +7,7 @@ TPOT the mean time of a later token of a request, ITL each gap between two event
 import asyncio
 import random
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tpdet.bench.client import Address, Answer, stream
+from tpdet.bench.client import Address, Answer, get_text, stream
 from tpdet.bench.load import lengths, prompt
 from tpdet.client.connection import client_key
+
+_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,13 @@ async def send(target: Target, load: Load) -> tuple[list[Answer], float]:
     return answers, time.perf_counter() - begin
 
 
-def metrics(answers: Sequence[Answer], duration: float) -> dict[str, Any]:
-    """vLLM's figures; a request that failed counts only in `failed` and `errors`."""
+def metrics(
+    answers: Sequence[Answer], duration: float, accepted: int | None = None
+) -> dict[str, Any]:
+    """vLLM's figures; a request that failed counts only in `failed` and `errors`.
+
+    accepted: tokens that came from drafts; None if nobody counted them.
+    """
     good = [answer for answer in answers if answer.error is None]
     errors = sorted({answer.error for answer in answers if answer.error is not None})
     into = sum(answer.input_tokens for answer in good)
@@ -112,6 +120,7 @@ def metrics(answers: Sequence[Answer], duration: float) -> dict[str, Any]:
         "request_throughput": len(good) / duration,
         "output_throughput": out / duration,
         "total_token_throughput": (into + out) / duration,
+        "accepted_draft_tokens": accepted,
         "errors": errors,
     }
     for name, seconds in (("ttft", first), ("tpot", later), ("itl", between)):
@@ -120,6 +129,38 @@ def metrics(answers: Sequence[Answer], duration: float) -> dict[str, Any]:
         found[f"median_{name}_ms"] = statistics.median(times) if times else 0.0
         found[f"p99_{name}_ms"] = percentile(times, 99)
     return found
+
+
+async def accepted_drafts(target: Target) -> int | None:
+    """Tokens of drafts that the server has found right so far, by its `/metrics`.
+
+    None where it does not count them: it has none of vLLM's metrics. A counter with a label is
+    there from its first token on.
+    """
+    text = await get_text(target.address, "/metrics", target.headers) or ""
+    if "\nvllm:" not in text:
+        return None
+    lines = (line for line in text.splitlines() if line.startswith(_ACCEPTED))
+    return int(sum(float(line.split()[-1]) for line in lines))
+
+
+def added(so_far: int | None, before: int | None, after: int | None) -> int | None:
+    """A count with what came between two readings of `accepted_drafts`; None if one is."""
+    if so_far is None or before is None or after is None:
+        return None
+    return so_far + after - before
+
+
+def tell_of_drafts(name: str, found: Mapping[str, Any]) -> None:
+    """Say on standard error how many tokens came from drafts: they are no plain decoding."""
+    accepted, tokens = found["accepted_draft_tokens"], found["total_output_tokens"]
+    if accepted:
+        print(
+            f"{name}: {accepted:,} of {tokens:,} tokens came from drafts, which greedy answers to "
+            "random prompts flatter: start it with --drafts off to time plain decoding",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

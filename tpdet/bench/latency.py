@@ -146,12 +146,14 @@ def _prefill(engine: Engine, cases: LatencyCases, length: int) -> BenchRow:
 def engine_row(engine: Engine, **fields: object) -> BenchRow:
     """A row about this engine; a transport that was asked for is part of its mode.
 
-    The mode is the fold order, the rule of its row layers, or APPROXIMATE.
+    The mode is the fold order, the rule of its row layers, or APPROXIMATE; and who drafts.
     """
     config, transport = engine.config, engine.config.transport
     mode = str(config.fold_order if config.row_layers == "fold" else config.row_layers)
     if engine.approximate:
         mode = APPROXIMATE
+    if config.drafters:
+        mode += f", drafts {config.drafts}"
     return BenchRow(
         model=Path(engine.config.model).name,
         dtype=engine.model_config.dtype,

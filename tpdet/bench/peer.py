@@ -18,7 +18,18 @@ from rich.table import Table
 
 from tpdet.arguments.counts import check_counts
 from tpdet.bench.client import Address, get_json, run_load, stream
-from tpdet.bench.http_load import Load, Target, bearer, metrics, our_headers, request_body, send
+from tpdet.bench.http_load import (
+    Load,
+    Target,
+    accepted_drafts,
+    added,
+    bearer,
+    metrics,
+    our_headers,
+    request_body,
+    send,
+    tell_of_drafts,
+)
 from tpdet.bench.load import prompt
 from tpdet.bench.report.record import BenchRow, print_line
 from tpdet.bench.run import parse_range
@@ -102,6 +113,8 @@ async def _compare(
         rows += _rows(options, ours, peer, step, *found)
         both = " and ".join(f"{each['output_throughput']:,.0f}" for each in found)
         print(f"readers {count}: {both} tokens/s", file=sys.stderr, flush=True)
+        for side, each in zip((ours, peer), found, strict=True):
+            tell_of_drafts(side.name, each)
     return rows
 
 
@@ -191,17 +204,21 @@ async def _in_turn(sides: tuple[_Side, _Side], load: Load, turns: int) -> list[d
     warm_up = replace(load, generate=min(_WARM_UP_TOKENS, load.generate))
     answers: list[list[Any]] = [[] for _ in sides]
     seconds = [0.0 for _ in sides]
+    drafted: list[int | None] = [0 for _ in sides]
     for turn in range(turns + 1):
         step = replace(load if turn else warm_up, seed=load.seed + turn * load.requests)
         # Who goes first alternates: the second finds a machine that the first has warmed.
         for place in range(len(sides)) if turn % 2 else reversed(range(len(sides))):
             side = sides[place]
+            before = await accepted_drafts(side.target)
             found, taken = await send(side.target, step)
             _refuse_failures(side, step, found)
+            after = await accepted_drafts(side.target)
             if turn:
+                drafted[place] = added(drafted[place], before, after)
                 answers[place] += found
                 seconds[place] += taken
-    return [metrics(found, taken) for found, taken in zip(answers, seconds, strict=True)]
+    return [metrics(*each) for each in zip(answers, seconds, drafted, strict=True)]
 
 
 def _refuse_failures(side: _Side, load: Load, answers: list[Any]) -> None:

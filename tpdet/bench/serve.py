@@ -13,7 +13,16 @@ import msgspec
 
 from tpdet.arguments.counts import check_counts
 from tpdet.bench.client import Address, Answer, get_json, run_load
-from tpdet.bench.http_load import Load, Target, metrics, our_headers, send
+from tpdet.bench.http_load import (
+    Load,
+    Target,
+    accepted_drafts,
+    added,
+    metrics,
+    our_headers,
+    send,
+    tell_of_drafts,
+)
 from tpdet.bench.report.record import BenchRow, print_line
 from tpdet.bench.run import parse_range
 from tpdet.errors import TpdetError, UsageError
@@ -26,8 +35,8 @@ def serve_command(options: argparse.Namespace) -> int:
     check_counts(options, "requests", "generate", "vocabulary", "concurrency")
     if options.rate is not None and options.rate <= 0:
         raise UsageError(f"--rate {options.rate}: use more than 0")
-    model, answers, duration = run_load(_load(options))
-    found = metrics(answers, duration)
+    model, answers, duration, accepted = run_load(_load(options))
+    found = metrics(answers, duration, accepted)
     if not found["completed"]:
         raise TpdetError(f"no request was answered; the first error: {found['errors'][0]}")
     load = {"model_id": model, "num_prompts": options.requests, "request_rate": options.rate,
@@ -50,6 +59,7 @@ def _report(options: argparse.Namespace, model: str, found: dict[str, Any]) -> i
         metrics=found,
     )
     print_figures(found)
+    tell_of_drafts(model, found)
     command = shlex.join(["tpdet", *sys.argv[1:]])
     record = run_record(
         "serve", machine("auto", options.tp or 1), command, [msgspec.to_builtins(row)]
@@ -61,8 +71,10 @@ def _report(options: argparse.Namespace, model: str, found: dict[str, Any]) -> i
     return 1 if found["failed"] else 0
 
 
-async def _load(options: argparse.Namespace) -> tuple[str, list[Answer], float]:
-    """The served model's name, every answer, and seconds from the first request to the last end."""
+async def _load(options: argparse.Namespace) -> tuple[str, list[Answer], float, int | None]:
+    """The served model's name, every answer, seconds from the first request to the last end, and
+    how many tokens came from drafts.
+    """
     address, headers = Address.parse(options.base_url), our_headers(options.api_key_file)
     model = options.model
     if model is None:
@@ -80,7 +92,11 @@ async def _load(options: argparse.Namespace) -> tuple[str, list[Answer], float]:
         seed=options.seed,
         timeout=options.timeout,
     )
-    return model, *await send(Target(address, headers, model), load)
+    target = Target(address, headers, model)
+    before = await accepted_drafts(target)
+    answers, seconds = await send(target, load)
+    after = await accepted_drafts(target)
+    return model, answers, seconds, added(0, before, after)
 
 
 def print_figures(found: dict[str, Any]) -> None:
@@ -94,6 +110,8 @@ def print_figures(found: dict[str, Any]) -> None:
         lines.append(f" {title} ".center(width, "-"))
         for kind, label in (("mean", "Mean"), ("median", "Median"), ("p99", "P99")):
             lines.append(_labelled(f"{label} {name.upper()} (ms)", found[f"{kind}_{name}_ms"]))
+    if found["accepted_draft_tokens"] is not None:
+        lines.append(_labelled("Tokens from drafts", found["accepted_draft_tokens"]))
     lines += [_labelled("Failed requests", found["failed"])] if found["failed"] else []
     lines += [f"  {error}" for error in found["errors"][:5]]
     print("\n".join([*lines, "=" * width]), flush=True)
