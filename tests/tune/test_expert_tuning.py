@@ -78,7 +78,7 @@ def test_blocks_suit_the_rows_of_an_expert():
     for tokens in TOKENS:
         forms = block_forms(layer, tokens)
         mean = layer.mean_rows(tokens)
-        assert forms and all(height >= min(tokens, 0.75 * mean, 128) for height, _ in forms)
+        assert forms and all(height >= min(tokens, 0.75 * mean, 64) for height, _ in forms)
         assert all(tokens <= height for height, spread in forms if spread)
         for weight in weights_of(layer, 2):
             assert all(

@@ -13,7 +13,7 @@ from tpdet.kernels.cuda.experts.warp_specialised_launch import takes
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.inputs.experts import ExpertLayer
 
-_LARGE = 128  # slots that a block of any expert with more rows may have
+_LARGE = 64  # slots of blocks that are measured however many rows an expert has
 
 
 class Bucket(NamedTuple):

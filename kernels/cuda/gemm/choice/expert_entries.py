@@ -16,7 +16,7 @@ from tpdet.kernels.cuda.gemm.choice.tile_text import parse_tile
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.inputs.experts import ExpertLayer
 
-TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Tokens of a step at which layers of experts are measured."""
 VARIANTS = ("pointer", "pointer_swapped", "warp_swapped")
 """Kernels of expert products, as tiles name them."""
