@@ -307,3 +307,33 @@ def test_a_hub_name_without_a_network_is_not_found(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(NotFoundError, match="check the name and the network"):
         resolve_model("nobody/such-model")
+
+
+def test_the_next_layer_is_read_meanwhile_and_only_as_it_is_asked_for(tmp_path):
+    names = [f"model.layers.{i}.w" for i in range(3)]
+    values = {name: torch.arange(64.0).reshape(8, 8) + i for i, name in enumerate(names)}
+    save_file(values, tmp_path / "model.safetensors")
+    checkpoint, begun = open_checkpoint(tmp_path), []
+    piece = checkpoint.piece
+
+    def noting(name, *more):
+        begun.append(name)
+        return piece(name, *more)
+
+    halves = Pieces(0, ((0, 4), (4, 8)), range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "piece", noting)
+        source = WeightSource(checkpoint, torch.float32, 0, False, "cpu", 2)
+        found = [source.read(names[0], (8, 8), halves), source.read(names[1], (8, 8), halves)]
+        other = Pieces.whole()
+        found.append(source.read(names[2], (8, 8), other))  # not as it was guessed: read again
+    for name, tensor in zip(names, found, strict=True):
+        assert torch.equal(tensor, values[name])
+    assert [begun.count(name) for name in names] == [2, 2, 3]
+    assert set(source.finish()) == {
+        (names[0], 0),
+        (names[0], 1),
+        (names[1], 0),
+        (names[1], 1),
+        (names[2], 0),
+    }

@@ -23,6 +23,7 @@ from tpdet.runner.graphs.engine_graphs import Graphs, captures_graphs, make_grap
 from tpdet.runner.start.load_model import LOAD_TIMEOUT, load_model
 from tpdet.runner.start.loaded_model import LoadedModel
 from tpdet.runner.start.loading import Tick
+from tpdet.runner.start.no_garbage import no_garbage
 from tpdet.runner.start.poison_check import poison_check
 from tpdet.runner.step.gpu_wait import wait_for_step
 from tpdet.runner.step.heartbeat import compare_tables
@@ -52,8 +53,9 @@ class Runner:
     @classmethod
     def start(cls, config: EngineConfig, world: World) -> "Runner":
         """Load the model, and be ready to step. Raises as `load_model`."""
-        loaded = load_model(config, world)
-        runner = cls(loaded)
+        with no_garbage():
+            loaded = load_model(config, world)
+            runner = cls(loaded)
         loaded.times.mark("pages and graphs")
         loaded.ahead.finish()
         return runner

@@ -9,6 +9,7 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,11 +82,9 @@ class Tokenizer:
             if template
             else None
         )
-        # At load, not at a request: it can fail, and takes a second for a large vocabulary.
+        # At load, not at a request: it can fail.
         self.around = _sound(self._added_around)
-        description = json.loads(backend.to_str())
-        self._bytes_per_token = bytes_per_token(description)
-        self._guard = _sound(lambda: Guard(backend, description))
+        self._bytes_per_token = bytes_per_token(json.loads(backend.to_str()))
 
     @classmethod
     def load(
@@ -125,6 +124,17 @@ class Tokenizer:
         """The id that ends a text, if the tokenizer names one."""
         found = self._id_of("eos_token")
         return () if found is None else (found,)
+
+    def prepare_chats(self) -> None:
+        """Make what conversations need: else the first does, which takes a second more.
+
+        Raises CheckpointError where that cannot be.
+        """
+        _ = self._guard
+
+    @cached_property
+    def _guard(self) -> Guard:
+        return _sound(lambda: Guard(self._backend, json.loads(self._backend.to_str())))
 
     def encode(
         self,

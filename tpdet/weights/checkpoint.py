@@ -83,6 +83,10 @@ class Checkpoint:
             raise CheckpointError(f"{file}: tensor {name} holds NaN or infinity")
         return part
 
+    def has(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether there is a tensor of this name and shape."""
+        return name in self._holder and tuple(self._view(name)[1].get_shape()) == shape
+
     def check_shape(self, name: str, shape: tuple[int, ...]) -> tuple[str, Any]:
         """The file of a tensor and a view of it. Raises CheckpointError for another shape."""
         file, view = self._view(name)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import blake3
@@ -12,6 +12,7 @@ import torch
 from tpdet.comm.world.world import World, rank_on_node
 from tpdet.errors import CheckpointError, DisagreementError
 from tpdet.model_config import ModelConfig
+from tpdet.weights.ahead import of_next_layer
 from tpdet.weights.checkpoint import Checkpoint, all_finite, open_checkpoint
 from tpdet.weights.dummy import draw_piece
 from tpdet.weights.load_progress import LoadProgress
@@ -22,6 +23,10 @@ from tpdet.weights.staging import Staging
 PieceKey = tuple[str, int]
 Digests = dict[PieceKey, bytes]
 _Bounded = tuple[int, tuple[int, int]]  # a piece's index, and its bounds
+Read = tuple[str, tuple[int, ...], Pieces]
+"""A tensor's name, its whole shape, and the pieces to read."""
+Part = tuple[torch.Tensor, bytes]
+"""A piece where it is used, and its digest."""
 WeightRead = tuple[str, tuple[int, ...], Pieces | None]
 """One call of `WeightSource.read`: a tensor's name, its whole shape, and the pieces read.
 
@@ -62,7 +67,12 @@ class WeightSource:
         self._digests: Digests = {}
         self._read: dict[str, None] = {}
         self.reads: list[WeightRead] = []
-        self._threads = ThreadPoolExecutor(threads) if checkpoint is not None else None
+        self._threads: ThreadPoolExecutor | None = None
+        self._ahead: dict[str, tuple[Read, list[Future[Part]]]] = {}
+        self._torch_threads = torch.get_num_threads()
+        if checkpoint is not None:
+            # A piece has one thread: those that torch would give each as well get in the way.
+            self._threads = ThreadPoolExecutor(threads, "weights", torch.set_num_threads, (1,))
         total = len(checkpoint.names) if checkpoint is not None else None
         self._progress = LoadProgress(total, show_progress)
 
@@ -80,7 +90,7 @@ class WeightSource:
         (found,) = self.read_all([(name, shape, pieces)])
         return found
 
-    def read_all(self, reads: Sequence[tuple[str, tuple[int, ...], Pieces]]) -> list[torch.Tensor]:
+    def read_all(self, reads: Sequence[Read]) -> list[torch.Tensor]:
         """Several tensors as `read` reads one; pieces of all of them are read at a time."""
         targets = [
             torch.empty(pieces.held(shape), dtype=self.dtype_of(pieces), device=self._device)
@@ -89,34 +99,48 @@ class WeightSource:
         self.read_into(reads, targets)
         return targets
 
-    def read_into(
-        self,
-        reads: Sequence[tuple[str, tuple[int, ...], Pieces]],
-        targets: Sequence[torch.Tensor],
-    ) -> None:
+    def read_into(self, reads: Sequence[Read], targets: Sequence[torch.Tensor]) -> None:
         """The same, each tensor into memory that is there already, and copied once.
 
         targets: of `Pieces.held` and any strides; dimensions of a tensor in one piece may be split.
         """
-        asked = []
-        for (name, shape, pieces), target in zip(reads, targets, strict=True):
+        asked: list[tuple[Read, _Bounded, torch.Tensor, Future[Part] | None]] = []
+        for read, target in zip(reads, targets, strict=True):
+            name, shape, pieces = read
             if name in self._read:
                 raise CheckpointError(f"tensor {name} is asked for twice: each is read once")
             self._read[name] = None
-            self.reads.append((name, shape, pieces))
+            self.reads.append(read)
             places = pieces.places(shape)
-            for index, bound, place in places:
-                part = target if len(places) == 1 else target.narrow(pieces.dim, *place)
-                asked.append((name, shape, pieces, (index, bound), part))
+            begun, parts = self._ahead.pop(name, (None, []))
+            for number, (index, bound, place) in enumerate(places):
+                into = target if len(places) == 1 else target.narrow(pieces.dim, *place)
+                part = parts[number] if begun == read else None
+                asked.append((read, (index, bound), into, part))
         # Random pieces are drawn in turn: a generator has one stream.
         side_by_side = map if self._threads is None else self._threads.map
-        digests = side_by_side(lambda each: self._read_piece(*each), asked)
-        for (name, _, pieces, (index, _), _), digest in zip(asked, digests, strict=True):
+        digests = side_by_side(lambda each: self._place_piece(*each), asked)
+        if self._threads is not None:
+            self._begin_next_layer(reads, self._threads)
+        for ((name, _, pieces), (index, _), *_), digest in zip(asked, digests, strict=True):
             self._digests[name, index] = digest
             if index == pieces.mine[-1]:
                 self._progress.step()
                 if self.tick is not None:
                     self.tick()
+
+    def _begin_next_layer(self, reads: Sequence[Read], threads: ThreadPoolExecutor) -> None:
+        """Read the same tensors of the next layer meanwhile; what is not asked for is forgotten."""
+        assert self._checkpoint is not None
+        for name, shape, pieces in reads:
+            following = of_next_layer(name)
+            if following is None or not self._checkpoint.has(following, shape):
+                continue
+            parts = [
+                threads.submit(self._read_piece, following, shape, pieces, bounded)
+                for bounded in pieces.ranges(shape)
+            ]
+            self._ahead[following] = (following, shape, pieces), parts
 
     def room(self, held: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor:
         """Memory for weights of a shape: what is held already, or new. Raises as `place`."""
@@ -145,15 +169,18 @@ class WeightSource:
         self.reads.append((name, shape, None))
         self._progress.step()
 
-    def _read_piece(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        pieces: Pieces,
-        bounded: _Bounded,
-        target: torch.Tensor,
+    def _place_piece(
+        self, read: Read, bounded: _Bounded, target: torch.Tensor, begun: Future[Part] | None
     ) -> bytes:
         """Copy what is kept of a piece to its place; the piece's digest."""
+        part, digest = self._read_piece(*read, bounded) if begun is None else begun.result()
+        target.copy_(part.reshape(target.shape))
+        return digest
+
+    def _read_piece(
+        self, name: str, shape: tuple[int, ...], pieces: Pieces, bounded: _Bounded
+    ) -> Part:
+        """What is kept of a piece, in the dtype it has here, on the device; the piece's digest."""
         dim, (index, (first, last)) = pieces.dim, bounded
         if self._checkpoint is not None:
             part = self._checkpoint.piece(name, shape, dim, first, last)
@@ -171,8 +198,7 @@ class WeightSource:
             )
         if pieces.kept is not None:
             narrow = narrow.narrow(dim, pieces.kept.start, len(pieces.kept))
-        target.copy_(self._staging.move(narrow).reshape(target.shape))
-        return digest
+        return self._staging.move(narrow), digest
 
     def _rule(self, name: str) -> str:
         return "" if self._checkpoint is None else self._checkpoint.rules.get(name, "")
@@ -185,7 +211,9 @@ class WeightSource:
         """
         self._progress.close()
         if self._threads is not None:
-            self._threads.shutdown()
+            self._threads.shutdown(cancel_futures=True)
+            self._ahead.clear()
+            torch.set_num_threads(self._torch_threads)
         if self._checkpoint is not None:
             if tied is not None and tied[0] in self._checkpoint.names:
                 self._checkpoint.check_equal(*tied)

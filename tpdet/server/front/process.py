@@ -118,6 +118,8 @@ def _run(config: ProcessConfig) -> NoReturn:
     files = _read_tokenizer(config)
     with bounded_load():
         tokenizer = None if files is None else Tokenizer.from_files(files, counted=True)
+        if tokenizer is not None:
+            tokenizer.prepare_chats()
     # What is loaded stays for ever: a collection that looks through it takes tens of milliseconds.
     gc.collect()
     gc.freeze()
