@@ -44,6 +44,11 @@ def test_a_drafter_that_is_never_right_rests_ever_longer_until_it_is_right():
         assert luck.until < 8000, "where it was right, three wrong rows are usual"
         luck.follow(0, 0.9, 8000 + row)
     assert luck.until == 8003 + 8
+    unknown = Luck()
+    for row in range(3):
+        assert unknown.until == 0
+        unknown.follow(0, 0.1, row, known=False)
+    assert unknown.until == 2 + 64
 
 
 def took(pace, positions, awaited, seconds, times=3):

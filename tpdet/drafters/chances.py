@@ -9,12 +9,12 @@ from dataclasses import dataclass
 _FIRST = (0.5, 0.7, 0.85, 0.95, 0.98, 0.99)  # of trust 4 to 7, 8 to 15, ... tokens
 _MOST = 0.999
 _SURE = 4.0  # cases that an assumption counts for
-_HALF, _CASES = 512, 128.0  # steps after which cases count half, and how many count
+_HALF, _CASES = 512, 64.0  # steps after which cases count half, and how many count
 _UNLIKELY = 0.0025  # rows without a right draft that are as unlikely let a drafter rest
 _STRANGE = 0.1  # how likely a drafter is good for a sequence, until it was right there
 _BELIEVED = 0.8  # of a chance, at most, in saying how unlikely rows are
 _REST, _LONGEST_REST = 8, 256  # steps; twice as many each time, until it is right
-_REST_OF_UNKNOWN = 64  # of a drafter that was not right anywhere, yet
+_ROWS_OF_UNKNOWN, _REST_OF_UNKNOWN = 3, 64  # of a drafter that was not right anywhere, yet
 
 
 @dataclass(slots=True)
@@ -45,33 +45,33 @@ class Tally:
 
 @dataclass(slots=True)
 class Luck:
-    """Of one sequence with a drafter: whether it is never right, and rests before step `until`.
+    """Of one sequence with a drafter: it rests before step `until` if it seems to be never right.
 
-    missed: how likely it is that its latest rows had no right draft and yet it is good.
+    missed: its latest rows, none of which had a right draft.
     """
 
-    missed: float = _STRANGE
-    chance: float = 0.0  # of a right draft, as it was believed before those rows
+    missed: int = 0
     rest: int = 0
     until: int = 0
     was_right: bool = False
 
     def follow(self, accepted: int, chance: float, step: int, known: bool = True) -> None:
-        """A row has ended, whose first draft was right with a `chance`.
+        """A row has ended, whose first draft is believed to be right with a `chance`.
 
         known: whether the drafter was ever right for any sequence.
         """
         if accepted:
-            self.missed, self.chance, self.rest, self.was_right = 1.0, 0.0, 0, True
+            self.missed, self.rest, self.was_right = 0, 0, True
             return
-        self.chance = self.chance or min(chance, _BELIEVED)
-        self.missed *= 1.0 - self.chance
-        if self.missed < _UNLIKELY:
+        self.missed += 1
+        likely = (1.0 - min(chance, _BELIEVED)) ** self.missed
+        if not self.was_right:
+            likely *= _STRANGE
+        if likely < _UNLIKELY if known else self.missed >= _ROWS_OF_UNKNOWN:
             least = _REST if known else _REST_OF_UNKNOWN
             self.rest = min(max(2 * self.rest, least), _LONGEST_REST)
             self.until = step + self.rest
-            if self.was_right:
-                self.missed, self.chance = 1.0, 0.0
+            self.missed *= not self.was_right
 
 
 class Chances:

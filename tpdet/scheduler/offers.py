@@ -15,7 +15,9 @@ OTHERS_PER_ABSENT = 10
 LONG_ROW = 64  # drafts from which a row that is too long for a graph of drafts pays
 _LENGTHS = np.array([*range(1, SHORT_TOKENS), LONG_ROW - 1, 2 * LONG_ROW - 1, 4 * LONG_ROW - 1])
 """Drafts that the row which is most likely right may carry."""
-_GAIN, _GAIN_UNMEASURED = 1.08, 1.2  # that drafts must be expected to give if all wait for them
+_GAIN, _GAIN_TO_BEGIN, _GAIN_UNMEASURED = 1.02, 1.08, 1.2
+"""That drafts must give if all rows wait for them: to go on, to begin, and where it is not measured
+what a step takes without."""
 _STAYS = 8  # steps with drafts that may follow one that is awaited for them, at most
 _SIT_OUT = 1.1  # tokens that a row must gain if its sequence sits out the next step for it
 
@@ -73,9 +75,12 @@ def choose(found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], boo
     All rows wait for their results together (True) where that pays. Else the step runs ahead, and
     the likeliest few sit out the next one for their drafts, where that does.
     """
-    measured = load.pace.is_measured(load.rows, load.awaits)
-    counts, rate = _together(found, load)
-    if rate > load.rate * (_GAIN if measured else _GAIN_UNMEASURED):
+    begins = not load.awaits and any(it.pending for it in found)
+    enough = load.rate * (_GAIN_TO_BEGIN if begins else _GAIN)
+    if not load.pace.is_measured(load.rows, load.awaits):
+        enough = load.rate * _GAIN_UNMEASURED
+    counts, rate = _together(found, load, begins)
+    if rate > enough:
         return counts, True
     if not load.awaits:
         counts, rate = _apart(found, load)
@@ -84,19 +89,22 @@ def choose(found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], boo
     return [], False
 
 
-def _together(found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], float]:
+def _together(
+    found: Rows[Found], load: Load, begins: bool
+) -> tuple[list[tuple[Found, int]], float]:
     """The best step that all rows wait for, and its tokens by time.
 
-    Where a sequence's token is pending, the step before is awaited for it, too. There will be as
+    begins: a sequence's token is pending, so that the step before is awaited, too. There will be as
     much for the sequences that were not looked at, then.
     """
-    rows, pace = load.rows, load.pace
-    before = not load.awaits and any(each.pending for each in found)
-    waits = pace.time(rows, True) if before else 0.0
-    counts, gains, times = _steps(found, load, True, 1.0 / load.share if before else 1.0)
-    kept = sum(each.kept for each in found) / len(found)
-    steps = 1.0 if not before else 1.0 / max(1.0 - kept, 1.0 / _STAYS)
-    rates = (before * rows + steps * (rows + gains)) / (waits + steps * times)
+    if not begins:
+        counts, gains, times = _steps(found, load, True, 1.0)
+        return _best(found, counts, (load.rows + gains) / times)
+    counts, gains, times = _steps(found, load, True, 1.0 / load.share)
+    kept = sum(it.kept for it in found) / len(found)
+    steps = 1.0 / max(1.0 - kept, 1.0 / _STAYS)
+    tokens = load.rows + steps * (load.rows + gains)
+    rates = tokens / (load.pace.time(load.rows, True) + steps * times)
     return _best(found, counts, rates)
 
 
