@@ -61,8 +61,9 @@ def _differs(
     ids = torch.tensor([0, 2], dtype=torch.int32, device=device).repeat(tokens, 1)
     ids[3:, 1] = -1
     places = place(ids, range(_EXPERTS), tile.rows, spread)
-    rows = x if spread else rows_in_slots(x, places)
-    y = grouped_product(rows, weights, None, places, tile, programs(device), name, spread)
+    shared = spread and weight.gated  # down reads what gate and up have left in their slots
+    rows = x if shared else rows_in_slots(x, places)
+    y = grouped_product(rows, weights, None, places, tile, programs(device), name, shared)
     differ = torch.zeros((), dtype=torch.bool, device=device)
     for choice, expert, count in ((0, 0, tokens), (1, 2, 3)):
         rows_of, dense = x[:count], weights[expert]
