@@ -6,7 +6,10 @@ import random
 import pytest
 
 from tests.server.served import Served
+from tpdet.check import server
+from tpdet.check.answers import read_lines
 from tpdet.cli import main
+from tpdet.errors import CheckpointError, RequestError
 
 SMALL = ("--device", "cpu", "--kv-pages", "32")
 
@@ -88,6 +91,50 @@ def test_a_file_that_is_no_record_is_refused_before_a_model_is_loaded(tpdet, tmp
     code, _, said = tpdet("check", "no-such-model", file)
     assert code == 65 and why in said
     assert tpdet("check", "no-such-model", tmp_path / "other")[0] == 66
+
+
+def answer_over_http(token=7, prompt=5):
+    """What a server answers, as `run-batch --record` keeps it."""
+    choice = {"token_ids": [token], "logprob_bits": ["bf800000"], "prompt_token_ids": [prompt]}
+    return {"tpdet": {"contract": "c", "weights": "w", "seed": 3}, "choices": [choice]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (answer_over_http(prompt=6), "line 1: the tokenizer makes other ids of the prompt"),
+        (answer_over_http() | {"choices": []}, "line 1 has 1 choices, and its request asks for 0"),
+        (RequestError("token id 7 in drafts"), "line 1: token id 7 in drafts"),
+        (answer_over_http(token=8), None),
+        (answer_over_http(), None),
+    ],
+)
+def test_a_server_that_reads_another_prompt_proves_nothing(tmp_path, monkeypatch, answer, why):
+    asked = {"url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 1}}
+    response = {"status_code": 200, "body": answer_over_http()}
+    lines = read_lines(str(write(tmp_path / "a", [{"request": asked, "response": response}])))
+
+    def ask(connection, path, body):
+        assert body["tpdet"] == {"drafts": [(7,)]} and body["seed"] == 3
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(server, "ask", ask)
+    facts = {"contract": "c", "weights": "w"}
+    if why is None:
+        (found,) = server.check_by_server(None, "m", lines, facts)
+        assert (found is None) == (answer == answer_over_http())
+        return
+    with pytest.raises((CheckpointError, RequestError), match=why):
+        server.check_by_server(None, "m", lines, facts)
+
+
+def test_a_model_and_a_server_are_not_both_asked(tpdet, model, tmp_path):
+    line = {"request": {"url": "/v1/completions", "body": {}},
+            "response": {"status_code": 200, "body": answer_over_http()}}  # fmt: skip
+    code, _, said = tpdet("check", model, write(tmp_path / "a", [line]), "--url", "http://h:1")
+    assert code == 2 and "leave one out" in said
 
 
 @pytest.mark.slow

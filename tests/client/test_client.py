@@ -316,6 +316,28 @@ def test_a_wrong_line_is_refused_before_anything_is_asked(keyed, tmp_path, capsy
     assert word in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
+def test_files_of_a_batch_that_cannot_be_used_are_named(keyed, tmp_path, capsys):
+    good = {"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 1}}
+    source, other = tmp_path / "in.jsonl", tmp_path / "latin"
+    source.write_text(lines_of(good))
+    other.write_bytes(b"\xff\n")
+    for read, written, code, said in (
+        (source, source, 2, "in.jsonl holds the requests: name another file"),
+        (source, tmp_path / "no" / "out", 66, "there is no such directory: make it first"),
+        (other, tmp_path / "out", 2, "latin is no UTF-8"),
+        (tmp_path / "none", tmp_path / "out", 66, "none does not exist: give a file of requests"),
+    ):
+        assert main(["run-batch", "-i", str(read), "-o", str(written)]) == code
+        assert said in capsys.readouterr().err.splitlines()[-1]
+    assert source.read_text() == lines_of(good)
+
+
+def test_a_server_beside_a_model_that_is_loaded_here_is_refused(keyed, tiny_model, capsys):
+    model = str(tiny_model())
+    assert main(["chat", model, "hi", "--url", keyed.url]) == 2
+    assert "is loaded here: leave one out" in capsys.readouterr().err
+
+
 def test_a_busy_server_is_asked_again(monkeypatch):
     calls, waits = [], []
 

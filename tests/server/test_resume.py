@@ -100,7 +100,7 @@ def test_a_wrong_cursor_is_refused_by_name(ask):
         cursor.replace("1.", "2.", 1),
         cursor.replace(".3.", ".9" * 20),
     ):
-        assert "is no cursor" in refusal(400, wrong)["message"]
+        assert "is no cursor of a stream: send the id of" in refusal(400, wrong)["message"]
     other = "0123456789ab"
     for name, text in (
         ("contract", cursor.replace(contract, other)),
@@ -181,6 +181,9 @@ def test_a_resume_that_cannot_apply_is_refused_by_name(ask):
         (400, "tpdet.resume.contract", {"contract": "C0" * 32}, {}),
         (400, "tpdet.resume.seed", {"seed": -1}, {}),
         (400, "tpdet.resume.words", {"words": 1}, {}),
+        (400, "'tpdet.resume.choice': did you mean 'choices'?", {"choice": 1}, {}),
+        (400, "'tpdet.draft': did you mean 'drafts'?", {}, {"tpdet": {"draft": [[1]]}}),
+        (400, "tpdet: Input should be a valid dictionary, not 'x'", {}, {"tpdet": "x"}),
         (400, "3 resumed choices for 2 choices", {"choices": [[1]] * 3}, {}),
         (400, "token id 512 in tpdet.resume", {"choices": [[512]]}, {}),
         (400, "over max_tokens 12", {"choices": [[1] * 13]}, {}),

@@ -1,7 +1,7 @@
 """Reads recorded answers: lines of `tpdet generate --json` and of `tpdet run-batch --record`."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,16 +113,11 @@ def requests_of(line: Line, preparer: Preparer) -> Iterator[RecordedAnswer]:
         call = prepare_call(ROUTES[asked.url], preparer, body, str(line.number))
     except ApiError as error:
         raise CheckpointError(f"line {line.number}: its request is refused: {error}") from None
-    if len(found.choices) != len(call.requests) * call.choices:
-        raise CheckpointError(f"line {line.number} has {len(found.choices)} choices: record again")
+    check_same_choices(line, len(call.requests) * call.choices)
     for place, request in enumerate(call.requests):
         choices = found.choices[place * call.choices : (place + 1) * call.choices]
-        if choices[0].prompt_token_ids != request.prompt_token_ids:
-            raise CheckpointError(
-                f"line {line.number}: the tokenizer makes other ids of the prompt than were "
-                "recorded: check it with the tokenizer and the chat template that made it, and "
-                "with its --chat-template-date"
-            )
+        for choice in choices:
+            check_same_prompt(line, choice.prompt_token_ids, request.prompt_token_ids)
         yield RecordedAnswer(
             contract=found.tpdet.contract,
             weights=found.tpdet.weights,
@@ -130,6 +125,25 @@ def requests_of(line: Line, preparer: Preparer) -> Iterator[RecordedAnswer]:
             prompt_token_ids=request.prompt_token_ids,
             params=request.params,
             outputs=tuple(RecordedChoice(c.token_ids, c.logprob_bits) for c in choices),
+        )
+
+
+def check_same_choices(line: Line, asked: int) -> None:
+    """Refuse (CheckpointError) a line with more or fewer choices than its request asks for."""
+    if len(line.choices) != asked:
+        raise CheckpointError(
+            f"line {line.number} has {len(line.choices)} choices, and its request asks for "
+            f"{asked}: record it again"
+        )
+
+
+def check_same_prompt(line: Line, recorded: Sequence[int], read: Sequence[int]) -> None:
+    """Refuse (CheckpointError) a line whose request has other ids than were recorded."""
+    if recorded != read:
+        raise CheckpointError(
+            f"line {line.number}: the tokenizer makes other ids of the prompt than were recorded: "
+            "check it with the tokenizer, the chat template and the --chat-template-date that "
+            "made it"
         )
 
 

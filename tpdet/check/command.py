@@ -12,7 +12,7 @@ import msgspec
 from tpdet.check.answers import Line, read_lines, requests_of
 from tpdet.check.report import Checked, Found, json_lines, table_lines
 from tpdet.check.server import check_by_server, server_facts
-from tpdet.client.commands import connect
+from tpdet.client.commands import connect, refuse_server
 from tpdet.client.engine_settings import engine_config
 from tpdet.llm.llm import LLM
 from tpdet.llm.recorded import (
@@ -38,6 +38,7 @@ def check(options: argparse.Namespace) -> int:
     if options.model is None:
         differences, checked = _by_server(options, lines)
     else:
+        refuse_server(options, options.model)
         found = _by_model(options, lines)
         if found is None:
             return 0  # rank 0 prints

@@ -6,10 +6,16 @@ from typing import Any
 
 import msgspec
 
-from tpdet.check.answers import BodyOverHttp, Line
+from tpdet.check.answers import (
+    BatchLine,
+    BodyOverHttp,
+    Line,
+    check_same_choices,
+    check_same_prompt,
+)
 from tpdet.client.connection import Connection
 from tpdet.client.retries import ask
-from tpdet.errors import DisagreementError, TpdetError, UsageError
+from tpdet.errors import DisagreementError, RequestError, TpdetError, UsageError
 from tpdet.llm.recorded import (
     CHECKED_AT_ONCE,
     Difference,
@@ -49,16 +55,19 @@ def check_by_server(
 
     def one(line: Line) -> Difference | None:
         path, body = _question(line)
-        answer = ask(connection, path, {**body, "model": model})
+        try:
+            answer = ask(connection, path, {**body, "model": model})
+        except RequestError as error:
+            raise RequestError(f"line {line.number}: {error}", error.param) from None
         try:
             found = msgspec.convert(answer, BodyOverHttp)
         except msgspec.ValidationError as error:
             raise TpdetError(f"line {line.number}: the answer lacks ids: {error}") from None
-        if len(found.choices) != len(line.choices):
-            raise UsageError(
-                f"line {line.number} has {len(line.choices)} choices, and its request asks for "
-                f"{len(found.choices)}"
-            )
+        check_same_choices(line, len(found.choices))
+        if isinstance(line.answer, BatchLine):
+            recorded = line.answer.response.body.choices
+            for theirs, ours in zip(recorded, found.choices, strict=True):
+                check_same_prompt(line, theirs.prompt_token_ids, ours.prompt_token_ids)
         choices = [RecordedChoice(c.token_ids, c.logprob_bits) for c in found.choices]
         return first_difference(line.choices, choices)
 

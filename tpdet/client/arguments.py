@@ -1,7 +1,6 @@
 """The flags of `tpdet chat`, `complete` and `run-batch`; what runs them is imported then."""
 
 import argparse
-import os
 from pathlib import Path
 
 from tpdet.arguments.command_line import number, whole_number
@@ -89,11 +88,7 @@ def _add_common(command: argparse.ArgumentParser, most: str) -> None:
 def add_server(command: argparse.ArgumentParser, named: bool = True) -> None:
     """Add the flags that name a running server; `named`: and one for the name of its model."""
     group = command.add_argument_group("server")
-    group.add_argument(
-        "--url",
-        default=os.environ.get("TPDET_URL") or DEFAULT_URL,
-        help=f"its address (default: TPDET_URL, else {DEFAULT_URL})",
-    )
+    group.add_argument("--url", help=f"its address (default: TPDET_URL, else {DEFAULT_URL})")
     if named:
         group.add_argument("--model", "--model-name", metavar="NAME", help="(default: its first)")
     group.add_argument(

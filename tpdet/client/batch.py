@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import IO, Any
 
 from tpdet.arguments.counts import check_counts
@@ -35,7 +36,12 @@ def batch_command(options: argparse.Namespace) -> int:
     begin, done, failed = time.monotonic(), 0, 0
     with ExitStack() as stack:
         lines = _open(stack, options.input_file, "r", sys.stdin)
-        requests = [_request(line, number, options.input_file) for number, line in _numbered(lines)]
+        try:
+            numbered = [*_numbered(lines)]
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{options.input_file} is no UTF-8: {error.reason}") from None
+        requests = [_request(line, number, options.input_file) for number, line in numbered]
+        _refuse_same_file(options.input_file, options.output_file)
         output = _open(stack, options.output_file, "w", sys.stdout)
         pool = stack.enter_context(ThreadPoolExecutor(options.concurrency))
         if options.record:
@@ -132,12 +138,20 @@ def _numbered(lines: IO[str]) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
+def _refuse_same_file(source: str, target: str) -> None:
+    """Refuse (UsageError) to write over the requests."""
+    if "-" not in (source, target) and Path(target).exists() and Path(target).samefile(source):
+        raise UsageError(f"{target} holds the requests: name another file by --output-file")
+
+
 def _open(stack: ExitStack, path: str, mode: str, standard: IO[str]) -> IO[str]:
     if path == "-":
         return standard
     try:
         return stack.enter_context(open(path, mode, encoding="utf-8"))
     except FileNotFoundError as error:
-        raise NotFoundError(f"{path} does not exist") from error
+        if mode == "w":
+            raise NotFoundError(f"{path}: there is no such directory: make it first") from error
+        raise NotFoundError(f"{path} does not exist: give a file of requests") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be used: {error.strerror}") from error

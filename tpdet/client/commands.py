@@ -1,10 +1,12 @@
 """What `tpdet chat` and `tpdet complete` do with a running server, or `chat` with a model."""
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+from tpdet.client.arguments import DEFAULT_URL
 from tpdet.client.connection import Connection, client_key
 from tpdet.client.offline_chat import talk_offline
 from tpdet.client.terminal import Ask, Message, converse, piped, prompt_lines, show, tell
@@ -19,6 +21,7 @@ def chat_command(options: argparse.Namespace) -> int:
     if options.prompt is not None and is_model(options.prompt):
         if options.model is not None:
             raise UsageError(f"--model names a server's model: talk to {options.prompt} without it")
+        refuse_server(options, options.prompt)
         directory, options.prompt, options.message = options.prompt, options.message, None
         prompt = _prompt(options)
         tell(f"loading {directory}")
@@ -74,8 +77,15 @@ def complete_command(options: argparse.Namespace) -> int:
 
 
 def connect(options: argparse.Namespace) -> Connection:
-    """The server that the flags name."""
-    return Connection(options.url, client_key(options.api_key_file), options.timeout)
+    """The server that the flags name, else the environment."""
+    url = options.url or os.environ.get("TPDET_URL") or DEFAULT_URL
+    return Connection(url, client_key(options.api_key_file), options.timeout)
+
+
+def refuse_server(options: argparse.Namespace, model: str) -> None:
+    """Refuse (UsageError) a server's address beside a model that is loaded here."""
+    if options.url is not None:
+        raise UsageError(f"--url names a server, and {model} is loaded here: leave one out")
 
 
 def _prompt(options: argparse.Namespace) -> str | None:

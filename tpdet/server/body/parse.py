@@ -1,5 +1,6 @@
 """Validates a parsed JSON object as one of the schema's bodies; reports the first error."""
 
+import re
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -14,7 +15,9 @@ from tpdet.server.body.schema import (
     ChatMessage,
     CompletionBody,
     DetokenizeBody,
+    OwnFields,
     Prediction,
+    Resume,
     StreamOptions,
     TextPart,
     TokenizeBody,
@@ -38,6 +41,7 @@ _REMEDIES = {
     "prompt_logprobs": "the likeliest few stand for all ids of the vocabulary",
 }
 
+_NAMED_MODEL = re.compile(r" or instance of \w+")
 _OUT_OF_RANGE = ("greater_than", "greater_than_equal", "less_than_equal")
 
 Parsed = TypeVar("Parsed", bound=Body)
@@ -58,6 +62,10 @@ def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
         ]
     if isinstance(given.get("prediction"), dict):
         given["prediction"] = _with_text_parts(Prediction, "prediction", given["prediction"])
+    if isinstance(given.get("tpdet"), dict):
+        given["tpdet"] = own = _known(OwnFields, given["tpdet"], "tpdet")
+        if isinstance(own.get("resume"), dict):
+            own["resume"] = _known(Resume, own["resume"], "tpdet.resume")
     if isinstance(given.get("stream_options"), dict):
         given["stream_options"] = _known(StreamOptions, given["stream_options"], "stream_options")
     if _is_zero(given.get("temperature")) and _is_zero(given.get("top_p")):
@@ -143,7 +151,7 @@ def _first_problem(error: ValidationError) -> ApiError:
     shown = _shown(problem["input"])
     remedy = _REMEDIES.get(where) if problem["type"] in _OUT_OF_RANGE else None
     return bad_request(
-        f"{where}: {problem['msg']}"
+        f"{where}: {_NAMED_MODEL.sub('', problem['msg'])}"
         + (f", not {shown}" if shown else "")
         + (f": {remedy}" if remedy else ""),
         param,

@@ -70,7 +70,11 @@ def resumed_by_cursor(
     try:
         cursor = read_cursor(text)
     except ValueError as error:
-        raise bad_request(f"Last-Event-ID {text[:80]!r}: {error}", HEADER) from None
+        raise bad_request(
+            f"Last-Event-ID {text[:80]!r}: {error}: send the id of the last event, or leave the "
+            "header out",
+            HEADER,
+        ) from None
     point = ResumePoint(HEADER, cursor.contract, cursor.weights, cursor.checksum)
     check_origin(point, facts)
     if requests[0].params.seed not in (None, cursor.seed):
