@@ -21,7 +21,7 @@ from tpdet.verify.compare import compare
 from tpdet.verify.drafted import KINDS, drafter, refused_logits
 from tpdet.verify.logits_log import LogitsLog
 from tpdet.verify.rank_files import HEADER_BYTES
-from tpdet.verify.spec import VerifySpec, WorldReport
+from tpdet.verify.spec import Machine, Trace, VerifySpec, WorldReport
 
 SPEC = VerifySpec(
     model="none",
@@ -38,10 +38,10 @@ SPEC = VerifySpec(
 )
 
 
-def verified(tiny_model, folder, only=None, monkeypatch=None):
+def verified(tiny_model, folder, only=None, monkeypatch=None, relations=SPEC.relations):
     """The relations of a world of one rank in this process; `only` the circumstances named so."""
     model = tiny_model("qwen3", kv_heads=2, hidden=64, intermediate=128, layers=1)
-    spec = msgspec.structs.replace(SPEC, model=str(model))
+    spec = msgspec.structs.replace(SPEC, model=str(model), relations=relations)
     if only is not None:
         few = [each for each in circumstances(spec) if each.name in ("alone", *only)]
         monkeypatch.setattr(rank, "circumstances", lambda spec: few)
@@ -92,6 +92,41 @@ def test_planted_faults_are_found(tiny_model, tmp_path, monkeypatch, fault):
         return
     alone, drafted = verified(tiny_model, tmp_path, (circumstance,), monkeypatch)
     assert alone.equal and not drafted.equal
+
+
+NGRAMS = "alone", "ngrams"
+
+
+def test_ngrams_of_texts_that_repeat_themselves_change_no_bit(tiny_model, tmp_path):
+    alone, texts, drafted = verified(tiny_model, tmp_path, relations=NGRAMS)
+    assert [each.difference for each in (alone, texts, drafted)] == [None] * 3
+    assert drafted.circumstance == "n-gram drafts" and drafted.positions == texts.positions > 60
+    assert drafted.reference == texts.digest != alone.digest
+
+
+def test_ngrams_that_are_accepted_blindly_are_found(tiny_model, tmp_path, monkeypatch):
+    plant_blind_acceptance(monkeypatch)
+    *others, drafted = verified(tiny_model, tmp_path, relations=NGRAMS)
+    assert all(each.equal for each in others) and not drafted.equal
+
+
+@pytest.mark.parametrize(
+    ("ngrams", "shown"), [((9, 4), True), ((9, 0), False), ((9, 9), False), ((0, 0), False)]
+)
+def test_ngrams_that_are_all_right_or_all_wrong_show_nothing(tmp_path, ngrams, shown):
+    what = {"dtype": "float32", "mode": "tree", "tokens": {}, "logprob_bits": {}, "logits": {}}
+    traces = [
+        Trace(circumstance=name, values="values", steps=1, texts="texts", ngrams=counts, **what)
+        for name, counts in (("texts", None), ("n-gram drafts", ngrams))
+    ]
+    report = WorldReport(
+        tp=1, vocab_size=8, fingerprints={}, traces=tuple(traces), machine=Machine()
+    )
+    _, drafted = compare([report], tmp_path)
+    assert drafted.equal is shown
+    assert shown or drafted.difference == (
+        f"{ngrams[1]} of {ngrams[0]} drafts were accepted: this shows nothing"
+    )
 
 
 def row(start, ids, admission=3):

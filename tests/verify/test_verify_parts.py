@@ -80,6 +80,7 @@ def test_the_first_circumstance_is_alone_and_one_holds_every_prompt_in_a_step():
         "not chunked",
         "preempted",
         "prefill of decode",
+        "repeating texts",
     ]
     assert all(each.drafts for each in circumstances(SPEC)[len(names) :])
     (whole,) = (found for found in circumstances(SPEC) if found.name == "not chunked")

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tpdet.request import Request, SamplingParams
-from tpdet.verify.drafted import HALF, KINDS
+from tpdet.verify.drafted import HALF, KINDS, NGRAMS
 from tpdet.verify.relations import EAGER
 from tpdet.verify.spec import VerifySpec
 
 NEIGHBOUR_TOKENS = 90  # prompt tokens of a neighbour, at most
 _CROWD = 4  # requests that run together where their number does not matter
+REPEATING = "repeating texts"
+_REPEATED_PROMPT, _LEAST_REPEATED = 48, 24  # tokens
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Circumstance:
     `batch` requests run together (probes and random neighbours), with `budget` tokens in a step.
     Every `preempt_every` steps each running sequence is preempted. `prefill` gives a probe's answer
     back as a prompt, so that decoded positions are computed by prefill. `drafts`: the kind of those
-    that the rows of all requests carry (`drafted.KINDS`), "" for none. `spoiled`: whatever lies
-    behind a wrong draft is NaN.
+    that the rows of all requests carry (`drafted.KINDS`), or the engine's own (`drafted.NGRAMS`),
+    "" for none. `spoiled`: whatever lies behind a wrong draft is NaN. `texts`: which probes.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Circumstance:
     prefill: bool = False
     drafts: str = ""
     spoiled: bool = False
+    texts: str = ""
 
 
 def circumstances(spec: VerifySpec) -> list[Circumstance]:
@@ -50,6 +53,10 @@ def circumstances(spec: VerifySpec) -> list[Circumstance]:
         "preempted": [Circumstance("preempted", batch=_CROWD, budget=again, preempt_every=3)],
         "prefill": [Circumstance("prefill of decode", prefill=True)],
         "drafts": [*_drafted(spec, again)],
+        "ngrams": [
+            Circumstance(REPEATING, texts=REPEATING),
+            Circumstance("n-gram drafts", batch=_CROWD, drafts=NGRAMS, texts=REPEATING),
+        ],
     }
     return [each for name in found if name in spec.relations for each in found[name]]
 
@@ -102,6 +109,35 @@ def probes(vocab_size: int, lengths: tuple[int, ...], tokens: int, seed: int) ->
             ),
         )
         for index, length in enumerate(lengths)
+    ]
+
+
+def repeating_probes(vocab_size: int, tokens: int, seed: int) -> list[Request]:
+    """Probes for whose answers n-grams are found: always right, right at times, and as it comes.
+
+    Biases see to that: an answer is one id, or two ids of which a penalty makes both come.
+    """
+    draw = random.Random(f"{seed} {REPEATING}")
+    one, two, *others = draw.sample(range(vocab_size), 8)
+    most = max(tokens, _LEAST_REPEATED)
+    both = {one: 100.0, two: 100.0}
+    ways = (
+        ((one,), {"temperature": 0.0, "logit_bias": {one: 100.0}}),
+        ((one,), {"temperature": 0.0, "logit_bias": both, "frequency_penalty": 2.0}),
+        (others, {"temperature": 1.0, "top_k": 40, "seed": 21}),
+    )
+    return [
+        Request(
+            request_id=f"probe-repeating-{index}",
+            prompt_token_ids=tuple([*ids] * (_REPEATED_PROMPT // len(ids))),
+            params=SamplingParams(
+                **how,  # type: ignore[arg-type]
+                max_tokens=most,
+                ignore_eos=True,
+                logprobs=1,
+            ),
+        )
+        for index, (ids, how) in enumerate(ways)
     ]
 
 

@@ -28,15 +28,18 @@ class Relation:
 
 
 def compare(reports: list[WorldReport], folder: Path) -> list[Relation]:
-    """Compare every trace of every world with the first world's first circumstance."""
+    """Compare every trace of every world with the first world's first circumstance.
+
+    Circumstances with probes of their own have their own first one.
+    """
     relations = []
     first = reports[0]
-    references: dict[tuple[str, str], Trace] = {}
+    references: dict[tuple[str, str, str], Trace] = {}
     for trace in first.traces:
-        references.setdefault((trace.dtype, trace.mode), trace)
+        references.setdefault((trace.dtype, trace.mode, trace.texts), trace)
     for report in reports:
         for trace in report.traces:
-            reference = references[trace.dtype, trace.mode]
+            reference = references[trace.dtype, trace.mode, trace.texts]
             difference = next(_differences(reference, trace, report.vocab_size, folder), None)
             relations.append(
                 Relation(
@@ -87,6 +90,10 @@ def _differences(reference: Trace, trace: Trace, vocab_size: int, folder: Path) 
         answers = (trace.tokens.get(name), trace.logprob_bits.get(name))
         if answers[0] and answers != (reference.tokens[name], reference.logprob_bits[name]):
             yield f"{name}: tokens {answers[0]} against {reference.tokens[name]}"
+    if trace.ngrams is not None:
+        drafts, accepted = trace.ngrams
+        if not 0 < accepted < drafts:
+            yield f"{accepted} of {drafts} drafts were accepted: this shows nothing"
 
 
 def _first_value(left: Path, right: Path, name: str, position: int, vocab_size: int) -> str:

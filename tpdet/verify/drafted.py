@@ -7,15 +7,19 @@ import msgspec
 import torch
 
 from tpdet.control.plan import PlanRows, StepPlan
+from tpdet.drafters.counts import DraftCounts
+from tpdet.drafters.drafter import NGRAM
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.request import Request
 from tpdet.runner import SampleTogether, TakeLogits
-from tpdet.scheduler.drafting import Proposer
+from tpdet.scheduler.drafting import Drafting, Proposer
 from tpdet.scheduler.sequence import Sequence as Choice
 
 RIGHT, HALF, WRONG, RANDOM = "right", "half right", "wrong", "random"
 KINDS = RIGHT, HALF, WRONG, RANDOM
 """What drafts may be. Half right: up to a place that varies; wrong: at every position."""
+NGRAMS = "n-grams"
+"""Drafts that the engine's default drafters make."""
 MOST = 15  # drafts of a row: with its last token as many rows as kernels attend together
 Tokens = Mapping[str, tuple[int, ...]]
 """By the name of a probe."""
@@ -41,6 +45,17 @@ def drafter(kind: str, answers: Tokens, vocabulary: int, seed: int) -> Proposer:
         return told[:right] + [(token + 1) % vocabulary for token in told[right:]]
 
     return propose
+
+
+def let_ngrams_draft(drafting: Drafting) -> None:
+    """Let the engine's drafters draft by what is assumed of times, whatever steps take here."""
+    drafting.clock = lambda: 1.0
+
+
+def counted_ngrams(drafters: Mapping[str, DraftCounts]) -> tuple[int, int]:
+    """Drafts of the n-gram drafter, and how many of them were accepted."""
+    counts = drafters.get(NGRAM, DraftCounts())
+    return counts.draft_tokens, counts.accepted_tokens
 
 
 class NanBehindWrongDrafts(FaultPoints):

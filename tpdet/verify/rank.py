@@ -25,15 +25,26 @@ from tpdet.runner import Runner
 from tpdet.text.outputs import RequestAssembler, logprob_bits
 from tpdet.verify.cases import (
     NEIGHBOUR_TOKENS,
+    REPEATING,
     Circumstance,
     circumstances,
     drafted_without_graphs,
     in_other_processes,
     neighbours,
     probes,
+    repeating_probes,
 )
 from tpdet.verify.control import switch_in_stock_arithmetic
-from tpdet.verify.drafted import NanBehindWrongDrafts, Tokens, drafter, with_drafts
+from tpdet.verify.drafted import (
+    KINDS,
+    NGRAMS,
+    NanBehindWrongDrafts,
+    Tokens,
+    counted_ngrams,
+    drafter,
+    let_ngrams_draft,
+    with_drafts,
+)
 from tpdet.verify.logits_log import LogitsLog
 from tpdet.verify.machine import count_gpus, machine
 from tpdet.verify.node_folds import count_node_folds
@@ -197,13 +208,18 @@ def _run_all(
 ) -> list[Trace]:
     """Run every circumstance of one loaded model; the traces on rank 0."""
     traces: list[Trace] = []
-    base = probes(runner.model_config.vocab_size, spec.prompt_lengths, spec.tokens, spec.seed)
+    vocabulary = runner.model_config.vocab_size
+    base = {
+        "": probes(vocabulary, spec.prompt_lengths, spec.tokens, spec.seed),
+        REPEATING: repeating_probes(vocabulary, spec.tokens, spec.seed),
+    }
     for circumstance in load.circumstances:
-        requests, answers = base, traces[0].tokens if traces else {}
+        requests = base[circumstance.texts]
+        answers = next((it.tokens for it in traces if it.texts == circumstance.texts), {})
         if circumstance.prefill:
             data = world.broadcast_bytes(msgspec.json.encode(answers))
             tokens = msgspec.json.decode(data, type=dict[str, tuple[int, ...]])
-            requests = [_as_prompt(probe, tokens[probe.request_id]) for probe in base]
+            requests = [_as_prompt(probe, tokens[probe.request_id]) for probe in requests]
         runner.reset_pages(runner.num_pages)
         name = f"{config.dtype}.{load.mode}.{circumstance.name}.logits".replace(" ", "-")
         where = config, runner, world, folder / name
@@ -230,6 +246,8 @@ def _run_one(
     changes: dict[str, object] = {"max_num_batched_tokens": circumstance.budget}
     if circumstance.drafts:
         changes["enable_prefix_caching"] = True  # probes publish pages, and read none
+    if circumstance.drafts == NGRAMS:
+        changes["drafts"] = "auto"
     config = config.model_copy(update=changes)
     if world.rank > 0:
         Engine(config, world, None, circumstance.preempt_every, runner).worker_loop()
@@ -240,14 +258,16 @@ def _run_one(
     }
     faults = NanBehindWrongDrafts(log.names, tokens) if circumstance.spoiled else None
     engine = Engine(config, world, log.tap, circumstance.preempt_every, runner, faults=faults)
-    if circumstance.drafts:
-        known_drafts = drafter(circumstance.drafts, known, vocabulary, spec.seed)
-        engine.scheduler.policy.drafting.instead = known_drafts
+    drafting = engine.scheduler.policy.drafting
+    if circumstance.drafts == NGRAMS:
+        let_ngrams_draft(drafting)
+    elif circumstance.drafts:
+        drafting.instead = drafter(circumstance.drafts, known, vocabulary, spec.seed)
     others = max(0, circumstance.batch - len(requests))
     crowd = neighbours(vocabulary, others, spec.tokens, spec.seed + circumstance.batch)
     groups = [[r] for r in requests] if circumstance.batch == 1 else [_mixed(requests, crowd)]
-    assemblers = _run_groups(engine, groups, log, bool(circumstance.drafts))
-    steps = engine.statistics().steps
+    assemblers = _run_groups(engine, groups, log, circumstance.drafts in KINDS)
+    statistics = engine.statistics()
     engine.stop_workers()
     log.close(tokens)
     answers = {name: assembler.answer().choices[0] for name, assembler in assemblers.items()}
@@ -262,7 +282,9 @@ def _run_one(
         },
         logits=log.digests,
         values=f"{values.parent.name}/{values.name}",
-        steps=steps,
+        steps=statistics.steps,
+        texts=circumstance.texts,
+        ngrams=counted_ngrams(statistics.drafters) if circumstance.drafts == NGRAMS else None,
     )
 
 

@@ -11,6 +11,7 @@ STEPS = {
     "preempted": "running sequences preempted and computed again every few steps",
     "prefill": "decoded positions computed again as a prompt",
     "drafts": "drafts of every kind, right and wrong, in steps of every kind",
+    "ngrams": "texts that repeat themselves, with the default drafters and without",
 }
 """Relations inside one world, between different steps."""
 
@@ -53,7 +54,7 @@ def relations_help() -> str:
     """The sentence of `--help` on `--relations`."""
     each = "; ".join(f"{name}: {what}" for name, what in (STEPS | PROCESSES).items())
     return (
-        "all, steps (the first seven), processes (the last five), or a list of names. "
+        "all, steps (the first eight), processes (the last five), or a list of names. "
         f"{each}. The last five run for one fold order: {DEFAULT_FOLD_ORDER}, if it is among "
         "those asked for"
     )

@@ -54,7 +54,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a world's probes in one circumstance.
 
     `logits[probe][position]` is the SHA-256 of the fp32 logits of the whole vocabulary there.
-    `values` names a file with these logits (raw fp32), position after position.
+    `values` names a file with these logits (raw fp32), position after position. `texts` names the
+    probes: a trace is compared with the first one of the same. `ngrams`: drafts of the n-gram
+    drafter and how many were accepted, where it was to draft.
     """
 
     dtype: str
@@ -65,6 +67,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     logits: dict[str, dict[int, str]]
     values: str
     steps: int
+    texts: str = ""
+    ngrams: tuple[int, int] | None = None
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
