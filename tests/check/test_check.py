@@ -82,6 +82,7 @@ def test_answers_of_generate_are_checked(tpdet, model, tmp_path):
         ("{", "line 1 is no recorded answer"),
         ("{}", "missing required field `contract`"),
         ('{"response": {"status_code": 503, "body": null}}', "line 1 is no recorded answer"),
+        ('{"response": {}, "error": {"code": "x"}}', "its request failed: leave the line out"),
         ("", "has no answers"),
     ],
 )

@@ -241,6 +241,7 @@ def test_a_date_is_an_input_and_reads_as_transformers_shows_that_day(
     ):
         assert "".join(segment.text for segment in segments) == expected
         assert "2026-01-03 Saturday 3 January" in expected and "assistantwhy-" in expected
+    assert asked.lacks_date and not usual.lacks_date
     with pytest.raises(RequestError, match=r'"current_date": "YYYY-MM-DD".*--chat-template-date'):
         asked.render(messages, False)
     with pytest.raises(RequestError, match="current_date '3 Jan': give a date such as 2026-01-31"):

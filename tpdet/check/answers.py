@@ -151,6 +151,8 @@ def _decoded(data: bytes, place: str) -> RecordedAnswer | BatchLine:
     try:
         fields = msgspec.json.decode(data)
         if isinstance(fields, dict) and "response" in fields:
+            if fields.get("error") is not None:
+                raise ValueError("its request failed: leave the line out")
             found = msgspec.json.decode(data, type=BatchLine)
             if found.request.url not in ROUTES:
                 raise ValueError(f"url {found.request.url!r} is none of {', '.join(ROUTES)}")

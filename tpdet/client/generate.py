@@ -37,7 +37,9 @@ def add_generate(commands: argparse._SubParsersAction) -> None:
     sampling.add_argument("--top-k", type=whole_number, default=-1, help="-1 for all tokens")
     sampling.add_argument("--min-p", type=number, default=0.0, help="0 to 1")
     sampling.add_argument(
-        "--seed", type=whole_number, help="(default: random, and shown by --json)"
+        "--seed",
+        type=whole_number,
+        help="(default: of the stream that the setting seed starts; shown by --json)",
     )
     sampling.add_argument("--ignore-eos", action="store_true", help="go on past the end of text")
     command.add_argument("--json", action="store_true", help="one JSON object a prompt")

@@ -83,6 +83,11 @@ class ChatTemplate:
         self._counted = counted
         self._template, self._counting, self._clock = _compiled(source)
 
+    @property
+    def lacks_date(self) -> bool:
+        """Whether requests have to name the date."""
+        return self._clock.needs and self.date is None
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -70,7 +70,7 @@ class ClockUse(NamedTuple):
                 raise RequestError(
                     "this chat template prints the date, and an answer must not depend on the "
                     f'clock: send {place} {{"{DATE}": "YYYY-MM-DD"}}, or start with '
-                    "--chat-template-date YYYY-MM-DD",
+                    "--chat-template-date YYYY-MM-DD (TPDET_CHAT_TEMPLATE_DATE)",
                     place,
                 )
             return {}

@@ -59,6 +59,8 @@ LAST_RESORT_SECONDS = 2.5
 LOG_FLUSH_SECONDS = 0.2
 WATCH_SECONDS = 0.5
 
+_log = logging.getLogger("tpdet.server")
+
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handling: it would refuse connections at a drain's beginning.
@@ -120,6 +122,11 @@ def _run(config: ProcessConfig) -> NoReturn:
         tokenizer = None if files is None else Tokenizer.from_files(files, counted=True)
         if tokenizer is not None:
             tokenizer.prepare_chats()
+            if config.index == 0 and tokenizer.chat_template and tokenizer.chat_template.lacks_date:
+                _log.warning(
+                    "the chat template prints the date: a chat is refused without "
+                    "chat_template_kwargs.current_date, unless --chat-template-date is given"
+                )
     # What is loaded stays for ever: a collection that looks through it takes tens of milliseconds.
     gc.collect()
     gc.freeze()
