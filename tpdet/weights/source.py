@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from math import prod
 from pathlib import Path
 
 import blake3
@@ -34,7 +33,6 @@ WeightRead = tuple[str, tuple[int, ...], Pieces | None]
 None: of `WeightSource.leave`.
 """
 
-_TOGETHER = 64 << 20  # values of tensors that are checked at a time
 _log = logging.getLogger("tpdet.engine")
 _digests_decoder = msgspec.msgpack.Decoder(list[tuple[str, int, bytes]])
 
@@ -153,19 +151,12 @@ class WeightSource:
         return torch.float32 if pieces.exact else self._dtype
 
     def read_again(self, reads: Iterable[WeightRead]) -> None:
-        """Repeat the calls of another source, some at a time, and keep nothing."""
-        together: list[tuple[str, tuple[int, ...], Pieces]] = []
-        values = 0
+        """Repeat the calls of another source, and keep nothing."""
         for name, shape, pieces in reads:
             if pieces is None:
                 self.leave(name, shape)
-                continue
-            together.append((name, shape, pieces))
-            values += prod(pieces.held(shape))
-            if values >= _TOGETHER:
-                self.read_all(together)
-                together, values = [], 0
-        self.read_all(together)
+            else:
+                self.read(name, shape, pieces)
 
     def leave(self, name: str, shape: tuple[int, ...]) -> None:
         """A tensor that only other ranks read: it is checked for its shape alone.
