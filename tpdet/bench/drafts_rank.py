@@ -14,6 +14,7 @@ from tpdet.bench.latency import engine_row
 from tpdet.bench.load import prompt
 from tpdet.bench.report.record import BenchRow
 from tpdet.bench.spec import BenchResult, DraftsSpec
+from tpdet.drafters.chances import Chances
 from tpdet.drafters.counts import DraftCounts
 from tpdet.llm.llm import LLM
 from tpdet.llm.results import RequestOutput
@@ -88,7 +89,7 @@ def synthetic_rows(llm: LLM, spec: DraftsSpec, batch: int) -> list[BenchRow]:
             answer = answers[choice.request.prompt_token_ids]
             return Synthetic(answer, choice.prompt_length, share, draw)
 
-        drafting.others = drafter
+        drafting.others, drafting.chances = drafter, Chances()  # another drafter, as it were
         found = measured(llm, generate, spec.repeats)
         drafting.others = None
         name = f"synthetic drafts, {share:g} right"
