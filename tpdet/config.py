@@ -43,7 +43,7 @@ def _whole_size(value: object) -> object:
 
 def _real_date(value: object) -> object:
     """The text of a date, which TOML may give as a date; any other text is refused."""
-    if isinstance(value, datetime.date):
+    if type(value) is datetime.date:  # not a date with a time
         return value.isoformat()
     if isinstance(value, str) and date_of(value) is None:
         raise ValueError(f"{value!r} is no date: write one such as 2026-01-31")

@@ -247,6 +247,12 @@ def test_recorded_answers_are_checked_while_others_are_answered(model, expected)
         strange = msgspec.structs.replace(records[0], weights="0" * 64)
         with pytest.raises(DisagreementError, match=r"answers\[1\] was computed with model dig"):
             await llm.check([records[1], strange])
+        for wrong, why in (
+            (records[0], "answers is a RecordedAnswer"),
+            ([1], r"answers\[0\] is a"),
+        ):
+            with pytest.raises(UsageError, match=f"{why}.* give .* record made"):
+                await llm.check(wrong)
         return found, named(await other), bits
 
     found, other, bits = run(model, body)

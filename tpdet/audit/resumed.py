@@ -102,5 +102,7 @@ def check_resume_fields(resumed_seed: int, seed: int | None, has_drafts: bool, f
 
 def _mismatch(choice: int, position: int, what: str) -> ResumeMismatch:
     return ResumeMismatch(
-        f"choice {choice}, position {position}: {what}", f"choices[{choice}][{position}]"
+        f"choice {choice}, position {position}: {what}: the request is not the one that the answer "
+        "began with, or one of the two computed a wrong token",
+        f"choices[{choice}][{position}]",
     )

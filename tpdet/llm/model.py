@@ -208,7 +208,15 @@ class OfflineModel(ABC):
         """What computes recorded answers again. Raises as `check`."""
         runner = self.engine.runner
         refuse_unverified(self.config.fixed_batch, self.engine.approximate)
+        if not isinstance(answers, list | tuple):
+            raise UsageError(
+                f"answers is a {type(answers).__name__}: give a list of what record made"
+            )
         for place, answer in enumerate(answers):
+            if not isinstance(answer, RecordedAnswer):
+                raise UsageError(
+                    f"answers[{place}] is a {type(answer).__name__}: give what record made"
+                )
             check_recorded(
                 answer,
                 f"answers[{place}]",
