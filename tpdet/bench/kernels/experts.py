@@ -88,7 +88,7 @@ def _case(
     )
     (value,) = times_us([lambda step: run(step, batch)], steps, options.repeats)
     return BenchRow(
-        case="experts of a layer",
+        case="experts of a layer" + (f", skew {options.skew:g}" if options.skew else ""),
         model=name,
         dtype="bfloat16",
         tp=ranks,
