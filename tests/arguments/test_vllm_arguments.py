@@ -48,6 +48,7 @@ def test_an_engine_takes_short_names():
         ("pipeline_parallel_size", 1, "--tp"),
         ("cpu_offload_gb", 0, "weights"),
         ("quantization", None, "weights"),
+        ("--chat-template-content-format", "auto", "one text"),
     ],
 )
 def test_what_is_done_anyway_is_accepted_with_a_sentence(name, value, word):

@@ -121,9 +121,15 @@ HABITS = {
     "enable-lora": _never("adapters are not supported"),
     "enable-auto-tool-choice": _never("tools are not supported"),
     "tool-call-parser": _only("tools are not supported"),
+    "chat-template-content-format": _only(
+        "a message's parts reach the chat template as one text", "auto", "string"
+    ),
+    "default-chat-template-kwargs": _only(
+        "send chat_template_kwargs with each chat; a date has a flag, --chat-template-date", "{}"
+    ),
     "reasoning-parser": _only("reasoning is not told apart from the answer"),
-    "quantization": _only("weights are float32, bfloat16 or float16"),
-    "speculative-config": _only("tokens are not guessed ahead"),
+    "quantization": _only("how weights are quantised is read from the checkpoint"),
+    "speculative-config": _only("--drafts says who proposes tokens, and no bit depends on it"),
     "hf-token": _only("a token here would be seen by everybody (ps): set HF_TOKEN instead"),
     "download-dir": _only("set HF_HOME instead"),
     "ssl-keyfile": _only("there is no TLS: put a proxy in front"),
