@@ -162,6 +162,11 @@ class EngineConfig(BaseModel):
         "prediction (auto); earlier: also outputs of the same prompt and salts; off: nobody, and "
         "predictions are left out",
     )
+    draft_model: str | None = Field(
+        None,
+        description="directory of a second, small model with the same tokenizer, whose tokens are "
+        "drafts; it runs on rank 0's device",
+    )
     kv_pages: Size | None = Field(
         None,
         ge=1,
@@ -218,6 +223,17 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 f"{{drafts}} {self.drafts} and {why} exclude each other: leave one out"
             )
+        if self.draft_model is not None and not self.drafters:
+            why = next(
+                name
+                for name, given in (
+                    ("{fixed_batch}", self.fixed_batch),
+                    ("{approximate}", self.approximate),
+                    ("{drafts} off", True),
+                )
+                if given
+            )
+            raise ValueError(f"{{draft_model}} and {why} exclude each other: leave one out")
         return self
 
     @model_validator(mode="after")
@@ -241,7 +257,8 @@ class EngineConfig(BaseModel):
         """The engine's drafters; none where a step's rows are fixed or reach the bits."""
         if self.fixed_batch or self.approximate:
             return ()
-        return _DRAFTERS[self.drafts]
+        own = () if self.draft_model is None or self.drafts == "off" else ("draft_model",)
+        return _DRAFTERS[self.drafts] + own
 
     @property
     def may_be_approximate(self) -> bool:

@@ -19,7 +19,7 @@ GROUPS = {
     ),
     "memory and batches": (
         "gpu_memory_utilization", "kv_pages", "enable_prefix_caching", "max_num_seqs",
-        "max_num_batched_tokens", "fixed_batch", "drafts",
+        "max_num_batched_tokens", "fixed_batch", "drafts", "draft_model",
     ),
     "arithmetic (what may change bits)": ("fold_order", "row_layers", "leaves", "approximate"),
     "ranks and kernels": (

@@ -4,7 +4,8 @@ from collections.abc import Sequence as Rows
 from typing import Protocol
 
 DRAFTS, PREDICTION, SCHEMA, EARLIER, NGRAM = "drafts", "prediction", "schema", "earlier", "ngram"
-NAMES = DRAFTS, PREDICTION, EARLIER, SCHEMA, NGRAM
+DRAFT_MODEL = "draft_model"
+NAMES = DRAFTS, PREDICTION, EARLIER, SCHEMA, NGRAM, DRAFT_MODEL
 OF_REQUESTS = DRAFTS, PREDICTION
 """The drafters whose tokens a client sent; the others are the engine's."""
 

@@ -21,6 +21,7 @@ from tpdet.control.plan import StepPlan, WholeRows
 from tpdet.engine.arithmetic_switch import ArithmeticSwitch
 from tpdet.engine.calibration import calibrate
 from tpdet.engine.control import ControlChannel
+from tpdet.engine.draft_model import start_draft_model
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.engine.grammars import LazyGrammars
 from tpdet.engine.results import LogitsTap, StepResults
@@ -88,6 +89,8 @@ class Engine:
         self.faults = faults
         with reporting_exit(world, lambda: "the start"):
             self.control = ControlChannel(world, secret)
+            # First, so that the model's own pages are counted in the memory that is left.
+            self.draft_model = None if runner else start_draft_model(config, world)
             self.runner = runner or Runner.start(config, world)
         self.arithmetic = ArithmeticSwitch(config, world, self.runner.contracts)
         if runner is None:
@@ -111,6 +114,7 @@ class Engine:
             constrain=self.grammars.constrain,
             drafting=Drafting(config.drafters, self.run_ahead),
         )
+        self.scheduler.policy.drafting.model = self.draft_model
         self.watch: SlowdownWatch | None = None
         if config.on_slowdown is not None:
             self.watch = SlowdownWatch(config.max_slowdown, clock)
@@ -244,6 +248,8 @@ class Engine:
 
     def close(self) -> None:
         """Let go of the model's graphs and leave the world; all ranks together."""
+        if self.draft_model is not None:
+            self.draft_model.close()
         self.runner.close()
         self.world.close()
 

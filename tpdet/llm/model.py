@@ -57,6 +57,7 @@ class OfflineModel(ABC):
         run; no bit depends on them.
     drafts: who proposes tokens that are verified together; no bit depends on it. "off", "ngram",
         "schema", "auto" (both) or "earlier" (also earlier outputs of the same prompt).
+    draft_model: directory of a small model with the same tokenizer, which also proposes tokens.
     enable_return_routed_experts: results hold the experts that each token chose, of every layer
         that has some. Prefixes are then not shared, and stop strings are refused.
     kernel_cache: directory that `tpdet compile` made; a GPU's start reads kernels there.
@@ -100,6 +101,7 @@ class OfflineModel(ABC):
         share_draws: Literal["auto", "on", "off"] = "auto",
         fixed_batch: int | None = None,
         drafts: Literal["off", "auto", "ngram", "schema", "earlier"] = "auto",
+        draft_model: str | PathLike[str] | None = None,
         fold_order: Literal["sequential", "pairs", "tree"] = DEFAULT_FOLD_ORDER,
         row_layers: Literal["fold", "gather"] = "fold",
         leaves: int | None = None,

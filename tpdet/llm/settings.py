@@ -27,8 +27,9 @@ def read_settings(given: Mapping[str, Any], of_vllm: Mapping[str, Any]) -> Engin
             raise UsageError(f"unknown setting {name!r}{hint}")
     settings = dict(given)
     _check_size(settings.pop("tensor_parallel_size", None), read_environment())
-    if isinstance(settings["model"], PathLike):
-        settings["model"] = fspath(settings["model"])
+    for name in ("model", "draft_model"):
+        if isinstance(settings[name], PathLike):
+            settings[name] = fspath(settings[name])
     if type(settings["dtype"]).__module__ == "torch":
         settings["dtype"] = str(settings["dtype"]).removeprefix("torch.")
     if settings["on_slowdown"] is not None:

@@ -12,16 +12,26 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from functools import partial
 from operator import attrgetter
+from typing import Protocol
 
 from tpdet.control.plan import MAX_STEP_DRAFTS
 from tpdet.control.sampling_row import RowKey
 from tpdet.drafters.chances import Chances, Luck
 from tpdet.drafters.counts import DraftCounts
-from tpdet.drafters.drafter import DRAFTS, EARLIER, NGRAM, OF_REQUESTS, SCHEMA, Drafter
+from tpdet.drafters.drafter import (
+    DRAFT_MODEL,
+    DRAFTS,
+    EARLIER,
+    NGRAM,
+    OF_REQUESTS,
+    SCHEMA,
+    Drafter,
+)
 from tpdet.drafters.earlier import EarlierOutputs
 from tpdet.drafters.forced import Forced
 from tpdet.drafters.guess import Guess
 from tpdet.drafters.ngram import Ngram, PromptPlaces
+from tpdet.drafters.of_model import OfModel
 from tpdet.drafters.pace import Pace
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
@@ -36,6 +46,7 @@ SHARE = 0.01
 _MOST_CREDIT = 0.010  # seconds that may be saved up: a long prompt is indexed at once
 _LEAST_CREDIT = -0.002  # the rest of a look that took long, perhaps only for other programs
 _HANGS = 1.0  # seconds of one look after which a drafter is switched off
+_LEAST_SECONDS = 1e-6  # of a draft model's step, which is never free
 _BESIDE_PROMPTS = 24
 """Rows with drafts in a step with prompts or with rows over `SHORT_TOKENS`: graphs fit so many."""
 
@@ -44,6 +55,22 @@ _Wanted = tuple[Sequence, Callable[[int], Rows[int]]]
 Proposer = Callable[[Sequence, int], Rows[int]]
 """What may follow the tokens of a sequence: at most so many ids, all of the vocabulary."""
 _key = attrgetter("key")
+
+
+class Model(Protocol):
+    """A draft model: drafts for many sequences at once, in as many steps as the longest has."""
+
+    @property
+    def seconds(self) -> float:
+        """Of one of its steps, in which every sequence gets a draft; 0 until it is measured."""
+
+    def draft(self, wanted: Rows[tuple[Sequence, int]]) -> Rows[Rows[int]]:
+        """At most so many drafts behind the known tokens of each sequence."""
+
+    def forget(self, key: RowKey) -> None:
+        """Let go of what is kept for a sequence, which may be unknown."""
+
+
 _log = logging.getLogger("tpdet.engine")
 
 
@@ -52,7 +79,8 @@ class Drafting:
 
     instead: who drafts for all sequences that have drafters, in place of those; whether it pays is
     not asked then. others: makes a drafter that is asked before the engine's. counts: of each
-    drafter, by its name. paused: nobody carries drafts. clock: seconds.
+    drafter, by its name. model: the draft model, if there is one. paused: nobody carries drafts.
+    clock: seconds.
     """
 
     def __init__(
@@ -65,6 +93,7 @@ class Drafting:
         self.instead: Proposer | None = None
         self.counts: dict[str, DraftCounts] = {}
         self.others: Callable[[Sequence], Drafter] | None = None
+        self.model: Model | None = None
         self.paused = False
         self.chances, self.pace = Chances(), Pace(runs_ahead)
         self.clock, self._drafters = clock, tuple(drafters)
@@ -73,6 +102,7 @@ class Drafting:
         self._drafting: set[RowKey] = set()  # sequences that were given drafters
         self._active: dict[RowKey, Sequence] = {}  # those that run no longer ahead, to carry drafts
         self._credit, self._turn = _MOST_CREDIT, 0
+        self._model_seconds = 0.0  # that the draft model took since the last step ended
         self._together = False  # all rows wait, so that every sequence may carry drafts
 
     def admit(self, request: Request, sequences: Rows[Sequence]) -> None:
@@ -89,6 +119,8 @@ class Drafting:
                 sequence.drafters.append(Forced(constraint.forced_ids, first))
             if places is not None:
                 sequence.drafters.append(Ngram(places))
+            if DRAFT_MODEL in self._drafters and self.model is not None:
+                sequence.drafters.append(OfModel())
             if sequence.drafters:
                 self._drafting.add(sequence.key)
             if sequence.waits:
@@ -102,6 +134,8 @@ class Drafting:
         """A sequence has ended: remember its output where that is asked for."""
         self._drafting.discard(sequence.key)
         self._active.pop(sequence.key, None)
+        if self.model is not None:
+            self.model.forget(sequence.key)
         if EARLIER in self._drafters and not sequence.poisoned:
             output = sequence.tokens[sequence.prompt_length :]
             del output[len(output) - sequence.drafted :]
@@ -109,7 +143,11 @@ class Drafting:
             self._earlier.remember(sequence.request, tuple(output[:known]))
 
     def took(self, positions: int, awaited: bool, seconds: float) -> None:
-        """A step took so long; positions: 0 where it computed prompts."""
+        """A step took so long; positions: 0 where it computed prompts.
+
+        What the draft model took before it is no part of what its positions cost.
+        """
+        seconds, self._model_seconds = max(seconds - self._model_seconds, 0.0), 0.0
         self._credit = min(self._credit + SHARE * seconds, _MOST_CREDIT)
         self.chances.step += 1
         if positions:
@@ -133,7 +171,7 @@ class Drafting:
         """
         if not self._drafting or self.paused or not counts:
             return
-        began = self.clock()
+        began, spent = self.clock(), self._model_seconds
         alone = max(counts.values()) == 1
         budget = min(budget, MAX_STEP_DRAFTS, HEAD_ROWS - len(counts) if alone else budget)
         if budget <= 0 and not self._active:
@@ -151,7 +189,8 @@ class Drafting:
             if found:
                 self._add_found(found, min(share, 1.0), running, counts, budget, alone)
         if not together:  # else it is part of what the step costs
-            self._credit = max(self._credit - (self.clock() - began), _LEAST_CREDIT)
+            looking = self.clock() - began - (self._model_seconds - spent)
+            self._credit = max(self._credit - looking, _LEAST_CREDIT)
 
     def _ready(
         self, running: SequenceQueue, counts: dict[RowKey, int], until: float
@@ -195,13 +234,22 @@ class Drafting:
                 chance = self.chances.of(name, trust)
                 if best is None or chance > best.chance:
                     kept = self.chances.kept(name, chance) if pending else 1.0
-                    best = Found(sequence, drafter, trust, chance, most, pending, kept)
+                    seconds = self._seconds(drafter)
+                    best = Found(sequence, drafter, trust, chance, most, pending, kept, seconds)
         if sequence.hoped and not pending:  # it waited for this
             self.chances.learn_kept(sequence.hoped, best is not None)
             sequence.hoped = ""
         if best is None:
             self._wait(sequence, False)
         return best
+
+    def _seconds(self, drafter: Drafter) -> float:
+        """What each draft of a row takes before the step, in seconds; those of other rows with it.
+
+        A draft model is asked in every step that sequences await together, and in no other.
+        """
+        model = self.model if drafter.name == DRAFT_MODEL else None
+        return 0.0 if model is None else max(model.seconds, _LEAST_SECONDS)
 
     def _trust(self, drafter: Drafter, tokens: Rows[int], end: int) -> int:
         began = self.clock()
@@ -238,6 +286,7 @@ class Drafting:
             if it.sequence.key not in kept:
                 self._wait(it.sequence, False)
         wanted: list[_Wanted] = []
+        modelled = self._ask_model(taken)
         for it, count in taken:
             if it.pending:
                 if count:
@@ -245,11 +294,31 @@ class Drafting:
                     self._wait(it.sequence, True)
                 continue
             it.sequence.drafter, it.sequence.trust = it.drafter, it.trust
-            wanted.append((it.sequence, partial(self._ask, it.drafter, count)))
+            ids = modelled.get(it.sequence.key)
+            propose = partial(self._ask, it.drafter, count) if ids is None else partial(_first, ids)
+            wanted.append((it.sequence, propose))
         _fill(wanted, counts, budget, alone)
         for it, _ in taken:
             if not it.pending:
                 self._wait(it.sequence, it.sequence.drafted > 0 or it.is_told)
+
+    def _ask_model(self, taken: Rows[tuple[Found, int]]) -> dict[RowKey, Rows[int]]:
+        """The drafts of the draft model, for all its sequences together."""
+        asked = [
+            (it, min(count, SHORT_TOKENS - 1))
+            for it, count in taken
+            if it.drafter.name == DRAFT_MODEL and not it.pending and count
+        ]
+        if not asked or self.model is None:
+            return {}
+        began = self.clock()
+        try:
+            found = self.model.draft([(it.sequence, count) for it, count in asked])
+        except Exception as error:
+            self._switch_off(asked[0][0].drafter, f"raised {type(error).__name__}: {error}")
+            found = [()] * len(asked)
+        self._model_seconds += self.clock() - began
+        return {it.sequence.key: ids for (it, _), ids in zip(asked, found, strict=True)}
 
     def _ask(self, drafter: Drafter, count: int, most: int) -> Rows[int]:
         """The next drafts for the sequence that a drafter saw last: at most either number."""
@@ -300,6 +369,10 @@ def _fill(wanted: Rows[_Wanted], counts: dict[RowKey, int], budget: int, alone: 
         budget -= added
         drafted += added > 0
         alone &= added < SHORT_TOKENS
+
+
+def _first(drafts: Rows[int], most: int) -> Rows[int]:
+    return drafts[:most]
 
 
 def _decodes(sequence: Sequence) -> bool:

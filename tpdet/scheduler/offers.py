@@ -27,7 +27,8 @@ class Found:
     """A drafter with something for a sequence, where there is room for `most` drafts.
 
     chance: of each to be right. pending: the sequence's last token is not known, so it would have
-    to wait first; kept: how likely there is something then.
+    to wait first; kept: how likely there is something then. seconds: that each draft of the longest
+    row takes before the step, all rows together.
     """
 
     sequence: Sequence
@@ -37,6 +38,7 @@ class Found:
     most: int
     pending: bool = False
     kept: float = 1.0
+    seconds: float = 0.0
 
     @property
     def is_told(self) -> bool:
@@ -111,7 +113,8 @@ def _together(
 def _apart(found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], float]:
     """The best step for which the likeliest few sit out the next one, and tokens by time."""
     few = load.rows // (OTHERS_PER_ABSENT + 1)
-    likely = sorted(found, key=lambda it: it.kept * it.chance, reverse=True)[:few]
+    likely = [it for it in found if not it.seconds]  # a draft model would wait for the step
+    likely = sorted(likely, key=lambda it: it.kept * it.chance, reverse=True)[:few]
     likely = [it for it in likely if it.kept * _gain(it.chance, it.most) > _SIT_OUT]
     if not likely:
         return [], 0.0
@@ -142,7 +145,8 @@ def _steps(
     counts, totals = counts[fits], totals[fits]
     gains = (kept * chances * (1.0 - chances**counts) / (1.0 - chances)).sum(axis=1) * times_as_many
     times = [load.pace.time(load.rows + total, awaited) for total in totals.tolist()]
-    return counts, gains, np.array(times)
+    before = (counts * np.array([each.seconds for each in found])).max(axis=1)
+    return counts, gains, np.array(times) + before
 
 
 def _gain(chance: float, count: int) -> float:

@@ -42,7 +42,7 @@ LOAD_TIMEOUT = 3600.0
 """Seconds that the ranks may be apart while they read weights."""
 
 _SHARE_OF_TIMEOUT = 0.8
-_LOCAL_FACTS = ("model", "tokenizer", "chat_template", "kernel_cache")
+_LOCAL_FACTS = ("model", "tokenizer", "chat_template", "kernel_cache", "draft_model")
 """Paths may differ from host to host."""
 
 

@@ -13,6 +13,7 @@ from tpdet.launch.host.kernel_directory import check_caches
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.model_config.expert_load import route_shape
 from tpdet.model_config.fit import check_experts, check_ranks, context_length
+from tpdet.models.draft_pair import read_draft_model
 from tpdet.server.commands.gpus import count_gpus, torch_build
 from tpdet.server.leader.http_child import bind_port
 from tpdet.server.settings.keys import read_key_file
@@ -57,6 +58,8 @@ def _check_model(settings: Settings, ranks: int) -> str:
         check_routed(model, context)
     if engine.load_format != "dummy":
         find_weights(directory)
+    if engine.draft_model is not None:
+        read_draft_model(engine)
     if engine.chat_template is not None and not Path(engine.chat_template).exists():
         raise NotFoundError(f"--chat-template {engine.chat_template} does not exist")
     if not engine.skip_tokenizer_init:

@@ -24,7 +24,7 @@ GROUPS = {
     "memory and batches": (
         "gpu_memory_utilization", "kv_pages", "enable_prefix_caching",
         "enable_return_routed_experts", "max_num_seqs",
-        "max_num_batched_tokens", "fixed_batch", "drafts", "max_queue",
+        "max_num_batched_tokens", "fixed_batch", "drafts", "draft_model", "max_queue",
     ),
     "arithmetic (what may change bits)": (
         "fold_order", "row_layers", "leaves", "approximate", "on_slowdown", "max_slowdown", "seed",
@@ -44,7 +44,7 @@ _WORDS = {
     "model": "DIR_OR_NAME", "tokenizer": "DIR_OR_NAME", "host": "ADDRESS", "port": "PORT",
     "served_model_name": "NAME", "api_key_file": "FILE", "run_secret_file": "FILE",
     "chat_template": "FILE", "chat_template_date": "YYYY-MM-DD",
-    "kernel_cache": "DIR", "run_dir": "DIR", "audit_dir": "DIR",
+    "kernel_cache": "DIR", "draft_model": "DIR", "run_dir": "DIR", "audit_dir": "DIR",
     "max_model_len": "TOKENS",
     "max_num_batched_tokens": "TOKENS", "gpu_memory_utilization": "SHARE", "max_slowdown": "SHARE",
     "batch_swing_alarm": "SHARE", "step_timeout": "SECONDS", "start_timeout": "SECONDS",

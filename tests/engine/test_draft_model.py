@@ -1,0 +1,140 @@
+"""A draft model changes no bit of an answer, draws as the model does, and fails without harm."""
+
+import json
+import logging
+
+import pytest
+
+from tests.engine.test_drafts import PROMPT, REQUESTS, SAMPLED, assert_same
+from tests.lib.engine_harness import ask, leave_out_freely, run, small_config
+from tpdet.comm.world.world import SoloWorld
+from tpdet.config import EngineConfig
+from tpdet.engine.draft_model import DraftModel
+from tpdet.errors import NotFoundError, UsageError
+from tpdet.models.draft_pair import read_draft_model
+from tpdet.runner import Runner
+
+ALIKE = [
+    ask("greedy", PROMPT, max_tokens=30),
+    ask("sampled", PROMPT[:33], max_tokens=30, **SAMPLED),
+    ask("filtered", PROMPT[5:30], max_tokens=30, top_p=0.9, top_k=50, min_p=0.01, **SAMPLED),
+    ask("choices", PROMPT[3:60], max_tokens=30, n=2, **SAMPLED),
+]
+
+
+def drafting(model, other, requests, counts, change=None, **how):
+    """Run with `other` as the draft model; counts and steps go to `counts`."""
+
+    def still(engine):
+        engine.scheduler.policy.drafting.clock = lambda: 1.0  # what pays is assumed
+        leave_out_freely(engine)
+        if change is not None:
+            change(engine)
+
+    def watch(engine, step):
+        if engine.draft_model is not None:
+            counts.update(engine.statistics().drafters)
+            counts["steps"] = step
+
+    settings = {"drafts": "auto", "draft_model": str(other)} | how
+    return run(model, requests, look=False, change=still, each_step=watch, **settings)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model):
+    """Every answer without drafts."""
+    return run(tiny_model("qwen3", kv_heads=2), [*REQUESTS, *ALIKE[2:3]], look=False)
+
+
+@pytest.mark.parametrize("how", [pytest.param({}, marks=pytest.mark.slow), {"ahead": True}])
+def test_the_model_itself_is_always_right_at_any_temperature(tiny_model, how):
+    model, counts = tiny_model("qwen3", kv_heads=2), {}
+    drafting(model, model, ALIKE, counts, **how)
+    found = counts["draft_model"]
+    assert found.accepted_tokens == found.draft_tokens > 80
+    assert counts["steps"] < 25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"ahead": True, "preempt_every": 5},
+        {"max_num_batched_tokens": 40, "kv_pages": 6, "max_num_seqs": 3},
+        {"max_num_seqs": 1},
+        {"tp": 2},
+        {"tp": 2, "ahead": True, "max_num_batched_tokens": 30},
+    ],
+    ids=str,
+)
+def test_another_model_changes_no_bit(tiny_model, plain, how):
+    model, other = tiny_model("qwen3", kv_heads=2), tiny_model("qwen3", kv_heads=2, seed=5)
+    counts = {}
+    found = drafting(model, other, REQUESTS, counts, **how)
+    assert_same(found, plain, REQUESTS)
+    assert counts["draft_model"].draft_tokens > 0
+
+
+def test_pages_that_few_sequences_share_change_no_bit(tiny_model, plain):
+    """Two pages for three sequences: their copies push each other out, or do without drafts."""
+    model, counts = tiny_model("qwen3", kv_heads=2), {}
+    requests = REQUESTS[1:4]
+
+    def short(engine):
+        engine.draft_model = engine.scheduler.policy.drafting.model = None
+        runner = Runner.start(small_config(model, kv_pages=2), SoloWorld())
+        engine.draft_model = engine.scheduler.policy.drafting.model = DraftModel(runner)
+
+    found = drafting(model, model, requests, counts, short)
+    assert_same(found, plain, requests)
+    assert counts["draft_model"].accepted_tokens > 20
+
+
+@pytest.mark.parametrize("fault", ["raises", "nan"])
+def test_a_draft_model_that_fails_is_switched_off(tiny_model, plain, monkeypatch, caplog, fault):
+    model, counts, calls = tiny_model("qwen3", kv_heads=2), {}, []
+
+    def failing(engine):
+        drafts = engine.draft_model.draft
+
+        def draft(wanted):
+            calls.append(len(wanted))
+            if fault == "raises":
+                raise ZeroDivisionError("planted")
+            return drafts(wanted)
+
+        monkeypatch.setattr(engine.draft_model, "draft", draft)
+        engine.draft_model.runner.model.layers[0].input_norm.weight.fill_(float("nan"))
+
+    with caplog.at_level(logging.WARNING, logger="tpdet.engine"):
+        found = drafting(model, model, REQUESTS[1:2], counts, failing)
+    assert_same(found, plain, REQUESTS[1:2])
+    assert len(calls) == 1
+    assert "draft_model" not in counts
+    assert "it is switched off, answers go on" in caplog.text
+
+
+def test_a_draft_model_that_does_not_fit_is_refused_by_name(tiny_model, tokenizer_folder, tmp_path):
+    model, other = tiny_model("qwen3", kv_heads=2), tiny_model("qwen3", vocab=1200)
+
+    def refuse(draft_model, why, error=UsageError, **settings):
+        with pytest.raises(error, match=why):
+            config = {"model": str(model), "draft_model": str(draft_model)} | settings
+            read_draft_model(EngineConfig.from_values(**config))
+
+    refuse(tmp_path / "nowhere", "draft_model .*nowhere does not exist", NotFoundError)
+    refuse(other, "has 1200 token ids, the model has 1100")
+    refuse(model, "draft_model and drafts off exclude", drafts="off")
+    refuse(model, "draft_model and fixed_batch exclude", fixed_batch=4)
+    refuse(model, "draft_model and approximate exclude", approximate=True)
+    text = json.loads((tokenizer_folder / "tokenizer.json").read_text())
+    for name in ("mine", "theirs"):
+        (tmp_path / name).mkdir()
+        for file in model.iterdir():
+            (tmp_path / name / file.name).write_bytes(file.read_bytes())
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(text))
+        text["added_tokens"].append({"id": 1099, "content": "<odd>"})
+    refuse(tmp_path / "theirs", "token id 1099 is '<odd>' there", model=str(tmp_path / "mine"))
+    same = {"model": str(tmp_path / "mine"), "draft_model": str(tmp_path / "mine")}
+    assert read_draft_model(EngineConfig.from_values(**same))[0] == tmp_path / "mine"

@@ -1,0 +1,302 @@
+"""The draft model: a second, small model on rank 0's device, which guesses what sequences sample.
+
+It is a world of its own with one rank, its own KV pages and its own page table. For each sequence
+that it drafts for it has a copy: the tokens, and how many of them are in its pages. To draft, it
+computes the tokens that a copy lacks, and then one token of every copy a step. It samples with the
+request's seed, positions and filters, so that equal distributions draw equal tokens. Drafts that
+turn out wrong are forgotten: the copy is cut, and its pages are written again.
+
+What it proposes is verified like any draft (docs/drafts.md), so none of this reaches a bit.
+"""
+
+import logging
+import statistics
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence as Rows
+
+import msgspec
+import torch
+
+from tpdet.cache.kv import page_bytes
+from tpdet.comm.device import current_device, free_gpu_bytes, resolve_device
+from tpdet.comm.world.world import SoloWorld, World
+from tpdet.config import EngineConfig
+from tpdet.control.plan import PLAN_VERSION, StepPlan
+from tpdet.control.sampling_row import RowKey, SampledToken
+from tpdet.errors import NumericalError, ResourceError
+from tpdet.kernels.inputs.vocabulary_shard import Shard
+from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.models.draft_pair import read_draft_model
+from tpdet.runner import Runner, SampleTogether
+from tpdet.runner.start.load_model import LOAD_TIMEOUT
+from tpdet.runner.start.step_tokens import LEAST_TOKENS
+from tpdet.sampling.sampler import PendingSample, finish, row_params, sample_columns
+from tpdet.scheduler.page_manager import PageManager
+from tpdet.scheduler.rows import plan_rows
+from tpdet.scheduler.sequence import PENDING, Sequence, pages_for
+
+_SHARE = 0.1  # of a GPU's free memory, for its pages
+_CPU_PAGES = 1024  # at most, where nothing says how many
+_PAIR = 2  # tokens that a copy lacks after all of its drafts were right
+_TIMES = 9  # of steps, whose median is `seconds`
+_log = logging.getLogger("tpdet.engine")
+
+
+class DraftModel:
+    """A loaded draft model. `runner` has a world of one rank; its pages are not in use."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self._pages = PageManager(runner.num_pages)
+        self._copies: OrderedDict[RowKey, _Copy] = OrderedDict()  # the latest used last
+        self._times: deque[float] = deque(maxlen=_TIMES)
+        self._step = 0
+
+    @property
+    def seconds(self) -> float:
+        """Of a step in which each sequence gets a draft; 0 until it is measured."""
+        return statistics.median(self._times) if self._times else 0.0
+
+    def draft(self, wanted: Rows[tuple[Sequence, int]]) -> list[list[int]]:
+        """At most so many drafts behind the known tokens of each sequence; [] where room is short.
+
+        A prompt that is longer than a step is computed over several calls, which give no drafts.
+        Raises NumericalError for NaN in its logits.
+        """
+        began = time.perf_counter()
+        counts: dict[RowKey, int] = {}
+        copies: dict[RowKey, Sequence] = {}
+        for target, count in wanted:
+            room = self.runner.max_model_len + 1 - len(target.tokens)
+            if min(count, room) > 0:
+                copies[target.key] = self._follow(target)
+                counts[target.key] = min(count, room)
+        copies = {key: copies[key] for key in sorted(copies) if self._reserve(key, copies, counts)}
+        lacking = {key: len(copy.tokens) - copy.computed for key, copy in copies.items()}
+        known = {key: len(copy.tokens) for key, copy in copies.items()}
+        steps: list[_Step] = []
+        budget = self.runner.step_tokens.most
+        for key in sorted(copies, key=lambda key: (lacking[key], key)):
+            budget -= (taken := min(lacking[key], budget))
+            if taken < lacking[key]:
+                del counts[key]
+            lacking[key] = taken
+        rows = {key: count for key, count in lacking.items() if count}
+        while rows:
+            steps.append(self._launch([copies[key] for key in rows], [*rows.values()]))
+            if len(steps) > 1:
+                self._wait(steps[-2], urgent=False)
+            rows = {key: 1 for key in copies if counts.get(key, 0) > len(steps)}
+        if steps:
+            self._wait(steps[-1], urgent=True)
+        for step in steps:
+            step.write()
+        if steps and max(lacking.values()) <= _PAIR:
+            self._times.append((time.perf_counter() - began) / len(steps))
+        return [self._found(target.key, known, counts) for target, _ in wanted]
+
+    def forget(self, key: RowKey) -> None:
+        """Give back the pages of a sequence, which may be unknown."""
+        found = self._copies.pop(key, None)
+        if found is not None:
+            self._pages.release(found.sequence)
+
+    def close(self) -> None:
+        """Let go of graphs and pages."""
+        self.runner.close()
+
+    def _follow(self, target: Sequence) -> Sequence:
+        """The copy of a sequence: what it has behind the first difference is forgotten."""
+        key = target.key
+        if key not in self._copies:
+            self._copies[key] = _Copy(_plain(target))
+        self._copies.move_to_end(key)
+        return self._copies[key].follow(target.tokens)
+
+    def _reserve(
+        self, key: RowKey, copies: dict[RowKey, Sequence], counts: dict[RowKey, int]
+    ) -> bool:
+        """Take the pages of a copy and its drafts; False, and no pages, if too few are free."""
+        copy = copies[key]
+        missing = pages_for(len(copy.tokens) + counts[key] - 1) - len(copy.pages)
+        for other in [it for it in self._copies if it not in copies]:
+            if missing <= self._pages.free_count:
+                break
+            self.forget(other)
+        if missing > self._pages.free_count:
+            del counts[key]
+            return False
+        known = len(copy.tokens)
+        copy.tokens += [PENDING] * (counts[key] - 1)
+        self._pages.grow(copy)
+        del copy.tokens[known:]
+        return True
+
+    def _launch(self, copies: list[Sequence], counts: list[int]) -> "_Step":
+        """Start a step that computes the next tokens of copies, in the order of their keys."""
+        for copy, count in zip(copies, counts, strict=True):
+            # As a row with a draft, so that it goes through the graphs of such rows.
+            ends = copy.computed + count == len(copy.tokens)
+            copy.drafted = 1 if count == _PAIR and ends else 0
+        rows = plan_rows(copies, counts)
+        events, digest = self._pages.take_events(), self._pages.table.digest()
+        plan = StepPlan(PLAN_VERSION, self._step, events, rows, digest, feeds=True)
+        self._step += 1
+        step = _Step(plan, copies, counts)
+        step.event = self.runner.launch(plan, step)
+        return step
+
+    def _wait(self, step: "_Step", urgent: bool) -> None:
+        self.runner.wait(step.plan, step.event, urgent)
+
+    def _found(self, key: RowKey, known: dict[RowKey, int], counts: dict[RowKey, int]) -> list[int]:
+        """The drafts of a sequence."""
+        return self._copies[key].sequence.tokens[known[key] :] if key in counts else []
+
+
+class _Copy:
+    """A sequence as the draft model has it, and how many of its tokens were compared."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence, self._compared = sequence, 0
+
+    def follow(self, tokens: Rows[int]) -> Sequence:
+        """Have `tokens`, which begin with those of the last call; the last is not computed yet."""
+        mine, same = self.sequence.tokens, min(self._compared, len(tokens))
+        while same < min(len(mine), len(tokens)) and mine[same] == tokens[same]:
+            same += 1
+        del mine[same:]
+        mine += tokens[same:]
+        self._compared = len(mine)
+        self.sequence.computed = min(self.sequence.computed, same, len(mine) - 1)
+        return self.sequence
+
+
+class _Step:
+    """One launched step: takes its logits, and writes what it sampled behind the copies' tokens."""
+
+    event: torch.cuda.Event | None = None
+
+    def __init__(self, plan: StepPlan, copies: list[Sequence], counts: list[int]) -> None:
+        """Advance the copies by the step. counts: the tokens of each that it computes."""
+        self.plan = plan
+        self._sequences: list[Sequence] = []
+        self._ends: list[int] = []  # the position of each sampled token
+        self._places: list[tuple[Sequence, int, int]] = []  # of a copy's token: in it, in the step
+        self._pending: list[PendingSample] = []
+        for copy, count, samples in zip(copies, counts, plan.rows.samples.tolist(), strict=True):
+            copy.computed += count
+            self._sequences += [copy] * samples
+            self._ends += range(copy.computed - samples + 1, copy.computed + 1)
+            copy.drafted = 0
+            if samples:
+                copy.sample_index = len(self._ends) - 1
+                self._places.append((copy, len(copy.tokens), copy.sample_index))
+                copy.tokens.append(PENDING)
+
+    def take(
+        self, first: int, logits: torch.Tensor, together: SampleTogether | None
+    ) -> torch.Tensor:
+        """Sample at each of the logits."""
+        sequences = self._sequences[first : first + len(logits)]
+        params = row_params(
+            [it.row_sampling for it in sequences],
+            self._ends[first : first + len(logits)],
+            [it.choice for it in sequences],
+        )
+        shard = Shard(0, logits.shape[1])
+        self._pending.append(sample_columns(logits, params, [None] * len(sequences), shard))
+        return self._pending[-1].tokens
+
+    def write(self) -> None:
+        """Put the sampled tokens in their places. Raises NumericalError for NaN in the logits."""
+        found = [it for pending in self._pending for it in finish(pending)]
+        for copy, place, index in self._places:
+            token = found[index]
+            if not isinstance(token, SampledToken):
+                raise NumericalError(f"{token.reason} of the draft model")
+            copy.tokens[place] = token.token_id
+
+
+def _plain(target: Sequence) -> Sequence:
+    """An empty copy that samples by what is cheap: no penalties, biases, schema or end."""
+    params = msgspec.structs.replace(
+        target.request.params,
+        min_tokens=0,
+        logprobs=None,
+        prompt_logprobs=None,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        repetition_penalty=1.0,
+        logit_bias={},
+        json_schema=None,
+    )
+    request = msgspec.structs.replace(target.request, params=params, drafts=(), prediction=())
+    copy = Sequence.of(request, *target.key)
+    copy.tokens.clear()
+    copy.wait_for_drafts(True)  # its rows may have a draft
+    return copy
+
+
+def start_draft_model(config: EngineConfig, world: World) -> DraftModel | None:
+    """Load the draft model on rank 0, if there is to be one; the other ranks wait. Collective.
+
+    To be called before the KV pages of the model itself are counted. Raises as `Runner.start` and
+    `read_draft_model`, and ResourceError where a GPU has no room for its pages.
+    """
+    if config.draft_model is None or not config.drafters:
+        return None
+    world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
+    found = None
+    if world.rank == 0:
+        found = DraftModel(Runner.start(_own_config(config), SoloWorld()))
+    world.barrier()
+    world.set_timeout(config.step_timeout)
+    return found
+
+
+def _own_config(config: EngineConfig) -> EngineConfig:
+    """How the draft model itself is run; says how much memory its pages take."""
+    directory, draft = read_draft_model(config)
+    context = min(config.max_model_len or draft.max_position, draft.max_position)
+    if config.max_model_len is not None and context < config.max_model_len:
+        _log.warning("the draft model has a context of %s: drafts of it end there", context)
+    size = page_bytes(draft.num_layers, draft.num_kv_heads, draft.head_dim, _dtype(draft.dtype))
+    pages = config.kv_pages
+    if pages is None:
+        kind = resolve_device(config.device)
+        current_device(kind)
+        most = _CPU_PAGES
+        if kind == "cuda":
+            most = int(_SHARE * free_gpu_bytes(config.gpu_memory_utilization)) // size
+        pages = min(config.max_running * -(-context // PAGE_TOKENS), most)
+        if pages < 1:
+            raise ResourceError(
+                f"no GPU memory is left for a KV page of draft_model {directory}: raise "
+                "--gpu-memory-utilization, or leave --draft-model out"
+            )
+    _log.info("draft model %s: %s KV pages, %.2f GiB", directory, pages, pages * size / 2**30)
+    return EngineConfig.from_values(
+        model=str(directory),
+        skip_tokenizer_init=True,
+        load_format=config.load_format,
+        dtype=config.dtype,
+        device=config.device,
+        max_model_len=context,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens or LEAST_TOKENS,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        enforce_eager=config.enforce_eager,
+        compile_ahead=config.compile_ahead,
+        drafts="off",
+        kv_pages=pages,
+        enable_prefix_caching=False,
+        seed=config.seed,
+        step_timeout=config.step_timeout,
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found
