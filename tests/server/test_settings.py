@@ -28,7 +28,8 @@ FLAGS = """
     --allow-faults --api-key-file --approximate --audit-dir --batch-swing-alarm
     --canary-interval --chat-template --chat-template-date --compile-ahead --config --device
     --disable-log-stats
-    --disable-uvicorn-access-log --draft-model --drafts --drain-timeout --dtype --enable-prefix-caching
+    --disable-uvicorn-access-log --draft-model --drafts
+    --drain-timeout --dtype --enable-prefix-caching
     --enable-return-routed-experts --enforce-eager --experts --fixed-batch --fold-order
     --gpu-memory-utilization --help --host
     --http-processes --kernel-cache --kv-pages --leaves --load-format --max-model-len
