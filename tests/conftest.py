@@ -1,6 +1,7 @@
 """Shared fixtures: tiny checkpoints and a tokenizer made once; which tests may run side by side."""
 
 import gc
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ DATA_FAMILIES = (
 )
 """Families that differ from those above in data, not in code."""
 HERE = Path(__file__).parent
+# Ctrl-C is ignored by what a shell starts in its background, and by all that is started from there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until all tests are imported: what is imported stays
 # Files that hold a server to its times, or count what it holds. Other servers bear company.
 ALONE = (

@@ -456,7 +456,6 @@ def ask_and_fail(llm, act):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_what_ends_a_call_between_steps_leaves_it_usable(tiny_model, ahead):
     """A progress bar that raises, Ctrl-C, NaN, and a call inside of a call."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
     with LLM(tiny_model("qwen3", kv_heads=2), kv_pages=16) as llm:
         llm.engine.run_ahead = ahead
         before = llm.generate([[4, 5]], GREEDY)[0].replay_digest
