@@ -184,10 +184,10 @@ class Drafting:
         else:
             looked = [self._look(sequence) for sequence in ready]
             found = [it for it in looked if it is not None]
-            share = len(looked) / max(1, len(self._drafting & counts.keys()))
             self._together = False
             if found:
-                self._add_found(found, min(share, 1.0), running, counts, budget, alone)
+                share = min(len(looked) / max(1, len(self._drafting & counts.keys())), 1.0)
+                self._add_found(found, share, running, counts, budget, alone)
         if not together:  # else it is part of what the step costs
             looking = self.clock() - began - (self._model_seconds - spent)
             self._credit = max(self._credit - looking, _LEAST_CREDIT)
