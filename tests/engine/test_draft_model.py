@@ -9,7 +9,9 @@ from tests.engine.test_drafts import PROMPT, REQUESTS, SAMPLED, assert_same
 from tests.lib.engine_harness import ask, leave_out_freely, run, small_config
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
+from tpdet.drafters.counts import DraftCounts
 from tpdet.engine.draft_model import DraftModel
+from tpdet.engine.draft_pace import DraftPace
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.models.draft_pair import read_draft_model
 from tpdet.runner import Runner
@@ -28,6 +30,8 @@ def drafting(model, other, requests, counts, change=None, **how):
     def still(engine):
         engine.scheduler.policy.drafting.clock = lambda: 1.0  # what pays is assumed
         leave_out_freely(engine)
+        if engine.draft_model is not None:
+            engine.draft_model.pace.clock = lambda: 1.0
         if change is not None:
             change(engine)
 
@@ -91,12 +95,29 @@ def test_pages_that_few_sequences_share_change_no_bit(tiny_model, plain):
     assert counts["draft_model"].accepted_tokens > 20
 
 
-@pytest.mark.parametrize("fault", ["raises", "nan"])
+class NeverDone:
+    """An event of a GPU that never comes."""
+
+    def query(self):
+        return False
+
+
+FAULTS = {
+    "raises": "raised ZeroDivisionError: planted",
+    "nan": "raised NumericalError",
+    "slow": "raised TimeoutError: 8.0 s of drafting, 4.0 of the last step: over 30.0 s for all",
+    "slow prompt": "raised TimeoutError: 31.0 s of drafting, 31.0 of the last step: over 30.0 s",
+    "hangs": "raised TimeoutError: 0.",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_draft_model_that_fails_is_switched_off(tiny_model, plain, monkeypatch, caplog, fault):
     model, counts, calls = tiny_model("qwen3", kv_heads=2), {}, []
 
     def failing(engine):
-        drafts = engine.draft_model.draft
+        mine = engine.draft_model
+        drafts, launch, now = mine.draft, mine.runner.launch, [1.0]
 
         def draft(wanted):
             calls.append(len(wanted))
@@ -104,15 +125,59 @@ def test_a_draft_model_that_fails_is_switched_off(tiny_model, plain, monkeypatch
                 raise ZeroDivisionError("planted")
             return drafts(wanted)
 
-        monkeypatch.setattr(engine.draft_model, "draft", draft)
-        engine.draft_model.runner.model.layers[0].input_norm.weight.fill_(float("nan"))
+        def slow_launch(plan, results):
+            now[0] += 31.0 if fault == "slow prompt" else 4.0
+            event = launch(plan, results)
+            return NeverDone() if fault == "hangs" else event
+
+        monkeypatch.setattr(mine, "draft", draft)
+        if fault == "nan":
+            mine.runner.model.layers[0].input_norm.weight.fill_(float("nan"))
+        if fault == "hangs":
+            mine.pace = DraftPace(0.2)
+        if fault.startswith("slow"):
+            mine.pace.clock = lambda: now[0]
+        if fault not in ("nan", "raises"):
+            monkeypatch.setattr(mine.runner, "launch", slow_launch)
 
     with caplog.at_level(logging.WARNING, logger="tpdet.engine"):
         found = drafting(model, model, REQUESTS[1:2], counts, failing)
     assert_same(found, plain, REQUESTS[1:2])
     assert len(calls) == 1
-    assert "draft_model" not in counts
-    assert "it is switched off, answers go on" in caplog.text
+    assert counts["draft_model"] == DraftCounts(switched_off=1)
+    (said,) = [it.getMessage() for it in caplog.records if "switched off" in it.getMessage()]
+    assert said.startswith(f"drafter draft_model {FAULTS[fault]}")
+    assert said.endswith("answers go on; its weights and KV pages stay until the end")
+
+
+def test_what_a_draft_may_take_follows_what_drafts_took():
+    """Seconds of an H200 first; a call's first step, with prompts, has the call's limit only."""
+    now = [100.0]
+    pace = DraftPace(60.0, lambda: now[0])
+
+    def call(*short, prompt=0.0):
+        pace.begin()
+        for seconds in (prompt, *short):
+            now[0] += seconds
+            pace.end(short=seconds != prompt)
+        pace.finish()
+
+    for seconds, known in ((0.003, 0.0), (0.002, 0.0), (0.001, 0.002)):
+        call(seconds, seconds)
+        assert pace.seconds == pytest.approx(known)
+    pace.begin()
+    assert pace.left(short=True) == pytest.approx(1.0) and pace.left(short=False) == 30.0
+    call(0.1, 0.1, prompt=20.0)
+    now[0] += 100.0
+    assert pace.seconds == pytest.approx(0.001)  # asked again, in case it was an accident
+    for _ in range(9):
+        call(0.2)
+    pace.begin()
+    assert pace.left(short=True) == pytest.approx(4.0)
+    with pytest.raises(TimeoutError, match=r"over 30.0 s for all, 4.0 for one"):
+        call(4.1)
+    with pytest.raises(TimeoutError, match=r"30.2 s of drafting, 0.2 of the last step"):
+        call(0.2, prompt=30.0)
 
 
 def test_a_draft_model_that_does_not_fit_is_refused_by_name(tiny_model, tokenizer_folder, tmp_path):

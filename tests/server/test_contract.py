@@ -64,7 +64,7 @@ METRICS = """
     vllm:prompt_tokens_total vllm:generation_tokens_total vllm:request_success_total
     vllm:num_preemptions_total vllm:spec_decode_num_drafts_total
     vllm:spec_decode_num_draft_tokens_total vllm:spec_decode_num_accepted_tokens_total
-    vllm:spec_decode_num_accepted_tokens_per_pos_total
+    vllm:spec_decode_num_accepted_tokens_per_pos_total tpdet_drafter_switched_off
 """.split()
 EXIT_CODES = {
     "UsageError": 2, "CheckpointError": 65, "NotFoundError": 66, "TpdetError": 70,

@@ -10,9 +10,7 @@ What it proposes is verified like any draft (docs/drafts.md), so none of this re
 """
 
 import logging
-import statistics
-import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence as Rows
 
 import msgspec
@@ -24,6 +22,7 @@ from tpdet.comm.world.world import SoloWorld, World
 from tpdet.config import EngineConfig
 from tpdet.control.plan import PLAN_VERSION, StepPlan
 from tpdet.control.sampling_row import RowKey, SampledToken
+from tpdet.engine.draft_pace import DraftPace
 from tpdet.errors import NumericalError, ResourceError
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.order import PAGE_TOKENS
@@ -31,6 +30,7 @@ from tpdet.models.draft_pair import read_draft_model
 from tpdet.runner import Runner, SampleTogether
 from tpdet.runner.start.load_model import LOAD_TIMEOUT
 from tpdet.runner.start.step_tokens import LEAST_TOKENS
+from tpdet.runner.step.gpu_wait import wait_for_event
 from tpdet.sampling.sampler import PendingSample, finish, row_params, sample_columns
 from tpdet.scheduler.page_manager import PageManager
 from tpdet.scheduler.rows import plan_rows
@@ -39,32 +39,35 @@ from tpdet.scheduler.sequence import PENDING, Sequence, pages_for
 _SHARE = 0.1  # of a GPU's free memory, for its pages
 _CPU_PAGES = 1024  # at most, where nothing says how many
 _PAIR = 2  # tokens that a copy lacks after all of its drafts were right
-_TIMES = 9  # of steps, whose median is `seconds`
 _log = logging.getLogger("tpdet.engine")
 
 
 class DraftModel:
-    """A loaded draft model. `runner` has a world of one rank; its pages are not in use."""
+    """A loaded draft model. `runner` has a world of one rank; its pages are not in use.
+
+    Its steps run between those of the engine, on the same stream: nothing of one meets the other.
+    """
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self._pages = PageManager(runner.num_pages)
         self._copies: OrderedDict[RowKey, _Copy] = OrderedDict()  # the latest used last
-        self._times: deque[float] = deque(maxlen=_TIMES)
+        self.pace = DraftPace(runner.loaded.config.step_timeout)
         self._step = 0
 
     @property
     def seconds(self) -> float:
         """Of a step in which each sequence gets a draft; 0 until it is measured."""
-        return statistics.median(self._times) if self._times else 0.0
+        return self.pace.seconds
 
     def draft(self, wanted: Rows[tuple[Sequence, int]]) -> list[list[int]]:
         """At most so many drafts behind the known tokens of each sequence; [] where room is short.
 
         A prompt that is longer than a step is computed over several calls, which give no drafts.
-        Raises NumericalError for NaN in its logits.
+        Raises NumericalError for NaN in its logits, and TimeoutError where a step or the call took
+        longer than it may. What a GPU still computes then ends before the engine's next step.
         """
-        began = time.perf_counter()
+        self.pace.begin()
         counts: dict[RowKey, int] = {}
         copies: dict[RowKey, Sequence] = {}
         for target, count in wanted:
@@ -92,8 +95,7 @@ class DraftModel:
             self._wait(steps[-1], urgent=True)
         for step in steps:
             step.write()
-        if steps and max(lacking.values()) <= _PAIR:
-            self._times.append((time.perf_counter() - began) / len(steps))
+        self.pace.finish()
         return [self._found(target.key, known, counts) for target, _ in wanted]
 
     def forget(self, key: RowKey) -> None:
@@ -145,10 +147,15 @@ class DraftModel:
         self._step += 1
         step = _Step(plan, copies, counts)
         step.event = self.runner.launch(plan, step)
+        if step.event is None:  # a CPU has computed it
+            self.pace.end(step.is_short)
         return step
 
     def _wait(self, step: "_Step", urgent: bool) -> None:
-        self.runner.wait(step.plan, step.event, urgent)
+        """Wait for a step on a GPU, no longer than it may take."""
+        if step.event is not None:
+            left = self.pace.left(step.is_short)
+            self.pace.end(step.is_short, wait_for_event(step.event, left, urgent))
 
     def _found(self, key: RowKey, known: dict[RowKey, int], counts: dict[RowKey, int]) -> list[int]:
         """The drafts of a sequence."""
@@ -181,6 +188,7 @@ class _Step:
     def __init__(self, plan: StepPlan, copies: list[Sequence], counts: list[int]) -> None:
         """Advance the copies by the step. counts: the tokens of each that it computes."""
         self.plan = plan
+        self.is_short = max(counts) <= _PAIR
         self._sequences: list[Sequence] = []
         self._ends: list[int] = []  # the position of each sampled token
         self._places: list[tuple[Sequence, int, int]] = []  # of a copy's token: in it, in the step

@@ -344,8 +344,11 @@ class Drafting:
             self._active.pop(sequence.key, None)
 
     def _switch_off(self, drafter: Drafter, why: str) -> None:
-        self._off.add(drafter.name)
-        _log.warning("drafter %s %s: it is switched off, answers go on", drafter.name, why)
+        name = drafter.name
+        self._off.add(name)
+        self.counts.setdefault(name, DraftCounts()).switched_off = 1
+        kept = "; its weights and KV pages stay until the end" if name == DRAFT_MODEL else ""
+        _log.warning("drafter %s %s: it is switched off, answers go on%s", name, why, kept)
 
 
 def sent_by_client(sequence: Sequence) -> bool:

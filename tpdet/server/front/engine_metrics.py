@@ -152,6 +152,14 @@ class EngineCollector(Collector):
                 count = counters[f"{name}.accepted_at.{place}"]
                 family.add_metric([self._model_name, name, str(place)], count)
         yield family
+        off = GaugeMetricFamily(
+            "tpdet_drafter_switched_off",
+            "1 once a drafter failed or took too long: it drafts no more, answers go on",
+            labels=["drafter"],
+        )
+        for name in mine:
+            off.add_metric([name], counters.get(f"{name}.switched_off", 0.0))
+        yield off
 
     def _gauge(
         self, ours: str | None, theirs: str | None, value: float, text: str
