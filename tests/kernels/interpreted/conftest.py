@@ -3,7 +3,9 @@
 Triton decides when it is imported whether it interprets kernels or compiles them, so these tests
 are a run apart from the others. Here a product's sums have one exact order, bf16 is rounded to
 nearest even (the interpreter cuts it off, and loses subnormals), and Gluon's kernels, which the
-interpreter does not know, run in emulations.
+interpreter does not know, run in emulations. What takes half of the interpreter's
+time and changes no value is left out: it prepares the language again at every call inside a kernel,
+and computes integers twice for a check of overflow that asserts only while debugging.
 """
 
 import os
@@ -28,12 +30,19 @@ def _exact_interpreter():
     """Products in groups of 16 in turn, bf16 by torch, and the merge of splits emulated."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.fail("set TRITON_INTERPRET=1: here kernels are interpreted", pytrace=False)
-    from triton.runtime.interpreter import InterpreterBuilder
+    from triton.runtime.interpreter import (
+        InterpretedFunction,
+        InterpreterBuilder,
+        InterpreterOptions,
+        interpreter_builder,
+    )
 
     from tests.kernels.interpreted.emulated_merge import EmulatedLaunch
     from tpdet.kernels.cuda.attention import decode_launch
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpretedFunction, "__call__", prepared_once(InterpretedFunction.__call__))
+        patch.setattr(interpreter_builder, "options", InterpreterOptions(sanitize_overflow=False))
         patch.setattr(InterpreterBuilder, "create_dot", grouped_dot)
         cast = InterpreterBuilder.cast_impl
         patch.setattr(InterpreterBuilder, "cast_impl", lambda *told: rounded_cast(cast, *told))
@@ -58,6 +67,19 @@ def grouped_dot(builder, a, b, total, *_):
         group = left[:, k : k + order.K_GROUP] @ right[k : k + order.K_GROUP]
         sums = (sums + group).astype(numpy.float32)
     return TensorHandle(sums, total.dtype.scalar)
+
+
+def prepared_once(call):
+    """`call` of a function from a kernel, which prepares Triton's language at the first call only."""
+    prepared = set()
+
+    def called(function, *arguments, **named):
+        if function in prepared:
+            return function.rewrite()(*arguments, **named)
+        prepared.add(function)
+        return call(function, *arguments, **named)
+
+    return called
 
 
 def values_of(handle):
