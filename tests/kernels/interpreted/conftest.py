@@ -3,9 +3,9 @@
 Triton decides when it is imported whether it interprets kernels or compiles them, so these tests
 are a run apart from the others. Here a product's sums have one exact order, bf16 is rounded to
 nearest even (the interpreter cuts it off, and loses subnormals), and Gluon's kernels, which the
-interpreter does not know, run in emulations. What takes half of the interpreter's
-time and changes no value is left out: it prepares the language again at every call inside a kernel,
-and computes integers twice for a check of overflow that asserts only while debugging.
+interpreter does not know, run in emulations. Half of the interpreter's time changes no value and is
+left out: it prepared the language again at every call inside a kernel, and computed integers twice
+for a check of overflow that asserts only while debugging.
 """
 
 import os
@@ -70,7 +70,7 @@ def grouped_dot(builder, a, b, total, *_):
 
 
 def prepared_once(call):
-    """`call` of a function from a kernel, which prepares Triton's language at the first call only."""
+    """`call` for a function inside a kernel: Triton's language is prepared the first time only."""
     prepared = set()
 
     def called(function, *arguments, **named):
