@@ -82,6 +82,6 @@ def test_it_ends_within_two_minutes_and_shows_one_table():
     lines = done.stdout.splitlines()
     assert re.fullmatch(r"4 runs, about \d+ s", lines[0])
     assert re.fullmatch(r"3 of 4: tiny-qwen3, TP 1, fresh, about \d+ s left", lines[3])
-    assert lines[-1] == "36 relations, all equal"
+    assert lines[-1] == "40 relations, all equal"
     assert done.stdout.count("circumstance") == 1 and "/tmp" not in done.stdout
     assert seconds < 120

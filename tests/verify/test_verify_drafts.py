@@ -13,12 +13,21 @@ from tests.engine.test_drafts import (
     plant_penalties_of_another_prefix,
 )
 from tpdet.control.plan import PlanRows, Row
+from tpdet.drafters.counts import DraftCounts
 from tpdet.errors import IntegrityError
 from tpdet.scheduler.page_manager import PageManager
-from tpdet.verify import rank
+from tpdet.verify import draft_models, rank
 from tpdet.verify.cases import circumstances
 from tpdet.verify.compare import compare
-from tpdet.verify.drafted import KINDS, drafter, refused_logits
+from tpdet.verify.drafted import (
+    ITSELF,
+    KINDS,
+    NGRAMS,
+    OTHER,
+    counted,
+    drafter,
+    refused_logits,
+)
 from tpdet.verify.logits_log import LogitsLog
 from tpdet.verify.rank_files import HEADER_BYTES
 from tpdet.verify.spec import Machine, Trace, VerifySpec, WorldReport
@@ -94,11 +103,11 @@ def test_planted_faults_are_found(tiny_model, tmp_path, monkeypatch, fault):
     assert alone.equal and not drafted.equal
 
 
-NGRAMS = "alone", "ngrams"
+REPEATING = "alone", "ngrams"
 
 
 def test_ngrams_of_texts_that_repeat_themselves_change_no_bit(tiny_model, tmp_path):
-    alone, texts, drafted = verified(tiny_model, tmp_path, relations=NGRAMS)
+    alone, texts, drafted = verified(tiny_model, tmp_path, relations=REPEATING)
     assert [each.difference for each in (alone, texts, drafted)] == [None] * 3
     assert drafted.circumstance == "n-gram drafts" and drafted.positions == texts.positions > 60
     assert drafted.reference == texts.digest != alone.digest
@@ -106,27 +115,69 @@ def test_ngrams_of_texts_that_repeat_themselves_change_no_bit(tiny_model, tmp_pa
 
 def test_ngrams_that_are_accepted_blindly_are_found(tiny_model, tmp_path, monkeypatch):
     plant_blind_acceptance(monkeypatch)
-    *others, drafted = verified(tiny_model, tmp_path, relations=NGRAMS)
+    *others, drafted = verified(tiny_model, tmp_path, relations=REPEATING)
     assert all(each.equal for each in others) and not drafted.equal
 
 
+DRAFT_MODEL = "alone", "draft_model"
+
+
+def test_draft_models_change_no_bit_whether_they_are_right_or_wrong(tiny_model, tmp_path):
+    alone, itself, other = verified(tiny_model, tmp_path, relations=DRAFT_MODEL)
+    assert [each.difference for each in (alone, itself, other)] == [None] * 3
+    assert itself.circumstance == "drafts of the model itself"
+    assert other.circumstance == "drafts of another model"
+    assert itself.positions == other.positions == alone.positions > 250
+
+
+def test_drafts_of_another_model_that_are_accepted_blindly_are_found(
+    tiny_model, tmp_path, monkeypatch
+):
+    plant_blind_acceptance(monkeypatch)
+    alone, _, other = verified(tiny_model, tmp_path, relations=DRAFT_MODEL)
+    assert alone.equal and not other.equal
+
+
+def test_a_draft_model_that_rank_0_has_no_room_for_is_left_out(tiny_model, tmp_path, monkeypatch):
+    free = iter((5 << 30, 1 << 30))
+    monkeypatch.setattr(draft_models, "resolve_device", lambda device: "cuda")
+    monkeypatch.setattr(draft_models, "free_gpu_bytes", lambda share: next(free))
+    found = verified(tiny_model, tmp_path, relations=DRAFT_MODEL)
+    assert [each.circumstance for each in found] == ["alone", "drafts of the model itself"]
+    report = (tmp_path / "world" / "report.json").read_bytes()
+    (said,) = msgspec.json.decode(report, type=WorldReport).left_out
+    assert said.startswith("TP 1, drafts of another model: a draft model of 4.0 GiB: rank 0's GPU")
+
+
 @pytest.mark.parametrize(
-    ("ngrams", "shown"), [((9, 4), True), ((9, 0), False), ((9, 9), False), ((0, 0), False)]
+    ("counts", "itself", "other", "ngrams"),
+    [
+        ((9, 4), True, True, True),
+        ((9, 0), False, True, False),
+        ((9, 9), True, False, False),
+        ((0, 0), False, False, False),
+    ],
 )
-def test_ngrams_that_are_all_right_or_all_wrong_show_nothing(tmp_path, ngrams, shown):
+def test_drafts_that_are_all_right_or_all_wrong_may_show_nothing(
+    tmp_path, counts, itself, other, ngrams
+):
+    found = DraftCounts(draft_tokens=counts[0], accepted_tokens=counts[1])
+    name = {ITSELF: "draft_model", OTHER: "draft_model", NGRAMS: "ngram"}
     what = {"dtype": "float32", "mode": "tree", "tokens": {}, "logprob_bits": {}, "logits": {}}
-    traces = [
-        Trace(circumstance=name, values="values", steps=1, texts="texts", ngrams=counts, **what)
-        for name, counts in (("texts", None), ("n-gram drafts", ngrams))
-    ]
-    report = WorldReport(
-        tp=1, vocab_size=8, fingerprints={}, traces=tuple(traces), machine=Machine()
-    )
-    _, drafted = compare([report], tmp_path)
-    assert drafted.equal is shown
-    assert shown or drafted.difference == (
-        f"{ngrams[1]} of {ngrams[0]} drafts were accepted: this shows nothing"
-    )
+    for kind, shown in ((ITSELF, itself), (OTHER, other), (NGRAMS, ngrams)):
+        drafted = counted(kind, {name[kind]: found}, own=True)
+        traces = [
+            Trace(circumstance=str(it), values="values", steps=1, drafted=it, **what)
+            for it in (None, drafted)
+        ]
+        report = WorldReport(
+            tp=1, vocab_size=8, fingerprints={}, traces=tuple(traces), machine=Machine()
+        )
+        _, relation = compare([report], tmp_path)
+        assert relation.equal is shown
+        assert shown or relation.difference == (
+            f"{counts[1]} of {counts[0]} drafts were accepted: this shows nothing"
+        )
 
 
 def row(start, ids, admission=3):

@@ -64,6 +64,12 @@ def add_verify(commands: argparse._SubParsersAction) -> None:
         help="worlds that may share a GPU, each with a copy of the model: more is faster, because "
         "a world that starts or compiles leaves its GPU idle",
     )
+    command.add_argument(
+        "--draft-model",
+        metavar="DIR",
+        help="the other model of the relation draft_model, with the same tokenizer; by default one "
+        "with random weights",
+    )
     command.add_argument("--output", type=results_file, help="results file (JSON) to append to")
     command.add_argument(
         "--control",
@@ -140,6 +146,7 @@ def _verify(options: argparse.Namespace) -> int:
         device=options.device,
         relations=parse_relations(options.relations),
         leaves=options.leaves,
+        draft_model=options.draft_model,
     )
     EngineConfig.from_values(model="", leaves=options.leaves)  # refused here, not by every rank
     ways = Ways(

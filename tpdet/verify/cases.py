@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tpdet.request import Request, SamplingParams
-from tpdet.verify.drafted import HALF, KINDS, NGRAMS
+from tpdet.verify.drafted import HALF, KINDS, MODELS, NGRAMS
 from tpdet.verify.relations import EAGER
 from tpdet.verify.spec import VerifySpec
 
@@ -27,7 +27,7 @@ class Circumstance:
     `batch` requests run together (probes and random neighbours), with `budget` tokens in a step.
     Every `preempt_every` steps each running sequence is preempted. `prefill` gives a probe's answer
     back as a prompt, so that decoded positions are computed by prefill. `drafts`: the kind of those
-    that the rows of all requests carry (`drafted.KINDS`), or the engine's own (`drafted.NGRAMS`),
+    that the rows of all requests carry (`drafted.KINDS`), or who makes them (`drafted.OF_ENGINE`),
     "" for none. `spoiled`: whatever lies behind a wrong draft is NaN. `texts`: which probes.
     """
 
@@ -56,6 +56,9 @@ def circumstances(spec: VerifySpec) -> list[Circumstance]:
         "ngrams": [
             Circumstance(REPEATING, texts=REPEATING),
             Circumstance("n-gram drafts", batch=_CROWD, drafts=NGRAMS, texts=REPEATING),
+        ],
+        "draft_model": [
+            Circumstance(f"drafts of {model}", batch=_CROWD, drafts=model) for model in MODELS
         ],
     }
     return [each for name in found if name in spec.relations for each in found[name]]

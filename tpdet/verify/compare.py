@@ -90,10 +90,9 @@ def _differences(reference: Trace, trace: Trace, vocab_size: int, folder: Path) 
         answers = (trace.tokens.get(name), trace.logprob_bits.get(name))
         if answers[0] and answers != (reference.tokens[name], reference.logprob_bits[name]):
             yield f"{name}: tokens {answers[0]} against {reference.tokens[name]}"
-    if trace.ngrams is not None:
-        drafts, accepted = trace.ngrams
-        if not 0 < accepted < drafts:
-            yield f"{accepted} of {drafts} drafts were accepted: this shows nothing"
+    drafted = trace.drafted
+    if drafted is not None and not drafted.shows:
+        yield (f"{drafted.accepted} of {drafted.drafts} drafts were accepted: this shows nothing")
 
 
 def _first_value(left: Path, right: Path, name: str, position: int, vocab_size: int) -> str:

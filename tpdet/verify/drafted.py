@@ -8,18 +8,22 @@ import torch
 
 from tpdet.control.plan import PlanRows, StepPlan
 from tpdet.drafters.counts import DraftCounts
-from tpdet.drafters.drafter import NGRAM
+from tpdet.drafters.drafter import DRAFT_MODEL, NGRAM
+from tpdet.engine.draft_model import DraftModel
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.request import Request
 from tpdet.runner import SampleTogether, TakeLogits
 from tpdet.scheduler.drafting import Drafting, Proposer
 from tpdet.scheduler.sequence import Sequence as Choice
+from tpdet.verify.spec import Drafted
 
 RIGHT, HALF, WRONG, RANDOM = "right", "half right", "wrong", "random"
 KINDS = RIGHT, HALF, WRONG, RANDOM
 """What drafts may be. Half right: up to a place that varies; wrong: at every position."""
-NGRAMS = "n-grams"
-"""Drafts that the engine's default drafters make."""
+NGRAMS, ITSELF, OTHER = "n-grams", "the model itself", "another model"
+MODELS = ITSELF, OTHER
+OF_ENGINE = NGRAMS, *MODELS
+"""Whose drafts come from the engine's own drafters."""
 MOST = 15  # drafts of a row: with its last token as many rows as kernels attend together
 Tokens = Mapping[str, tuple[int, ...]]
 """By the name of a probe."""
@@ -47,15 +51,26 @@ def drafter(kind: str, answers: Tokens, vocabulary: int, seed: int) -> Proposer:
     return propose
 
 
-def let_ngrams_draft(drafting: Drafting) -> None:
+def let_engine_draft(drafting: Drafting, model: DraftModel | None) -> None:
     """Let the engine's drafters draft by what is assumed of times, whatever steps take here."""
     drafting.clock = lambda: 1.0
+    drafting.model = model
+    if model is not None:
+        model.pace.clock = drafting.clock
 
 
-def counted_ngrams(drafters: Mapping[str, DraftCounts]) -> tuple[int, int]:
-    """Drafts of the n-gram drafter, and how many of them were accepted."""
-    counts = drafters.get(NGRAM, DraftCounts())
-    return counts.draft_tokens, counts.accepted_tokens
+def counted(kind: str, drafters: Mapping[str, DraftCounts], own: bool) -> Drafted:
+    """Drafts of a kind of `OF_ENGINE`, of which some must be accepted or rejected.
+
+    own: whether the other model is that of `tpdet verify`, which is mostly wrong.
+    """
+    counts = drafters.get(NGRAM if kind == NGRAMS else DRAFT_MODEL, DraftCounts())
+    return Drafted(
+        drafts=counts.draft_tokens,
+        accepted=counts.accepted_tokens,
+        some_right=kind != OTHER,
+        some_wrong=kind == NGRAMS or (kind == OTHER and own),
+    )
 
 
 class NanBehindWrongDrafts(FaultPoints):

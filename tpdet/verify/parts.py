@@ -90,6 +90,8 @@ def run_worlds(
                 f"TP {part.tp}, {part.name}, {part.way}: tensors travelled by {report.seen.by_mpi}"
             )
             console.print(said, style="dim", highlight=False)
+        for said in report.left_out:
+            console.print(f"left out, {said}", style="dim", highlight=False)
     return reports
 
 

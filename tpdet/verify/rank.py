@@ -5,7 +5,7 @@ The folder has the world's `spec.json`; the rank writes `report.json` and raw lo
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ from tpdet.comm.world.group_world import GroupWorld
 from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
+from tpdet.engine.draft_model import DraftModel, start_draft_model
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.launch.ranks.environment import read_environment
@@ -35,14 +36,16 @@ from tpdet.verify.cases import (
     repeating_probes,
 )
 from tpdet.verify.control import switch_in_stock_arithmetic
+from tpdet.verify.draft_models import draft_settings, why_no_room
 from tpdet.verify.drafted import (
     KINDS,
-    NGRAMS,
+    MODELS,
+    OF_ENGINE,
     NanBehindWrongDrafts,
     Tokens,
-    counted_ngrams,
+    counted,
     drafter,
-    let_ngrams_draft,
+    let_engine_draft,
     with_drafts,
 )
 from tpdet.verify.logits_log import LogitsLog
@@ -69,13 +72,15 @@ def main(arguments: list[str]) -> int:
     # Ranks that share a GPU exchange through host memory, which no graph can contain.
     graphs = resolve_device(spec.device) == "cuda" and ranks_per_gpu() == 1
     traces, fingerprints, vocab_size = [], {}, 0
+    left_out: list[str] = []
     for dtype in spec.dtypes:
         for load in _loads(spec, graphs, world.size):
             config = _config(spec, dtype, load, graphs)
             runner = Runner.start(config, world)
             fingerprints[f"{dtype} {load.mode}"] = runner.fingerprint(approximate=False)
             vocab_size = runner.model_config.vocab_size
-            traces += _run_all(spec, load, config, runner, world, folder)
+            loaded = _Loaded(load, config, runner, world, folder)
+            traces += _run_all(spec, loaded, left_out)
             runner.close()
     where = machine(spec.device, world.size)
     if where.gpus:
@@ -94,6 +99,7 @@ def main(arguments: list[str]) -> int:
             fingerprints=fingerprints,
             traces=tuple(traces),
             machine=where,
+            left_out=tuple(dict.fromkeys(left_out)),
         )
         (folder / "report.json").write_bytes(msgspec.json.encode(report))
     world.barrier()
@@ -127,14 +133,27 @@ class _Load:
     experts: str = "auto"
 
 
+@dataclass(frozen=True)
+class _Loaded:
+    """A loaded model with its circumstances; `folder` is for raw logits."""
+
+    load: _Load
+    config: EngineConfig
+    runner: Runner
+    world: World
+    folder: Path
+
+
 def _loads(spec: VerifySpec, graphs: bool, ranks: int) -> list[_Load]:
     """The loads of this world, in order. The eager one is left out where there are no graphs.
 
     Ranks that share a GPU have no graphs and no peer memory.
     """
-    if spec.part == "steps":
-        return [_Load(order, circumstances(spec)) for order in spec.modes]
     order = order_of_processes(spec.modes)
+    if spec.part == "steps":
+        whole = circumstances(spec)
+        others = [each for each in whole if each.drafts not in MODELS]
+        return [_Load(mode, whole if mode == order else others) for mode in spec.modes]
     if spec.part == "cache":
         return [_Load(order, [in_other_processes(CACHE)])]
     found = []
@@ -198,22 +217,19 @@ def _pages(spec: VerifySpec) -> int:
     )
 
 
-def _run_all(
-    spec: VerifySpec,
-    load: _Load,
-    config: EngineConfig,
-    runner: Runner,
-    world: World,
-    folder: Path,
-) -> list[Trace]:
-    """Run every circumstance of one loaded model; the traces on rank 0."""
+def _run_all(spec: VerifySpec, loaded: _Loaded, left_out: list[str]) -> list[Trace]:
+    """Run every circumstance of one loaded model; the traces on rank 0.
+
+    left_out: what there was no room for is added to it.
+    """
     traces: list[Trace] = []
+    world, runner = loaded.world, loaded.runner
     vocabulary = runner.model_config.vocab_size
     base = {
         "": probes(vocabulary, spec.prompt_lengths, spec.tokens, spec.seed),
         REPEATING: repeating_probes(vocabulary, spec.tokens, spec.seed),
     }
-    for circumstance in load.circumstances:
+    for circumstance in loaded.load.circumstances:
         requests = base[circumstance.texts]
         answers = next((it.tokens for it in traces if it.texts == circumstance.texts), {})
         if circumstance.prefill:
@@ -221,37 +237,53 @@ def _run_all(
             tokens = msgspec.json.decode(data, type=dict[str, tuple[int, ...]])
             requests = [_as_prompt(probe, tokens[probe.request_id]) for probe in requests]
         runner.reset_pages(runner.num_pages)
-        name = f"{config.dtype}.{load.mode}.{circumstance.name}.logits".replace(" ", "-")
-        where = config, runner, world, folder / name
-        trace = _run_one(spec, circumstance, load.mode, requests, *where, answers)
+        config, model = _engine_config(spec, circumstance, loaded.config), None
+        if circumstance.drafts in MODELS:
+            if (why := why_no_room(config, world)) is not None:
+                left_out.append(f"TP {world.size}, {circumstance.name}: {why}")
+                continue
+            model = start_draft_model(config, world)
+        one = replace(loaded, config=config)
+        trace = _run_one(spec, circumstance, one, requests, answers, model)
         traces += [trace] if trace is not None else []
+        if model is not None:
+            model.close()
     return traces
+
+
+def _engine_config(
+    spec: VerifySpec, circumstance: Circumstance, config: EngineConfig
+) -> EngineConfig:
+    """The configuration of an engine in one circumstance, and of its draft model."""
+    changes: dict[str, object] = {"max_num_batched_tokens": circumstance.budget}
+    if circumstance.drafts:
+        changes["enable_prefix_caching"] = True  # probes publish pages, and read none
+    if circumstance.drafts in OF_ENGINE:
+        changes["drafts"] = "auto"
+    if circumstance.drafts in MODELS:
+        config = draft_settings(circumstance.drafts, spec, config)
+    return config.model_copy(update=changes)
 
 
 def _run_one(
     spec: VerifySpec,
     circumstance: Circumstance,
-    mode: str,
+    loaded: _Loaded,
     requests: list[Request],
-    config: EngineConfig,
-    runner: Runner,
-    world: World,
-    values: Path,
     known: Tokens,
+    model: DraftModel | None,
 ) -> Trace | None:
     """Run the probes in one circumstance; the trace on rank 0, None elsewhere.
 
-    known: their answers, for drafts.
+    known: their answers, for drafts. model: the one that drafts.
     """
-    changes: dict[str, object] = {"max_num_batched_tokens": circumstance.budget}
-    if circumstance.drafts:
-        changes["enable_prefix_caching"] = True  # probes publish pages, and read none
-    if circumstance.drafts == NGRAMS:
-        changes["drafts"] = "auto"
-    config = config.model_copy(update=changes)
+    config, world, runner = loaded.config, loaded.world, loaded.runner
     if world.rank > 0:
         Engine(config, world, None, circumstance.preempt_every, runner).worker_loop()
         return None
+    mode, kind = loaded.load.mode, circumstance.drafts
+    name = f"{config.dtype}.{mode}.{circumstance.name}.logits".replace(" ", "-")
+    values = loaded.folder / name
     log, vocabulary = LogitsLog(values), runner.model_config.vocab_size
     tokens = {
         each.request_id: each.prompt_token_ids + known.get(each.request_id, ()) for each in requests
@@ -259,18 +291,19 @@ def _run_one(
     faults = NanBehindWrongDrafts(log.names, tokens) if circumstance.spoiled else None
     engine = Engine(config, world, log.tap, circumstance.preempt_every, runner, faults=faults)
     drafting = engine.scheduler.policy.drafting
-    if circumstance.drafts == NGRAMS:
-        let_ngrams_draft(drafting)
-    elif circumstance.drafts:
-        drafting.instead = drafter(circumstance.drafts, known, vocabulary, spec.seed)
+    if kind in OF_ENGINE:
+        let_engine_draft(drafting, model)
+    elif kind:
+        drafting.instead = drafter(kind, known, vocabulary, spec.seed)
     others = max(0, circumstance.batch - len(requests))
     crowd = neighbours(vocabulary, others, spec.tokens, spec.seed + circumstance.batch)
     groups = [[r] for r in requests] if circumstance.batch == 1 else [_mixed(requests, crowd)]
-    assemblers = _run_groups(engine, groups, log, circumstance.drafts in KINDS)
+    assemblers = _run_groups(engine, groups, log, kind in KINDS)
     statistics = engine.statistics()
     engine.stop_workers()
     log.close(tokens)
     answers = {name: assembler.answer().choices[0] for name, assembler in assemblers.items()}
+    drafted = counted(kind, statistics.drafters, spec.draft_model is None)
     return Trace(
         dtype=config.dtype,
         mode=mode,
@@ -284,7 +317,7 @@ def _run_one(
         values=f"{values.parent.name}/{values.name}",
         steps=statistics.steps,
         texts=circumstance.texts,
-        ngrams=counted_ngrams(statistics.drafters) if circumstance.drafts == NGRAMS else None,
+        drafted=drafted if kind in OF_ENGINE else None,
     )
 
 

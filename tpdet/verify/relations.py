@@ -12,6 +12,7 @@ STEPS = {
     "prefill": "decoded positions computed again as a prompt",
     "drafts": "drafts of every kind, right and wrong, in steps of every kind",
     "ngrams": "texts that repeat themselves, with the default drafters and without",
+    "draft_model": "a draft model: the model itself, and another one (--draft-model)",
 }
 """Relations inside one world, between different steps."""
 
@@ -54,9 +55,9 @@ def relations_help() -> str:
     """The sentence of `--help` on `--relations`."""
     each = "; ".join(f"{name}: {what}" for name, what in (STEPS | PROCESSES).items())
     return (
-        "all, steps (the first eight), processes (the last five), or a list of names. "
-        f"{each}. The last five run for one fold order: {DEFAULT_FOLD_ORDER}, if it is among "
-        "those asked for"
+        "all, steps (the first nine), processes (the last five), or a list of names. "
+        f"{each}. draft_model and the last five run for one fold order: {DEFAULT_FOLD_ORDER}, if "
+        "it is among those asked for"
     )
 
 
@@ -67,5 +68,5 @@ def that_apply(relations: tuple[str, ...], device: str, control: bool) -> tuple[
 
 
 def order_of_processes(modes: tuple[str, ...]) -> str:
-    """The mode (a fold order, or "gather") for the relations with other processes."""
+    """The mode (a fold order, or "gather") for the relations that load a model anew."""
     return DEFAULT_FOLD_ORDER if DEFAULT_FOLD_ORDER in modes else modes[0]

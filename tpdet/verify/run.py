@@ -10,11 +10,13 @@ import msgspec
 from rich.console import Console
 
 from tpdet.comm.device import resolve_device
+from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, ROW_LAYERS
 from tpdet.launch.life.signals import raising
 from tpdet.model_config import FAMILY_NAMES, load_model_config
 from tpdet.model_config.fit import check_ranks
+from tpdet.models.draft_pair import read_draft_model
 from tpdet.synthetic.make_model import make_model
 from tpdet.verify.compare import Relation, compare
 from tpdet.verify.launchers import Launchers, find_launchers
@@ -126,6 +128,9 @@ def verify_all(
                 config = load_model_config(resolve_model(model), dtype)
                 for tp, _ in chosen_worlds.worlds:
                     check_ranks(config, tp, spec.leaves)
+                if spec.draft_model is not None:
+                    pair = {"model": model, "draft_model": spec.draft_model, "dtype": dtype}
+                    read_draft_model(EngineConfig.from_values(**pair))
             one = msgspec.structs.replace(spec, model=model)
             of = launchers, console, output, command, worlds_per_gpu, progress
             found += verify(one, worlds, *of)

@@ -10,6 +10,7 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `relations` are names of tpdet.verify.relations. A world whose `part` is "steps" runs those of
     steps, a world of "fresh" or "cache" those with other processes. `way`: how it is started.
+    `draft_model`: the directory of one, for the relation of draft models.
     """
 
     model: str
@@ -29,6 +30,7 @@ class VerifySpec(msgspec.Struct, frozen=True, kw_only=True):
     step_timeout: float = 300.0
     leaves: int | None = None
     way: Way = USUAL
+    draft_model: str | None = None
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -50,13 +52,31 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     driver: str | None = None
 
 
+class Drafted(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts of an engine's own drafter, and how many were accepted.
+
+    some_right, some_wrong: whether that must be so of any, for the trace to show something.
+    """
+
+    drafts: int
+    accepted: int
+    some_right: bool = True
+    some_wrong: bool = True
+
+    @property
+    def shows(self) -> bool:
+        """Whether there were drafts as there must be."""
+        right, wrong = self.accepted > 0, self.accepted < self.drafts
+        return self.drafts > 0 and right >= self.some_right and wrong >= self.some_wrong
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a world's probes in one circumstance.
 
     `logits[probe][position]` is the SHA-256 of the fp32 logits of the whole vocabulary there.
     `values` names a file with these logits (raw fp32), position after position. `texts` names the
-    probes: a trace is compared with the first one of the same. `ngrams`: drafts of the n-gram
-    drafter and how many were accepted, where it was to draft.
+    probes: a trace is compared with the first one of the same. `drafted`: where a drafter of the
+    engine was to draft.
     """
 
     dtype: str
@@ -68,7 +88,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     values: str
     steps: int
     texts: str = ""
-    ngrams: tuple[int, int] | None = None
+    drafted: Drafted | None = None
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +104,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorldReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All traces of one tensor-parallel size, started in one way."""
+    """All traces of one tensor-parallel size, started in one way; what was left out, and why."""
 
     tp: int
     way: Way = USUAL
@@ -93,3 +113,4 @@ class WorldReport(msgspec.Struct, frozen=True, kw_only=True):
     fingerprints: dict[str, str]
     traces: tuple[Trace, ...]
     machine: Machine
+    left_out: tuple[str, ...] = ()

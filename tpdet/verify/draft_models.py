@@ -1,0 +1,54 @@
+"""Draft models for the probes: the model itself, which is right, and another one, which is not."""
+
+import msgspec
+import torch
+
+from tpdet.cache.kv import page_bytes
+from tpdet.comm.device import free_gpu_bytes, resolve_device
+from tpdet.comm.world.world import SoloWorld, World
+from tpdet.config import EngineConfig
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.layers.partition import make_partition
+from tpdet.model_config import load_model_config
+from tpdet.models.footprint import weight_bytes
+from tpdet.verify.drafted import OTHER
+from tpdet.verify.spec import VerifySpec
+from tpdet.weights.resolve import resolve_model
+
+_BESIDE = 4 << 30  # bytes of a GPU that a draft model takes beside weights and pages
+
+
+def draft_settings(kind: str, spec: VerifySpec, config: EngineConfig) -> EngineConfig:
+    """`config` with a draft model of a kind. Another model than itself is the one that was given.
+
+    If none was, it is one of the same shape with random weights of another seed.
+    """
+    given = spec.draft_model if kind == OTHER else None
+    changes: dict[str, object] = {"drafts": "auto", "skip_tokenizer_init": True}
+    changes["draft_model"] = str(resolve_model(given or spec.model))
+    if kind == OTHER and given is None:
+        changes |= {"load_format": "dummy", "seed": config.seed + 1}
+    return config.model_copy(update=changes)
+
+
+def why_no_room(config: EngineConfig, world: World) -> str | None:
+    """Why rank 0 has no room for a draft model; None if it has. Collective.
+
+    It is whole on one rank, where the model itself may have needed several.
+    """
+    reason: str | None = None
+    if world.rank == 0 and resolve_device(config.device) == "cuda":
+        assert config.draft_model is not None and config.kv_pages is not None
+        model = load_model_config(resolve_model(config.draft_model), config.dtype)
+        whole = make_partition(model, SoloWorld(), DEFAULT_FOLD_ORDER, None)
+        dtype: torch.dtype = getattr(torch, model.dtype)
+        page = page_bytes(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
+        needed = weight_bytes(whole) + config.kv_pages * page + _BESIDE
+        torch.cuda.empty_cache()
+        free = free_gpu_bytes(1.0)
+        if needed > free:
+            reason = (
+                f"a draft model of {needed / 2**30:.1f} GiB: rank 0's GPU has {free / 2**30:.1f} "
+                "GiB left; name a smaller one with --draft-model"
+            )
+    return msgspec.json.decode(world.broadcast_bytes(msgspec.json.encode(reason)), type=str | None)
