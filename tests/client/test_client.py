@@ -67,6 +67,20 @@ def test_one_message_is_answered_as_over_http(keyed, capsys):
     assert capsys.readouterr().out == out
 
 
+def test_reasoning_is_shown_beside_the_answer(capsys):
+    """A server that splits it off sends both; what was asked for is on standard output."""
+    deltas = [
+        {"role": "assistant", "content": ""},
+        {"reasoning": "why", "reasoning_content": "why"},
+    ]
+    deltas += [{"reasoning_content": "?"}, {"content": "yes"}, {"content": " sir"}]
+    events = [{"choices": [{"delta": delta}]} for delta in deltas]
+    assert terminal.show(events).text == "yes sir"
+    assert capsys.readouterr() == ("yes sir\n", "why?\n")
+    assert terminal.show(events[:3]).text == ""
+    assert capsys.readouterr().err == "why?\n"
+
+
 def test_a_piped_text_is_continued(keyed, capsys, monkeypatch):
     wanted = expected(keyed, "/v1/completions", prompt="ab cd", max_tokens=5)
     monkeypatch.setattr(sys, "stdin", io.StringIO("ab cd\n"))

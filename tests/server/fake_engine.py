@@ -3,7 +3,8 @@
 `cache_salt` is the test's channel to it: "slow=SECONDS" makes every step that long while the
 request runs, "nan=K" fails the request at its K-th token, "die" and "damage" end the engine, "hang"
 leaves the request waiting for ever, "tenant" gives each tenant tokens of its own, "approximate=K"
-makes the engine approximate from the request's K-th token on.
+makes the engine approximate from the request's K-th token on, "script=ID.ID.ID" gives choice 0
+these tokens, and choice i those behind the first i, before any others.
 """
 
 import math
@@ -205,6 +206,9 @@ def token_output(request: Request, choice: int, position: int, model) -> TokenOu
         key = (*key, request.tenant_salt)
     # Letters, so that every token is text: ids of the bytes a to z are given by the test model.
     token = 97 + draw(key) % 26
+    if request.cache_salt.startswith("script="):
+        script = request.cache_salt.removeprefix("script=").split(".")[choice:]
+        token = int(script[position]) if position < len(script) else token
     if params.logit_bias:
         token = max(params.logit_bias, key=lambda i: params.logit_bias[i])
     logprob = single(-math.log1p(draw(key, "p") % 1000))

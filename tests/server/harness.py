@@ -7,11 +7,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 import psutil
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from tests.lib.tree import ROOT
 
@@ -23,8 +24,11 @@ TEMPLATE = (
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 
 
-def write_tokenizer(directory: Path, bos: bool = False) -> None:
-    """A byte tokenizer: id b is byte b; ids 256 to 258 are special. bos: 256 precedes a text."""
+def write_tokenizer(directory: Path, bos: bool = False, marks: Sequence[str] = ()) -> None:
+    """A byte tokenizer: id b is byte b; ids 256 to 258 are special. bos: 256 precedes a text.
+
+    marks: further added tokens from id 259 on, special where they begin with <|.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {b: chr(b) for b in printable}
     for offset, byte in enumerate(b for b in range(256) if b not in letters):
@@ -33,6 +37,9 @@ def write_tokenizer(directory: Path, bos: bool = False) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
+    for mark in marks:
+        special = mark.startswith("<|")
+        tokenizer.add_tokens([AddedToken(mark, special=special, normalized=False)])
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{SPECIAL[0]} $A", special_tokens=[(SPECIAL[0], 256)]
@@ -68,11 +75,12 @@ class Server:
         stderr: int | None = None,
         environment: dict[str, str] | None = None,
         bos: bool = False,
+        marks: Sequence[str] = (),
         **options: int,
     ):
         self.run = folder / "run"
         model = folder / "model"
-        write_tokenizer(model, bos)
+        write_tokenizer(model, bos, marks)
         command = [sys.executable, "-m", "tests.server.fake_rank", "--model", str(model)]
         command += ["--run-dir", str(self.run), "--served-model-name", MODEL]
         command += ["--port", "0"] if "--port" not in flags else []

@@ -1,5 +1,6 @@
 """Events of a stream that are written from prepared bytes, and counters that processes share."""
 
+import json
 import math
 import os
 
@@ -25,12 +26,14 @@ def call(**how) -> Call:
     return Call(group_id="g", created=1, requests=(request,), **plain | how)
 
 
-def written(how: Call, text: str, prepared: bool) -> bytes:
-    """The second event of a stream, whose text is `text`."""
+def written(how: Call, text: str, prepared: bool, field: str = "text") -> bytes:
+    """The third event of a stream, whose text, or other field, is `text`."""
     chunk = envelope(how, 7, "fp", stream=True)
     events = EventWriter(how, chunk, {KEY: ChoiceWriter(how, None, 0)}, {})
     "".join(events.pieces(Event(KEY, TextDelta("first"), 1)))
-    event = Event(KEY, TextDelta(text), 2)
+    for other in ("text", "reasoning"):  # the bytes of both kinds are prepared
+        events.data(Event(KEY, TextDelta(**{other: "second"}), 2))
+    event = Event(KEY, TextDelta(**{field: text}), 2)
     return events.data(event) if prepared else "".join(events.pieces(event)).encode()
 
 
@@ -40,6 +43,15 @@ def test_an_event_from_prepared_bytes_is_the_event(how):
     for text in ("", "a", HARD, every):
         assert written(call(**how), text, True) == written(call(**how), text, False)
     assert written(call(**how), "a", True) != written(call(**how), "b", True)
+
+
+def test_an_event_of_reasoning_from_prepared_bytes_is_the_event():
+    how = call(kind="chat")
+    for text in ("a", HARD):
+        found = written(how, text, True, "reasoning")
+        assert found == written(how, text, False, "reasoning") != written(how, text, True)
+    (choice,) = json.loads(found.removeprefix(b"data: "))["choices"]
+    assert choice["delta"] == {"reasoning": HARD, "reasoning_content": HARD}
 
 
 def test_usage_of_every_event_is_that_of_its_own():

@@ -37,7 +37,7 @@ FLAGS = """
     --no-approximate --no-compile-ahead --no-disable-log-stats --no-disable-uvicorn-access-log
     --no-enable-prefix-caching --no-enable-return-routed-experts --no-enforce-eager
     --no-skip-tokenizer-init --on-slowdown --port
-    --print-limits --revision --row-layers --run-dir --run-secret-file --seed
+    --print-limits --reasoning-parser --revision --row-layers --run-dir --run-secret-file --seed
     --served-model-name --share-draws --skip-tokenizer-init --start-timeout --step-timeout
     --tensor-parallel-size --tokenizer --tp --transport
 """
@@ -154,6 +154,14 @@ def test_flag_wins_over_environment_over_file(tmp_path):
     assert not found.engine.enable_prefix_caching and found.world.tp == 2
     assert found.engine.dtype == "float16" and found.engine.step_timeout == 2.5
     assert found.server.host == "127.0.0.1" and not found.notes
+
+
+def test_a_reasoning_parser_has_vllms_names_too():
+    for name, own in (("qwen3", "think"), ("openai_gptoss", "harmony"), ("auto", "auto")):
+        assert load("m", "--reasoning-parser", name).server.reasoning_parser == own
+    assert load("m").server.reasoning_parser == "off"
+    with pytest.raises(UsageError, match="'qwen9' is none of off, auto, think, harmony"):
+        load("m", "--reasoning-parser", "qwen9")
 
 
 def test_tp_has_its_long_name_everywhere(tmp_path):

@@ -17,6 +17,14 @@ DTYPES = {
 }
 """Short names of dtypes."""
 
+REASONING_PARSERS = {
+    "qwen3": "think",
+    "deepseek_r1": "think",
+    "glm45": "think",
+    "openai_gptoss": "harmony",
+}
+"""vLLM's names of reasoning parsers."""
+
 _SUFFIXES = {
     "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
     "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
@@ -127,7 +135,7 @@ HABITS = {
     "default-chat-template-kwargs": _only(
         "send chat_template_kwargs with each chat; a date has a flag, --chat-template-date", "{}"
     ),
-    "reasoning-parser": _only("reasoning is not told apart from the answer"),
+    "reasoning-parser": _only("texts are whole here: tpdet serve splits those of chats"),
     "quantization": _only("how weights are quantised is read from the checkpoint"),
     "speculative-config": _only("--drafts says who proposes tokens, and no bit depends on it"),
     "hf-token": _only("a token here would be seen by everybody (ps): set HF_TOKEN instead"),

@@ -92,7 +92,10 @@ def _question(line: Line) -> tuple[str, dict[str, Any]]:
         path = "/v1/completions"
     else:
         path = answer.request.url
-        left_out = ("stream", "stream_options", "prediction", "logprobs", "top_logprobs")
+        left_out = (
+            *("stream", "stream_options", "prediction", "logprobs", "top_logprobs"),
+            "include_reasoning",
+        )
         body = {k: v for k, v in answer.request.body.items() if k not in left_out}
         body["seed"] = answer.response.body.tpdet.seed
     one_prompt = isinstance(answer, RecordedAnswer) or _has_one_prompt(body)

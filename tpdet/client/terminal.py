@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 from tpdet.errors import TpdetError
 
@@ -35,12 +35,21 @@ class Answered:
 
 
 def show(events: Iterable[dict[str, Any]]) -> Answered:
-    """Write an answer to standard output as it comes; Ctrl-C ends it. Raises as the events do."""
-    found = Answered()
+    """Write an answer to standard output as it comes; Ctrl-C ends it. Raises as the events do.
+
+    Reasoning that the server splits off goes to standard error: it is no part of the answer.
+    """
+    found, line = Answered(), "\n"
     try:
         for event in events:
             for choice in event.get("choices") or []:
-                piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+                delta = choice.get("delta") or {}
+                reasoning = delta.get("reasoning") or delta.get("reasoning_content") or ""
+                write(reasoning, sys.stderr)
+                line = reasoning or line
+                piece = choice.get("text") or delta.get("content") or ""
+                if piece and not line.endswith("\n"):
+                    write(line := "\n", sys.stderr)
                 found.pieces.append(piece)
                 found.finish_reason = choice.get("finish_reason") or found.finish_reason
                 write(piece)
@@ -52,6 +61,8 @@ def show(events: Iterable[dict[str, Any]]) -> Answered:
             close()
         if found.pieces and not found.text.endswith("\n"):
             write("\n")
+        if not line.endswith("\n"):
+            write("\n", sys.stderr)
     if found.finish_reason == _LIMIT:
         tell("(cut at the most tokens it may have: raise --max-tokens)")
     return found
@@ -98,14 +109,15 @@ def piped() -> str | None:
     return sys.stdin.read().strip("\n") or None
 
 
-def write(text: str) -> None:
-    """Text to standard output, at once. On a terminal control characters are made harmless."""
-    if sys.stdout.isatty():
+def write(text: str, stream: TextIO | None = None) -> None:
+    """Text to a stream, by default standard output, at once; harmless if that is a terminal."""
+    stream = stream or sys.stdout
+    if stream.isatty():
         text = "".join(
             c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
         )
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    stream.write(text)
+    stream.flush()
 
 
 def tell(text: str) -> None:

@@ -87,9 +87,9 @@ def texts_of(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def as_templates_read(messages: Sequence[Message]) -> list[Message]:
-    """The messages with their reasoning under both names: gpt-oss's template reads `thinking`."""
+    """The messages with their reasoning under its other names: gpt-oss reads `thinking`."""
     return [
-        {"thinking": message["reasoning_content"], **message}
+        dict.fromkeys(("thinking", "reasoning"), message["reasoning_content"]) | message
         if "reasoning_content" in message
         else message
         for message in messages
@@ -123,6 +123,13 @@ def _check_message(place: str, message: object) -> Message:
             found = _check_calls(f"{place}.tool_calls", value)
             checked |= {"tool_calls": found} if found else {}
             continue
+        if field == "reasoning":  # vLLM's newer name
+            field = "reasoning_content"
+            if message.get(field) not in (None, value):
+                raise RequestError(
+                    f"{place} has reasoning and another reasoning_content: send one of the two",
+                    f"{place}.reasoning",
+                )
         if field not in _TEXT_FIELDS:
             raise RequestError(f"{place}.{field} is not supported", f"{place}.{field}")
         if field == "content":

@@ -3,12 +3,13 @@
 The engine ends a choice by tokens (end and stop ids, length). Stop strings are found here, because
 only text shows them. A choice that a string ended still runs in the engine until its reader aborts
 it; its later tokens are ignored. Streamed and finished answers come from the same assembler, so
-the streamed text concatenates to the finished text. Needs no torch.
+the streamed text concatenates to the finished text. Where reasoning is split off, the text is the
+content, and stop strings are still found in the whole. Needs no torch.
 """
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -18,6 +19,7 @@ from tpdet.control.sampling_row import SampledToken
 from tpdet.errors import RequestError
 from tpdet.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
 from tpdet.text.detokenizer import IncrementalDetokenizer
+from tpdet.text.reasoning import ReasoningSplitter
 from tpdet.text.stop_strings import StopStringMatcher
 from tpdet.text.tokenizer import Tokenizer
 
@@ -32,7 +34,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     had ended. `text` lags behind while it could begin a stop string, or while a character is not
     complete. `offset` is where the token begins in the choice's whole text. `stop_reason` is the
     stop string or the id of `stop_token_ids` that ended the choice, or DEAD_END. `abort`: the
-    reader has to abort the choice in the engine.
+    reader has to abort the choice in the engine. `reasoning` is text too, and none of `text`.
     """
 
     text: str = ""
@@ -42,6 +44,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     stop_reason: str | int | None = None
     abort: bool = False
     offset: int = 0
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,8 @@ class ChoiceAnswer:
     the tokens begin in `text`. A token without text (a special one, or the end of a character)
     begins where the next text does; a token that a stop string cut off, at or past the end.
     `draft_tokens` of the request's drafts or prediction were verified, and
-    `accepted_draft_tokens` of them were right.
+    `accepted_draft_tokens` of them were right. Where `reasoning` is split off, `text` is the
+    content, and `offsets` are still those in the whole.
     """
 
     index: int
@@ -65,6 +69,7 @@ class ChoiceAnswer:
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     routed_experts: bytes = b""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +88,16 @@ class RequestAnswer:
 class ChoiceAssembler:
     """Turns one choice's tokens into text, piece by piece, and finds its stop strings.
 
-    Without a tokenizer there is no text, and stop strings are refused with RequestError.
+    Without a tokenizer there is no text, and stop strings are refused with RequestError. With a
+    `splitter` the reasoning is split off from the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        params: SamplingParams,
+        splitter: ReasoningSplitter | None = None,
+    ) -> None:
         if tokenizer is None and params.stop:
             raise RequestError("stop strings need a tokenizer: use stop_token_ids", "stop")
         self._params = params
@@ -94,7 +105,9 @@ class ChoiceAssembler:
             IncrementalDetokenizer(tokenizer, params.skip_special_tokens) if tokenizer else None
         )
         self._matcher = StopStringMatcher(params.stop, params.include_stop_str_in_output)
+        self._splitter = splitter
         self._pieces: list[str] = []
+        self._reasoning: list[str] = []
         self._tokens: list[SampledToken] = []
         self._offsets: list[int] = []
         self._length = 0  # of the text so far, including text that is held back
@@ -112,6 +125,11 @@ class ChoiceAssembler:
     def token_count(self) -> int:
         """Tokens so far."""
         return len(self._tokens)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Those of them that are reasoning; the marks around it are not."""
+        return 0 if self._splitter is None else self._splitter.reasoning_tokens
 
     def push(self, output: TokenOutput) -> TextDelta:
         """Add the next committed token; tokens after the end are ignored."""
@@ -142,6 +160,12 @@ class ChoiceAssembler:
                 self._stop_reason = output.stop_token_id
             if output.dead_end:
                 self._stop_reason = DEAD_END
+        reasoning = ""
+        if self._splitter is not None:
+            if tokens:
+                self._splitter.push(output.token_id, decoded)
+            text, reasoning = self._splitter.take(text)
+            self._reasoning.append(reasoning)
         self._pieces.append(text)
         return TextDelta(
             text=text,
@@ -151,6 +175,7 @@ class ChoiceAssembler:
             stop_reason=self._stop_reason,
             abort=stop is not None and output.finish_reason is None,
             offset=offset,
+            reasoning=reasoning,
         )
 
     def _push_plain(self, output: TokenOutput) -> TextDelta:
@@ -165,8 +190,13 @@ class ChoiceAssembler:
                 offset += detokenizer.start_in(text, token_id)
         self._tokens.append(token)
         self._offsets.append(offset)
+        reasoning = ""
+        if self._splitter is not None:
+            self._splitter.push(token_id, text)
+            text, reasoning = self._splitter.take(text)
+            self._reasoning.append(reasoning)
         self._pieces.append(text)
-        return TextDelta(text, (token_id,), (token,), None, None, False, offset)
+        return TextDelta(text, (token_id,), (token,), None, None, False, offset, reasoning)
 
     def answer(self, index: int) -> ChoiceAnswer:
         """The finished choice. Raises ValueError while it runs."""
@@ -187,6 +217,7 @@ class ChoiceAssembler:
             draft_tokens=self.draft_tokens,
             accepted_draft_tokens=self.accepted_draft_tokens,
             routed_experts=self._routed_experts,
+            reasoning="".join(self._reasoning),
         )
 
     def _start_in(self, text: str, token_id: int) -> int:
@@ -204,13 +235,23 @@ class ChoiceAssembler:
 class RequestAssembler:
     """Collects the engine's outputs of one request into its answer."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        tokenizer: Tokenizer | None,
+        splitter: Callable[[], ReasoningSplitter] | None = None,
+    ) -> None:
+        """splitter: makes what splits the reasoning off from a choice."""
         self.request = request
         self.failure: RequestFailed | None = None
         self.approximate = False
         self._prompt: PromptOutput | None = None
         self._choices = [
-            ChoiceAssembler(tokenizer if request.params.detokenize else None, request.params)
+            ChoiceAssembler(
+                tokenizer if request.params.detokenize else None,
+                request.params,
+                None if splitter is None else splitter(),
+            )
             for _ in range(request.params.n)
         ]
         self._running = len(self._choices)
@@ -248,6 +289,11 @@ class RequestAssembler:
     def generated_tokens(self) -> int:
         """Tokens of all choices so far."""
         return sum(choice.token_count for choice in self._choices)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Those of `generated_tokens` that are reasoning."""
+        return sum(choice.reasoning_tokens for choice in self._choices)
 
     @property
     def draft_tokens(self) -> int:

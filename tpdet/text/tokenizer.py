@@ -75,6 +75,7 @@ class Tokenizer:
         self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
         added = backend.get_added_tokens_decoder()
         self._special = {id_: token.content for id_, token in added.items() if token.special}
+        self.added_tokens = {token.content: id_ for id_, token in added.items()}
         self._class = str(config.get("tokenizer_class") or "PreTrainedTokenizerFast")
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.chat_template = (

@@ -51,7 +51,6 @@ GENERATION = CONVERSATION | {
     "guided_grammar": Idle((), _SCHEMA),
     "guided_json": Idle((), _SCHEMA),
     "guided_regex": Idle((), f"{_SCHEMA} that has a pattern"),
-    "include_reasoning": Idle((True,), "reasoning is part of the answer's text"),
     "kv_transfer_params": Idle(({},), _LEAVE),
     "length_penalty": Idle((1.0,), _NO_BEAMS),
     "logits_processors": Idle(([],), _BIAS),
@@ -91,6 +90,7 @@ _OF_CHATS = "only chats have a template: send the text itself as prompt"
 COMPLETION = GENERATION | {
     "chat_template_kwargs": Idle(({},), _OF_CHATS),
     "continue_final_message": Idle((False,), _OF_CHATS),
+    "include_reasoning": Idle((True,), "completions are not split: only chats have reasoning"),
 }
 STREAM_OPTIONS = {
     "include_obfuscation": Idle((False,), "events are not padded: leave it out"),

@@ -5,7 +5,7 @@ Runs in the HTTP process, in a thread when the body is large. Needs no torch.
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from tpdet.arguments.field_ranges import MAX_STOP_STRINGS
@@ -55,6 +55,7 @@ class Call:
     `requests[i]` is prompt i, and its choices have the indices `i * n` to `i * n + n - 1`.
     `logprobs` is the number of alternatives to show, None for no log-probabilities. `resume` says
     where the tokens come from that the client has already (`Request.resumed`).
+    `include_reasoning`: where reasoning is split from the content, the answer holds it too.
     """
 
     kind: Literal["completion", "chat"]
@@ -72,6 +73,7 @@ class Call:
     token_names: bool
     token_ids: bool
     resume: ResumePoint | None = None
+    include_reasoning: bool = True
 
     @property
     def choices(self) -> int:
@@ -126,7 +128,7 @@ class Preparer:
         max_tokens = _max_tokens(body)
         if max_tokens is None:
             max_tokens = max(1, self.facts.max_model_len - len(prompt.token_ids))
-        return self._call(
+        call = self._call(
             "chat",
             f"chatcmpl-{request_id}",
             body,
@@ -135,6 +137,7 @@ class Preparer:
             (body.top_logprobs or 0) if body.logprobs else None,
             body.prompt_logprobs,
         )
+        return replace(call, include_reasoning=body.include_reasoning is not False)
 
     def check_model(self, name: str | None) -> None:
         """Refuse (404) a model this server does not serve."""

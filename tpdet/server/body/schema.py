@@ -240,7 +240,8 @@ class ToolCall(Body):
 class ChatMessage(Body):
     """One message of a conversation; `type` is what lm-eval puts beside each message's content.
 
-    `content` may be null where an assistant's message has tool calls.
+    `content` may be null where an assistant's message has tool calls. `reasoning` and
+    `reasoning_content` are two names of one field.
     """
 
     idle = idle_fields.MESSAGE
@@ -249,6 +250,7 @@ class ChatMessage(Body):
     name: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
     tool_call_id: Annotated[str, Field(max_length=limits.MAX_NAME_CHARACTERS)] | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    reasoning: str | None = None
     reasoning_content: str | None = None
     type: Literal["text"] | None = None
 
@@ -266,6 +268,7 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
 
 
 class TokenizeBody(Body):

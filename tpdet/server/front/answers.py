@@ -146,13 +146,17 @@ def _value(token: Shown) -> float | None:
 
 @dataclass
 class ChoiceWriter:
-    """Writes one choice, whole or in pieces; `index` is its place in the answer."""
+    """Writes one choice, whole or in pieces; `index` is its place in the answer.
+
+    `reasoning`: messages have the fields for it.
+    """
 
     call: Call
     tokenizer: Tokenizer | None
     index: int
     names: dict[int, str] = field(default_factory=dict)
     begun: bool = False
+    reasoning: bool = False
 
     def __post_init__(self) -> None:
         self._logprobs = LogprobWriter(self.call, self.tokenizer, names=self.names)
@@ -161,7 +165,7 @@ class ChoiceWriter:
 
     def whole(self, answer: ChoiceAnswer, prompt: PromptScores | None) -> Json:
         """The finished choice."""
-        found = self._piece(answer.text, answer.logprobs, answer.offsets, prompt)
+        found = self._piece(answer, answer.logprobs, answer.offsets, prompt)
         found |= {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
         if self.call.prompt_logprobs is not None and self.call.kind == "completion":
             found["prompt_logprobs"] = self.prompt_logprobs(prompt)
@@ -179,7 +183,7 @@ class ChoiceWriter:
     def piece(self, delta: TextDelta, prompt: PromptScores | None) -> Json:
         """The text and scores that a token adds to a stream; only the first piece may be large."""
         offsets = (delta.offset,) * len(delta.logprobs)
-        found = self._piece(delta.text, delta.logprobs, offsets, prompt, stream=True)
+        found = self._piece(delta, delta.logprobs, offsets, prompt, stream=True)
         found["finish_reason"] = delta.finish_reason
         if delta.finish_reason is not None:
             found["stop_reason"] = delta.stop_reason
@@ -187,18 +191,18 @@ class ChoiceWriter:
 
     def _piece(
         self,
-        text: str,
+        part: ChoiceAnswer | TextDelta,
         tokens: tuple[SampledToken, ...],
         offsets: tuple[int, ...],
         prompt: PromptScores | None,
         stream: bool = False,
     ) -> Json:
-        call, first = self.call, not self.begun
+        call, first, text = self.call, not self.begun, part.text
         self.begun = True
         found: Json = {"index": self.index}
         if call.kind == "chat":
             role = {"role": "assistant"} if first or not stream else {}
-            found["delta" if stream else "message"] = {**role, "content": text}
+            found["delta" if stream else "message"] = role | self._message(part, stream)
             found["logprobs"] = None if call.logprobs is None else self._logprobs.chat(tokens)
         else:
             shown: Iterable[Shown] = tokens
@@ -222,6 +226,13 @@ class ChoiceWriter:
             if first:
                 found["prompt_token_ids"] = self._prompt_ids
         return found
+
+    def _message(self, part: ChoiceAnswer | TextDelta, stream: bool) -> Json:
+        """The texts of a message or a delta: reasoning under vLLM's name and under DeepSeek's."""
+        said = dict.fromkeys(("reasoning", "reasoning_content"), part.reasoning or None)
+        if stream and part.reasoning:
+            return said | ({"content": part.text} if part.text else {})
+        return {"content": part.text} | (said if self.reasoning and not stream else {})
 
 
 def envelope(call: Call, seed: int, fingerprint: str, stream: bool) -> Json:
@@ -248,7 +259,7 @@ def usage(call: Call, completion_tokens: int) -> Json:
     }
 
 
-def prediction_details(verified: int, accepted: int) -> Json:
+def prediction_details(verified: int, accepted: int) -> dict[str, int]:
     """OpenAI's counts of a prediction's tokens; those that nobody came to verify are in none."""
     return {
         "accepted_prediction_tokens": accepted,

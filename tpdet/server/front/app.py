@@ -27,6 +27,7 @@ from tpdet.server.wire import limits
 from tpdet.server.wire.json_pieces import to_json
 from tpdet.server.wire.problems import ApiError, bad_request, from_code, internal_error
 from tpdet.server.wire.protocol import REFUSALS, Start
+from tpdet.text.reasoning import ReasoningParser
 from tpdet.text.template_meter import BeyondCount
 from tpdet.text.tokenizer import Tokenizer
 
@@ -38,6 +39,7 @@ class Services:
     """Shared by all handlers.
 
     `progress_timeout` is in seconds; `created` is a Unix time; `guarded`: keys are asked for.
+    `reasoning` splits the answers of chats.
     """
 
     client: EngineClient
@@ -48,6 +50,7 @@ class Services:
     progress_timeout: float
     created: int
     guarded: bool
+    reasoning: ReasoningParser | None = None
 
     @property
     def preparer(self) -> Preparer:
@@ -186,6 +189,7 @@ def _add_models(app: FastAPI, services: Services) -> None:
                 "vocab_size": facts.vocab_size,
                 "eos_token_ids": list(facts.eos_token_ids),
                 "tp": facts.tp,
+                "reasoning_parser": services.reasoning.name if services.reasoning else "off",
                 "state": services.client.state,
                 "limits": limits.all_limits(),
             }
@@ -201,6 +205,13 @@ def _add_generation(app: FastAPI, services: Services) -> None:
         call = await _worked_on(services, exchange, route)
         exchange.release()
         assert isinstance(call, Call)
+        if not call.include_reasoning and services.reasoning is None:
+            raise bad_request(
+                "include_reasoning false: reasoning is part of the content here: start the server "
+                "with --reasoning-parser auto",
+                "include_reasoning",
+                "not_supported",
+            )
         event_id = request.headers.get(HEADER)
         if event_id:
             call = _continued(call, event_id, services.preparer.facts)
@@ -215,6 +226,7 @@ def _add_generation(app: FastAPI, services: Services) -> None:
             exchange.gone,
             pace,
             cursors=event_id is not None or EVENTS in request.headers.get("accept", ""),
+            reasoning=services.reasoning,
         )
 
     @app.post("/v1/completions")

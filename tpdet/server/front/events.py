@@ -1,7 +1,7 @@
 """The events of one stream: what each token adds, as server-sent JSON.
 
-Most events differ in their text alone. Their other bytes are prepared once for each choice, by the
-writer that writes every other event too.
+Most events differ in their text alone. Their other bytes are prepared once for each choice, for its
+content and for its reasoning, by the writer that writes every other event too.
 """
 
 from collections.abc import Iterator
@@ -50,12 +50,13 @@ class EventWriter:
         self._cursor_head = b""
         self._repeats_prompt = call.echo or call.token_ids
         self._text_only = call.logprobs is None and not call.token_ids and not call.continuous_usage
-        self._around: dict[ChoiceKey, tuple[bytes, bytes]] = {}
+        self._around: tuple[dict[ChoiceKey, list[bytes]], ...] = ({}, {})  # content, reasoning
 
     def set_fingerprint(self, fingerprint: str) -> None:
         """What further events name."""
         self.chunk["system_fingerprint"] = fingerprint
-        self._around.clear()
+        for prepared in self._around:
+            prepared.clear()
 
     def set_cursor_head(self, head: bytes) -> None:
         """What the cursors of all events begin with."""
@@ -74,16 +75,19 @@ class EventWriter:
     def data(self, event: Event) -> bytes:
         """A small event."""
         delta = event.delta
-        if not self._text_only or delta.finish_reason or not self._writers[event.key].begun:
+        text, reasoning = delta.text, delta.reasoning
+        plain = self._text_only and not delta.finish_reason and not (text and reasoning)
+        if not plain or not self._writers[event.key].begun:
             return "".join(self.pieces(event)).encode()
-        around = self._around.get(event.key)
+        prepared = self._around[reasoning != ""]
+        around = prepared.get(event.key)
         if around is None:
-            without_text = msgspec.structs.replace(delta, text=_MARK)
-            marked = event._replace(delta=without_text, cursor=None)
+            marks = {"reasoning": _MARK} if reasoning else {"text": _MARK}
+            marked = event._replace(delta=msgspec.structs.replace(delta, **marks), cursor=None)
             whole = "".join(self.pieces(marked)).encode()
-            head, _, tail = whole.rpartition(_encode(_MARK))
-            around = self._around[event.key] = head, tail
-        content = around[0] + _encode(delta.text) + around[1]
+            around = whole.rsplit(_encode(_MARK), 2 if reasoning else 1)  # reasoning has two names
+            prepared[event.key] = around
+        content = _encode(reasoning or text).join(around)
         return content if event.cursor is None else self.id_line(event.cursor) + content
 
     def pieces(self, event: Event, **fields: object) -> Iterator[str]:

@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tpdet.audit.replay import replay_digest_steps
 from tpdet.control.sampling_row import SampledToken
+from tpdet.request import Request
 from tpdet.server.body.prepare import Call
 from tpdet.server.body.resume import check_origin
 from tpdet.server.body.resumption import Resumption
@@ -25,6 +27,7 @@ from tpdet.server.wire.problems import ApiError, internal_error
 from tpdet.server.wire.prompt_scores import PromptPart, PromptScores
 from tpdet.server.wire.protocol import Start
 from tpdet.text.outputs import RequestAssembler, TextDelta
+from tpdet.text.reasoning import ReasoningParser, ReasoningSplitter
 from tpdet.text.tokenizer import Tokenizer
 
 _log = logging.getLogger("tpdet.server")
@@ -55,8 +58,9 @@ class GenerationResponse(Response):
         gone: asyncio.Future[None],
         pace: Pace,
         cursors: bool = False,
+        reasoning: ReasoningParser | None = None,
     ) -> None:
-        """cursors: whether a stream's events say where it can be continued."""
+        """cursors: whether a stream's events say where it can be continued. reasoning: of chats."""
         super().__init__()
         self._call, self._client, self._gone = call, client, gone
         self._facts, self._pace = facts, pace
@@ -68,12 +72,18 @@ class GenerationResponse(Response):
         self._seen_tokens = 0
         self._approximate = False
         names: dict[int, str] = {}
+        self._reasoning = reasoning if call.kind == "chat" else None
         self._assemblers = {
-            request.request_id: RequestAssembler(request, tokenizer) for request in call.requests
+            request.request_id: RequestAssembler(request, tokenizer, self._splitter(request))
+            for request in call.requests
         }
         self._writers = {
             (request.request_id, choice): ChoiceWriter(
-                call, tokenizer, i * call.choices + choice, names
+                call,
+                tokenizer,
+                i * call.choices + choice,
+                names,
+                reasoning=self._reasoning is not None and call.include_reasoning,
             )
             for i, request in enumerate(call.requests)
             for choice in range(call.choices)
@@ -205,7 +215,8 @@ class GenerationResponse(Response):
         if not call.stream or shown is None:
             return
         tokens = shown.token_ids and (call.logprobs is not None or call.token_ids)
-        if shown.text or shown.finish_reason or tokens or key not in self._begun:
+        text = shown.text or shown.reasoning
+        if text or shown.finish_reason or tokens or key not in self._begun:
             self._begun.add(key)
             self._shown.append(Event(key, shown, self._seen_tokens, self._cursor))
 
@@ -286,15 +297,25 @@ class GenerationResponse(Response):
     def _generated(self, assembler: RequestAssembler) -> Iterator[tuple[SampledToken, ...]]:
         return (assembler.choice(index).logprobs for index in range(self._call.choices))
 
+    def _splitter(self, request: Request) -> Callable[[], ReasoningSplitter] | None:
+        """Makes what splits a choice; a schema holds from the first token, so all is content."""
+        if self._reasoning is None or request.params.json_schema is not None:
+            return None
+        ids, keep = request.prompt_token_ids, self._call.include_reasoning
+        return partial(self._reasoning.splitter, ids, keep)
+
     def _usage(self) -> Json:
         assemblers = self._assemblers.values()
         found = usage(self._call, sum(assembler.generated_tokens for assembler in assemblers))
+        details: dict[str, int] = {}
+        if self._reasoning is not None:
+            details["reasoning_tokens"] = sum(one.reasoning_tokens for one in assemblers)
         if self._call.requests[0].prediction:
-            found["completion_tokens_details"] = prediction_details(
+            details |= prediction_details(
                 sum(assembler.draft_tokens for assembler in assemblers),
                 sum(assembler.accepted_draft_tokens for assembler in assemblers),
             )
-        return found
+        return found | ({"completion_tokens_details": details} if details else {})
 
 
 def _progress_of(call: Call) -> Progress | None:

@@ -46,6 +46,7 @@ from tpdet.server.settings.keys import KeyRing
 from tpdet.server.wire.limits import share_of
 from tpdet.server.wire.load_bounds import bounded_load
 from tpdet.server.wire.process_config import ProcessConfig, decode_config
+from tpdet.text.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer, TokenizerFiles, read_files
 
 PARENT_DEATH_SIGNAL = signal.SIGUSR1
@@ -127,10 +128,13 @@ def _run(config: ProcessConfig) -> NoReturn:
                     "the chat template prints the date: a chat is refused without "
                     "chat_template_kwargs.current_date, unless --chat-template-date is given"
                 )
+    reasoning = ReasoningParser.of(config.reasoning_parser, tokenizer)
+    if config.index == 0 and config.reasoning_parser == "auto":
+        _log.info("reasoning parser: %s", reasoning.name if reasoning else "off")
     # What is loaded stays for ever: a collection that looks through it takes tens of milliseconds.
     gc.collect()
     gc.freeze()
-    serving = _serve(config, files, tokenizer)
+    serving = _serve(config, files, tokenizer, reasoning)
     code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(serving)
     if code == LOST:
         _clear_channels(config)
@@ -173,7 +177,10 @@ def _read_tokenizer(config: ProcessConfig) -> TokenizerFiles | None:
 
 
 async def _serve(
-    config: ProcessConfig, files: TokenizerFiles | None, tokenizer: Tokenizer | None
+    config: ProcessConfig,
+    files: TokenizerFiles | None,
+    tokenizer: Tokenizer | None,
+    reasoning: ReasoningParser | None,
 ) -> int:
     tally = Tally(config.tallies, config.index)
     metrics = Metrics(config.served_name, lambda: client.status, tally)
@@ -193,6 +200,7 @@ async def _serve(
         progress_timeout=config.step_timeout + PROGRESS_SLACK,
         created=config.created,
         guarded=bool(config.key_digests),
+        reasoning=reasoning,
     )
     server = _make_server(config, services)
     receiving = asyncio.create_task(client.receive())

@@ -126,6 +126,7 @@ def _process_config(
         log_access=not settings.server.disable_uvicorn_access_log,
         log_statistics=not settings.server.disable_log_stats,
         batch_swing_alarm=settings.batch_swing_alarm,
+        reasoning_parser=settings.server.reasoning_parser,
     )
 
 

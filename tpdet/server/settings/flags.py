@@ -19,7 +19,7 @@ GROUPS = {
     "everyday": EVERYDAY,
     "model and tokenizer": (
         "revision", "load_format", "tokenizer", "skip_tokenizer_init", "chat_template",
-        "chat_template_date",
+        "chat_template_date", "reasoning_parser",
     ),
     "memory and batches": (
         "gpu_memory_utilization", "kv_pages", "enable_prefix_caching",

@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tpdet.arguments.command_line import Parser
-from tpdet.arguments.vllm_arguments import accept_habit
+from tpdet.arguments.vllm_arguments import REASONING_PARSERS, accept_habit
 from tpdet.config import EngineConfig, validated
 from tpdet.errors import UsageError
 from tpdet.server.settings import flags
@@ -29,6 +30,11 @@ from tpdet.server.settings.sources import (
     unknown_key,
 )
 from tpdet.server.wire.limits import limits_json
+
+
+def _own_parser(value: object) -> object:
+    """The reasoning parser for vLLM's name of one; anything else unchanged."""
+    return REASONING_PARSERS.get(value, value) if isinstance(value, str) else value
 
 
 class ServerConfig(BaseModel):
@@ -47,6 +53,14 @@ class ServerConfig(BaseModel):
     )
     served_model_name: str | None = Field(
         None, min_length=1, max_length=256, description="name in the API; --model's by default"
+    )
+    reasoning_parser: Annotated[
+        Literal["off", "auto", "think", "harmony"], BeforeValidator(_own_parser)
+    ] = Field(
+        "off",
+        description="what splits the reasoning from the content of chats; think: a block between "
+        "think tags; harmony: gpt-oss's channels; auto: the one whose marks the tokenizer has; "
+        "qwen3, glm45, deepseek_r1 and openai_gptoss are vLLM's names",
     )
     api_key_file: str | None = Field(
         None, description="file (mode 0600) with one API key a line; without it all is open"

@@ -38,6 +38,7 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_statistics: bool = True
     statistics_seconds: float = limits.STATISTICS_SECONDS
     batch_swing_alarm: float = 0.0
+    reasoning_parser: str = "off"
 
 
 def encode_config(config: ProcessConfig) -> bytes:

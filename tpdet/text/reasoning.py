@@ -1,0 +1,182 @@
+"""Splits an answer's text into reasoning and content, where the model's own tokens divide it.
+
+A mark is a token id: the same letters made of other tokens are text. The text itself is that of an
+answer without a parser; every character of it is content, reasoning, or neither (the marks, and
+the headers between harmony's). So stop strings, ids and log-probabilities know nothing of this.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from tpdet.errors import UsageError
+from tpdet.text.tokenizer import Tokenizer
+
+CONTENT, REASONING, NEITHER = range(3)
+OPENING, CLOSING = "<think>", "</think>"
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+_MARKS = {"harmony": (START, CHANNEL, MESSAGE, END), "think": (OPENING, CLOSING)}
+_MORE_ENDS = ("<|return|>", "<|call|>")
+_FLAG = "--reasoning-parser"
+
+
+class _State(Protocol):
+    """Where one answer is among its marks."""
+
+    def step(self, token_id: int, text: str) -> int:
+        """The part that the next token is in; `text` is what it completed."""
+        ...
+
+
+class _Think:
+    """`<think>` opens the reasoning at the beginning of an answer or of its prompt; one block.
+
+    Behind other content, and behind the block, both marks are text: an answer may be about them.
+    """
+
+    def __init__(self, added: dict[str, int], prompt: Sequence[int]) -> None:
+        self._opening, self._closing = added[OPENING], added[CLOSING]
+        ids = {*added.values()}
+        # Not any mark of the prompt: a message may hold one, and tokens of roles stand behind it.
+        last = next((token for token in reversed(prompt) if token in ids), None)
+        self._part = REASONING if last == self._opening else CONTENT
+        self._may_open = last != self._closing
+
+    def step(self, token_id: int, text: str) -> int:
+        if token_id == self._closing and self._part == REASONING:
+            self._part, self._may_open = CONTENT, False
+            return NEITHER
+        if self._may_open:
+            opens = token_id == self._opening
+            self._may_open = not (text.removesuffix(OPENING) if opens else text).strip()
+            if opens and self._may_open:
+                self._part = REASONING
+                return NEITHER
+        return self._part
+
+
+class _Harmony:
+    """Messages with headers: `<|channel|>analysis<|message|>...<|end|><|start|>assistant...`.
+
+    The channel `analysis`, and what is addressed to a tool, is reasoning; any other is content, as
+    is text outside of messages.
+    """
+
+    def __init__(self, added: dict[str, int], tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self._start, self._channel, self._message, end = (added[m] for m in _MARKS["harmony"])
+        self._ends = {end, *(added[mark] for mark in _MORE_ENDS if mark in added)}
+        self._tokenizer = tokenizer
+        self._part = CONTENT
+        self._header: list[int] | None = None  # None outside of one
+        begin = len(prompt) - 1
+        while begin > 0 and prompt[begin] != self._start:
+            begin -= 1
+        for token in prompt[begin:]:
+            self.step(token, "")
+        if self._header is not None and self._channel not in self._header:
+            self._header = None  # the role is complete: what comes may be text without a header
+
+    def step(self, token_id: int, text: str) -> int:
+        if token_id == self._message:
+            self._part, self._header = self._part_of(self._header or []), None
+        elif token_id in (self._start, self._channel):
+            fresh = self._header is None or token_id == self._start
+            self._header = [token_id] if fresh else [*(self._header or []), token_id]
+        elif token_id in self._ends:
+            self._part, self._header = CONTENT, None
+        elif self._header is None:
+            return self._part
+        else:
+            self._header.append(token_id)
+        return NEITHER
+
+    def _part_of(self, header: list[int]) -> int:
+        words = self._tokenizer.decode(header, skip_special_tokens=False)
+        channel = words.partition(CHANNEL)[2].strip()
+        to_tool = " to=" in words
+        return REASONING if channel.startswith("analysis") or to_tool else CONTENT
+
+
+class ReasoningSplitter:
+    """Splits the text of one choice.
+
+    Each token is pushed with the text that it completed; `take` gives that text out again, in
+    pieces of any length, as far as stop strings have let it go.
+    """
+
+    def __init__(self, state: _State, tokenizer: Tokenizer, keep: bool) -> None:
+        self.reasoning_tokens = 0
+        self._state, self._tokenizer, self._keep = state, tokenizer, keep
+        self._last = CONTENT  # the part of the last token that was in one
+        self._held: deque[tuple[int, int]] = deque()  # parts and lengths of text to be taken
+
+    def push(self, token_id: int, text: str) -> None:
+        """The next token, and what the detokenizer gave for it."""
+        part = self._state.step(token_id, text)
+        if part == REASONING:
+            self.reasoning_tokens += 1
+        if text and (part == NEITHER or "\ufffd" in text):
+            # Bytes of earlier tokens may come with this one, as U+FFFD: they are of their part.
+            own = self._tokenizer.token_text(token_id)
+            size = len(own) if text.endswith(own) else len(text) if part != NEITHER else 0
+            if size < len(text):
+                self._held.append((self._last, len(text) - size))
+            self._held.append((part, size))
+        elif text:
+            self._held.append((part, len(text)))
+        if part != NEITHER:
+            self._last = part
+
+    def take(self, text: str) -> tuple[str, str]:
+        """The content and the reasoning in the next characters of the text."""
+        found = ["", "", ""]
+        while text:
+            part, length = self._held.popleft()
+            if length > len(text):
+                self._held.appendleft((part, length - len(text)))
+            found[part] += text[:length]
+            text = text[length:]
+        return found[CONTENT], found[REASONING] if self._keep else ""
+
+
+class ReasoningParser:
+    """What answers are split by: `name` is "think" or "harmony"."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer) -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def of(cls, setting: str, tokenizer: Tokenizer | None) -> "ReasoningParser | None":
+        """The parser that a setting asks for; None where answers are not split.
+
+        "auto" looks for the marks in the tokenizer. Raises UsageError where a named parser's marks
+        are no tokens.
+        """
+        if setting == "off" or (setting == "auto" and tokenizer is None):
+            return None
+        if tokenizer is None:
+            raise UsageError(
+                f"{_FLAG} {setting} needs a tokenizer: leave --skip-tokenizer-init out"
+            )
+        added = tokenizer.added_tokens
+        if setting == "auto":
+            known = (name for name, marks in _MARKS.items() if added.keys() >= {*marks})
+            name = next(known, None)
+            return None if name is None else cls(name, tokenizer)
+        for mark in _MARKS[setting]:
+            if mark not in added:
+                raise UsageError(
+                    f"{_FLAG} {setting}: this tokenizer has no added token {mark}: use auto or off"
+                )
+        return cls(setting, tokenizer)
+
+    def splitter(self, prompt: Sequence[int], keep: bool = True) -> ReasoningSplitter:
+        """For one choice of a prompt, which may have begun the reasoning; keep: or drop it."""
+        tokenizer = self._tokenizer
+        state = (
+            _Think(tokenizer.added_tokens, prompt)
+            if self.name == "think"
+            else _Harmony(tokenizer.added_tokens, tokenizer, prompt)
+        )
+        return ReasoningSplitter(state, tokenizer, keep)
