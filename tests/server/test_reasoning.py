@@ -192,4 +192,6 @@ def test_two_names_of_a_messages_reasoning_must_agree(parsing):
 def test_marks_that_a_tokenizer_lacks_are_refused_at_start(tmp_path):
     found = Server(tmp_path, "--reasoning-parser", "openai_gptoss", wait=False)
     assert found.process.wait(20) == 2
-    assert "harmony: this tokenizer has no added token <|start|>" in fatal_line(found)["message"]
+    assert (
+        "harmony: this tokenizer has no added tokens <|start|> and" in fatal_line(found)["message"]
+    )

@@ -9,7 +9,7 @@ from tests.server.harness import write_tokenizer
 from tpdet.errors import UsageError
 from tpdet.request import SamplingParams, TokenOutput
 from tpdet.text.outputs import ChoiceAssembler
-from tpdet.text.reasoning import ReasoningParser
+from tpdet.text.reasoning import BLOCKS, ReasoningParser
 from tpdet.text.tokenizer import Tokenizer
 
 THINK = ("<think>", "</think>")
@@ -22,6 +22,10 @@ WORDS = ("a", " b", "\n", "é", "日", "🙂", "x")
 def tokenizer_with(folder, marks) -> Tokenizer:
     write_tokenizer(folder, marks=marks)
     return Tokenizer.load(folder)
+
+
+def parser_of(name, tokenizers):
+    return ReasoningParser.of(name, tokenizers[name])
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +62,7 @@ def run(tokenizer, ids, splitter, end=None, **params):
 def split(tokenizers, name, prompt, answer, **how):
     """(reasoning, content, number of the reasoning's tokens) of an answer written as text."""
     tokenizer = tokenizers[name]
-    splitter = ReasoningParser(name, tokenizer).splitter(ids_of(tokenizer, prompt))
+    splitter = parser_of(name, tokenizers).splitter(ids_of(tokenizer, prompt))
     ids = answer if isinstance(answer, list) else ids_of(tokenizer, answer)
     found, _, assembler = run(tokenizer, ids, splitter, **how)
     return found.reasoning, found.text, assembler.reasoning_tokens
@@ -194,7 +198,7 @@ def made_answer(name, generator) -> str:
 @pytest.mark.parametrize("name", ["think", "harmony"])
 def test_any_answer_splits_as_its_whole_text_does(tokenizers, name):
     generator = random.Random(7)
-    tokenizer, parser = tokenizers[name], ReasoningParser(name, tokenizers[name])
+    tokenizer, parser = tokenizers[name], parser_of(name, tokenizers)
     oracle = think_oracle if name == "think" else harmony_oracle
     prompt = ids_of(tokenizer, TURN if name == "think" else STARTED)
     both = 0
@@ -214,7 +218,7 @@ def test_nothing_but_the_split_depends_on_the_parser(tokenizers):
     """Stop strings, ids, offsets and ends are those of the whole text, also where bytes are cut."""
     generator = random.Random(11)
     tokenizer = tokenizers["think"]
-    parser, opening, closing = ReasoningParser("think", tokenizer), 259, 260
+    parser, opening, closing = parser_of("think", tokenizers), 259, 260
     letters = [*"ab é\n".encode(), 0xC3, 0xF0, opening, closing]
     stopped = both = 0
     for _ in range(400):
@@ -270,10 +274,22 @@ def test_the_parser_is_found_by_the_tokenizers_marks(tokenizers, tmp_path):
         assert ReasoningParser.of("off", tokenizer) is None
     assert ReasoningParser.of("auto", plain) is None and ReasoningParser.of("auto", None) is None
     with pytest.raises(
-        UsageError, match=r"--reasoning-parser think: .* no added token <think>: use"
+        UsageError, match=r"think: .* no added tokens <think> and </think>, or <seed"
     ):
         ReasoningParser.of("think", plain)
-    with pytest.raises(UsageError, match=r"harmony: .* no added token <\|start\|>"):
+    with pytest.raises(UsageError, match=r"--reasoning-parser harmony: .* use auto or off"):
         ReasoningParser.of("harmony", tokenizers["think"])
     with pytest.raises(UsageError, match="think needs a tokenizer"):
         ReasoningParser.of("think", None)
+
+
+@pytest.mark.parametrize("marks", BLOCKS)
+def test_a_block_may_have_the_marks_of_another_family(tmp_path, marks):
+    tokenizer = tokenizer_with(tmp_path, marks)
+    parser = ReasoningParser.of("auto", tokenizer)
+    assert (parser.name, parser.marks) == ("think", marks)
+    ids = ids_of(tokenizer, f"{marks[0]}why{marks[1]}yes")
+    found, _, assembler = run(tokenizer, ids, parser.splitter([1]))
+    assert (found.reasoning, found.text, assembler.reasoning_tokens) == ("why", "yes", 3)
+    found, _, _ = run(tokenizer, ids[1:], parser.splitter([ids[0], 10]))
+    assert (found.reasoning, found.text) == ("why", "yes")

@@ -21,6 +21,8 @@ REASONING_PARSERS = {
     "qwen3": "think",
     "deepseek_r1": "think",
     "glm45": "think",
+    "seed_oss": "think",
+    "mistral": "think",
     "openai_gptoss": "harmony",
 }
 """vLLM's names of reasoning parsers."""

@@ -13,9 +13,13 @@ from tpdet.errors import UsageError
 from tpdet.text.tokenizer import Tokenizer
 
 CONTENT, REASONING, NEITHER = range(3)
-OPENING, CLOSING = "<think>", "</think>"
+BLOCKS = (
+    ("<think>", "</think>"),
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("[THINK]", "[/THINK]"),  # Mistral's
+)
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-_MARKS = {"harmony": (START, CHANNEL, MESSAGE, END), "think": (OPENING, CLOSING)}
+_MARKS = {"harmony": ((START, CHANNEL, MESSAGE, END),), "think": BLOCKS}
 _MORE_ENDS = ("<|return|>", "<|call|>")
 _FLAG = "--reasoning-parser"
 
@@ -29,16 +33,18 @@ class _State(Protocol):
 
 
 class _Think:
-    """`<think>` opens the reasoning at the beginning of an answer or of its prompt; one block.
+    """One block of reasoning, opened at the beginning of the answer or at the end of its prompt.
 
     Behind other content, and behind the block, both marks are text: an answer may be about them.
     """
 
-    def __init__(self, added: dict[str, int], prompt: Sequence[int]) -> None:
-        self._opening, self._closing = added[OPENING], added[CLOSING]
-        ids = {*added.values()}
-        # Not any mark of the prompt: a message may hold one, and tokens of roles stand behind it.
-        last = next((token for token in reversed(prompt) if token in ids), None)
+    def __init__(self, marks: Sequence[str], added: dict[str, int], last: int | None) -> None:
+        """last: the prompt's last added token.
+
+        Not its last mark: a message may hold one, and tokens of roles stand behind it.
+        """
+        self._opening, self._closing = (added[mark] for mark in marks)
+        self._opening_text = marks[0]
         self._part = REASONING if last == self._opening else CONTENT
         self._may_open = last != self._closing
 
@@ -48,7 +54,7 @@ class _Think:
             return NEITHER
         if self._may_open:
             opens = token_id == self._opening
-            self._may_open = not (text.removesuffix(OPENING) if opens else text).strip()
+            self._may_open = not (text.removesuffix(self._opening_text) if opens else text).strip()
             if opens and self._may_open:
                 self._part = REASONING
                 return NEITHER
@@ -62,8 +68,9 @@ class _Harmony:
     is text outside of messages.
     """
 
-    def __init__(self, added: dict[str, int], tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
-        self._start, self._channel, self._message, end = (added[m] for m in _MARKS["harmony"])
+    def __init__(self, marks: Sequence[str], tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        added = tokenizer.added_tokens
+        self._start, self._channel, self._message, end = (added[mark] for mark in marks)
         self._ends = {end, *(added[mark] for mark in _MORE_ENDS if mark in added)}
         self._tokenizer = tokenizer
         self._part = CONTENT
@@ -140,11 +147,12 @@ class ReasoningSplitter:
 
 
 class ReasoningParser:
-    """What answers are split by: `name` is "think" or "harmony"."""
+    """What answers are split by: `name` is "think" or "harmony", `marks` are tokens of it."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer) -> None:
-        self.name = name
+    def __init__(self, name: str, marks: tuple[str, ...], tokenizer: Tokenizer) -> None:
+        self.name, self.marks = name, marks
         self._tokenizer = tokenizer
+        self._added = frozenset(tokenizer.added_tokens.values())
 
     @classmethod
     def of(cls, setting: str, tokenizer: Tokenizer | None) -> "ReasoningParser | None":
@@ -159,24 +167,24 @@ class ReasoningParser:
             raise UsageError(
                 f"{_FLAG} {setting} needs a tokenizer: leave --skip-tokenizer-init out"
             )
-        added = tokenizer.added_tokens
+        for name in _MARKS if setting == "auto" else [setting]:
+            for marks in _MARKS[name]:
+                if tokenizer.added_tokens.keys() >= {*marks}:
+                    return cls(name, marks, tokenizer)
         if setting == "auto":
-            known = (name for name, marks in _MARKS.items() if added.keys() >= {*marks})
-            name = next(known, None)
-            return None if name is None else cls(name, tokenizer)
-        for mark in _MARKS[setting]:
-            if mark not in added:
-                raise UsageError(
-                    f"{_FLAG} {setting}: this tokenizer has no added token {mark}: use auto or off"
-                )
-        return cls(setting, tokenizer)
+            return None
+        wanted = ", or ".join(" and ".join(marks) for marks in _MARKS[setting])
+        raise UsageError(
+            f"{_FLAG} {setting}: this tokenizer has no added tokens {wanted}: use auto or off"
+        )
 
     def splitter(self, prompt: Sequence[int], keep: bool = True) -> ReasoningSplitter:
         """For one choice of a prompt, which may have begun the reasoning; keep: or drop it."""
         tokenizer = self._tokenizer
-        state = (
-            _Think(tokenizer.added_tokens, prompt)
-            if self.name == "think"
-            else _Harmony(tokenizer.added_tokens, tokenizer, prompt)
-        )
+        state: _State
+        if self.name == "think":
+            last = next((token for token in reversed(prompt) if token in self._added), None)
+            state = _Think(self.marks, tokenizer.added_tokens, last)
+        else:
+            state = _Harmony(self.marks, tokenizer, prompt)
         return ReasoningSplitter(state, tokenizer, keep)

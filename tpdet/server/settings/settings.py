@@ -60,7 +60,7 @@ class ServerConfig(BaseModel):
         "off",
         description="what splits the reasoning from the content of chats; think: a block between "
         "think tags; harmony: gpt-oss's channels; auto: the one whose marks the tokenizer has; "
-        "qwen3, glm45, deepseek_r1 and openai_gptoss are vLLM's names",
+        "vLLM's names (qwen3, glm45, deepseek_r1, seed_oss, mistral, openai_gptoss) stand for them",
     )
     api_key_file: str | None = Field(
         None, description="file (mode 0600) with one API key a line; without it all is open"
