@@ -2,8 +2,10 @@
 
 import json
 import random
+import shutil
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -19,13 +21,14 @@ from tpdet.cli import main
 from tpdet.comm.exchange.peer_carrier import gather_bytes
 from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.config import EngineConfig
-from tpdet.engine import Engine
+from tpdet.engine import Engine, draft_model
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.model_config.expert_load import fullest_rank
 from tpdet.planner.command import LEGEND
 from tpdet.planner.compare import compare_mixed, compare_steps, comparison_table
 from tpdet.planner.constants import LayerCost, load_constants, write_constants
+from tpdet.planner.draft import draft_request
 from tpdet.planner.exchange_time import exchange_seconds, levels_of
 from tpdet.planner.figures import SHAPE_TABLE, step_figures
 from tpdet.planner.hardware import Network, hardware_of
@@ -315,6 +318,66 @@ def test_a_plan_is_printed_and_one_that_does_not_fit_ends_with_71(capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["plan"]["tp"] == 1 and not found["plan"]["fits"]
     assert found["recommended"]["tp"] == 2 and len(found["sizes"]) == 4
+
+
+def test_a_draft_model_takes_from_the_cache_what_a_start_gives_it(monkeypatch):
+    bare, config = wish("qwen3-8b", batch=8), find_model("qwen3-8b")
+    alone = plan_size(bare, 2)
+    drafted = plan_size(replace(bare, draft=draft_request("qwen3-0.6b", "qwen3-8b", config)), 2)
+    draft = drafted.draft
+    assert draft.pages_without == alone.kv_pages and draft.kv_pages == draft.kv_tokens // 256 == 128
+    taken = (alone.kv_pages - drafted.kv_pages) * plan_page("qwen3-8b", 2)
+    assert draft.bytes == pytest.approx(taken, abs=plan_page("qwen3-8b", 2))
+    assert draft.memory["weights"] == pytest.approx(2 * 596e6, rel=0.01)
+    assert draft.step_ms < 0.7 * alone.decode_ms == 0.7 * drafted.decode_ms
+    usual = replace(bare, batch=256, draft=draft_request("qwen3-0.6b", "qwen3-8b", config))
+    planned = plan_size(usual, 2)
+    free = planned.memory["usable"] - planned.memory["reserved"]
+    assert planned.draft.kv_pages < 256 * 4096 // 256
+    started = {"model": "qwen3-8b", "draft_model": "qwen3-0.6b", "max_model_len": 4096}
+    monkeypatch.setattr(draft_model, "resolve_device", lambda device: "cuda")
+    monkeypatch.setattr(draft_model, "free_gpu_bytes", lambda share: free)
+    found = Path("qwen3-0.6b"), find_model("qwen3-0.6b")
+    monkeypatch.setattr(draft_model, "read_draft_model", lambda config: found)
+    own = draft_model.draft_settings(EngineConfig.from_values(**started))
+    assert own.kv_pages == planned.draft.kv_pages
+    assert planned.draft.memory["workspaces"] < planned.memory["workspaces"]  # of fewer tokens
+
+
+def plan_page(model, tp):
+    return rank_memory(plan_world(wish(model), tp), 4096, 0.9).page
+
+
+def test_a_draft_model_that_does_not_fit_is_said_with_the_remedy(capsys):
+    arguments = "--tp", "1", "--draft-model", "qwen3-8b"
+    assert main(["plan", "--model", "qwen3-32b", *arguments, "--batch", "50"]) == 71
+    out = capsys.readouterr().out
+    assert "draft model qwen3-8b on rank 0, GiB: weights 15.3" in out
+    assert "sequences fit, without it 53: take a smaller one, leave --draft-model out" in out
+    assert main(["plan", "--model", "qwen3-32b", *arguments, "--batch", "20"]) == 0
+    out = capsys.readouterr().out
+    assert "take a smaller one" not in out and "the tokenizers were not compared" in out
+
+
+def test_a_draft_model_is_planned_as_a_file_of_settings_starts_it(
+    tiny_model, tokenizer_folder, tmp_path, capsys
+):
+    text = json.loads((tokenizer_folder / "tokenizer.json").read_text())
+    for name in ("mine", "theirs"):
+        shutil.copytree(tiny_model("qwen3"), tmp_path / name)
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(text))
+        text["added_tokens"].append({"id": 1099, "content": "<odd>"})
+    mine, theirs = (str(tmp_path / name) for name in ("mine", "theirs"))
+    settings = tmp_path / "run.toml"
+    settings.write_text(f'model = "{mine}"\ndraft-model = "{mine}"\nkv-pages = 7\n')
+    assert main(["plan", "--config", str(settings), "--tp", "1", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert plan["draft"]["kv_pages"] == 7
+    assert not any("tokenizers" in note for note in plan["notes"])
+    assert main(["plan", "--model", mine, "--draft-model", theirs]) == 2
+    assert "token id 1099 is '<odd>' there" in capsys.readouterr().err
+    assert main(["plan", "--model", mine, "--draft-model", "qwen3-0.6b"]) == 2
+    assert "has 151936 token ids, the model has 1100" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from collections.abc import Sequence as Rows
 import msgspec
 import torch
 
-from tpdet.cache.kv import page_bytes
-from tpdet.comm.device import current_device, free_gpu_bytes, resolve_device
+from tpdet.comm.device import free_gpu_bytes, resolve_device
 from tpdet.comm.world.world import SoloWorld, World
 from tpdet.config import EngineConfig
 from tpdet.control.plan import PLAN_VERSION, StepPlan
@@ -26,7 +25,7 @@ from tpdet.engine.draft_pace import DraftPace
 from tpdet.errors import NumericalError, ResourceError
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.models.draft_pair import read_draft_model
+from tpdet.models.draft_pair import draft_page_bytes, draft_pages, read_draft_model
 from tpdet.runner import Runner, SampleTogether
 from tpdet.runner.start.load_model import LOAD_TIMEOUT
 from tpdet.runner.start.step_tokens import LEAST_TOKENS
@@ -36,7 +35,6 @@ from tpdet.scheduler.page_manager import PageManager
 from tpdet.scheduler.rows import plan_rows
 from tpdet.scheduler.sequence import PENDING, Sequence, pages_for
 
-_SHARE = 0.1  # of a GPU's free memory, for its pages
 _CPU_PAGES = 1024  # at most, where nothing says how many
 _PAIR = 2  # tokens that a copy lacks after all of its drafts were right
 _log = logging.getLogger("tpdet.engine")
@@ -258,33 +256,30 @@ def start_draft_model(config: EngineConfig, world: World) -> DraftModel | None:
     world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
     found = None
     if world.rank == 0:
-        found = DraftModel(Runner.start(_own_config(config), SoloWorld()))
+        found = DraftModel(Runner.start(draft_settings(config), SoloWorld()))
     world.barrier()
     world.set_timeout(config.step_timeout)
     return found
 
 
-def _own_config(config: EngineConfig) -> EngineConfig:
+def draft_settings(config: EngineConfig) -> EngineConfig:
     """How the draft model itself is run; says how much memory its pages take."""
     directory, draft = read_draft_model(config)
     context = min(config.max_model_len or draft.max_position, draft.max_position)
     if config.max_model_len is not None and context < config.max_model_len:
         _log.warning("the draft model has a context of %s: drafts of it end there", context)
-    size = page_bytes(draft.num_layers, draft.num_kv_heads, draft.head_dim, _dtype(draft.dtype))
     pages = config.kv_pages
-    if pages is None:
-        kind = resolve_device(config.device)
-        current_device(kind)
-        most = _CPU_PAGES
-        if kind == "cuda":
-            most = int(_SHARE * free_gpu_bytes(config.gpu_memory_utilization)) // size
-        pages = min(config.max_running * -(-context // PAGE_TOKENS), most)
+    if pages is None and resolve_device(config.device) == "cuda":
+        free = free_gpu_bytes(config.gpu_memory_utilization)
+        pages = draft_pages(draft, config.max_running, context, free)
         if pages < 1:
             raise ResourceError(
                 f"no GPU memory is left for a KV page of draft_model {directory}: raise "
                 "--gpu-memory-utilization, or leave --draft-model out"
             )
-    _log.info("draft model %s: %s KV pages, %.2f GiB", directory, pages, pages * size / 2**30)
+    pages = pages or min(config.max_running * -(-context // PAGE_TOKENS), _CPU_PAGES)
+    size = pages * draft_page_bytes(draft) / 2**30
+    _log.info("draft model %s: %s KV pages, %.2f GiB", directory, pages, size)
     return EngineConfig.from_values(
         model=str(directory),
         skip_tokenizer_init=True,
@@ -303,8 +298,3 @@ def _own_config(config: EngineConfig) -> EngineConfig:
         seed=config.seed,
         step_timeout=config.step_timeout,
     )
-
-
-def _dtype(name: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, name)
-    return found

@@ -1,14 +1,23 @@
-"""Whether a draft model fits the model that it drafts for: the same ids for the same texts."""
+"""Whether a draft model fits the model that it drafts for: the same ids for the same texts.
+
+And how many KV pages it gets, which a start and `tpdet plan` reckon alike.
+"""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
+from tpdet.cache.kv import page_bytes
 from tpdet.config import EngineConfig
 from tpdet.errors import NotFoundError, UsageError
+from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.text.tokenizer import read_files
 from tpdet.weights.resolve import resolve_model, resolve_tokenizer
+
+_SHARE = 0.1  # of a GPU's free memory, for its pages
 
 
 def read_draft_model(config: EngineConfig) -> tuple[Path, ModelConfig]:
@@ -25,18 +34,38 @@ def read_draft_model(config: EngineConfig) -> tuple[Path, ModelConfig]:
     draft = load_model_config(directory, config.dtype)
     target = resolve_model(config.model, config.revision)
     model = load_model_config(target, config.dtype)
-    if draft.vocab_size != model.vocab_size:
-        raise UsageError(
-            f"draft_model {directory} has {draft.vocab_size} token ids, the model has "
-            f"{model.vocab_size}: give a model with the same tokenizer"
-        )
+    check_vocabularies(draft, directory, model)
     if not config.skip_tokenizer_init:
         names = config.tokenizer, config.model, config.revision
-        _compare(resolve_tokenizer(*names), directory)
+        compare_tokenizers(resolve_tokenizer(*names), directory)
     return directory, draft
 
 
-def _compare(target: Path, directory: Path) -> None:
+def draft_page_bytes(draft: ModelConfig) -> int:
+    """Bytes of one of its KV pages: it is whole on one rank."""
+    dtype: torch.dtype = getattr(torch, draft.dtype)
+    return page_bytes(draft.num_layers, draft.num_kv_heads, draft.head_dim, dtype)
+
+
+def draft_pages(draft: ModelConfig, running: int, context: int, free: int) -> int:
+    """KV pages for `running` sequences of `context` tokens, as far as a share of memory holds them.
+
+    free: bytes that a GPU has before anything is loaded.
+    """
+    most = int(_SHARE * free) // draft_page_bytes(draft)
+    return min(running * -(-context // PAGE_TOKENS), most)
+
+
+def check_vocabularies(draft: ModelConfig, name: Path | str, model: ModelConfig) -> None:
+    """Refuse (UsageError) a draft model `name` with another number of token ids than the model."""
+    if draft.vocab_size != model.vocab_size:
+        raise UsageError(
+            f"draft_model {name} has {draft.vocab_size} token ids, the model has "
+            f"{model.vocab_size}: give a model with the same tokenizer"
+        )
+
+
+def compare_tokenizers(target: Path, directory: Path) -> None:
     """Refuse (UsageError) a tokenizer in which an id stands for another text."""
     if not target.is_file() and not (target / "tokenizer.json").exists():
         return  # refused, or not needed, for the model itself

@@ -21,6 +21,11 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
         metavar="DIR_OR_NAME",
         help=f"a directory, a cached hub name, or one of {', '.join(SHAPES)}",
     )
+    command.add_argument(
+        "--draft-model",
+        metavar="DIR_OR_NAME",
+        help="a draft model on rank 0, named as --model is: what it takes of the KV cache",
+    )
     command.add_argument("--config", type=Path, help="a run's settings; flags win over them")
     command.add_argument(
         "--gpu", default="h200", help=f"whose times were measured: {', '.join(HARDWARE)}"

@@ -10,7 +10,9 @@ from rich.table import Table
 
 from tpdet.arguments.counts import check_counts
 from tpdet.bench.report.find_model import find_model
+from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
+from tpdet.planner.draft import DraftPlan, draft_request
 from tpdet.planner.hardware import GIB, Network
 from tpdet.planner.plan import Choice, Plan, PlanRequest, choose_size, plan_size
 from tpdet.runner.start.step_tokens import MOST_TOKENS
@@ -68,7 +70,28 @@ def request_of(options: argparse.Namespace) -> PlanRequest:
         bytes=Network.bytes if options.network_gbps is None else 1e9 * options.network_gbps / 8,
         hop=Network.hop if options.network_us is None else 1e-6 * options.network_us,
     )
-    return checked(replace(request, network=network))
+    request = checked(replace(request, network=network))
+    return with_draft_model(request, settings, options)
+
+
+def with_draft_model(
+    request: PlanRequest, settings: Settings | None, options: argparse.Namespace
+) -> PlanRequest:
+    """The request with the draft model that is named, if one is. Raises as `draft_request`."""
+    engine = EngineConfig.from_values(model=request.model) if settings is None else settings.engine
+    name = options.draft_model or engine.draft_model
+    if name is None:
+        return request
+    draft = draft_request(
+        name,
+        request.model,
+        request.config,
+        dtype=engine.dtype,
+        tokenizer=engine.tokenizer,
+        budget=options.budget or engine.max_num_batched_tokens,
+        pages=engine.kv_pages,
+    )
+    return replace(request, draft=draft)
 
 
 def configured(request: PlanRequest, settings: Settings) -> PlanRequest:
@@ -147,6 +170,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"memory of a rank, GiB: {memory}",
         f"KV cache: {plan.kv_pages:,} pages, {plan.kv_tokens:,} tokens, {plan.kv_sequences:,} "
         f"sequences of {plan.context:,}",
+        *([] if plan.draft is None else [draft_line(plan.draft, plan)]),
         f"decode at batch {plan.batch}: {plan.decode_ms:.2f} ms a step "
         f"(floor {plan.floor_ms:.2f}), {plan.decode_tokens:,.0f} tokens/s of all worlds; "
         f"most of it: {plan.decode_limit}",
@@ -155,6 +179,16 @@ def plan_lines(plan: Plan) -> list[str]:
         f"{plan.prefill_limit}",
         *(f"note: {note}" for note in plan.notes),
     ]
+
+
+def draft_line(draft: DraftPlan, plan: Plan) -> str:
+    """The line that describes a draft model."""
+    memory = ", ".join(f"{name} {size / GIB:.1f}" for name, size in draft.memory.items())
+    return (
+        f"draft model {draft.model} on rank 0, GiB: {memory} ({draft.kv_tokens:,} tokens, "
+        f"{draft.kv_sequences:,} sequences); the KV cache has {plan.kv_pages:,} of "
+        f"{draft.pages_without:,} pages beside it; a step of it takes {draft.step_ms:.2f} ms"
+    )
 
 
 def _count(number: int, noun: str) -> str:

@@ -20,7 +20,10 @@ from tpdet.planner.step import World
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a rank's GPU. `usable` is the share the engine may use (gpu_memory_utilization)."""
+    """Bytes of a rank's GPU. `usable` is the share the engine may use (gpu_memory_utilization).
+
+    `draft`: what a draft model takes, on rank 0.
+    """
 
     usable: int
     weights: int
@@ -29,11 +32,13 @@ class Memory:
     workspaces: int
     reserved: int
     page: int
+    draft: int = 0
 
     @property
     def fixed(self) -> int:
         """Bytes of everything except KV pages."""
-        return self.weights + self.tables + self.slots + self.workspaces + self.reserved
+        held = self.weights + self.tables + self.slots + self.workspaces
+        return held + self.reserved + self.draft
 
     @property
     def pages(self) -> int:

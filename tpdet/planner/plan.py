@@ -1,16 +1,17 @@
 """Plans a model on a number of nodes, and recommends its tensor-parallel size."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from tpdet.bench.report.floor import RATES, Rates, decode_work
 from tpdet.errors import UsageError
-from tpdet.kernels.order import DEFAULT_FOLD_ORDER
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS
 from tpdet.model_config import ModelConfig
 from tpdet.model_config.expert_load import fullest_rank, touched_experts
 from tpdet.planner.constants import load_constants
-from tpdet.planner.hardware import Hardware, Network, hardware_of
+from tpdet.planner.draft import DraftPlan, DraftRequest, draft_plan
+from tpdet.planner.hardware import GIB, Hardware, Network, hardware_of
 from tpdet.planner.memory import Memory, rank_memory
 from tpdet.planner.step import (
     Parts,
@@ -32,7 +33,7 @@ class PlanRequest:
     """The question of a plan. context: tokens of each sequence; batch: sequences of one world.
 
     leaves: as --leaves; tp: None for the recommended size; most_ms: the longest time between two
-    tokens; nodes: hosts, of `gpus` GPUs each.
+    tokens; nodes: hosts, of `gpus` GPUs each; draft: the draft model, on rank 0 of each world.
     """
 
     model: str
@@ -49,6 +50,7 @@ class PlanRequest:
     utilization: float = 0.9
     most_ms: float = 50.0
     network: Network = field(default_factory=Network)
+    draft: DraftRequest | None = None
 
     @property
     def hardware(self) -> Hardware:
@@ -87,6 +89,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens: float
     prefill_limit: str
     notes: tuple[str, ...] = ()
+    draft: DraftPlan | None = None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -102,6 +105,12 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
     hardware, world = request.hardware, plan_world(request, tp)
     worlds = request.nodes * hardware.gpus // tp
     memory = rank_memory(world, request.context, request.utilization)
+    draft = None
+    if request.draft is not None:
+        sizes = request.batch, request.context, request.utilization
+        draft = draft_plan(request.draft, world, *sizes)
+        memory = replace(memory, draft=draft.bytes)
+    held = memory.sequences(request.context)
     decode = decode_parts(world, request.batch, request.context)
     prefill = prefill_parts(world, request.context)
     seconds = step_seconds(decode)
@@ -119,8 +128,8 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
         memory=_memory_fields(memory),
         kv_pages=memory.pages,
         kv_tokens=memory.tokens,
-        kv_sequences=memory.sequences(request.context),
-        fits=memory.sequences(request.context) >= request.batch,
+        kv_sequences=held,
+        fits=held >= request.batch and (draft is None or draft.kv_pages > 0),
         decode_ms=1e3 * seconds,
         floor_ms=1e3 * work.seconds(_rates(request.gpu)),
         decode_parts=_milliseconds(decode),
@@ -128,7 +137,12 @@ def plan_size(request: PlanRequest, tp: int) -> Plan:
         decode_tokens=worlds * request.batch / seconds,
         prefill_tokens=worlds * request.budget / step_seconds(prefill),
         prefill_limit=limit_of(prefill),
-        notes=(*_notes(world), *_expert_notes(world, request.batch)),
+        notes=(
+            *_notes(world),
+            *_expert_notes(world, request.batch),
+            *_draft_notes(request, draft, held),
+        ),
+        draft=draft,
     )
 
 
@@ -173,7 +187,8 @@ def choose_size(request: PlanRequest) -> Choice:
         return Choice(
             0,
             f"no size holds {request.batch} sequences of {request.context:,} tokens: TP {most.tp} "
-            f"holds {most.kv_sequences:,}; lower --batch or --context, or add leaves or nodes",
+            f"holds {most.kv_sequences:,}; lower --batch or --context, "
+            f"{'leave --draft-model out, ' * (request.draft is not None)}or add leaves or nodes",
             tuple(sizes),
         )
     smallest = fitting[0].tp
@@ -201,6 +216,7 @@ def _memory_fields(memory: Memory) -> dict[str, int]:
         "exchange slots": memory.slots,
         "workspaces": memory.workspaces,
         "reserved": memory.reserved,
+        **({"draft model": memory.draft} if memory.draft else {}),
         "left for KV": max(0, memory.usable - memory.fixed),
     }
 
@@ -248,6 +264,26 @@ def _expert_notes(world: World, batch: int) -> tuple[str, ...]:
         f"of {experts} a layer if rows choose evenly; the fullest rank reads {fullest:.1f}, "
         f"{placed}",
     )
+
+
+def _draft_notes(request: PlanRequest, draft: DraftPlan | None, held: int) -> tuple[str, ...]:
+    """What of a draft model does not fit, with the remedy. held: sequences beside it."""
+    if request.draft is None or draft is None:
+        return ()
+    notes = []
+    longest = request.draft.config.max_position
+    if longest < request.context:
+        notes.append(f"the draft model has a context of {longest:,}: its drafts end there")
+    if not request.draft.compared:
+        notes.append("the tokenizers were not compared: a start does, where both are directories")
+    without = draft.pages_without // -(-request.context // PAGE_TOKENS)
+    if held < min(request.batch, without) or not draft.kv_pages:
+        notes.append(
+            f"beside the draft model, which takes {draft.bytes / GIB:.1f} GiB of rank 0, {held:,} "
+            f"sequences fit, without it {without:,}: take a smaller one, leave --draft-model out, "
+            "raise --gpu-memory-utilization, or use more GPUs (--tp)"
+        )
+    return tuple(notes)
 
 
 def _rates(gpu: str) -> Rates:

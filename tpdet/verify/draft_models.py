@@ -3,13 +3,13 @@
 import msgspec
 import torch
 
-from tpdet.cache.kv import page_bytes
 from tpdet.comm.device import free_gpu_bytes, resolve_device
 from tpdet.comm.world.world import SoloWorld, World
 from tpdet.config import EngineConfig
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.layers.partition import make_partition
 from tpdet.model_config import load_model_config
+from tpdet.models.draft_pair import draft_page_bytes
 from tpdet.models.footprint import weight_bytes
 from tpdet.verify.drafted import OTHER
 from tpdet.verify.spec import VerifySpec
@@ -18,7 +18,7 @@ from tpdet.weights.resolve import resolve_model
 _BESIDE = 4 << 30  # bytes of a GPU that a draft model takes beside weights and pages
 
 
-def draft_settings(kind: str, spec: VerifySpec, config: EngineConfig) -> EngineConfig:
+def with_draft_model(kind: str, spec: VerifySpec, config: EngineConfig) -> EngineConfig:
     """`config` with a draft model of a kind. Another model than itself is the one that was given.
 
     If none was, it is one of the same shape with random weights of another seed.
@@ -41,9 +41,8 @@ def why_no_room(config: EngineConfig, world: World) -> str | None:
         assert config.draft_model is not None and config.kv_pages is not None
         model = load_model_config(resolve_model(config.draft_model), config.dtype)
         whole = make_partition(model, SoloWorld(), DEFAULT_FOLD_ORDER, None)
-        dtype: torch.dtype = getattr(torch, model.dtype)
-        page = page_bytes(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
-        needed = weight_bytes(whole) + config.kv_pages * page + _BESIDE
+        pages = config.kv_pages * draft_page_bytes(model)
+        needed = weight_bytes(whole) + pages + _BESIDE
         torch.cuda.empty_cache()
         free = free_gpu_bytes(1.0)
         if needed > free:

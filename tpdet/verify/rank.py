@@ -36,7 +36,7 @@ from tpdet.verify.cases import (
     repeating_probes,
 )
 from tpdet.verify.control import switch_in_stock_arithmetic
-from tpdet.verify.draft_models import draft_settings, why_no_room
+from tpdet.verify.draft_models import why_no_room, with_draft_model
 from tpdet.verify.drafted import (
     KINDS,
     MODELS,
@@ -261,7 +261,7 @@ def _engine_config(
     if circumstance.drafts in OF_ENGINE:
         changes["drafts"] = "auto"
     if circumstance.drafts in MODELS:
-        config = draft_settings(circumstance.drafts, spec, config)
+        config = with_draft_model(circumstance.drafts, spec, config)
     return config.model_copy(update=changes)
 
 

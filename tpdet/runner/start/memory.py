@@ -39,9 +39,11 @@ def pages_that_fit(
     if device.type == "cuda":
         fitting = max(0, free_gpu_bytes(config.gpu_memory_utilization) - held) // size
         if fitting < 1:
+            smaller = ", leave --draft-model out" if config.draft_model is not None else ""
             raise ResourceError(
                 f"no GPU memory is left for a KV page of {size / 2**20:.1f} MiB: raise "
-                "--gpu-memory-utilization, lower --max-num-batched-tokens, or use more ranks"
+                f"--gpu-memory-utilization, lower --max-num-batched-tokens{smaller}, or use more "
+                "ranks"
             )
         return min(useful, fitting)
     fitting = int(_CACHE_SHARE * _available_memory()) // (size * ranks)
