@@ -177,7 +177,11 @@ class Engine:
             calibrate(self, self.watch)
 
     def step(self) -> list[EngineOutput]:
-        """End one step, launching first what may follow it; what readers should hear, in order."""
+        """End one step; what readers should hear, in order.
+
+        What may follow it is launched first, and what must know its results before they are
+        returned: on a GPU the caller's work is never what the next step waits for.
+        """
         slow = self.watch is not None and self.watch.slow and not self.approximate
         if slow and not self._pending:
             self._become_approximate()
@@ -187,9 +191,13 @@ class Engine:
             self._launch(self.scheduler.schedule())
         if not self._pending:
             return []
-        if self.run_ahead and not slow:
+        ahead = self.run_ahead and not slow
+        if ahead:
             self._launch(self.scheduler.schedule_ahead())
-        return self._finish()
+        outputs = self._finish()
+        if ahead and not self._pending:
+            self._launch(self.scheduler.schedule())
+        return outputs
 
     def heartbeat(self) -> None:
         """Send an empty plan: every rank answers with the digest of its page table.
