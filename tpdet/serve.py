@@ -5,7 +5,6 @@ are refused before the port opens. A fatal error ends all streams with an error,
 ranks.
 """
 
-import gc
 import logging
 import sys
 import time
@@ -19,6 +18,7 @@ from tpdet.config import EngineConfig
 from tpdet.errors import PeerLostError
 from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.life.faults import read_faults
+from tpdet.launch.life.garbage import keep_all, no_garbage
 from tpdet.launch.life.lifecycle import check_peers, end_process
 from tpdet.launch.life.log_lines import open_log
 from tpdet.launch.life.run_directory import (
@@ -97,13 +97,11 @@ def build_engine(
     settings: Settings, environment: RankEnvironment, secret: bytes | None = None
 ) -> "Engine":
     """The engine over the launcher's ranks; `secret` is the run's secret."""
-    gc.disable()  # what is imported stays: looking for garbage would take a sixth of the time
-    from tpdet.comm.device import open_world
-    from tpdet.comm.world.exit_reasons import reporting_exit
-    from tpdet.engine import Engine
-    from tpdet.engine.fault_points import FaultPoints
-
-    gc.enable()
+    with no_garbage():  # looking for it would take a sixth of the time of the imports
+        from tpdet.comm.device import open_world
+        from tpdet.comm.world.exit_reasons import reporting_exit
+        from tpdet.engine import Engine
+        from tpdet.engine.fault_points import FaultPoints
     config = settings.engine
     tokenizer = _tokenizer_of_schemas(config) if environment.rank == 0 else None
     faults = read_faults(settings.server.allow_faults)
@@ -121,6 +119,7 @@ def build_engine(
     if tokenizer is not None:
         # Now rather than at the first schema: it takes a second for a large vocabulary.
         engine.grammars.load(tokenizer.result())
+    keep_all()
     return engine
 
 

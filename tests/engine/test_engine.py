@@ -245,6 +245,26 @@ def test_steps_that_overlap_change_no_bit(tiny_model, alone, tp, preempt_every):
     assert_same_run(alone("qwen3"), found)
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_step_that_awaits_results_is_launched_before_readers_are_served(tiny_model, ahead):
+    launches, seen = [], []
+
+    def count(engine):
+        launch = engine.runner.launch
+        vars(engine.runner)["launch"] = lambda *step: launches.append(step) or launch(*step)
+
+    request = ask("a", range(9), max_tokens=5, presence_penalty=1.5)
+    found = run(
+        tiny_model("qwen3", kv_heads=2),
+        [request],
+        ahead=ahead,
+        change=count,
+        each_step=lambda engine, step: seen.append(len(launches)),
+    )
+    assert len(found.tokens("a")) == 5
+    assert seen == ([2, 3, 4, 5, 5] if ahead else [1, 2, 3, 4, 5])
+
+
 @pytest.mark.parametrize("tp", some_slow({2}, (1, 2, 4)))
 def test_ranks_that_sample_from_their_own_part_of_the_vocabulary_agree(tiny_model, tp):
     model = tiny_model("qwen3", kv_heads=2)

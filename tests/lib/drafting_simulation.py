@@ -112,6 +112,7 @@ class Server:
                 awaited = not pending
                 if (plan := plan_next()) is not None:
                     pending.append((plan, awaited, self._launch(plan, awaited)))
+            self.drafting.think()
             made += self._finish(*pending.pop(0))
         return made
 

@@ -132,12 +132,8 @@ class PlanRows(msgspec.Struct, frozen=True, array_like=True, dict=True):
             return
         drafted = self.samples > 1
         drafts = int(self.samples[drafted].sum() - drafted.sum())
-        ends = np.cumsum(self.count)[drafted]
-        known = all(
-            (self.ids[end - count : end] >= 0).all()
-            for end, count in zip(ends.tolist(), self.count[drafted].tolist(), strict=True)
-        )
-        if (self.samples != self.count)[drafted].any() or not known:
+        pending = self.ids[np.repeat(drafted, self.count)] < 0
+        if (self.samples != self.count)[drafted].any() or pending.any():
             raise IntegrityError("step plan: a row with drafts is one known token and its drafts")
         if drafts > MAX_STEP_DRAFTS:
             raise IntegrityError(f"step plan of {drafts} drafts, over the cap of {MAX_STEP_DRAFTS}")

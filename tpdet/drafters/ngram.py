@@ -39,6 +39,8 @@ class PromptPlaces:
             key = (key * _MULTIPLIER + token) & _MASK
         sought = np.uint64(key)
         low = int(self._keys.searchsorted(sought))
+        if low == len(self._keys) or self._keys[low] != sought:  # the usual case
+            return []
         high = int(self._keys.searchsorted(sought, "right"))
         found: list[int] = self._places[max(low, high - _PLACES) : high].tolist()
         return found[::-1]

@@ -194,6 +194,7 @@ class Engine:
         ahead = self.run_ahead and not slow
         if ahead:
             self._launch(self.scheduler.schedule_ahead())
+        self.scheduler.policy.drafting.think()
         outputs = self._finish()
         if ahead and not self._pending:
             self._launch(self.scheduler.schedule())

@@ -17,13 +17,13 @@ from tpdet.control.plan import StepPlan
 from tpdet.errors import IntegrityError
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.launch.life.garbage import no_garbage
 from tpdet.layers.arithmetic import make_arithmetic
 from tpdet.models.micro_batches import micro_batches
 from tpdet.runner.graphs.engine_graphs import Graphs, captures_graphs, make_graphs
 from tpdet.runner.start.load_model import LOAD_TIMEOUT, load_model
 from tpdet.runner.start.loaded_model import LoadedModel
 from tpdet.runner.start.loading import Tick
-from tpdet.runner.start.no_garbage import no_garbage
 from tpdet.runner.start.poison_check import poison_check
 from tpdet.runner.step.gpu_wait import wait_for_step
 from tpdet.runner.step.heartbeat import compare_tables

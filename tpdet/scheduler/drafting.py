@@ -102,6 +102,7 @@ class Drafting:
         self._drafting: set[RowKey] = set()  # sequences that were given drafters
         self._active: dict[RowKey, Sequence] = {}  # those that run no longer ahead, to carry drafts
         self._credit, self._turn = _MOST_CREDIT, 0
+        self._rows: list[tuple[str, int, int, int, Luck]] = []  # not yet learned of
         self._model_seconds = 0.0  # that the draft model took since the last step ended
         self._together = False  # all rows wait, so that every sequence may carry drafts
 
@@ -154,13 +155,30 @@ class Drafting:
             self.pace.took(positions, awaited, seconds)
 
     def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """The first `accepted` of a row's drafts were right."""
+        """The first `accepted` of a row's drafts were right.
+
+        Right drafts change chances when there is time (`think`), not while the GPU waits.
+        """
         drafter = sequence.drafter
         if drafter is None:
             return
-        luck = sequence.luck.setdefault(drafter.name, Luck())
-        self.chances.learn(drafter.name, sequence.trust, accepted, drafted, luck)
-        self.counts.setdefault(drafter.name, DraftCounts()).add(drafted, accepted)
+        name, luck = drafter.name, sequence.luck
+        if name not in luck:
+            luck[name] = Luck()
+        if name not in self.counts:
+            self.counts[name] = DraftCounts()
+        self.counts[name].add(drafted, accepted)
+        row = name, sequence.trust, accepted, drafted, luck[name]
+        if accepted:
+            self._rows.append(row)
+        else:
+            self.chances.learn(*row)
+
+    def think(self) -> None:
+        """What can be done while a step runs: learn of right drafts in the steps before it."""
+        rows, self._rows = self._rows, []
+        for row in rows:
+            self.chances.learn(*row)
 
     def add(self, running: SequenceQueue, counts: dict[RowKey, int], budget: int) -> None:
         """Let decoding rows of a step carry drafts, as many as are left of its budget.

@@ -22,6 +22,9 @@ def add_drafts(sequence: Sequence, drafts: Rows[int]) -> int:
     They end before an id that would end the sequence and before the first that its schema forbids.
     """
     known = len(sequence.tokens)
+    if sequence.constraint is None and sequence.ends.isdisjoint(drafts):  # the usual case
+        sequence.tokens += drafts
+        drafts = ()
     for draft in drafts:
         if draft in sequence.ends or not _allows(sequence, draft):
             break

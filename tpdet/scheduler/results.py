@@ -152,7 +152,9 @@ def take_run(
     outputs: list[Output] = []
     for place, token in enumerate(run):
         sequence.tokens.append(PENDING)
-        output = _take_token(sequence, begin + place, token, approximate)
+        position = begin + place
+        plain = plain_output(sequence, position, token, approximate)
+        output = plain or _take_token(sequence, position, token, approximate)
         outputs.append(output)
         if isinstance(output, RequestFailed) or output.finish_reason is not None:
             break

@@ -226,10 +226,13 @@ class Scheduler:
         self._totals.draft_tokens += drafted
         self._totals.accepted_draft_tokens += accepted
         self.policy.drafting.learn(sequence, drafted, accepted)
-        if outputs and not isinstance(outputs[-1], RequestFailed):
+        if not outputs:
+            return outputs
+        offers = sequence.computed // PAGE_TOKENS > sequence.offered
+        if offers and not isinstance(outputs[-1], RequestFailed):
             self.policy.page_manager.share(sequence, sequence.computed)
-        for output in outputs:
-            self._follow(sequence, output)
+        self._totals.generated_tokens += len(outputs) - 1  # only the last one may be its end
+        self._follow(sequence, outputs[-1])
         return outputs
 
     def forget_prefixes(self) -> None:

@@ -7,7 +7,6 @@ answer then ends with an error, and the process with 75 within two seconds.
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -25,6 +24,7 @@ import uvloop
 
 from tpdet.errors import PeerLostError, TpdetError
 from tpdet.launch.host.processes import die_with_parent
+from tpdet.launch.life.garbage import keep_all
 from tpdet.launch.life.lifecycle import write_error
 from tpdet.launch.life.run_directory import RunDirectory
 from tpdet.launch.life.signals import STOP_SIGNALS
@@ -131,9 +131,7 @@ def _run(config: ProcessConfig) -> NoReturn:
     reasoning = ReasoningParser.of(config.reasoning_parser, tokenizer)
     if config.index == 0 and config.reasoning_parser == "auto":
         _log.info("reasoning parser: %s", reasoning.name if reasoning else "off")
-    # What is loaded stays for ever: a collection that looks through it takes tens of milliseconds.
-    gc.collect()
-    gc.freeze()
+    keep_all()
     serving = _serve(config, files, tokenizer, reasoning)
     code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(serving)
     if code == LOST:
