@@ -4,7 +4,7 @@ from collections.abc import Sequence as Rows
 
 from tpdet.drafters.drafter import DRAFT_MODEL
 
-_TRUST = 8  # how often it is right is learned of all sequences
+_TRUST = 16  # for a start; how often it is right is learned of all sequences
 
 
 class OfModel:
