@@ -67,6 +67,8 @@ def set_key(model, key, value):
         (["--tp", "2", "--transport", "mpi"], 2, "tpdet launch mpirun"),
         (["--tp", "2", "--transport", "peer"], 2, "needs GPUs"),
         (["--leaves", "3"], 2, "leaves"),
+        (["--reasoning-parser", "qwen3"], 2, "think: this tokenizer has no added tokens <think>"),
+        (["--reasoning-parser", "think", "--skip-tokenizer-init"], 2, "leave --skip-tokenizer"),
     ],
 )
 def test_flags_that_do_not_fit(refuse, model, tmp_path, flags, code, words):

@@ -6,11 +6,11 @@ import re
 import pytest
 
 from tests.server.harness import write_tokenizer
-from tpdet.errors import UsageError
+from tpdet.errors import CheckpointError, UsageError
 from tpdet.request import SamplingParams, TokenOutput
 from tpdet.text.outputs import ChoiceAssembler
-from tpdet.text.reasoning import BLOCKS, ReasoningParser
-from tpdet.text.tokenizer import Tokenizer
+from tpdet.text.reasoning import BLOCKS, ReasoningParser, check_marks
+from tpdet.text.tokenizer import Tokenizer, read_files
 
 THINK = ("<think>", "</think>")
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
@@ -281,6 +281,21 @@ def test_the_parser_is_found_by_the_tokenizers_marks(tokenizers, tmp_path):
         ReasoningParser.of("harmony", tokenizers["think"])
     with pytest.raises(UsageError, match="think needs a tokenizer"):
         ReasoningParser.of("think", None)
+
+
+def test_marks_are_missed_in_the_files_before_a_start(tmp_path):
+    write_tokenizer(tmp_path, marks=THINK)
+    files = read_files(tmp_path)
+    for setting in ("off", "auto", "think"):
+        check_marks(setting, files)
+    with pytest.raises(UsageError, match="no added tokens"):
+        check_marks("harmony", files)
+    with pytest.raises(UsageError, match="needs a tokenizer"):
+        check_marks("think", None)
+    for damaged in ("{}", '{"model": {"vocab": 3}, "added_tokens": [3, {"content": 3, "id": 4}]}'):
+        (tmp_path / "tokenizer.json").write_text(damaged)
+        with pytest.raises((CheckpointError, UsageError)):
+            check_marks("think", read_files(tmp_path))
 
 
 @pytest.mark.parametrize("marks", BLOCKS)

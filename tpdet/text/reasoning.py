@@ -6,11 +6,13 @@ the headers between harmony's). So stop strings, ids and log-probabilities know 
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from tpdet.errors import UsageError
-from tpdet.text.tokenizer import Tokenizer
+from tpdet.model_config.json_file import parse_json_object
+from tpdet.text.tokenizer import Tokenizer, TokenizerFiles
+from tpdet.text.tokenizer_file import check_description, token_texts
 
 CONTENT, REASONING, NEITHER = range(3)
 BLOCKS = (
@@ -161,22 +163,8 @@ class ReasoningParser:
         "auto" looks for the marks in the tokenizer. Raises UsageError where a named parser's marks
         are no tokens.
         """
-        if setting == "off" or (setting == "auto" and tokenizer is None):
-            return None
-        if tokenizer is None:
-            raise UsageError(
-                f"{_FLAG} {setting} needs a tokenizer: leave --skip-tokenizer-init out"
-            )
-        for name in _MARKS if setting == "auto" else [setting]:
-            for marks in _MARKS[name]:
-                if tokenizer.added_tokens.keys() >= {*marks}:
-                    return cls(name, marks, tokenizer)
-        if setting == "auto":
-            return None
-        wanted = ", or ".join(" and ".join(marks) for marks in _MARKS[setting])
-        raise UsageError(
-            f"{_FLAG} {setting}: this tokenizer has no added tokens {wanted}: use auto or off"
-        )
+        found = _find(setting, None if tokenizer is None else tokenizer.added_tokens.keys())
+        return None if found is None or tokenizer is None else cls(*found, tokenizer)
 
     def splitter(self, prompt: Sequence[int], keep: bool = True) -> ReasoningSplitter:
         """For one choice of a prompt, which may have begun the reasoning; keep: or drop it."""
@@ -188,3 +176,37 @@ class ReasoningParser:
         else:
             state = _Harmony(self.marks, tokenizer, prompt)
         return ReasoningSplitter(state, tokenizer, keep)
+
+
+def check_marks(setting: str, files: TokenizerFiles | None) -> None:
+    """Refuse a named parser (UsageError) whose marks are no tokens of these files, before a start.
+
+    Not every token is an added one: `ReasoningParser.of` has the last word. Raises CheckpointError
+    for a damaged file.
+    """
+    if setting not in _MARKS:
+        return
+    tokens = None
+    if files is not None:
+        description = parse_json_object(files.text, files.source)
+        check_description(description, files.source)
+        tokens = token_texts(description)
+    _find(setting, tokens)
+
+
+def _find(setting: str, tokens: Collection[str] | None) -> tuple[str, tuple[str, ...]] | None:
+    """A parser's name, and its marks among `tokens` (None: there is no tokenizer)."""
+    if setting == "off" or (setting == "auto" and tokens is None):
+        return None
+    if tokens is None:
+        raise UsageError(f"{_FLAG} {setting} needs a tokenizer: leave --skip-tokenizer-init out")
+    for name in _MARKS if setting == "auto" else [setting]:
+        for marks in _MARKS[name]:
+            if all(mark in tokens for mark in marks):
+                return name, marks
+    if setting == "auto":
+        return None
+    wanted = ", or ".join(" and ".join(marks) for marks in _MARKS[setting])
+    raise UsageError(
+        f"{_FLAG} {setting}: this tokenizer has no added tokens {wanted}: use auto or off"
+    )

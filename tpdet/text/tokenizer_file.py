@@ -40,6 +40,16 @@ def check_description(description: Mapping[str, Any], file: str) -> None:
             )
 
 
+def token_texts(description: Mapping[str, Any]) -> set[str]:
+    """The tokens of a file that `check_description` has passed, as far as they are in order."""
+    vocabulary, added = description["model"].get("vocab"), description.get("added_tokens")
+    found = {*vocabulary} if isinstance(vocabulary, dict) else set()
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict) and isinstance(text := token.get("content"), str):
+            found.add(text)
+    return found
+
+
 def _check_ids(vocabulary: object, file: str) -> None:
     """Refuse ids that are out of range, or that two tokens have."""
     texts: dict[Any, str] = {}

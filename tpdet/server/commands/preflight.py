@@ -20,6 +20,7 @@ from tpdet.server.settings.keys import read_key_file
 from tpdet.server.settings.settings import Settings
 from tpdet.server.wire.limits import MAX_ROUTED_BYTES
 from tpdet.server.wire.protocol import socket_address
+from tpdet.text.reasoning import check_marks
 from tpdet.text.tokenizer import read_files
 from tpdet.weights.resolve import resolve_model, resolve_tokenizer
 from tpdet.weights.which import find_weights
@@ -62,10 +63,12 @@ def _check_model(settings: Settings, ranks: int) -> str:
         read_draft_model(engine)
     if engine.chat_template is not None and not Path(engine.chat_template).exists():
         raise NotFoundError(f"--chat-template {engine.chat_template} does not exist")
+    files = None
     if not engine.skip_tokenizer_init:
         names = engine.tokenizer, engine.model
         directory = resolve_tokenizer(*names, engine.revision)
-        read_files(directory, engine.chat_template, engine.chat_template_date)
+        files = read_files(directory, engine.chat_template, engine.chat_template_date)
+    check_marks(settings.server.reasoning_parser, files)
     return Contract(
         "cuda",
         model.dtype,
