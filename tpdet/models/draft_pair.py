@@ -7,9 +7,6 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
-from tpdet.cache.kv import page_bytes
 from tpdet.config import EngineConfig
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import PAGE_TOKENS
@@ -43,6 +40,10 @@ def read_draft_model(config: EngineConfig) -> tuple[Path, ModelConfig]:
 
 def draft_page_bytes(draft: ModelConfig) -> int:
     """Bytes of one of its KV pages: it is whole on one rank."""
+    import torch  # seconds, which `tpdet serve --help` does not need
+
+    from tpdet.cache.kv import page_bytes
+
     dtype: torch.dtype = getattr(torch, draft.dtype)
     return page_bytes(draft.num_layers, draft.num_kv_heads, draft.head_dim, dtype)
 
