@@ -8,6 +8,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def collect_facts(settings: Mapping[str, object], device: str = "cpu") -> dict[s
     adds the current GPU, its driver and torch's flags.
     """
     facts = {
-        "code": code_digest(),
+        "code": _own_code_digest(),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "blas": blas_version(),
@@ -139,6 +140,13 @@ def code_digest(root: Path | None = None) -> str:
     return digest.hexdigest()
 
 
+@cache
+def _own_code_digest() -> str:
+    """This process's code: as it is on disk when the first world starts."""
+    return code_digest()
+
+
+@cache
 def package_version(package: str) -> str:
     """The installed version of a distribution, or "(not set)"."""
     try:

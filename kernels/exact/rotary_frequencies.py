@@ -9,6 +9,7 @@ so the rounding to fp32 is the only one.
 import struct
 from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
+from functools import cache
 
 MAX_POSITION = 1 << 22
 """Where every table ends: below it the reduction of angles is exact."""
@@ -43,6 +44,7 @@ class RotarySpec:
     frequency_factors: tuple[float, ...] = ()
 
 
+@cache
 def inverse_frequencies(spec: RotarySpec) -> tuple[float, ...]:
     """The `dim / 2` inverse frequencies, each the fp32 nearest to its exact value.
 

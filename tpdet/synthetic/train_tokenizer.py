@@ -7,6 +7,7 @@ gives the same tokenizer, without a network.
 import importlib.util
 import json
 from collections.abc import Mapping
+from functools import cache
 from importlib.abc import InspectLoader
 from pathlib import Path
 
@@ -80,7 +81,9 @@ def train_tokenizer(directory: Path | str, vocab_size: int) -> dict[str, int]:
     return {f"{name}_id": ids[token] for name, token in named.items()}
 
 
+@cache
 def _trained(vocab_size: int) -> Tokenizer:
+    """Trained once in a process; nobody changes it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
