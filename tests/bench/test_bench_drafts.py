@@ -2,12 +2,14 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 
 from tpdet.bench.draft_texts import TEXTS
-from tpdet.bench.drafts import parse_shares
+from tpdet.bench.drafts import drafter_lines, parse_shares
 from tpdet.bench.drafts_rank import Synthetic
+from tpdet.bench.report.record import BenchRow
 from tpdet.cli import main
 from tpdet.errors import UsageError
 
@@ -28,6 +30,35 @@ def test_right_drafts_save_steps_and_wrong_ones_none(tiny_model, capsys):
     assert right["metrics"]["tokens"] == 40 and right["unit"] == "steps"
     assert right["peer"] == "without drafts" and right["batch"] == 2
     assert speed["unit"] == "tokens/s" and speed["value"] > 0
+
+
+@pytest.mark.slow
+def test_a_draft_model_is_timed_as_if_so_many_of_its_drafts_were_right(tiny_model, capsys):
+    model = str(tiny_model("qwen3", kv_heads=2, layers=6))
+    small = str(tiny_model("qwen3", kv_heads=2, hidden=64, intermediate=128, layers=1))
+    command = ["bench", "drafts", model, "--draft-model", small, "--skip-tokenizer-init"]
+    command += ["--cases", "synthetic", "--batch", "2", "--context", "9", "--acceptance", "0,1"]
+    assert main([*command, "--generate", "40", "--repeats", "1"]) == 0
+    *_, last = out = capsys.readouterr().out.splitlines()
+    wrong, _, right, _, own, _ = json.loads(last)["rows"]
+    names = [row["case"] for row in (wrong, right, own)]
+    assert names == ["draft model, 0 right", "draft model, 1 right", "draft model"]
+    assert right["value"] < 0.7 * right["peer_value"] and right["metrics"]["acceptance"] == 1.0
+    assert right["metrics"]["draft_step_ms"] > 0.0
+    assert right["mode"].endswith(", drafts auto and " + Path(small).name)
+    assert any("draft model, 1 right: a step of draft_model takes" in line for line in out)
+
+
+def test_of_each_drafter_the_share_that_was_right_is_said():
+    counts = {"draft_tokens": 8, "accepted_tokens": 6}
+    metrics = {"drafters": {"draft_model": counts}, "draft_step_ms": 0.754}
+    row = BenchRow(case="chat", value=1.0, unit="steps", tp=1, batch=4, metrics=metrics)
+    assert list(drafter_lines(row)) == [
+        "TP 1, batch 4, chat: 6 of 8 drafts of draft_model were right (75%)",
+        "TP 1, batch 4, chat: a step of draft_model takes 0.75 ms",
+    ]
+    counts["draft_tokens"] = metrics["draft_step_ms"] = 0
+    assert list(drafter_lines(row)) == []
 
 
 def test_a_synthetic_drafter_is_right_as_often_as_it_is_to_be():

@@ -2,11 +2,15 @@
 
 import argparse
 import os
+from collections.abc import Iterator
 
-from tpdet.bench.report.record import finish
+from rich.console import Console
+
+from tpdet.bench.report.record import BenchRow, finish
 from tpdet.bench.run import run_worlds
 from tpdet.bench.spec import DraftsSpec
 from tpdet.client.engine_settings import engine_config
+from tpdet.drafters.drafter import DRAFT_MODEL
 from tpdet.errors import UsageError
 from tpdet.verify.run import parse_sizes
 
@@ -27,8 +31,26 @@ def drafts_command(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     rows, largest = run_worlds(parse_sizes(options.tp), "tpdet.bench.drafts_rank", spec, config)
+    console = Console()
+    for row in rows:
+        for line in drafter_lines(row):
+            console.print(line, highlight=False, soft_wrap=True)
     finish("drafts", largest.machine, rows, options.output, as_json=options.json)
     return 0
+
+
+def drafter_lines(row: BenchRow) -> Iterator[str]:
+    """Of each drafter of a row the share that was right; and the time of a draft model's step."""
+    if row.metrics is None:
+        return
+    place = f"TP {row.tp}, batch {row.batch}, {row.case}:"
+    for name, counts in row.metrics["drafters"].items():
+        drafted, right = counts["draft_tokens"], counts["accepted_tokens"]
+        if drafted:
+            share = f"{right / drafted:.0%}"
+            yield f"{place} {right} of {drafted} drafts of {name} were right ({share})"
+    if seconds := row.metrics.get("draft_step_ms"):
+        yield f"{place} a step of {DRAFT_MODEL} takes {seconds:.2f} ms"
 
 
 def parse_shares(text: str) -> tuple[float, ...]:

@@ -63,7 +63,11 @@ def main(arguments: list[str]) -> int:
 
 
 def synthetic_rows(llm: LLM, spec: DraftsSpec, batch: int) -> list[BenchRow]:
-    """Random prompts, sampled answers, and a drafter of each share of right tokens."""
+    """Random prompts, sampled answers, and a drafter of each share of right tokens.
+
+    A draft model is that drafter where there is one: it computes its drafts, and others are taken.
+    A last row then has its own.
+    """
     vocabulary = llm.engine.model_config.vocab_size
     prompts = [
         list(prompt(spec.context, vocabulary, f"{spec.seed}-{batch}-{i}")) for i in range(batch)
@@ -81,20 +85,40 @@ def synthetic_rows(llm: LLM, spec: DraftsSpec, batch: int) -> list[BenchRow]:
         tuple(ids): answer.outputs[0].token_ids
         for ids, answer in zip(prompts, known.answers, strict=False)
     }
-    rows = []
-    for share in spec.acceptance:
+    rows, has_model = [], llm.engine.config.draft_model is not None
+    for share in (*spec.acceptance, *([None] if has_model else [])):
         draw = random.Random(f"{spec.seed}-{share}")
 
-        def drafter(choice: Choice, share: float = share, draw: random.Random = draw) -> Synthetic:
+        def drafter(
+            choice: Choice, share: float | None = share, draw: random.Random = draw
+        ) -> Synthetic:
             answer = answers[choice.request.prompt_token_ids]
-            return Synthetic(answer, choice.prompt_length, share, draw)
+            return Synthetic(answer, choice.prompt_length, share or 0.0, draw)
 
-        drafting.others, drafting.chances = drafter, Chances()  # another drafter, as it were
+        drafting.chances = Chances()  # another drafter, as it were
+        name = "draft model" if has_model else "synthetic drafts"
+        if share is not None:
+            name += f", {share:g} right"
+            _let_draft(llm, drafter, has_model)
         found = measured(llm, generate, spec.repeats)
-        drafting.others = None
-        name = f"synthetic drafts, {share:g} right"
+        _let_draft(llm, None, has_model)
         rows += beside(llm, name, batch, spec.context, known, found)
     return rows
+
+
+def _let_draft(llm: LLM, drafter: Callable[[Choice], Synthetic] | None, by_model: bool) -> None:
+    """Have synthetic drafters, or what they say in place of the draft model's drafts; or none."""
+    if not by_model:
+        llm.engine.scheduler.policy.drafting.others = drafter
+    elif llm.engine.draft_model is not None:  # on rank 0
+
+        def say(choice: Choice, drafts: list[int]) -> list[int]:
+            assert drafter is not None
+            mine = drafter(choice)
+            mine.look((), len(choice.tokens))
+            return [*mine.next(len(drafts)), *drafts][: len(drafts)]
+
+        llm.engine.draft_model.instead = None if drafter is None else say
 
 
 def text_rows(llm: LLM, spec: DraftsSpec) -> list[BenchRow]:
@@ -166,6 +190,8 @@ def beside(
         "acceptance": right / drafted if drafted else None,
         "drafters": counts,
     }
+    if llm.engine.draft_model is not None:
+        metrics["draft_step_ms"] = 1e3 * llm.engine.draft_model.seconds
     common = {"batch": batch, "context": context, "peer": "without drafts"}
     steps = engine_row(
         llm.engine,

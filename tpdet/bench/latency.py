@@ -154,6 +154,8 @@ def engine_row(engine: Engine, **fields: object) -> BenchRow:
         mode = APPROXIMATE
     if config.drafters:
         mode += f", drafts {config.drafts}"
+    if config.draft_model is not None:
+        mode += f" and {Path(config.draft_model).name}"
     return BenchRow(
         model=Path(engine.config.model).name,
         dtype=engine.model_config.dtype,

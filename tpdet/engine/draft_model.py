@@ -11,6 +11,7 @@ What it proposes is verified like any draft (docs/drafts.md), so none of this re
 
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
 import msgspec
@@ -44,12 +45,14 @@ class DraftModel:
     """A loaded draft model. `runner` has a world of one rank; its pages are not in use.
 
     Its steps run between those of the engine, on the same stream: nothing of one meets the other.
+    `instead` is for benchmarks: the drafts in place of its own, as if it had sampled them.
     """
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self._pages = PageManager(runner.num_pages)
         self._copies: OrderedDict[RowKey, _Copy] = OrderedDict()  # the latest used last
+        self.instead: Callable[[Sequence, list[int]], list[int]] | None = None
         self.pace = DraftPace(runner.loaded.config.step_timeout)
         self._step = 0
 
@@ -94,7 +97,7 @@ class DraftModel:
         for step in steps:
             step.write()
         self.pace.finish()
-        return [self._found(target.key, known, counts) for target, _ in wanted]
+        return [self._found(target, known, counts) for target, _ in wanted]
 
     def forget(self, key: RowKey) -> None:
         """Give back the pages of a sequence, which may be unknown."""
@@ -155,9 +158,16 @@ class DraftModel:
             left = self.pace.left(step.is_short)
             self.pace.end(step.is_short, wait_for_event(step.event, left, urgent))
 
-    def _found(self, key: RowKey, known: dict[RowKey, int], counts: dict[RowKey, int]) -> list[int]:
+    def _found(
+        self, target: Sequence, known: dict[RowKey, int], counts: dict[RowKey, int]
+    ) -> list[int]:
         """The drafts of a sequence."""
-        return self._copies[key].sequence.tokens[known[key] :] if key in counts else []
+        if target.key not in counts:
+            return []
+        tokens, first = self._copies[target.key].sequence.tokens, known[target.key]
+        if self.instead is not None:
+            tokens[first:] = self.instead(target, tokens[first:])
+        return tokens[first:]
 
 
 class _Copy:
