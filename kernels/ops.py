@@ -11,6 +11,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import cast
 
+import numpy as np
 import torch
 
 from tpdet.kernels.cuda import hardware
@@ -295,6 +296,30 @@ def weigh_samples(logits: torch.Tensor, params: Sequence[RowParams], shard: Shar
 def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor) -> Packed:
     """That last step: fp64 [ranks, >= 4 * share], places int64 [R] among all ranks' shares."""
     return cast(Packed, _on(answers, "sampling.sample_rows").pack_answers(answers, share, places))
+
+
+def write_rows(
+    logits: torch.Tensor, params: Sequence[RowParams], vocabulary: int, numbers: np.ndarray
+) -> bool:
+    """Write what rows of logits are sampled by to host int64 [R * WORDS]; R or fewer params.
+
+    Returns whether any row has top-k or top-p: `sample_written` must be told.
+    """
+    module = _on(logits, "sampling.written_rows")
+    return cast(bool, module.write_rows(params, vocabulary, numbers))
+
+
+def sample_written(
+    logits: torch.Tensor, numbers: torch.Tensor, filtered: bool, shard: Shard
+) -> SampledRows:
+    """`sample_rows` of whole rows by what `write_rows` wrote, on the device; pads get any token."""
+    module = _on(logits, "sampling.written_rows")
+    return cast(SampledRows, module.sample_written(logits, numbers, filtered, shard))
+
+
+def move_on(numbers: torch.Tensor, by: torch.Tensor) -> None:
+    """Add int64 [R] to the positions of written rows, on their device."""
+    _on(numbers, "sampling.written_rows").move_on(numbers, by)
 
 
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> SampledRows:

@@ -22,6 +22,7 @@ from tpdet.comm.world.world import SoloWorld, World
 from tpdet.config import EngineConfig
 from tpdet.control.plan import PLAN_VERSION, StepPlan
 from tpdet.control.sampling_row import RowKey, SampledToken
+from tpdet.engine.draft_chain import Answers, LaterSteps
 from tpdet.engine.draft_pace import DraftPace
 from tpdet.errors import NumericalError, ResourceError
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -55,6 +56,7 @@ class DraftModel:
         self.instead: Callable[[Sequence, list[int]], list[int]] | None = None
         self.pace = DraftPace(runner.loaded.config.step_timeout)
         self._step = 0
+        self._chain = runner.decode_chain()
 
     @property
     def seconds(self) -> float:
@@ -87,11 +89,15 @@ class DraftModel:
                 del counts[key]
             lacking[key] = taken
         rows = {key: count for key, count in lacking.items() if count}
+        later = None if self._chain is None else LaterSteps(self._chain, self._pages.table)
         while rows:
-            steps.append(self._launch([copies[key] for key in rows], [*rows.values()]))
+            behind = later if steps else None
+            steps.append(self._launch([copies[key] for key in rows], [*rows.values()], behind))
             if len(steps) > 1:
                 self._wait(steps[-2], urgent=False)
             rows = {key: 1 for key in copies if counts.get(key, 0) > len(steps)}
+        if later is not None:
+            later.end()
         if steps:
             self._wait(steps[-1], urgent=True)
         for step in steps:
@@ -136,8 +142,17 @@ class DraftModel:
         del copy.tokens[known:]
         return True
 
-    def _launch(self, copies: list[Sequence], counts: list[int]) -> "_Step":
-        """Start a step that computes the next tokens of copies, in the order of their keys."""
+    def _launch(
+        self, copies: list[Sequence], counts: list[int], later: LaterSteps | None
+    ) -> "_Step":
+        """Start a step that computes the next tokens of copies, in the order of their keys.
+
+        later: of a step behind the call's first, if there are graphs.
+        """
+        if later is not None and (answers := later.launch(copies)) is not None:
+            step = _Step(copies, counts, counts, answers)
+            self._launched(step, self.runner.event())
+            return step
         for copy, count in zip(copies, counts, strict=True):
             # As a row with a draft, so that it goes through the graphs of such rows.
             ends = copy.computed + count == len(copy.tokens)
@@ -146,11 +161,14 @@ class DraftModel:
         events, digest = self._pages.take_events(), self._pages.table.digest()
         plan = StepPlan(PLAN_VERSION, self._step, events, rows, digest, feeds=True)
         self._step += 1
-        step = _Step(plan, copies, counts)
-        step.event = self.runner.launch(plan, step)
-        if step.event is None:  # a CPU has computed it
-            self.pace.end(step.is_short)
+        step = _Step(copies, counts, rows.samples.tolist())
+        self._launched(step, self.runner.launch(plan, step))
         return step
+
+    def _launched(self, step: "_Step", event: torch.cuda.Event | None) -> None:
+        step.event = event
+        if event is None:  # a CPU has computed it
+            self.pace.end(step.is_short)
 
     def _wait(self, step: "_Step", urgent: bool) -> None:
         """Wait for a step on a GPU, no longer than it may take."""
@@ -193,20 +211,29 @@ class _Step:
 
     event: torch.cuda.Event | None = None
 
-    def __init__(self, plan: StepPlan, copies: list[Sequence], counts: list[int]) -> None:
-        """Advance the copies by the step. counts: the tokens of each that it computes."""
-        self.plan = plan
+    def __init__(
+        self,
+        copies: list[Sequence],
+        counts: list[int],
+        samples: list[int],
+        answers: Answers | None = None,
+    ) -> None:
+        """Advance the copies by the step, which computes and samples so many tokens of each.
+
+        answers: of a step that takes no logits.
+        """
+        self._answers = answers
         self.is_short = max(counts) <= _PAIR
         self._sequences: list[Sequence] = []
         self._ends: list[int] = []  # the position of each sampled token
         self._places: list[tuple[Sequence, int, int]] = []  # of a copy's token: in it, in the step
         self._pending: list[PendingSample] = []
-        for copy, count, samples in zip(copies, counts, plan.rows.samples.tolist(), strict=True):
+        for copy, count, sampled in zip(copies, counts, samples, strict=True):
             copy.computed += count
-            self._sequences += [copy] * samples
-            self._ends += range(copy.computed - samples + 1, copy.computed + 1)
+            self._sequences += [copy] * sampled
+            self._ends += range(copy.computed - sampled + 1, copy.computed + 1)
             copy.drafted = 0
-            if samples:
+            if sampled:
                 copy.sample_index = len(self._ends) - 1
                 self._places.append((copy, len(copy.tokens), copy.sample_index))
                 copy.tokens.append(PENDING)
@@ -227,6 +254,8 @@ class _Step:
 
     def write(self) -> None:
         """Put the sampled tokens in their places. Raises NumericalError for NaN in the logits."""
+        if self._answers is not None:
+            self._pending.append(self._answers())
         found = [it for pending in self._pending for it in finish(pending)]
         for copy, place, index in self._places:
             token = found[index]

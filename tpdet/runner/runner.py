@@ -20,6 +20,7 @@ from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.launch.life.garbage import no_garbage
 from tpdet.layers.arithmetic import make_arithmetic
 from tpdet.models.micro_batches import micro_batches
+from tpdet.runner.graphs.decode_chain import DecodeChain
 from tpdet.runner.graphs.engine_graphs import Graphs, captures_graphs, make_graphs
 from tpdet.runner.start.load_model import LOAD_TIMEOUT, load_model
 from tpdet.runner.start.loaded_model import LoadedModel
@@ -115,6 +116,13 @@ class Runner:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def decode_chain(self) -> DecodeChain | None:
+        """Steps that need no plan between them; None without graphs, or where ranks are several."""
+        if self.graphs is None or self._world.size > 1:
+            return None
+        of = self.graphs.decode, self.model, self.sampled, self.model_config.vocab_size
+        return DecodeChain(*of)
+
     def launch(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
         """Start one plan on this rank; its logits go to `results`, in the rows' order.
 
@@ -136,9 +144,14 @@ class Runner:
         if plan.feeds:
             # -1 (a row that found no token, and fails) must not be read as an id.
             self.sampled[: len(sampled)].copy_(sampled.clamp(min=0))
+        if self.device.type != "cpu":
+            self.model.exchange.carrier.report()
+        return self.event()
+
+    def event(self) -> torch.cuda.Event | None:
+        """After all that was launched on this rank's GPU; None on a CPU, which has done it."""
         if self.device.type == "cpu":
             return None
-        self.model.exchange.carrier.report()
         event = torch.cuda.Event()
         event.record()
         return event

@@ -121,7 +121,7 @@ def sample_shared(
         pieces.append(tops[at[len(params) : len(params) + len(rows)]].view(-1))
     if counted:
         pieces.append(everyone[:, end:].reshape(-1)[at[len(params) + len(rows) :]])
-    host, copied = _to_host(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
+    host, copied = to_host(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
     return PendingSample(tokens, packed, tuple(counts), known, host, copied)
 
 
@@ -243,7 +243,7 @@ def _pending(
             at = _to_device(counted, logits.device)
             mine, tokens = logits[at], tokens[at]
         pieces.append(token_ranks(mine, tokens, shard).double())
-    answers, copied = _to_host(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
+    answers, copied = to_host(torch.cat(pieces) if len(pieces) > 1 else pieces[0])
     return PendingSample(found.tokens, found.packed, tuple(counts), ranks, answers, copied)
 
 
@@ -286,7 +286,7 @@ def _to_device(numbers: list[int], device: torch.device) -> torch.Tensor:
     return values.pin_memory().to(device, non_blocking=True)
 
 
-def _to_host(answers: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+def to_host(answers: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
     """The same numbers on the host, and the event after which they are there."""
     if answers.device.type == "cpu":
         return answers, None

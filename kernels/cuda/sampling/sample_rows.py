@@ -84,6 +84,23 @@ def weigh_samples(logits: torch.Tensor, params: Sequence[RowParams], shard: Shar
     return weighed_answers(scanned, found, shard, random)
 
 
+def sample_by_table(
+    logits: torch.Tensor, table: torch.Tensor, slots: torch.Tensor | None, shard: Shard
+) -> SampledRows:
+    """One token a row by a table that is on the device: fp32 [R, V], int64 [R * ROW_FIELDS].
+
+    No row has a copy. slots: the filtered rows int64 [F], F > 0, each at the place that the table
+    names, and perhaps again; None: there are none.
+    """
+    logits = _fit(logits, shard)
+    scanned, groups = scan_rows(logits, logits, table, shard, slots is not None)
+    found = None
+    if slots is not None:
+        given = FilteredRows(logits, logits, table, scanned.peaks, slots)
+        found = find_bounds(given, groups, shard.vocab_size, False)
+    return packed_samples(weighed_answers(scanned, found, shard, True), pack_answers)
+
+
 def score_tokens(logits: torch.Tensor, tokens: Sequence[int], shard: Shard) -> SampledRows:
     """Log-probabilities of given tokens: fp32 [T, W] and T ids, T > 0."""
     logits = _fit(logits, shard)

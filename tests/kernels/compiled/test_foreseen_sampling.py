@@ -1,7 +1,9 @@
 """No way of sampling that a request may ask for compiles a kernel while serving."""
 
+from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,10 +12,13 @@ pytest.importorskip("triton")
 from tests.lib.driverless import compile_for_hopper, take_gpu_kernels
 from tpdet.control.sampling_row import SamplingRow
 from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.cuda.sampling import written_rows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
+from tpdet.kernels.inputs.written_rows import WORDS
 from tpdet.models.warm_up import sample_every_kind_alone, sample_in_one_step, sizes
 from tpdet.request import SamplingParams
+from tpdet.runner.graphs.decode_graphs import row_buckets
 from tpdet.runner.step.shared_rows import RowSharing
 from tpdet.sampling.sampler import (
     begin_sampling,
@@ -64,6 +69,17 @@ def rows_of(params, count):
     ]
 
 
+def written(logits, filters):
+    """Sample one row beside pads by numbers that were written."""
+    numbers = np.zeros(len(logits) * WORDS, np.int64)
+    how = [RowParams(1.0, 3, 7, **filters)]
+    filtered = written_rows.write_rows(how, VOCABULARY, numbers)
+    assert filtered == bool(filters)
+    table = torch.from_numpy(numbers)
+    written_rows.sample_written(logits, table, filtered, Shard(0, VOCABULARY))
+    written_rows.move_on(table, torch.ones(len(logits), dtype=torch.int64))
+
+
 def test_every_kind_at_every_number_of_rows_is_foreseen(monkeypatch, tmp_path):
     compile_for_hopper(monkeypatch, tmp_path)
     take_gpu_kernels(monkeypatch)
@@ -72,7 +88,7 @@ def test_every_kind_at_every_number_of_rows_is_foreseen(monkeypatch, tmp_path):
     alone = asked(lambda: [sample_every_kind_alone(logits[:rows]) for rows in sizes(MOST)])
     foreseen = mixed | alone
     late = {}
-    for rows in (1, 7, 13, 14, 28, 55, 56, 64):
+    for rows in (1, 7, 13, 14, 24, 28, 48, 55, 56, 64):
         part = logits[:rows]
         works = {
             name: lambda part=part, params=params, rows=rows: begin_sampling(
@@ -82,6 +98,9 @@ def test_every_kind_at_every_number_of_rows_is_foreseen(monkeypatch, tmp_path):
         }
         works["likeliest"] = lambda part=part: sample_likeliest(part, Shard(0, VOCABULARY))
         works["given"] = lambda part=part, rows=rows: prompt_logprobs(part, [5] * rows, 3)
+        if rows in row_buckets(MOST):
+            for filters in ({}, {"top_p": 0.9}):
+                works[f"written {filters}"] = partial(written, part, filters)
         for name, work in works.items():
             if new := {kernel for at, kernel in asked(work).items() if at not in foreseen}:
                 late[f"{name}, {rows} rows"] = new

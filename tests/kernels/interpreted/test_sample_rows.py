@@ -1,9 +1,10 @@
 """The kernels that sample many rows at once, in Triton's interpreter, beside the CPU's path."""
 
+import numpy as np
 import pytest
 import torch
 
-from tests.kernels.interpreted.rows import V, of_each_kind, params, rows, slow
+from tests.kernels.interpreted.rows import WAYS, V, of_each_kind, params, rows, slow
 from tests.kernels.interpreted.sampling_oracle import (
     answers,
     over_shards,
@@ -14,9 +15,10 @@ from tests.kernels.interpreted.sampling_oracle import (
 )
 from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
 from tpdet.kernels.cpu.sampling.gumbel import gumbel_noise as cpu_noise
-from tpdet.kernels.cuda.sampling import sample_rows
+from tpdet.kernels.cuda.sampling import sample_rows, written_rows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
+from tpdet.kernels.inputs.written_rows import WORDS
 
 
 def whole(x, how):
@@ -123,3 +125,20 @@ def test_near_ties_of_rough_scores_are_settled_by_exact_ones():
         scores = x[0] + noise
         found = int(whole(x, [RowParams(1.0, 3, 5)]).tokens)
         assert found == int(torch.argmax(scores)), delta
+
+
+@pytest.mark.parametrize("ways", [(1, 0, 3, 10), slow((2, 0, 6, 7)), slow((1, 0))])
+def test_written_rows_are_sampled_as_rows_are(ways):
+    """From step to step at their next position, beside rows that are pads and stay."""
+    x, count = rows("random", len(ways) + 2), len(ways)
+    how = [RowParams(seed=2**63 + i, position=2**31 + i, **WAYS[way]) for i, way in enumerate(ways)]
+    shard, numbers = Shard(0, V), np.zeros(len(x) * WORDS, np.int64)
+    filtered = written_rows.write_rows(how, V, numbers)
+    assert filtered == any(sample_rows.is_filtered(way, V) for way in how)
+    written = torch.from_numpy(numbers)
+    for step in range(2):
+        moved = [way._replace(position=way.position + step) for way in how]
+        found = written_rows.sample_written(x, written, filtered, shard)
+        assert torch.equal(found.packed[:count], whole(x[:count], moved).packed)
+        assert found.tokens[count:].tolist() == x[count:].argmax(-1).tolist()
+        written_rows.move_on(written, torch.tensor([1] * count + [0, 0]))

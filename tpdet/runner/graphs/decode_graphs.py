@@ -5,6 +5,7 @@ bucket of rows and of attention splits, up to which it is padded (`packed_step`)
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +14,7 @@ from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.captured_steps import CapturedSteps
+from tpdet.runner.graphs.graph_room import Graph, GraphRoom
 from tpdet.runner.graphs.packed_step import BatchShape, StepShape
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, HEAD_ROWS)
@@ -27,22 +29,47 @@ def decode_shapes(max_rows: int, width: int, fixed_rows: int = 0) -> list[StepSh
     ]
 
 
+class PackedStep(NamedTuple):
+    """A step that stands in the room's buffer, as its graph reads it."""
+
+    shape: StepShape
+    graph: Graph
+    room: GraphRoom
+    logits: torch.Tensor
+    """fp32 [shape.rows, V'], once the graph has run: the step's rows, then pads."""
+
+
 class DecodeGraphs(CapturedSteps):
     """Graphs of decode steps, to this rank's logits."""
 
+    @property
+    def most_rows(self) -> int:
+        """Of a step."""
+        return self._buckets[-1][0].rows
+
     def takes(self, rows: PlanRows) -> bool:
         """Whether a step's rows are all decode rows and not too many."""
-        return rows.decodes and len(rows) <= self._buckets[-1][0].rows
+        return rows.decodes and len(rows) <= self.most_rows
 
     def run(self, rows: PlanRows) -> torch.Tensor:
         """Replay a step: this rank's logits fp32 [len(rows), V'], valid until the next call."""
+        shape, graph = self._fitting(rows)
+        return self._replay(shape, graph, rows, [self._spans(rows, shape)])[: len(rows)]
+
+    def pack(self, rows: PlanRows) -> PackedStep:
+        """Pack a step, whose graph the caller replays."""
+        shape, graph = self._fitting(rows)
+        assert self._room is not None and self._kept is not None
+        self._fill(self._room, shape, rows, [self._spans(rows, shape)])
+        return PackedStep(shape, graph, self._room, self._kept[: shape.rows])
+
+    def _fitting(self, rows: PlanRows) -> tuple[StepShape, Graph]:
         needed = int((rows.start // PAGE_TOKENS + 1).sum())
-        shape, graph = next(
+        return next(
             (shape, graph)
             for shape, graph in self._buckets
             if shape.rows >= len(rows) and shape.batches[0].splits >= needed
         )
-        return self._replay(shape, graph, rows, [self._spans(rows, shape)])[: len(rows)]
 
     def _result(self, model: Decoder, x_MH: torch.Tensor) -> torch.Tensor:
         return model.local_logits(x_MH)

@@ -21,7 +21,7 @@ from tpdet.kernels.order import PAGE_TOKENS
 
 _ALIGNED = 4  # int32 values in 16 bytes
 _INT64 = 2  # int32 values of one int64: an id, a position, a slot
-_FIRST, _COUNT, _START = range(3)
+_FIRST, _COUNT, START = range(3)
 """Columns of `spans`: a sequence's first row, its number of rows, the first row's position."""
 _SEQUENCE, _OFFSET = range(2)
 """Columns of the lists. `_OFFSET` is a row of the sequence in `blocks`, a split of the sequence in
@@ -85,7 +85,7 @@ class BatchShape:
             positions=(self.rows, _INT64),
             slots=(self.rows, _INT64),
             tables=(self.sequences + 1, self.width),
-            spans=(self.sequences + 1, _START + 1),
+            spans=(self.sequences + 1, START + 1),
             blocks=(self.blocks, columns),
             splits=(self.splits, columns),
             short=(self.short, columns),
@@ -214,7 +214,7 @@ class StepSpans:
         tables[:count], tables[count:] = self.tables, scratch
         spans[:count, _FIRST] = self.first
         spans[:count, _COUNT] = self.count
-        spans[:count, _START] = self.start
+        spans[:count, START] = self.start
         spans[count:] = 0
         is_short = self.short(shape)
         if shape.blocks:

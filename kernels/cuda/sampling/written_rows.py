@@ -1,0 +1,48 @@
+"""Samples rows by numbers that stay on the GPU, so that a CUDA graph can sample and move on.
+
+numbers  int64 [R * ROW_FIELDS]  the rows' table (`row_table`), then
+         int64 [R]               the filtered rows, the first of them again in the places left
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tpdet.kernels.cuda.sampling.row_table import POSITION, ROW_FIELDS, is_filtered, row_table
+from tpdet.kernels.cuda.sampling.sample_rows import sample_by_table
+from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.kernels.inputs.sampled_rows import SampledRows
+from tpdet.kernels.inputs.vocabulary_shard import Shard
+from tpdet.kernels.inputs.written_rows import WORDS
+
+_PAD = RowParams(temperature=0.0, seed=0, position=0)
+
+
+def write_rows(params: Sequence[RowParams], vocabulary: int, numbers: np.ndarray) -> bool:
+    """Write rows without id lists to int64 [R * WORDS], R >= len(params) > 0; the others are pads.
+
+    Returns whether any row has top-k or top-p.
+    """
+    rows = len(numbers) // WORDS
+    filtered = [row for row, how in enumerate(params) if is_filtered(how, vocabulary)]
+    padded = [*params, *[_PAD] * (rows - len(params))]
+    numbers[: rows * ROW_FIELDS.value] = row_table(padded, [], filtered, vocabulary)
+    slots = numbers[rows * ROW_FIELDS.value :]
+    slots[:] = filtered[0] if filtered else 0
+    slots[: len(filtered)] = filtered
+    return bool(filtered)
+
+
+def sample_written(
+    logits: torch.Tensor, numbers: torch.Tensor, filtered: bool, shard: Shard
+) -> SampledRows:
+    """One token a row: fp32 [R, W] and what `write_rows` wrote, and said of filters."""
+    table = numbers[: len(logits) * ROW_FIELDS.value]
+    return sample_by_table(logits, table, numbers[len(table) :] if filtered else None, shard)
+
+
+def move_on(numbers: torch.Tensor, by: torch.Tensor) -> None:
+    """Add int64 [R] to the positions of written rows."""
+    table = numbers[: len(by) * ROW_FIELDS.value].view(len(by), ROW_FIELDS.value)
+    table[:, POSITION.value].add_(by)

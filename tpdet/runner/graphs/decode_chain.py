@@ -1,0 +1,177 @@
+"""Decode steps that follow each other on the GPU, without numbers from the host in between.
+
+A decode graph reads its step from a packed buffer. After it a second graph samples, keeps the
+tokens for the next step, and moves positions, KV slots and noise in the buffers on by one. So the
+host packs one step, and replays both graphs as often as there are steps of the same rows in the
+same pages. A draft model does so: its steps are shorter than the host's work for a planned one.
+
+The bits are those of planned steps: the graphs and kernels are the same.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from tpdet.control.plan import PlanRows
+from tpdet.kernels import ops
+from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.kernels.inputs.vocabulary_shard import Shard
+from tpdet.kernels.inputs.written_rows import WORDS
+from tpdet.models.decoder import Decoder
+from tpdet.runner.graphs.decode_graphs import DecodeGraphs, PackedStep
+from tpdet.runner.graphs.graph_room import Graph, GraphRoom
+from tpdet.runner.graphs.packed_step import START, StepShape
+from tpdet.sampling.sampler import PendingSample, to_host
+
+MOST_STEPS = 16
+"""Steps of a link, at most: so many answers are kept on the device."""
+_FIELDS = 3  # of `PendingSample.packed`
+
+
+class _Memory(NamedTuple):
+    """What the second graph reads and writes, besides logits; R rows with pads."""
+
+    packed: torch.Tensor
+    """int32: the packed step."""
+    numbers: torch.Tensor
+    """int64: `write_rows` [R * WORDS], ids of the next step [R], 1 for a row and 0 for a pad [R],
+    and the number of the step [1]."""
+    sampled: torch.Tensor
+    """int64: ids of the step before."""
+    answers: torch.Tensor
+    """fp64 [MOST_STEPS, R, 3]."""
+
+
+class DecodeChain:
+    """Makes links of a chain: steps of the same rows. A new link ends the one before it."""
+
+    def __init__(
+        self, decode: DecodeGraphs, model: Decoder, sampled: torch.Tensor, vocab_size: int
+    ) -> None:
+        """Over the graphs of one rank's engine and its `sampled`. Nothing is captured yet."""
+        self._decode, self._model, self._sampled = decode, model, sampled
+        self._vocab_size = vocab_size
+        self._graphs: dict[tuple[int, bool], Graph] = {}
+        rows, device = decode.most_rows, sampled.device
+        self._room = GraphRoom(device, 2 * _numbers(rows))
+        self._answers = torch.zeros(MOST_STEPS * rows * _FIELDS, dtype=torch.float64, device=device)
+        self._link: Link | None = None
+
+    def begin(self, rows: PlanRows, params: Sequence[RowParams]) -> "Link | None":
+        """Pack decode rows, whose tokens are sampled by `params`; None where there is no graph.
+
+        Their next positions are to be in the same pages for each step that follows.
+        """
+        if not self._decode.takes(rows):
+            return None
+        if self._link is not None:
+            self._link.copy_answers()
+        step = self._decode.pack(rows)
+        memory = self._memory(step)
+        filtered = self._write(rows, params, step.shape.rows)
+        key = step.shape.rows, filtered
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(step, memory, filtered)
+        self._link = Link(step.graph, self._graphs[key], memory, len(rows))
+        return self._link
+
+    def _memory(self, step: PackedStep) -> _Memory:
+        rows = step.shape.rows
+        numbers = self._room.packed.view(torch.int64)[: _numbers(rows)]
+        answers = self._answers[: MOST_STEPS * rows * _FIELDS].view(MOST_STEPS, rows, _FIELDS)
+        return _Memory(step.room.packed, numbers, self._sampled, answers)
+
+    def _write(self, rows: PlanRows, params: Sequence[RowParams], room: int) -> bool:
+        """Write the numbers of `room` rows with pads; whether any row is filtered."""
+        numbers, count = np.zeros(_numbers(room), np.int64), len(rows)
+        of_rows, ids, live, _ = _cut(numbers, room)
+        filtered = ops.write_rows(self._sampled, params, self._vocab_size, of_rows)
+        ids[:count] = -1 - np.arange(count)
+        live[:count] = 1
+
+        def pack(host: torch.Tensor) -> None:
+            host.numpy()[:] = numbers.view(np.int32)
+
+        self._room.fill(2 * len(numbers), pack)
+        return filtered
+
+    def _capture(self, step: PackedStep, memory: _Memory, filtered: bool) -> Graph:
+        """The second graph; shapes of as many rows differ behind what it moves on, and share it."""
+
+        def first() -> None:
+            copies = _Memory(*(part.clone() for part in memory))
+            self._advance(copies, step.shape, step.logits, filtered)
+
+        return step.room.capture(
+            partial(self._advance, memory, step.shape, step.logits, filtered), first
+        )
+
+    def _advance(
+        self, memory: _Memory, shape: StepShape, logits: torch.Tensor, filtered: bool
+    ) -> None:
+        """Sample a step and make the buffers those of the next."""
+        of_rows, next_ids, live, number = _cut(memory.numbers, shape.rows)
+        logits = self._model.whole_logits(logits)
+        found = ops.sample_written(logits, of_rows, filtered, Shard(0, logits.shape[1]))
+        memory.answers.index_copy_(0, number, found.packed[None])
+        # -1 (a row that found no token, and fails) must not be read as an id.
+        memory.sampled[: shape.rows].copy_(found.tokens.clamp(min=0))
+        ids, (parts,) = shape.views(memory.packed, torch.int64)
+        ids.copy_(next_ids)
+        parts.positions.add_(live)
+        parts.slots.add_(live)
+        parts.spans[: shape.rows, START].add_(live)
+        ops.move_on(of_rows, live)
+        number.add_(1)
+
+
+class Link:
+    """Steps of the same rows, one position after the other."""
+
+    def __init__(self, decode: Graph, advance: Graph, memory: _Memory, rows: int) -> None:
+        self._graphs = decode, advance
+        self._memory, self._rows = memory, rows
+        self._steps = 0
+        self._copied: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further step has room for its answers."""
+        return self._steps == MOST_STEPS
+
+    def step(self) -> int:
+        """Launch the next step; its number."""
+        for graph in self._graphs:
+            graph.replay()
+        self._steps += 1
+        return self._steps - 1
+
+    def copy_answers(self) -> None:
+        """Begin to copy the answers to the host, when no further step follows."""
+        if self._copied is None:
+            # Of their own: the next link writes where these stand.
+            self._copied = to_host(self._memory.answers[: self._steps].clone())
+
+    def answers(self, step: int) -> PendingSample:
+        """What a step sampled; no step may follow."""
+        self.copy_answers()
+        assert self._copied is not None
+        host, copied = self._copied
+        count, memory = self._rows, self._memory
+        tokens, packed = memory.sampled[:count], memory.answers[step, :count]
+        mine = host[step, :count].view(-1)
+        return PendingSample(tokens, packed, (None,) * count, (0,) * count, mine, copied)
+
+
+def _numbers(rows: int) -> int:
+    """int64 values of `_Memory.numbers`."""
+    return rows * (WORDS + 2) + 1
+
+
+def _cut(numbers: Any, rows: int) -> tuple[Any, Any, Any, Any]:
+    """The four parts of `_Memory.numbers`, of an array or a tensor."""
+    table, ids, live = (rows * words for words in (WORDS, WORDS + 1, WORDS + 2))
+    return numbers[:table], numbers[table:ids], numbers[ids:live], numbers[live:]
