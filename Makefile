@@ -31,6 +31,7 @@ WORKERS ?= 2
 SPEED := not slow
 SLOWEST := --durations=20 --durations-min=5
 PYTEST := $(BIN)/python -m pytest -q $(SLOWEST)
+ALONE = $$(grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests)
 
 test: setup
 	failed=; \
@@ -38,7 +39,7 @@ test: setup
 	  -m "($(SPEED)) and interpreted" tests/kernels/interpreted || failed=1; \
 	OMP_NUM_THREADS=1 $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 	  -m "($(SPEED)) and not interpreted and not gpu and not alone" || failed=1; \
-	$(PYTEST) -m "($(SPEED)) and alone" && test -z "$$failed"
+	$(PYTEST) -m "($(SPEED)) and alone" $(ALONE) && test -z "$$failed"
 
 test-long:
 	$(MAKE) test SPEED="slow or not slow"

@@ -1,4 +1,4 @@
-"""Shared fixtures: tiny checkpoints and a tokenizer made once; which tests may run side by side."""
+"""Shared fixtures: tiny checkpoints and a tokenizer made once; which files of tests begin."""
 
 import gc
 import signal
@@ -21,13 +21,6 @@ HERE = Path(__file__).parent
 # Ctrl-C is ignored by what a shell starts in its background, and by all that is started from there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until all tests are imported: what is imported stays
-# Files that hold a server to its times, or count what it holds. Other servers bear company.
-ALONE = (
-    *("server/test_batch_swing.py", "server/test_faults.py", "server/test_held_bytes.py"),
-    *("server/test_http_soak.py", "server/test_large_answers.py", "server/test_load_bounds.py"),
-    *("server/test_overload.py", "server/test_partition.py", "server/test_reload.py"),
-    *("server/test_soak.py", "server/test_template_bounds.py"),
-)
 LONGEST_FIRST = (
     "server/test_end_to_end.py", "verify/test_verify.py", "engine/test_engine.py",
     "engine/test_prefix_engine.py", "server/test_mpirun.py", "server/test_slurm.py",
@@ -45,15 +38,12 @@ LONGEST_FIRST = (
 
 
 def pytest_collection_modifyitems(items):
-    """Begin the long files, and mark those that are `alone`: `make test` runs them one by one."""
+    """Begin with the long files."""
     order = {name: place for place, name in enumerate(LONGEST_FIRST)}
 
     def place(item):
         return order.get(item.path.relative_to(HERE).as_posix(), len(order))
 
-    for item in items:
-        if item.path.relative_to(HERE).as_posix() in ALONE:
-            item.add_marker("alone")
     items.sort(key=place)
 
 

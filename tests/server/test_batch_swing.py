@@ -10,6 +10,7 @@ from tpdet.server.front.metrics import Metrics
 from tpdet.server.settings.settings import load_settings
 from tpdet.server.wire.protocol import Status
 
+pytestmark = pytest.mark.alone
 ALARM = "batch size swings"
 
 

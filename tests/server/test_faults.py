@@ -22,6 +22,8 @@ from tests.server.served import STEP_TIMEOUT, Served, streams
 from tpdet.errors import UsageError
 from tpdet.launch.life.faults import ACTIONS, FAULTS_VARIABLE, Fault, read_faults
 
+pytestmark = pytest.mark.alone
+
 
 def read(text, allowed=True):
     return read_faults(allowed, {FAULTS_VARIABLE: text})

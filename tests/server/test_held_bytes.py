@@ -12,6 +12,7 @@ from tpdet.server.front import memory
 from tpdet.server.http1.held_bytes import HeldBytes
 from tpdet.server.wire.limits import MAX_HELD_BYTES
 
+pytestmark = pytest.mark.alone
 PATH = "/v1/completions"
 KIND = "Content-Type: application/json"
 SLACK = 48 << 20
@@ -62,7 +63,6 @@ def answer_of(connection: socket.socket) -> bytes:
         return b""
 
 
-@pytest.mark.alone
 def test_unfinished_bodies_cannot_grow_the_process_past_the_bound(server):
     before = server.child.memory_info().rss
     size, most = 10 << 20, 0
@@ -92,7 +92,6 @@ def test_unfinished_bodies_cannot_grow_the_process_past_the_bound(server):
     eventually(lambda: server.complete(prompt="x" * 300_000).status_code == 400)
 
 
-@pytest.mark.alone
 def test_heads_and_pipelines_count_too(tmp_path):
     limit = 4 << 20
     server = Server(tmp_path, limits={"MAX_HELD_BYTES": limit})

@@ -16,6 +16,7 @@ from tests.server.storm import storm
 from tests.server.streams import running
 from tpdet.server.front.memory import SECONDS as TRIM_SECONDS
 
+pytestmark = pytest.mark.alone
 SECONDS = float(os.environ.get("TPDET_SOAK_SECONDS", "600"))
 STORMS, GROWTH = 3, 0.05
 
@@ -32,7 +33,6 @@ def resident_when_quiet(server: Server) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(3 * SECONDS + 300)
 def test_the_http_process_is_no_larger_after_the_third_of_three_equal_storms(tmp_path):
     server = Server(tmp_path, "--max-model-len", "8192")

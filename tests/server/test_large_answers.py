@@ -17,6 +17,7 @@ from tests.server.harness import MODEL, Server, eventually, refused, request_byt
 from tests.server.streams import running
 from tpdet.server.wire import limits
 
+pytestmark = pytest.mark.alone
 PATH = "/v1/completions"
 LENGTH, TOP = 8000, 20
 MEMORY_BYTES = 200 << 20  # what the largest answer may cost: generated tokens cost most
@@ -80,7 +81,6 @@ LARGE = {
 DEFAULT = ("prompt_logprobs", "echo streamed")
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     "name", [n if n in DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in LARGE]
 )

@@ -12,6 +12,7 @@ from tpdet.server.leader import bridge
 from tpdet.server.wire import load_bounds
 from tpdet.server.wire.load_bounds import bounded_load
 
+pytestmark = pytest.mark.alone
 KINDS = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_CORE)
 ENDLESS = """
 from tpdet.server.wire import load_bounds

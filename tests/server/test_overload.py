@@ -19,6 +19,7 @@ from tests.server.load_client import (
 )
 from tests.server.test_end_to_end import Served
 
+pytestmark = pytest.mark.alone
 PAGES, SEATS, QUEUE = 40, 4, 8
 MEMORY_SLACK = 24 << 20
 

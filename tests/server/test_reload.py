@@ -21,6 +21,7 @@ from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.wire.protocol import Accepted, Start, Status
 
+pytestmark = pytest.mark.alone
 PATH = "/v1/completions"
 
 

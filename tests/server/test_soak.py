@@ -14,6 +14,7 @@ import pytest
 from tests.server.load_client import QUESTIONS, Footprint, ask, golden, leave, settle
 from tests.server.test_end_to_end import Served
 
+pytestmark = pytest.mark.alone
 SECONDS = float(os.environ.get("TPDET_SOAK_SECONDS", "600"))
 PAGES, SEATS, WORKERS = 40, 4, 6
 ABORTED = 0.05

@@ -7,6 +7,7 @@ import pytest
 
 from tests.server.harness import MODEL, Server, refused
 
+pytestmark = pytest.mark.alone
 HOSTILE = """\
 {%- if messages | length > 1 %}
 {%- set kind = messages[1].content %}
