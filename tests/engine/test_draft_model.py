@@ -10,11 +10,12 @@ from tests.lib.engine_harness import ask, leave_out_freely, run, small_config
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.drafters.counts import DraftCounts
-from tpdet.engine.draft_model import DraftModel
+from tpdet.engine.draft_model import DraftModel, start_draft_model
 from tpdet.engine.draft_pace import DraftPace
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.models.draft_pair import read_draft_model
 from tpdet.runner import Runner
+from tpdet.runner.start.compile_ahead import CompilingAhead
 
 ALIKE = [
     ask("greedy", PROMPT, max_tokens=30),
@@ -148,6 +149,15 @@ def test_a_draft_model_that_fails_is_switched_off(tiny_model, plain, monkeypatch
     (said,) = [it.getMessage() for it in caplog.records if "switched off" in it.getMessage()]
     assert said.startswith(f"drafter draft_model {FAULTS[fault]}")
     assert said.endswith("answers go on; its weights and KV pages stay until the end")
+
+
+def test_the_start_of_the_model_itself_is_no_late_compilation(tiny_model, monkeypatch):
+    closed = []
+    monkeypatch.setattr(CompilingAhead, "close", lambda ahead: closed.append(ahead))
+    model = tiny_model("qwen3")
+    config = small_config(model, drafts="auto", draft_model=str(model))
+    drafts = start_draft_model(config, SoloWorld())
+    assert closed == [drafts.runner.loaded.ahead]
 
 
 def test_what_a_draft_may_take_follows_what_drafts_took():

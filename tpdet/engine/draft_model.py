@@ -295,7 +295,9 @@ def start_draft_model(config: EngineConfig, world: World) -> DraftModel | None:
     world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
     found = None
     if world.rank == 0:
-        found = DraftModel(Runner.start(draft_settings(config), SoloWorld()))
+        runner = Runner.start(draft_settings(config), SoloWorld())
+        runner.loaded.ahead.close()  # what the model itself compiles next is no late kernel
+        found = DraftModel(runner)
     world.barrier()
     world.set_timeout(config.step_timeout)
     return found
