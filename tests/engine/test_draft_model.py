@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 
 import pytest
 
@@ -81,15 +82,48 @@ def test_another_model_changes_no_bit(tiny_model, plain, how):
     assert counts["draft_model"].draft_tokens > 0
 
 
+def draft_by(engine, config, instead=None):
+    """Have another draft model, which may know other token ids."""
+    engine.draft_model = engine.scheduler.policy.drafting.model = None
+    mine = DraftModel(Runner.start(config, SoloWorld()), engine.model_config.vocab_size)
+    mine.pace.clock, mine.instead = (lambda: 1.0), instead
+    engine.draft_model = engine.scheduler.policy.drafting.model = mine
+
+
+@pytest.mark.parametrize("vocabulary", [1024, 1300])
+def test_token_ids_that_only_one_of_both_models_has_are_no_drafts(tiny_model, plain, vocabulary):
+    """Fewer: sequences with other ids have no drafts. More: drafts end before such an id."""
+    model, other = tiny_model("qwen3", kv_heads=2), tiny_model("qwen3", vocab=vocabulary)
+    requests = [REQUESTS[1], ask("few ids", PROMPT[:3], max_tokens=9)]
+    answer, counts, asked = plain.tokens("sampled"), {}, set()
+
+    def instead(sequence, drafts):
+        asked.add(sequence.request_id)
+        told = answer[len(sequence.tokens) - sequence.prompt_length :][:2]
+        return [*told, vocabulary - 1][: len(drafts)]
+
+    found = drafting(
+        model,
+        model,
+        requests,
+        counts,
+        lambda engine: draft_by(engine, small_config(other), instead),
+    )
+    assert found.answer("sampled") == plain.answer("sampled")
+    assert max(REQUESTS[1].prompt_token_ids) >= 1024 > max(PROMPT[:3])
+    assert ("sampled" in asked) is (vocabulary == 1300)
+    drafts = counts["draft_model"]
+    assert drafts.draft_tokens > 0
+    assert vocabulary == 1024 or drafts.accepted_at[0] > 0 == drafts.accepted_at[2]
+
+
 def test_pages_that_few_sequences_share_change_no_bit(tiny_model, plain):
     """Two pages for three sequences: their copies push each other out, or do without drafts."""
     model, counts = tiny_model("qwen3", kv_heads=2), {}
     requests = REQUESTS[1:4]
 
     def short(engine):
-        engine.draft_model = engine.scheduler.policy.drafting.model = None
-        runner = Runner.start(small_config(model, kv_pages=2), SoloWorld())
-        engine.draft_model = engine.scheduler.policy.drafting.model = DraftModel(runner)
+        draft_by(engine, small_config(model, kv_pages=2))
 
     found = drafting(model, model, requests, counts, short)
     assert_same(found, plain, requests)
@@ -199,17 +233,20 @@ def test_a_draft_model_that_does_not_fit_is_refused_by_name(tiny_model, tokenize
             read_draft_model(EngineConfig.from_values(**config))
 
     refuse(tmp_path / "nowhere", "draft_model .*nowhere does not exist", NotFoundError)
-    refuse(other, "has 1200 token ids, the model has 1100")
+    refuse(other, "token id 1097 is 'Ġlock' there and '<|endoftext|>' in the model")
+    refuse(other, "has 1200 token ids, the model has 1100", skip_tokenizer_init=True)
+    refuse(tiny_model("qwen3", vocab=2200), "has 2200 token ids, the model has 1100")
     refuse(model, "draft_model and drafts off exclude", drafts="off")
     refuse(model, "draft_model and fixed_batch exclude", fixed_batch=4)
     refuse(model, "draft_model and approximate exclude", approximate=True)
     text = json.loads((tokenizer_folder / "tokenizer.json").read_text())
-    for name in ("mine", "theirs"):
-        (tmp_path / name).mkdir()
-        for file in model.iterdir():
-            (tmp_path / name / file.name).write_bytes(file.read_bytes())
+    for name, files in {"padded": other, "mine": model, "theirs": model}.items():
+        shutil.copytree(files, tmp_path / name)
+        if name == "theirs":
+            text["added_tokens"].append({"id": 1099, "content": "<odd>"})
         (tmp_path / name / "tokenizer.json").write_text(json.dumps(text))
-        text["added_tokens"].append({"id": 1099, "content": "<odd>"})
     refuse(tmp_path / "theirs", "token id 1099 is '<odd>' there", model=str(tmp_path / "mine"))
-    same = {"model": str(tmp_path / "mine"), "draft_model": str(tmp_path / "mine")}
-    assert read_draft_model(EngineConfig.from_values(**same))[0] == tmp_path / "mine"
+    refuse(tmp_path / "padded", "has 1200 token ids", skip_tokenizer_init=True)
+    for name in ("mine", "padded"):  # the same texts, and ids that have none
+        same = {"model": str(tmp_path / "mine"), "draft_model": str(tmp_path / name)}
+        assert read_draft_model(EngineConfig.from_values(**same))[0] == tmp_path / name

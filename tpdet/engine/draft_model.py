@@ -13,6 +13,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from itertools import takewhile
 
 import msgspec
 import torch
@@ -27,6 +28,7 @@ from tpdet.engine.draft_pace import DraftPace
 from tpdet.errors import NumericalError, ResourceError
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.order import PAGE_TOKENS
+from tpdet.model_config import load_model_config
 from tpdet.models.draft_pair import draft_page_bytes, draft_pages, read_draft_model
 from tpdet.runner import Runner, SampleTogether
 from tpdet.runner.start.load_model import LOAD_TIMEOUT
@@ -36,6 +38,7 @@ from tpdet.sampling.sampler import PendingSample, finish, row_params, sample_col
 from tpdet.scheduler.page_manager import PageManager
 from tpdet.scheduler.rows import plan_rows
 from tpdet.scheduler.sequence import PENDING, Sequence, pages_for
+from tpdet.weights.resolve import resolve_model
 
 _CPU_PAGES = 1024  # at most, where nothing says how many
 _PAIR = 2  # tokens that a copy lacks after all of its drafts were right
@@ -49,8 +52,9 @@ class DraftModel:
     `instead` is for benchmarks: the drafts in place of its own, as if it had sampled them.
     """
 
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
+    def __init__(self, runner: Runner, vocabulary: int) -> None:
+        """vocabulary: token ids of the model that it drafts for, perhaps more or fewer than its."""
+        self.runner, self._vocabulary = runner, vocabulary
         self._pages = PageManager(runner.num_pages)
         self._copies: OrderedDict[RowKey, _Copy] = OrderedDict()  # the latest used last
         self.instead: Callable[[Sequence, list[int]], list[int]] | None = None
@@ -75,8 +79,8 @@ class DraftModel:
         copies: dict[RowKey, Sequence] = {}
         for target, count in wanted:
             room = self.runner.max_model_len + 1 - len(target.tokens)
-            if min(count, room) > 0:
-                copies[target.key] = self._follow(target)
+            if min(count, room) > 0 and (copy := self._follow(target)) is not None:
+                copies[target.key] = copy
                 counts[target.key] = min(count, room)
         copies = {key: copies[key] for key in sorted(copies) if self._reserve(key, copies, counts)}
         lacking = {key: len(copy.tokens) - copy.computed for key, copy in copies.items()}
@@ -115,13 +119,18 @@ class DraftModel:
         """Let go of graphs and pages."""
         self.runner.close()
 
-    def _follow(self, target: Sequence) -> Sequence:
-        """The copy of a sequence: what it has behind the first difference is forgotten."""
+    def _follow(self, target: Sequence) -> Sequence | None:
+        """The copy of a sequence: what it has behind the first difference is forgotten.
+
+        None for a sequence with a token that the draft model does not have.
+        """
         key = target.key
         if key not in self._copies:
             self._copies[key] = _Copy(_plain(target))
         self._copies.move_to_end(key)
-        return self._copies[key].follow(target.tokens)
+        copy = self._copies[key]
+        followed = copy.follow(target.tokens)
+        return followed if copy.largest < self.runner.model_config.vocab_size else None
 
     def _reserve(
         self, key: RowKey, copies: dict[RowKey, Sequence], counts: dict[RowKey, int]
@@ -185,7 +194,7 @@ class DraftModel:
         tokens, first = self._copies[target.key].sequence.tokens, known[target.key]
         if self.instead is not None:
             tokens[first:] = self.instead(target, tokens[first:])
-        return tokens[first:]
+        return list(takewhile(lambda token: token < self._vocabulary, tokens[first:]))
 
 
 class _Copy:
@@ -193,12 +202,14 @@ class _Copy:
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence, self._compared = sequence, 0
+        self.largest = 0  # token id of the sequence itself
 
     def follow(self, tokens: Rows[int]) -> Sequence:
         """Have `tokens`, which begin with those of the last call; the last is not computed yet."""
         mine, same = self.sequence.tokens, min(self._compared, len(tokens))
         while same < min(len(mine), len(tokens)) and mine[same] == tokens[same]:
             same += 1
+        self.largest = max([self.largest, *tokens[self._compared :]])
         del mine[same:]
         mine += tokens[same:]
         self._compared = len(mine)
@@ -297,7 +308,8 @@ def start_draft_model(config: EngineConfig, world: World) -> DraftModel | None:
     if world.rank == 0:
         runner = Runner.start(draft_settings(config), SoloWorld())
         runner.loaded.ahead.close()  # what the model itself compiles next is no late kernel
-        found = DraftModel(runner)
+        model = load_model_config(resolve_model(config.model, config.revision), config.dtype)
+        found = DraftModel(runner, model.vocab_size)
     world.barrier()
     world.set_timeout(config.step_timeout)
     return found

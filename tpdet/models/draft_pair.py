@@ -15,6 +15,8 @@ from tpdet.text.tokenizer import read_files
 from tpdet.weights.resolve import resolve_model, resolve_tokenizer
 
 _SHARE = 0.1  # of a GPU's free memory, for its pages
+_PADDING = 1024
+"""Token ids without a text by which models of one tokenizer may differ: they pad their tables."""
 
 
 def read_draft_model(config: EngineConfig) -> tuple[Path, ModelConfig]:
@@ -31,10 +33,10 @@ def read_draft_model(config: EngineConfig) -> tuple[Path, ModelConfig]:
     draft = load_model_config(directory, config.dtype)
     target = resolve_model(config.model, config.revision)
     model = load_model_config(target, config.dtype)
-    check_vocabularies(draft, directory, model)
+    tokenizer = None
     if not config.skip_tokenizer_init:
-        names = config.tokenizer, config.model, config.revision
-        compare_tokenizers(resolve_tokenizer(*names), directory)
+        tokenizer = resolve_tokenizer(config.tokenizer, config.model, config.revision)
+    check_pair(draft, directory, model, tokenizer)
     return directory, draft
 
 
@@ -57,19 +59,31 @@ def draft_pages(draft: ModelConfig, running: int, context: int, free: int) -> in
     return min(running * -(-context // PAGE_TOKENS), most)
 
 
-def check_vocabularies(draft: ModelConfig, name: Path | str, model: ModelConfig) -> None:
-    """Refuse (UsageError) a draft model `name` with another number of token ids than the model."""
-    if draft.vocab_size != model.vocab_size:
+def check_pair(
+    draft: ModelConfig, directory: Path, model: ModelConfig, tokenizer: Path | None
+) -> bool:
+    """Refuse (UsageError) the draft model of `directory` if it has another vocabulary.
+
+    tokenizer: of the model; None if it is not here. Returns whether tokenizers were compared. The
+    number of token ids may differ a little then.
+    """
+    differ = abs(draft.vocab_size - model.vocab_size)
+    compared = differ <= _PADDING and tokenizer is not None and _compare(tokenizer, directory)
+    if differ and not compared:
         raise UsageError(
-            f"draft_model {name} has {draft.vocab_size} token ids, the model has "
+            f"draft_model {directory} has {draft.vocab_size} token ids, the model has "
             f"{model.vocab_size}: give a model with the same tokenizer"
         )
+    return compared
 
 
-def compare_tokenizers(target: Path, directory: Path) -> None:
-    """Refuse (UsageError) a tokenizer in which an id stands for another text."""
+def _compare(target: Path, directory: Path) -> bool:
+    """Refuse (UsageError) a tokenizer in which an id stands for another text.
+
+    False where there is none to compare with.
+    """
     if not target.is_file() and not (target / "tokenizer.json").exists():
-        return  # refused, or not needed, for the model itself
+        return False  # refused, or not needed, for the model itself
     mine, other = dict(_texts(target)), dict(_texts(directory))
     for id_ in sorted(mine.keys() | other.keys()):
         if mine.get(id_) != other.get(id_):
@@ -77,6 +91,7 @@ def compare_tokenizers(target: Path, directory: Path) -> None:
                 f"draft_model {directory}: token id {id_} is {other.get(id_)!r} there and "
                 f"{mine.get(id_)!r} in the model: give a model with the same tokenizer"
             )
+    return True
 
 
 def _texts(directory: Path) -> Iterator[tuple[int, str]]:

@@ -8,12 +8,7 @@ import msgspec
 from tpdet.bench.report.find_model import find_model
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.model_config import ModelConfig
-from tpdet.models.draft_pair import (
-    check_vocabularies,
-    compare_tokenizers,
-    draft_page_bytes,
-    draft_pages,
-)
+from tpdet.models.draft_pair import check_pair, draft_page_bytes, draft_pages
 from tpdet.planner.memory import rank_memory
 from tpdet.planner.step import World, decode_parts, make_world, step_seconds
 from tpdet.runner.start.step_tokens import LEAST_TOKENS
@@ -70,11 +65,12 @@ def draft_request(
     numbers of token ids do, and as `find_model`.
     """
     draft = find_model(name, dtype)
-    check_vocabularies(draft, name, config)
     here = all(Path(each).exists() for each in (name, tokenizer or model))
-    if here:
-        compare_tokenizers(resolve_tokenizer(tokenizer, model), resolve_model(name))
-    return DraftRequest(name, draft, budget or LEAST_TOKENS, pages, here)
+    directory = resolve_model(name) if here else Path(name)
+    compared = check_pair(
+        draft, directory, config, resolve_tokenizer(tokenizer, model) if here else None
+    )
+    return DraftRequest(name, draft, budget or LEAST_TOKENS, pages, compared)
 
 
 def draft_plan(

@@ -24,7 +24,7 @@ def with_draft_model(kind: str, spec: VerifySpec, config: EngineConfig) -> Engin
     If none was, it is one of the same shape with random weights of another seed.
     """
     given = spec.draft_model if kind == OTHER else None
-    changes: dict[str, object] = {"drafts": "auto", "skip_tokenizer_init": True}
+    changes: dict[str, object] = {"drafts": "auto", "skip_tokenizer_init": given is None}
     changes["draft_model"] = str(resolve_model(given or spec.model))
     if kind == OTHER and given is None:
         changes |= {"load_format": "dummy", "seed": config.seed + 1}
