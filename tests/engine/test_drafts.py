@@ -9,6 +9,7 @@ import tpdet.engine.results as engine_results
 import tpdet.scheduler.results as scheduler_results
 from tests.lib.engine_harness import ask, leave_out_freely, run
 from tpdet.errors import IntegrityError, RequestError
+from tpdet.scheduler import scheduler
 from tpdet.scheduler.page_manager import PageManager
 from tpdet.scheduler.rows import sampling_row
 
@@ -177,13 +178,19 @@ def test_the_relation_finds_planted_faults(tiny_model, plain, monkeypatch, plant
         assert_same(found, plain, requests)
 
 
-def test_pages_that_are_published_past_the_committed_end_are_found(tiny_model, plain, monkeypatch):
+def plant_pages_past_the_committed_end(patch):
+    """A row with drafts publishes every page that it has, though the last one is not full."""
     share = PageManager.share
 
     def past_the_end(self, sequence, end):
         share(self, sequence, sequence.room if sequence.drafters else end)
 
-    monkeypatch.setattr(PageManager, "share", past_the_end)
+    patch.setattr(PageManager, "share", past_the_end)
+    patch.setattr(scheduler, "PAGE_TOKENS", 1)
+
+
+def test_pages_that_are_published_past_the_committed_end_are_found(tiny_model, plain, monkeypatch):
+    plant_pages_past_the_committed_end(monkeypatch)
     with pytest.raises(IntegrityError):
         with_drafts(plain, tiny_model("qwen3", kv_heads=2), "half", requests=REQUESTS[:1])
 

@@ -10,12 +10,12 @@ import torch
 from tests.engine.test_drafts import (
     plant_blind_acceptance,
     plant_failing_by_a_refused_position,
+    plant_pages_past_the_committed_end,
     plant_penalties_of_another_prefix,
 )
 from tpdet.control.plan import PlanRows, Row
 from tpdet.drafters.counts import DraftCounts
 from tpdet.errors import IntegrityError
-from tpdet.scheduler.page_manager import PageManager
 from tpdet.verify import draft_models, rank
 from tpdet.verify.cases import circumstances
 from tpdet.verify.compare import compare
@@ -69,19 +69,12 @@ def test_every_kind_of_drafts_is_equal_however_steps_are_made(tiny_model, tmp_pa
     assert {f"{kind} drafts" for kind in KINDS} < {each.circumstance for each in found}
 
 
-def share_past_the_end(patch):
-    share = PageManager.share
-    patch.setattr(
-        PageManager, "share", lambda self, sequence, end: share(self, sequence, sequence.room)
-    )
-
-
 WRONG, HALF = "wrong drafts", "half right drafts"
 SPOILED = f"{HALF}, NaN behind wrong ones"
 FAULTS = {
     "accepting without comparing": (WRONG, plant_blind_acceptance, None),
     "penalties of another prefix": (HALF, plant_penalties_of_another_prefix, None),
-    "pages past the committed end": (HALF, share_past_the_end, IntegrityError),
+    "pages past the committed end": (HALF, plant_pages_past_the_committed_end, IntegrityError),
     "NaN behind a wrong draft fails": (SPOILED, plant_failing_by_a_refused_position, ValueError),
 }
 
