@@ -5,6 +5,10 @@ What such a kernel must not do is to touch memory before everything earlier in i
 """
 
 import re
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 WAIT, TRIGGER = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
 _TOUCHES = re.compile(
@@ -13,14 +17,20 @@ _TOUCHES = re.compile(
 )
 
 
+class HopperKernel(NamedTuple):
+    """What Triton made of a kernel: its PTX, the log of ptxas -v, bytes of shared memory."""
+
+    ptx: str
+    log: str
+    shared: int
+
+
 def hopper_kernel(kernel, signature, constants, attributes, options):
-    """What Triton compiles; a kernel that takes DEPENDENT gets it, and is checked.
+    """A `HopperKernel`; a kernel that takes DEPENDENT gets it, and is checked.
 
     signature: name -> type of what is no constant, a tuple of types for a tuple; attributes: names
     that are multiples of 16, with every member of a tuple.
     """
-    import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -35,11 +45,41 @@ def hopper_kernel(kernel, signature, constants, attributes, options):
         attrs={path: [["tt.divisibility", 16]] for path in _paths(names, signature, attributes)},
     )
     options = {"enable_fp_fusion": False, "launch_pdl": dependent} | options
-    done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert done.metadata.launch_pdl == dependent
+    done = compiled(source, options)
     if dependent:
-        check_waits_first(done.asm["ptx"])
+        check_waits_first(done.ptx)
     return done
+
+
+def compiled(source, options):
+    """A `HopperKernel` of a source of Triton or Gluon: Triton's own run of ptxas is left out.
+
+    What has no code is kept apart from Triton's cache.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    uncoded = mock.patch.object(CUDABackend, "make_cubin", lambda *_: b"")
+    with triton.knobs.cache.scope(), uncoded:
+        triton.knobs.cache.dir = f"{triton.knobs.cache.dir}-without-code"
+        done = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert done.metadata.launch_pdl == options.get("launch_pdl", False)
+    return HopperKernel(done.asm["ptx"], assemble(done.asm["ptx"]), done.metadata.shared)
+
+
+def assemble(ptx):
+    """The log of the bundled assembler that knows this PTX version."""
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    for tool in ("ptxas", "ptxas-blackwell"):
+        command = [str(tools / tool), "-v", "--gpu-name=sm_90a", "/dev/stdin", "-o", "/dev/null"]
+        done = subprocess.run(command, input=ptx, capture_output=True, text=True)
+        if done.returncode == 0:
+            break
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
 
 
 def _paths(names, signature, attributes):

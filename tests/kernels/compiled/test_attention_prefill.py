@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 import torch
 
 from tests.kernels.compiled.test_attention import NAMES, check
-from tests.kernels.compiled.test_gemm import assemble
+from tests.lib.hopper_kernels import compiled
 from tpdet.kernels.cuda.attention.attention import attend
 from tpdet.kernels.cuda.attention.prefill_warp_specialised import attend_warp_specialised
 from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant
@@ -27,8 +27,6 @@ SPILLED = 360  # bytes, of which the loop over whole splits reads three words
 
 def compiled_attention(dtype, group, window, stages):
     """PTX and the log of ptxas -v for compute capability 9.0."""
-    import triton
-    from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
     from triton.experimental.gluon.language import NVMMASharedLayout
 
@@ -47,8 +45,8 @@ def compiled_attention(dtype, group, window, stages):
         attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
     )
     options = {"num_warps": 4, "enable_fp_fusion": False}
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    return ptx, assemble(ptx)
+    done = compiled(source, options)
+    return done.ptx, done.log
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import torch
 import triton
 
 from tests.kernels.compiled.test_attention import fuses_exponents_alone
-from tests.kernels.compiled.test_gemm import assemble
 from tests.lib.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.attention.decode import attend_splits
 from tpdet.kernels.cuda.attention.decode_launch import decode_constants, merge_chunk
@@ -37,7 +36,7 @@ def compiled(kernel, types, constants, warps, stages):
     aligned = [n for n, kind in types.items() if kind.startswith("*") or n in STRIDES]
     options = {"num_warps": warps, "num_stages": stages}
     done = hopper_kernel(kernel, types, constants, aligned, options)
-    return done.asm["ptx"], assemble(done.asm["ptx"]), done.metadata.shared
+    return done.ptx, done.log, done.shared
 
 
 def attention_types(dtype):

@@ -74,7 +74,7 @@ def compiled(kernel):
 
 
 def test_a_kernel_that_waits_first_passes():
-    assert compiled(waits_first).asm["ptx"].count("griddepcontrol") == 1
+    assert compiled(waits_first).ptx.count("griddepcontrol") == 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 from tests.kernels.compiled.test_columns import check_gates
-from tests.kernels.compiled.test_gemm import assemble, check, compile_for_hopper
+from tests.kernels.compiled.test_gemm import check, compile_for_hopper
 from tests.lib.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.experts import choice, gather, lanes, places
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
@@ -58,7 +58,7 @@ def compile_tile(tile, shared, name, bias=False):
     constants |= {"SHARED": shared, "HAS_BIAS": bias, "ACTIVATION": name}
     aligned = [n for n, t in types.items() if t.startswith("*") or n in ("n", "k")]
     done = hopper_kernel(kernel, types, constants, aligned, options)
-    return done.asm["ptx"], assemble(done.asm["ptx"]), done.metadata.shared
+    return done.ptx, done.log, done.shared
 
 
 def check_tile(tile, shared, name):
@@ -125,7 +125,7 @@ def test_small_kernels_compile_and_their_atomics_count_places_alone():
         constants = {n: v for n, v in (common | more).items() if n in taken}
         aligned = [n for n, t in types.items() if t.startswith("*")]
         done = hopper_kernel(kernel, types, constants, aligned, {"num_warps": 4})
-        atomics = re.findall(r"(?<![a-z])(?:atom|red)\.[\w.:]+", done.asm["ptx"])
+        atomics = re.findall(r"(?<![a-z])(?:atom|red)\.[\w.:]+", done.ptx)
         assert bool(atomics) == counts and all(a.endswith(".add.u32") for a in atomics), atomics
 
 

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.compiled.test_columns import check_gates
-from tests.kernels.compiled.test_gemm import assemble, check
+from tests.kernels.compiled.test_gemm import check
 from tests.lib.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.gemm.variants.root_form import (
     RootForm,
@@ -69,7 +69,7 @@ def compiled(form, even=True, stages=None, sent=True, columns=None):
     done = hopper_kernel(
         warp_specialised_fold, types, constants, ("y", "bias", "n"), {"num_warps": 4}
     )
-    return done.asm["ptx"], assemble(done.asm["ptx"]), done.metadata.shared
+    return done.ptx, done.log, done.shared
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_a_tile_of_two_parts_keeps_both_chains_in_registers(gated, bias, stages)
     } | dict.fromkeys(("m", "n", "steps"), "i32")
     constants = {"BK": 64, "HAS_BIAS": bias, "GATED": gated, "STAGES": stages}
     done = hopper_kernel(warp_specialised_parts, types, constants, ("bias", "n"), {"num_warps": 4})
-    ptx, tile = done.asm["ptx"], replace(WIDE, columns=192, stages=stages)
+    ptx, tile = done.ptx, replace(WIDE, columns=192, stages=stages)
     wanted = [f"wgmma.mma_async.sync.aligned.m64n{columns}k16" for columns in (128, 64)]
-    check(ptx, assemble(ptx), f"{gated}", wanted)
+    check(ptx, done.log, f"{gated}", wanted)
     assert "wgmma.wait_group.sync.aligned 2;" in ptx, "a step's products wait for themselves"
-    assert done.metadata.shared <= slots_bytes(tile, 1 if gated else 2) <= H200.shared_bytes
+    assert done.shared <= slots_bytes(tile, 1 if gated else 2) <= H200.shared_bytes
     assert takes(Shape(256, 24576, 4096, 1, 2, gated > 0), tile)
     if gated:
         check_gates(ptx, tile, warps=8)

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from tests.kernels.compiled.test_gemm import assemble, compile_for_hopper
+from tests.kernels.compiled.test_gemm import compile_for_hopper
 from tests.lib.hopper_kernels import hopper_kernel
 from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import direct as peer_direct
@@ -50,8 +50,8 @@ def aligned_compile(kernel, types, values, warps, strides=("plane", "stride")):
     pointers = [name for name, kind in types.items() if kind == LINKS or kind.startswith("*")]
     aligned = [name for name in types if name in pointers or name in strides]
     options = {"num_warps": warps, "num_stages": 3}
-    ptx = hopper_kernel(kernel, types, values, aligned, options).asm["ptx"]
-    return ptx, assemble(ptx)
+    done = hopper_kernel(kernel, types, values, aligned, options)
+    return done.ptx, done.log
 
 
 def check(ptx, log, name, floats=True):
