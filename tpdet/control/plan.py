@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from tpdet.errors import IntegrityError
+from tpdet.kernels.inputs.plain_rows import pack_row
 
 PLAN_VERSION = 8
 MAX_PLAN_BYTES = 64 << 20
@@ -249,6 +250,10 @@ class RowSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top_p: float
     min_p: float
     logprobs: int | None
+
+    def packed(self, choice: int) -> bytes:
+        """A row of it for `PlainRows`."""
+        return pack_row(self.seed, choice, self.temperature, self.top_k, self.top_p, self.min_p)
 
     @property
     def filtered(self) -> bool:

@@ -11,9 +11,10 @@ from functools import partial
 
 from tpdet.cache.versions import VersionTable
 from tpdet.control.sampling_row import RowKey
+from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.runner.graphs.decode_chain import DecodeChain, Link
-from tpdet.sampling.sampler import PendingSample, row_params
+from tpdet.sampling.sampler import PendingSample
 from tpdet.scheduler.rows import plan_rows
 from tpdet.scheduler.sequence import Sequence
 
@@ -51,6 +52,5 @@ class LaterSteps:
     def _begin(self, copies: Rows[Sequence]) -> Link | None:
         rows = plan_rows(copies, [1] * len(copies))
         self._table.check_readers(rows)
-        how = [copy.row_sampling for copy in copies]
-        ends = [copy.computed + 1 for copy in copies]
-        return self._chain.begin(rows, row_params(how, ends, [copy.choice for copy in copies]))
+        packed = b"".join([copy.packed_sampling for copy in copies])
+        return self._chain.begin(rows, PlainRows(packed, [copy.computed + 1 for copy in copies]))

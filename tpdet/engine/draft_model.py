@@ -26,6 +26,7 @@ from tpdet.control.sampling_row import RowKey, SampledToken
 from tpdet.engine.draft_chain import Answers, LaterSteps
 from tpdet.engine.draft_pace import DraftPace
 from tpdet.errors import NumericalError, ResourceError
+from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.model_config import load_model_config
@@ -34,7 +35,7 @@ from tpdet.runner import Runner, SampleTogether
 from tpdet.runner.start.load_model import LOAD_TIMEOUT
 from tpdet.runner.start.step_tokens import LEAST_TOKENS
 from tpdet.runner.step.gpu_wait import wait_for_event
-from tpdet.sampling.sampler import PendingSample, finish, row_params, sample_columns
+from tpdet.sampling.sampler import PendingSample, finish, sample_columns
 from tpdet.scheduler.page_manager import PageManager
 from tpdet.scheduler.rows import plan_rows
 from tpdet.scheduler.sequence import PENDING, Sequence, pages_for
@@ -254,11 +255,8 @@ class _Step:
     ) -> torch.Tensor:
         """Sample at each of the logits."""
         sequences = self._sequences[first : first + len(logits)]
-        params = row_params(
-            [it.row_sampling for it in sequences],
-            self._ends[first : first + len(logits)],
-            [it.choice for it in sequences],
-        )
+        packed = b"".join([it.packed_sampling for it in sequences])
+        params = PlainRows(packed, self._ends[first : first + len(logits)])
         shard = Shard(0, logits.shape[1])
         self._pending.append(sample_columns(logits, params, [None] * len(sequences), shard))
         return self._pending[-1].tokens

@@ -16,6 +16,7 @@ from tpdet.control.plan import (
     WholeRows,
 )
 from tpdet.control.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
+from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.runner import RowSharing, SampleTogether
 from tpdet.sampling.sampler import (
@@ -24,7 +25,6 @@ from tpdet.sampling.sampler import (
     begin_sampling,
     finish,
     prompt_logprobs,
-    row_params,
     sample_columns,
     sample_likeliest,
 )
@@ -146,10 +146,9 @@ class StepResults:
             shard = Shard(0, logits.shape[1])
             if self.likeliest_only:
                 return self._keep(sequences, sample_likeliest(logits, shard))
-            rows = [sequence.row_sampling for sequence in sequences]
-            ends = self._ends[first : first + len(logits)]
-            params = row_params(rows, ends, [sequence.choice for sequence in sequences])
-            counts = [row.logprobs for row in rows]
+            packed = b"".join([sequence.packed_sampling for sequence in sequences])
+            params = PlainRows(packed, self._ends[first : first + len(logits)])
+            counts = [sequence.row_sampling.logprobs for sequence in sequences]
             return self._keep(sequences, sample_columns(logits, params, counts, shard))
         return self._keep(sequences, together(first, logits))
 

@@ -8,15 +8,15 @@ arithmetic is in the kernels' files; R rows, T prompt positions, V ids, W column
 `begin_sampling` starts the work, `finish` waits for it: between them the device holds the tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tpdet.comm.exchange.rows import RowExchange, first_rows, row_places, share_of
-from tpdet.control.plan import RowSampling
 from tpdet.control.sampling_row import SampledToken, SamplingRow
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.sampled_rows import RowWeights, SampledRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -138,16 +138,6 @@ def sample_columns(
     return _pending(logits, found, counts, _ranks(params, counts), shard)
 
 
-def row_params(
-    rows: Iterable[RowSampling], positions: Iterable[int], choices: Iterable[int]
-) -> list[RowParams]:
-    """The params of rows whose tokens depend on no list of ids, for `sample_columns`."""
-    return [
-        RowParams(how.temperature, how.seed, position, choice, how.top_k, how.top_p, how.min_p)
-        for how, position, choice in zip(rows, positions, choices, strict=True)
-    ]
-
-
 def finish(pending: PendingSample) -> list[SampledToken | NumericalFailure]:
     """Wait for a pending sample: its R results, in order."""
     if pending.copied is not None:
@@ -249,19 +239,27 @@ def _pending(
 
 def _ranks(params: Sequence[RowParams], counts: Counts) -> tuple[int, ...]:
     """What `PendingSample.ranks` says of rows: the likeliest token's is 1 without counting."""
+    if isinstance(params, PlainRows):
+        greedy = (params.temperatures == 0.0).tolist()
+    else:
+        greedy = [how.temperature == 0.0 and not how.changes_logits for how in params]
     return tuple(
-        1 if how.temperature == 0.0 and not how.changes_logits else 0 if count is None else _COUNTED
-        for how, count in zip(params, counts, strict=True)
+        [
+            1 if likeliest else 0 if count is None else _COUNTED
+            for likeliest, count in zip(greedy, counts, strict=True)
+        ]
     )
 
 
 def _counted(ranks: Sequence[int]) -> list[int]:
+    if _COUNTED not in ranks:
+        return []
     return [row for row, rank in enumerate(ranks) if rank == _COUNTED]
 
 
 def _with_counts(counts: Counts) -> list[int]:
     """The rows that return any of the likeliest."""
-    return [row for row, count in enumerate(counts) if count]
+    return [row for row, count in enumerate(counts) if count] if any(counts) else []
 
 
 def _most(counts: Counts) -> int:

@@ -82,6 +82,7 @@ class Sequence:
     looks: bool = field(init=False)  # more than an end may follow from a token: scores, a schema
     plain: bool = field(init=False)  # how it samples is `row_sampling`, and no list of ids
     row_sampling: RowSampling = field(init=False)
+    packed_sampling: bytes = field(init=False)  # it, for `PlainRows`
 
     def __post_init__(self) -> None:
         # Every row of every step reads these: as properties they would double the host's work.
@@ -113,6 +114,7 @@ class Sequence:
             params.min_p,
             params.logprobs,
         )
+        self.packed_sampling = self.row_sampling.packed(self.choice)
 
     @classmethod
     def of(

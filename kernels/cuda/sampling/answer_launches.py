@@ -1,9 +1,9 @@
 """How the last passes over rows of logits are launched: the answers, and what goes to the host."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-import triton
 
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
 from tpdet.kernels.cuda.sampling.row_answers import (
@@ -54,9 +54,11 @@ def weighed_answers(
     random: whether any row is sampled with noise.
     """
     peak_parts, rows = scanned.peaks.shape[:2]
-    peak_width = triton.next_power_of_2(peak_parts)
+    peak_width = lanes_for(peak_parts)
     device = scanned.logits.device
-    gathered = torch.empty(rows, GATHERED_FIELDS.value, dtype=torch.int64, device=device)
+    gathered = scanned.peaks  # not written where rows are whole
+    if shard.gather is not None:
+        gathered = torch.empty(rows, GATHERED_FIELDS.value, dtype=torch.int64, device=device)
     answers = torch.empty(4, rows, dtype=torch.float64, device=device)
     maximum = torch.empty(rows, dtype=torch.float32, device=device)
     _weigh(scanned, found, shard, random, gathered, RowWeights(answers, maximum))
@@ -115,8 +117,8 @@ def _weigh(
         span,
         block,
         min(block, _SCORED_BLOCK),
-        triton.next_power_of_2(peak_parts),
-        triton.next_power_of_2(grid[1]),
+        lanes_for(peak_parts),
+        lanes_for(grid[1]),
         random,
         whole,
         found is not None and whole,
@@ -137,7 +139,7 @@ def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor | None 
         for kind in (torch.int64, torch.bool, torch.float32)
     )
     packed = torch.empty(rows, PACKED_FIELDS.value, dtype=torch.float64, device=answers.device)
-    pack_rows[triton.cdiv(rows, _PACKED_BLOCK),](
+    pack_rows[-(-rows // _PACKED_BLOCK),](
         answers,
         tokens if places is None else places,
         tokens,
@@ -156,10 +158,16 @@ def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor | None 
     return tokens, logprobs, fit, packed
 
 
+def lanes_for(count: int) -> int:
+    """The least power of two from `count` up. Triton's own functions cost the host some us each."""
+    return 1 << (count - 1).bit_length()
+
+
+@lru_cache(maxsize=1024)
 def grid_of(rows: int, width: int) -> tuple[tuple[int, int], int, int]:
     """Grid, span and block; at least one part, which may be all padding."""
-    span = max(_span(rows, width), triton.next_power_of_2(triton.cdiv(width, 1024)))
-    return (rows, max(1, triton.cdiv(width, span))), span, min(span, _BLOCK)
+    span = max(_span(rows, width), lanes_for(-(-width // 1024)))
+    return (rows, max(1, -(-width // span))), span, min(span, _BLOCK)
 
 
 def _span(rows: int, width: int) -> int:

@@ -8,7 +8,6 @@ fall through: from the windows that `value_window` collects or, after a wrong gu
 from typing import NamedTuple
 
 import torch
-import triton
 
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
 from tpdet.kernels.cuda.sampling import (
@@ -19,7 +18,7 @@ from tpdet.kernels.cuda.sampling import (
     value_buckets,
     value_window,
 )
-from tpdet.kernels.cuda.sampling.answer_launches import Bounds
+from tpdet.kernels.cuda.sampling.answer_launches import Bounds, lanes_for
 from tpdet.kernels.cuda.sampling.row_table import BOUND_FIELDS
 
 METHODS = ("list", "window", "digits")
@@ -99,7 +98,7 @@ def _list_candidates(
 ) -> None:
     """Floors, candidates and masses; with `answers` the bounds and samples from the lists."""
     filtered, device, used = len(given.slots), given.logits.device, groups.shape[1]
-    group_width = triton.next_power_of_2(used)
+    group_width = lanes_for(used)
     lists = _numbers(given, filtered, candidate_list.CAPACITY.value)
     candidate_list.choose_floor[filtered,](
         *given,
@@ -109,14 +108,14 @@ def _list_candidates(
         found.bounds,
         used,
         *sizes,
-        triton.next_power_of_2(sizes.peak_parts),
+        lanes_for(sizes.peak_parts),
         whole,
         group_width,
         num_warps=8,
         enable_fp_fusion=False,
         **dependent_launch(device),
     )
-    candidate_list.list_candidates[filtered, triton.cdiv(sizes.vocabulary, _LIST_BLOCK)](
+    candidate_list.list_candidates[filtered, -(-sizes.vocabulary // _LIST_BLOCK)](
         given.logits,
         given.copies,
         given.table,
@@ -154,7 +153,7 @@ def _bound_fallbacks(
 ) -> None:
     """The bounds of rows that fall through; a program of another row ends at once."""
     filtered = len(given.slots)
-    parts = triton.cdiv(sizes.vocabulary, _COLLECT_BLOCK)
+    parts = -(-sizes.vocabulary // _COLLECT_BLOCK)
     windows = _numbers(given, filtered, value_window.WINDOW_FIELDS.value)
     lists = _numbers(given, filtered, value_window.CAPACITY.value)
     run_parts = _numbers(given, filtered, tied_runs.RUNS.value, parts, kind=torch.int32)
@@ -170,10 +169,10 @@ def _bound_fallbacks(
         _numbers(given, filtered, digit_search.DIGITS.value),
         *sizes,
         parts,
-        triton.next_power_of_2(sizes.peak_parts),
+        lanes_for(sizes.peak_parts),
         whole,
         _COLLECT_BLOCK,
-        triton.next_power_of_2(parts),
+        lanes_for(parts),
         _DIGITS_BLOCK,
         "window" in methods,
         "digits" in methods,
@@ -193,8 +192,8 @@ def _collect_windows(
     """Counts buckets, chooses windows and collects them into lists, parts of runs and windows."""
     filtered, device = len(given.slots), given.logits.device
     lists, run_parts, windows = into
-    peak_width = triton.next_power_of_2(sizes.peak_parts)
-    value_window.count_buckets[filtered, triton.cdiv(sizes.vocabulary, _COUNT_BLOCK)](
+    peak_width = lanes_for(sizes.peak_parts)
+    value_window.count_buckets[filtered, -(-sizes.vocabulary // _COUNT_BLOCK)](
         *given,
         found.states,
         found.bounds,

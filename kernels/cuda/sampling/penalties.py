@@ -19,9 +19,15 @@ def to_device(
     values: Sequence[float] | Sequence[int] | np.ndarray, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """A list, or an array of `dtype`, as a tensor [n] there, without waiting for the device."""
-    given = isinstance(values, np.ndarray)
-    held = torch.from_numpy(values) if given else torch.tensor(values, dtype=dtype)
-    return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held
+    pin = device.type == "cuda"
+    if not isinstance(values, np.ndarray):
+        held = torch.tensor(values, dtype=dtype, pin_memory=pin)
+    elif pin:  # `pin_memory` of a tensor asks the driver first what it is
+        held = torch.empty(len(values), dtype=dtype, pin_memory=True)
+        held.numpy()[:] = values
+    else:
+        held = torch.from_numpy(values)
+    return held.to(device, non_blocking=True)
 
 
 def penalise(logits: torch.Tensor, params: Sequence[RowParams], first_id: int = 0) -> None:

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.exact.thresholds import KEEP_ALL, min_p_distance, top_p_numerator
+from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 
 GREEDY, RANDOM, GIVEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -101,6 +102,22 @@ def row_table(
     table[changed, COPY.value] = range(len(changed))
     table[filtered, SLOT.value] = range(len(filtered))
     return table.reshape(-1)
+
+
+def plain_table(rows: PlainRows, vocabulary: int) -> tuple[np.ndarray, np.ndarray, bool]:
+    """`row_table` of plain rows, the filtered ones int64 [F], and whether any row has noise."""
+    table = np.empty((len(rows), len(RowFields._fields)), np.int64)
+    seeds = rows.seeds
+    table[:, SEED_LOW.value], table[:, SEED_HIGH.value] = seeds & 0xFFFFFFFF, seeds >> 32
+    table[:, POSITION.value], table[:, CHOICE.value] = rows.positions, rows.choices
+    ways, which = rows.ways()
+    found = [_filters(*way, vocabulary) for way in ways]
+    numbers = np.array([each.numbers for each in found])
+    table[:, TEMPERATURE.value : MIN_P.value + 1] = numbers[which]
+    table[:, COPY.value :] = -1, -1, 0
+    filtered = np.flatnonzero(np.array([each.filtered for each in found])[which])
+    table[filtered, SLOT.value] = np.arange(len(filtered))
+    return table.reshape(-1), filtered, any(way.temperature != 0.0 for way in ways)
 
 
 def given_table(tokens: Sequence[int]) -> list[int]:

@@ -13,12 +13,12 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-import triton
 
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
 from tpdet.kernels.cuda.sampling.answer_launches import (
     ScannedRows,
     grid_of,
+    lanes_for,
     pack_answers,
     weighed_answers,
 )
@@ -30,10 +30,12 @@ from tpdet.kernels.cuda.sampling.row_table import (
     ROW_FIELDS,
     given_table,
     is_filtered,
+    plain_table,
     row_table,
 )
 from tpdet.kernels.cuda.sampling.sort_keys import ids_of_keys, top_keys, values_of_keys
 from tpdet.kernels.exact.thresholds import check_vocabulary
+from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.sampled_rows import RowWeights, SampledRows, packed_samples
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -52,13 +54,18 @@ def weigh_samples(logits: torch.Tensor, params: Sequence[RowParams], shard: Shar
     """`sample_rows` before the last subtraction. Raises as it does."""
     logits = _fit(logits, shard)
     vocabulary, width = shard.vocab_size, shard.width(logits.shape[1])
-    if _all_greedy(params):
-        changed: list[int] = []
-        filtered: list[int] = []
+    changed: list[int] = []
+    filtered: Sequence[int] | np.ndarray = []
+    if isinstance(params, PlainRows):
+        numbers, filtered, random = plain_table(params, vocabulary)
+        held = to_device(np.concatenate([numbers, filtered]), torch.int64, logits.device)
+    elif _all_greedy(params):
+        random = False
         held = _greedy_table(len(params), vocabulary, logits.device)
     else:
         changed = [row for row, how in enumerate(params) if how.changes_logits]
         filtered = [row for row, how in enumerate(params) if is_filtered(how, vocabulary)]
+        random = any(how.temperature != 0.0 for how in params)
         numbers = row_table(params, changed, filtered, vocabulary)
         # Slots stand behind the table, where they are aligned: the alignment is compiled in.
         places = np.array([*filtered, *changed], np.int64)
@@ -71,16 +78,15 @@ def weigh_samples(logits: torch.Tensor, params: Sequence[RowParams], shard: Shar
         copies = logits[at, :width] + 0.0
         penalise(copies, [params[row] for row in changed], shard.first_id)
     whole = shard.gather is None
-    scanned, groups = scan_rows(logits, copies, table, shard, bool(filtered) and whole)
+    scanned, groups = scan_rows(logits, copies, table, shard, len(slots) > 0 and whole)
     found = None
-    if filtered:
+    if len(slots):
         mine = logits
         if not whole:
             mine = _filtered_rows(logits, copies, slots, changed, filtered, shard)
             groups = _groups(mine)
         given = FilteredRows(mine, copies, table, scanned.peaks, slots)
         found = find_bounds(given, groups, vocabulary, not whole)
-    random = any(how.temperature != 0.0 for how in params)
     return weighed_answers(scanned, found, shard, random)
 
 
@@ -140,13 +146,15 @@ def scan_rows(
     each = _group_count(width, span) if grouped else 0
     arrivals = torch.empty(rows, dtype=torch.int32, device=logits.device)
     peaks = torch.empty(grid[1], rows, PEAK_FIELDS.value, dtype=torch.int64, device=logits.device)
-    groups = torch.empty(rows, grid[1] * each, dtype=torch.int64, device=logits.device)
+    groups = peaks
+    if grouped:
+        groups = torch.empty(rows, grid[1] * each, dtype=torch.int64, device=logits.device)
     scan_peaks[grid](
         logits,
         copies,
         table,
         peaks,
-        groups if grouped else peaks,
+        groups,
         arrivals,
         rows,
         width,
@@ -185,7 +193,7 @@ def _greedy_table(rows: int, vocabulary: int, device: torch.device) -> torch.Ten
 
 def _group_count(width: int, span: int) -> int:
     """Groups a part of `span` columns has: of 64 columns, of more where a row would have 4,096."""
-    return span // max(64, triton.next_power_of_2(triton.cdiv(width, _GROUPS)))
+    return span // max(64, lanes_for(-(-width // _GROUPS)))
 
 
 def _groups(whole_rows: torch.Tensor) -> torch.Tensor:
@@ -214,7 +222,7 @@ def _filtered_rows(
     copies: torch.Tensor,
     slots: torch.Tensor,
     changed: list[int],
-    filtered: list[int],
+    filtered: Sequence[int] | np.ndarray,
     shard: Shard,
 ) -> torch.Tensor:
     """A shard's filtered rows, or their copies, gathered whole: fp32 [F, V]."""

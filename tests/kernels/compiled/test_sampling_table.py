@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 import torch
 
 from tpdet.kernels.cuda.sampling import row_table, sample_rows
+from tpdet.kernels.inputs.plain_rows import PlainRows, pack_row
 from tpdet.kernels.inputs.row_params import RowParams
 
 VOCABULARY = 1000
@@ -77,3 +78,26 @@ def test_the_fields_that_kernels_read_are_the_tables():
     assert [getattr(row_table, name).value for name in offsets] == list(range(11))
     assert all(names[name.lower()] == getattr(row_table, name).value for name in offsets)
     assert row_table.ROW_FIELDS.value == len(names) == 12
+
+
+def test_plain_rows_have_the_table_and_the_params_of_their_rows():
+    """In one way of sampling and in several, as a whole and cut; seeds of 64 bits."""
+    draw = random.Random(2)
+    ways = [(0.0, -1, 1.0, 0.0), (0.7, 40, 0.5, 0.5), (1.0, -1, 1.0, 0.0), (1.3, 0, 0.999, 0.0)]
+    for some in (ways, ways[:1], ways[1:2]):
+        rows = [(draw.getrandbits(64), draw.randrange(5), draw.choice(some)) for _ in range(40)]
+        positions = [draw.randrange(2**31) for _ in rows]
+        params = [
+            RowParams(t, seed, position, choice, k, p, m)
+            for (seed, choice, (t, k, p, m)), position in zip(rows, positions, strict=True)
+        ]
+        plain = PlainRows(b"".join(pack_row(s, c, *way) for s, c, way in rows), positions)
+        assert [*plain] == params and [*plain[7:20]] == params[7:20] and len(plain[7:20]) == 13
+        for mine, cut in ((params, plain), (params[5:9], plain[5:9])):
+            numbers, slots, noisy = row_table.plain_table(cut, VOCABULARY)
+            filtered = [i for i, how in enumerate(mine) if row_table.is_filtered(how, VOCABULARY)]
+            expected = row_table.row_table(mine, [], filtered, VOCABULARY)
+            assert numbers.tolist() == expected.tolist() and slots.tolist() == filtered
+            assert noisy == any(how.temperature > 0 for how in mine)
+    with pytest.raises(ValueError, match="2 rows have 1 positions"):
+        PlainRows(pack_row(1, 0, 1.0, -1, 1.0, 0.0) * 2, [5])

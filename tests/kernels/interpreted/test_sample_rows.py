@@ -16,6 +16,7 @@ from tests.kernels.interpreted.sampling_oracle import (
 from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
 from tpdet.kernels.cpu.sampling.gumbel import gumbel_noise as cpu_noise
 from tpdet.kernels.cuda.sampling import sample_rows, written_rows
+from tpdet.kernels.inputs.plain_rows import PlainRows, pack_row
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.inputs.written_rows import WORDS
@@ -139,6 +140,11 @@ def test_written_rows_are_sampled_as_rows_are(ways):
     for step in range(2):
         moved = [way._replace(position=way.position + step) for way in how]
         found = written_rows.sample_written(x, written, filtered, shard)
-        assert torch.equal(found.packed[:count], whole(x[:count], moved).packed)
+        alone = whole(x[:count], moved).packed
+        assert torch.equal(found.packed[:count], alone)
+        filters = [(way.temperature, way.top_k, way.top_p, way.min_p) for way in moved]
+        packed = [pack_row(w.seed, w.choice, *f) for w, f in zip(moved, filters, strict=True)]
+        plain = PlainRows(b"".join(packed), [way.position for way in moved])
+        assert torch.equal(whole(x[:count], plain).packed, alone)
         assert found.tokens[count:].tolist() == x[count:].argmax(-1).tolist()
         written_rows.move_on(written, torch.tensor([1] * count + [0, 0]))

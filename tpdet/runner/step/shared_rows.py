@@ -23,12 +23,12 @@ from tpdet.control.plan import (
     WholeRows,
 )
 from tpdet.errors import IntegrityError
+from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.layers.partition import Partition
 from tpdet.sampling.sampler import (
     PendingSample,
-    row_params,
     sample_columns,
     sample_likeliest,
     sample_shared,
@@ -86,14 +86,13 @@ class RowSharing:
         exchange, world, size = self._rows, self._world, self._shard.vocab_size
         rows = plan.rows
         wanted = rows.logits[rows.logits > 0]
-        each = how.rows
-        if len(wanted) and wanted.max() > 1:  # rows with drafts: a sample at each of their logits
-            each = tuple([one for one, n in zip(how.rows, wanted, strict=True) for _ in range(n)])
-        after = np.repeat(np.cumsum(rows.logits), rows.logits) - np.arange(len(each)) - 1
-        ends = np.repeat(rows.start + rows.count, rows.logits) - after
-        choices = np.repeat(rows.choice, rows.logits)
-        params = row_params(each, ends.tolist(), choices.tolist())
-        counts = [one.logprobs for one in each]
+        # Rows with drafts sample at each of their logits.
+        of = zip(how.rows, rows.choice[rows.logits > 0].tolist(), wanted.tolist(), strict=True)
+        packed = b"".join([one.packed(choice) * n for one, choice, n in of])
+        after = np.repeat(np.cumsum(rows.logits), rows.logits) - np.arange(wanted.sum()) - 1
+        params = PlainRows(packed, np.repeat(rows.start + rows.count, rows.logits) - after)
+        each = zip(how.rows, wanted.tolist(), strict=True)
+        counts = [one.logprobs for one, n in each for _ in range(n)]
 
         def by_columns(first: int, logits: torch.Tensor) -> PendingSample:
             mine = slice(first, first + len(logits))
