@@ -22,7 +22,7 @@ from tpdet.comm.exchange.peer_carrier import gather_bytes
 from tpdet.comm.exchange.slot_layout import SlotLayout
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine, draft_model
-from tpdet.errors import NotFoundError, UsageError
+from tpdet.errors import NotFoundError, ResourceError, UsageError
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.model_config.expert_load import fullest_rank
 from tpdet.planner.command import LEGEND
@@ -341,6 +341,9 @@ def test_a_draft_model_takes_from_the_cache_what_a_start_gives_it(monkeypatch):
     monkeypatch.setattr(draft_model, "read_draft_model", lambda config: found)
     own = draft_model.draft_settings(EngineConfig.from_values(**started))
     assert own.kv_pages == planned.draft.kv_pages
+    monkeypatch.setattr(draft_model, "free_gpu_bytes", lambda share: 1 << 30)
+    with pytest.raises(ResourceError, match=r"takes 1.2 GiB with 3 KV pages, .* has 1.0 GiB left"):
+        draft_model.draft_settings(EngineConfig.from_values(**started))
     assert planned.draft.memory["workspaces"] < planned.memory["workspaces"]  # of fewer tokens
 
 

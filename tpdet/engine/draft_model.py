@@ -28,9 +28,11 @@ from tpdet.engine.draft_pace import DraftPace
 from tpdet.errors import NumericalError, ResourceError
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
-from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.model_config import load_model_config
+from tpdet.kernels.order import DEFAULT_FOLD_ORDER, PAGE_TOKENS
+from tpdet.layers.partition import make_partition
+from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.models.draft_pair import draft_page_bytes, draft_pages, read_draft_model
+from tpdet.models.footprint import weight_bytes
 from tpdet.runner import Runner, SampleTogether
 from tpdet.runner.start.load_model import LOAD_TIMEOUT
 from tpdet.runner.start.step_tokens import LEAST_TOKENS
@@ -313,22 +315,29 @@ def start_draft_model(config: EngineConfig, world: World) -> DraftModel | None:
     return found
 
 
+def held_bytes(draft: ModelConfig, pages: int) -> int:
+    """Bytes of a draft model's weights and of its KV pages: it is whole on one rank."""
+    whole = make_partition(draft, SoloWorld(), DEFAULT_FOLD_ORDER, None)
+    return weight_bytes(whole) + pages * draft_page_bytes(draft)
+
+
 def draft_settings(config: EngineConfig) -> EngineConfig:
     """How the draft model itself is run; says how much memory its pages take."""
     directory, draft = read_draft_model(config)
     context = min(config.max_model_len or draft.max_position, draft.max_position)
     if config.max_model_len is not None and context < config.max_model_len:
         _log.warning("the draft model has a context of %s: drafts of it end there", context)
-    pages = config.kv_pages
-    if pages is None and resolve_device(config.device) == "cuda":
+    pages = config.kv_pages or min(config.max_running * -(-context // PAGE_TOKENS), _CPU_PAGES)
+    if resolve_device(config.device) == "cuda":
         free = free_gpu_bytes(config.gpu_memory_utilization)
-        pages = draft_pages(draft, config.max_running, context, free)
-        if pages < 1:
+        pages = config.kv_pages or draft_pages(draft, config.max_running, context, free)
+        needed = held_bytes(draft, pages)
+        if pages < 1 or needed > free:
             raise ResourceError(
-                f"no GPU memory is left for a KV page of draft_model {directory}: raise "
+                f"draft_model {directory} takes {needed / 2**30:.1f} GiB with {pages} KV pages, "
+                f"rank 0's GPU has {free / 2**30:.1f} GiB left: take a smaller one, raise "
                 "--gpu-memory-utilization, or leave --draft-model out"
             )
-    pages = pages or min(config.max_running * -(-context // PAGE_TOKENS), _CPU_PAGES)
     size = pages * draft_page_bytes(draft) / 2**30
     _log.info("draft model %s: %s KV pages, %.2f GiB", directory, pages, size)
     return EngineConfig.from_values(

@@ -4,13 +4,10 @@ import msgspec
 import torch
 
 from tpdet.comm.device import free_gpu_bytes, resolve_device
-from tpdet.comm.world.world import SoloWorld, World
+from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
-from tpdet.kernels.order import DEFAULT_FOLD_ORDER
-from tpdet.layers.partition import make_partition
+from tpdet.engine.draft_model import held_bytes
 from tpdet.model_config import load_model_config
-from tpdet.models.draft_pair import draft_page_bytes
-from tpdet.models.footprint import weight_bytes
 from tpdet.verify.drafted import OTHER
 from tpdet.verify.spec import VerifySpec
 from tpdet.weights.resolve import resolve_model
@@ -40,11 +37,9 @@ def why_no_room(config: EngineConfig, world: World) -> str | None:
     if world.rank == 0 and resolve_device(config.device) == "cuda":
         assert config.draft_model is not None and config.kv_pages is not None
         model = load_model_config(resolve_model(config.draft_model), config.dtype)
-        whole = make_partition(model, SoloWorld(), DEFAULT_FOLD_ORDER, None)
-        pages = config.kv_pages * draft_page_bytes(model)
-        needed = weight_bytes(whole) + pages + _BESIDE
+        needed = held_bytes(model, config.kv_pages) + _BESIDE
         torch.cuda.empty_cache()
-        free = free_gpu_bytes(1.0)
+        free = free_gpu_bytes(config.gpu_memory_utilization)
         if needed > free:
             reason = (
                 f"a draft model of {needed / 2**30:.1f} GiB: rank 0's GPU has {free / 2**30:.1f} "
