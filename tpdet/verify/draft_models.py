@@ -1,5 +1,7 @@
 """Draft models for the probes: the model itself, which is right, and another one, which is not."""
 
+import gc
+
 import msgspec
 import torch
 
@@ -38,6 +40,7 @@ def why_no_room(config: EngineConfig, world: World) -> str | None:
         assert config.draft_model is not None and config.kv_pages is not None
         model = load_model_config(resolve_model(config.draft_model), config.dtype)
         needed = held_bytes(model, config.kv_pages) + _BESIDE
+        gc.collect()  # the draft model before it, which its engine holds
         torch.cuda.empty_cache()
         free = free_gpu_bytes(config.gpu_memory_utilization)
         if needed > free:
