@@ -21,6 +21,7 @@ class DraftPace:
         self.clock = clock
         self._most = SHARE_OF_TIMEOUT * step_timeout
         self._times: deque[float] = deque(maxlen=_TIMES)  # of a short step, by call
+        self._usual = self._fastest = 0.0  # of them
         self._measured = 0.0  # when the latest of them was
         self._began = self._ended = 0.0  # the call, and its latest step
         self._short: list[float] = []  # of the call's short steps
@@ -34,7 +35,7 @@ class DraftPace:
         if len(self._times) < _ENOUGH:
             return 0.0
         is_old = self.clock() - self._measured > _OLD
-        return min(self._times) if is_old else statistics.median(self._times)
+        return self._fastest if is_old else self._usual
 
     def begin(self) -> None:
         """A call has begun."""
@@ -66,8 +67,8 @@ class DraftPace:
         """The call has ended: keep what its short steps took."""
         if self._short:
             self._times.append(statistics.fmean(self._short))
+            self._usual, self._fastest = statistics.median(self._times), min(self._times)
             self._measured = self._ended
 
     def _limit(self) -> float:
-        usual = statistics.median(self._times) if self._times else 0.0
-        return max(SECONDS, TIMES_SLOWER * usual)
+        return max(SECONDS, TIMES_SLOWER * self._usual)
