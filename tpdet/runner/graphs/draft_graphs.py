@@ -23,7 +23,7 @@ from tpdet.runner.graphs.packed_step import BatchShape, StepShape
 
 _ROWS = (2, 4, 8, 16, 32, 64, 128, HEAD_ROWS)
 _SEQUENCES = (1, 4, 16, 64, HEAD_ROWS)
-_POSITIONS = (2, 4, 8, SHORT_TOKENS)
+_POSITIONS = (4, SHORT_TOKENS)
 _TIMES_SPLITS = 4  # pad splits cost little: a program that reads two numbers
 _REHEARSED = 64  # sequences: attention has the same variants for more
 _MOST_GRAPHS = 64  # a GPU keeps some MiB for each
