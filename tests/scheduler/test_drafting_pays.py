@@ -41,6 +41,13 @@ def test_drafts_that_are_rarely_right_cost_little(batch, tokens, chance):
     assert min(rates) > 0.97 and sum(rates) / 3 > 0.98
 
 
+def test_what_one_step_of_many_rows_had_of_luck_decides_nothing():
+    """Drafts that hardly pay, where waiting costs a third: no turning back and forth."""
+    waiting = (5.3, 5.3, 5.4, 5.5, 5.8, 6.5, 8.0, 9.0, 11.6)
+    ahead = (4.33, 4.33, 4.4, 4.5, 4.65, 5.3, 6.0, 7.2, 10.2)
+    assert min(times(256, [0.6] * 64, 3, Server((ahead, waiting)), whole=False)) > 0.99
+
+
 def test_a_match_now_and_then_costs_little_and_pays_where_it_is_right():
     for trust, chance, least in ((4, 0.0, 0.985), (12, 0.1, 0.985), (12, 0.9, 1.3)):
         assert min(times(256, [chance], finds=0.3, trust=trust)) > least

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 _FIRST = (0.5, 0.7, 0.85, 0.95, 0.98, 0.99)  # of trust 4 to 7, 8 to 15, ... tokens
 _MOST = 0.999
 _SURE = 4.0  # cases that an assumption counts for
-_HALF, _CASES = 512, 64.0  # steps after which cases count half, and how many count
+_HALF, _CASES = 512, 256.0  # steps after which cases count half, and how many count
 _UNLIKELY = 0.0025  # rows without a right draft that are as unlikely let a drafter rest
 _STRANGE = 0.1  # how likely a drafter is good for a sequence, until it was right there
 _BELIEVED = 0.8  # of a chance, at most, in saying how unlikely rows are
