@@ -81,10 +81,10 @@ def test_a_server_whose_load_doubles_logs_it_and_counts_it(tmp_path, flags, alar
     slow = {"cache_salt": "slow=0.02", "ignore_eos": True}
     try:
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
-            futures = [pool.submit(server.complete, max_tokens=150, **slow)]
+            futures = [pool.submit(server.complete, max_tokens=110, **slow)]
             eventually(lambda: server.metric("tpdet_requests_running") == 1)
             eventually(lambda: "throughput" in server.log.read_text())
-            futures += [pool.submit(server.complete, max_tokens=60, **slow) for _ in range(5)]
+            futures += [pool.submit(server.complete, max_tokens=50, **slow) for _ in range(5)]
             assert {future.result().status_code for future in futures} == {200}
         assert (ALARM in server.log.read_text()) is alarmed
         assert (server.metric("tpdet_batch_swing_alarms_total") > 0) is alarmed
