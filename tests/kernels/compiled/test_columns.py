@@ -1,6 +1,7 @@
 """Column candidates without a GPU: compiled for Hopper."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,12 @@ def candidates(kind, counts=BUCKETS):
         for variant in column_candidates(m, n, 4096, kind=kind, descriptors=True)
     }
     return sorted(found, key=format_tile)
+
+
+def of_most_stages(tiles):
+    """Of tiles that differ in their stages alone, the one with most: the same code, once."""
+    found = {replace(tile, stages=0): tile for tile in sorted(tiles, key=lambda tile: tile.stages)}
+    return sorted(found.values(), key=format_tile)
 
 
 def compile_candidate(variant, kind):
@@ -72,7 +79,7 @@ def check_gates(ptx, variant, warps=None):
 
 
 def test_swapped_descriptor_tiles_compile_to_wgmma_fed_by_the_copy_engine():
-    for variant in candidates("column", (1, 16, 32, 64)):
+    for variant in of_most_stages(candidates("column", (1, 16, 32, 64))):
         if variant.variant.endswith("swapped") and variant_of(variant).descriptors:
             ptx, _ = compile_candidate(variant, "column")
             assert "cp.async.bulk.tensor" in ptx and "wgmma.mma_async" in ptx
@@ -81,7 +88,7 @@ def test_swapped_descriptor_tiles_compile_to_wgmma_fed_by_the_copy_engine():
 
 def test_narrow_tiles_compile_without_spills():
     narrow = set(column_candidates(1, 1536, 4096, kind="column", descriptors=False))
-    for variant in sorted(narrow, key=format_tile):
+    for variant in of_most_stages(narrow):
         compile_candidate(variant, "column")
 
 
