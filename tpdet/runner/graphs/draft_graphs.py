@@ -8,6 +8,7 @@ is captured when the first step needs it; every rank then captures the same, as 
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import torch
 
@@ -94,7 +95,7 @@ def draft_shape(rows: PlanRows, total: int, width: int) -> StepShape:
     needed = int(((rows.start + rows.count - 1) // PAGE_TOKENS + 1).sum())
     splits = _least([*_split_buckets(sequences, width)], needed)
     positions = _least(_POSITIONS, int(rows.count.max()))
-    return StepShape((BatchShape(_least(_ROWS, total), sequences, 0, splits, width, positions),))
+    return _shape_of(_least(_ROWS, total), sequences, splits, width, positions)
 
 
 def rehearsed_shapes(max_rows: int, width: int) -> list[StepShape]:
@@ -116,6 +117,12 @@ def largest_shape(max_rows: int, width: int) -> StepShape:
 
 def _shape(sequences: int, positions: int, splits: int, width: int) -> StepShape:
     rows = _least(_ROWS, min(sequences * positions, HEAD_ROWS))
+    return _shape_of(rows, sequences, splits, width, positions)
+
+
+@cache
+def _shape_of(rows: int, sequences: int, splits: int, width: int, positions: int) -> StepShape:
+    """One object for each shape: it knows then where its parts lie."""
     return StepShape((BatchShape(rows, sequences, 0, splits, width, positions),))
 
 
