@@ -19,6 +19,7 @@ from tpdet.kernels.exact import thresholds
 from tpdet.kernels.inputs.experts import Lanes, Routing
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.paged_batch import PagedBatch
+from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.sampled_rows import Packed, RowWeights, SampledRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -298,15 +299,13 @@ def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor) -> Pac
     return cast(Packed, _on(answers, "sampling.sample_rows").pack_answers(answers, share, places))
 
 
-def write_rows(
-    logits: torch.Tensor, params: Sequence[RowParams], vocabulary: int, numbers: np.ndarray
-) -> bool:
-    """Write what rows of logits are sampled by to host int64 [R * WORDS]; R or fewer params.
+def write_rows(logits: torch.Tensor, rows: PlainRows, vocabulary: int, numbers: np.ndarray) -> bool:
+    """Write what rows of logits are sampled by to host int64 [R * WORDS]; R or fewer rows.
 
     Returns whether any row has top-k or top-p: `sample_written` must be told.
     """
     module = _on(logits, "sampling.written_rows")
-    return cast(bool, module.write_rows(params, vocabulary, numbers))
+    return cast(bool, module.write_rows(rows, vocabulary, numbers))
 
 
 def sample_written(

@@ -141,6 +141,8 @@ class DraftModel:
         """Take the pages of a copy and its drafts; False, and no pages, if too few are free."""
         copy = copies[key]
         missing = pages_for(len(copy.tokens) + counts[key] - 1) - len(copy.pages)
+        if missing <= 0:
+            return True
         for other in [it for it in self._copies if it not in copies]:
             if missing <= self._pages.free_count:
                 break
@@ -242,13 +244,15 @@ class _Step:
         self._ends: list[int] = []  # the position of each sampled token
         self._places: list[tuple[Sequence, int, int]] = []  # of a copy's token: in it, in the step
         self._pending: list[PendingSample] = []
+        place = 0
         for copy, count, sampled in zip(copies, counts, samples, strict=True):
             copy.computed += count
-            self._sequences += [copy] * sampled
-            self._ends += range(copy.computed - sampled + 1, copy.computed + 1)
-            copy.drafted = 0
+            copy.drafted, place = 0, place + sampled
+            if answers is None:
+                self._sequences += [copy] * sampled
+                self._ends += range(copy.computed - sampled + 1, copy.computed + 1)
             if sampled:
-                copy.sample_index = len(self._ends) - 1
+                copy.sample_index = place - 1
                 self._places.append((copy, len(copy.tokens), copy.sample_index))
                 copy.tokens.append(PENDING)
 

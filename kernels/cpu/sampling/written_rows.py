@@ -4,12 +4,11 @@ numbers  int64 [WORDS, R]: seed, position, choice, top_k; then the bits of tempe
          and min_p as fp64
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from tpdet.kernels.cpu.sampling.sample_rows import sample_rows
+from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.sampled_rows import SampledRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -19,18 +18,18 @@ _POSITION = 1
 _PAD = RowParams(temperature=0.0, seed=0, position=0)
 
 
-def write_rows(params: Sequence[RowParams], vocabulary: int, numbers: np.ndarray) -> bool:
-    """Write rows without id lists to int64 [R * WORDS], R >= len(params) > 0; the others are pads.
+def write_rows(rows: PlainRows, vocabulary: int, numbers: np.ndarray) -> bool:
+    """Write rows to int64 [R * WORDS], R >= len(rows) > 0; the others are pads.
 
     Returns whether any row has top-k or top-p.
     """
     columns = numbers.reshape(WORDS, -1)
-    padded = [*params, *[_PAD] * (columns.shape[1] - len(params))]
+    padded = [*rows, *[_PAD] * (columns.shape[1] - len(rows))]
     columns[0] = np.array([how.seed for how in padded], np.uint64).view(np.int64)
     columns[1:4] = np.array([(how.position, how.choice, how.top_k) for how in padded]).T
     floats = [(how.temperature, how.top_p, how.min_p) for how in padded]
     columns[4:7] = np.array(floats).T.copy().view(np.int64)
-    return any(how.temperature and (how.top_k > 0 or how.top_p < 1.0) for how in params)
+    return any(how.temperature and (how.top_k > 0 or how.top_p < 1.0) for how in rows)
 
 
 def sample_written(

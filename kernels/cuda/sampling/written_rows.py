@@ -4,34 +4,39 @@ numbers  int64 [R * ROW_FIELDS]  the rows' table (`row_table`), then
          int64 [R]               the filtered rows, the first of them again in the places left
 """
 
-from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
 
-from tpdet.kernels.cuda.sampling.row_table import POSITION, ROW_FIELDS, is_filtered, row_table
+from tpdet.kernels.cuda.sampling.row_table import POSITION, ROW_FIELDS, plain_table, row_table
 from tpdet.kernels.cuda.sampling.sample_rows import sample_by_table
+from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.sampled_rows import SampledRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.inputs.written_rows import WORDS
 
-_PAD = RowParams(temperature=0.0, seed=0, position=0)
+
+@lru_cache
+def _pad(vocabulary: int) -> np.ndarray:
+    """The fields of a pad, which is greedy."""
+    return row_table([RowParams(temperature=0.0, seed=0, position=0)], [], [], vocabulary)
 
 
-def write_rows(params: Sequence[RowParams], vocabulary: int, numbers: np.ndarray) -> bool:
-    """Write rows without id lists to int64 [R * WORDS], R >= len(params) > 0; the others are pads.
+def write_rows(rows: PlainRows, vocabulary: int, numbers: np.ndarray) -> bool:
+    """Write rows to int64 [R * WORDS], R >= len(rows) > 0; the others are pads.
 
     Returns whether any row has top-k or top-p.
     """
-    rows = len(numbers) // WORDS
-    filtered = [row for row, how in enumerate(params) if is_filtered(how, vocabulary)]
-    padded = [*params, *[_PAD] * (rows - len(params))]
-    numbers[: rows * ROW_FIELDS.value] = row_table(padded, [], filtered, vocabulary)
-    slots = numbers[rows * ROW_FIELDS.value :]
-    slots[:] = filtered[0] if filtered else 0
+    room = len(numbers) // WORDS
+    table, slots = np.split(numbers, [room * ROW_FIELDS.value])
+    found, filtered, _ = plain_table(rows, vocabulary)
+    table[: len(found)] = found
+    table[len(found) :] = np.tile(_pad(vocabulary), room - len(rows))
+    slots[:] = filtered[0] if len(filtered) else 0
     slots[: len(filtered)] = filtered
-    return bool(filtered)
+    return len(filtered) > 0
 
 
 def sample_written(

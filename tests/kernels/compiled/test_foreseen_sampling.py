@@ -13,6 +13,7 @@ from tests.lib.driverless import compile_for_hopper, take_gpu_kernels
 from tpdet.control.sampling_row import SamplingRow
 from tpdet.kernels.cuda.launch.recording import recording
 from tpdet.kernels.cuda.sampling import written_rows
+from tpdet.kernels.inputs.plain_rows import PlainRows, pack_row
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.inputs.written_rows import WORDS
@@ -69,12 +70,12 @@ def rows_of(params, count):
     ]
 
 
-def written(logits, filters):
+def written(logits, top_p):
     """Sample one row beside pads by numbers that were written."""
     numbers = np.zeros(len(logits) * WORDS, np.int64)
-    how = [RowParams(1.0, 3, 7, **filters)]
-    filtered = written_rows.write_rows(how, VOCABULARY, numbers)
-    assert filtered == bool(filters)
+    plain = PlainRows(pack_row(3, 0, 1.0, -1, top_p, 0.0), [7])
+    filtered = written_rows.write_rows(plain, VOCABULARY, numbers)
+    assert filtered == (top_p < 1.0)
     table = torch.from_numpy(numbers)
     written_rows.sample_written(logits, table, filtered, Shard(0, VOCABULARY))
     written_rows.move_on(table, torch.ones(len(logits), dtype=torch.int64))
@@ -99,8 +100,8 @@ def test_every_kind_at_every_number_of_rows_is_foreseen(monkeypatch, tmp_path):
         works["likeliest"] = lambda part=part: sample_likeliest(part, Shard(0, VOCABULARY))
         works["given"] = lambda part=part, rows=rows: prompt_logprobs(part, [5] * rows, 3)
         if rows in row_buckets(MOST):
-            for filters in ({}, {"top_p": 0.9}):
-                works[f"written {filters}"] = partial(written, part, filters)
+            for top_p in (1.0, 0.9):
+                works[f"written, top-p {top_p}"] = partial(written, part, top_p)
         for name, work in works.items():
             if new := {kernel for at, kernel in asked(work).items() if at not in foreseen}:
                 late[f"{name}, {rows} rows"] = new

@@ -13,10 +13,10 @@ from tests.kernels.interpreted.sampling_oracle import (
     same_answers,
     tops,
 )
+from tests.lib.plain_rows import plain_rows
 from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
 from tpdet.kernels.cpu.sampling.gumbel import gumbel_noise as cpu_noise
 from tpdet.kernels.cuda.sampling import sample_rows, written_rows
-from tpdet.kernels.inputs.plain_rows import PlainRows, pack_row
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.inputs.written_rows import WORDS
@@ -134,7 +134,7 @@ def test_written_rows_are_sampled_as_rows_are(ways):
     x, count = rows("random", len(ways) + 2), len(ways)
     how = [RowParams(seed=2**63 + i, position=2**31 + i, **WAYS[way]) for i, way in enumerate(ways)]
     shard, numbers = Shard(0, V), np.zeros(len(x) * WORDS, np.int64)
-    filtered = written_rows.write_rows(how, V, numbers)
+    filtered = written_rows.write_rows(plain_rows(how), V, numbers)
     assert filtered == any(sample_rows.is_filtered(way, V) for way in how)
     written = torch.from_numpy(numbers)
     for step in range(2):
@@ -142,9 +142,6 @@ def test_written_rows_are_sampled_as_rows_are(ways):
         found = written_rows.sample_written(x, written, filtered, shard)
         alone = whole(x[:count], moved).packed
         assert torch.equal(found.packed[:count], alone)
-        filters = [(way.temperature, way.top_k, way.top_p, way.min_p) for way in moved]
-        packed = [pack_row(w.seed, w.choice, *f) for w, f in zip(moved, filters, strict=True)]
-        plain = PlainRows(b"".join(packed), [way.position for way in moved])
-        assert torch.equal(whole(x[:count], plain).packed, alone)
+        assert torch.equal(whole(x[:count], plain_rows(moved)).packed, alone)
         assert found.tokens[count:].tolist() == x[count:].argmax(-1).tolist()
         written_rows.move_on(written, torch.tensor([1] * count + [0, 0]))

@@ -8,7 +8,6 @@ same pages. A draft model does so: its steps are shorter than the host's work fo
 The bits are those of planned steps: the graphs and kernels are the same.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ import torch
 
 from tpdet.control.plan import PlanRows
 from tpdet.kernels import ops
-from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.inputs.written_rows import WORDS
 from tpdet.models.decoder import Decoder
@@ -60,7 +59,7 @@ class DecodeChain:
         self._answers = torch.zeros(MOST_STEPS * rows * _FIELDS, dtype=torch.float64, device=device)
         self._link: Link | None = None
 
-    def begin(self, rows: PlanRows, params: Sequence[RowParams]) -> "Link | None":
+    def begin(self, rows: PlanRows, params: PlainRows) -> "Link | None":
         """Pack decode rows, whose tokens are sampled by `params`; None where there is no graph.
 
         Their next positions are to be in the same pages for each step that follows.
@@ -84,7 +83,7 @@ class DecodeChain:
         answers = self._answers[: MOST_STEPS * rows * _FIELDS].view(MOST_STEPS, rows, _FIELDS)
         return _Memory(step.room.packed, numbers, self._sampled, answers)
 
-    def _write(self, rows: PlanRows, params: Sequence[RowParams], room: int) -> bool:
+    def _write(self, rows: PlanRows, params: PlainRows, room: int) -> bool:
         """Write the numbers of `room` rows with pads; whether any row is filtered."""
         numbers, count = np.zeros(_numbers(room), np.int64), len(rows)
         of_rows, ids, live, _ = _cut(numbers, room)
