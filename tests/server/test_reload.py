@@ -21,6 +21,7 @@ from tpdet.server.front.engine_client import EngineClient
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.wire.protocol import Accepted, Start, Status
 
+pytestmark = pytest.mark.alone
 PATH = "/v1/completions"
 
 
@@ -79,7 +80,6 @@ def test_running_streams_finish_under_the_old_weights_and_new_requests_are_refus
     assert names(server.complete())[0] == "fp_third" != before
 
 
-@pytest.mark.alone
 def test_health_and_the_http_process_live_through_a_long_load(tmp_path):
     server = Server(tmp_path, "--step-timeout", "2.5", "--canary-interval", "3600")
     try:
@@ -222,7 +222,6 @@ def test_a_server_that_never_was_cannot_be_asked(tmp_path):
     assert "out of range" in reload(nobody, "--patience", "-1", code=2)
 
 
-@pytest.mark.alone
 def test_damaged_page_tables_close_the_server_and_its_log_says_how(tmp_path):
     server = Server(tmp_path, "--step-timeout", "2.5", damaged_after=2)
     try:
@@ -237,7 +236,6 @@ def test_damaged_page_tables_close_the_server_and_its_log_says_how(tmp_path):
         assert server.stop() == 0
 
 
-@pytest.mark.alone
 def test_whole_page_tables_leave_it_open(tmp_path):
     server = Server(tmp_path, "--step-timeout", "2.5")
     try:
