@@ -14,6 +14,7 @@ from tpdet.bench.latency import engine_row
 from tpdet.bench.load import prompt
 from tpdet.bench.report.record import BenchRow
 from tpdet.bench.spec import BenchResult, DraftsSpec
+from tpdet.bench.step_ends import StepEnds
 from tpdet.drafters.chances import Chances
 from tpdet.drafters.counts import DraftCounts
 from tpdet.llm.llm import LLM
@@ -80,7 +81,7 @@ def synthetic_rows(llm: LLM, spec: DraftsSpec, batch: int) -> list[BenchRow]:
         return llm.generate(prompts, params, use_tqdm=False)
 
     drafting = llm.engine.scheduler.policy.drafting
-    known = measured(llm, generate, spec.repeats, paused=True)
+    known = measured(llm, generate, spec.repeats, paused=True, batch=batch)
     answers = {
         tuple(ids): answer.outputs[0].token_ids
         for ids, answer in zip(prompts, known.answers, strict=False)
@@ -100,7 +101,7 @@ def synthetic_rows(llm: LLM, spec: DraftsSpec, batch: int) -> list[BenchRow]:
         if share is not None:
             name += f", {share:g} right"
             _let_draft(llm, drafter, has_model)
-        found = measured(llm, generate, spec.repeats)
+        found = measured(llm, generate, spec.repeats, batch=batch)
         _let_draft(llm, None, has_model)
         rows += beside(llm, name, batch, spec.context, known, found)
     return rows
@@ -144,12 +145,17 @@ def _ask(llm: LLM, text: Text, tokens: int) -> list[RequestOutput]:
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """The fastest of some runs; `tokens` and `steps` are those of one run."""
+    """The fastest of some runs; `tokens` and `steps` are those of one run.
+
+    `steady`: tokens a second while all sequences decode, in the best of the runs; None if that was
+    too short to tell.
+    """
 
     answers: list[Any]
     seconds: float
     steps: int
     drafters: dict[str, DraftCounts]
+    steady: float | None
 
     @property
     def tokens(self) -> int:
@@ -157,19 +163,26 @@ class Measured(msgspec.Struct, frozen=True):
         return sum(len(answer.outputs[0].token_ids) for answer in self.answers)
 
 
-def measured(llm: LLM, generate: Generate, repeats: int, paused: bool = False) -> Measured:
-    """Run the requests so many times; paused: without drafts."""
-    engine, best = llm.engine, float("inf")
-    drafting = engine.scheduler.policy.drafting
+def measured(
+    llm: LLM, generate: Generate, repeats: int, paused: bool = False, batch: int = 1
+) -> Measured:
+    """Run the requests, `batch` of them together, so many times; paused: without drafts."""
+    engine, best, steady = llm.engine, float("inf"), []
+    drafting, ends = engine.scheduler.policy.drafting, StepEnds(engine)
     drafting.paused = paused
     for _ in range(repeats):
         engine.scheduler.forget_prefixes()
         drafting.counts = {}
+        ends.clear()
         before, begin = engine.statistics().steps, time.perf_counter()
         answers = generate()
         best = min(best, time.perf_counter() - begin)
+        if (rate := ends.steady(batch)) is not None:
+            steady.append(rate)
     drafting.paused = False
-    return Measured(answers, best, engine.statistics().steps - before, drafting.counts)
+    ends.close()
+    steps = engine.statistics().steps - before
+    return Measured(answers, best, steps, drafting.counts, max(steady, default=None))
 
 
 def beside(
@@ -203,16 +216,22 @@ def beside(
         metrics=metrics,
         **common,
     )
-    speed = engine_row(
-        llm.engine,
-        case=f"{case}, speed",
-        value=rates[1],
-        unit="tokens/s",
-        peer_value=rates[0],
-        ratio=rates[0] / rates[1] if rates[1] else None,
-        **common,
-    )
-    return [steps, speed]
+    pairs = [(f"{case}, speed", rates[0], rates[1])]
+    if known.steady is not None and found.steady is not None:
+        pairs.append((f"{case}, speed while all decode", known.steady, found.steady))
+    speeds = [
+        engine_row(
+            llm.engine,
+            case=name,
+            value=rate,
+            unit="tokens/s",
+            peer_value=peer,
+            ratio=peer / rate if rate else None,
+            **common,
+        )
+        for name, peer, rate in pairs
+    ]
+    return [steps, *speeds]
 
 
 def bits(found: Measured) -> list[tuple[object, ...]]:
