@@ -8,6 +8,7 @@ import random
 import torch
 
 from tests.gpu.checks import poisoned_workspaces
+from tests.gpu.draft_chain import check_chain
 from tests.gpu.engine_parts import check_sampler, check_tables
 from tests.gpu.suite import Check
 from tests.lib.engine_harness import Run, ask
@@ -231,4 +232,5 @@ def engine_checks(folder):
         for dtype in DTYPES:
             name = f"accuracy {family} {dtype}"
             checks.append(Check(name, check_accuracy, (folder, family, dtype)))
+    checks.append(Check("chain of a draft model", check_chain, (folder / "qwen3",)))
     return [*checks, Check("sampler", check_sampler), Check("rotary tables", check_tables)]
