@@ -19,7 +19,7 @@ from tpdet.kernels.inputs.written_rows import WORDS
 from tpdet.runner.graphs import decode_chain
 from tpdet.runner.graphs.decode_graphs import DecodeGraphs, decode_shapes
 
-TINY = {"kv_heads": 2, "hidden": 64, "intermediate": 128, "layers": 1}
+TINY = {"kv_heads": 2, "hidden": 64, "intermediate": 128, "layers": 1, "vocab": 1280}
 PROMPT = [(11 * i + i * i) % 1100 for i in range(250)]
 REQUESTS = [
     ask("greedy", PROMPT[:33], max_tokens=30),
@@ -31,8 +31,9 @@ REQUESTS = [
 
 def drafts_of(model, other, monkeypatch, requests=REQUESTS):
     """What the draft model says in each call, its counts, and how many links and steps it took."""
-    said, counts, took, draft = [], {}, {"links": 0, "steps": 0}, DraftModel.draft
-    begin, step = decode_chain.DecodeChain.begin, decode_chain.Link.step
+    said, counts, draft = [], {}, DraftModel.draft
+    took = {"links": 0, "steps": 0, "samples": 0}
+    chain, step = decode_chain.DecodeChain, decode_chain.Link.step
 
     def saying(self, wanted):
         found = draft(self, wanted)
@@ -43,14 +44,16 @@ def drafts_of(model, other, monkeypatch, requests=REQUESTS):
 
     def counting(name, method):
         def counted(self, *of):
-            took[name] += 1
-            return method(self, *of)
+            found = method(self, *of)
+            took[name] += found is not None
+            return found
 
         return counted
 
     with monkeypatch.context() as patch:
         patch.setattr(DraftModel, "draft", saying)
-        patch.setattr(decode_chain.DecodeChain, "begin", counting("links", begin))
+        patch.setattr(chain, "begin", counting("links", chain.begin))
+        patch.setattr(chain, "sample", counting("samples", chain.sample))
         patch.setattr(decode_chain.Link, "step", counting("steps", step))
         drafting(model, other, requests, counts)
     return said, counts["draft_model"], took
@@ -66,7 +69,7 @@ def test_a_chain_drafts_what_planned_steps_do(tiny_model, monkeypatch, right):
     with recorded_graphs() as replays:
         chained, found, took = drafts_of(model, other, monkeypatch)
     assert chained == planned and found == counts
-    assert took["steps"] > 2 * took["links"] > 4
+    assert took["steps"] > 2 * took["links"] > 4 and took["samples"] > 0
     assert 2 * took["steps"] <= len(replays)
     if right:
         assert found.accepted_tokens == found.draft_tokens > 60

@@ -34,6 +34,7 @@ from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.models.draft_pair import draft_page_bytes, draft_pages, read_draft_model
 from tpdet.models.footprint import weight_bytes
 from tpdet.runner import Runner, SampleTogether
+from tpdet.runner.graphs.decode_chain import DecodeChain
 from tpdet.runner.start.load_model import LOAD_TIMEOUT
 from tpdet.runner.start.step_tokens import LEAST_TOKENS
 from tpdet.runner.step.gpu_wait import wait_for_event
@@ -175,7 +176,7 @@ class DraftModel:
         events, digest = self._pages.take_events(), self._pages.table.digest()
         plan = StepPlan(PLAN_VERSION, self._step, events, rows, digest, feeds=True)
         self._step += 1
-        step = _Step(copies, counts, rows.samples.tolist())
+        step = _Step(copies, counts, rows.samples.tolist(), chain=self._chain)
         self._launched(step, self.runner.launch(plan, step))
         return step
 
@@ -233,12 +234,13 @@ class _Step:
         counts: list[int],
         samples: list[int],
         answers: Answers | None = None,
+        chain: DecodeChain | None = None,
     ) -> None:
         """Advance the copies by the step, which computes and samples so many tokens of each.
 
-        answers: of a step that takes no logits.
+        answers: of a step that takes no logits. chain: may sample from those that a graph keeps.
         """
-        self._answers = answers
+        self._answers, self._chain = answers, chain
         self.is_short = max(counts) <= _PAIR
         self._sequences: list[Sequence] = []
         self._ends: list[int] = []  # the position of each sampled token
@@ -263,8 +265,11 @@ class _Step:
         sequences = self._sequences[first : first + len(logits)]
         packed = b"".join([it.packed_sampling for it in sequences])
         params = PlainRows(packed, self._ends[first : first + len(logits)])
-        shard = Shard(0, logits.shape[1])
-        self._pending.append(sample_columns(logits, params, [None] * len(sequences), shard))
+        found = None if self._chain is None else self._chain.sample(logits, params)
+        if found is None:
+            shard = Shard(0, logits.shape[1])
+            found = sample_columns(logits, params, [None] * len(sequences), shard)
+        self._pending.append(found)
         return self._pending[-1].tokens
 
     def write(self) -> None:

@@ -120,8 +120,8 @@ class Runner:
         """Steps that need no plan between them; None without graphs, or where ranks are several."""
         if self.graphs is None or self._world.size > 1:
             return None
-        of = self.graphs.decode, self.model, self.sampled, self.model_config.vocab_size
-        return DecodeChain(*of)
+        vocab_size = self.model_config.vocab_size
+        return DecodeChain(self.graphs, self.model, self.sampled, vocab_size)
 
     def launch(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
         """Start one plan on this rank; its logits go to `results`, in the rows' order.

@@ -48,6 +48,11 @@ class CapturedSteps(ABC):
             self._buckets.append((shape, self._capture(room, shape)))
         self._buckets.reverse()
 
+    def buffer_of(self, kept: torch.Tensor) -> torch.Tensor | None:
+        """All that graphs keep, if these are its first rows: they stand there after every step."""
+        known = self._kept is not None and self._kept.data_ptr() == kept.data_ptr()
+        return self._kept if known else None
+
     @abstractmethod
     def _result(self, model: Decoder, x_MH: torch.Tensor) -> torch.Tensor:
         """What a graph keeps of the normed rows [M, H]: [M, ...]."""

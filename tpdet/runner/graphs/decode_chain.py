@@ -17,10 +17,12 @@ import torch
 from tpdet.control.plan import PlanRows
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.plain_rows import PlainRows
+from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.inputs.written_rows import WORDS
 from tpdet.models.decoder import Decoder
-from tpdet.runner.graphs.decode_graphs import DecodeGraphs, PackedStep
+from tpdet.runner.graphs.decode_graphs import PackedStep, row_buckets
+from tpdet.runner.graphs.engine_graphs import Graphs
 from tpdet.runner.graphs.graph_room import Graph, GraphRoom
 from tpdet.runner.graphs.packed_step import START, StepShape
 from tpdet.sampling.sampler import PendingSample, to_host
@@ -48,15 +50,16 @@ class DecodeChain:
     """Makes links of a chain: steps of the same rows. A new link ends the one before it."""
 
     def __init__(
-        self, decode: DecodeGraphs, model: Decoder, sampled: torch.Tensor, vocab_size: int
+        self, graphs: Graphs, model: Decoder, sampled: torch.Tensor, vocab_size: int
     ) -> None:
         """Over the graphs of one rank's engine and its `sampled`. Nothing is captured yet."""
-        self._decode, self._model, self._sampled = decode, model, sampled
+        self._engine, self._model, self._sampled = graphs, model, sampled
         self._vocab_size = vocab_size
         self._graphs: dict[tuple[int, bool], Graph] = {}
-        rows, device = decode.most_rows, sampled.device
-        self._room = GraphRoom(device, 2 * _numbers(rows))
-        self._answers = torch.zeros(MOST_STEPS * rows * _FIELDS, dtype=torch.float64, device=device)
+        self._samples: dict[tuple[int, int, bool], Graph] = {}
+        values, device = MOST_STEPS * HEAD_ROWS * _FIELDS, sampled.device
+        self._room = GraphRoom(device, 2 * _numbers(HEAD_ROWS))
+        self._answers = torch.zeros(values, dtype=torch.float64, device=device)
         self._link: Link | None = None
 
     def begin(self, rows: PlanRows, params: PlainRows) -> "Link | None":
@@ -64,28 +67,53 @@ class DecodeChain:
 
         Their next positions are to be in the same pages for each step that follows.
         """
-        if not self._decode.takes(rows):
+        if not self._engine.decode.takes(rows):
             return None
-        if self._link is not None:
-            self._link.copy_answers()
-        step = self._decode.pack(rows)
-        memory = self._memory(step)
-        filtered = self._write(rows, params, step.shape.rows)
+        self._end_link()
+        step = self._engine.decode.pack(rows)
+        memory = self._memory(step.room.packed, step.shape.rows)
+        filtered = self._write(params, step.shape.rows)
         key = step.shape.rows, filtered
         if key not in self._graphs:
             self._graphs[key] = self._capture(step, memory, filtered)
         self._link = Link(step.graph, self._graphs[key], memory, len(rows))
         return self._link
 
-    def _memory(self, step: PackedStep) -> _Memory:
-        rows = step.shape.rows
+    def sample(self, logits: torch.Tensor, params: PlainRows) -> PendingSample | None:
+        """Sample a planned step in one launch: fp32 [R, V], R params; None without a graph.
+
+        For logits that a graph left at its place. The tokens also stand in `sampled`.
+        """
+        buffer, count = self._engine.buffer_of(logits), len(params)
+        room = self._engine.decode.room
+        if buffer is None or count > HEAD_ROWS or room is None:
+            return None
+        self._end_link()
+        rows = min(next(it for it in row_buckets(HEAD_ROWS) if it >= count), len(buffer))
+        memory, filtered = self._memory(room.packed, rows), self._write(params, rows)
+        key = buffer.data_ptr(), rows, filtered
+        if key not in self._samples:
+            run = partial(self._sample, memory, buffer[:rows], filtered)
+            self._samples[key] = room.capture(run, run)
+        self._samples[key].replay()
+        packed = memory.answers[0, :count].clone()
+        host, copied = to_host(packed.view(-1))
+        tokens = self._sampled[:count]
+        return PendingSample(tokens, packed, (None,) * count, (0,) * count, host, copied)
+
+    def _end_link(self) -> None:
+        if self._link is not None:
+            self._link.copy_answers()
+        self._link = None
+
+    def _memory(self, packed: torch.Tensor, rows: int) -> _Memory:
         numbers = self._room.packed.view(torch.int64)[: _numbers(rows)]
         answers = self._answers[: MOST_STEPS * rows * _FIELDS].view(MOST_STEPS, rows, _FIELDS)
-        return _Memory(step.room.packed, numbers, self._sampled, answers)
+        return _Memory(packed, numbers, self._sampled, answers)
 
-    def _write(self, rows: PlanRows, params: PlainRows, room: int) -> bool:
+    def _write(self, params: PlainRows, room: int) -> bool:
         """Write the numbers of `room` rows with pads; whether any row is filtered."""
-        numbers, count = np.zeros(_numbers(room), np.int64), len(rows)
+        numbers, count = np.zeros(_numbers(room), np.int64), len(params)
         of_rows, ids, live, _ = _cut(numbers, room)
         filtered = ops.write_rows(self._sampled, params, self._vocab_size, of_rows)
         ids[:count] = -1 - np.arange(count)
@@ -112,12 +140,8 @@ class DecodeChain:
         self, memory: _Memory, shape: StepShape, logits: torch.Tensor, filtered: bool
     ) -> None:
         """Sample a step and make the buffers those of the next."""
+        self._sample(memory, logits, filtered)
         of_rows, next_ids, live, number = _cut(memory.numbers, shape.rows)
-        logits = self._model.whole_logits(logits)
-        found = ops.sample_written(logits, of_rows, filtered, Shard(0, logits.shape[1]))
-        memory.answers.index_copy_(0, number, found.packed[None])
-        # -1 (a row that found no token, and fails) must not be read as an id.
-        memory.sampled[: shape.rows].copy_(found.tokens.clamp(min=0))
         ids, (parts,) = shape.views(memory.packed, torch.int64)
         ids.copy_(next_ids)
         parts.positions.add_(live)
@@ -125,6 +149,15 @@ class DecodeChain:
         parts.spans[: shape.rows, START].add_(live)
         ops.move_on(of_rows, live)
         number.add_(1)
+
+    def _sample(self, memory: _Memory, logits: torch.Tensor, filtered: bool) -> None:
+        """Sample a step: its answers, and its tokens for the step behind it."""
+        of_rows, _, _, number = _cut(memory.numbers, len(logits))
+        logits = self._model.whole_logits(logits)
+        found = ops.sample_written(logits, of_rows, filtered, Shard(0, logits.shape[1]))
+        memory.answers.index_copy_(0, number, found.packed[None])
+        # -1 (a row that found no token, and fails) must not be read as an id.
+        memory.sampled[: len(logits)].copy_(found.tokens.clamp(min=0))
 
 
 class Link:

@@ -43,6 +43,11 @@ class DecodeGraphs(CapturedSteps):
     """Graphs of decode steps, to this rank's logits."""
 
     @property
+    def room(self) -> GraphRoom | None:
+        """What all graphs share; None if there are none."""
+        return self._room
+
+    @property
     def most_rows(self) -> int:
         """Of a step."""
         return self._buckets[-1][0].rows

@@ -40,6 +40,13 @@ class Graphs:
             return self.decode.run(rows)
         return None if self.drafts is None else self.drafts.run(rows)
 
+    def buffer_of(self, logits: torch.Tensor) -> torch.Tensor | None:
+        """Where `logits` returned these: fp32 [more rows, V'], at the same place for every step."""
+        found = self.decode.buffer_of(logits)
+        if found is None and self.drafts is not None:
+            found = self.drafts.buffer_of(logits)
+        return found
+
     def hidden(self, rows: PlanRows) -> torch.Tensor | None:
         """A replayed step's normed rows whose logits are wanted [R, H]; None if no graph fits.
 
