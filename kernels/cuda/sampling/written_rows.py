@@ -30,10 +30,11 @@ def write_rows(rows: PlainRows, vocabulary: int, numbers: np.ndarray) -> bool:
     Returns whether any row has top-k or top-p.
     """
     room = len(numbers) // WORDS
-    table, slots = np.split(numbers, [room * ROW_FIELDS.value])
+    end = room * ROW_FIELDS.value
+    table, slots = numbers[:end].reshape(room, -1), numbers[end:]
     found, filtered, _ = plain_table(rows, vocabulary)
-    table[: len(found)] = found
-    table[len(found) :] = np.tile(_pad(vocabulary), room - len(rows))
+    table[: len(rows)] = found.reshape(len(rows), -1)
+    table[len(rows) :] = _pad(vocabulary)
     slots[:] = filtered[0] if len(filtered) else 0
     slots[: len(filtered)] = filtered
     return len(filtered) > 0
