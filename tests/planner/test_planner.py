@@ -68,16 +68,18 @@ def test_loads_that_nothing_was_fitted_to_are_within_15_per_cent(constants):
     assert all(abs(row.error) <= WITHIN for row in found), found
 
 
-def test_steps_with_experts_stand_near_what_was_measured(constants):
+@pytest.mark.parametrize("model", ["qwen3-30b-a3b", "gpt-oss-20b"])
+def test_steps_with_experts_stand_near_what_was_measured(constants, model):
     """Through `LLM.generate`; nothing was fitted to these. One row waits for launches, too."""
-    newest = [row for _, rows in newest_rows(RESULTS / "experts.h200.json") for row in rows]
+    measured = [row for _, rows in newest_rows(RESULTS / "experts.h200.json") for row in rows]
+    newest = [row for row in measured if row.get("model") == model]
     decode = {row["batch"]: row["value"] for row in newest if row["case"] == "LLM decode"}
-    wished = {batch: wish("qwen3-30b-a3b", batch=batch, context=208) for batch in decode}
+    wished = {batch: wish(model, batch=batch, context=208) for batch in decode}
     errors = {batch: plan_size(wished[batch], 1).decode_ms / decode[batch] - 1 for batch in decode}
     assert errors.keys() == {1, 16, 64, 256}
     assert -0.25 < errors.pop(1) < 0 and all(abs(error) < 0.05 for error in errors.values())
     *_, prefill = (row["value"] for row in newest if row["case"] == "LLM prefill")
-    planned = plan_size(wish("qwen3-30b-a3b", batch=16), 1).prefill_tokens / 8
+    planned = plan_size(wish(model, batch=16), 1).prefill_tokens / 8
     assert abs(planned / prefill - 1) < WITHIN
 
 
