@@ -127,6 +127,7 @@ def check_against_model(request: Request, vocab_size: int, max_model_len: int) -
     _check_ids("prompt", prompt, vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     _check_ids("logit_bias", params.logit_bias, vocab_size)
+    _check_ids("json_schema_after", params.json_schema_after or (), vocab_size)
     _check_drafts(request, vocab_size, max_model_len)
     _check_prediction(request.prediction, vocab_size, max_model_len)
     total = len(prompt) + request.max_tokens

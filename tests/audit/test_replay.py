@@ -8,7 +8,7 @@ import pytest
 import rfc8785
 
 from tests.lib.tree import ROOT
-from tpdet.audit.replay import COVERED, LEFT_OUT, SCHEMA, replay_digest
+from tpdet.audit.replay import COVERED, LEFT_OUT, MARK, SCHEMA, replay_digest
 from tpdet.control.sampling_row import SampledToken
 from tpdet.request import Request, SamplingParams, with_seed
 
@@ -58,7 +58,7 @@ def test_the_page_alone_is_enough_to_compute_it():
 
 
 def test_every_parameter_is_covered_or_known_to_be_left_out():
-    named = {*COVERED, *LEFT_OUT, SCHEMA, "seed", "ignore_eos"}
+    named = {*COVERED, *LEFT_OUT, SCHEMA, MARK, "seed", "ignore_eos"}
     assert named == set(SamplingParams.__struct_fields__)
     assert all(f"`{name}`" in PAGE for name in named - {"seed"})
 
@@ -72,6 +72,7 @@ def test_every_parameter_is_covered_or_known_to_be_left_out():
         {"presence_penalty": 0.5}, {"frequency_penalty": -0.5}, {"repetition_penalty": 1.2},
         {"logit_bias": {9: 99.0, 10: -1.5}}, {"ignore_eos": True},
         {"json_schema": '{"type":"object"}'},
+        {"json_schema": '{"type":"object"}', "json_schema_after": (5,)},
     ],
 )  # fmt: skip
 def test_what_changes_an_answer_changes_it(fields):

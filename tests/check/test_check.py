@@ -3,13 +3,17 @@
 import json
 import random
 
+import msgspec
 import pytest
 
 from tests.server.served import Served
 from tpdet.check import server
-from tpdet.check.answers import read_lines
+from tpdet.check.answers import read_lines, requests_of
 from tpdet.cli import main
 from tpdet.errors import CheckpointError, RequestError
+from tpdet.server.body.prepare import Preparer
+from tpdet.server.wire.protocol import Start
+from tpdet.text.tokenizer import Tokenizer
 
 SMALL = ("--device", "cpu", "--kv-pages", "32")
 
@@ -129,6 +133,28 @@ def test_a_server_that_reads_another_prompt_proves_nothing(tmp_path, monkeypatch
         return
     with pytest.raises((CheckpointError, RequestError), match=why):
         server.check_by_server(None, "m", lines, facts)
+
+
+@pytest.mark.parametrize("mark", [[], [5, 6]])
+def test_a_recorded_mark_before_a_schema_is_asked_for_again(tmp_path, monkeypatch, model, mark):
+    """Whatever the parser of the server that checks, or without one, as by a model here."""
+    wanted = {"response_format": {"type": "json_object"}, "max_tokens": 1}
+    asked = {"url": "/v1/completions", "body": {"prompt": [5], "tpdet": {}} | wanted}
+    over_http = answer_over_http()
+    over_http["tpdet"] |= {"json_schema_after": mark} if mark else {}
+    response = {"status_code": 200, "body": over_http}
+    lines = read_lines(str(write(tmp_path / "a", [{"request": asked, "response": response}])))
+    seen = []
+    monkeypatch.setattr(server, "ask", lambda _, path, body: seen.append(body) or over_http)
+    assert server.check_by_server(None, "m", lines, {"contract": "c", "weights": "w"}) == [None]
+    tokenizer = Tokenizer.load(model)
+    facts = Start("f", "c", "w", 100, tokenizer.vocab_size, (), 1, "")
+    (answer,) = requests_of(lines[0], Preparer(facts, "", tokenizer))
+    lines = read_lines(str(write(tmp_path / "b", [msgspec.to_builtins(answer)])))
+    assert server.check_by_server(None, "m", lines, {"contract": "c", "weights": "w"}) == [None]
+    for body in seen:
+        assert body["tpdet"] == {"drafts": [(7,)], "json_schema_after": tuple(mark)}
+    assert answer.params.json_schema_after == tuple(mark)
 
 
 def test_a_model_and_a_server_are_not_both_asked(tpdet, model, tmp_path):

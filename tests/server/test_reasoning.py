@@ -172,12 +172,69 @@ def test_an_answer_may_end_inside_its_reasoning(parsing):
     assert last == {0: ("wh", "", "length")}
 
 
-def test_a_schemas_answer_is_content_from_its_first_token(parsing):
-    """The schema holds from there on, so a mark could only be inside one of its texts."""
-    found = chat(parsing, response_format={"type": "json_object"})
+JSON = {"response_format": {"type": "json_object"}}
+SHOWN = {"return_token_ids": True, "max_tokens": 40}
+
+
+def mark_of(found) -> list[int] | None:
+    """The mark behind which the answer's schema holds; None where it is not named."""
+    return found.json()["tpdet"].get("json_schema_after")
+
+
+def test_a_schema_holds_behind_the_reasoning(parsing, server):
+    found = chat(parsing, **JSON, **SHOWN)
     message = choice_of(found)["message"]
+    assert (message["reasoning"], message["content"]) == (WHY, YES)
+    details = {"reasoning_tokens": len(WHY.encode())}
+    assert found.json()["usage"]["completion_tokens_details"] == details
+    assert mark_of(found) == [OPENING, CLOSING]
+    streamed = events_of(chat(parsing, STREAMED, stream=True, **JSON, **SHOWN))
+    assert joined(streamed) == {0: (WHY, YES, "stop")}
+    assert streamed[-1][1]["tpdet"] == found.json()["tpdet"]
+    for thinking, mark in ((True, [CLOSING]), (False, None)):
+        kwargs = {"chat_template_kwargs": {"thinking": thinking}}
+        found = chat(parsing, **JSON, **SHOWN, **kwargs)
+        assert mark_of(found) == mark
+    message = choice_of(found)["message"]  # the prompt has closed the block: all is content
     assert message["reasoning"] is None and message["content"].startswith("<think>")
-    assert found.json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+    large = chat(parsing, **JSON, **SHOWN, metadata={"x": "y" * 300_000})
+    assert mark_of(large) == [OPENING, CLOSING]  # another process reads a large body
+    assert mark_of(chat(server, **JSON, **SHOWN)) is None
+
+
+def test_a_body_may_name_the_mark_itself(parsing, server):
+    """So that any server gives the answer of any other; the digest covers the mark."""
+    found = chat(parsing, **JSON, **SHOWN).json()["tpdet"]
+    named = {"tpdet": {"json_schema_after": [OPENING, CLOSING]}}
+    assert chat(parsing, **JSON, **SHOWN, **named).json()["tpdet"] == found
+    prompt = choice_of(chat(parsing, **SHOWN))["prompt_token_ids"]
+    asked = SCRIPT | JSON | SHOWN | {"prompt": prompt, "seed": 3}
+    assert parsing.complete(**asked, **named).json()["tpdet"] == found
+    first = chat(parsing, **JSON, **SHOWN, tpdet={"json_schema_after": []})
+    assert mark_of(first) is None and choice_of(first)["message"]["reasoning"] is None
+    without = parsing.complete(**asked).json()["tpdet"]
+    assert first.json()["tpdet"] == without != found
+    message = refused(chat(server, **named), 400, "json_schema_after")["message"]
+    assert "leave it out" in message
+    outside = {"tpdet": {"json_schema_after": [512]}}
+    refused(chat(server, **JSON, **outside), 400, "json_schema_after")
+
+
+@pytest.mark.parametrize("cut", [2, -3])
+def test_an_answer_with_a_schema_goes_on_in_its_reasoning_and_in_its_json(parsing, cut):
+    fields = JSON | SHOWN | {"stream": True}
+    events = events_of(chat(parsing, STREAMED, **fields))
+    part = events[:cut]
+    assert (joined(part)[0][1] == "") == (cut == 2)
+    rest = events_of(chat(parsing, STREAMED | {"last-event-id": part[-1][0]}, **fields))
+    assert joined(part + rest) == joined(events)
+    assert rest[-1][1]["tpdet"] == events[-1][1]["tpdet"]
+    ids = [i for _, e in part for choice in e["choices"] for i in choice["token_ids"]]
+    origin = {key: part[0][1]["tpdet"][key] for key in ("contract", "weights", "seed")}
+    resume = {"tpdet": {"resume": origin | {"choices": [ids]}}}
+    rest = events_of(chat(parsing, STREAMED, **fields, **resume))
+    assert joined(part + rest) == joined(events)
+    assert rest[-1][1]["tpdet"] == events[-1][1]["tpdet"]
 
 
 def test_two_names_of_a_messages_reasoning_must_agree(parsing):

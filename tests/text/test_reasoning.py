@@ -7,6 +7,7 @@ import pytest
 
 from tests.server.harness import write_tokenizer
 from tpdet.errors import CheckpointError, UsageError
+from tpdet.grammar.mark import Mark
 from tpdet.request import SamplingParams, TokenOutput
 from tpdet.text.outputs import ChoiceAssembler
 from tpdet.text.reasoning import BLOCKS, ReasoningParser, check_marks
@@ -308,3 +309,54 @@ def test_a_block_may_have_the_marks_of_another_family(tmp_path, marks):
     assert (found.reasoning, found.text, assembler.reasoning_tokens) == ("why", "yes", 3)
     found, _, _ = run(tokenizer, ids[1:], parser.splitter([ids[0], 10]))
     assert (found.reasoning, found.text) == ("why", "yes")
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "mark"),
+    [
+        ("think", TURN, "<think></think>"),
+        ("think", f"a <think> in the question {TURN}", "<think></think>"),
+        ("think", f"{TURN}<think>\n", "</think>"),
+        ("think", f"{TURN}<think>\nso", "</think>"),
+        ("think", f"{TURN}<think>\n\n</think>\n\n", ""),  # enable_thinking: false
+        ("harmony", STARTED, "<|channel|>final<|message|>"),
+        ("harmony", f"<|start|>user<|message|>why<|end|>{STARTED}", "<|channel|>final<|message|>"),
+        ("harmony", f"{STARTED}<|channel|>final<|message|>so", ""),
+        ("harmony", f"{STARTED}<|channel|>analysis<|message|>so", ""),
+        ("harmony", f"{STARTED}<|channel|>", ""),
+    ],
+)
+def test_a_schema_holds_behind_the_mark_that_the_prompt_leaves_open(tokenizers, name, prompt, mark):
+    ids = ids_of(tokenizers[name], prompt)
+    found = parser_of(name, tokenizers).schema_mark(ids)
+    assert found == tuple(ids_of(tokenizers[name], mark))
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "begin"),
+    [
+        ("think", "<think>{</think>{}", "{}"),
+        ("think", "{}", "{}"),
+        ("harmony", "<|channel|>analysis<|message|>a<|end|>" + STARTED, None),
+        ("harmony", f"<|channel|>final<|message|>{{}}<|end|>{STARTED}", "{}"),
+        ("harmony", "<|channel|>final <|constrain|>json<|message|>{}", "{}"),
+        (
+            "harmony",
+            f"<|channel|>analysis<|message|>final<|end|>{STARTED}<|channel|>final<|message|>{{}}",
+            "{}",
+        ),
+        ("harmony", "{}", "{}"),
+    ],
+)
+def test_where_the_schema_begins_the_content_does(tokenizers, name, answer, begin):
+    tokenizer = tokenizers[name]
+    ids = ids_of(tokenizer, answer)
+    prompt = ids_of(tokenizer, TURN if name == "think" else STARTED)
+    mark = Mark(parser_of(name, tokenizers).schema_mark(prompt), len(prompt))
+    found = mark.begin(prompt + ids, len(prompt) + len(ids))
+    if begin is None:
+        assert found is None
+    else:
+        rest = tokenizer.decode((prompt + ids)[found:], skip_special_tokens=False)
+        assert rest.startswith(begin)
+        assert split(tokenizers, name, TURN if name == "think" else STARTED, answer)[1] == begin

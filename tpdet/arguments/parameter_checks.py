@@ -109,6 +109,17 @@ def check_schema(schema: object) -> None:
         )
 
 
+def check_mark(ids: tuple[int, ...] | None, schema: str | None) -> None:
+    """The ids behind which a schema holds, or None."""
+    if ids is None:
+        return
+    check_ids("json_schema_after", ids)
+    if schema is None:
+        raise RequestError(
+            "json_schema_after is for answers with a schema: leave it out", "json_schema_after"
+        )
+
+
 def check_field(name: str, value: object) -> None:
     """The value of a field that has a declared range, whose excluded end the caller refuses."""
     check_range(name, value, RANGES[name])

@@ -13,6 +13,7 @@ from tpdet.arguments.parameter_checks import (
     check_ids,
     check_lengths,
     check_logprobs,
+    check_mark,
     check_schema,
     check_seed,
     check_stops,
@@ -64,6 +65,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
         ones multiplies), above 0; 1 changes nothing.
     logit_bias: {token id: what is added to its logit, -100 to 100}, up to 1024 ids.
     json_schema: a JSON schema, as JSON text, that the answer follows to its end.
+    json_schema_after: ids of the mark behind which it does so; what is before is free.
+        (c,): behind the first token c. (o, ..., c): an answer that begins with o follows it behind
+        the first c after o, ...; any other from its first token. () or None: each does so.
     detokenize: False makes no text of the answer: ids only.
 
     Raises RequestError, naming the parameter, for a value out of range, for a parameter of vLLM's
@@ -91,6 +95,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
     json_schema: str | None = None
+    json_schema_after: tuple[int, ...] | None = None
     detokenize: bool = True
 
     if TYPE_CHECKING:
@@ -118,6 +123,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
             repetition_penalty: float = 1.0,
             logit_bias: Mapping[int, float] | None = None,
             json_schema: str | None = None,
+            json_schema_after: Iterable[int] | None = None,
             detokenize: bool = True,
             **of_vllm: Any,
         ) -> None: ...
@@ -169,6 +175,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
         check_ids("stop_token_ids", self.stop_token_ids)
         check_bias(self.logit_bias)
         check_schema(self.json_schema)
+        check_mark(self.json_schema_after, self.json_schema)
         if not self.detokenize and self.stop:
             raise RequestError("stop needs the text: leave detokenize out", "detokenize")
 
@@ -205,6 +212,8 @@ def _take_what_users_write(params: SamplingParams) -> None:
             msgspec.structs.force_setattr(params, name, (value,))
         elif name != "logit_bias" and isinstance(value, list | set | frozenset):
             msgspec.structs.force_setattr(params, name, tuple(value))
+    if isinstance(params.json_schema_after, list):
+        msgspec.structs.force_setattr(params, "json_schema_after", tuple(params.json_schema_after))
     if params.temperature == 0 and params.top_p == 0:
         msgspec.structs.force_setattr(params, "top_p", 1.0)
 

@@ -26,11 +26,12 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What computed an answer over HTTP, and the seed that was used."""
+    """What computed an answer over HTTP, the seed that was used, and the mark before its schema."""
 
     contract: str
     weights: str
     seed: int
+    json_schema_after: tuple[int, ...] = ()
 
 
 class ChoiceOverHttp(RecordedChoice, frozen=True):
@@ -116,6 +117,10 @@ def requests_of(line: Line, preparer: Preparer) -> Iterator[RecordedAnswer]:
     check_same_choices(line, len(call.requests) * call.choices)
     for place, request in enumerate(call.requests):
         choices = found.choices[place * call.choices : (place + 1) * call.choices]
+        params = request.params
+        if params.json_schema is not None:
+            mark = found.tpdet.json_schema_after
+            params = msgspec.structs.replace(params, json_schema_after=mark)
         for choice in choices:
             check_same_prompt(line, choice.prompt_token_ids, request.prompt_token_ids)
         yield RecordedAnswer(
@@ -123,7 +128,7 @@ def requests_of(line: Line, preparer: Preparer) -> Iterator[RecordedAnswer]:
             weights=found.tpdet.weights,
             seed=found.tpdet.seed,
             prompt_token_ids=request.prompt_token_ids,
-            params=request.params,
+            params=params,
             outputs=tuple(RecordedChoice(c.token_ids, c.logprob_bits) for c in choices),
         )
 

@@ -78,9 +78,10 @@ def check_by_server(
 def _question(line: Line) -> tuple[str, dict[str, Any]]:
     """The path and body that ask for a line's answer again."""
     answer = line.answer
-    drafts = {"drafts": [choice.token_ids for choice in line.choices]}
+    own: dict[str, Any] = {}
     if isinstance(answer, RecordedAnswer):
         params = answer.params
+        mark = params.json_schema_after or ()
         body: dict[str, Any] = {name: getattr(params, name) for name in _SAME_NAMES}
         body |= {"prompt": answer.prompt_token_ids, "seed": answer.seed}
         body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
@@ -98,12 +99,15 @@ def _question(line: Line) -> tuple[str, dict[str, Any]]:
         )
         body = {k: v for k, v in answer.request.body.items() if k not in left_out}
         body["seed"] = answer.response.body.tpdet.seed
+        mark = answer.response.body.tpdet.json_schema_after
+    wanted = body.get("response_format") or {}
+    if wanted.get("type", "text") != "text":
+        own["json_schema_after"] = mark
     one_prompt = isinstance(answer, RecordedAnswer) or _has_one_prompt(body)
     if one_prompt and not body.get("echo"):
-        body["tpdet"] = drafts
-    else:
-        body.pop("tpdet", None)
-    return path, body | {"return_token_ids": True}
+        own["drafts"] = [choice.token_ids for choice in line.choices]
+    body.pop("tpdet", None)
+    return path, body | ({"tpdet": own} if own else {}) | {"return_token_ids": True}
 
 
 def _has_one_prompt(body: dict[str, Any]) -> bool:

@@ -296,6 +296,7 @@ def _plain(target: Sequence) -> Sequence:
         repetition_penalty=1.0,
         logit_bias={},
         json_schema=None,
+        json_schema_after=None,
     )
     request = msgspec.structs.replace(target.request, params=params, drafts=(), prediction=())
     copy = Sequence.of(request, *target.key)

@@ -32,6 +32,12 @@ class Next(NamedTuple):
         """Whether no id may follow."""
         return not any(self.allowed)
 
+    def also(self, token: int) -> "Next":
+        """The same, and `token` may follow too."""
+        allowed = bytearray(self.allowed)
+        allowed[token >> 3] |= 1 << (token & 7)
+        return self._replace(allowed=bytes(allowed))
+
 
 class Constraint:
     """One choice's schema; `next_ids` takes any output, and is cheapest while the output grows."""

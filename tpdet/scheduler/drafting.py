@@ -113,11 +113,11 @@ class Drafting:
         for sequence in sequences:
             if self.others is not None:
                 sequence.drafters.append(self.others(sequence))
-            first, constraint = sequence.prompt_length, sequence.constraint
+            constraint = sequence.constraint
             if earlier:
-                sequence.drafters.append(Guess(earlier, first, EARLIER))
+                sequence.drafters.append(Guess(earlier, sequence.prompt_length, EARLIER))
             if SCHEMA in self._drafters and constraint is not None:
-                sequence.drafters.append(Forced(constraint.forced_ids, first))
+                sequence.drafters.append(Forced(constraint.forced_ids, sequence.mark.begin))
             if places is not None:
                 sequence.drafters.append(Ngram(places))
             if DRAFT_MODEL in self._drafters and self.model is not None:

@@ -15,6 +15,7 @@ from tpdet.drafters.guess import Guess
 from tpdet.errors import RequestError
 from tpdet.grammar.compile import FIELD
 from tpdet.grammar.constraint import Constraint, Next
+from tpdet.grammar.mark import Mark
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.request import PromptOutput, Request
 
@@ -74,6 +75,7 @@ class Sequence:
     reads_always: bool = field(init=False)  # and does so without drafts, too
     waits: bool = field(init=False)  # for its next token, so that it can carry drafts
     penalises: bool = field(init=False)  # a penalty counts the tokens so far
+    mark: Mark = field(init=False)  # finds where its schema begins
     seed: int = field(init=False)
     least_length: int = field(init=False)  # no token before this position may end it
     ends: frozenset[int] = field(init=False)  # ids that end it
@@ -96,6 +98,7 @@ class Sequence:
         self.waits = len(self.drafters) > 0
         self.reads_results = self.reads_always or self.waits
         self.penalises = params.penalises
+        self.mark = Mark(params.json_schema_after or (), self.prompt_length)
         self.seed = resolved_seed(self.request)
         self.least_length = self.prompt_length + params.min_tokens
         self.request_id = self.request.request_id
@@ -208,16 +211,20 @@ class Sequence:
         return None if following is None else following.allowed
 
     def next_ids(self, position: int) -> Next | None:
-        """What its schema allows at `position`, after the tokens before it; None without a schema.
+        """What its schema allows at `position`, after the tokens before it; None where none holds.
 
         Raises RequestError when the schema reaches a limit.
         """
-        if self.constraint is None:
+        begin = None if self.constraint is None else self.mark.begin(self.tokens, position)
+        if self.constraint is None or begin is None:
             return None
         request, forbidden = self.request, self.forbidden_ids(position)
         ending = () if request.params.ignore_eos or forbidden else request.eos_token_ids
-        output = self.tokens[self.prompt_length : position]
-        return self.constraint.next_ids(output, ending, forbidden)
+        following = self.constraint.next_ids(self.tokens[begin:position], ending, forbidden)
+        opening = self.mark.opening(position)
+        if opening is None or opening in forbidden:
+            return following
+        return following.also(opening)
 
     def finish_reason(self, position: int) -> str | None:
         """Why the generated token at `position` ends the sequence: "stop", "length", or None."""

@@ -29,6 +29,11 @@ _FLAG = "--reasoning-parser"
 class _State(Protocol):
     """Where one answer is among its marks."""
 
+    @property
+    def mark(self) -> tuple[int, ...]:
+        """The ids behind which a schema holds, before any token of the answer."""
+        ...
+
     def step(self, token_id: int, text: str) -> int:
         """The part that the next token is in; `text` is what it completed."""
         ...
@@ -49,6 +54,13 @@ class _Think:
         self._opening_text = marks[0]
         self._part = REASONING if last == self._opening else CONTENT
         self._may_open = last != self._closing
+
+    @property
+    def mark(self) -> tuple[int, ...]:
+        """The ids behind which the answer to the prompt is content; () if all of it is."""
+        if self._part == REASONING:
+            return (self._closing,)
+        return (self._opening, self._closing) if self._may_open else ()
 
     def step(self, token_id: int, text: str) -> int:
         if token_id == self._closing and self._part == REASONING:
@@ -84,6 +96,17 @@ class _Harmony:
             self.step(token, "")
         if self._header is not None and self._channel not in self._header:
             self._header = None  # the role is complete: what comes may be text without a header
+        breaks = {self._start, self._message, *self._ends}
+        last = next((token for token in reversed(prompt) if token in breaks), None)
+        self._begun = last == self._message or self._header is not None
+
+    @property
+    def mark(self) -> tuple[int, ...]:
+        """The ids behind which the answer is final; () if the prompt has begun a message of it."""
+        if self._begun:
+            return ()
+        final = self._tokenizer.encode("final", add_special_tokens=False)
+        return (self._channel, *final, self._message)
 
     def step(self, token_id: int, text: str) -> int:
         if token_id == self._message:
@@ -168,14 +191,17 @@ class ReasoningParser:
 
     def splitter(self, prompt: Sequence[int], keep: bool = True) -> ReasoningSplitter:
         """For one choice of a prompt, which may have begun the reasoning; keep: or drop it."""
-        tokenizer = self._tokenizer
-        state: _State
+        return ReasoningSplitter(self._state(prompt), self._tokenizer, keep)
+
+    def schema_mark(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """Behind which ids of its answer a schema holds (`SamplingParams.json_schema_after`)."""
+        return self._state(prompt).mark
+
+    def _state(self, prompt: Sequence[int]) -> _State:
         if self.name == "think":
             last = next((token for token in reversed(prompt) if token in self._added), None)
-            state = _Think(self.marks, tokenizer.added_tokens, last)
-        else:
-            state = _Harmony(self.marks, tokenizer, prompt)
-        return ReasoningSplitter(state, tokenizer, keep)
+            return _Think(self.marks, self._tokenizer.added_tokens, last)
+        return _Harmony(self.marks, self._tokenizer, prompt)
 
 
 def check_marks(setting: str, files: TokenizerFiles | None) -> None:

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from tpdet.arguments.field_ranges import MAX_STOP_STRINGS
 from tpdet.audit.resumed import check_resumed_counts
 from tpdet.errors import RequestError
@@ -30,6 +32,7 @@ from tpdet.server.body.schema import (
 from tpdet.server.wire import limits
 from tpdet.server.wire.problems import ApiError, bad_request, from_request_error
 from tpdet.server.wire.protocol import Start
+from tpdet.text.reasoning import ReasoningParser
 from tpdet.text.tokenizer import Tokenizer
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -79,6 +82,16 @@ class Call:
     def choices(self) -> int:
         """Choices of each prompt."""
         return self.requests[0].params.n
+
+    def reasoning_first(self, parser: ReasoningParser) -> "Call":
+        """The same, a chat's schema held behind its reasoning unless the body says otherwise."""
+        (request, *more), params = self.requests, self.requests[0].params
+        given = params.json_schema is None or params.json_schema_after is not None
+        if more or given or self.kind != "chat":
+            return self
+        mark = parser.schema_mark(request.prompt_token_ids)
+        params = msgspec.structs.replace(params, json_schema_after=mark)
+        return replace(self, requests=(msgspec.structs.replace(request, params=params),))
 
 
 @dataclass(frozen=True)
@@ -230,6 +243,7 @@ class Preparer:
             stop_token_ids=tuple(body.stop_token_ids or ()),
             logit_bias=_logit_bias(body.logit_bias or {}),
             json_schema=_json_schema(body.response_format),
+            json_schema_after=None if body.tpdet is None else body.tpdet.json_schema_after,
             logprobs=shown,
             prompt_logprobs=scored,
         )

@@ -164,9 +164,14 @@ class Resume(Body):
 
 
 class OwnFields(Body):
-    """Fields that no other API has; `drafts` has for each choice ids that it may begin with."""
+    """Fields that no other API has.
+
+    `drafts` has for each choice ids that it may begin with. `json_schema_after`: the ids behind
+    which `response_format` holds; [] for from the first token.
+    """
 
     drafts: ChoicesIds | None = None
+    json_schema_after: TokenIds | None = None
     resume: Resume | None = None
 
 

@@ -212,6 +212,8 @@ def _add_generation(app: FastAPI, services: Services) -> None:
                 "include_reasoning",
                 "not_supported",
             )
+        if services.reasoning is not None:
+            call = call.reasoning_first(services.reasoning)
         event_id = request.headers.get(HEADER)
         if event_id:
             call = _continued(call, event_id, services.preparer.facts)

@@ -257,8 +257,9 @@ class GenerationResponse(Response):
     @property
     def _origin(self) -> Json:
         """What computes the answer, for those who record its tokens."""
-        facts = self._facts
-        return {"contract": facts.contract, "weights": facts.model_digest}
+        facts, mark = self._facts, self._call.requests[0].params.json_schema_after
+        found: Json = {"contract": facts.contract, "weights": facts.model_digest}
+        return found | ({"json_schema_after": list(mark)} if mark else {})
 
     @property
     def _fingerprint(self) -> str:
@@ -298,8 +299,10 @@ class GenerationResponse(Response):
         return (assembler.choice(index).logprobs for index in range(self._call.choices))
 
     def _splitter(self, request: Request) -> Callable[[], ReasoningSplitter] | None:
-        """Makes what splits a choice; a schema holds from the first token, so all is content."""
-        if self._reasoning is None or request.params.json_schema is not None:
+        """Makes what splits a choice; if a schema holds from the first token, all is content."""
+        params = request.params
+        all_content = params.json_schema is not None and not params.json_schema_after
+        if self._reasoning is None or all_content:
             return None
         ids, keep = request.prompt_token_ids, self._call.include_reasoning
         return partial(self._reasoning.splitter, ids, keep)
