@@ -128,13 +128,27 @@ def test_no_circumstance_reaches_the_answer(model, questions, together, how):
     assert_same(found, together, questions)
 
 
-@pytest.mark.parametrize(("kind", "how"), [("half", {"preempt_every": 9}), ("perfect", {"tp": 2})])
+@pytest.mark.parametrize(
+    ("kind", "how"), [("half", {"preempt_every": 9}), ("perfect", {"tp": 2}), ("wrong", {})]
+)
 def test_drafts_across_the_mark_reach_no_answer(model, questions, together, kind, how):
     totals = []
-    assert_same(
-        with_drafts(together, model, kind, totals, requests=questions, **how), together, questions
-    )
-    assert totals[-1].accepted_draft_tokens > 20
+    found = with_drafts(together, model, kind, totals, requests=questions, **how)
+    assert_same(found, together, questions)
+    assert totals[-1].draft_tokens > 40
+    assert (totals[-1].accepted_draft_tokens > 20) == (kind != "wrong")
+
+
+def test_a_mark_that_was_only_a_draft_is_none(model, questions, together):
+    def change(engine):
+        def marks(sequence, most):
+            return [*sequence.request.params.json_schema_after[-1:], 1][:most]
+
+        engine.scheduler.policy.drafting.instead = marks
+
+    drafted = [msgspec.structs.replace(r, drafts=((1,),) * r.params.n) for r in questions]
+    found = run(model, drafted, change=change, look=False)
+    assert_same(found, together, questions)
 
 
 def test_a_recorded_answer_is_verified_in_few_steps(model, questions, together):
