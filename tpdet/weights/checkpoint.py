@@ -14,10 +14,13 @@ from tpdet.gguf_file.header import is_gguf, read_header
 from tpdet.gguf_file.tensors import GgufFile
 from tpdet.model_config.json_file import read_json_object
 from tpdet.model_config.stored_form import StoredForm, read_stored_form
+from tpdet.weights.finite import all_finite
 from tpdet.weights.fused import split_fused
 from tpdet.weights.quantised import QuantisedFile
 from tpdet.weights.safetensors_header import read_safetensors_header
 from tpdet.weights.stacked import split_stacked
+from tpdet.weights.stored import StoredFile, StoredTensor
+from tpdet.weights.streamed import StreamedPiece
 from tpdet.weights.text_part import text_names
 from tpdet.weights.which import INDEX, SINGLE, find_weights
 
@@ -54,9 +57,14 @@ class Checkpoint:
         files: dict[str, Any],
         holder: dict[str, str],
         rules: Mapping[str, str] = MappingProxyType({}),
+        stored: Mapping[str, StoredTensor] = MappingProxyType({}),
     ) -> None:
-        """files: open handles by file name, as safetensors has them; holder: file by tensor."""
+        """files: open handles by file name, as safetensors has them; holder: file by tensor.
+
+        stored: those tensors whose values are bytes of a file as they lie there.
+        """
         self.rules = rules
+        self._stored = stored
         self._files = files
         self._holder = holder
         self.files = tuple(sorted(files))
@@ -83,8 +91,25 @@ class Checkpoint:
             raise CheckpointError(f"{file}: tensor {name} holds NaN or infinity")
         return part
 
+    def streamed(
+        self, name: str, shape: tuple[int, ...], dim: int, first: int, last: int, kept: range | None
+    ) -> StreamedPiece | None:
+        """The same piece for `StreamedPiece.send`, of which `kept` is copied; None where it cannot.
+
+        `piece` names what is wrong with a tensor that is not there in this shape.
+        """
+        tensor = self._stored.get(name)
+        if tensor is None or tensor.entry.shape != shape:
+            return None
+        if kept is None and (first, last) == (0, shape[dim]):
+            dim, last = 0, shape[0]  # all of it, so its bytes follow each other
+        found = StreamedPiece(tensor, lambda: self._view(name)[1], dim, first, last, kept)
+        return found if found.fits else None
+
     def has(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether there is a tensor of this name and shape."""
+        if name in self._stored:
+            return self._stored[name].entry.shape == shape
         return name in self._holder and tuple(self._view(name)[1].get_shape()) == shape
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> tuple[str, Any]:
@@ -132,13 +157,6 @@ class Checkpoint:
         return file, self._files[file].get_slice(name)
 
 
-def all_finite(values: torch.Tensor) -> bool:
-    """Whether no value is NaN or infinite: both extremes show it, in one pass without a copy."""
-    if not values.numel():
-        return True
-    return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(values))
-
-
 def open_checkpoint(directory: Path) -> Checkpoint:
     """Open `model.safetensors`, the shards of `model.safetensors.index.json`, or a GGUF file.
 
@@ -150,27 +168,37 @@ def open_checkpoint(directory: Path) -> Checkpoint:
         name = directory.name
         return Checkpoint({name: file}, dict.fromkeys(file.keys(), name), file.rules())
     if find_weights(directory).name == INDEX:
-        files, holder = _open_sharded(directory)
+        files, holder, stored = _open_sharded(directory)
     else:
-        file = _open(directory / SINGLE)
+        file, stored = _open(directory / SINGLE)
         files, holder = {SINGLE: file}, dict.fromkeys(file.keys(), SINGLE)
-    return _in_usual_form(files, holder, read_stored_form(directory))
+    return _in_usual_form(files, holder, stored, read_stored_form(directory))
 
 
-def _in_usual_form(files: dict[str, Any], holder: dict[str, str], form: StoredForm) -> Checkpoint:
+def _in_usual_form(
+    files: dict[str, Any],
+    holder: dict[str, str],
+    stored: dict[str, StoredTensor],
+    form: StoredForm,
+) -> Checkpoint:
     """The tensors by the names, and with the values, of a text model that is not quantised."""
     if form == StoredForm():
-        return Checkpoint(files, holder)
+        return Checkpoint(files, holder, stored=stored)
     names = text_names(holder) if form.text_part else {name: name for name in holder}
     views: dict[str, Callable[[], Any]] = {
-        name: partial(files[holder[stored]].get_slice, stored) for name, stored in names.items()
+        name: partial(files[holder[other]].get_slice, other) for name, other in names.items()
     }
-    of_views = {name: holder[stored] for name, stored in names.items()}
+    of_views, whole = {name: holder[other] for name, other in names.items()}, views
     views, of_views = split_fused(views, of_views, form.fused)
     views, of_views = split_stacked(views, of_views, form.stacked)
     if form.quantisation is None:
         opened: NamedViews | QuantisedFile = NamedViews(views)
-        return Checkpoint(dict.fromkeys(files, opened), of_views)
+        as_stored = {
+            name: stored[names[name]]._replace(name=name)
+            for name, view in views.items()
+            if view is whole.get(name) and names[name] in stored
+        }
+        return Checkpoint(dict.fromkeys(files, opened), of_views, stored=as_stored)
     opened = QuantisedFile(views, of_views, form.quantisation)
     found = {name: opened.file_of(name, of_views) for name in opened.keys()}  # noqa: SIM118
     checkpoint = Checkpoint(dict.fromkeys(files, opened), found, opened.rules())
@@ -178,8 +206,10 @@ def _in_usual_form(files: dict[str, Any], holder: dict[str, str], form: StoredFo
     return checkpoint
 
 
-def _open_sharded(directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Open files, and which has which tensor, by name."""
+def _open_sharded(
+    directory: Path,
+) -> tuple[dict[str, Any], dict[str, str], dict[str, StoredTensor]]:
+    """Open files, which has which tensor, by name, and where its bytes lie."""
     index = read_json_object(directory / INDEX, MAX_INDEX_BYTES)
     mapping = index.get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
@@ -189,10 +219,12 @@ def _open_sharded(directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
             raise CheckpointError(f"{INDEX}: {name} is in {shard!r}, not a file of this directory")
     files = {}
     holder: dict[str, str] = {}
+    stored: dict[str, StoredTensor] = {}
     for shard in sorted(dict.fromkeys(mapping.values())):
         if not (directory / shard).exists():
             raise CheckpointError(f"{INDEX}: shard {shard} does not exist")
-        files[shard] = _open(directory / shard)
+        files[shard], of_shard = _open(directory / shard)
+        stored |= of_shard
         for name in files[shard].keys():  # noqa: SIM118  (a handle, not a dictionary)
             if name in holder:
                 raise CheckpointError(f"{shard}: tensor {name} is also in {holder[name]}")
@@ -204,13 +236,20 @@ def _open_sharded(directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
     for name, shard in mapping.items():
         if name not in holder:
             raise CheckpointError(f"{shard}: tensor {name} is missing, though {INDEX} lists it")
-    return files, holder
+    return files, holder, stored
 
 
-def _open(path: Path) -> Any:
-    read_safetensors_header(path)  # it names the tensor and the field that lie
+def _open(path: Path) -> tuple[Any, dict[str, StoredTensor]]:
+    """A handle of safetensors, and where the bytes of each tensor lie that has a known dtype."""
+    entries = read_safetensors_header(path)  # it names the tensor and the field that lie
     try:
-        return safe_open(path, framework="pt", device="cpu")
+        file = StoredFile(path)
+        stored = {
+            name: StoredTensor(file, name, entry, _DTYPES[entry.dtype])
+            for name, entry in entries.items()
+            if entry.dtype in _DTYPES
+        }
+        return safe_open(path, framework="pt", device="cpu"), stored
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path.name} is truncated or damaged ({error}): download it again"

@@ -1,9 +1,11 @@
 """The source of weights: one interface to checkpoints and to random weights."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import blake3
 import msgspec
@@ -13,8 +15,9 @@ from tpdet.comm.world.world import World, rank_on_node
 from tpdet.errors import CheckpointError, DisagreementError
 from tpdet.model_config import ModelConfig
 from tpdet.weights.ahead import of_next_layer
-from tpdet.weights.checkpoint import Checkpoint, all_finite, open_checkpoint
+from tpdet.weights.checkpoint import Checkpoint, open_checkpoint
 from tpdet.weights.dummy import draw_piece
+from tpdet.weights.finite import all_finite
 from tpdet.weights.load_progress import LoadProgress
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.place import room
@@ -23,18 +26,33 @@ from tpdet.weights.staging import Staging
 PieceKey = tuple[str, int]
 Digests = dict[PieceKey, bytes]
 _Bounded = tuple[int, tuple[int, int]]  # a piece's index, and its bounds
+_JOB_BYTES = 16 << 20
+"""A thread reads pieces of this many bytes, or one that is larger, before it is asked again."""
 Read = tuple[str, tuple[int, ...], Pieces]
 """A tensor's name, its whole shape, and the pieces to read."""
 Part = tuple[torch.Tensor, bytes]
 """A piece where it is used, and its digest."""
+_Begun = tuple[Future[list[Part]], int]
+"""A job of pieces that are read ahead, and which of its pieces is meant."""
 WeightRead = tuple[str, tuple[int, ...], Pieces | None]
 """One call of `WeightSource.read`: a tensor's name, its whole shape, and the pieces read.
 
 None: of `WeightSource.leave`.
 """
 
+_Piece = TypeVar("_Piece")
+
 _log = logging.getLogger("tpdet.engine")
 _digests_decoder = msgspec.msgpack.Decoder(list[tuple[str, int, bytes]])
+
+
+class _Asked(NamedTuple):
+    """A piece, where it goes, and the job that reads it ahead, if one does."""
+
+    read: Read
+    bounded: _Bounded
+    target: torch.Tensor
+    begun: _Begun | None
 
 
 class WeightSource:
@@ -53,14 +71,15 @@ class WeightSource:
         show_progress: bool,
         device: torch.device | str = "cpu",
         threads: int = 1,
+        staging: Staging | None = None,
     ) -> None:
         """Without a checkpoint, pieces are random: a function of `seed`, name and index.
 
         Pieces of a checkpoint are checked and digested on the CPU, as many at a time as there are
-        threads, then copied to `device`; random ones are made there.
+        threads, then copied to `device`; random ones are made there. staging: for `device`.
         """
         self._device = torch.device(device)
-        self._staging = Staging(self._device)
+        self._staging = Staging(self._device) if staging is None else staging
         self._checkpoint = checkpoint
         self._dtype = dtype
         self._seed = seed
@@ -68,7 +87,7 @@ class WeightSource:
         self._read: dict[str, None] = {}
         self.reads: list[WeightRead] = []
         self._threads: ThreadPoolExecutor | None = None
-        self._ahead: dict[str, tuple[Read, list[Future[Part]]]] = {}
+        self._ahead: dict[str, tuple[Read, list[_Begun]]] = {}
         self._torch_threads = torch.get_num_threads()
         if checkpoint is not None:
             # A piece has one thread: those that torch would give each as well get in the way.
@@ -104,7 +123,7 @@ class WeightSource:
 
         targets: of `Pieces.held` and any strides; dimensions of a tensor in one piece may be split.
         """
-        asked: list[tuple[Read, _Bounded, torch.Tensor, Future[Part] | None]] = []
+        asked: list[_Asked] = []
         for read, target in zip(reads, targets, strict=True):
             name, shape, pieces = read
             if name in self._read:
@@ -116,31 +135,46 @@ class WeightSource:
             for number, (index, bound, place) in enumerate(places):
                 into = target if len(places) == 1 else target.narrow(pieces.dim, *place)
                 part = parts[number] if begun == read else None
-                asked.append((read, (index, bound), into, part))
+                asked.append(_Asked(read, (index, bound), into, part))
+        try:
+            self._place_all(reads, asked)
+        except BaseException:
+            for _, parts in self._ahead.values():
+                for job, _ in parts:
+                    job.cancel()
+            self._ahead.clear()
+            raise
+
+    def _place_all(self, reads: Sequence[Read], asked: list[_Asked]) -> None:
+        """Copy each piece to its place, begin the next layer, and note the digests."""
         # Random pieces are drawn in turn: a generator has one stream.
         side_by_side = map if self._threads is None else self._threads.map
-        digests = side_by_side(lambda each: self._place_piece(*each), asked)
+        jobs = [*_in_jobs(asked, [_size(each.read, each.bounded) for each in asked])]
+        digests = side_by_side(self._place_pieces, jobs)
         if self._threads is not None:
             self._begin_next_layer(reads, self._threads)
-        for ((name, _, pieces), (index, _), *_), digest in zip(asked, digests, strict=True):
-            self._digests[name, index] = digest
-            if index == pieces.mine[-1]:
-                self._progress.step()
-                if self.tick is not None:
-                    self.tick()
+        for job, of_job in zip(jobs, digests, strict=True):
+            for ((name, _, pieces), (index, _), *_), digest in zip(job, of_job, strict=True):
+                self._digests[name, index] = digest
+                if index == pieces.mine[-1]:
+                    self._progress.step()
+                    if self.tick is not None:
+                        self.tick()
 
     def _begin_next_layer(self, reads: Sequence[Read], threads: ThreadPoolExecutor) -> None:
         """Read the same tensors of the next layer meanwhile; what is not asked for is forgotten."""
         assert self._checkpoint is not None
+        guessed: list[tuple[Read, _Bounded]] = []
         for name, shape, pieces in reads:
             following = of_next_layer(name)
-            if following is None or not self._checkpoint.has(following, shape):
-                continue
-            parts = [
-                threads.submit(self._read_piece, following, shape, pieces, bounded)
-                for bounded in pieces.ranges(shape)
-            ]
-            self._ahead[following] = (following, shape, pieces), parts
+            if following is not None and self._checkpoint.has(following, shape):
+                read = following, shape, pieces
+                guessed += [(read, bounded) for bounded in pieces.ranges(shape)]
+                self._ahead[following] = read, []
+        for job in _in_jobs(guessed, [_size(*each) for each in guessed]):
+            parts = threads.submit(self._read_pieces, job)
+            for number, ((name, *_), _) in enumerate(job):
+                self._ahead[name][1].append((parts, number))
 
     def room(self, held: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor:
         """Memory for weights of a shape: what is held already, or new. Raises as `place`."""
@@ -169,19 +203,31 @@ class WeightSource:
         self.reads.append((name, shape, None))
         self._progress.step()
 
-    def _place_piece(
-        self, read: Read, bounded: _Bounded, target: torch.Tensor, begun: Future[Part] | None
-    ) -> bytes:
-        """Copy what is kept of a piece to its place; the piece's digest."""
-        part, digest = self._read_piece(*read, bounded) if begun is None else begun.result()
-        target.copy_(part.reshape(target.shape))
-        return digest
+    def _place_pieces(self, job: Sequence[_Asked]) -> list[bytes]:
+        """Copy what is kept of each piece to its place; the pieces' digests."""
+        digests = []
+        for read, bounded, target, begun in job:
+            if begun is None:
+                part, digest = self._read_piece(*read, bounded)
+            else:
+                part, digest = begun[0].result()[begun[1]]
+            target.copy_(part if part.shape == target.shape else part.reshape(target.shape))
+            digests.append(digest)
+        return digests
+
+    def _read_pieces(self, job: Sequence[tuple[Read, _Bounded]]) -> list[Part]:
+        return [self._read_piece(*read, bounded) for read, bounded in job]
 
     def _read_piece(
         self, name: str, shape: tuple[int, ...], pieces: Pieces, bounded: _Bounded
     ) -> Part:
         """What is kept of a piece, in the dtype it has here, on the device; the piece's digest."""
         dim, (index, (first, last)) = pieces.dim, bounded
+        if self._checkpoint is not None and self._staging.used:
+            streamed = self._checkpoint.streamed(name, shape, dim, first, last, pieces.kept)
+            if streamed is not None and streamed.tensor.dtype == self.dtype_of(pieces):
+                header = _header(streamed.tensor.dtype, shape, first, last, "")
+                return streamed.send(self._staging, header)
         if self._checkpoint is not None:
             part = self._checkpoint.piece(name, shape, dim, first, last)
         else:
@@ -279,13 +325,18 @@ def _combine(pieces: Iterable[tuple[str, int, bytes]]) -> str:
 
 
 def _digest(part: torch.Tensor, shape: tuple[int, ...], first: int, last: int, rule: str) -> bytes:
-    """BLAKE3 over dtype, whole shape, range and the raw bytes of a piece.
+    """BLAKE3 over the header and the raw bytes of a piece."""
+    header = _header(part.dtype, shape, first, last, rule)
+    raw = part.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return blake3.blake3(header).update(raw.data).digest()
+
+
+def _header(dtype: torch.dtype, shape: tuple[int, ...], first: int, last: int, rule: str) -> bytes:
+    """What a piece's digest begins with: dtype, whole shape and range.
 
     rule: how a quantised tensor became these numbers; "" for a tensor that is as stored.
     """
-    header = f"{rule}{part.dtype} {list(shape)} {first}:{last}\n".encode()
-    raw = part.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return blake3.blake3(header).update(raw.data).digest()
+    return f"{rule}{dtype} {list(shape)} {first}:{last}\n".encode()
 
 
 def _draw_digest(
@@ -295,6 +346,26 @@ def _draw_digest(
     generator = f"{torch.__version__} {torch.cuda.get_device_name(part.device)}"
     header = f"drawn {seed} {generator} {part.dtype} {list(shape)} {first}:{last}\n"
     return blake3.blake3(header.encode()).digest()
+
+
+def _size(read: Read, bounded: _Bounded) -> int:
+    """About the bytes of a piece: its values, two bytes each."""
+    (_, shape, pieces), (_, (first, last)) = read, bounded
+    return 2 * prod(_cut(shape, pieces.dim, last - first))
+
+
+def _in_jobs(pieces: list[_Piece], sizes: list[int]) -> Iterator[list[_Piece]]:
+    """Neighbours together up to _JOB_BYTES: asking a thread for a small one costs more than it."""
+    job: list[_Piece] = []
+    held = 0
+    for piece, size in zip(pieces, sizes, strict=True):
+        job.append(piece)
+        held += size
+        if held >= _JOB_BYTES:
+            yield job
+            job, held = [], 0
+    if job:
+        yield job
 
 
 def _cut(shape: tuple[int, ...], dim: int, extent: int) -> tuple[int, ...]:

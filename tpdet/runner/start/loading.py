@@ -47,6 +47,9 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
 )  # fmt: skip
 
+MOST_THREADS = 8
+"""That read weights on a rank: as many bring a GPU's link about what it takes."""
+
 Tick = Callable[[], None]
 
 _log = logging.getLogger("tpdet.engine")
@@ -173,7 +176,7 @@ class Loader:
     ) -> WeightSource:
         """The weights below `directory`, to be read to `device`; `tick` is called at each read."""
         config, shown = self._config, self._world.rank == 0
-        threads = threads_per_rank(self._world.local_size)
+        threads = min(MOST_THREADS, threads_per_rank(self._world.local_size))
         source = open_weights(
             directory, self._model, config.load_format, config.seed, shown, device, threads
         )
