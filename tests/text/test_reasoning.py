@@ -9,6 +9,9 @@ from tests.server.harness import write_tokenizer
 from tpdet.errors import CheckpointError, UsageError
 from tpdet.grammar.mark import Mark
 from tpdet.request import SamplingParams, TokenOutput
+from tpdet.server.body.prepare import Preparer
+from tpdet.server.body.work import prepare_call
+from tpdet.server.wire.protocol import Start
 from tpdet.text.outputs import ChoiceAssembler
 from tpdet.text.reasoning import BLOCKS, ReasoningParser, check_marks
 from tpdet.text.tokenizer import Tokenizer, read_files
@@ -360,3 +363,18 @@ def test_where_the_schema_begins_the_content_does(tokenizers, name, answer, begi
         rest = tokenizer.decode((prompt + ids)[found:], skip_special_tokens=False)
         assert rest.startswith(begin)
         assert split(tokenizers, name, TURN if name == "think" else STARTED, answer)[1] == begin
+
+
+def test_a_mark_that_the_model_has_no_logits_of_leaves_the_schema_where_it_was(tokenizers):
+    facts = Start("fp", "c0" * 32, "d1" * 32, 256, 512, (258,), 1, "")
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    schema = {"response_format": {"type": "json_object"}}
+    preparer, parser = Preparer(facts, "m", tokenizers["think"]), parser_of("think", tokenizers)
+    call = prepare_call("chat", preparer, chat | schema, "r")
+    found = call.reasoning_first(parser, 261)
+    assert found.requests[0].params.json_schema_after == parser.schema_mark([]) == (259, 260)
+    assert call.reasoning_first(parser, 260) == call
+    free = prepare_call("chat", preparer, chat, "r")
+    assert free.reasoning_first(parser, 261) == free
+    completion = prepare_call("completion", preparer, {"prompt": "a"} | schema, "r")
+    assert completion.reasoning_first(parser, 261) == completion

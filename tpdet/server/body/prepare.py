@@ -83,13 +83,18 @@ class Call:
         """Choices of each prompt."""
         return self.requests[0].params.n
 
-    def reasoning_first(self, parser: ReasoningParser) -> "Call":
-        """The same, a chat's schema held behind its reasoning unless the body says otherwise."""
+    def reasoning_first(self, parser: ReasoningParser, vocab_size: int) -> "Call":
+        """The same, a chat's schema held behind its reasoning unless the body says otherwise.
+
+        vocab_size: the model's; with marks outside of it no answer reasons.
+        """
         (request, *more), params = self.requests, self.requests[0].params
         given = params.json_schema is None or params.json_schema_after is not None
         if more or given or self.kind != "chat":
             return self
         mark = parser.schema_mark(request.prompt_token_ids)
+        if max(mark, default=0) >= vocab_size:
+            return self
         params = msgspec.structs.replace(params, json_schema_after=mark)
         return replace(self, requests=(msgspec.structs.replace(request, params=params),))
 

@@ -213,7 +213,8 @@ def _add_generation(app: FastAPI, services: Services) -> None:
                 "not_supported",
             )
         if services.reasoning is not None:
-            call = call.reasoning_first(services.reasoning)
+            vocab_size = services.preparer.facts.vocab_size
+            call = call.reasoning_first(services.reasoning, vocab_size)
         event_id = request.headers.get(HEADER)
         if event_id:
             call = _continued(call, event_id, services.preparer.facts)
