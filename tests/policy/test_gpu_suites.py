@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.gpu import attention_lengths, checks, conftest
+from tests.gpu import attention_lengths, checks, conftest, load_times
 from tests.gpu.checks import outcome, poisoned_workspaces, same, surrounded
 from tests.gpu.suite import Check, run_parts, side_by_side
 from tests.gpu.test_bits import SUITES, names, prepare
@@ -19,6 +19,9 @@ from tests.lib.tree import ROOT
 from tpdet.kernels.cpu.attention import attention
 from tpdet.kernels.cpu.pointwise import embedding
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
+from tpdet.llm import LLM
+from tpdet.request import SamplingParams
+from tpdet.synthetic.make_model import make_model
 from tpdet.verify.spec import Machine
 
 
@@ -46,6 +49,15 @@ def test_the_engine_suite_finds_the_models_that_are_made_for_it(tmp_path, monkey
     prepare(tmp_path, ["engine: sampler"])
     used = {check.arguments[0] for check in SUITES["engine"](tmp_path) if check.arguments}
     assert used == {tmp_path, *tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("like", ["qwen3_moe", "gpt_oss"])
+def test_a_checkpoint_that_is_written_to_time_its_load_is_one_of_its_family(like, tmp_path):
+    model = make_model(tmp_path / "model", like=like, layers=2, dtype="bfloat16")
+    (model / "model.safetensors").unlink()
+    load_times.write_checkpoint(model, shards=3, block=1 << 12)
+    with LLM(str(model), skip_tokenizer_init=True, device="cpu", kv_pages=4) as llm:
+        assert len(llm.generate([[1, 2]], SamplingParams(max_tokens=2), use_tqdm=False)) == 1
 
 
 def test_pytest_collects_every_check_and_none_passes_without_a_gpu():

@@ -300,7 +300,7 @@ def _write_weights(
         name: _random(name, shape, generator, _FAMILIES[config["model_type"]].norm).to(
             torch.float32 if name.endswith(_EXACT) else dtype
         )
-        for name, shape in _shapes(config).items()
+        for name, shape in tensor_shapes(config).items()
     }
     if skew:
         _skew(tensors, config, skew)
@@ -337,7 +337,7 @@ def _skew(tensors: dict[str, torch.Tensor], config: dict[str, Any], skew: float)
             tensor[:, 0] = (ids * (-skew / normed)).to(tensor.dtype)
 
 
-def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Every tensor of the model under its Hugging Face name."""
     family = _FAMILIES[config["model_type"]]
     hidden, head = config["hidden_size"], config["head_dim"]
