@@ -99,14 +99,15 @@ def test_many_threads_give_the_bits_and_digests_of_one_that_reads_whole(tmp_path
     assert sum(map(len, logs)) // 2 > len(digests)
 
 
-def test_values_of_another_dtype_are_read_whole_and_rounded(tmp_path):
+def test_values_of_another_dtype_are_rounded_before_they_go_through_buffers(tmp_path):
     save_file(tensors(torch.float32), tmp_path / "model.safetensors")
-    checkpoint = open_checkpoint(tmp_path)
+    checkpoint, logs = open_checkpoint(tmp_path), []
     plain, streamed = (
         read_everything(WeightSource(checkpoint, torch.bfloat16, 0, False, **more))
-        for more in ({}, staged(threads=4))
+        for more in ({}, staged(threads=4, logs=logs))
     )
     assert plain[1] == streamed[1]
+    assert sum(log.count("copied") for log in logs) > len(plain[1])
     for name, values in plain[0].items():
         assert_same_bits(streamed[0][name], values)
 

@@ -56,7 +56,7 @@ class Staging:
 
         The same tensor if it is there already.
         """
-        if part.device.type == self._device.type or self._device.type != "cuda":
+        if part.device.type != "cpu" or not self.used:
             return part.to(self._device)
         moved = self.empty(part.shape, part.dtype)
         source = part.contiguous().view(-1).view(torch.uint8)
