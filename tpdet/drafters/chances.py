@@ -82,20 +82,11 @@ class Chances:
         self._drafts: dict[tuple[str, int], Tally] = {}
         self._kept: dict[str, Tally] = {}
         self._known: set[str] = set()  # drafters that were ever right
-        self._told: dict[tuple[str, int], float] = {}  # by `of`, at step `_told_at`
-        self._told_at = 0
 
     def of(self, name: str, trust: int) -> float:
         """That the next draft of a drafter is right."""
         level = _level(trust)
-        if self._told_at != self.step:
-            self._told_at = self.step
-            self._told.clear()
-        chance = self._told.get((name, level))
-        if chance is None:
-            chance = min(self._share(self._drafts.get((name, level)), _FIRST[level]), _MOST)
-            self._told[name, level] = chance
-        return chance
+        return min(self._share(self._drafts.get((name, level)), _FIRST[level]), _MOST)
 
     def learn(self, name: str, trust: int, accepted: int, drafted: int, luck: Luck) -> None:
         """The first `accepted` of a row's `drafted` drafts were right; those behind the first wrong
@@ -104,9 +95,7 @@ class Chances:
         if accepted:
             self._known.add(name)
         luck.follow(accepted, self.of(name, trust), self.step, name in self._known)
-        key = name, _level(trust)
-        self._told.pop(key, None)
-        tally = self._drafts.setdefault(key, Tally())
+        tally = self._drafts.setdefault((name, _level(trust)), Tally())
         tally.add(accepted, accepted + (accepted < drafted), self.step)
 
     def kept(self, name: str, chance: float) -> float:
