@@ -302,7 +302,7 @@ def pack_answers(answers: torch.Tensor, share: int, places: torch.Tensor) -> Pac
 def write_rows(logits: torch.Tensor, rows: PlainRows, vocabulary: int, numbers: np.ndarray) -> bool:
     """Write what rows of logits are sampled by to host int64 [R * WORDS]; R or fewer rows.
 
-    Returns whether any row has top-k or top-p: `sample_written` must be told.
+    Returns whether any row has top-k or top-p, which `sample_written` takes as `filtered`.
     """
     module = _on(logits, "sampling.written_rows")
     return cast(bool, module.write_rows(rows, vocabulary, numbers))

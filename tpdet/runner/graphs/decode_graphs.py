@@ -47,14 +47,9 @@ class DecodeGraphs(CapturedSteps):
         """What all graphs share; None if there are none."""
         return self._room
 
-    @property
-    def most_rows(self) -> int:
-        """Of a step."""
-        return self._buckets[-1][0].rows
-
     def takes(self, rows: PlanRows) -> bool:
         """Whether a step's rows are all decode rows and not too many."""
-        return rows.decodes and len(rows) <= self.most_rows
+        return rows.decodes and len(rows) <= self._buckets[-1][0].rows
 
     def run(self, rows: PlanRows) -> torch.Tensor:
         """Replay a step: this rank's logits fp32 [len(rows), V'], valid until the next call."""
