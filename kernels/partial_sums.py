@@ -24,11 +24,6 @@ class PartialSums:
         """Whether `values` are the roots themselves."""
         return self.roots == tuple(range(len(self.roots)))
 
-    @property
-    def is_total(self) -> bool:
-        """Whether one sum is left, and nothing to add."""
-        return self.roots == (0,)
-
 
 def relative_roots(roots: Sequence[Expression]) -> tuple[Expression, ...]:
     """A rank's roots over its own leaves, counted from 0; empty leaves are not counted."""

@@ -68,7 +68,7 @@ def template_text(name: str) -> str:
     return (_FOLDER / TEMPLATES[name]).read_text()
 
 
-def script(job: SlurmJob, arguments: Sequence[str], python: str = sys.executable) -> str:
+def script(job: SlurmJob, arguments: Sequence[str]) -> str:
     """The sbatch script that serves with the server's flags `arguments`."""
     tasks = 1 if job.template in ONE_TASK_A_NODE else job.ranks_per_node
     values = {"nodes": str(job.nodes), "ntasks-per-node": str(tasks)}
@@ -86,7 +86,8 @@ def script(job: SlurmJob, arguments: Sequence[str], python: str = sys.executable
         else:
             lines.append(line)
     end = max(i for i, line in enumerate(lines) if line.startswith("#SBATCH")) + 1
-    settings = ["", f"set -- {shlex.join(arguments)}", f"export TPDET_PYTHON={shlex.quote(python)}"]
+    settings = ["", f"set -- {shlex.join(arguments)}"]
+    settings += [f"export TPDET_PYTHON={shlex.quote(sys.executable)}"]
     settings += [f"export TPDET_RANKS_PER_NODE={job.ranks_per_node}"]
     settings += [f"export TPDET_IMAGE={shlex.quote(job.image)}"] if job.image else []
     lines[end:end] = [*(_directive(name, value) for name, value in values.items()), *settings]

@@ -71,13 +71,12 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A command, or a group of them. `passes_rest` keeps unknown arguments for somebody else."""
+    """A command, or a group of them."""
 
-    def __init__(self, *, passes_rest: bool = False, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", Help)
         options.setdefault("allow_abbrev", False)
         super().__init__(**options)
-        self.passes_rest = passes_rest
 
     def error(self, message: str) -> NoReturn:
         """What argparse calls for every mistake. Raises UsageError."""
@@ -88,10 +87,10 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As argparse does; raises UsageError for what is unknown, unless it is passed on."""
+        """As argparse does; raises UsageError for what is unknown."""
         args = None if args is None else [_hyphenated(argument) for argument in args]
         options, rest = super().parse_known_args(args, namespace)
-        if rest and not self.passes_rest:
+        if rest:
             self._refuse(rest)
         return options, rest
 

@@ -57,11 +57,6 @@ class GenerateFigure:
     value: float
     unit: str
 
-    @property
-    def ratio_is_inverse(self) -> bool:
-        """Whether more is better."""
-        return self.unit == "tokens/s"
-
     def plain(self) -> dict[str, Any]:
         """As plain data."""
         return asdict(self)

@@ -61,9 +61,9 @@ class Fields:
             self.refuse(key, f"it must be finite and above {above:g}")
         return number
 
-    def optional_number(self, key: str, above: float = 0.0) -> float | None:
+    def optional_number(self, key: str) -> float | None:
         """As `number`, but None where absent."""
-        return self.number(key, above=above) if key in self else None
+        return self.number(key) if key in self else None
 
     def boolean(self, key: str, default: bool | None = None) -> bool:
         """True or false; `default` where absent, refused if that is None."""

@@ -19,7 +19,6 @@ from tpdet.kernels.inputs.gated import GROUP
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 _GROUP = tl.constexpr(GROUP)
-_SILU = tl.constexpr(ACTIVATIONS["silu"])
 _GELU_TANH = tl.constexpr(ACTIVATIONS["gelu_tanh"])
 _LINEAR = tl.constexpr(GELU_LINEAR)
 _CUBIC = tl.constexpr(GELU_CUBIC)
@@ -33,12 +32,6 @@ def activate(gate, ACTIVATION: tl.constexpr):
     if ACTIVATION == _GELU_TANH:
         exponent = gate * (_LINEAR + (gate * gate) * _CUBIC)
     return gate / (1.0 + tl.exp2((0.0 - exponent) * LOG2_E))
-
-
-@triton.jit
-def silu(gate):
-    """`activate` by SiLU."""
-    return activate(gate, _SILU)
 
 
 @triton.jit

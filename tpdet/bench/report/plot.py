@@ -2,7 +2,7 @@
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from tpdet.config import APPROXIMATE
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.verify.report import short_name
 
-_FORMATS = ("png", "svg")
 _COLOURS = ("#1b6ca8", "#c8553d", "#3c8d53", "#8a5aa8", "#b8860b", "#555555")
 _MARKERS = "osD^vP*X"
 _PEER_LOADS = ("LLM decode", "LLM prefill", "LLM mixed", "HTTP output")
@@ -267,11 +266,11 @@ def _draw_roofline(gpu: str, measured: list[Point]) -> Any:
     return figure
 
 
-def save_figure(figure: Any, stem: Path, formats: Iterable[str] = _FORMATS) -> None:
-    """Every format, printing each; an SVG of the same data has the same bytes."""
+def save_figure(figure: Any, stem: Path) -> None:
+    """As PNG and SVG, printing each path; an SVG of the same data has the same bytes."""
     from matplotlib import rc_context
 
-    for suffix in formats:
+    for suffix in ("png", "svg"):
         path = stem.with_name(f"{stem.name}.{suffix}")
         metadata = {"Date": None} if suffix == "svg" else {"Software": None}
         with rc_context({"svg.hashsalt": "tpdet"}):
