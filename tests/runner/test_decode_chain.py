@@ -87,11 +87,12 @@ def test_what_a_chain_leaves_behind_is_seen(tiny_model, monkeypatch, forgotten):
     pack, step = DecodeGraphs.pack, decode_chain.Link.step
 
     def noting(self, rows):
-        packed[:] = [pack(self, rows)]
+        packed[:] = [pack(self, rows), self.room]
         return packed[0]
 
     def forgetful(self):
-        ids, (parts,) = packed[0].shape.views(packed[0].room.packed, torch.int64)
+        packed_step, room = packed
+        ids, (parts,) = packed_step.shape.views(room.packed, torch.int64)
         parts = {"positions": parts.positions, "slots": parts.slots, "ids": ids}
         before = {name: part.clone() for name, part in parts.items() if name == forgotten}
         found = step(self)

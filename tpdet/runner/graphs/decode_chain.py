@@ -52,13 +52,14 @@ class DecodeChain:
     def __init__(
         self, graphs: Graphs, model: Decoder, sampled: torch.Tensor, vocab_size: int
     ) -> None:
-        """Over the graphs of one rank's engine and its `sampled`. Nothing is captured yet."""
-        self._engine, self._model, self._sampled = graphs, model, sampled
-        self._vocab_size = vocab_size
+        """Over one rank's captured graphs and its `sampled`. Nothing more is captured yet."""
+        assert graphs.decode.room is not None
+        self._engine, self._room = graphs, graphs.decode.room
+        self._model, self._sampled, self._vocab_size = model, sampled, vocab_size
         self._graphs: dict[tuple[int, bool], Graph] = {}
         self._samples: dict[tuple[int, int, bool], Graph] = {}
         values, device = MOST_STEPS * HEAD_ROWS * _FIELDS, sampled.device
-        self._room = GraphRoom(device, 2 * _numbers(HEAD_ROWS))
+        self._numbers = GraphRoom(device, 2 * _numbers(HEAD_ROWS))  # of `_Memory`
         self._answers = torch.zeros(values, dtype=torch.float64, device=device)
         self._link: Link | None = None
 
@@ -71,7 +72,7 @@ class DecodeChain:
             return None
         self._end_link()
         step = self._engine.decode.pack(rows)
-        memory = self._memory(step.room.packed, step.shape.rows)
+        memory = self._memory(step.shape.rows)
         filtered = self._write(params, step.shape.rows)
         key = step.shape.rows, filtered
         if key not in self._graphs:
@@ -85,16 +86,15 @@ class DecodeChain:
         For logits that a graph left at its place. The tokens also stand in `sampled`.
         """
         buffer, count = self._engine.buffer_of(logits), len(params)
-        room = self._engine.decode.room
-        if buffer is None or count > HEAD_ROWS or room is None:
+        if buffer is None or count > HEAD_ROWS:
             return None
         self._end_link()
         rows = min(next(it for it in row_buckets(HEAD_ROWS) if it >= count), len(buffer))
-        memory, filtered = self._memory(room.packed, rows), self._write(params, rows)
+        memory, filtered = self._memory(rows), self._write(params, rows)
         key = buffer.data_ptr(), rows, filtered
         if key not in self._samples:
             run = partial(self._sample, memory, buffer[:rows], filtered)
-            self._samples[key] = room.capture(run, run)
+            self._samples[key] = self._room.capture(run, run)
         self._samples[key].replay()
         packed = memory.answers[0, :count].clone()
         host, copied = to_host(packed.view(-1))
@@ -106,15 +106,15 @@ class DecodeChain:
             self._link.copy_answers()
         self._link = None
 
-    def _memory(self, packed: torch.Tensor, rows: int) -> _Memory:
-        numbers = self._room.packed.view(torch.int64)[: _numbers(rows)]
+    def _memory(self, rows: int) -> _Memory:
+        numbers = self._numbers.packed.view(torch.int64)[: _numbers(rows)]
         answers = self._answers[: MOST_STEPS * rows * _FIELDS].view(MOST_STEPS, rows, _FIELDS)
-        return _Memory(packed, numbers, self._sampled, answers)
+        return _Memory(self._room.packed, numbers, self._sampled, answers)
 
-    def _write(self, params: PlainRows, room: int) -> bool:
-        """Write the numbers of `room` rows with pads; whether any row is filtered."""
-        numbers, count = np.zeros(_numbers(room), np.int64), len(params)
-        of_rows, ids, live, _ = _cut(numbers, room)
+    def _write(self, params: PlainRows, rows: int) -> bool:
+        """Write the numbers of `rows` rows, the last of them pads; whether any row is filtered."""
+        numbers, count = np.zeros(_numbers(rows), np.int64), len(params)
+        of_rows, ids, live, _ = _cut(numbers, rows)
         filtered = ops.write_rows(self._sampled, params, self._vocab_size, of_rows)
         ids[:count] = -1 - np.arange(count)
         live[:count] = 1
@@ -122,7 +122,7 @@ class DecodeChain:
         def pack(host: torch.Tensor) -> None:
             host.numpy()[:] = numbers.view(np.int32)
 
-        self._room.fill(2 * len(numbers), pack)
+        self._numbers.fill(2 * len(numbers), pack)
         return filtered
 
     def _capture(self, step: PackedStep, memory: _Memory, filtered: bool) -> Graph:
@@ -132,9 +132,8 @@ class DecodeChain:
             copies = _Memory(*(part.clone() for part in memory))
             self._advance(copies, step.shape, step.logits, filtered)
 
-        return step.room.capture(
-            partial(self._advance, memory, step.shape, step.logits, filtered), first
-        )
+        advance = partial(self._advance, memory, step.shape, step.logits, filtered)
+        return self._room.capture(advance, first)
 
     def _advance(
         self, memory: _Memory, shape: StepShape, logits: torch.Tensor, filtered: bool

@@ -30,11 +30,10 @@ def decode_shapes(max_rows: int, width: int, fixed_rows: int = 0) -> list[StepSh
 
 
 class PackedStep(NamedTuple):
-    """A step that stands in the room's buffer, as its graph reads it."""
+    """A step that stands in the graphs' packed buffer (`DecodeGraphs.room`)."""
 
     shape: StepShape
     graph: Graph
-    room: GraphRoom
     logits: torch.Tensor
     """fp32 [shape.rows, V'], once the graph has run: the step's rows, then pads."""
 
@@ -61,7 +60,7 @@ class DecodeGraphs(CapturedSteps):
         shape, graph = self._fitting(rows)
         assert self._room is not None and self._kept is not None
         self._fill(self._room, shape, rows, [self._spans(rows, shape)])
-        return PackedStep(shape, graph, self._room, self._kept[: shape.rows])
+        return PackedStep(shape, graph, self._kept[: shape.rows])
 
     def _fitting(self, rows: PlanRows) -> tuple[StepShape, Graph]:
         needed = int((rows.start // PAGE_TOKENS + 1).sum())
