@@ -110,6 +110,36 @@ def test_an_import_goes_down_only():
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_files_import_each_other_in_a_circle():
+    """Imports in functions count; those for type checkers alone, and of package names, do not."""
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removeprefix("tpdet."): path
+        for path in sources()
+        if path.stem != "__init__"
+    }
+    wanted = {name: {*files} & imported_modules(path) for name, path in files.items()}
+    while outside := {
+        name
+        for name, others in wanted.items()
+        if not others or not any(name in each for each in wanted.values())
+    }:
+        wanted = {name: others - outside for name, others in wanted.items() if name not in outside}
+    assert not wanted, "\n".join(f"{name} imports {sorted(wanted[name])}" for name in wanted)
+
+
+def imported_modules(path: Path) -> set[str]:
+    """The modules that a file imports when it runs, without "tpdet."."""
+    names, skipped = [], set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            skipped |= {*ast.walk(node)}
+        elif isinstance(node, ast.ImportFrom) and node not in skipped:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    return {name.removeprefix("tpdet.") for name in names if name}
+
+
 def test_the_architecture_page_lists_the_same_floors():
     page = (ROOT / "docs" / "architecture.md").read_text()
     block = page.partition("\n## Floors\n")[2].partition("\n    ")[2].partition("\n\n")[0]

@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 from tpdet.arguments.command_line import number, whole_number
-
-DEFAULT_URL = "http://127.0.0.1:8000"
+from tpdet.client import DEFAULT_URL
 
 
 def add_chat(commands: argparse._SubParsersAction) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tpdet.client.arguments import DEFAULT_URL
+from tpdet.client import DEFAULT_URL
 from tpdet.client.connection import Connection, client_key
 from tpdet.client.offline_chat import talk_offline
 from tpdet.client.terminal import Ask, Message, converse, piped, prompt_lines, show, tell

@@ -5,13 +5,9 @@ import math
 from pathlib import Path
 
 from tpdet.arguments.command_line import number, whole_number
-from tpdet.kernels.inputs.product import KINDS
 from tpdet.kernels.order import FOLD_ORDERS
 from tpdet.synthetic.model_shapes import SHAPES
-
-EXPERTS = "experts"
-"""Both products of a layer's experts, which are tuned together."""
-TUNED_KINDS = (*KINDS, EXPERTS)
+from tpdet.tune import TUNED_KINDS
 
 
 def add_tune(commands: argparse._SubParsersAction) -> None:

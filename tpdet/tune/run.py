@@ -17,7 +17,7 @@ from tpdet.comm.device import driver_version
 from tpdet.errors import UsageError
 from tpdet.kernels.inputs.product import HEAD_ROWS, Product, read_roots
 from tpdet.kernels.order import FOLD_ORDERS
-from tpdet.tune.arguments import EXPERTS, TUNED_KINDS
+from tpdet.tune import EXPERTS, TUNED_KINDS
 from tpdet.tune.shapes import expert_layers, products_by_value
 from tpdet.verify.run import parse_row_layers, parse_sizes
 
