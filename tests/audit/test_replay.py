@@ -8,7 +8,7 @@ import pytest
 import rfc8785
 
 from tests.lib.tree import ROOT
-from tpdet.audit.replay import COVERED, LEFT_OUT, MARK, SCHEMA, replay_digest
+from tpdet.audit.replay import COVERED, LEFT_OUT, SCHEMA, SCHEMA_AFTER, replay_digest
 from tpdet.control.sampling_row import SampledToken
 from tpdet.request import Request, SamplingParams, with_seed
 
@@ -58,7 +58,7 @@ def test_the_page_alone_is_enough_to_compute_it():
 
 
 def test_every_parameter_is_covered_or_known_to_be_left_out():
-    named = {*COVERED, *LEFT_OUT, SCHEMA, MARK, "seed", "ignore_eos"}
+    named = {*COVERED, *LEFT_OUT, SCHEMA, SCHEMA_AFTER, "seed", "ignore_eos"}
     assert named == set(SamplingParams.__struct_fields__)
     assert all(f"`{name}`" in PAGE for name in named - {"seed"})
 

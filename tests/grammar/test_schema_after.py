@@ -8,7 +8,7 @@ import pytest
 from tests.engine.test_drafts import assert_same, with_drafts
 from tests.lib.engine_harness import ask, leave_out_freely, run
 from tpdet.errors import RequestError
-from tpdet.grammar.mark import Mark
+from tpdet.grammar.schema_start import SchemaStart
 from tpdet.request import SamplingParams, check_against_model
 from tpdet.text.tokenizer import Tokenizer
 
@@ -106,13 +106,13 @@ def test_a_mask_one_token_early_or_late_would_be_seen(
     model, questions, together, monkeypatch, late
 ):
     """The control of the test above."""
-    right = Mark.begin
+    right = SchemaStart.begin
 
-    def shifted(mark, tokens, position):
-        found = right(mark, tokens, position)
+    def shifted(start, tokens, position):
+        found = right(start, tokens, position)
         return None if found is None or position < found + late else found + late
 
-    monkeypatch.setattr(Mark, "begin", shifted)
+    monkeypatch.setattr(SchemaStart, "begin", shifted)
     found = run(model, questions)
     assert all(found.answer(r.request_id) != together.answer(r.request_id) for r in questions)
 

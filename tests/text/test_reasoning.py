@@ -7,7 +7,7 @@ import pytest
 
 from tests.server.harness import write_tokenizer
 from tpdet.errors import CheckpointError, UsageError
-from tpdet.grammar.mark import Mark
+from tpdet.grammar.schema_start import SchemaStart
 from tpdet.request import SamplingParams, TokenOutput
 from tpdet.server.body.prepare import Preparer
 from tpdet.server.body.work import prepare_call
@@ -331,7 +331,7 @@ def test_a_block_may_have_the_marks_of_another_family(tmp_path, marks):
 )
 def test_a_schema_holds_behind_the_mark_that_the_prompt_leaves_open(tokenizers, name, prompt, mark):
     ids = ids_of(tokenizers[name], prompt)
-    found = parser_of(name, tokenizers).schema_mark(ids)
+    found = parser_of(name, tokenizers).schema_after(ids)
     assert found == tuple(ids_of(tokenizers[name], mark))
 
 
@@ -355,8 +355,8 @@ def test_where_the_schema_begins_the_content_does(tokenizers, name, answer, begi
     tokenizer = tokenizers[name]
     ids = ids_of(tokenizer, answer)
     prompt = ids_of(tokenizer, TURN if name == "think" else STARTED)
-    mark = Mark(parser_of(name, tokenizers).schema_mark(prompt), len(prompt))
-    found = mark.begin(prompt + ids, len(prompt) + len(ids))
+    start = SchemaStart(parser_of(name, tokenizers).schema_after(prompt), len(prompt))
+    found = start.begin(prompt + ids, len(prompt) + len(ids))
     if begin is None:
         assert found is None
     else:
@@ -372,7 +372,7 @@ def test_a_mark_that_the_model_has_no_logits_of_leaves_the_schema_where_it_was(t
     preparer, parser = Preparer(facts, "m", tokenizers["think"]), parser_of("think", tokenizers)
     call = prepare_call("chat", preparer, chat | schema, "r")
     found = call.reasoning_first(parser, 261)
-    assert found.requests[0].params.json_schema_after == parser.schema_mark([]) == (259, 260)
+    assert found.requests[0].params.json_schema_after == parser.schema_after([]) == (259, 260)
     assert call.reasoning_first(parser, 260) == call
     free = prepare_call("chat", preparer, chat, "r")
     assert free.reasoning_first(parser, 261) == free

@@ -109,7 +109,7 @@ def check_schema(schema: object) -> None:
         )
 
 
-def check_mark(ids: tuple[int, ...] | None, schema: str | None) -> None:
+def check_schema_after(ids: tuple[int, ...] | None, schema: str | None) -> None:
     """The ids behind which a schema holds, or None."""
     if ids is None:
         return

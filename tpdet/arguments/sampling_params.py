@@ -13,8 +13,8 @@ from tpdet.arguments.parameter_checks import (
     check_ids,
     check_lengths,
     check_logprobs,
-    check_mark,
     check_schema,
+    check_schema_after,
     check_seed,
     check_stops,
 )
@@ -65,7 +65,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
         ones multiplies), above 0; 1 changes nothing.
     logit_bias: {token id: what is added to its logit, -100 to 100}, up to 1024 ids.
     json_schema: a JSON schema, as JSON text, that the answer follows to its end.
-    json_schema_after: ids of the mark behind which it does so; what is before is free.
+    json_schema_after: ids behind which it does so; what is before is free.
         (c,): behind the first token c. (o, ..., c): an answer that begins with o follows it behind
         the first c after o, ...; any other from its first token. () or None: each does so.
     detokenize: False makes no text of the answer: ids only.
@@ -175,7 +175,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Param
         check_ids("stop_token_ids", self.stop_token_ids)
         check_bias(self.logit_bias)
         check_schema(self.json_schema)
-        check_mark(self.json_schema_after, self.json_schema)
+        check_schema_after(self.json_schema_after, self.json_schema)
         if not self.detokenize and self.stop:
             raise RequestError("stop needs the text: leave detokenize out", "detokenize")
 

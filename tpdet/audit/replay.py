@@ -24,8 +24,8 @@ COVERED = (
 """Parameters in the canonical request by their own names; `seed` and `ignore_eos` are in it as the
 seed that was used and the ids that end the text."""
 
-SCHEMA, MARK = "json_schema", "json_schema_after"
-"""In the canonical request only where one was given; a mark only where it has ids."""
+SCHEMA, SCHEMA_AFTER = "json_schema", "json_schema_after"
+"""In the canonical request only where one was given; `SCHEMA_AFTER` only where it has ids."""
 
 LEFT_OUT = ("logprobs", "prompt_logprobs", "detokenize")
 """Parameters that choose what is shown of an answer, never what it is."""
@@ -109,7 +109,7 @@ def _canonical_params(params: SamplingParams) -> dict[str, Any]:
     if params.json_schema is not None:
         found[SCHEMA] = params.json_schema
     if params.json_schema_after:
-        found[MARK] = params.json_schema_after
+        found[SCHEMA_AFTER] = params.json_schema_after
     return found
 
 

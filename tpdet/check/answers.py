@@ -26,7 +26,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What computed an answer over HTTP, the seed that was used, and the mark before its schema."""
+    """What computed an answer over HTTP, the seed that was used, and the ids before its schema."""
 
     contract: str
     weights: str
@@ -119,8 +119,8 @@ def requests_of(line: Line, preparer: Preparer) -> Iterator[RecordedAnswer]:
         choices = found.choices[place * call.choices : (place + 1) * call.choices]
         params = request.params
         if params.json_schema is not None:
-            mark = found.tpdet.json_schema_after
-            params = msgspec.structs.replace(params, json_schema_after=mark)
+            after = found.tpdet.json_schema_after
+            params = msgspec.structs.replace(params, json_schema_after=after)
         for choice in choices:
             check_same_prompt(line, choice.prompt_token_ids, request.prompt_token_ids)
         yield RecordedAnswer(

@@ -81,7 +81,7 @@ def _question(line: Line) -> tuple[str, dict[str, Any]]:
     own: dict[str, Any] = {}
     if isinstance(answer, RecordedAnswer):
         params = answer.params
-        mark = params.json_schema_after or ()
+        after = params.json_schema_after or ()
         body: dict[str, Any] = {name: getattr(params, name) for name in _SAME_NAMES}
         body |= {"prompt": answer.prompt_token_ids, "seed": answer.seed}
         body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
@@ -99,10 +99,10 @@ def _question(line: Line) -> tuple[str, dict[str, Any]]:
         )
         body = {k: v for k, v in answer.request.body.items() if k not in left_out}
         body["seed"] = answer.response.body.tpdet.seed
-        mark = answer.response.body.tpdet.json_schema_after
+        after = answer.response.body.tpdet.json_schema_after
     wanted = body.get("response_format") or {}
     if wanted.get("type", "text") != "text":
-        own["json_schema_after"] = mark
+        own["json_schema_after"] = after
     one_prompt = isinstance(answer, RecordedAnswer) or _has_one_prompt(body)
     if one_prompt and not body.get("echo"):
         own["drafts"] = [choice.token_ids for choice in line.choices]

@@ -117,7 +117,7 @@ class Drafting:
             if earlier:
                 sequence.drafters.append(Guess(earlier, sequence.prompt_length, EARLIER))
             if SCHEMA in self._drafters and constraint is not None:
-                sequence.drafters.append(Forced(constraint.forced_ids, sequence.mark.begin))
+                sequence.drafters.append(Forced(constraint.forced_ids, sequence.schema_start.begin))
             if places is not None:
                 sequence.drafters.append(Ngram(places))
             if DRAFT_MODEL in self._drafters and self.model is not None:

@@ -148,7 +148,7 @@ def take_run(
     begin = end - sequence.drafted
     drafts = sequence.tokens[begin:]
     del sequence.tokens[begin:]
-    sequence.mark.take_back(begin)
+    sequence.schema_start.take_back(begin)
     sequence.drafted = 0
     outputs: list[Output] = []
     for place, token in enumerate(run):

@@ -15,7 +15,7 @@ from tpdet.drafters.guess import Guess
 from tpdet.errors import RequestError
 from tpdet.grammar.compile import FIELD
 from tpdet.grammar.constraint import Constraint, Next
-from tpdet.grammar.mark import Mark
+from tpdet.grammar.schema_start import SchemaStart
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.request import PromptOutput, Request
 
@@ -75,7 +75,7 @@ class Sequence:
     reads_always: bool = field(init=False)  # and does so without drafts, too
     waits: bool = field(init=False)  # for its next token, so that it can carry drafts
     penalises: bool = field(init=False)  # a penalty counts the tokens so far
-    mark: Mark = field(init=False)  # finds where its schema begins
+    schema_start: SchemaStart = field(init=False)  # finds where its schema begins
     seed: int = field(init=False)
     least_length: int = field(init=False)  # no token before this position may end it
     ends: frozenset[int] = field(init=False)  # ids that end it
@@ -98,7 +98,7 @@ class Sequence:
         self.waits = len(self.drafters) > 0
         self.reads_results = self.reads_always or self.waits
         self.penalises = params.penalises
-        self.mark = Mark(params.json_schema_after or (), self.prompt_length)
+        self.schema_start = SchemaStart(params.json_schema_after or (), self.prompt_length)
         self.seed = resolved_seed(self.request)
         self.least_length = self.prompt_length + params.min_tokens
         self.request_id = self.request.request_id
@@ -215,13 +215,13 @@ class Sequence:
 
         Raises RequestError when the schema reaches a limit.
         """
-        begin = None if self.constraint is None else self.mark.begin(self.tokens, position)
+        begin = None if self.constraint is None else self.schema_start.begin(self.tokens, position)
         if self.constraint is None or begin is None:
             return None
         request, forbidden = self.request, self.forbidden_ids(position)
         ending = () if request.params.ignore_eos or forbidden else request.eos_token_ids
         following = self.constraint.next_ids(self.tokens[begin:position], ending, forbidden)
-        opening = self.mark.opening(position)
+        opening = self.schema_start.opening(position)
         if opening is None or opening in forbidden:
             return following
         return following.also(opening)

@@ -30,7 +30,7 @@ class _State(Protocol):
     """Where one answer is among its marks."""
 
     @property
-    def mark(self) -> tuple[int, ...]:
+    def schema_after(self) -> tuple[int, ...]:
         """The ids behind which a schema holds, before any token of the answer."""
         ...
 
@@ -56,7 +56,7 @@ class _Think:
         self._may_open = last != self._closing
 
     @property
-    def mark(self) -> tuple[int, ...]:
+    def schema_after(self) -> tuple[int, ...]:
         """The ids behind which the answer to the prompt is content; () if all of it is."""
         if self._part == REASONING:
             return (self._closing,)
@@ -101,7 +101,7 @@ class _Harmony:
         self._begun = last == self._message or self._header is not None
 
     @property
-    def mark(self) -> tuple[int, ...]:
+    def schema_after(self) -> tuple[int, ...]:
         """The ids behind which the answer is final; () if the prompt has begun a message of it."""
         if self._begun:
             return ()
@@ -193,9 +193,9 @@ class ReasoningParser:
         """For one choice of a prompt, which may have begun the reasoning; keep: or drop it."""
         return ReasoningSplitter(self._state(prompt), self._tokenizer, keep)
 
-    def schema_mark(self, prompt: Sequence[int]) -> tuple[int, ...]:
+    def schema_after(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """Behind which ids of its answer a schema holds (`SamplingParams.json_schema_after`)."""
-        return self._state(prompt).mark
+        return self._state(prompt).schema_after
 
     def _state(self, prompt: Sequence[int]) -> _State:
         if self.name == "think":

@@ -92,10 +92,10 @@ class Call:
         given = params.json_schema is None or params.json_schema_after is not None
         if more or given or self.kind != "chat":
             return self
-        mark = parser.schema_mark(request.prompt_token_ids)
-        if max(mark, default=0) >= vocab_size:
+        after = parser.schema_after(request.prompt_token_ids)
+        if max(after, default=0) >= vocab_size:
             return self
-        params = msgspec.structs.replace(params, json_schema_after=mark)
+        params = msgspec.structs.replace(params, json_schema_after=after)
         return replace(self, requests=(msgspec.structs.replace(request, params=params),))
 
 

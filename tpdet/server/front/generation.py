@@ -257,9 +257,9 @@ class GenerationResponse(Response):
     @property
     def _origin(self) -> Json:
         """What computes the answer, for those who record its tokens."""
-        facts, mark = self._facts, self._call.requests[0].params.json_schema_after
+        facts, after = self._facts, self._call.requests[0].params.json_schema_after
         found: Json = {"contract": facts.contract, "weights": facts.model_digest}
-        return found | ({"json_schema_after": list(mark)} if mark else {})
+        return found | ({"json_schema_after": list(after)} if after else {})
 
     @property
     def _fingerprint(self) -> str:

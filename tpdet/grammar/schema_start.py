@@ -1,9 +1,9 @@
-"""Where a schema begins in an output: at its first token, or behind the mark before an answer."""
+"""Where a schema begins in an output: at its first token, or behind the end of its reasoning."""
 
 from collections.abc import Sequence
 
 
-class Mark:
+class SchemaStart:
     """Finds the place in one choice's tokens, which grow, and of which drafts are taken back.
 
     No ids: the schema holds from the output's first token. One id: behind the first such token.
@@ -13,7 +13,7 @@ class Mark:
     """
 
     def __init__(self, ids: tuple[int, ...], first: int) -> None:
-        """first: where the output begins."""
+        """ids: `SamplingParams.json_schema_after`; first: where the output begins."""
         self._row, self._last = ids[:-1], ids[-1:]
         self._first = self._seen = first  # tokens before `_seen` were looked at
         self._row_end: int | None = None if self._row else first

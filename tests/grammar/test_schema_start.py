@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from tpdet.grammar.mark import Mark
+from tpdet.grammar.schema_start import SchemaStart
 
-PROMPT = [7, 8, 9, 7]  # marks of the prompt are no marks of the output
+PROMPT = [7, 8, 9, 7]  # ids of the prompt do not count
 
 
 def first_place(ids, output):
@@ -38,13 +38,13 @@ def first_place(ids, output):
 )
 def test_the_schema_begins_at_these_positions(ids, output, expected):
     tokens, first = PROMPT + output, len(PROMPT)
-    mark = Mark(ids, first)
+    start = SchemaStart(ids, first)
     shifted = [None if place is None else first + place for place in expected]
-    assert [mark.begin(tokens, first + i) for i in range(len(shifted))] == shifted
-    again = Mark(ids, first)  # asked at the end first
+    assert [start.begin(tokens, first + i) for i in range(len(shifted))] == shifted
+    again = SchemaStart(ids, first)  # asked at the end first
     assert [again.begin(tokens, first + i) for i in reversed(range(len(shifted)))] == shifted[::-1]
-    assert mark.opening(first) == (ids[0] if len(ids) > 1 else None)
-    assert mark.opening(first + 1) is None
+    assert start.opening(first) == (ids[0] if len(ids) > 1 else None)
+    assert start.opening(first + 1) is None
 
 
 def test_tokens_that_were_taken_back_leave_no_trace():
@@ -52,17 +52,17 @@ def test_tokens_that_were_taken_back_leave_no_trace():
     for ids in ((2,), (1, 2), (1, 2, 3), (1, 1, 2, 3)):
         begun = 0
         for _ in range(40):
-            mark, tokens, first = Mark(ids, len(PROMPT)), list(PROMPT), len(PROMPT)
+            start, tokens, first = SchemaStart(ids, len(PROMPT)), list(PROMPT), len(PROMPT)
             for _ in range(40):
                 if draw.random() < 0.3:
                     keep = draw.randrange(first, len(tokens) + 1)
                     del tokens[keep:]
-                    mark.take_back(keep)
+                    start.take_back(keep)
                 tokens += draw.choices(range(1, 4), k=draw.randrange(4))
                 position = draw.randrange(first, len(tokens) + 1)
                 output = tokens[first:position]
                 wanted = first_place(ids, output) if output or len(ids) == 1 else 0
-                found = mark.begin(tokens, position)
+                found = start.begin(tokens, position)
                 assert found == (None if wanted is None else first + wanted)
                 begun += found not in (None, first)
         assert begun > 5
