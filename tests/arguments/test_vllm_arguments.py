@@ -61,6 +61,7 @@ def test_what_is_done_anyway_is_accepted_with_a_sentence(name, value, word):
     [
         ("enable_chunked_prefill", False), ("generation_config", "auto"), ("enable_lora", True),
         ("quantization", "awq"), ("api_key", "sk-secret"), ("pipeline_parallel_size", 2),
+        ("allowed_origins", '["*"]'), ("allow_credentials", True),
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_without_its_value(name, value):

@@ -40,14 +40,49 @@ def test_every_error_has_the_one_form(server):
     assert found.headers["allow"] == "POST"
     refused(server.http.post("/health", json={}), 405)
     refused(server.http.put("/v1/models", json={}), 405)
-    assert server.http.head("/health").status_code == 405
+    assert server.http.head(PATH).status_code == 405
+    assert server.http.options("/health").headers["allow"] == "GET, HEAD"
     refused(server.http.post(PATH, content=b"x=1"), 415)
     text = {"content-type": "application/json; charset=latin-1"}
-    refused(server.http.post(PATH, content=b"{}", headers=text), 415)
+    error = refused(server.http.post(PATH, content=b"{}", headers=text), 415)
+    assert "not 'application/json; charset=latin-1'" in error["message"]
     packed = {"content-type": "application/json", "content-encoding": "gzip"}
-    refused(server.http.post(PATH, content=b"{}", headers=packed), 415)
+    error = refused(server.http.post(PATH, content=b"{}", headers=packed), 415)
+    assert "not 'gzip'" in error["message"]
     status, headers, _ = split(server.raw(request_bytes(PATH, b"", JSON)))
     assert status == 411 and headers["x-request-id"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/version", "/v1/models", "/docs", "/v1/models/x"])
+def test_head_is_answered_as_get_without_the_content(server, path):
+    head, get = server.http.head(path), server.http.get(path)
+    assert (head.status_code, head.content) == (get.status_code, b"") and get.content
+    assert head.headers["content-length"] == str(len(get.content))
+    assert head.headers["content-type"] == get.headers["content-type"]
+    one = request_bytes(path, b"", method="HEAD").replace(b"Connection: close\r\n", b"")
+    assert server.raw(one * 2 + b"GET /version HTTP/1.0\r\n\r\n").count(b"HTTP/1.1 ") == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/v1/chat/completions", "use /v1/chat/completions"),
+        ("/v1/chat/completions/", "use /v1/chat/completions"),
+        ("//v1//models", "use /v1/models"),
+        ("/v1/chat/completions/chat/completions", "use /v1/chat/completions"),
+        ("/openai/deployments/demo/completions", "begins with /v1: use /v1/completions"),
+        ("/v1/tokenize", "use /tokenize"),
+        ("/v1/health/", "use /health"),
+        ("/v1/v1/responses", "the Responses API is not served"),
+        ("/v1/", "base URL"),
+        ("/api/tags", "Ollama's API is not served"),
+        ("/" * 5000, "GET /openapi.json lists what there is"),
+        ("/v1/models/demo/x/y/z", "GET /v1/models names the one that is"),
+    ],
+)
+def test_a_wrong_base_url_is_answered_with_the_path_that_was_meant(server, path, meant):
+    _, _, body = split(server.raw(request_bytes(path, b"", method="GET")))
+    assert meant in json.loads(body)["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,11 @@ def test_a_value_out_of_range_is_refused_with_the_remedy(server, fields, remedy)
     assert remedy in refused(complete(server, **fields), 400, *fields)["message"]
 
 
+def test_an_effort_that_the_template_does_not_read_is_refused(server):
+    error = refused(chat(server, reasoning_effort="low"), 400, "reasoning_effort")
+    assert error["code"] == "not_supported" and "template does not read it" in error["message"]
+
+
 def test_top_p_0_is_taken_where_nothing_is_drawn(server):
     expected = complete(server, temperature=0).json()["choices"]
     assert complete(server, temperature=0, top_p=0).json()["choices"] == expected

@@ -18,12 +18,17 @@ STREAMED = {"accept": "text/event-stream"}
 THINKING = """\
 {%- if thinking is defined %}<think>{% if not thinking %}</think>{% endif %}{% endif %}"""
 
+# As gpt-oss's template does: a default of its own, unless the request names one.
+EFFORT = """\
+{%- if reasoning_effort is not defined %}{% set reasoning_effort = "" %}{% endif %}
+{{- reasoning_effort }}"""
+
 
 @pytest.fixture(scope="module")
 def parsing(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parsing")
     template = folder / "template.jinja"
-    template.write_text(TEMPLATE + THINKING)
+    template.write_text(EFFORT + TEMPLATE + THINKING)
     flags = ("--reasoning-parser", "qwen3", "--chat-template", str(template))
     found = Server(folder, *flags, marks=("<think>", "</think>"))
     yield found
@@ -252,3 +257,17 @@ def test_marks_that_a_tokenizer_lacks_are_refused_at_start(tmp_path):
     assert (
         "harmony: this tokenizer has no added tokens <|start|> and" in fatal_line(found)["message"]
     )
+
+
+def test_the_effort_reaches_the_template_by_openais_name_too(parsing):
+    def prompt(**fields) -> str:
+        ids = choice_of(chat(parsing, max_tokens=1, return_token_ids=True, **fields))
+        ids = {"tokens": ids["prompt_token_ids"]}
+        return parsing.http.post("/detokenize", json=ids).json()["prompt"]
+
+    low, high = ({"reasoning_effort": effort} for effort in ("low", "high"))
+    assert prompt(**low) == "low" + prompt() == prompt(chat_template_kwargs=low)
+    assert prompt(**low, chat_template_kwargs={"thinking": True}).endswith("<think>")
+    error = refused(chat(parsing, **low, chat_template_kwargs=high), 400, *low)
+    assert error["message"].endswith("differ: send one")
+    refused(chat(parsing, reasoning_effort="lots"), 400, *low)

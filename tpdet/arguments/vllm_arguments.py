@@ -88,6 +88,8 @@ def _any(why: str) -> Habit:
     return Habit(why, None)
 
 
+_NO_ORIGINS = "pages of other origins are not let in (CORS): put a proxy in front that adds headers"
+
 HABITS = {
     "enable-chunked-prefill": _always("long prompts are always read in pieces"),
     "trust-remote-code": _either("no code of a model is ever run"),
@@ -142,6 +144,10 @@ HABITS = {
     "speculative-config": _only("--drafts says who proposes tokens, and no bit depends on it"),
     "hf-token": _only("a token here would be seen by everybody (ps): set HF_TOKEN instead"),
     "download-dir": _only("set HF_HOME instead"),
+    "allowed-origins": _only(_NO_ORIGINS, "[]"),
+    "allowed-methods": _only(_NO_ORIGINS),
+    "allowed-headers": _only(_NO_ORIGINS),
+    "allow-credentials": _never(_NO_ORIGINS),
     "ssl-keyfile": _only("there is no TLS: put a proxy in front"),
     "ssl-certfile": _only("there is no TLS: put a proxy in front"),
     "disable-custom-all-reduce": _never("use --transport gather"),

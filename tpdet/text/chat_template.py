@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jinja2
+from jinja2 import meta
 
 from tpdet.errors import CheckpointError, RequestError
 from tpdet.text.chat_messages import (
@@ -81,12 +82,16 @@ class ChatTemplate:
         characters = sorted({*"".join(longest_first)} - _NEVER_REPLACED)
         self._characters = [c for c in characters if not c.isspace()]
         self._counted = counted
-        self._template, self._counting, self._clock = _compiled(source)
+        self._template, self._counting, self._clock, self._inputs = _compiled(source)
 
     @property
     def lacks_date(self) -> bool:
         """Whether requests have to name the date."""
         return self._clock.needs and self.date is None
+
+    def reads(self, variable: str) -> bool:
+        """Whether a value that a request gives this variable can reach the text."""
+        return variable in self._inputs
 
     def render(
         self,
@@ -213,15 +218,18 @@ class ChatTemplate:
         return [segment for segment in segments if segment.text]
 
 
-def _compiled(source: str) -> tuple[jinja2.Template, CountedTemplate | None, ClockUse]:
-    """The plain template, the one whose work is counted, and the use of the clock.
+def _compiled(
+    source: str,
+) -> tuple[jinja2.Template, CountedTemplate | None, ClockUse, frozenset[str]]:
+    """The plain template, the one whose work is counted, the use of the clock, and its inputs.
 
     Raises CheckpointError.
     """
     language = TemplateLanguage()
     try:
-        clock = ClockUse.of(language.parse(source))
-        return language.make(source), CountedTemplate.make(source), clock
+        tree = language.parse(source)
+        inputs = frozenset(meta.find_undeclared_variables(tree))
+        return language.make(source), CountedTemplate.make(source), ClockUse.of(tree), inputs
     except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError, ValueError) as error:
         reason = str(error)[:500] or type(error).__name__
         raise CheckpointError(

@@ -18,7 +18,10 @@ class Idle(NamedTuple):
         return any(_kind(value) is _kind(one) and value == one for one in self.values)
 
 
-_NO_TOOLS = "no tools are called: describe them in a message"
+_NO_TOOLS = (
+    "no tools are called: for an answer of a given form use response_format with a JSON schema, "
+    "else describe them in a message"
+)
 _NO_BEAMS = "there is no beam search: raise n"
 _TEXT_ONLY = "text is the only kind of content"
 _SCHEMA = "use response_format with a JSON schema"
@@ -61,9 +64,6 @@ GENERATION = CONVERSATION | {
     "prompt_cache_options": Idle(({}, {"mode": "implicit"}), "use cache_salt"),
     "prompt_cache_retention": Idle(("in_memory",), "the prefix cache is in memory: leave it out"),
     "prompt_embeds": Idle((), "send text or token ids as prompt"),
-    "reasoning_effort": Idle(
-        (), 'send chat_template_kwargs {"reasoning_effort": ...}, if the chat template reads it'
-    ),
     "repetition_detection": Idle((), "use repetition_penalty or stop"),
     "request_id": Idle((), "the server gives each answer an x-request-id of its own: leave it out"),
     "return_mm_kwargs": Idle((True,), _TEXT_ONLY),
@@ -91,6 +91,7 @@ COMPLETION = GENERATION | {
     "chat_template_kwargs": Idle(({},), _OF_CHATS),
     "continue_final_message": Idle((False,), _OF_CHATS),
     "include_reasoning": Idle((True,), "completions are not split: only chats have reasoning"),
+    "reasoning_effort": Idle((), _OF_CHATS),
 }
 STREAM_OPTIONS = {
     "include_obfuscation": Idle((False,), "events are not padded: leave it out"),

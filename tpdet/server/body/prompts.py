@@ -13,7 +13,11 @@ from tpdet.server.body.schema import (
 )
 from tpdet.server.wire import limits
 from tpdet.server.wire.problems import bad_request, from_request_error
+from tpdet.text.chat_template import ChatTemplate
 from tpdet.text.tokenizer import Tokenizer
+
+EFFORT = "reasoning_effort"
+"""A field of OpenAI's chats, and the variable of chat templates that vLLM gives it to."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,7 @@ class PromptReader:
     def chat_tokens(self, body: ChatBody | TokenizeBody, most: int | None = None) -> list[int]:
         """Token ids of a body's conversation, through the chat template. Raises ApiError."""
         tokenizer = self.need_tokenizer("messages")
+        variables = _variables(body, tokenizer.chat_template)
         try:
             return tokenizer.apply_chat_template(
                 [_plain(message) for message in body.messages or ()],
@@ -109,7 +114,7 @@ class PromptReader:
                 add_special_tokens=bool(body.add_special_tokens),
                 most=most,
                 continue_final_message=bool(body.continue_final_message),
-                chat_template_kwargs=body.chat_template_kwargs,
+                chat_template_kwargs=variables,
             )
         except RequestError as error:
             raise from_request_error(error) from None
@@ -140,6 +145,28 @@ class PromptReader:
                 "prompt",
             )
         return ids
+
+
+def _variables(
+    body: ChatBody | TokenizeBody, template: ChatTemplate | None
+) -> dict[str, Any] | None:
+    """The variables of a body's chat template; OpenAI's name for one is a field beside them."""
+    effort = body.reasoning_effort if isinstance(body, ChatBody) else None
+    if effort is None or template is None:
+        return body.chat_template_kwargs
+    given = body.chat_template_kwargs or {}
+    if not template.reads(EFFORT):
+        raise bad_request(
+            f"{EFFORT} {effort!r} is not supported: the chat template does not read it: leave it "
+            "out",
+            EFFORT,
+            "not_supported",
+        )
+    if given.get(EFFORT, effort) != effort:
+        raise bad_request(
+            f"{EFFORT} {effort!r} and that of chat_template_kwargs differ: send one", EFFORT
+        )
+    return {**given, EFFORT: effort}
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:

@@ -263,6 +263,9 @@ class ChatMessage(Body):
 Messages = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
 
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
@@ -273,6 +276,7 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
 
 

@@ -79,6 +79,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             return
         answer = _Answer(scope, send, new_request_id(self._process))
+        if scope["method"] == "HEAD":  # answered as GET is; uvicorn leaves out the content
+            scope = {**scope, "method": "GET"}
         reader = _BodyReader(scope, receive)
         gone: asyncio.Future[None] | None = None
         try:
@@ -125,6 +127,8 @@ class RequestMiddleware:
                 return salt or ""
             if match is Match.PARTIAL:
                 allowed += sorted(getattr(route, "methods", None) or ())
+        if "GET" in allowed:
+            allowed.append("HEAD")
         if not allowed:
             raise ApiError(404, not_found(scope["path"]), code="not_found")
         methods = ", ".join(allowed)
@@ -240,14 +244,30 @@ def _check_body_headers(reader: _BodyReader) -> None:
         raise ApiError(411, "a POST needs a Content-Length", headers=(("connection", "close"),))
     if reader.length is not None and reader.length > limits.MAX_BODY_BYTES:
         raise _too_large()
-    kind, _, parameters = (_header(scope, b"content-type") or b"").partition(b";")
+    given = _header(scope, b"content-type") or b""
+    kind, _, parameters = given.partition(b";")
     charset = parameters.replace(b" ", b"").lower()
     if kind.strip().lower() != b"application/json" or charset not in (b"", b"charset=utf-8"):
-        raise ApiError(415, "the body must be application/json in UTF-8", param="content-type")
+        raise ApiError(
+            415,
+            f"the body must be application/json in UTF-8{_but_not(given)}: send the header "
+            "Content-Type: application/json",
+            param="content-type",
+        )
     if reader.chunked and (_header(scope, b"transfer-encoding") or b"").lower() != b"chunked":
         raise ApiError(415, "the body may only be chunked", param="transfer-encoding")
-    if _header(scope, b"content-encoding") not in (None, b"identity"):
-        raise ApiError(415, "the body must not be compressed", param="content-encoding")
+    coding = _header(scope, b"content-encoding")
+    if coding not in (None, b"identity"):
+        raise ApiError(
+            415,
+            f"the body must not be compressed{_but_not(coding)}: send it as it is",
+            param="content-encoding",
+        )
+
+
+def _but_not(value: bytes | None) -> str:
+    """A header's value as part of a message; nothing for an empty one."""
+    return f", not {value.decode('latin-1')[:60]!r}" if value else ""
 
 
 def _too_large() -> ApiError:

@@ -61,22 +61,39 @@ ELSEWHERE = {
     "/v1/images/generations": "text is the only kind of content here",
     "/v1/batches": "there are no batch files: send a list of prompts to /v1/completions",
     "/v1/files": "no files are kept: send a list of prompts to /v1/completions",
+    "/v1/moderations": "nothing is moderated here",
+    "/v1": "it is what clients take as base URL: they add /chat/completions, /completions, /models",
     "/chat/completions": "the path begins with /v1: use /v1/chat/completions",
     "/completions": "the path begins with /v1: use /v1/completions",
     "/models": "the path begins with /v1: use /v1/models",
+    "/api/tags": "Ollama's API is not served: use /v1/models",
+    "/api/chat": "Ollama's API is not served: use /v1/chat/completions",
+    "/api/generate": "Ollama's API is not served: use /v1/completions",
     "/generate": "use /v1/completions",
     "/invocations": "use /v1/completions or /v1/chat/completions",
     "/ping": "use /health",
+    "/healthz": "use /health",
     "/load": "use /metrics: tpdet_requests_running and tpdet_requests_waiting",
     "/redoc": "use /docs",
 }
 
 
+LONGEST = 4  # segments of a path here or in ELSEWHERE, at most
+
+
 def not_found(path: str) -> str:
-    """The message of a 404 for a path."""
-    known = ELSEWHERE.get(path.rstrip("/"))
-    if known is not None:
-        return f"there is nothing at this path: {known}"
+    """The message of a 404 for a path.
+
+    A wrong base URL leaves the path that was meant at the end: after /v1 twice, two slashes,
+    another server's prefix, or with a slash behind it.
+    """
+    parts = [part for part in path.split("/") if part][-LONGEST:]
+    for begin in range(len(parts)):
+        meant = "/" + "/".join(parts[begin:])
+        if meant in OPERATIONS:
+            return f"there is nothing at this path: use {meant}"
+        if meant in ELSEWHERE:
+            return f"there is nothing at this path: {ELSEWHERE[meant]}"
     return (
         "there is nothing at this path: GET /openapi.json lists what there is, GET /v1/models the "
         "model, and a browser shows both at /docs"
