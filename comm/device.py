@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -103,6 +104,24 @@ def free_gpu_bytes(utilization: float) -> int:
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return max(0, free - int((1.0 - utilization) * total)) // ranks_per_gpu()
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Bytes of one GPU, named by its id: free to every process, and all of them."""
+
+    gpu: str
+    free: int
+    total: int
+
+
+def gpu_memory() -> GpuMemory:
+    """Of this rank's GPU, once torch's allocator has given back what it holds unused."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    identity = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    return GpuMemory(str(identity), free, total)
 
 
 def gpu_bytes(device: torch.device) -> int:

@@ -11,9 +11,10 @@ from tests.lib.engine_harness import ask, leave_out_freely, run, small_config
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.drafters.counts import DraftCounts
+from tpdet.engine import Engine, draft_model
 from tpdet.engine.draft_model import DraftModel, start_draft_model
 from tpdet.engine.draft_pace import DraftPace
-from tpdet.errors import NotFoundError, UsageError
+from tpdet.errors import NotFoundError, ResourceError, UsageError
 from tpdet.models.draft_pair import read_draft_model
 from tpdet.runner import Runner
 from tpdet.runner.start.compile_ahead import CompilingAhead
@@ -183,6 +184,20 @@ def test_a_draft_model_that_fails_is_switched_off(tiny_model, plain, monkeypatch
     (said,) = [it.getMessage() for it in caplog.records if "switched off" in it.getMessage()]
     assert said.startswith(f"drafter draft_model {FAULTS[fault]}")
     assert said.endswith("answers go on; its weights and KV pages stay until the end")
+
+
+def test_a_gpu_without_room_for_the_model_itself_is_refused_before_the_draft_model_loads(
+    tiny_model, monkeypatch
+):
+    def no_room(config, partition, world, device):
+        raise ResourceError(f"no room for {config.model}")
+
+    monkeypatch.setattr(draft_model, "check_room", no_room)
+    monkeypatch.setattr(Runner, "start", lambda *given: pytest.fail("a model is loaded"))
+    model = tiny_model("qwen3")
+    config = small_config(model, drafts="auto", draft_model=str(model))
+    with pytest.raises(ResourceError, match=f"no room for {model}"):
+        Engine(config, SoloWorld())
 
 
 def test_the_start_of_the_model_itself_is_no_late_compilation(tiny_model, monkeypatch):

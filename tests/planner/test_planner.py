@@ -343,6 +343,10 @@ def test_a_draft_model_takes_from_the_cache_what_a_start_gives_it(monkeypatch):
     monkeypatch.setattr(draft_model, "read_draft_model", lambda config: found)
     own = draft_model.draft_settings(EngineConfig.from_values(**started))
     assert own.kv_pages == planned.draft.kv_pages
+    left = free - planned.draft.memory["weights"] - planned.draft.memory["KV pages"]
+    assert draft_model.draft_settings(EngineConfig.from_values(**started), left) == own
+    with pytest.raises(ResourceError, match=r"KV pages and the model itself \d+.\d GiB, rank 0's"):
+        draft_model.draft_settings(EngineConfig.from_values(**started), left + 1)
     monkeypatch.setattr(draft_model, "free_gpu_bytes", lambda share: 1 << 30)
     with pytest.raises(ResourceError, match=r"takes 1.2 GiB with 3 KV pages, .* has 1.0 GiB left"):
         draft_model.draft_settings(EngineConfig.from_values(**started))

@@ -22,6 +22,7 @@ from tpdet.llm.results import RequestOutput
 from tpdet.request import SamplingParams
 from tpdet.scheduler.sequence import Sequence as Choice
 from tpdet.verify.machine import machine
+from tpdet.verify.worlds import run_rank
 
 Generate = Callable[[], list[RequestOutput]]
 _TRUST = 64
@@ -241,4 +242,4 @@ def bits(found: Measured) -> list[tuple[object, ...]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_rank(main))

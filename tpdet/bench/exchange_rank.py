@@ -28,6 +28,7 @@ from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import DEFAULT_LEAVES, FoldPlan, fold_plan
 from tpdet.kernels.partial_sums import PartialSums
 from tpdet.verify.machine import machine
+from tpdet.verify.worlds import run_rank
 
 _EPS = 1e-6
 _CHAIN_BYTES = 64 << 20  # of outputs in a graph, roughly
@@ -159,4 +160,4 @@ class Case:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_rank(main))

@@ -14,6 +14,7 @@ from tpdet.errors import UsageError
 from tpdet.llm.llm import LLM
 from tpdet.request import SamplingParams
 from tpdet.verify.machine import machine
+from tpdet.verify.worlds import run_rank
 
 
 def main(arguments: list[str]) -> int:
@@ -52,4 +53,4 @@ def sizes_for(sizes: Sizes, vocabulary: int, context: int) -> Sizes:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_rank(main))

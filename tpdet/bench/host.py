@@ -32,7 +32,7 @@ from tpdet.server.leader.canary import Canary
 from tpdet.server.leader.http_child import HttpProcess
 from tpdet.verify.machine import machine
 from tpdet.verify.run import parse_sizes
-from tpdet.verify.worlds import run_world
+from tpdet.verify.worlds import run_rank, run_world
 
 _WARM_UP_STEPS = 3
 _PARTS = (
@@ -215,4 +215,4 @@ class _NoProcess(HttpProcess):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_rank(main))

@@ -12,6 +12,7 @@ from tpdet.comm.device import open_world
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.verify.machine import machine
+from tpdet.verify.worlds import run_rank
 
 
 def main(arguments: list[str]) -> int:
@@ -37,4 +38,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_rank(main))

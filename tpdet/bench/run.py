@@ -37,6 +37,7 @@ from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, fold_plan
 from tpdet.model_config import ModelConfig, load_model_config
 from tpdet.model_config.fit import check_ranks
+from tpdet.verify.room import check_sizes, gpus_here
 from tpdet.verify.run import parse_sizes
 from tpdet.verify.worlds import run_world
 from tpdet.weights.resolve import resolve_model
@@ -156,13 +157,16 @@ def run_worlds(
 ) -> tuple[list[BenchRow], BenchResult]:
     """Rows of all worlds, and the result of the one with most GPUs.
 
-    Raises UsageError, before any world starts, for a size that does not fit the engine's model.
+    Raises UsageError, before any world starts, for a size that does not fit the engine's model, and
+    ResourceError for one whose weights do not fit the GPUs.
     """
     results: list[BenchResult] = []
     if engine is not None:
         config = load_model_config(resolve_model(engine.model, engine.revision), engine.dtype)
         for tp in tps:
             check_ranks(config, tp, engine.leaves)
+        if resolve_device(engine.device) == "cuda":
+            check_sizes(engine, tps, gpus_here())
     with tempfile.TemporaryDirectory(prefix="tpdet-bench-") as name:
         folder = Path(name)
         (folder / "spec.json").write_bytes(msgspec.json.encode(spec))

@@ -42,8 +42,10 @@ def allocate_pages(
         )
     except (RuntimeError, MemoryError) as error:
         size = 2 * layers * pages * key_heads * PAGE_TOKENS * head_dim * dtype.itemsize
+        also = "" if str(device) == "cpu" else ", --gpu-memory-utilization or --max-model-len"
         raise ResourceError(
             f"no memory for {pages} KV pages ({size / 2**30:.1f} GiB) on {device}: lower --kv-pages"
+            f"{also}"
         ) from error
 
 

@@ -18,7 +18,7 @@ from itertools import takewhile
 import msgspec
 import torch
 
-from tpdet.comm.device import free_gpu_bytes, resolve_device
+from tpdet.comm.device import current_device, free_gpu_bytes, resolve_device
 from tpdet.comm.world.world import SoloWorld, World
 from tpdet.config import EngineConfig
 from tpdet.control.plan import PLAN_VERSION, StepPlan
@@ -35,7 +35,9 @@ from tpdet.models.draft_pair import draft_page_bytes, draft_pages, read_draft_mo
 from tpdet.models.footprint import weight_bytes
 from tpdet.runner import Runner, SampleTogether
 from tpdet.runner.graphs.decode_chain import DecodeChain
+from tpdet.runner.start.contracts import partition_of
 from tpdet.runner.start.load_model import LOAD_TIMEOUT
+from tpdet.runner.start.room import check_room, least_bytes
 from tpdet.runner.start.step_tokens import LEAST_TOKENS
 from tpdet.runner.step.gpu_wait import wait_for_event
 from tpdet.sampling.sampler import PendingSample, finish, sample_columns
@@ -305,20 +307,28 @@ def _plain(target: Sequence) -> Sequence:
     return copy
 
 
-def start_draft_model(config: EngineConfig, world: World) -> DraftModel | None:
+def start_draft_model(
+    config: EngineConfig, world: World, loaded: bool = False
+) -> DraftModel | None:
     """Load the draft model on rank 0, if there is to be one; the other ranks wait. Collective.
 
-    To be called before the KV pages of the model itself are counted. Raises as `Runner.start` and
-    `read_draft_model`, and ResourceError where a GPU has no room for its pages.
+    To be called before the KV pages of the model itself are counted; loaded: whether its weights
+    are on the GPU already. Raises as `Runner.start` and `read_draft_model`, and ResourceError where
+    a GPU has no room for it, or for the model itself beside it.
     """
     if config.draft_model is None or not config.drafters:
         return None
     world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
+    model = load_model_config(resolve_model(config.model, config.revision), config.dtype)
+    beside = 0
+    if not loaded:
+        partition = partition_of(config, model, world)
+        check_room(config, partition, world, current_device(resolve_device(config.device)))
+        beside = sum(least_bytes(config, partition))
     found = None
     if world.rank == 0:
-        runner = Runner.start(draft_settings(config), SoloWorld())
+        runner = Runner.start(draft_settings(config, beside), SoloWorld())
         runner.loaded.ahead.close()  # what the model itself compiles next is no late kernel
-        model = load_model_config(resolve_model(config.model, config.revision), config.dtype)
         found = DraftModel(runner, model.vocab_size)
     world.barrier()
     world.set_timeout(config.step_timeout)
@@ -331,8 +341,11 @@ def held_bytes(draft: ModelConfig, pages: int) -> int:
     return weight_bytes(whole) + pages * draft_page_bytes(draft)
 
 
-def draft_settings(config: EngineConfig) -> EngineConfig:
-    """How the draft model itself is run; says how much memory its pages take."""
+def draft_settings(config: EngineConfig, beside: int = 0) -> EngineConfig:
+    """How the draft model itself is run; says how much memory its pages take.
+
+    beside: bytes that rank 0's GPU must have left for the model itself.
+    """
     directory, draft = read_draft_model(config)
     context = min(config.max_model_len or draft.max_position, draft.max_position)
     if config.max_model_len is not None and context < config.max_model_len:
@@ -342,10 +355,12 @@ def draft_settings(config: EngineConfig) -> EngineConfig:
         free = free_gpu_bytes(config.gpu_memory_utilization)
         pages = config.kv_pages or draft_pages(draft, config.max_running, context, free)
         needed = held_bytes(draft, pages)
-        if pages < 1 or needed > free:
+        most = free if config.kv_pages is None else free_gpu_bytes(1.0)
+        if pages < 1 or needed > free or needed + beside > most:
+            other = f" and the model itself {beside / 2**30:.1f} GiB" if beside else ""
             raise ResourceError(
-                f"draft_model {directory} takes {needed / 2**30:.1f} GiB with {pages} KV pages, "
-                f"rank 0's GPU has {free / 2**30:.1f} GiB left: take a smaller one, raise "
+                f"draft_model {directory} takes {needed / 2**30:.1f} GiB with {pages} KV pages"
+                f"{other}, rank 0's GPU has {free / 2**30:.1f} GiB left: take a smaller one, raise "
                 "--gpu-memory-utilization, or leave --draft-model out"
             )
     size = pages * draft_page_bytes(draft) / 2**30

@@ -25,7 +25,9 @@ from tpdet.runner.graphs.engine_graphs import Graphs, captures_graphs, make_grap
 from tpdet.runner.start.load_model import LOAD_TIMEOUT, load_model
 from tpdet.runner.start.loaded_model import LoadedModel
 from tpdet.runner.start.loading import Tick
+from tpdet.runner.start.out_of_memory import naming_memory
 from tpdet.runner.start.poison_check import poison_check
+from tpdet.runner.start.start_times import StartTimes
 from tpdet.runner.step.gpu_wait import wait_for_step
 from tpdet.runner.step.heartbeat import compare_tables
 from tpdet.runner.step.step_rows import gather_rows
@@ -54,10 +56,11 @@ class Runner:
     @classmethod
     def start(cls, config: EngineConfig, world: World) -> "Runner":
         """Load the model, and be ready to step. Raises as `load_model`."""
-        with no_garbage():
-            loaded = load_model(config, world)
+        times = StartTimes()
+        with no_garbage(), naming_memory(config, times):
+            loaded = load_model(config, world, times)
             runner = cls(loaded)
-        loaded.times.mark("pages and graphs")
+        times.mark("pages and graphs")
         loaded.ahead.finish()
         return runner
 

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.request import Request, SamplingParams
 from tpdet.verify.drafted import HALF, KINDS, MODELS, NGRAMS
 from tpdet.verify.relations import EAGER
@@ -16,6 +17,7 @@ from tpdet.verify.spec import VerifySpec
 
 NEIGHBOUR_TOKENS = 90  # prompt tokens of a neighbour, at most
 _CROWD = 4  # requests that run together where their number does not matter
+_SPARE_PAGES = 8
 REPEATING = "repeating texts"
 _REPEATED_PROMPT, _LEAST_REPEATED = 48, 24  # tokens
 
@@ -39,6 +41,13 @@ class Circumstance:
     drafts: str = ""
     spoiled: bool = False
     texts: str = ""
+
+
+def kv_pages(spec: VerifySpec) -> int:
+    """KV pages for the largest batch, and some that stay free."""
+    neighbours = max(spec.batches) * -(-(NEIGHBOUR_TOKENS + spec.tokens) // PAGE_TOKENS)
+    probes = sum(-(-(length + spec.tokens) // PAGE_TOKENS) for length in spec.prompt_lengths)
+    return _SPARE_PAGES + neighbours + probes
 
 
 def circumstances(spec: VerifySpec) -> list[Circumstance]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import torch
 from rich.console import Console
 
 from tpdet.comm.device import resolve_device
@@ -13,6 +12,7 @@ from tpdet.errors import TpdetError
 from tpdet.verify.launchers import SEEN, Launchers
 from tpdet.verify.placement import Place, gpu_names, run_placed
 from tpdet.verify.progress import Progress
+from tpdet.verify.room import gpus_here, needed_bytes, smallest
 from tpdet.verify.spec import VerifySpec, WorldReport
 from tpdet.verify.ways import USUAL, Way
 from tpdet.verify.worlds import run_world
@@ -69,7 +69,11 @@ def run_worlds(
     parts = parts_of(spec, worlds)
     progress = progress or Progress(console, len(parts))
     on_gpus = resolve_device(spec.device) == "cuda"
-    names = gpu_names(torch.cuda.device_count()) if on_gpus else []
+    gpus = gpus_here() if on_gpus else []
+    needs, memory = [], 0
+    if gpus and worlds_per_gpu > 1:
+        needs = [needed_bytes(spec, part.tp, part.name, len(gpus)) for part in parts]
+        memory = smallest(gpus).total
 
     def start(index: int, place: Place) -> None:
         part = parts[index]
@@ -79,7 +83,8 @@ def run_worlds(
         _run(part, spec, place, folder / part.folder, launchers)
         progress.end()
 
-    run_placed([part.tp for part in parts], start, names, worlds_per_gpu)
+    sizes = [part.tp for part in parts]
+    run_placed(sizes, start, gpu_names(len(gpus)), worlds_per_gpu, needs, memory)
     paths = [folder / part.folder / "report.json" for part in parts]
     reports = [msgspec.json.decode(path.read_bytes(), type=WorldReport) for path in paths]
     for part, report in zip(parts, reports, strict=True):

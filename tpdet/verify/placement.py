@@ -32,42 +32,59 @@ def run_placed(
     start: Callable[[int, Place], None],
     gpus: Sequence[str],
     worlds_per_gpu: int = 1,
+    needs: Sequence[int] = (),
+    memory: int = 0,
 ) -> None:
     """Call `start(index, place)` for every world; `sizes[index]` is its number of ranks.
 
     A world gets one GPU for each rank (all GPUs, if there are fewer), those with the fewest worlds
-    first. It waits while a GPU would have more than `worlds_per_gpu`. Large worlds start first.
-    Without GPUs one world runs at a time. After an error of `start` no other world is started; the
-    error is raised once the running worlds have ended.
+    first. It waits while a GPU would have more than `worlds_per_gpu`, or, with `needs`, other
+    worlds and too few bytes: `needs[index]` of `memory`. Large worlds start first. Without GPUs one
+    world runs at a time. After an error of `start` no other world is started; the error is raised
+    once the running worlds have ended.
     """
     waiting = sorted(range(len(sizes)), key=lambda index: (-sizes[index], index))
     if not gpus:
         for index in range(len(sizes)):
             start(index, Place(()))
         return
-    load = dict.fromkeys(gpus, 0)
-    running: dict[Future[None], Place] = {}
+    load: dict[str, list[int]] = {gpu: [] for gpu in gpus}
+    running: dict[Future[None], tuple[int, Place]] = {}
     with ThreadPoolExecutor(len(gpus) * worlds_per_gpu) as threads:
         while waiting or running:
-            for index, place in _that_fit(waiting, sizes, load, worlds_per_gpu):
-                running[threads.submit(start, index, place)] = place
+            for index, place in _that_fit(waiting, sizes, load, worlds_per_gpu, needs, memory):
+                running[threads.submit(start, index, place)] = index, place
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                for gpu in running.pop(future).gpus:
-                    load[gpu] -= 1
+                index, place = running.pop(future)
+                for gpu in place.gpus:
+                    load[gpu].remove(index)
                 future.result()
 
 
 def _that_fit(
-    waiting: list[int], sizes: Sequence[int], load: dict[str, int], worlds_per_gpu: int
+    waiting: list[int],
+    sizes: Sequence[int],
+    load: dict[str, list[int]],
+    worlds_per_gpu: int,
+    needs: Sequence[int],
+    memory: int,
 ) -> Iterator[tuple[int, Place]]:
     """The worlds that may start now; moves them from `waiting` into `load`."""
+
+    def takes(worlds: list[int], index: int) -> bool:
+        if not worlds or not needs:
+            return len(worlds) < worlds_per_gpu
+        held = sum(needs[each] for each in (*worlds, index))
+        return len(worlds) < worlds_per_gpu and held <= memory
+
     for index in list(waiting):
-        free = [gpu for gpu in load if load[gpu] < worlds_per_gpu]
+        free = [gpu for gpu in load if takes(load[gpu], index)]
         need = min(sizes[index], len(load))
         if need > len(free):
             continue
-        chosen = sorted(free, key=load.__getitem__)[:need]  # a stable sort keeps the caller's order
+        # A stable sort keeps the caller's order.
+        chosen = sorted(free, key=lambda gpu: len(load[gpu]))[:need]
         for gpu in chosen:
-            load[gpu] += 1
+            load[gpu].append(index)
         waiting.remove(index)
         yield index, Place(tuple(sorted(chosen, key=list(load).index)))

@@ -3,6 +3,7 @@
 The folder has the world's `spec.json`; the rank writes `report.json` and raw logits into it.
 """
 
+import gc
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from tpdet.verify.cases import (
     circumstances,
     drafted_without_graphs,
     in_other_processes,
+    kv_pages,
     neighbours,
     probes,
     repeating_probes,
@@ -54,9 +56,8 @@ from tpdet.verify.node_folds import count_node_folds
 from tpdet.verify.pretended_nodes import pretend_nodes
 from tpdet.verify.relations import CACHE, EAGER, FRESH, GATHER, PLACED, order_of_processes
 from tpdet.verify.spec import Seen, Trace, VerifySpec, WorldReport, mode_settings
+from tpdet.verify.worlds import run_rank
 from tpdet.weights.resolve import resolve_model
-
-_SPARE_PAGES = 8
 
 
 def main(arguments: list[str]) -> int:
@@ -76,12 +77,10 @@ def main(arguments: list[str]) -> int:
     for dtype in spec.dtypes:
         for load in _loads(spec, graphs, world.size):
             config = _config(spec, dtype, load, graphs)
-            runner = Runner.start(config, world)
-            fingerprints[f"{dtype} {load.mode}"] = runner.fingerprint(approximate=False)
-            vocab_size = runner.model_config.vocab_size
-            loaded = _Loaded(load, config, runner, world, folder)
-            traces += _run_all(spec, loaded, left_out)
-            runner.close()
+            found, fingerprint, vocab_size = _run_load(spec, load, config, world, folder, left_out)
+            traces += found
+            fingerprints[f"{dtype} {load.mode}"] = fingerprint
+            gc.collect()  # the next model gets the memory of this one
     where = machine(spec.device, world.size)
     if where.gpus:
         where = msgspec.structs.replace(where, gpus=count_gpus(world))
@@ -194,7 +193,7 @@ def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineCo
         **mode_settings(load.mode),
         load_format=spec.load_format,
         step_timeout=spec.step_timeout,
-        kv_pages=_pages(spec),
+        kv_pages=kv_pages(spec),
         max_model_len=context,
         max_num_seqs=max(*spec.batches, len(spec.prompt_lengths)),
         enforce_eager=load.eager or not graphs or spec.control,  # the control's experts wait
@@ -207,14 +206,19 @@ def _config(spec: VerifySpec, dtype: str, load: _Load, graphs: bool) -> EngineCo
     )
 
 
-def _pages(spec: VerifySpec) -> int:
-    """KV pages for the largest batch, and some that stay free."""
-    neighbours = max(spec.batches) * -(-(NEIGHBOUR_TOKENS + spec.tokens) // PAGE_TOKENS)
-    return (
-        _SPARE_PAGES
-        + neighbours
-        + sum(-(-(length + spec.tokens) // PAGE_TOKENS) for length in spec.prompt_lengths)
-    )
+def _run_load(
+    spec: VerifySpec,
+    load: _Load,
+    config: EngineConfig,
+    world: World,
+    folder: Path,
+    left_out: list[str],
+) -> tuple[list[Trace], str, int]:
+    """Load the model, run every circumstance and let go of it: traces, fingerprint, vocabulary."""
+    runner = Runner.start(config, world)
+    traces = _run_all(spec, _Loaded(load, config, runner, world, folder), left_out)
+    runner.close()
+    return traces, runner.fingerprint(approximate=False), runner.model_config.vocab_size
 
 
 def _run_all(spec: VerifySpec, loaded: _Loaded, left_out: list[str]) -> list[Trace]:
@@ -242,7 +246,7 @@ def _run_all(spec: VerifySpec, loaded: _Loaded, left_out: list[str]) -> list[Tra
             if (why := why_no_room(config, world)) is not None:
                 left_out.append(f"TP {world.size}, {circumstance.name}: {why}")
                 continue
-            model = start_draft_model(config, world)
+            model = start_draft_model(config, world, loaded=True)
         one = replace(loaded, config=config)
         trace = _run_one(spec, circumstance, one, requests, answers, model)
         traces += [trace] if trace is not None else []
@@ -358,4 +362,4 @@ def _as_prompt(probe: Request, tokens: tuple[int, ...]) -> Request:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_rank(main))

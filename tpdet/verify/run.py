@@ -24,6 +24,7 @@ from tpdet.verify.parts import parts_of, run_worlds
 from tpdet.verify.progress import Progress
 from tpdet.verify.relations import that_apply
 from tpdet.verify.report import append_run, print_matrix, result_rows
+from tpdet.verify.room import check_worlds, gpus_here
 from tpdet.verify.spec import VerifySpec
 from tpdet.verify.ways import USUAL, Way, Ways, choose
 from tpdet.weights.resolve import resolve_model
@@ -132,6 +133,8 @@ def verify_all(
                     pair = {"model": model, "draft_model": spec.draft_model, "dtype": dtype}
                     read_draft_model(EngineConfig.from_values(**pair))
             one = msgspec.structs.replace(spec, model=model)
+            if device == "cuda":
+                check_worlds(one, worlds, gpus_here())
             of = launchers, console, output, command, worlds_per_gpu, progress
             found += verify(one, worlds, *of)
     different = sum(not relation.equal for relation in found)

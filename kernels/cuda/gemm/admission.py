@@ -274,6 +274,8 @@ def _try(
 ) -> None:
     try:
         flags[name] = differs(run(), wanted)
+    except torch.OutOfMemoryError:
+        raise  # it says nothing of the choice
     except Exception as error:
         flags[name] = f"{type(error).__name__}: {str(error)[:120]}"
 

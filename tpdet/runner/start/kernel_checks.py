@@ -100,6 +100,8 @@ def admit_products(
     try:
         failed = failing_tiles(expert_products(partition), layer, device, dtype)
         found = admission.check(rank_products(partition), device, limits, dtype=dtype)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError) as error:
         raise TpdetError(f"shape table: {error}") from error
     if failed:

@@ -32,6 +32,7 @@ from tpdet.runner.start.loaded_model import LoadedModel
 from tpdet.runner.start.loading import Loader, read_model
 from tpdet.runner.start.memory import agreed_pages
 from tpdet.runner.start.rehearsal import room_for_samples
+from tpdet.runner.start.room import check_room
 from tpdet.runner.start.start_times import StartTimes
 from tpdet.runner.start.step_tokens import agreed_step_tokens, choose_step_tokens
 from tpdet.runner.start.warming import warm_engine
@@ -46,12 +47,11 @@ _LOCAL_FACTS = ("model", "tokenizer", "chat_template", "kernel_cache", "draft_mo
 """Paths may differ from host to host."""
 
 
-def load_model(config: EngineConfig, world: World) -> LoadedModel:
+def load_model(config: EngineConfig, world: World, times: StartTimes) -> LoadedModel:
     """Load this rank's share. Collective; every refusal of a start is raised here.
 
-    Flags, the checkpoint, kernels that break the contract, ranks that differ.
+    Flags, the checkpoint, too small a GPU, kernels that break the contract, ranks that differ.
     """
-    times = StartTimes()
     kind = resolve_device(config.device)
     device = current_device(kind)
     on_gpu = kind == "cuda"
@@ -60,6 +60,7 @@ def load_model(config: EngineConfig, world: World) -> LoadedModel:
     directory, model, positions = read_model(config)
     _read_ahead(config, world, directory, on_gpu)
     partition = partition_of(config, model, world)
+    check_room(config, partition, world, device)
     contracts = name_contracts(config, partition, kind)
     open_kernel_cache(config, contracts.strict, world.size, device)
     chosen = choose_step_tokens(config, partition, gpu_of(device), gpu_bytes(device))

@@ -1,8 +1,8 @@
 """The number of KV pages that a rank has room for."""
 
 import os
-import struct
 
+import msgspec
 import torch
 
 from tpdet.cache.kv import page_bytes
@@ -15,6 +15,7 @@ from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.model_config import ModelConfig
 
 _CACHE_SHARE = 0.25  # of the memory that is free after loading, for the KV cache on the CPU
+_fitting = msgspec.msgpack.Decoder(tuple[int, str])
 
 
 def pages_that_fit(
@@ -41,9 +42,9 @@ def pages_that_fit(
         if fitting < 1:
             smaller = ", leave --draft-model out" if config.draft_model is not None else ""
             raise ResourceError(
-                f"no GPU memory is left for a KV page of {size / 2**20:.1f} MiB: raise "
-                f"--gpu-memory-utilization, lower --max-num-batched-tokens{smaller}, or use more "
-                "ranks"
+                f"{config.model} leaves no GPU memory for a KV page of {size / 2**20:.1f} MiB at "
+                f"--gpu-memory-utilization {config.gpu_memory_utilization}: raise it, lower "
+                f"--max-num-batched-tokens{smaller}, or use more GPUs (--tp)"
             )
         return min(useful, fitting)
     fitting = int(_CACHE_SHARE * _available_memory()) // (size * ranks)
@@ -59,12 +60,23 @@ def agreed_pages(
     device: torch.device,
     held: int = 0,
 ) -> int:
-    """Pages of the KV cache: as many as the rank with the least room has; as `pages_that_fit`."""
+    """Pages of the KV cache: as many as the rank with the least room has.
+
+    Raises as `pages_that_fit`, on every rank what the first one raises that has no room.
+    """
     world.barrier()  # ranks that share memory look at it when all have loaded
-    fitting = config, model, key_heads, context, world.size, device, held
-    pages = config.kv_pages or pages_that_fit(*fitting)
-    everyone = world.gather_bytes(struct.pack("<Q", pages))
-    return min(struct.unpack("<Q", data)[0] for data in everyone)
+    pages, refusal = config.kv_pages, ""
+    if pages is None:
+        try:
+            pages = pages_that_fit(config, model, key_heads, context, world.size, device, held)
+        except ResourceError as error:
+            pages, refusal = 0, str(error)
+    said = world.gather_bytes(msgspec.msgpack.encode((pages, refusal)))
+    everyone = [_fitting.decode(each) for each in said]
+    for _, why in everyone:
+        if why:
+            raise ResourceError(why)
+    return min(fitting for fitting, _ in everyone)
 
 
 def _available_memory() -> int:
