@@ -7,12 +7,12 @@ has one choice a shape; nothing is tuned at run time.
 """
 
 import torch
-import triton
 
 from tpdet.kernels.cuda import hardware
 from tpdet.kernels.cuda.attention.decode_launch import launch_decode
 from tpdet.kernels.cuda.attention.prefill_launch import launch_prefill
 from tpdet.kernels.cuda.attention.variants import Variant, decode_variant, prefill_variant
+from tpdet.kernels.cuda.launch.sizes import next_power_of_2
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import PAGE_TOKENS
 
@@ -69,7 +69,7 @@ def _shape(q: torch.Tensor, k_pages: torch.Tensor, window: int | None) -> dict[s
         "KEY_HEADS": k_pages.shape[1],
         "GROUP": q.shape[1] // k_pages.shape[1],
         "HEAD": q.shape[2],
-        "LANES": triton.next_power_of_2(q.shape[2]),
+        "LANES": next_power_of_2(q.shape[2]),
         "WINDOW": window is not None,
     }
 

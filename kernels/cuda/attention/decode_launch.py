@@ -3,13 +3,13 @@
 from functools import cache
 
 import torch
-import triton
 
 from tpdet.kernels.cuda.attention.decode import attend_splits
 from tpdet.kernels.cuda.attention.merge_splits import merge_splits
 from tpdet.kernels.cuda.attention.split import score_cap, score_scale
 from tpdet.kernels.cuda.attention.variants import Variant
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 
 _LEAST_CHUNK, _CHUNK_VALUES = 32, 1 << 14  # splits, and fp32 values, that a merge loads together
@@ -69,7 +69,7 @@ def _launch_splits(
 ) -> None:
     """Every split's state; where the variant is fused, out too."""
     key_heads, row_count = shape["KEY_HEADS"], batch.short_rows * shape["GROUP"]
-    row_parts = triton.cdiv(row_count, variant.rows)
+    row_parts = cdiv(row_count, variant.rows)
     arrivals = batch.splits
     if variant.fused:
         arrivals = arrival_counters(batch.rows.shape[0] * row_parts * key_heads, q.device)
@@ -129,12 +129,12 @@ def _launch_merge(
 
 def merge_chunk(splits: int, lanes: int) -> int:
     """How many splits the merge loads together, where a sequence has `splits` on average."""
-    return max(_LEAST_CHUNK, min(triton.next_power_of_2(splits), _CHUNK_VALUES // lanes))
+    return max(_LEAST_CHUNK, min(next_power_of_2(splits), _CHUNK_VALUES // lanes))
 
 
 def decode_constants(variant: Variant, row_count: int, lanes: int) -> dict[str, int]:
     """What a variant compiles into the split kernel for `row_count` rows of a sequence."""
-    merged = min(variant.rows, triton.next_power_of_2(row_count)) if variant.fused else 1
+    merged = min(variant.rows, next_power_of_2(row_count)) if variant.fused else 1
     ahead = _MERGE_VALUES * _WARP_THREADS * variant.warps // (merged * lanes)
     return {
         "ROWS": variant.rows,
@@ -148,7 +148,7 @@ def decode_constants(variant: Variant, row_count: int, lanes: int) -> dict[str, 
 
 def arrival_counters(count: int, device: torch.device) -> torch.Tensor:
     """`count` or more int32 counters, zero before and after every launch, of one stream."""
-    return _counters(max(triton.next_power_of_2(count), _LEAST_ARRIVALS), device)
+    return _counters(max(next_power_of_2(count), _LEAST_ARRIVALS), device)
 
 
 @cache

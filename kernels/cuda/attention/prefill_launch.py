@@ -1,7 +1,6 @@
 """The launches of prefill attention: `prefill.py` or, on Hopper, `prefill_warp_specialised.py`."""
 
 import torch
-from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as LaidOutDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -14,6 +13,7 @@ from tpdet.kernels.cuda.attention.variants import (
     Variant,
 )
 from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
+from tpdet.kernels.cuda.launch.warp_pipeline import tile_layout
 from tpdet.kernels.inputs.paged_batch import BLOCK_TOKENS, PagedBatch
 from tpdet.kernels.order import TILE_TOKENS
 
@@ -65,7 +65,7 @@ def _launch_warp_specialised(
     _check_warp_specialised(q, cap > 0 or sinks is not None)
     items = _items(batch, variant, shape)
     head = shape["HEAD"]
-    layout = NVMMASharedLayout(_SWIZZLE_BYTES, _VALUE_BITS, 2)
+    layout = tile_layout(_SWIZZLE_BYTES, _VALUE_BITS)
     k_tiles, v_tiles = (
         LaidOutDescriptor.from_tensor(pages.view(-1, head), [TILE_TOKENS, head], layout)
         for pages in (k_pages, v_pages)

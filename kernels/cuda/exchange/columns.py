@@ -37,6 +37,7 @@ from tpdet.kernels.cuda.exchange.words import (
     words_of,
 )
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.cuda.pointwise.norm import eps_bits
 from tpdet.kernels.inputs.norm import Norm
 
@@ -176,8 +177,8 @@ def run_gather_columns(
     _check_room(gathered, buffers)
     words, whole = x.view(torch.int32), gathered.view(torch.int32)
     m, part = words.shape
-    block = min(triton.next_power_of_2(part), _TILE // peers.ranks)
-    tiles = m * triton.cdiv(part, block)
+    block = min(next_power_of_2(part), _TILE // peers.ranks)
+    tiles = m * cdiv(part, block)
     gather_columns[(min(tiles, peers.programs),)](
         words,
         whole,
@@ -228,8 +229,8 @@ def run_gather_and_norm(
         WORLD=peers.world,
         BUFFERS=buffers.words(size),
         N=n,
-        BLOCK=triton.next_power_of_2(n),
-        PART_BLOCK=triton.next_power_of_2(n // peers.ranks),
+        BLOCK=next_power_of_2(n),
+        PART_BLOCK=next_power_of_2(n // peers.ranks),
         EPS_BITS=eps_bits(norm.eps),
         DTYPE=kernel_dtype(norm.dtype),
         LAYER=norm.layer,

@@ -19,6 +19,7 @@ import triton.language as tl
 from tpdet.kernels.cuda.exchange.arguments import Buffers, Peers
 from tpdet.kernels.cuda.exchange.words import EPOCHS, advance, next_poll, words_of
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 
 _BLOCK = 1024  # words that a program awaits at a time
 _WIDE_BLOCK = 2048  # values of a row that a program copies at a time
@@ -114,7 +115,7 @@ def run_gather(
     words = x.shape[0]
     if words > slots.room:
         raise ValueError(f"{words} words: the slots of the all-gather have room for {slots.room}")
-    gather_words[(min(triton.cdiv(words, _BLOCK), peers.programs),)](
+    gather_words[(min(cdiv(words, _BLOCK), peers.programs),)](
         x,
         gathered,
         peers.links,
@@ -146,7 +147,7 @@ def embed_from_peers(ids: torch.Tensor, part: torch.Tensor, table: torch.Tensor)
             RANKS=len(table),
             SHARE=part.shape[0],
             N=n,
-            BLOCK=min(_WIDE_BLOCK, triton.next_power_of_2(n)),
+            BLOCK=min(_WIDE_BLOCK, next_power_of_2(n)),
             num_warps=4,
             enable_fp_fusion=False,
             **dependent_launch(ids.device),

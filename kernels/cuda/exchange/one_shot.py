@@ -26,6 +26,7 @@ import triton.language as tl
 from tpdet.kernels.cuda.exchange.arguments import OFFSETS, WIDEST, KernelWorld, Peers, Slots
 from tpdet.kernels.cuda.exchange.words import advance, awaited_sum, push_roots, words_of
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import next_power_of_2
 from tpdet.kernels.cuda.pointwise.norm import eps_bits, normed_rows
 from tpdet.kernels.fold_program import FoldProgram, own_program, rank_program
 from tpdet.kernels.inputs.norm import Norm
@@ -196,7 +197,7 @@ def known_of(
     return {
         "WORLD": peers.world,
         "N": n,
-        "BLOCK": triton.next_power_of_2(n),
+        "BLOCK": next_power_of_2(n),
         "EPS_BITS": eps_bits(norm.eps),
         "DTYPE": kernel_dtype(norm.dtype),
         "LAYER": norm.layer,
@@ -213,4 +214,4 @@ def kernel_dtype(dtype: torch.dtype) -> tl.dtype:
 
 def one_shot_warps(n: int) -> int:
     """Warps of a program: four values of a row a thread, for the latency of one row counts."""
-    return max(1, min(_MOST_WARPS, triton.next_power_of_2(n) // (4 * WARP)))
+    return max(1, min(_MOST_WARPS, next_power_of_2(n) // (4 * WARP)))

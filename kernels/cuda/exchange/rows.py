@@ -21,6 +21,7 @@ from tpdet.kernels.cuda.exchange.arguments import OFFSETS, Buffers, Peers
 from tpdet.kernels.cuda.exchange.columns import disarmed
 from tpdet.kernels.cuda.exchange.words import advance, awaited_words, words_of
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 
 PHASES = ("push", "take")
 _TILE = 8192  # words that a program awaits at a time
@@ -95,8 +96,8 @@ def run_take_rows(
             f"{size} bytes of whole rows: a buffer has {buffers.room}, take fewer rows"
         )
     m, part = x.shape
-    block = min(triton.next_power_of_2(part), _TILE // peers.ranks)
-    tiles = len(mine) * triton.cdiv(part, block) * peers.ranks
+    block = min(next_power_of_2(part), _TILE // peers.ranks)
+    tiles = len(mine) * cdiv(part, block) * peers.ranks
     take_rows[(min(tiles, peers.programs),)](
         x.view(torch.int32),
         mine.view(torch.int32),

@@ -29,6 +29,7 @@ from tpdet.kernels.cuda.exchange.words import (
     words_of,
 )
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import next_power_of_2
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
@@ -291,7 +292,7 @@ def run_two_shot(
         **known_of(sums, plan, peers, roots, n, norm),
         ROOTS=roots,
         FINISHED=finished,
-        GROUP=max(1, min(peers.ranks, _TAKEN // tile // triton.next_power_of_2(n))),
+        GROUP=max(1, min(peers.ranks, _TAKEN // tile // next_power_of_2(n))),
         TILE=tile,
         PUSH="push" in phases,
         FOLD="fold" in phases,
@@ -314,4 +315,4 @@ def share_that_fits(m: int, ranks: int, share_rows: int, rows: int) -> int:
 
 def two_shot_warps(n: int) -> int:
     """Warps of a program: eight values of a row a thread."""
-    return max(1, min(_MOST_WARPS, triton.next_power_of_2(n) // (8 * WARP)))
+    return max(1, min(_MOST_WARPS, next_power_of_2(n) // (8 * WARP)))

@@ -25,6 +25,7 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.experts.places import Places, empty_places, spread_height
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.cuda.sampling.log_softmax import (
     LOG2_E,
     ROUNDER,
@@ -179,7 +180,7 @@ def choose_rows(
 
 def padded_experts(experts: int) -> int:
     """The columns of a row of `experts` logits: a power of two that fills a warp's lanes."""
-    return max(_LANES, triton.next_power_of_2(experts))
+    return max(_LANES, next_power_of_2(experts))
 
 
 class Rule(NamedTuple):
@@ -235,8 +236,8 @@ def route(
         places = empty_places(ids, held, height, True)
     mine = range(0) if held is None else held
     if rows:
-        each = 1 if places is None else triton.next_power_of_2(rows)
-        choose_rows[(triton.cdiv(rows, each),)](
+        each = 1 if places is None else next_power_of_2(rows)
+        choose_rows[(cdiv(rows, each),)](
             logits,
             logits if bias is None else bias,
             spans,

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.experts.places import Places
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 
 _VALUES = 4096  # of a row that a program copies
 
@@ -60,8 +61,8 @@ def rows_in_slots(x: torch.Tensor, places: Places) -> torch.Tensor:
     width, chosen = x.shape[-1], places.slots.shape[1]
     y = x.new_empty(places.slot_count, width)
     if y.numel():
-        block = min(_VALUES, triton.next_power_of_2(width))
-        copy_to_slots[(x.shape[0], triton.cdiv(width, block))](
+        block = min(_VALUES, next_power_of_2(width))
+        copy_to_slots[(x.shape[0], cdiv(width, block))](
             x,
             places.slots,
             y,
@@ -81,8 +82,8 @@ def rows_of_choices(y: torch.Tensor, places: Places) -> torch.Tensor:
     (rows, chosen), width = places.slots.shape, y.shape[1]
     x = y.new_empty(rows, chosen, width)
     if x.numel():
-        block = min(_VALUES, triton.next_power_of_2(width))
-        copy_from_slots[(rows, triton.cdiv(width, block))](
+        block = min(_VALUES, next_power_of_2(width))
+        copy_from_slots[(rows, cdiv(width, block))](
             y,
             places.slots,
             x,

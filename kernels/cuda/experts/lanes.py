@@ -16,6 +16,7 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.experts.places import Places
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.cuda.pointwise.fold import push_and_add
 from tpdet.kernels.fold_program import FoldProgram, own_program
 from tpdet.kernels.order import Expression
@@ -96,7 +97,7 @@ def fold_lanes(
     if sums.numel():
         program: FoldProgram = own_program(roots)
         block = 256 if rows <= _FEW_ROWS else 512
-        lane_sums[(rows, triton.cdiv(width, block))](
+        lane_sums[(rows, cdiv(width, block))](
             y,
             ids,
             weights,

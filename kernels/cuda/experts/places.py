@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 
 ONE_PROGRAM = 4096
 """Choices that one program places."""
@@ -181,7 +182,7 @@ def place(ids: torch.Tensor, experts: range, height: int, spread: bool = False) 
     chosen, choices, count = ids.shape[1], ids.numel(), len(experts)
     counts, starts = (torch.empty(count, dtype=torch.int32, device=ids.device) for _ in range(2))
     if spread or choices <= ONE_PROGRAM:
-        padded = triton.next_power_of_2(choices)
+        padded = next_power_of_2(choices)
         place_few[(1,)](
             ids,
             counts,
@@ -193,7 +194,7 @@ def place(ids: torch.Tensor, experts: range, height: int, spread: bool = False) 
             count,
             CHOSEN=chosen,
             CHOICES=padded,
-            EXPERTS=triton.next_power_of_2(count),
+            EXPERTS=next_power_of_2(count),
             HEIGHT=height,
             SPREAD=spread,
             num_warps=max(1, min(16, padded // 64)),
@@ -215,7 +216,7 @@ def _place_many(
     height: int,
 ) -> None:
     choices, count = slots.numel(), len(experts)
-    grid = (triton.cdiv(choices, _BLOCK),)
+    grid = (cdiv(choices, _BLOCK),)
     count_choices[grid](
         ids,
         counts.zero_(),
@@ -233,7 +234,7 @@ def _place_many(
         starts,
         blocks,
         count,
-        EXPERTS=triton.next_power_of_2(count),
+        EXPERTS=next_power_of_2(count),
         HEIGHT=height,
         num_warps=4,
         enable_fp_fusion=False,

@@ -7,12 +7,12 @@ weight. A tile's rows are the slots of a block (`places.py`).
 """
 
 import torch
-import triton
 
 from tpdet.kernels.cuda.experts.places import Places
 from tpdet.kernels.cuda.experts.pointer import run_pointer
 from tpdet.kernels.cuda.experts.warp_specialised_launch import run_warp_specialised, takes
 from tpdet.kernels.cuda.gemm.variants.tile import K_GROUP, Tile
+from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.inputs.gated import GROUP
 
 _POINTER_PROGRAMS = 4096  # before Hopper, and fp32: how many programs share the tiles
@@ -39,7 +39,7 @@ def grouped_product(
     y = x.new_empty(s, n // pair)
     if not y.numel():
         return y
-    tiles = (places.blocks.shape[0] - 1) * triton.cdiv(n, tile.columns)
+    tiles = (places.blocks.shape[0] - 1) * cdiv(n, tile.columns)
     if tile.variant.startswith("pointer"):
         programs = min(tiles, _POINTER_PROGRAMS if not sms else sms * tile.ctas)
         run_pointer(x, w, bias, y, places.blocks, tile, programs, shared, activation)

@@ -1,14 +1,13 @@
 """The launch of the warp-specialised products of experts."""
 
 import torch
-from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tpdet.kernels.cuda.experts.warp_specialised import WEIGHT_ROWS, warp_specialised_groups
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
-from tpdet.kernels.cuda.launch.warp_pipeline import CONSUMER_ROWS
+from tpdet.kernels.cuda.launch.warp_pipeline import CONSUMER_ROWS, tile_layout
 
 _LINE = 128  # bytes of a row of a stage: one swizzled line
 _BARRIERS = 1024  # bytes
@@ -38,8 +37,8 @@ def run_warp_specialised(
     """x [S, K], shared [M, K]; w [E, N, K], bias [E, N] or None -> y [S, N], filled."""
     (count, n, k), rows, size = w.shape, CONSUMER_ROWS.value, x.element_size()
     across = rows // 2 if activation else rows
-    stage = NVMMASharedLayout(_LINE, 8 * size, 2)
-    slot = NVMMASharedLayout(across * size, 8 * size, 2)
+    stage = tile_layout(_LINE, 8 * size)
+    slot = tile_layout(across * size, 8 * size)
     warp_specialised_groups[(programs,)](
         TensorDescriptor.from_tensor(w.view(count * n, k), [rows, tile.depth], stage),
         TensorDescriptor.from_tensor(x, [tile.rows, tile.depth], stage),

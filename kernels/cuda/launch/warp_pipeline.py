@@ -15,6 +15,8 @@ What lies in a stage stays with each kernel: GEMM waits for both operands at one
 attention for K and V at one each, so that its scores begin while V is still on its way.
 """
 
+from functools import cache
+
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -27,6 +29,12 @@ CONSUMERS = gl.constexpr(2)
 CONSUMER_WARPS = gl.constexpr(4)  # a warpgroup; that of consumer 0 is the launch's num_warps
 CONSUMER_ROWS = gl.constexpr(64)  # the height of a warpgroup's matrix instruction
 PRODUCER_WARPS = gl.constexpr(1)
+
+
+@cache
+def tile_layout(line: int, bits: int) -> gl.NVMMASharedLayout:
+    """Of a tile of two dimensions, values of `bits`, in swizzled lines of `line` bytes; kept."""
+    return gl.NVMMASharedLayout(line, bits, 2)
 
 
 @gluon.constexpr_function

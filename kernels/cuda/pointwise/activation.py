@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.inputs.activations import ACTIVATIONS, GELU_CUBIC, GELU_LINEAR
 from tpdet.kernels.inputs.gated import GROUP
 
@@ -73,7 +74,7 @@ def activate_alone(x: torch.Tensor, activation: str) -> torch.Tensor:
     x = x.contiguous()
     y = torch.empty_like(x)
     if y.numel():
-        activate_values[(triton.cdiv(x.numel(), _BLOCK),)](
+        activate_values[(cdiv(x.numel(), _BLOCK),)](
             x,
             y,
             x.numel(),
@@ -94,7 +95,7 @@ def activate_and_multiply(
     m, width = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty(m, width, dtype=dtype, device=gate_up.device)
     if y.numel():
-        activate_and_multiply_rows[(m, triton.cdiv(width, _BLOCK))](
+        activate_and_multiply_rows[(m, cdiv(width, _BLOCK))](
             gate_up,
             y,
             width,

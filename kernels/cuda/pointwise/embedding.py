@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import PAGE_TOKENS
 
@@ -41,7 +42,7 @@ def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
             y,
             vocabulary - 1,
             H=width,
-            BLOCK=min(_WIDE_BLOCK, triton.next_power_of_2(width)),
+            BLOCK=min(_WIDE_BLOCK, next_power_of_2(width)),
             num_warps=4,
             **dependent_launch(ids.device),
         )
@@ -61,7 +62,7 @@ def resolve_sampled(ids: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
     """ids [M] int64, where -1 - i stands for sampled[i] -> ids [M]."""
     out = torch.empty_like(ids)
     if ids.numel():
-        grid = (triton.cdiv(ids.numel(), _IDS),)
+        grid = (cdiv(ids.numel(), _IDS),)
         _resolve[grid](
             ids, sampled, out, ids.numel(), BLOCK=_IDS, num_warps=1, **dependent_launch(ids.device)
         )
@@ -119,8 +120,8 @@ def store_kv(
             raise ValueError(f"strides {x.stride()}: the heads of a row must be contiguous")
     if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
         raise ValueError("the pages must be contiguous")
-    block = min(1024, triton.next_power_of_2(key_heads * head))
-    _store_rows[(rows, triton.cdiv(key_heads * head, block))](
+    block = min(1024, next_power_of_2(key_heads * head))
+    _store_rows[(rows, cdiv(key_heads * head, block))](
         k,
         v,
         k_pages,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.fold_program import FoldProgram, own_program, slot_program
 from tpdet.kernels.order import Expression, FinalExpression
 
@@ -85,7 +86,7 @@ def _launch(operands: torch.Tensor, y: torch.Tensor, program: FoldProgram) -> No
     elements = operands[0].numel()
     if elements == 0:
         return
-    fold_planes[(triton.cdiv(elements, _ELEMENTS),)](
+    fold_planes[(cdiv(elements, _ELEMENTS),)](
         operands.contiguous(),
         y,
         elements,

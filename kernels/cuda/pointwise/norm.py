@@ -21,6 +21,7 @@ import triton.language as tl
 
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.cuda.pointwise.fold import folded_operands
 from tpdet.kernels.fold_program import NO_FOLD, own_program
 from tpdet.kernels.inputs.norm import Norm
@@ -296,7 +297,7 @@ def _launch_part(
         N=n,
         COUNT=count,
         EPS_BITS=eps_bits(0.0 if norm is None else norm.eps),
-        BLOCK=triton.next_power_of_2(n),
+        BLOCK=next_power_of_2(n),
         STAGE=stage,
         num_warps=_warps(n),
         enable_fp_fusion=False,
@@ -318,7 +319,7 @@ def _fold_warps(m: int, n: int, count: int) -> int:
     """Few rows leave processors idle: 8 values a thread, 16 where `count` sums fly beside them."""
     if m > _FEW_ROWS:
         return _warps(n)
-    return max(4, min(triton.next_power_of_2(n) // (256 if count <= 2 else 512), 16))
+    return max(4, min(next_power_of_2(n) // (256 if count <= 2 else 512), 16))
 
 
 def _launch(
@@ -339,9 +340,9 @@ def _launch(
     if sums is not None and len(sums.roots) != 1:
         raise ValueError(f"{len(sums.roots)} roots: fold them into one total first")
     residual = residual if residual.stride(1) == 1 else residual.contiguous()
-    block = triton.next_power_of_2(n)
+    block = next_power_of_2(n)
     rows = max(1, min(512 // block, 8))
-    norm_rows[(triton.cdiv(m, rows),)](
+    norm_rows[(cdiv(m, rows),)](
         x,
         x if norm is None else norm.weight,
         x if y is None else y,

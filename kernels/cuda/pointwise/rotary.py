@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.cuda.pointwise.norm import eps_bits, reciprocal_root
 
 _HEADS = 8  # heads of a program, at most
@@ -98,8 +99,8 @@ def rotate_heads(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not rows:
         return out
-    block = min(_HEADS, triton.next_power_of_2(heads))
-    _rotate[(rows, triton.cdiv(heads, block))](
+    block = min(_HEADS, next_power_of_2(heads))
+    _rotate[(rows, cdiv(heads, block))](
         x,
         cos.contiguous(),
         sin.contiguous(),
@@ -108,7 +109,7 @@ def rotate_heads(
         x.stride(0),
         HEADS=heads,
         HALF=head // 2,
-        LANES=triton.next_power_of_2(head // 2),
+        LANES=next_power_of_2(head // 2),
         NORM=norm_weight is not None,
         EPS_BITS=eps_bits(eps),
         BLOCK=block,

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv, next_power_of_2
 from tpdet.kernels.cuda.pointwise.norm import eps_bits
 from tpdet.kernels.cuda.pointwise.rotary import rotated_halves
 from tpdet.kernels.inputs.paged_batch import PagedBatch
@@ -166,8 +167,8 @@ def rotate_and_store_as(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not rows:
         return out
-    block = min(share.heads, triton.next_power_of_2(query_heads))
-    parts = triton.cdiv(query_heads, block) + 2 * triton.cdiv(key_heads, block)
+    block = min(share.heads, next_power_of_2(query_heads))
+    parts = cdiv(query_heads, block) + 2 * cdiv(key_heads, block)
     weights = tuple(q if norm is None else norm for norm in norms)
     rotate_and_store_heads[(rows, parts)](
         q,
@@ -185,7 +186,7 @@ def rotate_and_store_as(
         QUERY_HEADS=query_heads,
         KEY_HEADS=key_heads,
         HALF=head // 2,
-        LANES=triton.next_power_of_2(head // 2),
+        LANES=next_power_of_2(head // 2),
         NORM=norms[0] is not None,
         EPS_BITS=eps_bits(eps),
         PAGE=PAGE_TOKENS,

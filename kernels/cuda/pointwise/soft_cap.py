@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.inputs.activations import LOG2_E, cap_rate
 
 _SATURATED = tl.constexpr(60.0)
@@ -55,7 +56,7 @@ def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
     if not x.is_contiguous():
         raise ValueError(f"strides {x.stride()}: values to cap must be contiguous")
     if x.numel():
-        cap_values[(triton.cdiv(x.numel(), _BLOCK),)](
+        cap_values[(cdiv(x.numel(), _BLOCK),)](
             x,
             x.numel(),
             CAP=soft_cap_of(cap),

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.launch.sizes import cdiv
+
 _SPAN = 8192
 _BLOCK = 2048
 
@@ -36,7 +38,7 @@ def count_ahead(
 ) -> torch.Tensor:
     """Of the first `width` columns of fp32 [R, W]: int64 [R]; chosen fp32 [R], at int64 [R]."""
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    rows, columns = len(logits), max(1, triton.cdiv(width, _SPAN))
+    rows, columns = len(logits), max(1, cdiv(width, _SPAN))
     parts = torch.empty(rows, columns, dtype=torch.int32, device=logits.device)
     count_parts[rows, columns](
         logits,

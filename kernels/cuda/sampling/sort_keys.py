@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.exact.thresholds import FLOAT32_MAX
 
 ID_BITS = 22
@@ -114,7 +115,7 @@ def top_keys(rows: torch.Tensor, count: int, first_id: int = 0) -> torch.Tensor:
     """
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     height, vocabulary = rows.shape
-    parts = max(1, triton.cdiv(vocabulary, _SPAN))
+    parts = max(1, cdiv(vocabulary, _SPAN))
     tops = torch.empty(height, parts, count, dtype=torch.int64, device=rows.device)
     top_of_parts[height, parts](
         rows,

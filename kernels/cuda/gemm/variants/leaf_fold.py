@@ -26,6 +26,7 @@ from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Fold, stages_and_output
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv
 
 MIN_FOLD_STEPS = 2  # steps of K in a leaf that is folded inside a program
 MINUS_ZERO = tl.constexpr(-(2**31))  # the bits of -0.0 in fp32
@@ -203,7 +204,7 @@ def run_nested(
 
 
 def _grid(x: torch.Tensor, w: torch.Tensor, form: RootForm, tile: Tile, sms: int) -> tuple[int]:
-    blocks = triton.cdiv(x.shape[0], tile.rows) * triton.cdiv(w.shape[1], tile.columns)
+    blocks = cdiv(x.shape[0], tile.rows) * cdiv(w.shape[1], tile.columns)
     return (min(sms * tile.ctas, form.roots * blocks),)
 
 

@@ -18,6 +18,7 @@ from tpdet.kernels.cuda.gemm.variants.gated import gated_columns
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Variant, stages_alone
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv
 
 _TILE_GROUP = tl.constexpr(8)  # row blocks that share a weight tile in L2
 
@@ -100,7 +101,7 @@ def run_pointer(
     """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
     leaves, n, k = w.shape
     m = x.shape[0]
-    blocks = triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns)
+    blocks = cdiv(m, tile.rows) * cdiv(n, tile.columns)
     pointer_chain[(blocks, leaves)](
         x,
         w,

@@ -21,6 +21,7 @@ from tpdet.kernels.cuda.gemm.variants.pointer import tile_origin
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.variant import Variant
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -75,7 +76,7 @@ def run_swapped(
     """x [M, L * K], w [L, N, K] contiguous, bias [N] or None -> y [L, M, N], filled."""
     leaves, n, k = w.shape
     m = x.shape[0]
-    blocks = leaves * triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns)
+    blocks = leaves * cdiv(m, tile.rows) * cdiv(n, tile.columns)
     x_at, w_at, y_at = describe_operands(x, w, y, tile, gated)
     swapped_chain[(min(sms * tile.ctas, blocks),)](
         x_at,

@@ -21,6 +21,7 @@ from tpdet.kernels.cuda.gemm.variants.descriptor import DESCRIPTOR, describe_ope
 from tpdet.kernels.cuda.gemm.variants.pointer import POINTER, POINTER_SWAPPED, tile_origin
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
+from tpdet.kernels.cuda.launch.sizes import cdiv
 
 
 class Steps(NamedTuple):
@@ -133,7 +134,7 @@ def run_unequal(
         raise ValueError(f"depth {tile.depth} does not divide leaves {widths} of {x.shape[1]}")
     m, n = x.shape[0], w.shape[1]
     steps = Steps((0, *accumulate(width // tile.depth for width in widths)))
-    blocks = triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns)
+    blocks = cdiv(m, tile.rows) * cdiv(n, tile.columns)
     common = {
         "BM": tile.rows,
         "BN": tile.columns,

@@ -1,8 +1,6 @@
 """The launches of the warp-specialised GEMM: row products folded inside a program, and columns."""
 
 import torch
-import triton
-from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tpdet.kernels.cuda.gemm.variants.leaf_fold import MIN_FOLD_STEPS
@@ -18,7 +16,8 @@ from tpdet.kernels.cuda.gemm.variants.warp_specialised_parts import (
 )
 from tpdet.kernels.cuda.hardware import H200
 from tpdet.kernels.cuda.launch.dependent import dependent_launch
-from tpdet.kernels.cuda.launch.warp_pipeline import CONSUMER_ROWS
+from tpdet.kernels.cuda.launch.sizes import cdiv
+from tpdet.kernels.cuda.launch.warp_pipeline import CONSUMER_ROWS, tile_layout
 
 _DEPTH = 64  # of a step: a row of a stage is then one swizzled line of 128 bytes
 _BARRIERS = 1024  # bytes
@@ -86,14 +85,14 @@ def _launch_parts(
 ) -> None:
     (_, n, k), m, pair = w.shape, x.shape[0], 2 if gated else 1
     rows, depth, size = CONSUMER_ROWS.value, tile.depth, x.element_size()
-    stage = NVMMASharedLayout(depth * size, 8 * size, 2)
+    stage = tile_layout(depth * size, 8 * size)
     w_tiles, y_tiles = [], []
     for columns in (WIDE.value, REST.value):
         width = columns // pair
-        slot = NVMMASharedLayout(min(width * size, depth * size), 8 * size, 2)
+        slot = tile_layout(min(width * size, depth * size), 8 * size)
         w_tiles.append(TensorDescriptor.from_tensor(w.view(n, k), [columns, depth], stage))
         y_tiles.append(TensorDescriptor.from_tensor(y.view(m, n // pair), [rows, width], slot))
-    blocks = triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns)
+    blocks = cdiv(m, tile.rows) * cdiv(n, tile.columns)
     warp_specialised_parts[(min(sms, blocks),)](
         TensorDescriptor.from_tensor(x, [rows, depth], stage),
         *w_tiles,
@@ -126,12 +125,12 @@ def _launch(
     (leaves, n, k), m, pair = w.shape, x.shape[0], 2 if gated else 1
     rows, columns, depth = CONSUMER_ROWS.value, tile.columns, tile.depth
     line = depth * x.element_size()  # bytes that are swizzled together
-    stage = NVMMASharedLayout(line, 8 * x.element_size(), 2)
-    slot = NVMMASharedLayout(line, 8 * y.element_size(), 2)
+    stage = tile_layout(line, 8 * x.element_size())
+    slot = tile_layout(line, 8 * y.element_size())
     x_tiles = TensorDescriptor.from_tensor(x, [rows, depth], stage)
     w_tiles = TensorDescriptor.from_tensor(w.view(leaves * n, k), [columns, depth], stage)
     y_tiles = TensorDescriptor.from_tensor(y.view(-1, n // pair), [rows, columns // pair], slot)
-    blocks = form.roots * triton.cdiv(m, tile.rows) * triton.cdiv(n, columns)
+    blocks = form.roots * cdiv(m, tile.rows) * cdiv(n, columns)
     warp_specialised_fold[(min(sms, blocks),)](
         x_tiles,
         w_tiles,
