@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, run
+from tests.lib.model_weights import weights_of
 from tests.lib.thread_world import run_threads
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import IntegrityError, ReloadError
-from tpdet.kernels.inputs.norm import Norm
 from tpdet.scheduler.page_manager import PageManager
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "logprobs": 2}
@@ -95,27 +95,6 @@ def test_without_the_digest_in_the_key_old_pages_would_answer(models, fresh, mon
     found = run(models[0], [ask("a", BASE)], waves=[swap(models[1]), [ask("n", BASE)]])
     assert found.hits == [0, 512]
     assert not torch.equal(found.logits["n", 0, 599], fresh[1].logits["a", 0, 599])
-
-
-def weights_of(thing, path="", seen=None):
-    """Every tensor below a model, by where it hangs."""
-    seen = set() if seen is None else seen
-    if isinstance(thing, torch.Tensor):
-        return {path: thing}
-    if id(thing) in seen:
-        return {}
-    seen.add(id(thing))
-    inner = {}
-    if isinstance(thing, list | tuple):
-        inner = dict(enumerate(thing))
-    elif isinstance(thing, Norm) or type(thing).__module__.startswith(
-        ("tpdet.models", "tpdet.layers")
-    ):
-        inner = vars(thing)
-    found = {}
-    for name, value in inner.items():
-        found |= weights_of(value, f"{path}.{name}", seen)
-    return found
 
 
 @pytest.mark.parametrize(

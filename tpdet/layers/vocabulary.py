@@ -28,6 +28,8 @@ class VocabularyTable:
             rows_VH.new_empty(share, config.hidden_size) if self._parts is None else self._parts.own
         )
         self._fill(rows_VH)
+        if memory is not None:
+            memory.settle()  # from here on anyone may read
 
     @staticmethod
     def product(partition: Partition) -> LayerProduct:
@@ -41,7 +43,7 @@ class VocabularyTable:
         return {f"{name}.weight": (config.vocab_size, config.hidden_size)}
 
     def load(self, source: WeightSource) -> None:
-        """Read the rows again, in place. No rank may be reading them."""
+        """Read the rows again, in place. No rank may read them before all ranks have done so."""
         self._fill(self._read(source))
 
     def _read(self, source: WeightSource) -> torch.Tensor:
@@ -52,9 +54,6 @@ class VocabularyTable:
     def _fill(self, rows_VH: torch.Tensor) -> None:
         self.table_VH[: rows_VH.shape[0]] = rows_VH
         self.table_VH[rows_VH.shape[0] :] = 0
-        memory = self._partition.exchange.carrier.memory
-        if memory is not None:
-            memory.settle()  # from here on anyone may read
 
     def embed(self, ids_M: torch.Tensor) -> torch.Tensor:
         """ids [M] -> fp32 [M, H]: rows move from the ranks that own them; nothing is added."""

@@ -4,10 +4,10 @@
         asked = kernels_of(config, model, context, rank, size)   # digest -> what is to be compiled
 
 The rank's own start is rehearsed (`runner/start/rehearsal.py`) with one layer of each kind, whose
-weights are zeros, over tensors of the CPU that the kernels take for a GPU's.
+weights nobody reads, over tensors of the CPU that the kernels take for a GPU's.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,7 @@ from tpdet.runner.start.rehearsal import (
 )
 from tpdet.runner.start.step_tokens import choose_step_tokens
 from tpdet.runner.step.shared_rows import open_sharing
-from tpdet.weights.pieces import Pieces
-from tpdet.weights.source import WeightSource
+from tpdet.weights.source import UnreadWeights
 
 if TYPE_CHECKING:
     from tpdet.kernels.cuda.launch.recording import Recorded
@@ -67,17 +66,6 @@ class _Driver:
     def get_current_stream(self, device: int | None = None) -> int:
         """Nothing is launched on it."""
         return 0
-
-
-class _Zeros(WeightSource):
-    """Weights that are all zero and take no memory until they are written."""
-
-    def read_into(
-        self,
-        reads: Sequence[tuple[str, tuple[int, ...], Pieces]],
-        targets: Sequence[torch.Tensor],
-    ) -> None:
-        """What nobody has written is zero here."""
 
 
 @contextmanager
@@ -113,7 +101,7 @@ def kernels_of(
         partition.arithmetic.admitted = admission.foreseen(
             rank_products(partition), _CPU, limits, dtype
         )
-        decoder = Decoder(_Zeros(None, dtype, 0, False), partition, context)
+        decoder = Decoder(UnreadWeights(dtype, _CPU), partition, context)
         count = pages_needed(most, context)
         heads, layers = len(partition.key_heads), partition.config.num_layers
         rehearse_steps(

@@ -268,6 +268,16 @@ class WeightSource:
         return self._digests
 
 
+class UnreadWeights(WeightSource):
+    """Memory of the right shapes, in which nothing means anything: a load fills it later."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(None, dtype, seed=0, show_progress=False, device=device)
+
+    def read_into(self, reads: Sequence[Read], targets: Sequence[torch.Tensor]) -> None:
+        """Leave the targets as they are."""
+
+
 def open_weights(
     directory: Path,
     config: ModelConfig,

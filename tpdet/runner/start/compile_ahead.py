@@ -55,7 +55,9 @@ class CompilingAhead:
 
     def __init__(self, world: World, times: StartTimes, patience: float, enabled: bool) -> None:
         """patience: seconds that ranks may be apart. Where it is not enabled, nothing is done."""
-        self._world, self._enabled = world, enabled
+        self._world = world
+        self.enabled = enabled
+        """Whether `compile` does anything."""
         self._times, self._patience = times, patience
         self._watching = ExitStack()
         self._late: list[str] = []
@@ -65,7 +67,7 @@ class CompilingAhead:
 
         phase: what was done since the last mark.
         """
-        if not self._enabled:
+        if not self.enabled:
             return
         self._watching.close()
         self._times.mark(phase)
@@ -90,7 +92,7 @@ class CompilingAhead:
                 ", ".join(sorted(self._late)),
             )
         self._times.announce(self._world.rank)
-        if self._enabled:
+        if self.enabled:
             self._watch(_warn_of_a_late_one)
 
     def _watch(self, tell: Callable[[str], object]) -> None:

@@ -29,7 +29,7 @@ from tpdet.runner.start.kernel_checks import (
     tune_command,
 )
 from tpdet.runner.start.loaded_model import LoadedModel
-from tpdet.runner.start.loading import Loader, read_model
+from tpdet.runner.start.loading import Loader, Loading, read_model
 from tpdet.runner.start.memory import agreed_pages
 from tpdet.runner.start.rehearsal import room_for_samples
 from tpdet.runner.start.room import check_room
@@ -75,38 +75,38 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> LoadedM
     strict_exchange = _open_exchange(config, partition, rows, device)
     arithmetic = make_arithmetic(config.approximate, world, strict_exchange)
     partition = open_columns_of_experts(partition.by(arithmetic), rows)
-    # 4. The weights.
+    # 4. The weights: on a GPU they are read while kernels are compiled.
     loader = Loader(config, model, world, device)
-    decoder, digest = loader.load(directory, partition, positions)
-    sharing = open_sharing(config, strict_exchange, partition, HEAD_ROWS)
-    times.mark("load")
-    # 5. The shape table's kernels give the contract's bits.
-    if limits is not None:
-        admit_products(partition, device, limits, tune_command(config, world.size))
-        times.mark("admission")
-    loaded = LoadedModel(
-        config=config,
-        world=world,
-        device=device,
-        model_config=model,
-        max_model_len=positions,
-        contracts=contracts,
-        decoder=decoder,
-        digest=digest,
-        loader=loader,
-        strict_exchange=strict_exchange,
-        sharing=sharing,
-        key_heads=len(partition.key_heads),
-        sampled=room_for_samples(config, device),
-        step_tokens=step_tokens,
-        num_pages=0,
-        times=times,
-        ahead=ahead,
-    )
-    # 6. Every size of step, once, and the KV pages that the rest of the memory has room for.
-    pages = _warm_and_count_pages(loaded)
+    with loader.begin(directory, partition, positions, ahead.enabled) as loading:
+        sharing = open_sharing(config, strict_exchange, partition, HEAD_ROWS)
+        times.mark("load")
+        # 5. The shape table's kernels give the contract's bits.
+        if limits is not None:
+            admit_products(partition, device, limits, tune_command(config, world.size))
+            times.mark("admission")
+        loaded = LoadedModel(
+            config=config,
+            world=world,
+            device=device,
+            model_config=model,
+            max_model_len=positions,
+            contracts=contracts,
+            decoder=loading.decoder,
+            digest=loading.digest,
+            loader=loader,
+            strict_exchange=strict_exchange,
+            sharing=sharing,
+            key_heads=len(partition.key_heads),
+            sampled=room_for_samples(config, device),
+            step_tokens=step_tokens,
+            num_pages=0,
+            times=times,
+            ahead=ahead,
+        )
+        # 6. Every size of step, once, and the KV pages that the rest of the memory has room for.
+        pages = _warm_and_count_pages(loaded, loading)
     _wait_as_steps_do(loaded)
-    return replace(loaded, num_pages=pages)
+    return replace(loaded, digest=loading.digest, num_pages=pages)
 
 
 def _read_ahead(config: EngineConfig, world: World, directory: Path, on_gpu: bool) -> None:
@@ -135,12 +135,13 @@ def _open_exchange(
     )
 
 
-def _warm_and_count_pages(loaded: LoadedModel) -> int:
-    """Warm up on a GPU; the number of KV pages, alike on every rank."""
+def _warm_and_count_pages(loaded: LoadedModel, loading: Loading) -> int:
+    """Have the weights, warm up on a GPU; the number of KV pages, alike on every rank."""
     held = 0
     if loaded.device.type == "cuda":
-        held = warm_engine(loaded)
+        held = warm_engine(loaded, loading)
         loaded.times.mark("warm-up")
+    loading.finish()
     return agreed_pages(
         loaded.config,
         loaded.model_config,

@@ -8,6 +8,8 @@ overwritten, and what is read the second time must have the digests of the first
 import json
 import logging
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
@@ -39,7 +41,14 @@ from tpdet.runner.start.kernel_checks import threads_per_rank
 from tpdet.weights.resolve import resolve_model
 from tpdet.weights.sample import sample_checkpoint
 from tpdet.weights.sizes import check_sizes
-from tpdet.weights.source import Digests, WeightRead, WeightSource, merge_digests, open_weights
+from tpdet.weights.source import (
+    Digests,
+    UnreadWeights,
+    WeightRead,
+    WeightSource,
+    merge_digests,
+    open_weights,
+)
 
 _TIED = ("lm_head.weight", "model.embed_tokens.weight")
 _TOKENIZER_FILES = (
@@ -66,22 +75,43 @@ class Loader:
         self.reads: tuple[WeightRead, ...] = ()
         self._tokenizer: dict[str, str] = {}
 
-    def load(self, directory: Path, partition: Partition, positions: int) -> tuple[Decoder, str]:
-        """The model and its digest, which all ranks agree on; `positions` as `Decoder`.
+    def begin(
+        self, directory: Path, partition: Partition, positions: int, beside: bool
+    ) -> "Loading":
+        """The model in memory, whose weights `Loading.finish` waits for; `positions` as `Decoder`.
 
-        Raises as `WeightSource.read`, and DisagreementError.
+        beside: they are read in a thread, while this one does something else; else they are read
+        when this returns. Raises as `WeightSource.read`, and DisagreementError.
         """
         _log.info("loading weights of %s", self._config.model)
         source = self.open_source(directory, self._device)
         if self._world.size > 1:
             agree(self._world, sample_checkpoint(directory, source.files))
-        decoder = Decoder(source, partition, positions)
-        found = self._digest(merge_digests(self._world, self._finish(source)))
+        self._tokenizer = tokenizer_digests(directory)
+        if not beside:
+            loading = Loading(Decoder(source, partition, positions), source, self._agree)
+            loading.finish()
+            return loading
+        unread = UnreadWeights(getattr(torch, self._model.dtype), self._device)
+        loading = Loading(Decoder(unread, partition, positions), source, self._agree)
+        loading.begin(self._device)
+        return loading
+
+    def _agree(self, decoder: Decoder, source: WeightSource) -> str:
+        """The digest of weights that were read, which all ranks agree on. Collective."""
+        digests = self._finish(source)
+        self._settle()
+        found = self._digest(merge_digests(self._world, digests))
         tables = table_digest(tuple(chain.from_iterable(decoder.tables.values())))
         agree(self._world, {"model digest": found, "rotary tables": tables})
         self.reads = tuple(source.reads)
-        self._tokenizer = tokenizer_digests(directory)
-        return decoder, found
+        return found
+
+    def _settle(self) -> None:
+        """Return when all ranks have their weights in place: peers read parts of a vocabulary."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._world.barrier()
 
     def reload(self, decoder: Decoder, name: str, tick: Tick) -> str:
         """Overwrite the weights of `decoder` with those of model `name`; the model's new digest.
@@ -106,9 +136,7 @@ class Loader:
             raise IntegrityError(
                 f"piece {changed[1]} of tensor {changed[0]} changed while the reload read it"
             )
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self._world.barrier()
+        self._settle()
         return self._digest(weights)
 
     def _check_together(self, name: str, tick: Tick) -> tuple[Path, Digests, str]:
@@ -189,6 +217,59 @@ class Loader:
 
     def _digest(self, weights: str) -> str:
         return model_digest(self._model, weights)
+
+
+class Loading:
+    """A model in memory, and the thread that reads its weights, if there is one.
+
+    `with` it: where the block raises, the thread ends after the tensor that it reads.
+    """
+
+    digest = ""
+    """Of the weights, once `finish` has returned."""
+
+    def __init__(
+        self, decoder: Decoder, source: WeightSource, agree: Callable[[Decoder, WeightSource], str]
+    ) -> None:
+        """agree: collective; gives the digest of weights that were read."""
+        self.decoder = decoder
+        self._source, self._agree = source, agree
+        self._thread: Future[None] | None = None
+        self._given_up = False
+
+    def begin(self, device: torch.device) -> None:
+        """Read the weights in a thread, into the memory of the decoder's. Not collective."""
+        self._source.tick = self._tick
+        pool = ThreadPoolExecutor(1, "loading")
+        self._thread = pool.submit(self._read, device)
+        pool.shutdown(wait=False)
+
+    def _read(self, device: torch.device) -> None:
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            self.decoder.load(self._source)
+
+    def finish(self) -> None:
+        """Return when all ranks have their weights and agree on the digest. Collective.
+
+        Does nothing the second time. Raises as `WeightSource.read`, and DisagreementError.
+        """
+        if self.digest:
+            return
+        if self._thread is not None:
+            self._thread.result()
+        self.digest = self._agree(self.decoder, self._source)
+
+    def _tick(self) -> None:
+        if self._given_up:
+            raise CancelledError
+
+    def __enter__(self) -> "Loading":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._given_up = True
+        if self._thread is not None:
+            wait([self._thread])
 
 
 def _unread(model: ModelConfig) -> tuple[str, ...]:

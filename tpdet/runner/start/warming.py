@@ -9,15 +9,17 @@ import torch
 from tpdet.models.warm_up import pages_needed, warm_up
 from tpdet.runner.graphs.engine_graphs import captures_graphs
 from tpdet.runner.start.loaded_model import LoadedModel
+from tpdet.runner.start.loading import Loading
 from tpdet.runner.start.rehearsal import rehearse_steps, step_limits
 
 _log = logging.getLogger("tpdet.engine")
 
 
-def warm_engine(loaded: LoadedModel) -> int:
+def warm_engine(loaded: LoadedModel, loading: Loading) -> int:
     """Run every size of step, and what graphs will hold, on pages made for it; collective.
 
-    Returns bytes of the GPU for graphs: what the largest step took, which the graphs of steps with
+    The weights are there by the end of the compilation of the kernels, or waited for then. Returns
+    bytes of the GPU for graphs: what the largest step took, which the graphs of steps with
     prompt rows take again, for good.
     """
     config, context, model = loaded.config, loaded.max_model_len, loaded.decoder
@@ -26,6 +28,9 @@ def warm_engine(loaded: LoadedModel) -> int:
     graphs = captures_graphs(config, device)
     of = model, pages, sampled, loaded.sharing, config, most, context, graphs
     loaded.ahead.compile(lambda: rehearse_steps(*of), "warm-up")
+    loading.finish()
+    torch.cuda.empty_cache()  # of what the load took meanwhile, so that pages get it
+    loaded.times.mark("load")
     _log.info("warming up")
     limits = step_limits(config, most, context)
     warm = partial(warm_up, model, model.shallow(), pages, device, *limits)
