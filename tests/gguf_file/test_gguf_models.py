@@ -18,10 +18,11 @@ from tpdet.model_config import load_model_config
 from tpdet.runner.start.loading import tokenizer_digests
 from tpdet.text.tokenizer import Tokenizer
 from tpdet.weights.checkpoint import open_checkpoint
+from tpdet.weights.digests import merge_digests
 from tpdet.weights.pieces import Pieces
 from tpdet.weights.resolve import resolve_model
 from tpdet.weights.sample import sample_checkpoint
-from tpdet.weights.source import WeightSource, merge_digests
+from tpdet.weights.source import WeightSource
 
 TEXTS = ("for x in range(12345):\n\treturn None", "e\u0301t\u00e9 \U0001f600 \x00\x7f", "<s> a  b")
 

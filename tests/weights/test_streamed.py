@@ -12,7 +12,7 @@ from tests.lib.bits import assert_same_bits
 from tpdet.errors import CheckpointError
 from tpdet.weights.checkpoint import open_checkpoint
 from tpdet.weights.finite import all_finite, bits_finite
-from tpdet.weights.pieces import Pieces
+from tpdet.weights.pieces import Pieces, TensorRead
 from tpdet.weights.source import WeightSource
 from tpdet.weights.staging import BUFFER_BYTES, Staging
 
@@ -77,7 +77,7 @@ def read_everything(source):
         for name, (shape, pieces) in READS.items():
             found[at + name] = source.read(at + name, shape, pieces)
         kept = Pieces.whole(range(5, 20))
-        asked = [(f"{at}experts.{i}", (31, 17), kept) for i in range(9)]
+        asked = [TensorRead(f"{at}experts.{i}", (31, 17), kept) for i in range(9)]
         found |= dict(zip((name for name, *_ in asked), source.read_all(asked), strict=True))
     return found, source.finish()
 

@@ -10,8 +10,9 @@ from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import CheckpointError
 from tpdet.model_config import load_model_config
 from tpdet.weights.checkpoint import open_checkpoint
+from tpdet.weights.digests import merge_digests
 from tpdet.weights.pieces import Pieces
-from tpdet.weights.source import WeightSource, merge_digests
+from tpdet.weights.source import WeightSource
 
 OUTSIDE = {
     "architectures": ["LlavaForConditionalGeneration"],

@@ -16,9 +16,10 @@ from tpdet.errors import (
     NotFoundError,
 )
 from tpdet.weights.checkpoint import open_checkpoint
-from tpdet.weights.pieces import Pieces
+from tpdet.weights.digests import merge_digests
+from tpdet.weights.pieces import Pieces, TensorRead
 from tpdet.weights.resolve import resolve_model
-from tpdet.weights.source import WeightSource, merge_digests
+from tpdet.weights.source import WeightSource
 
 WHOLE = Pieces.whole()
 TENSORS = {
@@ -173,7 +174,7 @@ def test_tensors_are_read_into_memory_that_is_there(tmp_path):
     memory = torch.full((4, 2, 8, 16), torch.nan)
     rows, columns = memory[:, 1], torch.zeros(16, 128)
     wide = quarters(64, 1, range(1, 3))
-    asked = [("a.weight", (32, 16), WHOLE), ("b.weight", (16, 64), wide)]
+    asked = [TensorRead("a.weight", (32, 16), WHOLE), TensorRead("b.weight", (16, 64), wide)]
     found = source(tmp_path)
     found.read_into(asked, [rows, columns[:, ::4]])
     assert_same_bits(rows.flatten(0, 1), TENSORS["a.weight"])

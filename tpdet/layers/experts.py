@@ -30,7 +30,7 @@ from tpdet.layers.products import LayerProduct
 from tpdet.layers.shared_expert import SharedExpert, held_columns
 from tpdet.model_config import ModelConfig
 from tpdet.model_config.model import Mixture
-from tpdet.weights.pieces import Pieces
+from tpdet.weights.pieces import Pieces, TensorRead
 from tpdet.weights.place import place
 from tpdet.weights.source import WeightSource
 
@@ -127,7 +127,7 @@ class ExpertMlp:
             for part, shape, cut in parts:
                 name = f"{self._name}.experts.{expert}.{part}"
                 if expert in self._lanes.experts:
-                    asked.append((name, shape, cut))
+                    asked.append(TensorRead(name, shape, cut))
                 else:
                     source.leave(name, shape)
         source.read_into(asked, targets)

@@ -1,6 +1,8 @@
 """The division of a tensor along one dimension, independent of the number of ranks."""
 
 from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -24,30 +26,63 @@ class Pieces:
         """One piece, the whole tensor, which every rank reads; its bound comes from the shape."""
         return cls(0, (), range(0, 1), kept, exact)
 
-    def ranges(self, shape: tuple[int, ...]) -> list[tuple[int, tuple[int, int]]]:
-        """(index, bound) of this rank's pieces of a tensor of `shape`.
+
+class TensorRead(NamedTuple):
+    """A tensor of which this rank reads pieces; `shape` is that of the whole tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    pieces: Pieces
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The shape of what this rank uses of it; raises as `each`."""
+        return self.cut(sum(piece.width for piece in self.each()))
+
+    def each(self) -> "list[PieceRead]":
+        """This rank's pieces.
 
         Raises ValueError unless the bounds cover each element of the dimension exactly once.
         """
-        bounds = self.bounds or ((0, shape[0]),)
+        dim, bounds = self.pieces.dim, self.pieces.bounds or ((0, self.shape[0]),)
         edges = [0, *(last for _, last in bounds)]
-        if edges[:-1] != [first for first, _ in bounds] or edges[-1] != shape[self.dim]:
-            raise ValueError(f"pieces {bounds} do not cover dimension {self.dim} of {shape}")
-        return [(index, bounds[index]) for index in self.mine]
+        if edges[:-1] != [first for first, _ in bounds] or edges[-1] != self.shape[dim]:
+            raise ValueError(f"pieces {bounds} do not cover dimension {dim} of {self.shape}")
+        return [PieceRead(self, number, *bounds[number]) for number in self.pieces.mine]
 
-    def held(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of what this rank uses of a tensor of `shape`; raises as `ranges`."""
-        width = sum(width for _, _, (_, width) in self.places(shape))
-        return (*shape[: self.dim], width, *shape[self.dim + 1 :])
+    def cut(self, extent: int) -> tuple[int, ...]:
+        """Its shape with another extent of the dimension along which it is divided."""
+        dim = self.pieces.dim
+        return (*self.shape[:dim], extent, *self.shape[dim + 1 :])
 
-    def places(self, shape: tuple[int, ...]) -> list[tuple[int, tuple[int, int], tuple[int, int]]]:
-        """(index, bound, (first, width) where its elements lie in `held`) of this rank's pieces.
 
-        Raises as `ranges`.
-        """
-        found, at = [], 0
-        for index, (first, last) in self.ranges(shape):
-            width = last - first if self.kept is None else len(self.kept)
-            found.append((index, (first, last), (at, width)))
-            at += width
-        return found
+class PieceRead(NamedTuple):
+    """One piece to read: elements [first, last) of a tensor along the dimension of its pieces."""
+
+    tensor: TensorRead
+    number: int
+    first: int
+    last: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all of the piece."""
+        return self.tensor.cut(self.last - self.first)
+
+    @property
+    def width(self) -> int:
+        """Elements along the dimension that are used here."""
+        kept = self.tensor.pieces.kept
+        return self.last - self.first if kept is None else len(kept)
+
+    @property
+    def size(self) -> int:
+        """About its bytes in a file: two for each value."""
+        return 2 * prod(self.shape)
+
+
+class TensorLeft(NamedTuple):
+    """A tensor that only other ranks read: here it is checked for its shape alone."""
+
+    name: str
+    shape: tuple[int, ...]

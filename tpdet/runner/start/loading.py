@@ -38,17 +38,11 @@ from tpdet.model_config.fit import check_experts, context_length
 from tpdet.models.decoder import Decoder
 from tpdet.models.products import sized_tensors
 from tpdet.runner.start.kernel_checks import threads_per_rank
+from tpdet.weights.digests import Digests, merge_digests
 from tpdet.weights.resolve import resolve_model
 from tpdet.weights.sample import sample_checkpoint
 from tpdet.weights.sizes import check_sizes
-from tpdet.weights.source import (
-    Digests,
-    UnreadWeights,
-    WeightRead,
-    WeightSource,
-    merge_digests,
-    open_weights,
-)
+from tpdet.weights.source import UnreadWeights, WeightRead, WeightSource, open_weights
 
 _TIED = ("lm_head.weight", "model.embed_tokens.weight")
 _TOKENIZER_FILES = (
