@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -101,6 +102,20 @@ def test_a_benchmark_is_refused_before_a_world_starts(tmp_path, monkeypatch):
     with pytest.raises(ResourceError, match=r"TP 1: .* at --gpu-memory-utilization 0.9: raise"):
         bench.run_worlds((1,), "none", EngineSpec(settings={}), engine)
     check_sizes(engine.model_copy(update={"gpu_memory_utilization": 1.0}), (1,), [H200])
+
+
+def test_a_shape_by_name_is_verified_with_random_weights_only(tmp_path, monkeypatch):
+    verified = []
+    monkeypatch.setattr(run, "verify", lambda spec, *given: verified.append(spec.model) or [])
+    dummy = msgspec.structs.replace(SPEC, load_format="dummy")
+    assert verify_all(["qwen3-8b", "qwen3-0.6b"], dummy, (1,), None) == 0
+    assert [Path(model).name for model in verified] == ["qwen3-8b", "qwen3-0.6b"]
+    with pytest.raises(NotFoundError, match=r"'qwen3-8b' is a shape .*: add --load-format dummy"):
+        verify_all(["qwen3-8b"], SPEC, (1,), None)
+    monkeypatch.chdir(tmp_path)
+    write_shape("qwen3-8b", "qwen3-0.6b")
+    assert verify_all(["qwen3-8b"], SPEC, (1,), None) == 0
+    assert verified[2:] == ["qwen3-8b"]  # a directory of that name
 
 
 def test_worlds_share_a_gpu_only_where_their_bytes_fit(tmp_path):

@@ -89,6 +89,11 @@ def test_what_would_be_left_out_everywhere_is_refused(ways, tps, control, messag
         (["--nodes", "x"], "not a list of numbers"),
         (["--nodes", "3"], "nodes have as many ranks each"),
         (["--leaves", "12"], "not a power of two"),
+        (["--launcher", "torchrn"], "did you mean 'torchrun'?"),
+        (["--relations", "alon"], "did you mean 'alone'?"),
+        (["--row-layers", "gathr"], "did you mean 'gather'?"),
+        (["--fold-order", "tree,pair"], "--fold-order: 'pair' is none of"),
+        (["--dtype", "bf16,float3"], "--dtype: 'float3' is none of"),
     ],
 )
 def test_mistakes_are_refused_before_any_work(capsys, monkeypatch, flags, message):

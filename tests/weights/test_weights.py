@@ -301,6 +301,14 @@ def test_a_model_that_is_no_directory_is_not_found(name):
         resolve_model(name)
 
 
+def test_a_shape_is_said_to_have_no_weights_and_not_looked_for_elsewhere(monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **b: pytest.fail("asked"))
+    with pytest.raises(NotFoundError, match="make-model DIR --like-config qwen3-8b"):
+        resolve_model("qwen3-8b")
+
+
 def test_a_hub_name_without_a_network_is_not_found(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     import huggingface_hub.constants

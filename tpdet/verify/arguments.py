@@ -42,7 +42,11 @@ def add_verify(commands: argparse._SubParsersAction) -> None:
     command = commands.add_parser(
         "verify", help="prove that no circumstance changes a bit", allow_abbrev=False
     )
-    command.add_argument("model", nargs="*", help="checkpoints; tiny ones if none")
+    command.add_argument(
+        "model",
+        nargs="*",
+        help="checkpoints, or shapes such as qwen3-8b for --load-format dummy; tiny ones if none",
+    )
     command.add_argument(
         "--all",
         action="store_true",
@@ -61,8 +65,8 @@ def add_verify(commands: argparse._SubParsersAction) -> None:
         "--worlds-per-gpu",
         type=int,
         default=1,
-        help="worlds that may share a GPU, each with a copy of the model: more is faster, because "
-        "a world that starts or compiles leaves its GPU idle",
+        help="worlds that may share a GPU, while its memory holds a copy of the model for each: more "
+        "is faster, because a world that starts or compiles leaves its GPU idle",
     )
     command.add_argument(
         "--draft-model",
@@ -120,7 +124,6 @@ def fill_matrix(options: argparse.Namespace) -> bool:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from tpdet.config import EngineConfig
     from tpdet.model_config import FAMILY_NAMES
     from tpdet.verify.run import parse_row_layers, parse_sizes, verify_all
     from tpdet.verify.spec import VerifySpec
@@ -131,10 +134,11 @@ def _verify(options: argparse.Namespace) -> int:
             "verify; --control shows what verification says of such arithmetic"
         )
     short = fill_matrix(options)
+    dtypes, fold_orders = _engine_lists(options)
     spec = VerifySpec(
         model="",
-        dtypes=tuple(options.dtype.split(",")),
-        fold_orders=tuple(options.fold_order.split(",")),
+        dtypes=dtypes,
+        fold_orders=fold_orders,
         row_layers=parse_row_layers(options.row_layers, options.control),
         batches=parse_sizes(options.batch),
         budgets=parse_sizes(options.budget),
@@ -148,7 +152,6 @@ def _verify(options: argparse.Namespace) -> int:
         leaves=options.leaves,
         draft_model=options.draft_model,
     )
-    EngineConfig.from_values(model="", leaves=options.leaves)  # refused here, not by every rank
     ways = Ways(
         parse_launchers(options.launcher),
         parse_transports(options.transport),
@@ -160,3 +163,19 @@ def _verify(options: argparse.Namespace) -> int:
     return verify_all(
         options.model, spec, tps, options.output, options.worlds_per_gpu, ways, families
     )
+
+
+def _engine_lists(options: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The dtypes and the fold orders; refused here, as `leaves` are, and not by every rank."""
+    from tpdet.config import EngineConfig, validated
+
+    found = []
+    for name in ("dtype", "fold_order"):
+        each = []
+        for value in getattr(options, name).split(","):
+            values = {"model": "", "leaves": options.leaves, name: value}
+            config = validated(EngineConfig, values, lambda field: "--" + field.replace("_", "-"))
+            each.append(getattr(config, name))
+        found.append(tuple(dict.fromkeys(each)))
+    dtypes, fold_orders = found
+    return dtypes, fold_orders

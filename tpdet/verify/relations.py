@@ -1,5 +1,6 @@
 """The relations that `tpdet verify` can show, by their names in `--relations`."""
 
+from tpdet.arguments.suggestions import did_you_mean
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 
@@ -46,7 +47,8 @@ def parse_relations(text: str) -> tuple[str, ...]:
     for name in text.split(","):
         if name not in GROUPS and name not in GROUPS["all"]:
             known = ", ".join((*GROUPS, *GROUPS["all"]))
-            raise UsageError(f"relation {name!r}: use some of {known}")
+            nearby = did_you_mean(name, (*GROUPS, *GROUPS["all"]))
+            raise UsageError(f"relation {name!r}: use some of {known}{nearby}")
         wanted.update(GROUPS.get(name, (name,)))
     return tuple(name for name in GROUPS["all"] if name in wanted)
 

@@ -9,15 +9,17 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from tpdet.arguments.suggestions import did_you_mean
 from tpdet.comm.device import resolve_device
 from tpdet.config import EngineConfig
-from tpdet.errors import UsageError
+from tpdet.errors import NotFoundError, UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, ROW_LAYERS
 from tpdet.launch.life.signals import raising
 from tpdet.model_config import FAMILY_NAMES, load_model_config
 from tpdet.model_config.fit import check_ranks
 from tpdet.models.draft_pair import read_draft_model
 from tpdet.synthetic.make_model import make_model
+from tpdet.synthetic.model_shapes import SHAPES, write_shape
 from tpdet.verify.compare import Relation, compare
 from tpdet.verify.launchers import Launchers, find_launchers
 from tpdet.verify.parts import parts_of, run_worlds
@@ -91,6 +93,16 @@ def make_family(family: str, folder: Path, seed: int, leaves: int | None = None)
     return directory
 
 
+def directory_of(model: str, load_format: str, folder: Path) -> str:
+    """A model as it was named; for random weights also a shape, whose config goes to `folder`."""
+    if Path(model).exists() or model not in SHAPES:
+        return model
+    if load_format != "dummy":
+        raise NotFoundError(f"model {model!r} is a shape without weights: add --load-format dummy")
+    written = folder / model
+    return str(written if written.exists() else write_shape(written, model))
+
+
 def verify_all(
     models: Sequence[str],
     spec: VerifySpec,
@@ -121,8 +133,9 @@ def verify_all(
     progress = Progress(console, runs, _SECONDS_A_RUN if short else None)
     progress.plan()
     with raising(), tempfile.TemporaryDirectory(prefix="tpdet-models-") as name:
-        names = list(models) or [
-            str(make_family(f, Path(name), spec.seed, spec.leaves)) for f in families
+        folder = Path(name)
+        names = [directory_of(model, spec.load_format, folder) for model in models] or [
+            str(make_family(f, folder, spec.seed, spec.leaves)) for f in families
         ]
         for model in names:
             for dtype in spec.dtypes:  # refuse a model that cannot be loaded before a world starts
@@ -161,7 +174,8 @@ def parse_row_layers(text: str, control: bool = False) -> tuple[str, ...]:
     wanted = text.split(",")
     for name in wanted:
         if name not in ROW_LAYERS:
-            raise UsageError(f"row layers {name!r}: use fold, gather or fold,gather")
+            nearby = did_you_mean(name, ROW_LAYERS)
+            raise UsageError(f"row layers {name!r}: use fold, gather or fold,gather{nearby}")
     if control and wanted != ["fold"]:
         raise UsageError("--control replaces a fold by a stock all-reduce: use --row-layers fold")
     return tuple(name for name in ROW_LAYERS if name in wanted)

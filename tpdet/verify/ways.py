@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpdet.arguments.suggestions import did_you_mean
 from tpdet.errors import UsageError
 
 LAUNCHERS = {
@@ -138,5 +139,6 @@ def _names(flag: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     wanted = tuple(dict.fromkeys(text.split(",")))
     for name in wanted:
         if name not in known:
-            raise UsageError(f"{flag} {name!r}: use some of {', '.join(known)}")
+            nearby = did_you_mean(name, known)
+            raise UsageError(f"{flag} {name!r}: use some of {', '.join(known)}{nearby}")
     return wanted

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tpdet.errors import CheckpointError, NotFoundError
 from tpdet.gguf_file.header import SUFFIX, is_gguf
+from tpdet.synthetic.model_shapes import SHAPES
 
 # No file that could contain code is downloaded.
 _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"]
@@ -32,6 +33,11 @@ def resolve_model(name: str, revision: str | None = None, what: str = "model") -
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists() or is_file:
         raise NotFoundError(
             f"{what} {name!r} is not a directory: give a Hugging Face directory or a GGUF file"
+        )
+    if name in SHAPES:
+        raise NotFoundError(
+            f"{what} {name!r} is no directory, but a shape without weights: tpdet make-model DIR "
+            f"--like-config {name} writes its config.json, for --load-format dummy"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
