@@ -65,8 +65,8 @@ def add_verify(commands: argparse._SubParsersAction) -> None:
         "--worlds-per-gpu",
         type=int,
         default=1,
-        help="worlds that may share a GPU, while its memory holds a copy of the model for each: more "
-        "is faster, because a world that starts or compiles leaves its GPU idle",
+        help="worlds that may share a GPU, while it holds a copy of the model for each: more is "
+        "faster, because a world that starts or compiles leaves its GPU idle",
     )
     command.add_argument(
         "--draft-model",
