@@ -22,7 +22,7 @@ FLOORS = (
     ("kernels/cpu/experts", "kernels/cuda/exchange", "kernels/cuda/gemm/choice",
      "kernels/cuda/sampling",
      "kernels/known", "kernels/stock", "kernels/token_ranks", "comm/world", "control",
-     "launch/life", "synthetic"),
+     "launch/life", "synthetic", "weights/forms"),
     ("comm/device", "comm/exchange", "kernels/cuda/gemm", "cache", "text", "weights",
      "launch/start"),
     ("comm/agreement", "drafters", "kernels/cuda/experts", "layers", "sampling", "grammar"),

@@ -15,13 +15,13 @@ from tpdet.gguf_file.tensors import GgufFile
 from tpdet.model_config.json_file import read_json_object
 from tpdet.model_config.stored_form import StoredForm, read_stored_form
 from tpdet.weights.finite import all_finite
-from tpdet.weights.fused import split_fused
-from tpdet.weights.quantised import QuantisedFile
+from tpdet.weights.forms.fused import split_fused
+from tpdet.weights.forms.quantised import QuantisedFile
+from tpdet.weights.forms.stacked import split_stacked
+from tpdet.weights.forms.text_part import text_names
 from tpdet.weights.safetensors_header import read_safetensors_header
-from tpdet.weights.stacked import split_stacked
 from tpdet.weights.stored import StoredFile, StoredTensor
 from tpdet.weights.streamed import StreamedPiece
-from tpdet.weights.text_part import text_names
 from tpdet.weights.which import INDEX, SINGLE, find_weights
 
 MAX_INDEX_BYTES = 64 << 20

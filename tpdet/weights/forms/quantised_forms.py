@@ -16,7 +16,7 @@ import torch
 
 from tpdet.errors import CheckpointError
 from tpdet.model_config.quantisation import Quantisation
-from tpdet.weights.packed import AWQ_ORDER, fp4_values, unpack
+from tpdet.weights.forms.packed import AWQ_ORDER, fp4_values, unpack
 
 _BLOCK = 128  # of fp8, in both directions
 _PER_INT32 = {4: 8, 8: 4}

@@ -7,7 +7,7 @@ import torch
 
 from tpdet.errors import CheckpointError
 from tpdet.model_config.quantisation import Quantisation
-from tpdet.weights.quantised_forms import FORMS, Form, Range, Stored
+from tpdet.weights.forms.quantised_forms import FORMS, Form, Range, Stored
 
 _Where = slice | tuple[slice, ...]
 

@@ -15,7 +15,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from tpdet.errors import CheckpointError
-from tpdet.weights.fused import Views
+from tpdet.weights.forms.fused import Views
 
 
 class _Ending(NamedTuple):

@@ -1,0 +1,1 @@
+"""How checkpoints store tensors, as the tensors of numbers that a model reads."""
