@@ -1,7 +1,7 @@
 """Parses `quantization_config`: how a checkpoint's weights are stored, one known form each.
 
-Weights become numbers when they are loaded (`tpdet.weights.forms.quantised`). What a checkpoint says of
-activations does not count: they are not quantised.
+Weights become numbers when they are loaded (`tpdet.weights.forms.quantised`). What a checkpoint
+says of activations does not count: they are not quantised.
 """
 
 from collections.abc import Callable
