@@ -37,7 +37,7 @@ def test_a_warm_engine_answers_with_the_bits_of_a_cold_one(tiny_model, tp, conte
     cold = run(model, requests, **settings)
 
     def change(engine):
-        warm_engine(engine.runner.loaded)
+        warm_engine(engine.runner.loaded, lambda: None)
 
     warm = run(model, requests, tp=tp, change=change, **settings)
     for key, logits in cold.logits.items():

@@ -55,13 +55,16 @@ def warm_up(
             PagedSequence(first, count, 0, tuple(range(-(-count // PAGE_TOKENS))))
             for first, count in zip(firsts, counts, strict=True)
         )
-        of = model if rows == max_tokens else first
-        _step(of, pages, device, sequences, logit_rows, sampled)
+        whole = rows == max_tokens
+        of = model if whole else first
+        _step(of, pages, device, sequences, logit_rows, sampled, whole)
     start = min(_CONTEXT, context) - 1
     most = min(max_seqs, max_tokens)
     for rows in sizes(most):
         sequences = tuple(PagedSequence(i, 1, start, (0, 1)) for i in range(rows))
-        _step(model if rows == most else first, pages, device, sequences, logit_rows, sampled)
+        whole = rows == most
+        of = model if whole else first
+        _step(of, pages, device, sequences, logit_rows, sampled, whole)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -83,14 +86,19 @@ def _step(
     sequences: tuple[PagedSequence, ...],
     logit_rows: int,
     sampled: set[int],
+    whole: bool,
 ) -> None:
-    """sampled: numbers of rows that were sampled in every way, to which this step's is added."""
+    """sampled: numbers of rows that were sampled in every way, to which this step's is added.
+
+    The steps of the whole model are sampled again: theirs is the memory that counts.
+    """
     rows = sum(sequence.count for sequence in sequences)
     ids = torch.arange(rows, device=device) % 7
     batches = micro_batches(sequences, device, model.overlaps_exchanges)
     hidden_MH = model.hidden(ids, pages, *batches)
     logits = model.whole_logits(model.local_logits(hidden_MH[-logit_rows:]))
-    sample_in_one_step(logits)
+    if whole or len(logits) not in sampled:
+        sample_in_one_step(logits)
     if len(logits) not in sampled:
         sample_every_kind_alone(logits)
         sampled.add(len(logits))

@@ -139,7 +139,7 @@ def _warm_and_count_pages(loaded: LoadedModel, loading: Loading) -> int:
     """Have the weights, warm up on a GPU; the number of KV pages, alike on every rank."""
     held = 0
     if loaded.device.type == "cuda":
-        held = warm_engine(loaded, loading)
+        held = warm_engine(loaded, loading.finish)
         loaded.times.mark("warm-up")
     loading.finish()
     return agreed_pages(

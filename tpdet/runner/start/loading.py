@@ -88,6 +88,8 @@ class Loader:
             return loading
         unread = UnreadWeights(getattr(torch, self._model.dtype), self._device)
         loading = Loading(Decoder(unread, partition, positions), source, self._agree)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # parts of joined weights, which pages are to get
         loading.begin(self._device)
         return loading
 

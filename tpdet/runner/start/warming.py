@@ -9,18 +9,17 @@ import torch
 from tpdet.models.warm_up import pages_needed, warm_up
 from tpdet.runner.graphs.engine_graphs import captures_graphs
 from tpdet.runner.start.loaded_model import LoadedModel
-from tpdet.runner.start.loading import Loading
 from tpdet.runner.start.rehearsal import rehearse_steps, step_limits
 
 _log = logging.getLogger("tpdet.engine")
 
 
-def warm_engine(loaded: LoadedModel, loading: Loading) -> int:
+def warm_engine(loaded: LoadedModel, weights_there: Callable[[], None]) -> int:
     """Run every size of step, and what graphs will hold, on pages made for it; collective.
 
-    The weights are there by the end of the compilation of the kernels, or waited for then. Returns
-    bytes of the GPU for graphs: what the largest step took, which the graphs of steps with
-    prompt rows take again, for good.
+    weights_there: waits for them; called when all kernels are compiled. Returns bytes of the GPU
+    for graphs: what the largest step took, which the graphs of steps with prompt rows take again,
+    for good.
     """
     config, context, model = loaded.config, loaded.max_model_len, loaded.decoder
     device, sampled, most = loaded.device, loaded.sampled, loaded.step_tokens.most
@@ -28,7 +27,7 @@ def warm_engine(loaded: LoadedModel, loading: Loading) -> int:
     graphs = captures_graphs(config, device)
     of = model, pages, sampled, loaded.sharing, config, most, context, graphs
     loaded.ahead.compile(lambda: rehearse_steps(*of), "warm-up")
-    loading.finish()
+    weights_there()
     torch.cuda.empty_cache()  # of what the load took meanwhile, so that pages get it
     loaded.times.mark("load")
     _log.info("warming up")
