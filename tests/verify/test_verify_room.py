@@ -88,9 +88,9 @@ def test_a_verification_is_refused_before_a_world_starts(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "resolve_device", lambda device: "cuda")
     monkeypatch.setattr(run, "gpus_here", lambda: [H200])
     monkeypatch.setattr(run, "verify", lambda *given: pytest.fail("a world starts"))
-    model = str(write_shape(tmp_path / "shape", "llama-3-70b"))
+    small, large = (write_shape(tmp_path / name, name) for name in ("qwen3-8b", "llama-3-70b"))
     with pytest.raises(ResourceError, match="use --dtype bfloat16"):
-        verify_all([model], SPEC, (2,), None)
+        verify_all([str(small), str(large)], SPEC, (2,), None)
 
 
 def test_a_benchmark_is_refused_before_a_world_starts(tmp_path, monkeypatch):

@@ -131,23 +131,16 @@ def verify_all(
     runs = len(parts_of(spec, worlds)) * (len(models) or len(families))
     short = not models and device == "cpu" and len(families) == 1
     progress = Progress(console, runs, _SECONDS_A_RUN if short else None)
-    progress.plan()
     with raising(), tempfile.TemporaryDirectory(prefix="tpdet-models-") as name:
         folder = Path(name)
         names = [directory_of(model, spec.load_format, folder) for model in models] or [
             str(make_family(f, folder, spec.seed, spec.leaves)) for f in families
         ]
-        for model in names:
-            for dtype in spec.dtypes:  # refuse a model that cannot be loaded before a world starts
-                config = load_model_config(resolve_model(model), dtype)
-                for tp, _ in chosen_worlds.worlds:
-                    check_ranks(config, tp, spec.leaves)
-                if spec.draft_model is not None:
-                    pair = {"model": model, "draft_model": spec.draft_model, "dtype": dtype}
-                    read_draft_model(EngineConfig.from_values(**pair))
-            one = msgspec.structs.replace(spec, model=model)
-            if device == "cuda":
-                check_worlds(one, worlds, gpus_here())
+        specs = [msgspec.structs.replace(spec, model=model) for model in names]
+        for one in specs:
+            _check(one, worlds, device)
+        progress.plan()
+        for one in specs:
             of = launchers, console, output, command, worlds_per_gpu, progress
             found += verify(one, worlds, *of)
     different = sum(not relation.equal for relation in found)
@@ -158,6 +151,19 @@ def verify_all(
             console.print(f"the control shows no difference at TP {tp}", style="red")
             different = 0
     return 1 if different else 0
+
+
+def _check(spec: VerifySpec, worlds: Sequence[tuple[int, Way]], device: str) -> None:
+    """Refuse, before a world starts, a model that cannot be loaded, or not at every size."""
+    for dtype in spec.dtypes:
+        config = load_model_config(resolve_model(spec.model), dtype)
+        for tp, _ in worlds:
+            check_ranks(config, tp, spec.leaves)
+        if spec.draft_model is not None:
+            pair = {"model": spec.model, "draft_model": spec.draft_model, "dtype": dtype}
+            read_draft_model(EngineConfig.from_values(**pair))
+    if device == "cuda":
+        check_worlds(spec, worlds, gpus_here())
 
 
 def sizes_without_difference(relations: Sequence[Relation]) -> list[int]:
