@@ -23,7 +23,7 @@ from tpdet.kernels.inputs.written_rows import WORDS
 from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.decode_graphs import PackedStep, row_buckets
 from tpdet.runner.graphs.engine_graphs import Graphs
-from tpdet.runner.graphs.graph_room import Graph, GraphRoom
+from tpdet.runner.graphs.graph_room import Graph, PackedBuffer
 from tpdet.runner.graphs.packed_step import START, StepShape
 from tpdet.sampling.sampler import PendingSample, to_host
 
@@ -54,12 +54,12 @@ class DecodeChain:
     ) -> None:
         """Over one rank's captured graphs and its `sampled`. Nothing more is captured yet."""
         assert graphs.decode.room is not None
-        self._engine, self._room = graphs, graphs.decode.room
+        self._engine_graphs, self._room = graphs, graphs.decode.room
         self._model, self._sampled, self._vocab_size = model, sampled, vocab_size
-        self._graphs: dict[tuple[int, bool], Graph] = {}
+        self._advances: dict[tuple[int, bool], Graph] = {}
         self._samples: dict[tuple[int, int, bool], Graph] = {}
         values, device = MOST_STEPS * HEAD_ROWS * _FIELDS, sampled.device
-        self._numbers = GraphRoom(device, 2 * _numbers(HEAD_ROWS))  # of `_Memory`
+        self._numbers = PackedBuffer(device, 2 * _numbers(HEAD_ROWS))  # of `_Memory`
         self._answers = torch.zeros(values, dtype=torch.float64, device=device)
         self._link: Link | None = None
 
@@ -68,16 +68,16 @@ class DecodeChain:
 
         Their next positions are to be in the same pages for each step that follows.
         """
-        if not self._engine.decode.takes(rows):
+        if not self._engine_graphs.decode.takes(rows):
             return None
         self._end_link()
-        step = self._engine.decode.pack(rows)
+        step = self._engine_graphs.decode.pack(rows)
         memory = self._memory(step.shape.rows)
         filtered = self._write(params, step.shape.rows)
         key = step.shape.rows, filtered
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(step, memory, filtered)
-        self._link = Link(step.graph, self._graphs[key], memory, len(rows))
+        if key not in self._advances:
+            self._advances[key] = self._capture(step, memory, filtered)
+        self._link = Link(step.graph, self._advances[key], memory, len(rows))
         return self._link
 
     def sample(self, logits: torch.Tensor, params: PlainRows) -> PendingSample | None:
@@ -85,7 +85,7 @@ class DecodeChain:
 
         For logits that a graph left at its place. The tokens also stand in `sampled`.
         """
-        buffer, count = self._engine.buffer_of(logits), len(params)
+        buffer, count = self._engine_graphs.buffer_of(logits), len(params)
         if buffer is None or count > HEAD_ROWS:
             return None
         self._end_link()

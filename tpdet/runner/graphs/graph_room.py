@@ -14,16 +14,14 @@ class Graph(Protocol):
         ...
 
 
-class GraphRoom:
+class PackedBuffer:
     """A packed buffer on the device, and two on the host that take turns to be copied to it.
 
-    A step's graph has read the buffer when the next step's copy begins: all is in one stream.
-    Graphs of one room use the same memory, so capture the largest first; none is to be captured
-    once those before it are gone.
+    A graph has read the buffer when the next copy to it begins: all is in one stream.
     """
 
     def __init__(self, device: torch.device, words: int) -> None:
-        """words: int32 values of the largest step."""
+        """words: int32 values that it holds."""
         self._gpu = device.type == "cuda"
         self.packed = torch.zeros(words, dtype=torch.int32, device=device)
         self._hosts = [torch.zeros(words, dtype=torch.int32) for _ in range(2)]
@@ -32,8 +30,6 @@ class GraphRoom:
         if self._gpu:
             self._hosts = [host.pin_memory() for host in self._hosts]
             self._copied = [torch.cuda.Event() for _ in self._hosts]
-        self._stream: torch.cuda.Stream | None = None
-        self._pool: Any = None
 
     def fill(self, words: int, pack: Callable[[torch.Tensor], None]) -> None:
         """Let `pack` write int32 [words] on the host, and begin to copy them to the device."""
@@ -45,6 +41,20 @@ class GraphRoom:
         self.packed[:words].copy_(host, non_blocking=True)
         if self._gpu:
             self._copied[self._turn].record()
+
+
+class GraphRoom(PackedBuffer):
+    """The buffer that steps are packed in; stream and memory of the graphs that read it.
+
+    Graphs of one room use the same memory, so capture the largest first; none is to be captured
+    once those before it are gone.
+    """
+
+    def __init__(self, device: torch.device, words: int) -> None:
+        """words: int32 values of the largest step."""
+        super().__init__(device, words)
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
 
     def capture(self, step: Callable[[], None], first: Callable[[], None]) -> Graph:
         """`step` as a graph. `first` runs before: libraries and kernels load what `step` needs."""
