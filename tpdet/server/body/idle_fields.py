@@ -44,6 +44,7 @@ GENERATION = CONVERSATION | {
     "best_of": Idle((1,), "choices are not chosen among: use n"),
     "detokenize": Idle((True,), "answers hold text: return_token_ids gives the ids beside it"),
     "ec_transfer_params": Idle(({},), _LEAVE),
+    "ebnf": Idle((), _SCHEMA),
     "extra_body": Idle(
         ({},), "it is an argument of the openai client: send its fields beside the others"
     ),
@@ -64,6 +65,7 @@ GENERATION = CONVERSATION | {
     "prompt_cache_options": Idle(({}, {"mode": "implicit"}), "use cache_salt"),
     "prompt_cache_retention": Idle(("in_memory",), "the prefix cache is in memory: leave it out"),
     "prompt_embeds": Idle((), "send text or token ids as prompt"),
+    "regex": Idle((), f"{_SCHEMA} that has a pattern"),
     "repetition_detection": Idle((), "use repetition_penalty or stop"),
     "request_id": Idle((), "the server gives each answer an x-request-id of its own: leave it out"),
     "return_mm_kwargs": Idle((True,), _TEXT_ONLY),
@@ -74,7 +76,9 @@ GENERATION = CONVERSATION | {
     "spaces_between_special_tokens": Idle((True,), "texts are as the tokenizer decodes them"),
     "store": Idle((False,), "answers are not stored: leave it out"),
     "stream_interval": Idle((1,), "each token is sent when it is there: leave it out"),
-    "structured_outputs": Idle((), _SCHEMA),
+    "structured_outputs": Idle(
+        (), f"{_SCHEMA}, which has an enum for choice and a pattern for regex"
+    ),
     "suffix": Idle(("",), "text is not filled in before a suffix: leave it out"),
     "thinking_token_budget": Idle((-1,), "use max_tokens"),
     "tool_choice": Idle(("none", "auto"), _NO_TOOLS),

@@ -115,7 +115,8 @@ class RequestMiddleware:
         if salt is None and scope["path"] not in PUBLIC_PATHS:
             raise ApiError(
                 401,
-                "the API key is missing or not one of this server's: send it as a bearer token",
+                "the API key is missing or not one of this server's: send the header "
+                "Authorization: Bearer KEY",
                 kind="authentication_error",
                 code="invalid_api_key",
                 headers=(("www-authenticate", "Bearer"),),
