@@ -19,7 +19,6 @@ from tpdet.models.footprint import weight_bytes
 from tpdet.runner import runner
 from tpdet.runner.start import load_model, loading, memory, room
 from tpdet.runner.start.contracts import partition_of
-from tpdet.runner.start.start_times import StartTimes
 
 GPU = GpuMemory("GPU-a", 0, 0)
 
@@ -145,13 +144,6 @@ FULL = {
 }
 
 
-class TimesOfGpu(StartTimes):
-    """Those of a start that ends with a warm-up, as none on a CPU does."""
-
-    def mark(self, phase):
-        super().mark("warm-up" if phase == "load" else phase)
-
-
 @pytest.mark.parametrize("doing", FULL)
 def test_a_gpu_that_is_full_during_a_start_is_said_in_one_line(tiny_model, monkeypatch, doing):
     where, name, part = FULL[doing]
@@ -160,8 +152,6 @@ def test_a_gpu_that_is_full_during_a_start_is_said_in_one_line(tiny_model, monke
         raise torch.OutOfMemoryError(TORCH)
 
     monkeypatch.setattr(where, name, full)
-    if where is runner:
-        monkeypatch.setattr(runner, "StartTimes", TimesOfGpu)
     config = EngineConfig.from_values(model=str(tiny_model("qwen3")), device="cpu", kv_pages=2)
     with pytest.raises(ResourceError) as raised:
         Engine(config, SoloWorld())

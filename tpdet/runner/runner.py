@@ -27,7 +27,7 @@ from tpdet.runner.start.loaded_model import LoadedModel
 from tpdet.runner.start.loading import Tick
 from tpdet.runner.start.out_of_memory import naming_memory
 from tpdet.runner.start.poison_check import poison_check
-from tpdet.runner.start.start_times import StartTimes
+from tpdet.runner.start.start_times import MAKING_PAGES, StartTimes
 from tpdet.runner.step.gpu_wait import wait_for_step
 from tpdet.runner.step.heartbeat import compare_tables
 from tpdet.runner.step.step_rows import gather_rows
@@ -59,6 +59,7 @@ class Runner:
         times = StartTimes()
         with no_garbage(), naming_memory(config, times):
             loaded = load_model(config, world, times)
+            times.doing = MAKING_PAGES
             runner = cls(loaded)
         times.mark("pages and graphs")
         loaded.ahead.finish()

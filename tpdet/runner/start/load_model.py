@@ -33,7 +33,7 @@ from tpdet.runner.start.loading import Loader, Loading, read_model
 from tpdet.runner.start.memory import agreed_pages
 from tpdet.runner.start.rehearsal import room_for_samples
 from tpdet.runner.start.room import check_room
-from tpdet.runner.start.start_times import StartTimes
+from tpdet.runner.start.start_times import LOADING, TRYING, StartTimes
 from tpdet.runner.start.step_tokens import agreed_step_tokens, choose_step_tokens
 from tpdet.runner.start.warming import warm_engine
 from tpdet.runner.step.shared_rows import open_sharing
@@ -71,16 +71,15 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> LoadedM
     _check(config, partition, contracts, device, limits, ahead)
     times.mark("checks")
     # 3. The exchange, and the arithmetic that uses it.
-    world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
-    strict_exchange = _open_exchange(config, partition, rows, device)
-    arithmetic = make_arithmetic(config.approximate, world, strict_exchange)
-    partition = open_columns_of_experts(partition.by(arithmetic), rows)
+    times.doing = LOADING
+    partition, strict_exchange = _open_arithmetic(config, partition, rows, device)
     # 4. The weights: on a GPU they are read while kernels are compiled.
     loader = Loader(config, model, world, device)
     with loader.begin(directory, partition, positions, ahead.enabled) as loading:
         sharing = open_sharing(config, strict_exchange, partition, HEAD_ROWS)
         times.mark("load")
         # 5. The shape table's kernels give the contract's bits.
+        times.doing = TRYING
         if limits is not None:
             admit_products(partition, device, limits, tune_command(config, world.size))
             times.mark("admission")
@@ -122,17 +121,20 @@ def _wait_as_steps_do(loaded: LoadedModel) -> None:
     loaded.decoder.exchange.carrier.set_timeout(_SHARE_OF_TIMEOUT * timeout)
 
 
-def _open_exchange(
+def _open_arithmetic(
     config: EngineConfig, partition: Partition, rows: int, device: torch.device
-) -> RankExchange:
-    """The exchange of strict arithmetic, for steps of up to `rows`. Collective."""
-    return row_rule(partition).open_exchange(
-        config.transport,
-        partition,
-        rows,
-        getattr(torch, partition.config.dtype),
-        device,
-    )
+) -> tuple[Partition, RankExchange]:
+    """The partition by the arithmetic, and the strict one's exchange; steps of up to `rows`.
+
+    Collective.
+    """
+    world = partition.world
+    world.set_timeout(max(LOAD_TIMEOUT, config.step_timeout))
+    dtype = getattr(torch, partition.config.dtype)
+    of = config.transport, partition, rows, dtype, device
+    exchange = row_rule(partition).open_exchange(*of)
+    arithmetic = make_arithmetic(config.approximate, world, exchange)
+    return open_columns_of_experts(partition.by(arithmetic), rows), exchange
 
 
 def _warm_and_count_pages(loaded: LoadedModel, loading: Loading) -> int:

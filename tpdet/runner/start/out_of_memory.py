@@ -6,19 +6,18 @@ from contextlib import contextmanager
 
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError
-from tpdet.runner.start.start_times import StartTimes
+from tpdet.runner.start.start_times import CHECKING, LOADING, MAKING_PAGES, TRYING, StartTimes
 
 _LOADING = "lower --max-num-batched-tokens, end what else runs on the GPU, or use more GPUs (--tp)"
 _STEPS = "lower --max-num-batched-tokens or --max-model-len, or use more GPUs (--tp)"
 _PAGES = f"lower --gpu-memory-utilization or --kv-pages, {_STEPS}"
-_DOING = {
-    "": ("checking the kernels", _LOADING),
-    "checks": ("loading the weights", _LOADING),
-    "load": ("trying the kernels and every size of step", _STEPS),
-    "admission": ("running every size of step", _STEPS),
-    "warm-up": ("making the KV pages and CUDA graphs", _PAGES),
+_REMEDY = {
+    CHECKING: _LOADING,
+    LOADING: _LOADING,
+    TRYING: _STEPS,
+    MAKING_PAGES: _PAGES,
 }
-"""By the last phase that ended, what is being done, and what needs less memory."""
+"""What needs less memory, by what is being done."""
 
 
 @contextmanager
@@ -30,9 +29,9 @@ def naming_memory(config: EngineConfig, times: StartTimes) -> Iterator[None]:
         said = str(error)
         if "out of memory" not in said:  # torch, Triton, NCCL and the driver all say so
             raise
-        doing, remedy = _DOING[next(reversed(times.seconds), "")]
         raise ResourceError(
-            f"GPU memory ran out while {doing} of {config.model}{_figures(said)}: {remedy}"
+            f"GPU memory ran out while {times.doing} of {config.model}{_figures(said)}: "
+            f"{_REMEDY[times.doing]}"
         ) from None
 
 

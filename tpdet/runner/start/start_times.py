@@ -4,11 +4,19 @@ import logging
 import time
 from collections.abc import Callable
 
+CHECKING = "checking the kernels"
+LOADING = "loading the weights"
+TRYING = "trying the kernels and every size of step"
+MAKING_PAGES = "making the KV pages and CUDA graphs"
+
 _log = logging.getLogger("tpdet.engine")
 
 
 class StartTimes:
     """Phases one after the other: `mark` ends one, and time with no mark belongs to the next."""
+
+    doing = CHECKING
+    """What the start does now, for an error that tells of it."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.kernels = 0

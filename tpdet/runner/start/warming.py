@@ -10,6 +10,7 @@ from tpdet.models.warm_up import pages_needed, warm_up
 from tpdet.runner.graphs.engine_graphs import captures_graphs
 from tpdet.runner.start.loaded_model import LoadedModel
 from tpdet.runner.start.rehearsal import rehearse_steps, step_limits
+from tpdet.runner.start.start_times import LOADING, TRYING
 
 _log = logging.getLogger("tpdet.engine")
 
@@ -27,9 +28,11 @@ def warm_engine(loaded: LoadedModel, weights_there: Callable[[], None]) -> int:
     graphs = captures_graphs(config, device)
     of = model, pages, sampled, loaded.sharing, config, most, context, graphs
     loaded.ahead.compile(lambda: rehearse_steps(*of), "warm-up")
+    loaded.times.doing = LOADING
     weights_there()
     torch.cuda.empty_cache()  # of what the load took meanwhile, so that pages get it
     loaded.times.mark("load")
+    loaded.times.doing = TRYING
     _log.info("warming up")
     limits = step_limits(config, most, context)
     warm = partial(warm_up, model, model.shallow(), pages, device, *limits)
