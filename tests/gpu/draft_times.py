@@ -26,6 +26,7 @@ from tests.gpu.suite import run_parts
 from tests.gpu.times import interleaved_medians
 from tpdet.bench.load import prompt
 from tpdet.comm.device import open_world
+from tpdet.comm.world.world import World
 from tpdet.config import EngineConfig
 from tpdet.control.plan import PlanRows, Row
 from tpdet.engine import Engine
@@ -61,7 +62,9 @@ PROGRAMS = [
 class Session:
     """The Qwen3-8B shape with random weights, started once."""
 
-    runner = None
+    runner: Runner | None = None
+    config: EngineConfig
+    world: World
 
     @classmethod
     def start(cls):

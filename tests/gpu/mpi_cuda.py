@@ -19,6 +19,7 @@ import torch
 
 from tpdet.comm.device import current_device, open_world
 from tpdet.comm.world import mpi_carrier
+from tpdet.comm.world.group_world import GroupWorld
 from tpdet.comm.world.mpi_carrier import MpiCarrier
 
 SHAPES = ((0,), (1,), (7,), (3, 4099), (1 << 24,))  # of bytes: to 16 MB
@@ -32,7 +33,9 @@ class Case:
     """A world by MPI, and a part of all its ranks that stages; what either carried from where."""
 
     def __init__(self, kind, staged):
-        self.world = open_world(kind, 60.0, share_gpus=True, transport="mpi")
+        world = open_world(kind, 60.0, share_gpus=True, transport="mpi")
+        assert isinstance(world, GroupWorld)
+        self.world = world
         self.device = current_device(kind)
         self.staged = self.world.part([range(self.world.size)])
         self.staged._carrier._cuda = None if kind == "cpu" else False

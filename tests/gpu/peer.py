@@ -154,10 +154,10 @@ class Halves(Captured):
         halves = slice(0, middle), slice(middle, self.rows)
         sums = [PartialSums(self.sums.values[:, rows], self.sums.roots) for rows in halves]
         beside = [self.residual[rows] for rows in halves]
-        found, pending = [], [None, None]
+        found, pending = [], {}
         for _ in range(3):
             for half, rows in enumerate(halves):
-                if pending[half] is not None:
+                if half in pending:
                     h, y = pending[half].result()
                     beside[half] = y.float()
                     found.append((rows, h, y.clone()))

@@ -172,7 +172,8 @@ def print_times(world):
         if world.rank == 0:
             print(f"{rows:5d} rows | " + " | ".join(figures), flush=True)
     case.armed([])
-    return f"{2 * case.exchange._room / 2**20:.0f} MiB of buffers a rank"
+    size = 2 * case.exchange.piece_rows * max(WIDTHS.values()) * case.dtype.itemsize
+    return f"{size / 2**20:.0f} MiB of buffers a rank"
 
 
 def _time(world, case, run, exchange, rows):

@@ -100,8 +100,8 @@ def kept_on_the_device():
     for module, name in ((sample_rows, "to_device"), (sampler, "_to_device")):
         homes.append((module, name, getattr(module, name)))
         setattr(module, name, once_of(getattr(module, name)))
-    homes.append((sampler, "_to_host", sampler._to_host))
-    sampler._to_host = lambda answers: (answers, None)
+    homes.append((sampler, "to_host", sampler.to_host))
+    sampler.to_host = lambda answers: (answers, None)
     try:
         yield
     finally:

@@ -19,8 +19,8 @@ class SamplingRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `position` is where the new token goes. `token_ids` are the prompt and everything generated so
     far, split at `prompt_length` (the original one, also after a preemption). All `position` are
     given where a penalty reads them, and none otherwise. `forbidden_ids`, ascending, would end
-    the sequence before `min_tokens`. `allowed` are the ids that its schema
-    lets follow (`tpdet.grammar.constraint.Next`), None without a schema.
+    the sequence before `min_tokens`. `allowed` are the ids that its schema lets follow
+    (`tpdet.grammar.constraint.Next`), None without a schema.
     """
 
     key: RowKey
@@ -33,19 +33,6 @@ class SamplingRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     position: int
     forbidden_ids: tuple[int, ...]
     allowed: bytes | None = None
-
-    @property
-    def likeliest(self) -> bool:
-        """Whether the token is the arg max of the unchanged logits, reported without others."""
-        params = self.params
-        plain = params.temperature == 0.0 and not params.logit_bias and not self.forbidden_ids
-        return plain and not params.reads_tokens and not params.logprobs
-
-    @property
-    def plain(self) -> bool:
-        """Whether the token depends on the logits, a few numbers and no list of ids."""
-        listed = self.params.logit_bias or self.forbidden_ids or self.allowed is not None
-        return not listed and not self.params.reads_tokens
 
 
 @dataclass(frozen=True, slots=True)
