@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -482,6 +483,19 @@ def test_what_ends_a_call_between_steps_leaves_it_usable(tiny_model, ahead):
             llm.engine.check_integrity()
             assert llm.generate([[4, 5]], GREEDY)[0].replay_digest == before
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_closed_one_holds_no_weights(tiny_model):
+    """The next model gets their memory, though the name of this one still stands for it."""
+    model = tiny_model("qwen3", kv_heads=2)
+    llm = LLM(model, kv_pages=16, draft_model=str(model))
+    llm.generate([[4, 5]], GREEDY)
+    runners = llm.engine.runner, llm.engine.draft_model.runner
+    weights = [weakref.ref(runner.model) for runner in runners]
+    assert None not in [held() for held in weights]
+    llm.close()
+    assert [held() for held in weights] == [None, None]
+    assert llm.closed and llm.engine.runner.model_config.vocab_size
 
 
 def test_what_breaks_off_inside_a_step_closes_it_and_says_why(tiny_model, monkeypatch):

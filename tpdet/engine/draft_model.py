@@ -122,7 +122,8 @@ class DraftModel:
             self._pages.release(found.sequence)
 
     def close(self) -> None:
-        """Let go of graphs and pages."""
+        """Let go of graphs, pages and weights."""
+        self._chain = None
         self.runner.close()
 
     def _follow(self, target: Sequence) -> Sequence | None:

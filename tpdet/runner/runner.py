@@ -42,6 +42,7 @@ class Runner:
     num_pages = 0
     routes: Routes | None = None
     """Which experts cached positions chose; on rank 0, if the configuration asks for it."""
+    _closed = False
 
     def __init__(self, loaded: LoadedModel) -> None:
         """Allocate the pages and capture the graphs; collective."""
@@ -113,12 +114,24 @@ class Runner:
             torch.cuda.empty_cache()  # steps use another stream than the captures did
 
     def close(self) -> None:
-        """Let go of graphs and pages. Before the world closes: NCCL waits for its last graph."""
+        """Let go of graphs and pages, and of weights that no peer may be reading; for good.
+
+        Before the world closes: NCCL waits for its last graph. A second time is harmless.
+        """
+        if self._closed:
+            return
+        self._closed = True
         self.loaded.ahead.close()
         self.graphs = self.pages = None
         self.num_pages = 0
-        if self.device.type == "cuda":
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:
             torch.cuda.synchronize(self.device)
+        if self._world.size == 1:
+            del self.loaded, self.model, self.sharing, self.sampled
+            self.routes = None
+        if on_gpu:
+            torch.cuda.empty_cache()
 
     def decode_chain(self) -> DecodeChain | None:
         """Steps that need no plan between them; None without graphs, or where ranks are several."""

@@ -218,6 +218,7 @@ def _run_load(
     runner = Runner.start(config, world)
     traces = _run_all(spec, _Loaded(load, config, runner, world, folder), left_out)
     runner.close()
+    world.barrier()  # peers may read this rank's part of the vocabulary until they have closed, too
     return traces, runner.fingerprint(approximate=False), runner.model_config.vocab_size
 
 
