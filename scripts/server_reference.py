@@ -79,6 +79,7 @@ def idle_table() -> list[str]:
     lines = ["| field | taken | anything else is refused |", "|---|---|---|"]
     groups = {
         "": idle_fields.CHAT,
+        "response_format.": idle_fields.RESPONSE_FORMAT,
         "stream_options.": idle_fields.STREAM_OPTIONS,
         "messages.": idle_fields.MESSAGE,
     }

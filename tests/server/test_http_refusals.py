@@ -77,7 +77,7 @@ def test_head_is_answered_as_get_without_the_content(server, path):
         ("/v1/", "base URL"),
         ("/api/tags", "Ollama's API is not served"),
         ("/" * 5000, "GET /openapi.json lists what there is"),
-        ("/v1/models/demo/x/y/z", "GET /v1/models names the one that is"),
+        ("/v1/models/demo/x/y/z", "is not served here: use 'demo'"),
     ],
 )
 def test_a_wrong_base_url_is_answered_with_the_path_that_was_meant(server, path, meant):

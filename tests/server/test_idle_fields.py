@@ -74,6 +74,12 @@ def test_an_unknown_field_is_refused_with_the_nearest(server, ask, field, messag
 
 
 def test_fields_inside_objects_are_refused_with_the_nearest(server):
+    wanted = {"type": "json_object", "schema": {"type": "object"}}
+    error = refused(chat(server, response_format=wanted), 400, "response_format")
+    assert error["code"] == "not_supported" and '"json_schema"' in error["message"]
+    for part in ("hi", {"text": "hi"}, {"type": 3}):
+        found = chat(server, messages=[{"role": "user", "content": [part]}])
+        assert 'send it as {"type": "text"' in refused(found, 400)["message"]
     options = {"include_usages": True}
     error = refused(chat(server, stream=True, stream_options=options), 400)
     assert "did you mean 'include_usage'?" in error["message"]
@@ -90,6 +96,7 @@ def test_fields_inside_objects_are_refused_with_the_nearest(server):
     ("fields", "remedy"),
     [
         ({"seed": -1}, "leave it out"),
+        ({"max_tokens": -1}, "a chat may go on to the end of the context"),
         ({"temperature": 1e-5}, "use 0 (greedy) or at least 0.001"),
         ({"top_p": 0}, "set temperature to 0"),
         ({"logprobs": -1}, "the likeliest few"),

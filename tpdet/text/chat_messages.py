@@ -62,11 +62,16 @@ def texts_in(value: Any) -> list[str]:
 def refuse_other_parts(place: str, content: object) -> None:
     """Refuse (RequestError) a part of a message that is an image or anything else but text.
 
-    content: of one message; `place` names it in messages. Other shapes are left to the caller.
+    content: of one message; `place` names it in messages. What is no list is left to the caller.
     """
     for index, part in enumerate(content if isinstance(content, list) else ()):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if isinstance(kind, str) and kind != "text":
+        if not isinstance(kind, str):
+            raise RequestError(
+                f'{place}[{index}] has no type: send it as {{"type": "text", "text": ...}}',
+                f"{place}[{index}]",
+            )
+        if kind != "text":
             raise RequestError(
                 f"{place}[{index}] is of type {kind[:40]!r}: only the text part of a model is "
                 "served, send parts of type 'text'",

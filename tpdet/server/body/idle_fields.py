@@ -45,6 +45,9 @@ GENERATION = CONVERSATION | {
     "detokenize": Idle((True,), "answers hold text: return_token_ids gives the ids beside it"),
     "ec_transfer_params": Idle(({},), _LEAVE),
     "ebnf": Idle((), _SCHEMA),
+    "enable_thinking": Idle(
+        (), 'send chat_template_kwargs {"enable_thinking": ...}, if the chat template reads it'
+    ),
     "extra_body": Idle(
         ({},), "it is an argument of the openai client: send its fields beside the others"
     ),
@@ -96,6 +99,9 @@ COMPLETION = GENERATION | {
     "continue_final_message": Idle((False,), _OF_CHATS),
     "include_reasoning": Idle((True,), "completions are not split: only chats have reasoning"),
     "reasoning_effort": Idle((), _OF_CHATS),
+}
+RESPONSE_FORMAT = {
+    "schema": Idle((), 'send {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}'),
 }
 STREAM_OPTIONS = {
     "include_obfuscation": Idle((False,), "events are not padded: leave it out"),

@@ -17,6 +17,7 @@ from tpdet.server.body.schema import (
     DetokenizeBody,
     OwnFields,
     Prediction,
+    ResponseFormat,
     Resume,
     StreamOptions,
     TextPart,
@@ -34,6 +35,8 @@ _ROUTES: dict[str, type[Body]] = {
 }
 # What to do about a value out of range, where the range alone does not say it.
 _REMEDIES = {
+    "max_tokens": "leave it out, and a chat may go on to the end of the context",
+    "max_completion_tokens": "leave it out, and a chat may go on to the end of the context",
     "seed": "leave it out, and the server draws one",
     "top_p": "to take the likeliest token set temperature to 0",
     "logprobs": "the likeliest few stand for all ids of the vocabulary",
@@ -66,8 +69,9 @@ def parse_body(model: type[Parsed], body: dict[str, Any]) -> Parsed:
         given["tpdet"] = own = _known(OwnFields, given["tpdet"], "tpdet")
         if isinstance(own.get("resume"), dict):
             own["resume"] = _known(Resume, own["resume"], "tpdet.resume")
-    if isinstance(given.get("stream_options"), dict):
-        given["stream_options"] = _known(StreamOptions, given["stream_options"], "stream_options")
+    for name, options in (("stream_options", StreamOptions), ("response_format", ResponseFormat)):
+        if isinstance(given.get(name), dict):
+            given[name] = _known(options, given[name], name)
     if _is_zero(given.get("temperature")) and _is_zero(given.get("top_p")):
         del given["top_p"]  # greedy choice has no filter
     try:

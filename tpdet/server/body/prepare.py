@@ -162,7 +162,7 @@ class Preparer:
         if name is not None and name != self.served_name:
             raise ApiError(
                 404,
-                f"the model {name!r} is not served here: GET /v1/models names the one that is",
+                f"the model {name[:80]!r} is not served here: use {self.served_name!r}",
                 param="model",
                 code="model_not_found",
             )

@@ -131,6 +131,7 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    idle = idle_fields.RESPONSE_FORMAT
 
 
 class TextPart(Body):
