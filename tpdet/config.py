@@ -86,7 +86,7 @@ class EngineConfig(BaseModel):
         "example), where a request has no current_date in its chat_template_kwargs",
     )
     load_format: Literal["auto", "safetensors", "dummy"] = Field(
-        "auto", description="dummy draws seeded random weights"
+        "auto", description="dummy makes random weights from the seed"
     )
     dtype: Dtype = Field(
         "auto",
@@ -151,9 +151,9 @@ class EngineConfig(BaseModel):
     )
     share_draws: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="ranks draw a step's random tokens together: with top-k or top-p each for its "
+        description="ranks sample a step's tokens together: with top-k or top-p each for its "
         "share of the rows, else each over its part of the vocabulary; auto: over peer memory "
-        "only; off: rank 0 draws them",
+        "only; off: rank 0 samples them",
     )
     drafts: Literal["off", "auto", "ngram", "schema", "earlier"] = Field(
         "auto",

@@ -25,7 +25,7 @@ from tpdet.kernels.order import FoldPlan, Slot
 from tpdet.kernels.partial_sums import PartialSums, gathered_sums
 
 TWO_SHOT_ROWS = 256
-"""From so many rows on the two-shot is taken."""
+"""The two-shot is taken from this number of rows on."""
 
 
 class Pending(Protocol):

@@ -35,7 +35,7 @@ class NodeExchange(GatherExchange):
         peers: PeerColumns | None = None,
         sliced_rows: int = TWO_SHOT_ROWS,
     ) -> None:
-        """plan: of all ranks in one level; sliced_rows: from so many rows on they are sliced."""
+        """plan: of all ranks in one level; sliced_rows: the fewest that are sliced."""
         super().__init__(plan, nodes.world, sliced_rows)
         if peers is not None:
             self.carrier = NodeCarrier(nodes.world, peers.carrier)

@@ -16,17 +16,17 @@ import torch
 from tpdet.kernels.cuda.exchange.arguments import Flags, Slots
 
 ONE_SHOT_ROWS = {2: 96, 4: 24, 8: 16}
-"""By ranks: up to so many rows of 4,096 values the one-shot is taken (8: not measured)."""
+"""By ranks: the most rows of 4,096 values that take the one-shot (8: not measured)."""
 
 PIECE_ROWS = 8192
 SLOT_BYTES = 1 << 30
 """Cap of the two-shot's root slots; a piece is halved until they fit."""
 
 SPREAD_ROWS = 128
-"""Up to so many rows a two-shot has a program a row."""
+"""The most rows for which a two-shot has a program a row."""
 
 DIRECT_ROWS = 1024
-"""From so many rows on finished rows are pushed to where they are read."""
+"""The fewest rows that are pushed, once finished, to where they are read."""
 
 FLAGS = 256
 """Flags that a rank raises on each peer: at least as many as programs."""

@@ -46,7 +46,7 @@ class ExpertLayer:
     chosen: int
 
     def mean_rows(self, tokens: int) -> float:
-        """Rows of an expert in a step of so many tokens, where every expert is as likely."""
+        """Rows of an expert in a step of `tokens`, where every expert is as likely."""
         return tokens * self.chosen / self.total
 
     def __str__(self) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 Generate = Callable[[list[list[int]], int], float]
-"""Answers prompts of ids by exactly so many tokens each; the seconds that the call took."""
+"""Answers prompts of ids by exactly that number of tokens each; the seconds of the call."""
 
 _LOW_ID = 1000  # below lie bytes and special tokens of many vocabularies
 _WARM_UP_TOKENS = 8

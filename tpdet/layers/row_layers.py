@@ -42,7 +42,7 @@ class RowRule(Protocol):
     def __call__(
         self, source: WeightSource, partition: Partition, name: str, outputs: int, cut: Leaves
     ) -> RowLayer:
-        """Load a layer of so many outputs; cut: its inputs' leaves."""
+        """Load a layer of `outputs` outputs; cut: its inputs' leaves."""
         ...
 
     def product(self, partition: Partition, name: str, outputs: int, cut: Leaves) -> LayerProduct:

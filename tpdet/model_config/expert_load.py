@@ -9,7 +9,7 @@ from math import sqrt
 from tpdet.model_config.model import ModelConfig
 
 _LARGEST_OF = {1: 0.0, 2: 0.5642, 4: 1.0294, 8: 1.4236, 16: 1.7660, 32: 2.0697, 64: 2.3438}
-"""Mean of the largest of so many standard normal values."""
+"""By a number of standard normal values: the mean of the largest of them."""
 
 
 def touched_experts(experts: int, chosen: int, rows: int) -> float:

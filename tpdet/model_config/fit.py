@@ -9,7 +9,7 @@ from tpdet.model_config.expert_load import fullest_rank
 from tpdet.model_config.model import Mixture, ModelConfig
 
 EIGHTS = 8
-"""Gates and ups of experts lie in turn by so many rows, as in `kernels/inputs/gated.py`."""
+"""Rows of gates, then of ups, that experts hold in turn, as in `kernels/inputs/gated.py`."""
 _EXPERT_BYTES = 4.5e12  # a second: what an H200 reads
 _NO_LEAVES = Leaves((0,))
 _GATHER_SECONDS = 16e-6  # of one row of every choice, and of finding their places again

@@ -68,7 +68,7 @@ def _add_effort(command: argparse.ArgumentParser) -> None:
         type=number,
         default=math.inf,
         metavar="N",
-        help="begin no product after so many seconds; what is measured stays in the table",
+        help="begin no product after these seconds; what is measured stays in the table",
     )
     command.add_argument(
         "--missing", action="store_true", help="tune only what the table does not hold yet"

@@ -31,7 +31,7 @@ from tpdet.tune.product import quick_us
 
 _BEST = 2  # tiles of a product and form of blocks that are timed in pairs
 _FORMS = 2  # forms of blocks of which pairs are timed
-_STEPS = {16: 8, 256: 4, 1 << 30: 2}  # with routes of their own, up to so many tokens
+_STEPS = {16: 8, 256: 4, 1 << 30: 2}  # steps with different routes, by the most tokens
 _GAIN = 0.99  # what another choice must take of the static one's time
 _BANDWIDTH = 4.5e12  # bytes a second that an H200 reads
 _RATE = 0.65e15  # operations a second of its large products

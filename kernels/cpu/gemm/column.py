@@ -17,7 +17,7 @@ import torch
 from tpdet.kernels.cpu import threads
 
 ROWS = 16
-TALL_ROWS = 64  # as long as so many rows are left: the BLAS is 1.4 times faster on them
+TALL_ROWS = 64  # of a call while as many are left: the BLAS is 1.4 times faster on them
 COLUMNS = 256
 _COSTLY = 1 << 22  # multiply-adds from which worker threads pay
 

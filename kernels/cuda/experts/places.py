@@ -154,7 +154,7 @@ def place_many(
 
 
 def spread_height(tokens: int) -> int:
-    """Slots of a spread block for so many tokens; 0 for more than are spread."""
+    """Slots of a spread block for a number of tokens; 0 for more than are spread."""
     return next((height for height in SPREAD_HEIGHTS if tokens <= height), 0)
 
 

@@ -72,7 +72,7 @@ LOGITS_MASS = tl.constexpr(9)  # their mass, of a row without a copy, which is r
 LIST_FIELDS = tl.constexpr(10)
 
 _COMPARED = tl.constexpr(128)  # the longest list whose ids are compared pair by pair
-_FEW = tl.constexpr(512)  # the longest list that is searched with so many lanes
+_FEW = tl.constexpr(512)  # the longest list that is searched with as many lanes
 _MARGIN = tl.constexpr(2.0**-20)  # of a value: more than division by the temperature rounds off
 _SPREAD_STEPS = tl.constexpr(2.0**24)  # a distance of 1 as an integer
 _MOST_DISTANCE = tl.constexpr(64.0)

@@ -30,7 +30,7 @@ from tpdet.model_config import ModelConfig
 from tpdet.model_config.model import Mixture
 from tpdet.verify.run import parse_sizes
 
-_STEPS = {16: 12, 256: 6, 1 << 30: 2}  # with routes of their own, up to so many rows
+_STEPS = {16: 12, 256: 6, 1 << 30: 2}  # steps with different routes, by the most rows
 _SCALE = 0.02
 
 
@@ -173,7 +173,7 @@ def skewed_logits(normal: torch.Tensor, skew: float) -> torch.Tensor:
 
 
 def _batch(rows: int, device: torch.device) -> PagedBatch:
-    """One prompt of so many rows; the choice reads which rows are there."""
+    """One prompt of `rows` rows; the choice reads which rows are there."""
     pages = tuple(range(-(-rows // PAGE_TOKENS)))
     return make_batch((PagedSequence(0, rows, 0, pages),), device)
 

@@ -28,7 +28,7 @@ from tpdet.runner.graphs.packed_step import START, StepShape
 from tpdet.sampling.sampler import PendingSample, to_host
 
 MOST_STEPS = 16
-"""Steps of a link, at most: so many answers are kept on the device."""
+"""Steps of a link, at most: the device keeps the answers of each."""
 _FIELDS = 3  # of `PendingSample.packed`
 
 

@@ -25,7 +25,7 @@ _FINE = 16  # buckets of few decode rows: a lone prompt is padded by a sixteenth
 _ROUNDED = 128  # rows of a bucket are a multiple of it, unless they are the most there are
 _FEWEST_SPLITS = 1024
 _TIMES_SPLITS = 4  # pad splits cost little: a program that reads two numbers
-_FEWEST_BLOCKS, _ROWS_A_BLOCK = 32, 64  # beside full ones: room for the ends of so many sequences
+_FEWEST_BLOCKS, _ROWS_A_BLOCK = 32, 64  # beside full ones: for the ends of sequences
 
 
 class StepGraphs(CapturedSteps):
