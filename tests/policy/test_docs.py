@@ -2,18 +2,22 @@
 What the planner says of its figures: the files they come from exist, and go as far as it notes.
 
 Not looked at: `docs/journal.md`, which is dated, and `docs/results.md`, whose tables quote the
-commands that gave them, as they were then. Flags and numbers are not checked here.
+commands that gave them, as they were then. Numbers are not checked here.
 """
 
 import json
 import re
+import shlex
 from functools import cache
 
 import pytest
 
 from tests.lib.tree import ROOT
 from tpdet import cli
+from tpdet.bench.arguments import complete
+from tpdet.errors import UsageError
 from tpdet.planner.plan import MEASURED_GPUS
+from tpdet.server.settings.settings import make_parser
 
 OF_THEIR_TIME = ("journal.md", "results.md")
 DOCUMENTS = [
@@ -25,6 +29,10 @@ LINK = re.compile(r"\]\(((?!\w+:)[^)#\s]+)")
 MODULE = re.compile(r"\b(?:tests|tpdet)(?:\.[a-z]\w*)+\b")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 COMMAND = re.compile(r"(?:^\s*(?:\$ )?|`)tpdet ([a-z][\w-]*)", re.MULTILINE)
+EXAMPLE = re.compile(r"^(?:    |\$ )?tpdet (\w.*)$", re.MULTILINE)
+BLOCK = re.compile(r"```console\n(.*?)```|((?:^    [^\n]*\n)+)", re.DOTALL | re.MULTILINE)
+FORM = re.compile(r"\[|\.\.\.|\|")
+"""A command's form, with what may be left out, is no example."""
 TARGET = re.compile(r"(?:^\s*|`)make ([\w-]+)", re.MULTILINE)
 OF_MODELS_AND_RUNS = {"config.json", "tokenizer.json", "ready.json", "exit.json"}
 """Files of a checkpoint or of a run directory, which no clone has."""
@@ -66,6 +74,37 @@ def test_what_a_document_names_exists(document):
     targets = {*re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)}
     missing += [f"no target {name}" for name in {*TARGET.findall(code)} - targets]
     assert not missing, "\n".join(sorted(missing))
+
+
+def examples(text):
+    """The arguments of each `tpdet ...` in a block of code, without comment and redirection."""
+    blocks = "\n".join(first or second for first, second in BLOCK.findall(text))
+    lines = [re.split(r"\s+#\s|\s+>\s", line)[0] for line in EXAMPLE.findall(blocks)]
+    return [shlex.split(line) for line in lines if not FORM.search(line)]
+
+
+def parse(arguments):
+    """Read a command's flags as it does. Raises UsageError."""
+    if arguments[0] == "serve":
+        make_parser("tpdet serve").parse_args(arguments[1:])
+    elif arguments[0] != "launch":
+        cli.command_parser().parse_args(complete(arguments))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_commands_of_a_document_can_be_given(document):
+    for arguments in examples(document.read_text()):
+        parse(arguments)
+
+
+def test_a_flag_that_is_not_there_is_found():
+    text = "    tpdet bench drafts M --casess text   # words\n\n```console\n$ tpdet stop D\n```\n"
+    found = examples(text + "\n    tpdet stop RUN_DIR [--timeout SECONDS]\n")
+    assert sorted(found) == [["bench", "drafts", "M", "--casess", "text"], ["stop", "D"]]
+    with pytest.raises(UsageError, match="--casess"):
+        parse(found[0])
+    parse(found[1])
+    assert sum(len(examples(document.read_text())) for document in DOCUMENTS) > 40
 
 
 def test_a_name_that_is_not_there_is_found():
