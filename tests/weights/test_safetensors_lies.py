@@ -10,7 +10,7 @@ import pytest
 from tpdet.errors import CheckpointError, NotFoundError
 from tpdet.weights.checkpoint import open_checkpoint
 from tpdet.weights.safetensors_header import read_safetensors_header
-from tpdet.weights.which import SINGLE
+from tpdet.weights.weight_files import SINGLE
 
 SECONDS, KIB = 2.0, 64 << 10
 HUGE = 2**62

@@ -186,11 +186,11 @@ def test_tensors_are_read_into_memory_that_is_there(tmp_path):
     known.read("b.weight", (16, 64), wide)
     known.read("norm.weight", (16,), WHOLE)
     assert found.finish() == known.finish()
-    assert found.room(memory, (4, 2, 8, 16)) is memory
+    assert found.memory_for(memory, (4, 2, 8, 16)) is memory
     with pytest.raises(IntegrityError, match="restart the server"):
-        found.room(memory, (4, 2, 8, 32))
+        found.memory_for(memory, (4, 2, 8, 32))
     with pytest.raises(IntegrityError, match="restart the server"):
-        found.room(memory.bfloat16(), (4, 2, 8, 16))
+        found.memory_for(memory.bfloat16(), (4, 2, 8, 16))
 
 
 def test_stored_inverse_frequencies_are_ignored(tmp_path):

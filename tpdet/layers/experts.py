@@ -135,12 +135,12 @@ class ExpertMlp:
     def _make_room(self, source: WeightSource) -> list[torch.Tensor]:
         """Where gate, up and down of each expert go, and then their biases: expert by expert."""
         held, (width, outputs) = len(self._lanes.experts), map(len, self._parts)
-        gate_up = source.room(self.gate_up, (held, 2 * width, self._hidden))
-        down = source.room(self.down, (held, outputs, self._mixture.width))
+        gate_up = source.memory_for(self.gate_up, (held, 2 * width, self._hidden))
+        down = source.memory_for(self.down, (held, outputs, self._mixture.width))
         of_gate_up, of_down = self.biases
         if self._mixture.biased:
-            of_gate_up = source.room(of_gate_up, (held, 2 * width))
-            of_down = source.room(of_down, (held, outputs))
+            of_gate_up = source.memory_for(of_gate_up, (held, 2 * width))
+            of_down = source.memory_for(of_down, (held, outputs))
         self.gate_up, self.down, self.biases = gate_up, down, (of_gate_up, of_down)
         targets = []
         for i in range(held):

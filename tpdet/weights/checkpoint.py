@@ -22,7 +22,7 @@ from tpdet.weights.forms.text_part import text_names
 from tpdet.weights.safetensors_header import read_safetensors_header
 from tpdet.weights.stored import StoredFile, StoredTensor
 from tpdet.weights.streamed import StreamedPiece
-from tpdet.weights.which import INDEX, SINGLE, find_weights
+from tpdet.weights.weight_files import INDEX, SINGLE, find_weights
 
 MAX_INDEX_BYTES = 64 << 20
 

@@ -17,7 +17,7 @@ def place(held: torch.Tensor | None, read: torch.Tensor) -> torch.Tensor:
     return held.copy_(read)
 
 
-def room(
+def memory_for(
     held: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Memory for weights to be read into: `held`, or new memory on `device` at first.

@@ -17,7 +17,7 @@ from tpdet.weights.finite import all_finite
 from tpdet.weights.load_progress import LoadProgress
 from tpdet.weights.next_layer import Begun, NextLayer, Part, in_jobs
 from tpdet.weights.pieces import PieceRead, Pieces, TensorLeft, TensorRead
-from tpdet.weights.place import room
+from tpdet.weights.place import memory_for
 from tpdet.weights.staging import Staging
 
 WeightRead = TensorRead | TensorLeft
@@ -141,9 +141,9 @@ class WeightSource:
                     if self.tick is not None:
                         self.tick()
 
-    def room(self, held: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor:
+    def memory_for(self, held: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor:
         """Memory for weights of a shape: what is held already, or new. Raises as `place`."""
-        return room(held, shape, self._dtype, self._device)
+        return memory_for(held, shape, self._dtype, self._device)
 
     def dtype_of(self, pieces: Pieces) -> torch.dtype:
         """Of the elements that are read."""

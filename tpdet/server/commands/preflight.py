@@ -23,7 +23,7 @@ from tpdet.server.wire.protocol import socket_address
 from tpdet.text.reasoning import check_marks
 from tpdet.text.tokenizer import read_files
 from tpdet.weights.resolve import resolve_model, resolve_tokenizer
-from tpdet.weights.which import find_weights
+from tpdet.weights.weight_files import find_weights
 
 
 def check_start(settings: Settings, ranks: int) -> None:
