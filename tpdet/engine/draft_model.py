@@ -68,10 +68,9 @@ class DraftModel:
         self._step = 0
         self._chain = runner.decode_chain()
 
-    @property
-    def seconds(self) -> float:
-        """Of a step in which each sequence gets a draft; 0 until it is measured."""
-        return self.pace.seconds
+    def seconds(self, sequences: int) -> float:
+        """Of a step in which each of so many gets a draft; 0 until any is measured."""
+        return self.pace.seconds(sequences)
 
     def draft(self, wanted: Rows[tuple[Sequence, int]]) -> list[list[int]]:
         """At most so many drafts behind the known tokens of each sequence; [] where room is short.
@@ -80,7 +79,7 @@ class DraftModel:
         Raises NumericalError for NaN in its logits, and TimeoutError where a step or the call took
         longer than it may. What a GPU still computes then ends before the engine's next step.
         """
-        self.pace.begin()
+        self.pace.begin(len(wanted))
         counts: dict[RowKey, int] = {}
         copies: dict[RowKey, Sequence] = {}
         for target, count in wanted:
