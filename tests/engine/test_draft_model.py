@@ -47,11 +47,6 @@ def drafting(model, other, requests, counts, change=None, **how):
     return run(model, requests, look=False, change=still, each_step=watch, **settings)
 
 
-def believe(engine):
-    """Verify drafts of a drafter that was never right."""
-    engine.scheduler.policy.drafting.chances.proof = 0
-
-
 @pytest.fixture(scope="module")
 def plain(tiny_model):
     """Every answer without drafts."""
@@ -83,7 +78,7 @@ def test_the_model_itself_is_always_right_at_any_temperature(tiny_model, how):
 def test_another_model_changes_no_bit(tiny_model, plain, how):
     model, other = tiny_model("qwen3", kv_heads=2), tiny_model("qwen3", kv_heads=2, seed=5)
     counts = {}
-    found = drafting(model, other, REQUESTS, counts, believe, **how)
+    found = drafting(model, other, REQUESTS, counts, **how)
     assert_same(found, plain, REQUESTS)
     assert counts["draft_model"].draft_tokens > 0
 
@@ -100,14 +95,11 @@ def draft_by(engine, config, instead=None):
 def test_token_ids_that_only_one_of_both_models_has_are_no_drafts(tiny_model, plain, vocabulary):
     """Fewer: sequences with other ids have no drafts. More: drafts end before such an id."""
     model, other = tiny_model("qwen3", kv_heads=2), tiny_model("qwen3", vocab=vocabulary)
-    requests = [REQUESTS[1], ask("few ids", PROMPT[:3], max_tokens=25)]
-    few = run(model, requests[1:], look=False)
-    answers = {"sampled": plain.tokens("sampled"), "few ids": few.tokens("few ids")}
-    counts, asked = {}, set()
+    requests = [REQUESTS[1], ask("few ids", PROMPT[:3], max_tokens=9)]
+    answer, counts, asked = plain.tokens("sampled"), {}, set()
 
     def instead(sequence, drafts):
         asked.add(sequence.request_id)
-        answer = answers[sequence.request_id]
         told = answer[len(sequence.tokens) - sequence.prompt_length :][:2]
         return [*told, vocabulary - 1][: len(drafts)]
 
@@ -149,7 +141,7 @@ class NeverDone:
 FAULTS = {
     "raises": "raised ZeroDivisionError: planted",
     "nan": "raised NumericalError",
-    "slow": "raised TimeoutError: 4.0 s of drafting, 4.0 of the last step: over 30.0 s for all",
+    "slow": "raised TimeoutError: 8.0 s of drafting, 4.0 of the last step: over 30.0 s for all",
     "slow prompt": "raised TimeoutError: 31.0 s of drafting, 31.0 of the last step: over 30.0 s",
     "hangs": "raised TimeoutError: 0.",
 }
@@ -187,9 +179,7 @@ def test_a_draft_model_that_fails_is_switched_off(tiny_model, plain, monkeypatch
     with caplog.at_level(logging.WARNING, logger="tpdet.engine"):
         found = drafting(model, model, REQUESTS[1:2], counts, failing)
     assert_same(found, plain, REQUESTS[1:2])
-    assert len(calls) == (2 if fault == "slow" else 1), (
-        "the first has a prompt, which may take longer"
-    )
+    assert len(calls) == 1
     assert counts["draft_model"] == DraftCounts(switched_off=1)
     (said,) = [it.getMessage() for it in caplog.records if "switched off" in it.getMessage()]
     assert said.startswith(f"drafter draft_model {FAULTS[fault]}")
@@ -224,37 +214,29 @@ def test_what_a_draft_may_take_follows_what_drafts_took():
     now = [100.0]
     pace = DraftPace(60.0, lambda: now[0])
 
-    def call(*short, prompt=0.0, sequences=1):
-        pace.begin(sequences)
+    def call(*short, prompt=0.0):
+        pace.begin()
         for seconds in (prompt, *short):
             now[0] += seconds
             pace.end(short=seconds != prompt)
         pace.finish()
 
-    for seconds, known in ((0.003, 0.0), (0.002, 0.0), (0.001, 0.001)):
+    for seconds, known in ((0.003, 0.0), (0.002, 0.0), (0.001, 0.002)):
         call(seconds, seconds)
-        assert pace.seconds(1) == pytest.approx(known)
-    pace.begin(1)
+        assert pace.seconds == pytest.approx(known)
+    pace.begin()
     assert pace.left(short=True) == pytest.approx(1.0) and pace.left(short=False) == 30.0
-    for seconds in (0.003, 0.003):
-        call(seconds)
-    assert pace.seconds(1) == pytest.approx(0.001), "a capture may be in the other calls"
     call(0.1, 0.1, prompt=20.0)
-    assert pace.seconds(1) == pytest.approx(0.003)
     now[0] += 100.0
-    assert pace.seconds(1) == pytest.approx(0.001)  # asked again, in case it was an accident
+    assert pace.seconds == pytest.approx(0.001)  # asked again, in case it was an accident
     for _ in range(9):
         call(0.2)
-    pace.begin(1)
+    pace.begin()
     assert pace.left(short=True) == pytest.approx(4.0)
     with pytest.raises(TimeoutError, match=r"over 30.0 s for all, 4.0 for one"):
         call(4.1)
     with pytest.raises(TimeoutError, match=r"30.2 s of drafting, 0.2 of the last step"):
         call(0.2, prompt=30.0)
-    assert pace.seconds(1) < pace.seconds(16) < 2 * pace.seconds(1), "until it is known"
-    for _ in range(3):
-        call(0.25, sequences=16)
-    assert pace.seconds(16) == pytest.approx(0.25) and pace.seconds(1) == pytest.approx(0.2)
 
 
 def test_a_draft_model_that_does_not_fit_is_refused_by_name(tiny_model, tokenizer_folder, tmp_path):

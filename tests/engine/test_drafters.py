@@ -108,8 +108,8 @@ def wrong_for_ever(engine):
     )
 
 
-def test_drafts_that_are_never_right_are_in_no_step(tiny_model, monkeypatch):
-    """No drafter of the engine is believed before its drafts were right."""
+def test_drafts_that_are_never_right_are_given_up(tiny_model, monkeypatch):
+    """Sequences run ahead again: nearly all steps are launched ahead."""
     monkeypatch.setattr(Ngram, "look", lambda self, tokens, end: 20)
     monkeypatch.setattr(Ngram, "next", lambda self, most: [1099] * most)
     model, counts = tiny_model("qwen3", kv_heads=2), {}
@@ -125,4 +125,4 @@ def test_drafts_that_are_never_right_are_in_no_step(tiny_model, monkeypatch):
         drafts="ngram",
     )
     assert_same(found, alone, [request])
-    assert "ngram" not in counts, "compared with the tokens that came, and never verified"
+    assert 0 < counts["ngram"].drafts <= 3 and not counts["ngram"].accepted_tokens

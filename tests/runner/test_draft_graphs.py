@@ -12,7 +12,7 @@ from tpdet.control.plan import ByColumns, ByShares, LikeliestByColumns, PlanRows
 from tpdet.kernels.cuda.attention.decode_launch import merge_chunk
 from tpdet.kernels.cuda.attention.variants import decode_variant
 from tpdet.kernels.order import PAGE_TOKENS
-from tpdet.runner import RowSharing, Runner
+from tpdet.runner import RowSharing
 from tpdet.runner.graphs.draft_graphs import draft_shape, largest_shape, rehearsed_shapes
 from tpdet.runner.graphs.packed_step import StepSpans
 
@@ -39,30 +39,6 @@ def test_replayed_steps_with_drafts_change_no_bit(tiny_model, tp, kind):
     drafted = [shape.batches[0] for shape in replays if shape.batches[0].short_rows > 1]
     assert len(drafted) >= 5 * tp
     assert len({*drafted}) > 1 and max(batch.sequences for batch in drafted) > 1
-
-
-def test_a_runner_says_which_graph_a_step_with_drafts_lacks(tiny_model, monkeypatch):
-    """Each step of a new kind lacks one, which it captures; it is the one that is replayed."""
-    model, lacked, launch = tiny_model("qwen3", **TINY), [], Runner.launch
-
-    def noting(self, plan, results):
-        rows, drafts = plan.rows, bool(plan.rows.verifies)
-        pages = int(((rows.start + rows.count - 1) // PAGE_TOKENS + 1).sum())
-        step = len(rows), int(rows.count.sum()), int(rows.count.max(initial=0)), pages
-        if drafts:
-            lacked.append(self.lacks_graph(*step))
-        event = launch(self, plan, results)
-        assert not drafts or self.lacks_graph(*step) is None
-        return event
-
-    monkeypatch.setattr(Runner, "launch", noting)
-    plain = run(model, REQUESTS[:3], look=False)
-    with recorded_graphs() as replays:
-        with_drafts(plain, model, "half", requests=REQUESTS[:3])
-    drafted = [shape for shape in replays if shape.batches[0].short_rows > 1]
-    captured = [shape for shape in lacked if shape is not None]
-    assert len(captured) > 1 and set(captured) == set(drafted)
-    assert len(captured) == len(set(captured)) < len(lacked)
 
 
 @pytest.mark.parametrize(

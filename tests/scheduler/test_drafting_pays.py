@@ -3,7 +3,6 @@
 import pytest
 
 from tests.lib.drafting_simulation import AWAITED, PLAIN, Server
-from tpdet.scheduler.offers import Captures
 
 
 def times(tokens, chances, turns=2, server=None, **how):
@@ -75,56 +74,3 @@ def test_drafters_that_were_never_right_are_believed_again():
     server = Server()
     assert min(times(256, [0.0], 2, server)) > 0.97
     assert times(1500, [0.8], 2, server)[1] > 3.3
-
-
-def with_model(batch, chance, turns=2, tokens=384, change=None):
-    """Whole calls with a draft model on a server that has captured nothing; and the server."""
-    server = Server(captures=True)
-    if change is not None:
-        change(server)
-    server.drafting.paused = True
-    off = server.tokens_per_second(tokens, [None] * batch)
-    server.drafting.paused = False
-    server.use_model(chance)
-    return [server.tokens_per_second(tokens, [chance] * batch) / off for _ in range(turns)], server
-
-
-def try_always(server):
-    """A policy that believes each drafter before it was right, and that captures cost nothing."""
-    server.drafting.chances.proof = 0
-    server.drafting.captures.lacks = lambda *_: None
-
-
-@pytest.mark.parametrize("batch", [1, 16, 64])
-def test_a_draft_model_that_is_never_right_costs_a_fiftieth_at_most(batch):
-    """Its first call, too: in no step it is verified, and no graph is captured for it."""
-    rates, server = with_model(batch, 0.0)
-    assert min(rates) > 0.98 and sum(rates) / 2 > 0.985
-    assert not server.captured and not server.drafting.counts
-
-
-@pytest.mark.parametrize("batch", [1, 16])
-def test_the_simulation_shows_what_a_policy_that_always_tries_loses(batch):
-    rates, server = with_model(batch, 0.0, change=try_always)
-    assert min(rates) < 0.97 and server.captured
-
-
-def test_a_draft_model_that_is_often_right_pays_soon():
-    rates, _ = with_model(1, 0.8, 3)
-    assert min(rates) > 1.0 and min(rates[1:]) > 1.3
-    rates, _ = with_model(16, 0.9, 3)
-    assert min(rates) > 0.95 and rates[2] > 1.05
-
-
-@pytest.mark.parametrize(("batch", "tokens"), [(1, 384), (16, 256), (64, 48)])
-def test_drafts_that_were_never_right_capture_nothing(batch, tokens):
-    server = Server(captures=True)
-    assert min(times(tokens, [0.0] * batch, server=server)) > 0.999 and not server.captured
-
-
-def test_a_capture_is_spread_over_the_steps_that_would_have_used_it():
-    captures = Captures()
-    assert captures.share(None) == 0.0 < captures.share("graph")
-    first = captures.share("graph")
-    captures.wish("graph", 500)
-    assert captures.share("graph") < first / 20 and captures.share("other") == first

@@ -97,7 +97,6 @@ def synthetic_rows(llm: LLM, spec: DraftsSpec, batch: int) -> list[BenchRow]:
             answer = answers[choice.request.prompt_token_ids]
             return Synthetic(answer, choice.prompt_length, share or 0.0, draw)
 
-        drafting.think()
         drafting.chances = Chances()  # another drafter, as it were
         name = "draft model" if has_model else "synthetic drafts"
         if share is not None:
@@ -206,7 +205,7 @@ def beside(
         "drafters": counts,
     }
     if llm.engine.draft_model is not None:
-        metrics["draft_step_ms"] = 1e3 * llm.engine.draft_model.seconds(batch)
+        metrics["draft_step_ms"] = 1e3 * llm.engine.draft_model.seconds
     common = {"batch": batch, "context": context, "peer": "without drafts"}
     steps = engine_row(
         llm.engine,

@@ -4,14 +4,10 @@ It begins with an assumption that counts as much as a few drafts. What was seen 
 fades with the steps that pass, so that a drafter that was unlucky is asked again.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 
-from tpdet.drafters.drafter import OF_REQUESTS
-
 _FIRST = (0.5, 0.7, 0.85, 0.95, 0.98, 0.99)  # of trust 4 to 7, 8 to 15, ... tokens
-MOST = 0.999
-"""Of a chance: no draft is certain."""
+_MOST = 0.999
 _SURE = 4.0  # cases that an assumption counts for
 _HALF, _CASES = 512, 256.0  # steps after which cases count half, and how many count
 _UNLIKELY = 0.0025  # rows without a right draft that are as unlikely let a drafter rest
@@ -19,9 +15,6 @@ _STRANGE = 0.1  # how likely a drafter is good for a sequence, until it was righ
 _BELIEVED = 0.8  # of a chance, at most, in saying how unlikely rows are
 _REST, _LONGEST_REST = 8, 256  # steps; twice as many each time, until it is right
 _ROWS_OF_UNKNOWN, _REST_OF_UNKNOWN = 3, 64  # of a drafter that was not right anywhere, yet
-_MANY = 48.0  # cases that leave no doubt
-PROOF = 3
-"""Right drafts from which on those of a drafter are verified."""
 
 
 @dataclass(slots=True)
@@ -84,39 +77,24 @@ class Luck:
 class Chances:
     """The shares of right drafts, of all sequences. Time are steps: somebody counts `step` up."""
 
-    def __init__(self, proof: int = PROOF) -> None:
-        """proof: right drafts from which on those of a drafter are verified."""
-        self.proof = proof
+    def __init__(self) -> None:
         self.step = 0
         self._drafts: dict[tuple[str, int], Tally] = {}
         self._kept: dict[str, Tally] = {}
-        self._right: Counter[str] = Counter()  # drafts of each drafter
+        self._known: set[str] = set()  # drafters that were ever right
 
     def of(self, name: str, trust: int) -> float:
         """That the next draft of a drafter is right."""
         level = _level(trust)
-        return min(self._share(self._drafts.get((name, level)), _FIRST[level]), MOST)
+        return min(self._share(self._drafts.get((name, level)), _FIRST[level]), _MOST)
 
-    def doubt(self, name: str, trust: int) -> float:
-        """The standard deviation of that: few cases say little, many leave no doubt."""
-        tally = self._drafts.get((name, _level(trust)))
-        cases = 0.0 if tally is None else tally.cases
-        chance = self.of(name, trust)
-        return (chance * (1.0 - chance) / (_SURE + cases)) ** 0.5 if cases < _MANY else 0.0
-
-    def is_proven(self, name: str) -> bool:
-        """Whether a drafter was right before, or is a client's: its drafts are worth a step."""
-        return self._right[name] >= self.proof or name in OF_REQUESTS
-
-    def learn(
-        self, name: str, trust: int, accepted: int, drafted: int, luck: Luck | None = None
-    ) -> None:
+    def learn(self, name: str, trust: int, accepted: int, drafted: int, luck: Luck) -> None:
         """The first `accepted` of a row's `drafted` drafts were right; those behind the first wrong
-        one say nothing. luck: of the row's sequence with this drafter; None: they cost no step.
+        one say nothing. luck: of the row's sequence with this drafter.
         """
-        self._right[name] += accepted
-        if luck is not None:
-            luck.follow(accepted, self.of(name, trust), self.step, self._right[name] > 0)
+        if accepted:
+            self._known.add(name)
+        luck.follow(accepted, self.of(name, trust), self.step, name in self._known)
         tally = self._drafts.setdefault((name, _level(trust)), Tally())
         tally.add(accepted, accepted + (accepted < drafted), self.step)
 

@@ -68,9 +68,10 @@ class DraftModel:
         self._step = 0
         self._chain = runner.decode_chain()
 
-    def seconds(self, sequences: int) -> float:
-        """Of a step in which each of so many gets a draft; 0 until any is measured."""
-        return self.pace.seconds(sequences)
+    @property
+    def seconds(self) -> float:
+        """Of a step in which each sequence gets a draft; 0 until it is measured."""
+        return self.pace.seconds
 
     def draft(self, wanted: Rows[tuple[Sequence, int]]) -> list[list[int]]:
         """At most so many drafts behind the known tokens of each sequence; [] where room is short.
@@ -79,7 +80,7 @@ class DraftModel:
         Raises NumericalError for NaN in its logits, and TimeoutError where a step or the call took
         longer than it may. What a GPU still computes then ends before the engine's next step.
         """
-        self.pace.begin(len(wanted))
+        self.pace.begin()
         counts: dict[RowKey, int] = {}
         copies: dict[RowKey, Sequence] = {}
         for target, count in wanted:

@@ -10,46 +10,36 @@ SECONDS, TIMES_SLOWER = 1.0, 20.0
 SHARE_OF_TIMEOUT = 0.5
 """What all steps of a call may take, of the time after which the ranks that wait give up."""
 _TIMES, _ENOUGH = 9, 3  # of calls that are kept, and that tell the usual time
-_MANY = 6  # of which the median is taken
-_LARGER = 1.5  # what more sequences may take, until it is known
 _OLD = 60.0  # seconds after which the usual time may have been that of an accident
 
 
 class DraftPace:
-    """Times the steps of each call. A step is short if every sequence has few tokens in it.
-
-    Times are kept by the sequences of a call, up to a power of four.
-    """
+    """Times the steps of each call. A step is short if every sequence has few tokens in it."""
 
     def __init__(self, step_timeout: float, clock: Callable[[], float] = time.perf_counter) -> None:
         """step_timeout: seconds after which a silent rank counts as lost. clock: seconds."""
         self.clock = clock
         self._most = SHARE_OF_TIMEOUT * step_timeout
-        self._times: dict[int, deque[float]] = {}  # of a short step, by call
-        self._usual: dict[int, float] = {}  # of them
+        self._times: deque[float] = deque(maxlen=_TIMES)  # of a short step, by call
+        self._usual = self._fastest = 0.0  # of them
         self._measured = 0.0  # when the latest of them was
         self._began = self._ended = 0.0  # the call, and its latest step
-        self._size = 0  # of the call
         self._short: list[float] = []  # of the call's short steps
 
-    def seconds(self, sequences: int) -> float:
-        """Of a short step of so many sequences, estimated from fewer or more; 0 until any is known.
+    @property
+    def seconds(self) -> float:
+        """Of a short step; 0 until it is known.
 
         Where none was measured for long it is the fastest: who drafts by it measures again.
         """
-        size = _size(sequences)
-        known = [it for it, times in self._times.items() if len(times) >= _ENOUGH]
-        if not known:
+        if len(self._times) < _ENOUGH:
             return 0.0
-        near = min(known, key=lambda it: (abs(it - size), it))
         is_old = self.clock() - self._measured > _OLD
-        found = min(self._times[near]) if is_old else self._usual[near]
-        return found * (_LARGER if size > near else 1.0)
+        return self._fastest if is_old else self._usual
 
-    def begin(self, sequences: int) -> None:
-        """A call for so many sequences has begun."""
+    def begin(self) -> None:
+        """A call has begun."""
         self._began = self._ended = self.clock()
-        self._size = _size(sequences)
         self._short.clear()
 
     def left(self, short: bool) -> float:
@@ -76,15 +66,9 @@ class DraftPace:
     def finish(self) -> None:
         """The call has ended: keep what its short steps took."""
         if self._short:
-            times = self._times.setdefault(self._size, deque(maxlen=_TIMES))
-            times.append(statistics.fmean(self._short))
-            few = len(times) < _MANY  # captures are among them
-            self._usual[self._size] = min(times) if few else statistics.median(times)
+            self._times.append(statistics.fmean(self._short))
+            self._usual, self._fastest = statistics.median(self._times), min(self._times)
             self._measured = self._ended
 
     def _limit(self) -> float:
-        return max(SECONDS, TIMES_SLOWER * max(self._usual.values(), default=0.0))
-
-
-def _size(sequences: int) -> int:
-    return ((sequences - 1).bit_length() + 1) // 2
+        return max(SECONDS, TIMES_SLOWER * self._usual)

@@ -114,8 +114,7 @@ class Engine:
             constrain=self.grammars.constrain,
             drafting=Drafting(config.drafters, self.run_ahead),
         )
-        drafting = self.scheduler.policy.drafting
-        drafting.model, drafting.captures.lacks = self.draft_model, self.runner.lacks_graph
+        self.scheduler.policy.drafting.model = self.draft_model
         self.watch: SlowdownWatch | None = None
         if config.on_slowdown is not None:
             self.watch = SlowdownWatch(config.max_slowdown, clock)

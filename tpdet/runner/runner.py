@@ -3,7 +3,7 @@
 Shape suffixes: M rows of the step, R rows whose logits are wanted, V vocabulary.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -139,11 +139,6 @@ class Runner:
             return None
         vocab_size = self.model_config.vocab_size
         return DecodeChain(self.graphs, self.model, self.sampled, vocab_size)
-
-    def lacks_graph(self, sequences: int, rows: int, longest: int, pages: int) -> Hashable | None:
-        """The graph that a step with drafts of so many would have captured first, if any."""
-        drafts = None if self.graphs is None else self.graphs.drafts
-        return None if drafts is None else drafts.lacks(sequences, rows, longest, pages)
 
     def launch(self, plan: StepPlan, results: TakeLogits) -> torch.cuda.Event | None:
         """Start one plan on this rank; its logits go to `results`, in the rows' order.

@@ -37,29 +37,16 @@ from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.request import Request
 from tpdet.scheduler.drafts import add_drafts, room_for_drafts
-from tpdet.scheduler.offers import (
-    DOUBT,
-    OTHERS_PER_ABSENT,
-    Captures,
-    Found,
-    Load,
-    choose,
-    would_pay,
-)
+from tpdet.scheduler.offers import Found, Load, choose
 from tpdet.scheduler.queue import SequenceQueue
-from tpdet.scheduler.sequence import PENDING, Sequence, pages_for
-from tpdet.scheduler.trials import Trials
+from tpdet.scheduler.sequence import PENDING, Sequence
 
 SHARE = 0.01
 """Of the time of all steps that looking for drafts may take."""
 _MOST_CREDIT = 0.010  # seconds that may be saved up: a long prompt is indexed at once
 _LEAST_CREDIT = -0.002  # the rest of a look that took long, perhaps only for other programs
 _HANGS = 1.0  # seconds of one look after which a drafter is switched off
-_LEAST_TRIED = 4  # sequences on which a draft model is tried, if there are as many
-_MOST_SINCE = 8  # steps for which a choice counts that was not made in each
-_UNLUCKY = 1.0  # times the doubt by which it may have been unlucky
-_SHARE_OF_STEP = 0.25  # that a draft model's step takes, until it is measured
-_ENTRY, _LEAST_STEPS = 0.002, 16  # seconds of a sequence's first drafts, and steps that bear them
+_LEAST_SECONDS = 1e-6  # of a draft model's step, which is never free
 _BESIDE_PROMPTS = 24
 """Rows with drafts in a step with prompts or with rows over `SHORT_TOKENS`: graphs fit so many."""
 
@@ -73,8 +60,9 @@ _key = attrgetter("key")
 class Model(Protocol):
     """A draft model: drafts for many sequences at once, in as many steps as the longest has."""
 
-    def seconds(self, sequences: int) -> float:
-        """Of one of its steps, in which each of so many gets a draft; 0 until it is measured."""
+    @property
+    def seconds(self) -> float:
+        """Of one of its steps, in which every sequence gets a draft; 0 until it is measured."""
 
     def draft(self, wanted: Rows[tuple[Sequence, int]]) -> Rows[Rows[int]]:
         """At most so many drafts behind the known tokens of each sequence."""
@@ -108,7 +96,6 @@ class Drafting:
         self.model: Model | None = None
         self.paused = False
         self.chances, self.pace = Chances(), Pace(runs_ahead)
-        self.captures, self._trials = Captures(), Trials()
         self.clock, self._drafters = clock, tuple(drafters)
         self._off: set[str] = set()
         self._earlier = EarlierOutputs()
@@ -118,10 +105,6 @@ class Drafting:
         self._rows: list[tuple[str, int, int, int, Luck]] = []  # not yet learned of
         self._model_seconds = 0.0  # that the draft model took since the last step ended
         self._together = False  # all rows wait, so that every sequence may carry drafts
-        self._followed: set[RowKey] = set()  # sequences that the draft model has drafted for
-        self._entry = _ENTRY  # seconds that the first drafts of a sequence take it more
-        self._tried: set[RowKey] = set()  # sequences by which it is tried
-        self._chosen = 0  # the step of the latest choice
 
     def admit(self, request: Request, sequences: Rows[Sequence]) -> None:
         """Give the sequences of a request their drafters, behind the one of what it sent."""
@@ -152,8 +135,6 @@ class Drafting:
         """A sequence has ended: remember its output where that is asked for."""
         self._drafting.discard(sequence.key)
         self._active.pop(sequence.key, None)
-        self._trials.forget(sequence.key)
-        self._followed.discard(sequence.key)
         if self.model is not None:
             self.model.forget(sequence.key)
         if EARLIER in self._drafters and not sequence.poisoned:
@@ -169,7 +150,6 @@ class Drafting:
         """
         seconds, self._model_seconds = max(seconds - self._model_seconds, 0.0), 0.0
         self._credit = min(self._credit + SHARE * seconds, _MOST_CREDIT)
-        self._trials.step()
         self.chances.step += 1
         if positions:
             self.pace.took(positions, awaited, seconds)
@@ -220,7 +200,7 @@ class Drafting:
             known = sorted((s for s in ready if s.tokens[-1] != PENDING), key=_key)
             _fill([(s, self._instead(s)) for s in known], counts, budget, alone)
         else:
-            looked = [self._look(sequence, len(counts)) for sequence in ready]
+            looked = [self._look(sequence) for sequence in ready]
             found = [it for it in looked if it is not None]
             self._together = False
             if found:
@@ -251,12 +231,11 @@ class Drafting:
             if may and sequence.key in counts and _decodes(sequence):
                 yield sequence
 
-    def _look(self, sequence: Sequence, rows: int) -> Found | None:
-        """What the drafter that is most likely right has for a sequence, one of so many rows."""
+    def _look(self, sequence: Sequence) -> Found | None:
+        """What the drafter that is most likely right has for a sequence."""
         tokens = sequence.tokens
         pending = tokens[-1] == PENDING
         end = len(tokens) - pending
-        tried = self._trials.compare(sequence.key, tokens, end, self.chances)
         most = room_for_drafts(sequence)
         best: Found | None = None
         for drafter in sequence.drafters:
@@ -267,42 +246,28 @@ class Drafting:
                 sequence.drafters = [it for it in sequence.drafters if it is not drafter]
             if trust and drafter.name == DRAFTS:
                 return Found(sequence, drafter, trust, 1.0, most, pending)
-            name, luck = drafter.name, sequence.luck.get(drafter.name)
-            if not trust or (luck is not None and luck.until > self.chances.step):
-                continue
-            chance, proven = self.chances.of(name, trust), self.chances.is_proven(name)
-            if not proven:
-                self._try(sequence, drafter, trust)
-            if best is None or (proven, chance) > (best.proven, best.chance):
-                asked = pending and name != DRAFT_MODEL  # which always has something
-                kept = self.chances.kept(name, chance) if asked else 1.0
-                of_model = self._seconds(sequence, drafter, rows)
-                found = sequence, drafter, trust, chance, most, pending, kept
-                doubt = self.chances.doubt(name, trust)
-                best = Found(*found, *of_model, proven, doubt)
-        if tried:
-            self.chances.learn_kept(tried, best is not None)
-        elif sequence.hoped and not pending:  # it waited for this
+            luck = sequence.luck.get(drafter.name)
+            if trust and (luck is None or luck.until <= self.chances.step):
+                name = drafter.name
+                chance = self.chances.of(name, trust)
+                if best is None or chance > best.chance:
+                    kept = self.chances.kept(name, chance) if pending else 1.0
+                    seconds = self._seconds(drafter)
+                    best = Found(sequence, drafter, trust, chance, most, pending, kept, seconds)
+        if sequence.hoped and not pending:  # it waited for this
             self.chances.learn_kept(sequence.hoped, best is not None)
             sequence.hoped = ""
         if best is None:
             self._wait(sequence, False)
         return best
 
-    def _seconds(self, sequence: Sequence, drafter: Drafter, rows: int) -> tuple[float, float]:
+    def _seconds(self, drafter: Drafter) -> float:
         """What each draft of a row takes before the step, in seconds; those of other rows with it.
 
-        A draft model is asked in every step that sequences await together, and in no other. And
-        what a step bears of the sequence's first drafts: as many do as it made tokens, or has left.
+        A draft model is asked in every step that sequences await together, and in no other.
         """
-        if drafter.name != DRAFT_MODEL or self.model is None:
-            return 0.0, 0.0
-        seconds = self.model.seconds(rows) or _SHARE_OF_STEP * self.pace.time(rows, False)
-        if sequence.key in self._followed:
-            return seconds, 0.0
-        made = max(len(sequence.tokens) - sequence.prompt_length, _LEAST_STEPS)
-        left = max(sequence.full_length - len(sequence.tokens), 1)
-        return seconds, self._entry / min(made, left)
+        model = self.model if drafter.name == DRAFT_MODEL else None
+        return 0.0 if model is None else max(model.seconds, _LEAST_SECONDS)
 
     def _trust(self, drafter: Drafter, tokens: Rows[int], end: int) -> int:
         began = self.clock()
@@ -326,23 +291,18 @@ class Drafting:
         alone: bool,
     ) -> None:
         """Add what is told and what pays; the other sequences run ahead again."""
-        told = [it for it in found if it.is_told]
+        rows, told = len(counts), [it for it in found if it.is_told]
         taken: list[tuple[Found, int]] = []
-        tried: set[RowKey] = set()
         if len(told) < len(found):
-            load = self._load(running, counts, budget, share)
-            offered = [it for it in found if it.proven and not it.is_told]
-            if offered:
-                taken, self._together = choose(offered, load)
-            if not taken:
-                tried = self._try_model(found, load)
+            always = sum(sequence.reads_always for sequence in running)
+            load = Load(rows, always, budget, self.pace, share)
+            taken, self._together = choose([it for it in found if not it.is_told], load)
         # Known answers go in few long rows, not a little of each in every step.
         taken = [*((it, max(budget, 1)) for it in told), *taken]
         kept = {it.sequence.key for it, count in taken if count}
         for it in found:
             if it.sequence.key not in kept:
-                self._try(it.sequence, it.drafter, it.trust)
-                self._wait(it.sequence, it.sequence.key in tried)
+                self._wait(it.sequence, False)
         wanted: list[_Wanted] = []
         modelled = self._ask_model(taken)
         for it, count in taken:
@@ -360,51 +320,6 @@ class Drafting:
             if not it.pending:
                 self._wait(it.sequence, it.sequence.drafted > 0 or it.is_told)
 
-    def _load(
-        self, running: SequenceQueue, counts: dict[RowKey, int], budget: int, share: float
-    ) -> Load:
-        """The step without drafts."""
-        always = sum(sequence.reads_always for sequence in running)
-        pages = sum(pages_for(len(it.tokens)) for it in running if it.key in counts)
-        since, self._chosen = self.chances.step - self._chosen, self.chances.step
-        since = min(since, _MOST_SINCE)
-        return Load(len(counts), always, budget, self.pace, share, self.captures, pages, since)
-
-    def _try(self, sequence: Sequence, drafter: Drafter, trust: int) -> None:
-        """Compare a drafter's next token with what comes, which costs nothing."""
-        if drafter.name != DRAFT_MODEL and not self._trials.runs(sequence.key):
-            end = len(sequence.tokens) - (sequence.tokens[-1] == PENDING)
-            ids = self._ask(drafter, 1, 1)
-            self._trials.begin(sequence.key, drafter.name, trust, end, ids)
-
-    def _try_model(self, found: Rows[Found], load: Load) -> set[RowKey]:
-        """Compare a token of the draft model's with what comes, for few sequences; those that wait.
-
-        That is done where its drafts would pay, but only if it had no luck so far, and while there
-        is time left for it.
-        """
-        found = [it for it in found if it.drafter.name == DRAFT_MODEL]
-        hoped = [it.if_lucky(_UNLUCKY) for it in found]
-        if not found or self._trials.credit <= 0.0 or not would_pay(hoped, load):
-            return set()
-        if found[0].proven and would_pay([it.if_lucky(-DOUBT) for it in found], load):
-            return set()
-        self._tried &= self._drafting
-        few = max(_LEAST_TRIED, load.rows // OTHERS_PER_ABSENT + 1)
-        self._tried |= {it.sequence.key for it in found[: max(few - len(self._tried), 0)]}
-        mine = [it for it in found if it.sequence.key in self._tried]
-        free = (it for it in mine if not it.pending and not self._trials.runs(it.sequence.key))
-        asked = [(it, 1) for it in free]
-        spent = self._model_seconds
-        ids = self._ask_model(asked)
-        step, awaited = (load.pace.time(load.rows, awaits) for awaits in (load.awaits, True))
-        if asked:
-            self._trials.credit -= (self._model_seconds - spent + awaited - step) / step
-        for it, _ in asked:
-            key, end = it.sequence.key, len(it.sequence.tokens)
-            self._trials.begin(key, DRAFT_MODEL, it.trust, end, ids.get(key, ()))
-        return {it.sequence.key for it in mine}
-
     def _ask_model(self, taken: Rows[tuple[Found, int]]) -> dict[RowKey, Rows[int]]:
         """The drafts of the draft model, for all its sequences together."""
         asked = [
@@ -420,13 +335,7 @@ class Drafting:
         except Exception as error:
             self._switch_off(asked[0][0].drafter, f"raised {type(error).__name__}: {error}")
             found = [()] * len(asked)
-        took, most = self.clock() - began, max(count for _, count in asked)
-        self._model_seconds += took
-        new = {it.sequence.key for it, _ in asked} - self._followed
-        self._followed |= new
-        if new and most > 1:  # no trial
-            more = took - most * self.model.seconds(len(asked))
-            self._entry = 0.5 * (self._entry + max(more, 0.0) / len(new))
+        self._model_seconds += self.clock() - began
         return {it.sequence.key: ids for (it, _), ids in zip(asked, found, strict=True)}
 
     def _ask(self, drafter: Drafter, count: int, most: int) -> Rows[int]:

@@ -54,7 +54,6 @@ def drafter(kind: str, answers: Tokens, vocabulary: int, seed: int) -> Proposer:
 def let_engine_draft(drafting: Drafting, model: DraftModel | None) -> None:
     """Let the engine's drafters draft by what is assumed of times, whatever steps take here."""
     drafting.clock = lambda: 1.0
-    drafting.chances.proof = 0  # wrong drafts are to be verified, too
     drafting.model = model
     if model is not None:
         model.pace.clock = drafting.clock

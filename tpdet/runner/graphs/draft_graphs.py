@@ -68,13 +68,6 @@ class DraftGraphs(CapturedSteps):
             return None
         return self._replay(shape, graph, rows, [self._spans(rows, shape)])[:total]
 
-    def lacks(self, sequences: int, rows: int, longest: int, pages: int) -> StepShape | None:
-        """What would have to be captured for a step of so many; None: nothing, or no graph fits."""
-        if rows > HEAD_ROWS or longest > SHORT_TOKENS or len(self._graphs) == _MOST_GRAPHS:
-            return None
-        shape = bucket(sequences, rows, longest, pages, self._width)
-        return None if shape in self._graphs else shape
-
     def _first_of(self, shape: StepShape) -> Graph | None:
         """The graph of a shape that no step had so far; None if there are graphs enough."""
         if self._room is None or len(self._graphs) == _MOST_GRAPHS:
@@ -98,15 +91,10 @@ class DraftGraphs(CapturedSteps):
 
 def draft_shape(rows: PlanRows, total: int, width: int) -> StepShape:
     """The bucket of a step of `total` rows; tables have `width` pages."""
-    pages = int(((rows.start + rows.count - 1) // PAGE_TOKENS + 1).sum())
-    return bucket(len(rows), total, int(rows.count.max()), pages, width)
-
-
-def bucket(sequences: int, total: int, longest: int, pages: int, width: int) -> StepShape:
-    """Of a step of `total` rows, at most `longest` of a sequence; all sequences have `pages`."""
-    sequences = _least(_SEQUENCES, sequences)
-    splits = _least([*_split_buckets(sequences, width)], pages)
-    positions = _least(_POSITIONS, longest)
+    sequences = _least(_SEQUENCES, len(rows))
+    needed = int(((rows.start + rows.count - 1) // PAGE_TOKENS + 1).sum())
+    splits = _least([*_split_buckets(sequences, width)], needed)
+    positions = _least(_POSITIONS, int(rows.count.max()))
     return _shape_of(_least(_ROWS, total), sequences, splits, width, positions)
 
 
