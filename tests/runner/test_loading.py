@@ -77,6 +77,25 @@ def test_random_weights_are_the_same_too(tiny_model, beside):
         assert_same_bits(tensor, others[name], name)
 
 
+def test_a_rank_can_wait_for_its_own_weights(tiny_model, beside, monkeypatch):
+    model, seen = tiny_model("qwen3", kv_heads=2), []
+    at_once = weights_of(start(model, SoloWorld()).model)
+    beside()
+    begin = load_model.Loader.begin
+
+    def begin_and_wait(self, *given):
+        found = begin(self, *given)
+        found.wait()
+        seen.append({name: tensor.clone() for name, tensor in weights_of(found.decoder).items()})
+        assert not found.digest
+        return found
+
+    monkeypatch.setattr(load_model.Loader, "begin", begin_and_wait)
+    start(model, SoloWorld())
+    for name, tensor in seen[0].items():
+        assert_same_bits(tensor, at_once[name], name)
+
+
 def test_a_value_that_is_not_finite_is_refused_as_ever(tiny_model, beside, tmp_path):
     folder = shutil.copytree(tiny_model("qwen3", kv_heads=2), tmp_path / "nan")
     weights = load_file(folder / "model.safetensors")

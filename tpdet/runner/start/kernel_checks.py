@@ -3,7 +3,7 @@
 import logging
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 import torch
@@ -83,13 +83,18 @@ def product_limits(step_rows: int, logit_rows: int) -> dict[str, int]:
 
 
 def admit_products(
-    partition: Partition, device: torch.device, limits: dict[str, int], tune_command: str
+    partition: Partition,
+    device: torch.device,
+    limits: dict[str, int],
+    tune_command: str,
+    end_copies: Callable[[], None] = lambda: None,
 ) -> None:
     """Try what the GPU's shape table names for this rank's products: its arithmetic uses it then.
 
     Products that it does not hold run by estimate, and the log offers `tune_command` for them.
-    limits: the most rows of each kind of product. Raises TpdetError for an entry that fails, and
-    for a tile of experts that gives other bits than the dense product.
+    limits: the most rows of each kind of product; end_copies: called before products are timed, so
+    that nothing is copied to the GPU meanwhile. Raises TpdetError for an entry that fails, and for
+    a tile of experts that gives other bits than the dense product.
     """
     from tpdet.kernels.cuda.experts.admission import failing_tiles
     from tpdet.kernels.cuda.experts.tiles import is_tuned
@@ -109,6 +114,8 @@ def admit_products(
             f"{'; '.join(failed)}: other bits than the dense product on this GPU, no answer can be "
             "trusted"
         )
+    if found.not_in_table:
+        end_copies()
     partition.arithmetic.admitted = library_trials.with_libraries(
         found.admitted, found.not_in_table, device
     )

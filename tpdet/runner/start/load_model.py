@@ -81,7 +81,8 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> LoadedM
         # 5. The shape table's kernels give the contract's bits.
         times.doing = TRYING
         if limits is not None:
-            admit_products(partition, device, limits, tune_command(config, world.size))
+            command = tune_command(config, world.size)
+            admit_products(partition, device, limits, command, loading.wait)
             times.mark("admission")
         loaded = LoadedModel(
             config=config,

@@ -244,6 +244,11 @@ class Loading:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             self.decoder.load(self._source)
 
+    def wait(self) -> None:
+        """Return when this rank has read its weights. Not collective; raises as `finish`."""
+        if self._thread is not None:
+            self._thread.result()
+
     def finish(self) -> None:
         """Return when all ranks have their weights and agree on the digest. Collective.
 
@@ -251,8 +256,7 @@ class Loading:
         """
         if self.digest:
             return
-        if self._thread is not None:
-            self._thread.result()
+        self.wait()
         self.digest = self._agree(self.decoder, self._source)
 
     def _tick(self) -> None:
