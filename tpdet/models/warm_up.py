@@ -48,6 +48,17 @@ def warm_up(
     first: launches what the model does, below the limits.
     """
     sampled: set[int] = set()
+    for sequences, whole in _steps(min(max_seqs, max_tokens), max_tokens, context):
+        of = model if whole else first
+        _step(of, pages, device, sequences, logit_rows, sampled, whole)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _steps(
+    most: int, max_tokens: int, context: int
+) -> Iterator[tuple[tuple[PagedSequence, ...], bool]]:
+    """Prefills of up to `max_tokens`, decodes of `most` sequences; whether the largest."""
     for rows in sizes(max_tokens):
         firsts = range(0, rows, context)
         counts = [min(context, rows - first) for first in firsts]
@@ -55,18 +66,10 @@ def warm_up(
             PagedSequence(first, count, 0, tuple(range(-(-count // PAGE_TOKENS))))
             for first, count in zip(firsts, counts, strict=True)
         )
-        whole = rows == max_tokens
-        of = model if whole else first
-        _step(of, pages, device, sequences, logit_rows, sampled, whole)
+        yield sequences, rows == max_tokens
     start = min(_CONTEXT, context) - 1
-    most = min(max_seqs, max_tokens)
     for rows in sizes(most):
-        sequences = tuple(PagedSequence(i, 1, start, (0, 1)) for i in range(rows))
-        whole = rows == most
-        of = model if whole else first
-        _step(of, pages, device, sequences, logit_rows, sampled, whole)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        yield tuple(PagedSequence(i, 1, start, (0, 1)) for i in range(rows)), rows == most
 
 
 def sizes(limit: int) -> Iterator[int]:

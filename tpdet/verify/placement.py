@@ -72,9 +72,7 @@ def _that_fit(
     """The worlds that may start now; moves them from `waiting` into `load`."""
 
     def takes(worlds: list[int], index: int) -> bool:
-        if not worlds or not needs:
-            return len(worlds) < worlds_per_gpu
-        held = sum(needs[each] for each in (*worlds, index))
+        held = sum(needs[each] for each in (*worlds, index)) if needs and worlds else 0
         return len(worlds) < worlds_per_gpu and held <= memory
 
     for index in list(waiting):

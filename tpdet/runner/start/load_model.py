@@ -92,7 +92,7 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> LoadedM
             max_model_len=positions,
             contracts=contracts,
             decoder=loading.decoder,
-            digest=loading.digest,
+            digest="",
             loader=loader,
             strict_exchange=strict_exchange,
             sharing=sharing,
@@ -144,7 +144,9 @@ def _warm_and_count_pages(loaded: LoadedModel, loading: Loading) -> int:
     if loaded.device.type == "cuda":
         held = warm_engine(loaded, loading.finish)
         loaded.times.mark("warm-up")
-    loading.finish()
+    else:
+        loading.finish()
+        loaded.times.mark("load")
     return agreed_pages(
         loaded.config,
         loaded.model_config,

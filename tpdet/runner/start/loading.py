@@ -83,9 +83,7 @@ class Loader:
             agree(self._world, sample_checkpoint(directory, source.files))
         self._tokenizer = tokenizer_digests(directory)
         if not beside:
-            loading = Loading(Decoder(source, partition, positions), source, self._agree)
-            loading.finish()
-            return loading
+            return Loading(Decoder(source, partition, positions), source, self._agree)
         unread = UnreadWeights(getattr(torch, self._model.dtype), self._device)
         loading = Loading(Decoder(unread, partition, positions), source, self._agree)
         if self._device.type == "cuda":
@@ -252,10 +250,8 @@ class Loading:
     def finish(self) -> None:
         """Return when all ranks have their weights and agree on the digest. Collective.
 
-        Does nothing the second time. Raises as `WeightSource.read`, and DisagreementError.
+        Raises as `WeightSource.read`, and DisagreementError.
         """
-        if self.digest:
-            return
         self.wait()
         self.digest = self._agree(self.decoder, self._source)
 
