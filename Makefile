@@ -46,7 +46,7 @@ test-long:
 
 # On a machine with a GPU: bits and accuracy of the kernels and of the whole engine, then times.
 # Times run also after checks that failed. RESULTS=docs/results appends the rows of the checks there.
-GPU_TIMES := gemm attention attention_prefill attention_decode gemm_columns sampler
+GPU_TIMES := gemm.times attention.times attention.prefill attention.decode gemm.columns sampling.times
 RESULTS ?=
 
 test-gpu: setup

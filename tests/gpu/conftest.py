@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.suite import side_by_side
+from tests.gpu.lib.suite import side_by_side
 from tpdet.verify.machine import machine
 from tpdet.verify.report import append_run
 

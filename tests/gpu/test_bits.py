@@ -10,28 +10,27 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tests.gpu import (
-    attention_decode,
-    attention_prefill,
-    dependent,
-    engine,
-    experts,
-    gemm_columns,
-    sampler,
-)
-from tests.gpu.attention_bits import attention_checks
-from tests.gpu.gemm import all_checks
+from tests.gpu.attention.bits import attention_checks
+from tests.gpu.attention.decode import decode_checks
+from tests.gpu.attention.prefill import prefill_checks
+from tests.gpu.engine.bits import engine_checks, make_models
+from tests.gpu.engine.dependent import dependent_checks
+from tests.gpu.experts.bits import expert_checks
+from tests.gpu.gemm import column_bits, columns
+from tests.gpu.gemm.leaf_bits import leaf_checks
+from tests.gpu.gemm.norm_bits import norm_checks
+from tests.gpu.sampling.bits import sampler_checks
 
 SUITES = {
-    "dependent": lambda _: dependent.dependent_checks(),
-    "columns": lambda _: gemm_columns.column_checks(),
-    "prefill": lambda _: attention_prefill.prefill_checks(),
-    "decode": lambda _: attention_decode.decode_checks(),
-    "gemm": lambda _: all_checks(),
+    "dependent": lambda _: dependent_checks(),
+    "columns": lambda _: columns.column_checks(),
+    "prefill": lambda _: prefill_checks(),
+    "decode": lambda _: decode_checks(),
+    "gemm": lambda _: [*column_bits.column_checks(), *leaf_checks(), *norm_checks()],
     "attention": lambda _: attention_checks(),
-    "experts": lambda _: experts.checks(),
-    "sampler": lambda _: sampler.checks(),
-    "engine": engine.engine_checks,
+    "experts": lambda _: expert_checks(),
+    "sampler": lambda _: sampler_checks(),
+    "engine": engine_checks,
 }
 """Each suite's checks, by the folder that holds the models of its checks."""
 
@@ -46,7 +45,7 @@ def names():
 def prepare(folder, chosen):
     """`folder`, with the models of the chosen checks in it."""
     if any(name.startswith("engine:") for name in chosen):
-        engine.make_models(folder)
+        make_models(folder)
     return folder
 
 

@@ -111,7 +111,7 @@ def test_a_name_that_is_not_there_is_found():
     assert there("kernels/ops.py") and there("README.md") and there("exchange_time.py")
     assert not there("kernels/nothing.py") and not there("nothing.py")
     assert is_module("tpdet.serve") and is_module("tpdet.launch.submit")
-    assert is_module("tests.gpu.sustained") and not is_module("tests.nothing.sustained")
+    assert is_module("tests.gpu.gemm.sustained") and not is_module("tests.nothing.sustained")
     assert COMMAND.findall("`tpdet frobnicate x`\n    tpdet serve M") == ["frobnicate", "serve"]
     assert TARGET.findall("`make tea`\nmake test") == ["tea", "test"]
 

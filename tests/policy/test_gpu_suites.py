@@ -11,9 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tests.gpu import attention_lengths, checks, conftest, load_times
-from tests.gpu.checks import outcome, poisoned_workspaces, same, surrounded
-from tests.gpu.suite import Check, run_parts, side_by_side
+from tests.gpu import conftest
+from tests.gpu.attention import lengths as attention_lengths
+from tests.gpu.lib import checks
+from tests.gpu.lib.checks import outcome, poisoned_workspaces, same, surrounded
+from tests.gpu.lib.suite import Check, run_parts, side_by_side
+from tests.gpu.speed import load_times
 from tests.gpu.test_bits import SUITES, names, prepare
 from tests.lib.tree import ROOT
 from tpdet.kernels.cpu.attention import attention
@@ -43,7 +46,7 @@ def test_every_suite_lists_checks_with_names_of_their_own(tmp_path):
 
 
 def test_the_engine_suite_finds_the_models_that_are_made_for_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.gpu.engine.make_model", lambda folder, **_: folder.mkdir())
+    monkeypatch.setattr("tests.gpu.engine.bits.make_model", lambda folder, **_: folder.mkdir())
     prepare(tmp_path, ["gemm: shards"])
     assert not any(tmp_path.iterdir())
     prepare(tmp_path, ["engine: sampler"])
@@ -109,7 +112,7 @@ def test_a_timing_program_runs_the_parts_that_are_named(no_gpu, monkeypatch):
     parts = {"times": lambda: timed.append("times"), "sweep": lambda: timed.append("sweep")}
     assert run_parts("gemm", parts, ["sweep"]) == 0 and timed == ["sweep"]
     assert run_parts("gemm", parts, []) == 0 and timed == ["sweep", "times", "sweep"]
-    monkeypatch.setattr("tests.gpu.suite.failures", ["times"])
+    monkeypatch.setattr("tests.gpu.lib.suite.failures", ["times"])
     assert run_parts("gemm", parts, ["times"]) == 1
     with pytest.raises(SystemExit):
         run_parts("gemm", parts, ["bits"])

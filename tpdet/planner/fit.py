@@ -47,7 +47,7 @@ from tpdet.planner.kernel_time import (
 from tpdet.planner.step_fit import fit_steps
 
 _HIDDEN = 4096  # of the measured exchanges
-_TIMED_ORDER = "pairs"  # of the measured exchanges (tests/gpu/peer_times.py)
+_TIMED_ORDER = "pairs"  # of the measured exchanges (tests/gpu/exchange/peer_times.py)
 _HEADS, _KEY_HEADS, _HEAD_DIM = 32, 8, 128  # of the measured attention
 _VOCABULARY = 151_936  # of the measured sampling
 _SHORT_ROWS = 64  # exchanges of at most this many rows give NCCL's latency

@@ -2,9 +2,10 @@
 
 The noise of an id is two fp64 logarithms, so it is bounded first. Noise lies in [-3.14, 22.88]: an
 id that is 32 below the row's largest cannot win. Of the others each lane keeps the one with the
-largest *approximate* score (fp32, within 2^-7 of the exact one, `tests/gpu/sampler.py`); an exact
-winner's approximation is within `slack` of the largest. So if no lane saw a second one that near,
-the exact scores of the lanes' best hold the winner. If a lane did, every id's score is computed.
+largest *approximate* score (fp32, within 2^-7 of the exact one, `tests/gpu/sampling/bits.py`); an
+exact winner's approximation is within `slack` of the largest. So if no lane saw a second one that
+near, the exact scores of the lanes' best hold the winner. If a lane did, every id's score is
+computed.
 Either way the token is the argmax of exact scores, ties to the lowest id.
 
     logits  fp32 [R, W], rows `stride` apart      fields  the row's int64 [ROW_FIELDS] of the table

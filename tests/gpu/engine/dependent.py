@@ -1,0 +1,166 @@
+"""Dependent launches on a GPU: the bits of plain ones, launched singly and out of a CUDA graph.
+
+A chain of a decode step's kernels writes over the same memory turn after turn, from inputs that
+change every turn: a program that read before its predecessor's stores were there would read another
+turn's values. That this would be noticed shows a reader that does not wait, after a kernel that
+lets it in early.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from tests.gpu.lib.checks import draw
+from tests.gpu.lib.suite import Check
+from tpdet.kernels import order
+from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
+from tpdet.kernels.cuda.gemm.gated import gated_gemm
+from tpdet.kernels.cuda.launch import dependent
+from tpdet.kernels.cuda.pointwise import activation, norm, rotary
+from tpdet.kernels.inputs.norm import Norm
+from tpdet.kernels.partial_sums import relative_roots
+
+HIDDEN, WIDTH, LEAVES, LAYERS, TURNS = 4096, 12288, 8, 4, 400
+PLAIN = {"DEPENDENT": False}
+
+
+class Chain:
+    """Layers of norm, gated product, leaves, their fold with the next norm, rotation.
+
+    Every other layer's gates and ups are a column product with SiLU behind it.
+    """
+
+    def __init__(self):
+        self.up = [draw(2 * WIDTH, HIDDEN, seed=i) / 64 for i in range(LAYERS)]
+        shape = LEAVES, HIDDEN, WIDTH // LEAVES
+        self.down = [draw(*shape, seed=9 + i) / 64 for i in range(LAYERS)]
+        self.weight = draw(HIDDEN, seed=99)
+        self.angle = draw(256, 64, dtype=torch.float32, seed=98)
+        (roots,) = order.fold_plan(order.DEFAULT_FOLD_ORDER, LEAVES, 1).roots
+        self.roots = relative_roots(roots)
+
+    def __call__(self, x):
+        y = norm.rms_norm(x, Norm(self.weight, 1e-6))
+        cos, sin = self.angle[: len(x)].cos(), self.angle[: len(x)].sin()
+        for layer, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
+            if layer % 2:
+                wide = gemm.column_gemm(y, up, None, torch.float32)
+                mixed = activation.activate_and_multiply(wide, torch.bfloat16)
+            else:
+                mixed = gated_gemm(y, up)
+            sums = leaf_gemm.leaf_sums(mixed, down, self.roots)
+            x, y = norm.fold_and_norm(sums, None, x, Norm(self.weight, 1e-6))
+            turned = rotary.rotate_heads(y.view(len(y), -1, 128), cos, sin, None, 1e-6)
+            y = turned.view(y.shape)
+        return y
+
+
+def plainly(run):
+    """What `run` gives where every launch is plain."""
+    before = dependent._DEPENDENT
+    dependent._DEPENDENT = PLAIN
+    try:
+        return run()
+    finally:
+        dependent._DEPENDENT = before
+
+
+def captured(chain, x):
+    """The chain over x's memory as a graph, and its result."""
+    chain(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = chain(x)
+    return graph, y
+
+
+def chains_have_the_bits_of_plain_launches(rows):
+    if not dependent.dependent_launch(torch.device("cuda", 0))["DEPENDENT"]:
+        raise RuntimeError("launches are plain on this GPU: nothing is compared")
+    chain, x = Chain(), torch.empty(rows, HIDDEN, dtype=torch.float32, device="cuda")
+    inputs = [draw(rows, HIDDEN, dtype=torch.float32, seed=100 + i) for i in range(3)]
+    wanted = plainly(lambda: [chain(each).view(torch.int16).clone() for each in inputs])
+    if torch.equal(wanted[0], wanted[1]):
+        raise AssertionError("the inputs make no difference")
+    graph, y = captured(chain, x)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for turn in range(TURNS):
+        x.copy_(inputs[turn % 3])
+        graph.replay()
+        wrong += (y.view(torch.int16) != wanted[turn % 3]).sum()
+        if turn % 4 == 0:
+            x.copy_(inputs[turn % 3])
+            wrong += (chain(x).view(torch.int16) != wanted[turn % 3]).sum()
+    if int(wrong):
+        raise AssertionError(f"{int(wrong)} values differ in {TURNS} turns")
+    return {"turns": TURNS}
+
+
+@triton.jit(do_not_specialize=["looks"])
+def _late(x, y, looks, BLOCK: tl.constexpr):
+    """y = x + 1, stored long after the next kernel's programs were let in."""
+    gdc_launch_dependents()
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at)
+    for _ in range(looks):
+        value = tl.load(x + at, volatile=True)
+    tl.store(y + at, value + 1)
+
+
+@triton.jit
+def _read(y, z, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    """z = y."""
+    dependent.await_earlier(DEPENDENT)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(z + at, tl.load(y + at))
+
+
+def wrong_values(**options):
+    """How many values a reader launched by `options` takes before they are there."""
+    x = torch.zeros(32, 256, dtype=torch.int32, device="cuda")
+    y, z = torch.zeros_like(x), torch.zeros_like(x)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+
+    def step():
+        _late[32,](x, y, 2000, BLOCK=256)
+        _read[32,](y, z, BLOCK=256, **options)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for turn in range(TURNS):
+        x.fill_(turn)
+        if turn % 2:
+            graph.replay()
+        else:
+            step()
+        wrong += (z != turn + 1).sum()
+    return int(wrong)
+
+
+def a_program_that_waits_sees_everything():
+    if wrong := wrong_values(**dependent.dependent_launch(torch.device("cuda", 0))):
+        raise AssertionError(f"{wrong} values of another turn")
+
+
+def one_that_does_not_is_noticed():
+    if not wrong_values(DEPENDENT=False, launch_pdl=True):
+        raise AssertionError("nothing here shows whether a program waits")
+
+
+def dependent_checks():
+    """Every check."""
+    chains = [
+        Check(f"a chain of {rows} rows", chains_have_the_bits_of_plain_launches, (rows,))
+        for rows in (1, 16, 64, 256)
+    ]
+    return [
+        *chains,
+        Check("a reader that waits", a_program_that_waits_sees_everything),
+        Check("a reader that does not", one_that_does_not_is_noticed),
+    ]

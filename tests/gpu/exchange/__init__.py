@@ -1,0 +1,1 @@
+"""Sums and columns exchanged between GPUs: programs for torchrun and mpirun."""

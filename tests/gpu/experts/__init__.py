@@ -1,0 +1,1 @@
+"""The kernels of experts on a GPU: bits and times."""

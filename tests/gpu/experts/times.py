@@ -1,0 +1,215 @@
+"""Times of the kernels of experts on a GPU: `python -m tests.gpu.experts.times [part ..]`.
+
+Microseconds in CUDA graphs that rotate over steps with other routes, beside the time in which the
+weights of the touched experts are read at 4.5 TB/s. Shapes are those of Qwen3-30B-A3B.
+"""
+
+import sys
+
+import torch
+
+from tests.gpu.experts.bits import fitted, routes, spans_of
+from tests.gpu.lib.checks import attempt, draw
+from tests.gpu.lib.graph_times import interleaved_medians
+from tests.gpu.lib.suite import run_parts
+from tpdet.bench.kernels.experts import skewed_logits
+from tpdet.kernels.cuda.experts.candidates import CANDIDATES
+from tpdet.kernels.cuda.experts.choice import Rule, route
+from tpdet.kernels.cuda.experts.gather import rows_in_slots
+from tpdet.kernels.cuda.experts.lanes import fold_lanes
+from tpdet.kernels.cuda.experts.places import place
+from tpdet.kernels.cuda.experts.products import grouped_product
+from tpdet.kernels.cuda.experts.sums import Lanes, expert_sums
+from tpdet.kernels.cuda.launch.compile_pool import compile_all
+from tpdet.kernels.cuda.launch.multiprocessors import multiprocessors
+from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.order import fold_tree
+
+HIDDEN, WIDTH, EXPERTS, CHOSEN, LANES = 2048, 768, 128, 8, 8
+FLOOR_BYTES = 4.5e12
+FLOOR_FLOPS = 0.65e15
+TOKENS = {1: 8, 4: 8, 16: 16, 64: 64, 256: 256, 2048: 2048, 8192: 8192}
+"""Tokens of a step, and the bucket of tiles that is measured at it."""
+
+
+SMALL = (
+    (1, 8, True), (16, 16, True), (64, 16, False), (256, 32, False), (2048, 128, False),
+    (8192, 128, False),
+)  # fmt: skip
+"""Tokens, slots of a block, whether they are spread."""
+
+
+class Layer:
+    """Weights of one layer, and steps of so many tokens with routes of their own."""
+
+    def __init__(self):
+        self.gate_up = draw(EXPERTS, 2 * WIDTH, HIDDEN, seed=1) * 0.02
+        self.down = draw(EXPERTS, HIDDEN, WIDTH, seed=2) * 0.02
+
+    def steps(self, tokens):
+        count = 16 if tokens <= 16 else 6 if tokens <= 256 else 2
+        return [
+            (draw(tokens, HIDDEN, seed=i), routes(tokens, CHOSEN, EXPERTS, i)) for i in range(count)
+        ]
+
+
+def touched(steps):
+    return sum(ids.unique().numel() for _, ids in steps) / len(steps)
+
+
+def products(layer, x, ids, tile, spread):
+    """Both products, from the step's rows on."""
+    places = place(ids, range(EXPERTS), tile.rows, spread)
+    rows = x if spread else rows_in_slots(x, places)
+    return down(layer, gate_up(layer, rows, places, tile), places, tile), places
+
+
+def gate_up(layer, rows, places, tile):
+    sms, weight, spread = multiprocessors(rows.device), layer.gate_up, places.spread
+    fit = fitted(tile, weight, True)
+    return grouped_product(rows, weight, None, places, fit, sms, "silu", spread)
+
+
+def down(layer, mixed, places, tile):
+    sms, weight = multiprocessors(mixed.device), layer.down
+    return grouped_product(mixed, weight, None, places, fitted(tile, weight, False), sms)
+
+
+def lanes(y, places, ids):
+    weights = torch.full(ids.shape, 0.125, device=ids.device)
+    roots = (fold_tree("tree", LANES),)
+    return fold_lanes(y, ids, weights, places, range(EXPERTS), roots, LANES)
+
+
+def compile_first(runs):
+    """Compile what the runs launch side by side."""
+    with recording() as asked:
+        for run in runs:
+            run()
+    for line in compile_all(asked.values(), 16):
+        print(line, flush=True)
+
+
+def tile_times(layer, tokens, bucket_tokens):
+    """Each candidate's gate/up and down alone, and all of a layer by it."""
+    steps = layer.steps(tokens)
+    experts = touched(steps)
+    sizes = [experts * rows * k * 2 for rows, k in ((2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))]
+    flops = [2 * tokens * CHOSEN * rows * k for rows, k in ((2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))]
+    floors = [
+        max(size / FLOOR_BYTES, work / FLOOR_FLOPS) * 1e6
+        for size, work in zip(sizes, flops, strict=True)
+    ]
+    print(
+        f"--- {tokens} tokens: {experts:.1f} experts touched, floors {floors[0]:.1f} and "
+        f"{floors[1]:.1f} us",
+        flush=True,
+    )
+    cases = [
+        (tile, bucket.spread)
+        for bucket in CANDIDATES
+        if bucket.tokens == bucket_tokens
+        for tile in bucket.tiles
+        if not (bucket.spread and tokens > tile.rows)
+    ]
+    x, ids = steps[0]
+    compile_first([lambda t=t, s=s: products(layer, x, ids, t, s) for t, s in cases])
+    for tile, spread in cases:
+        label = (
+            f"{tile.rows}x{tile.columns}x{tile.depth} s{tile.stages} c{tile.ctas} {tile.variant}"
+        )
+        try:
+            ready = []
+            for x, ids in steps:
+                places = place(ids, range(EXPERTS), tile.rows, spread)
+                rows = x if spread else rows_in_slots(x, places)
+                ready.append((x, ids, rows, gate_up(layer, rows, places, tile), places))
+            up = lambda r, t=tile: gate_up(layer, r[2], r[4], t)
+            below = lambda r, t=tile: down(layer, r[3], r[4], t)
+            whole = lambda r, t=tile, s=spread: products(layer, r[0], r[1], t, s)
+            repeats = 5 if tokens > 256 else 7
+            times = interleaved_medians((up, below, whole), ready, repeats)
+        except Exception as error:
+            print(f"{label}: {type(error).__name__} {str(error)[:150]}", flush=True)
+            torch.cuda.synchronize()
+            continue
+        shares = [floor / time for floor, time in zip(floors, times, strict=False)]
+        share = sum(floors) / (times[0] + times[1])
+        print(
+            f"{label:45s} spread {spread:d} gate/up {times[0]:7.1f} ({shares[0]:.2f}) down "
+            f"{times[1]:7.1f} ({shares[1]:.2f}) both {share:.2f} | with places {times[2]:7.1f}",
+            flush=True,
+        )
+
+
+def small_kernels(layer):
+    """Places, gathering and lanes."""
+    for tokens, height, spread in SMALL:
+        steps = layer.steps(tokens)
+        ready = []
+        for x, ids in steps:
+            places = place(ids, range(EXPERTS), height, spread)
+            ready.append((x, ids, places, draw(places.slot_count, HIDDEN)))
+        runs = (
+            lambda r, h=height, s=spread: place(r[1], range(EXPERTS), h, s),
+            lambda r: rows_in_slots(r[0], r[2]),
+            lambda r: lanes(r[3], r[2], r[1]),
+        )
+        times = interleaved_medians(runs, ready, 5)
+        print(
+            f"{tokens:5d} tokens: places {times[0]:6.1f} gather {times[1]:6.1f} lanes (with a "
+            f"fill) {times[2]:6.1f} us",
+            flush=True,
+        )
+
+
+def routed(x, routes, weights, fold):
+    """The sums of one layer."""
+    return expert_sums(x, routes.ids, routes.weights, *weights, fold, places=routes.places)
+
+
+def layer_times(layer, skew=0.0):
+    """A layer from its router's logits to the root of its lanes, by the tiles that are chosen.
+
+    skew: the odds of expert i fall as (1 + i) ** -skew.
+    """
+    fold = Lanes(range(EXPERTS), EXPERTS, LANES, (fold_tree("tree", LANES),))
+    weights = layer.gate_up, layer.down, (None, None)
+    for tokens in TOKENS:
+        steps, spans = layer.steps(tokens), spans_of(tokens)
+        ready = [
+            (x, skewed_logits(draw(tokens, EXPERTS, dtype=torch.float32, seed=seed), skew))
+            for seed, (x, _) in enumerate(steps)
+        ]
+        chosen = lambda r, spans=spans: route(r[1], None, spans, Rule(CHOSEN), range(EXPERTS))
+        run = lambda r, chosen=chosen: routed(r[0], chosen(r), weights, fold)
+        times = interleaved_medians((chosen, run), ready, 5)
+        experts = sum(chosen(r).ids.unique().numel() for r in ready) / len(ready)
+        size = experts * 3 * WIDTH * HIDDEN * 2
+        floor = max(size / FLOOR_BYTES, 6 * tokens * CHOSEN * WIDTH * HIDDEN / FLOOR_FLOPS) * 1e6
+        fullest = sum((chosen(r).ids < EXPERTS // 8).float().mean().item() for r in ready)
+        print(
+            f"{tokens:5d} tokens, skew {skew:g}, {experts:.1f} experts, the first of 8 ranks takes "
+            f"{fullest / len(ready):.2f} of the choices: choice {times[0]:6.1f}, layer "
+            f"{times[1]:7.1f} us, products' floor {floor:7.1f}",
+            flush=True,
+        )
+
+
+def main(arguments):
+    layer = Layer()
+    parts = {
+        f"tiles{tokens}": lambda tokens=tokens, bucket=bucket: attempt(
+            f"tiles at {tokens}", tile_times, layer, tokens, bucket
+        )
+        for tokens, bucket in TOKENS.items()
+    }
+    parts["layers"] = lambda: attempt("layers", layer_times, layer)
+    for skew in (1.0, 2.0):
+        parts[f"skewed{skew:g}"] = lambda skew=skew: attempt("layers", layer_times, layer, skew)
+    parts["small"] = lambda: attempt("small kernels", small_kernels, layer)
+    return run_parts("experts.times", parts, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Products, folds, norms and activations on a GPU: bits, and times beside cuBLAS."""

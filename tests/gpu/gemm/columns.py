@@ -1,0 +1,302 @@
+"""Column and gated products on a GPU: bits of every candidate; the table's choice beside `linear`.
+
+python -m tests.gpu.gemm.columns                times with this GPU's committed table
+python -m tests.gpu.gemm.columns TABLE.json     bits, then times, with another table
+python -m tests.gpu.gemm.columns candidates     the fastest candidates of the narrow shards
+"""
+
+import math
+import sys
+import time
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+
+from tests.gpu.lib.checks import attempt, draw, failures, same
+from tests.gpu.lib.graph_times import interleaved_medians
+from tests.gpu.lib.suite import Check
+from tpdet.kernels.cuda.gemm import admission, trial_data
+from tpdet.kernels.cuda.gemm import column as gemm
+from tpdet.kernels.cuda.gemm.choice import library as library_gemm
+from tpdet.kernels.cuda.gemm.choice import shape_table, tile_text
+from tpdet.kernels.cuda.gemm.choice.candidates import column_candidates
+from tpdet.kernels.cuda.gemm.choice.static import static_tiles
+from tpdet.kernels.cuda.gemm.choice.variants import variant_of
+from tpdet.kernels.cuda.gemm.gated import gated_gemm, gated_library_product
+from tpdet.kernels.cuda.pointwise import activation
+from tpdet.tune.precompile import precompile
+from tpdet.tune.product import ProductTuner, linear_and_activation
+from tpdet.tune.run import compile_jobs
+from tpdet.tune.shapes import tuned_products
+
+ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+MODELS = ("qwen3-8b", "llama-3-70b")
+RANKS = (1, 2, 4)
+NARROW = (1, 16, 32, 64, 128)
+LIMITS = {"column": 8192, "head": 256}
+GATED_SHARDS = (96, 2368, 2880)
+GATED_ROWS = (1, 7, 16, 33, 64, 100, 256, 512, 700, 1024, 4096)
+FLOOR_BYTES, FLOOR_FLOPS = 4.5e12, 0.79e15  # measured on an H200
+
+
+def candidates_are_one_class(kind, product):
+    n, k, count, wrong = 1536, 4096, 0, []
+    x, w = draw(1100, k, kind=kind), draw(n, k, kind=kind, seed=1)
+    wanted = admission.by_tile(product, x, w, admission.REFERENCE)
+    for bucket in shape_table.BUCKETS[:-3]:
+        for columns in (n, 24576):
+            for tile in column_candidates(bucket, columns, k, kind=product, descriptors=True):
+                count += 1
+                for m in (bucket, bucket - bucket // 3, min(1100, bucket + 5)):
+                    try:
+                        got = admission.by_tile(product, x[:m], w, tile)
+                        same(got, wanted[:m], f"{tile_text.format_tile(tile)} M={m}")
+                    except Exception as error:
+                        torch.cuda.synchronize()
+                        wrong.append(str(error)[:150])
+    if wrong:
+        raise AssertionError(f"{len(wrong)} of {count}: " + " || ".join(dict.fromkeys(wrong)))
+    return f"{count} candidates"
+
+
+def odd_columns_keep_the_class():
+    k = 1536
+    for n in (48, 144, 1008, 37984):
+        x, w = draw(70, k, kind="heavy"), draw(n, k, seed=1)
+        wanted = gemm.column_gemm(x, w, None, torch.float32, admission.REFERENCE)
+        for m in (1, 7, 33, 64):
+            for tile in column_candidates(m, n, k, kind="head", descriptors=True):
+                got = gemm.column_gemm(x[:m], w, None, torch.float32, tile)
+                same(got, wanted[:m], f"N={n} M={m} {tile_text.format_tile(tile)}")
+
+
+def gated_tiles_are_the_activation_of_fp32_sums(data, n):
+    """Every candidate and static tile of a shard of n weight rows, at row counts up to 4,096.
+
+    Against the reference tile; that against the activation kernel over the reference's sums in
+    fp32; and those against a candidate's, a static tile's and the library's.
+    """
+    k, count, wrong = 4096, 0, []
+    device = torch.device("cuda", torch.cuda.current_device())
+    rows = trial_data.trial_rows(data, max(GATED_ROWS), k, device)
+    weight = trial_data.trial_weight(data, n, k, device)
+    reference = admission.REFERENCE.at(k)
+    wide = gemm.column_gemm(rows, weight, None, torch.float32, reference)
+    wanted = activation.activate_and_multiply(wide, rows.dtype)
+    same(gated_gemm(rows, weight, reference), wanted, f"{n} {data}: the reference")
+    rounded = activation.activate_and_multiply(wide.to(rows.dtype), rows.dtype)
+    if torch.equal(rounded.view(torch.int16), wanted.view(torch.int16)):
+        raise AssertionError(f"{n} {data}: that gates are not rounded reached no bit")
+    for m in GATED_ROWS:
+        x, mine = rows[:m], wanted[:m]
+        tiles = {
+            *column_candidates(m, n, k, kind="gated", descriptors=True),
+            *column_candidates(m, 24576, k, kind="gated", descriptors=True),
+            *(t.at(k) for t in static_tiles(float32=False, wide_out=False, descriptors=True)),
+        }
+        runs = {tile_text.format_tile(tile): partial(gated_gemm, x, weight, tile) for tile in tiles}
+        runs["the static choice"] = partial(gated_gemm, x, weight)
+        if m in shape_table.BUCKETS and n % 8 == 0:
+            way = library_gemm.LIBRARIES[0]
+            product = library_gemm.library_product(x, weight, torch.float32, m, way)
+            if torch.equal(product.view(torch.int32), wide[:m].view(torch.int32)):
+                runs[f"library {way}"] = partial(gated_library_product, x, weight, m, way)
+        for name, run in runs.items():
+            count += 1
+            try:
+                same(run(), mine, f"{n} {data} M={m} {name}")
+            except Exception as error:
+                torch.cuda.synchronize()
+                wrong.append(str(error)[:150])
+    if wrong:
+        raise AssertionError(f"{len(wrong)} of {count}: " + " || ".join(dict.fromkeys(wrong)))
+    return f"{count} products"
+
+
+def gated_shards_are_columns_of_the_whole():
+    """A rank's eights of gates and ups give the whole's columns, a row alone the whole's row."""
+    n, k = 4736, 4096
+    x, weight = draw(300, k, kind="heavy"), draw(n, k, seed=1)
+    whole = gated_gemm(x, weight, admission.REFERENCE)
+    for ranks in (2, 4):
+        parts = [gated_gemm(x, part.contiguous()) for part in weight.chunk(ranks)]
+        same(torch.cat(parts, 1), whole, f"{ranks} ranks")
+    for row in (0, 150, 299):
+        same(gated_gemm(x[row : row + 1], weight)[0], whole[row], f"row {row} alone")
+
+
+def a_bias_is_added_before_the_rounding():
+    x, w, shift = draw(70, 4096, kind="heavy"), draw(1536, 4096, seed=1), draw(1536, seed=2)
+    wanted = gemm.column_gemm(x, w, shift, x.dtype, admission.REFERENCE)
+    plain = gemm.column_gemm(x, w, None, torch.float32, admission.REFERENCE)
+    same((plain + shift.float()).to(x.dtype), wanted, "the reference")
+    for name in ("16x64x128 w4 s6 swap tma", "64x64x128 w4 s6 tma", "16x16x512 w4 s4 swap"):
+        tile = tile_text.parse_tile(name)
+        same(gemm.column_gemm(x, w, shift, x.dtype, tile), wanted, name)
+
+
+def the_library_is_judged():
+    """Where cuBLAS keeps the class, in a graph it gives the same bits; split K must be found."""
+    said = []
+    for n, k in ((6144, 4096), (1536, 4096)):
+        x, w = draw(4096, k, kind="heavy"), draw(n, k, seed=1)
+        wanted = gemm.column_gemm(x, w, None, x.dtype, admission.REFERENCE)
+        for way in library_gemm.LIBRARIES:
+            marks = ""
+            for m in (1, 16, 64, 128, 256, 1024, 4096):
+                run = partial(library_gemm.library_product, x[:m], w, x.dtype, m, way)
+                eager = run()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    captured = run()
+                graph.replay()
+                same(captured, eager, f"{way} {n}x{k} M={m} in a graph")
+                marks += "." if bool((eager != wanted[:m]).any()) else "1"
+            said.append(f"{way} {n}: {marks}")
+    x = draw(1000, 4096)
+    padded = library_gemm.library_product(x, draw(6144, 4096), x.dtype, 1024, "mm")
+    same(padded, gemm.column_gemm(x, draw(6144, 4096), None, x.dtype), "padded rows")
+    return "; ".join(said)
+
+
+def the_table_is_admitted(table):
+    begin = time.perf_counter()
+    device = torch.device("cuda", torch.cuda.current_device())
+    products = tuned_products(MODELS[:1], (1,))
+    admission.check(products, device, LIMITS, table=table)  # compiles
+    begin = time.perf_counter()
+    found = admission.check(products, device, LIMITS, table=table)
+    torch.cuda.synchronize()
+    took = time.perf_counter() - begin
+    everything = admission.check(tuned_products(MODELS, RANKS), device, LIMITS, table=table)
+    if took > 2.0:
+        raise AssertionError(f"{took:.1f} s for {found}")
+    return f"{took:.2f} s: {found}; all: {everything}"
+
+
+@cache
+def admitted(device):
+    """What start-up admits of the committed table."""
+    return admission.check(tuned_products(MODELS, RANKS), device, LIMITS).admitted
+
+
+def times_of(product, ratios):
+    n, k, head = product.n, product.k, product.kind == "head"
+    copies = max(1, int(150e6 // (n * k * 2)))
+    weights = [draw(n, k) * 0.02]
+    weights += [weights[0].clone() for _ in range(copies)]
+    line = []
+    for m in ROWS:
+        if head and m > LIMITS["head"]:
+            continue
+        x = draw(m, k)
+        mine = admitted(x.device)
+        if product.kind == "gated":
+            ours = lambda w, x=x, mine=mine: gated_gemm(x, w, admitted=mine)
+            peer = lambda w, x=x: linear_and_activation(x, w)
+        else:
+            out = torch.float32 if head else torch.bfloat16
+            ours = lambda w, x=x, mine=mine, out=out: gemm.column_gemm(x, w, None, out, None, mine)
+            peer = lambda w, x=x: torch.nn.functional.linear(x, w)
+        taken, theirs = interleaved_medians((ours, peer), weights, repeats=11)
+        size = 2 * (n * k + m * k) + m * product.outputs * (4 if head else 2)
+        flops = 2 * m * n * k
+        floor = max(flops / FLOOR_FLOPS, size / FLOOR_BYTES) * 1e6
+        choice = mine.choice(product.kind, x, n)
+        library = "L" if choice is not None and choice.library and m == choice.bucket else ""
+        ratios.append((taken / theirs, f"{product} M={m}"))
+        line.append(f"{m}:{taken:.1f}us/{taken / floor:.2f}f/{taken / theirs:.2f}{library}")
+    torch.cuda.empty_cache()
+    print(f"{product!s:20s} {' '.join(line)}", flush=True)
+
+
+def check_times():
+    ratios = []
+    for product in tuned_products(MODELS, RANKS):
+        attempt(str(product), times_of, product, ratios)
+    for title, found in (
+        ("columns", [r for r in ratios if r[1].startswith("column")]),
+        ("gated", [r for r in ratios if r[1].startswith("gated")]),
+        ("heads", [r for r in ratios if r[1].startswith("head")]),
+        ("all", ratios),
+    ):
+        mean = math.exp(sum(math.log(r) for r, _ in found) / len(found))
+        worst = ", ".join(f"{r:.2f} {name}" for r, name in sorted(found, reverse=True)[:4])
+        print(f"{title}: geometric mean {mean:.3f} of {len(found)}, worst {worst}", flush=True)
+
+
+def show_candidates():
+    """Every candidate of the narrow shards at a few row counts, fastest first."""
+    products = [p for p in tuned_products(MODELS[:1], RANKS) if p.n <= 6144]
+    device = torch.device("cuda", torch.cuda.current_device())
+    precompile(compile_jobs(products, 128, device), device)
+    for product in products:
+        tuner = ProductTuner(product, 128, 5, device)
+        for m in NARROW:
+            for line in tuner.ranking(m):
+                print(f"{product!s:20s} M={m:4d} {line}", flush=True)
+
+
+def more_jobs():
+    """What the checks of bits launch beside the products' own."""
+    return {
+        (tile, kind, variant_of(tile).descriptors or even)
+        for kind in ("head", "gated")
+        for even in (True, False)
+        for n in (1536, 24576)
+        for m in shape_table.BUCKETS
+        for tile in column_candidates(m, n, 4096, kind=kind, descriptors=True)
+        if even or m <= 64 or kind == "gated"
+    } | {(admission.REFERENCE, kind, False) for kind in ("head", "gated")}
+
+
+def main(arguments):
+    if arguments[:1] == ["candidates"]:
+        show_candidates()
+        return 0
+    if arguments:
+        check_bits(shape_table.parse_table(Path(arguments[0]).read_text(), arguments[0]))
+    else:
+        attempt("admission", the_table_is_admitted, None)
+    check_times()
+    print(f"failed: {', '.join(failures) or 'nothing'}", flush=True)
+    return 1 if failures else 0
+
+
+def column_checks():
+    """One check, for its kernels are compiled together."""
+    return [Check("with this GPU's committed table", all_bits, (), 1200.0)]
+
+
+def all_bits():
+    check_bits(None)
+    if failures:
+        raise AssertionError(", ".join(failures))
+
+
+def check_bits(table):
+    """Bits of every candidate and of a table, None being this GPU's; `failures` names the wrong."""
+    begin = time.time()
+    device = torch.device("cuda", torch.cuda.current_device())
+    jobs = compile_jobs(tuned_products(MODELS, RANKS), 8192, device) | more_jobs()
+    print(f"{len(jobs)} kernels, {precompile(jobs, device)} refused")
+    print(f"compiled: {time.time() - begin:.0f} s", flush=True)
+    for kind in ("normal", "heavy", "cancelling", "tiny"):
+        attempt(f"candidates {kind}", candidates_are_one_class, kind, "column")
+    attempt("candidates to fp32", candidates_are_one_class, "heavy", "head")
+    for kind in ("normal", "heavy"):
+        attempt(f"gated candidates {kind}", candidates_are_one_class, kind, "gated")
+    for data in trial_data.KINDS:
+        for n in GATED_SHARDS:
+            attempt(f"gated {n} {data}", gated_tiles_are_the_activation_of_fp32_sums, data, n)
+    attempt("gated shards", gated_shards_are_columns_of_the_whole)
+    attempt("bias", a_bias_is_added_before_the_rounding)
+    attempt("odd columns", odd_columns_keep_the_class)
+    attempt("library", the_library_is_judged)
+    attempt("admission", the_table_is_admitted, table)
+    print(f"bits: {time.time() - begin:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What the GPU checks and programs share: compared bytes, checks in processes, graph times."""

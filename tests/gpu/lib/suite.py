@@ -1,0 +1,73 @@
+"""Checks of the GPU suites: each runs in a process, several side by side; timing programs."""
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import torch
+import triton
+
+from tests.gpu.lib.checks import failures, outcome
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check by name: a function of a module, what it is called with, seconds it may take."""
+
+    name: str
+    function: Callable
+    arguments: tuple = ()
+    limit: float = 400.0
+
+
+def side_by_side(checks: Sequence[Check], threads: ThreadPoolExecutor) -> list[Future[dict]]:
+    """The rows of all checks, in order: compiling takes most of the time, so they run at once."""
+    return [threads.submit(_in_a_process, check) for check in checks]
+
+
+def _in_a_process(check: Check) -> dict:
+    """A check's row; a process that dies or hangs is a failed check and no other's concern."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_send_outcome, args=(theirs, check))
+    process.start()
+    theirs.close()
+    try:
+        if not mine.poll(check.limit):
+            raise TimeoutError(f"no answer in {check.limit:.0f} s")
+        return mine.recv()
+    except (EOFError, TimeoutError) as error:
+        said = str(error) or "the process died"
+        return {"case": check.name, "equal": False, "error": said}
+    finally:
+        process.kill()
+        process.join()
+
+
+def _send_outcome(pipe: Connection, check: Check) -> None:
+    pipe.send(outcome(check.name, check.function, *check.arguments))
+
+
+def run_parts(name: str, parts: dict[str, Callable[[], object]], arguments: Sequence[str]) -> int:
+    """`python -m tests.gpu.<name> [part ...]`: times, all parts unless some are named.
+
+    The name has its room: `gemm.times`.
+
+    The result is the exit status, 1 where something failed.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m tests.gpu.{name}", allow_abbrev=False)
+    parser.add_argument("parts", nargs="*", default=list(parts), help=" ".join(parts))
+    options = parser.parse_args(arguments)
+    if unknown := set(options.parts) - set(parts):
+        parser.error(f"there is no part {sorted(unknown)}")
+    print(torch.cuda.get_device_name(), torch.__version__, "triton", triton.__version__, flush=True)
+    begin = time.time()
+    for part, run in parts.items():
+        if part in options.parts:
+            run()
+    print(f"{time.time() - begin:.0f} s, failed: {', '.join(failures) or 'nothing'}", flush=True)
+    return 1 if failures else 0

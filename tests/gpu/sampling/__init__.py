@@ -1,0 +1,1 @@
+"""Sampling on a GPU and over several: bits against the CPU's path, and times."""

@@ -1,0 +1,208 @@
+"""The sampler's kernels on a GPU: bits against the CPU's path."""
+
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+from tests.gpu.lib.checks import same
+from tests.gpu.lib.suite import Check
+from tests.kernels.interpreted.masses import masses_are_rounded_conversions
+from tests.kernels.interpreted.sampling_oracle import (
+    answers,
+    over_shards,
+    prepare,
+    reference,
+    same_answers,
+    tops,
+)
+from tpdet.kernels.cuda.sampling import gumbel_scores, sample_rows
+from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.kernels.inputs.vocabulary_shard import Shard
+from tpdet.kernels.token_ranks import token_ranks
+
+VOCABULARIES = (151_936, 151_937, 32_003, 777)
+KINDS = ("random", "peaked", "heavy", "flat", "tied", "zeros", "holes", "poisoned")
+WAYS = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 1.3, "top_p": 0.7},
+    {"temperature": 0.6, "min_p": 0.2, "repetition_penalty": 1.3, "prompt_ids": (1, 2, 3, 700),
+     "output_ids": (5, 5, 7), "frequency_penalty": 0.5, "presence_penalty": 0.1},
+    {"temperature": 0.0, "bias": {7: 90.0, 8: 90.0}, "forbidden": (7,)},
+    {"temperature": 1.0, "top_p": 1e-9},
+    {"temperature": 2.0, "top_k": 5000, "top_p": 0.99},
+    {"temperature": 1.0, "top_k": 1, "bias": {600: 40.0}},
+    {"temperature": 1e-3, "top_k": 10**6, "top_p": 0.5},
+    {"temperature": 50.0, "top_k": 700},
+    {"temperature": 1.0, "top_p": 0.999, "min_p": 0.3},
+    {"temperature": 7.0, "top_k": 20, "top_p": 0.95},
+    {"temperature": 0.7, "top_k": 3000, "top_p": 0.3, "min_p": 1e-4},
+)  # fmt: skip
+
+
+def rows(kind, count, vocabulary, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    x = torch.randn(count, vocabulary, generator=generator, device="cuda")
+    if kind in ("random", "poisoned"):
+        x = x * 3
+    if kind == "peaked":
+        x = x * 2 + torch.where(torch.arange(vocabulary, device="cuda") % 701 == 5, 24.0, 0.0)
+    if kind == "heavy":
+        x = 2 * x / torch.rand(x.shape, generator=generator, device="cuda").clamp(min=1e-6).sqrt()
+    if kind == "flat":
+        x = x * 0.3
+    if kind == "tied":
+        x = torch.round(x * 2)
+    if kind == "zeros":
+        x = torch.where(x > 0, 0.0, -0.0)
+    if kind == "holes":
+        x[:, ::3] = -torch.inf
+    if kind == "poisoned":
+        x[1::4, vocabulary // 2] = torch.nan
+        x[2::4, vocabulary - 1] = torch.inf
+        x[3::8] = -torch.inf
+    return x
+
+
+def params(count, ways=WAYS):
+    return [
+        RowParams(
+            seed=i * 0x9E3779B97F4A7C15 % 2**64,
+            position=40 + i,
+            choice=i % 3,
+            **ways[i % len(ways)],
+        )
+        for i in range(count)
+    ]
+
+
+def check_bits(kind):
+    for vocabulary in VOCABULARIES:
+        x, how = rows(kind, 36, vocabulary), params(36)
+        found, expected = sample_rows.sample_rows(x, how, Shard(0, vocabulary)), reference(x, how)
+        same_answers(found, expected, f"{kind} {vocabulary}")
+        given = [i * 701 % vocabulary for i in range(36)]
+        scored = answers(*prepare(x), torch.tensor(given).cuda())
+        same_answers(sample_rows.score_tokens(x, given, Shard(0, vocabulary)), scored, "scores")
+        if kind != "poisoned":
+            top, old = (
+                sample_rows.top_of_rows(x, [0, 5], 20, Shard(0, vocabulary)),
+                tops(x, [0, 5], 20),
+            )
+            assert torch.equal(top[0], old[0]) and torch.equal(top[1], old[1]), "top"
+        for i in (0, 1, 2, 3, 4):
+            alone = sample_rows.sample_rows(x[i : i + 1], how[i : i + 1], Shard(0, vocabulary))
+            if found.fit[i]:
+                same(alone.packed.float(), found.packed[i : i + 1].float(), f"row {i} alone")
+
+
+def check_shards():
+    for vocabulary in (151_936, 32_003):
+        x, how = rows("random", 24, vocabulary), params(24)
+        expected = sample_rows.sample_rows(x, how, Shard(0, vocabulary)).packed
+        for ranks in (1, 2, 4, 8):
+            width = -(-vocabulary // (16 * ranks)) * 16 + 16 * (ranks > 1)
+            work = partial(sample_shard, how)
+            for found in over_shards(x, ranks, width, work):
+                assert torch.equal(found.packed, expected), (vocabulary, ranks)
+
+
+def check_ranks(kind):
+    """Ranks are places in the row sorted, also over shards, and nothing waits for them."""
+    for vocabulary in VOCABULARIES:
+        x = rows(kind, 24, vocabulary)
+        ids = torch.arange(24, device="cuda") * 701 % vocabulary
+        order = torch.sort(x + 0.0, dim=-1, descending=True, stable=True).indices
+        expected = (order == ids[:, None]).int().argmax(-1) + 1
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = token_ranks(x, ids, Shard(0, vocabulary))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(found, expected), vocabulary
+        for ranks in (2, 8):
+            width = -(-vocabulary // (16 * ranks)) * 16 + 16
+            for found in over_shards(x, ranks, width, partial(rank_shard, ids)):
+                assert torch.equal(found, expected), (vocabulary, ranks)
+
+
+def rank_shard(ids, piece, shard):
+    return token_ranks(piece, ids, shard)
+
+
+def sample_shard(how, piece, shard):
+    return sample_rows.sample_rows(piece, how, shard)
+
+
+@triton.jit
+def noise_error(errors, BLOCK: tl.constexpr):
+    word = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.uint32)
+    rough = gumbel_scores.rough_noise(word).to(tl.float64)
+    error = tl.abs(rough - gumbel_scores.gumbel_noise(word).to(tl.float64))
+    tl.store(errors + tl.program_id(0), tl.max(error, axis=0))
+
+
+def check_rough_noise():
+    """The rough noise of every 32-bit word is within 2^-7 of the exact one."""
+    errors = torch.empty(1 << 20, dtype=torch.float64, device="cuda")
+    noise_error[1 << 20,](errors, 4096, enable_fp_fusion=False)
+    worst = errors.max().item()
+    assert worst < 2.0**-7, worst
+    return f"within {worst:.1e}"
+
+
+@contextmanager
+def only(methods):
+    """Samples with bounds found by some of the methods."""
+    find = sample_rows.find_bounds
+    sample_rows.find_bounds = partial(find, methods=methods)
+    try:
+        yield
+    finally:
+        sample_rows.find_bounds = find
+
+
+def check_methods(kind):
+    """Each of the three methods to find a bound gives the samples that all of them give."""
+    for vocabulary in VOCABULARIES:
+        x, how = rows(kind, 28, vocabulary), params(28)
+        together = sample_rows.sample_rows(x, how, Shard(0, vocabulary)).packed
+        for methods in (("window", "digits"), ("digits",)):  # through the list alone some rows fall
+            with only(methods):
+                found = sample_rows.sample_rows(x, how, Shard(0, vocabulary)).packed
+            assert torch.equal(found.nan_to_num(), together.nan_to_num()), (vocabulary, methods)
+
+
+def check_no_wait():
+    """Sampling waits for nothing: the device is kept busy, and the call is back before it ends."""
+    from tests.gpu.engine.parts import VOCABULARY
+
+    x, how = rows("random", 36, VOCABULARY), params(36)
+    sample_rows.sample_rows(x, how, Shard(0, VOCABULARY))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        sample_rows.sample_rows(x, how, Shard(0, VOCABULARY))
+        sample_rows.top_of_rows(x, [0, 5], 20, Shard(0, VOCABULARY))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def sampler_checks():
+    """Every kind of data against the CPU's path, and by every method for a bound."""
+    found = [
+        Check("rough noise", check_rough_noise),
+        Check("masses", masses_are_rounded_conversions, ("cuda", 1 << 24)),
+        Check("shards", check_shards),
+        Check("no wait", check_no_wait),
+    ]
+    for kind in KINDS:
+        found.append(Check(f"bits, {kind}", check_bits, (kind,)))
+        if kind != "poisoned":
+            found.append(Check(f"every way to a bound, {kind}", check_methods, (kind,)))
+            found.append(Check(f"ranks, {kind}", check_ranks, (kind,)))
+    return found

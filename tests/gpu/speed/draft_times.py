@@ -1,0 +1,377 @@
+"""Times of decode steps with drafts: where every row of a step has 1 to 16 positions.
+
+    python -m tests.gpu.speed.draft_times [steps] [profile] [attention] [wait] [accept]
+
+`steps`: milliseconds of the GPU for a step and its greedy sampling; `profile`: kernels of some;
+`attention`: microseconds of every decode variant; `wait`: what a step costs when it is awaited, and
+not followed by the next; `accept`: tokens a second where a draft is right with probability 0.8.
+With several ranks (torchrun) all but `attention` are of that tensor-parallel size.
+"""
+
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from tests.gpu.attention.decode import PAGE, PREFILL, draw
+from tests.gpu.lib.checks import same
+from tests.gpu.lib.graph_times import interleaved_medians
+from tests.gpu.lib.suite import run_parts
+from tpdet.bench.load import prompt
+from tpdet.comm.device import open_world
+from tpdet.comm.world.world import World
+from tpdet.config import EngineConfig
+from tpdet.control.plan import PlanRows, Row
+from tpdet.engine import Engine
+from tpdet.engine.results import StepResults
+from tpdet.kernels.cuda.attention import attention
+from tpdet.kernels.cuda.attention.variants import Variant, decode_variant
+from tpdet.kernels.cuda.launch.compile_pool import compile_all
+from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
+from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.kernels.inputs.vocabulary_shard import Shard
+from tpdet.request import Request, SamplingParams
+from tpdet.runner import Runner
+from tpdet.runner.graphs.engine_graphs import Graphs
+from tpdet.sampling.sampler import sample_likeliest
+from tpdet.synthetic.model_shapes import write_shape
+
+POSITIONS, BATCHES, CONTEXTS = (1, 2, 4, 8, 16), (1, 16, 64), (512, 4096)
+PROFILED = ((1, 512, 1), (1, 512, 8), (1, 4096, 8), (16, 4096, 1), (16, 4096, 8), (64, 512, 4))
+CASES = ((1, 512, 8), (1, 4096, 4), (1, 4096, 8), (1, 4096, 16), (16, 512, 8), (16, 4096, 8),
+         (64, 512, 4), (64, 4096, 4))  # fmt: skip
+ACCEPTED, TOKENS = 0.8, 512
+DRAFTS = {1: 11, 16: 5, 64: 3}  # drafts of a row, by batch
+CACHE, REPEATS = 256 << 20, 20
+PROGRAMS = [
+    Variant(rows, 4, stages, fused=fused, swapped=True)
+    for rows in (16, 32, 64)
+    for stages in (1, 2, 3)
+    for fused in (True, False)
+]
+
+
+class Session:
+    """The Qwen3-8B shape with random weights, started once."""
+
+    runner: Runner | None = None
+    config: EngineConfig
+    world: World
+
+    @classmethod
+    def start(cls):
+        if cls.runner is None:
+            begin = time.time()
+            folder = Path(tempfile.mkdtemp(prefix="tpdet-drafts-"))
+            settings = {"max_model_len": 17 * PAGE, "max_num_seqs": 64, "dtype": "bfloat16"}
+            cls.config = EngineConfig.from_values(
+                model=str(write_shape(folder / "m", "qwen3-8b")),
+                load_format="dummy",
+                drafts="off",
+                **settings,
+            )
+            cls.world = open_world(cls.config.device, cls.config.step_timeout)
+            cls.runner = Runner.start(cls.config, cls.world)
+            say(f"TP {cls.world.size}, start {time.time() - begin:.1f} s")
+        return cls.runner
+
+    @classmethod
+    def engine(cls, ahead):
+        runner = cls.start()
+        runner.reset_pages(runner.num_pages)
+        return Engine(cls.config, cls.world, runner=runner, run_ahead=ahead)
+
+
+def say(text):
+    if Session.runner is None or Session.world.rank == 0:
+        print(text, flush=True)
+
+
+def plan_of(batch, context, positions):
+    """Rows with drafts behind `context` computed tokens of each of `batch` sequences."""
+    each, rows, chance = -(-(context + positions) // PAGE), [], random.Random(1)
+    for i in range(batch):
+        ids = tuple(chance.randrange(1000) for _ in range(positions))
+        pages = tuple(range(i * each, i * each + each))
+        rows.append(Row(i, 0, 0, context, ids, pages, (1,) * each, positions, positions))
+    return PlanRows.of(rows)
+
+
+def run_step(runner, rows):
+    """A step's logits from its graph, sampled."""
+    logits = runner.graphs.logits(rows)
+    shard = Shard(0, logits.shape[1])
+    if Session.world.size > 1:
+        first, gather = (
+            Session.world.rank * logits.shape[1],
+            runner.model.exchange.carrier.all_gather,
+        )
+        shard = Shard(first, runner.model_config.vocab_size, gather)
+    sample_likeliest(logits, shard)
+
+
+def time_step(rows):
+    """Milliseconds of the GPU for a step, and seconds of its first, which captures its graph."""
+    runner = Session.start()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    run_step(runner, rows)
+    torch.cuda.synchronize()
+    first = time.perf_counter() - began
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for turn in range(REPEATS + 2):
+        if turn == 2:
+            begin.record()
+        run_step(runner, rows)
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / REPEATS, first
+
+
+def steps():
+    Session.start()
+    torch.cuda.synchronize()
+    free = torch.cuda.mem_get_info()[0]
+    for context in CONTEXTS:
+        for batch in BATCHES:
+            said, plain = [], None
+            for positions in POSITIONS:
+                if batch * positions > HEAD_ROWS:
+                    continue  # a step of this size takes the path of prompts
+                took, first = time_step(plan_of(batch, context, positions))
+                plain = plain or took
+                said.append(f"{positions}: {took:.3f} ({took / plain:.3f}, {first:.2f} s)")
+            say(f"steps batch {batch} context {context} ms by positions: " + "; ".join(said))
+    say(f"steps took {(free - torch.cuda.mem_get_info()[0]) >> 20} MiB of the GPU")
+
+
+def profile():
+    runner = Session.start()
+    for batch, context, positions in PROFILED:
+        rows, count = plan_of(batch, context, positions), 5
+        run_step(runner, rows)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+            for _ in range(count):
+                run_step(runner, rows)
+            torch.cuda.synchronize()
+        took = Counter()
+        for event in found.events():
+            if event.device_type.name == "CUDA":
+                took[event.name[:44]] += event.time_range.elapsed_us() / count
+        most = ", ".join(f"{name} {t:.0f}" for name, t in took.most_common(9))
+        say(
+            f"profile batch {batch} context {context} positions {positions} us: "
+            f"{sum(took.values()):.0f}: {most}"
+        )
+
+
+def attention_case(size, context, positions):
+    """q, pages and enough batches that no key is in the cache when it is read."""
+    each = -(-(context + positions) // PAGE)
+    held = 2 * size * context * 8 * 128 * 2
+    copies = min(40, max(2, -(-CACHE // held)))
+    pool = [draw(copies * size * each, 8, PAGE, 128, seed=s) for s in (1, 2)]
+    order = random.Random(0).sample(range(copies * size * each), copies * size * each)
+    batches = []
+    for _ in range(copies):
+        spans = [tuple(order.pop() for _ in range(each)) for _ in range(size)]
+        rows = [PagedSequence(i * positions, positions, context, s) for i, s in enumerate(spans)]
+        batches.append(make_batch(tuple(rows), "cuda"))
+    return draw(size * positions, 32, 128), pool, batches
+
+
+def attention_times():
+    for case in CASES:
+        with recording() as asked:
+            launch_attention(*case)
+        compile_all(asked.values(), 16)
+        for variant, out in zip(PROGRAMS, outs := launch_attention(*case), strict=True):
+            same(out, outs[0], f"{case} {variant}")
+        say(attention_row(*case))
+
+
+def launch_attention(size, context, positions):
+    """Every variant once, as one row and several; they must have the same bits."""
+    q, pool, batches = attention_case(size, context, positions)
+    single = attention_case(size, context, 1)[2]
+    outs = [attention.attend(q, *pool, batches[0], None, PREFILL, variant) for variant in PROGRAMS]
+    attention.paged_attention(q[:size], *pool, single[0], None)
+    return outs
+
+
+def attention_row(size, context, positions):
+    q, pool, batches = attention_case(size, context, positions)
+    single = attention_case(size, context, 1)[2]
+    one = lambda batch: attention.paged_attention(q[:size], *pool, batch, None)
+    (plain,) = interleaved_medians([one], single, 5)
+    runs = [lambda b, v=v: attention.attend(q, *pool, b, None, PREFILL, v) for v in PROGRAMS]
+    took = interleaved_medians(runs, batches, 5)
+    splits = batches[0].splits.shape[0]
+    chosen = decode_variant(torch.bfloat16, 128, 4 * positions, splits, size)
+    said = []
+    for v, t in sorted(zip(PROGRAMS, took, strict=True), key=lambda pair: pair[1]):
+        mark = "*" if v == chosen else ""
+        said.append(f"{v.rows}r{v.stages}s{'f' if v.fused else 't'} {t:.1f}{mark}")
+    return (
+        f"attention batch {size} context {context} positions {positions} us: plain {plain:.1f}; "
+        + ", ".join(said)
+    )
+
+
+def request(name, batch, context, drafted):
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+    vocabulary = Session.runner.model_config.vocab_size
+    for i in range(batch):
+        ids = prompt(context, vocabulary, f"drafts-{i}")
+        drafts = ((0,),) if drafted else ()
+        yield Request(request_id=f"{name}-{i}", prompt_token_ids=ids, params=params, drafts=drafts)
+
+
+def decode(engine, name, batch, context, drafted=False):
+    """Answers by the number of a request, and the ends of steps in which all decode."""
+    for each in request(name, batch, context, drafted):
+        engine.submit(each)
+    answers, ends = {i: [] for i in range(batch)}, []
+    while engine.has_work:
+        outputs = engine.step()
+        for output in outputs:
+            answers[int(output.request_id.rsplit("-", 1)[1])].append(output.token_id)
+        if len({output.request_id for output in outputs}) == batch:
+            ends.append((time.perf_counter(), len(outputs)))
+    return answers, ends
+
+
+def rate(ends):
+    """Tokens a second from the end of the third whole step to that of the last but two."""
+    steady = ends[3:-2]
+    tokens = sum(count for _, count in steady[1:])
+    return tokens / (steady[-1][0] - steady[0][0])
+
+
+def led(measure):
+    """Run on rank 0 while the other ranks follow."""
+    Session.start()
+    for ahead in (True, False):
+        engine = Session.engine(ahead)
+        if Session.world.rank > 0:
+            engine.worker_loop()
+            continue
+        measure(engine, ahead)
+        engine.stop_workers()
+
+
+def median_ms(ends):
+    between = [after - before for (before, _), (after, _) in pairwise(ends[3:-2])]
+    return 1e3 * statistics.median(between)
+
+
+def timed(owner, name, into):
+    """Let every call of a method add its seconds to a list; returns what undoes it."""
+    call = getattr(owner, name)
+
+    def timing(*given, **named):
+        began = time.perf_counter()
+        try:
+            return call(*given, **named)
+        finally:
+            into.append(time.perf_counter() - began)
+
+    setattr(owner, name, timing)
+    return partial(setattr, owner, name, call)
+
+
+def wait():
+    def measure(engine, ahead):
+        parts = [
+            (engine.scheduler, "schedule"),
+            (engine.control, "send_plan"),
+            (engine.runner, "launch"),
+            (Graphs, "logits"),
+            (StepResults, "take"),
+            (engine.runner, "wait"),
+            (StepResults, "finish"),
+            (engine.scheduler, "commit"),
+        ]
+        took = {name: [] for _, name in parts}
+        undo = [] if ahead else [timed(*part, took[part[1]]) for part in parts]
+        for batch in BATCHES:
+            decode(engine, f"warm-{batch}", batch, 512)
+            for into in took.values():
+                into.clear()
+            _, ends = decode(engine, f"wait-{batch}", batch, 512)
+            how = "a step ahead"
+            if not ahead:
+                each = ((name, 1e3 * statistics.median(into)) for name, into in took.items())
+                how = "awaited: " + ", ".join(f"{name} {ms:.3f}" for name, ms in each)
+            say(f"wait batch {batch} context 512: {median_ms(ends):.3f} ms a step, {how}")
+        for back in undo:
+            back()
+
+    led(measure)
+
+
+def accept():
+    known, rates = {}, {}
+
+    def guess(answers, chance, most):
+        def drafts(sequence, room):
+            output = len(sequence.tokens) - sequence.prompt_length
+            told = answers[int(sequence.request_id.rsplit("-", 1)[1])][output:][: min(room, most)]
+            right = next((i for i in range(len(told)) if chance.random() > ACCEPTED), len(told))
+            return [*told[:right], *((t + 1) % 1000 for t in told[right:])]
+
+        return drafts
+
+    def measure(engine, ahead):
+        for batch in BATCHES:
+            name = f"accept-{ahead}-{batch}"
+            if ahead:
+                known[batch], ends = decode(engine, name, batch, 512)
+                rates[batch] = rate(ends)
+                continue
+            drafting = engine.scheduler.policy.drafting
+            drafting.instead = guess(known[batch], random.Random(1), DRAFTS[batch])
+            decode(engine, f"{name}-warm", batch, 512, drafted=True)
+            answers, ends = decode(engine, name, batch, 512, drafted=True)
+            each = statistics.mean(count for _, count in ends[3:-2]) / batch
+            totals = engine.statistics().totals
+            share = totals.accepted_draft_tokens / max(1, totals.draft_tokens)
+            gain = rate(ends) / rates[batch]
+            say(
+                f"accept batch {batch} context 512, {DRAFTS[batch]} drafts: {rates[batch]:.0f} to "
+                f"{rate(ends):.0f} tokens/s ({gain:.2f}), {each:.2f} tokens and "
+                f"{median_ms(ends):.3f} ms a step, {share:.2f} of the drafts so far, equal "
+                f"{answers == known[batch]}"
+            )
+
+    led(measure)
+
+
+PARTS = {
+    "steps": steps,
+    "profile": profile,
+    "wait": wait,
+    "accept": accept,
+    "attention": attention_times,
+}
+
+
+def main() -> int:
+    failed = run_parts("speed.draft_times", PARTS, sys.argv[1:])
+    if Session.runner is not None:
+        Session.runner.close()
+        Session.world.close()
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
