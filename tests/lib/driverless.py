@@ -31,10 +31,10 @@ class Driver:
         return 0
 
 
-def compile_for_hopper(monkeypatch, folder):
-    """Compile with an empty cache in `folder`."""
+def compile_for_hopper(monkeypatch, folder, driver=None):
+    """Compile with an empty cache in `folder`; by the driver, if one is given."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
-    monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver or Driver())
 
 
 def take_gpu_kernels(monkeypatch):

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,11 +61,24 @@ class Specialization:
         Raises what the compiler raises.
         """
         kernel = self.function._do_compile(*self.arguments, warmup=True)
-        # Triton makes the host's function that launches a kind of arguments by a C compiler (3.6):
-        # at the first launch, one after the other, unless it lies in the cache by then.
-        make_launcher = getattr(triton.runtime.driver.active, "launcher_cls", None)
-        if make_launcher is not None and kernel is not None:
-            make_launcher(kernel.src, kernel.metadata)
+        # What a first launch would do, one kernel after the other: load the code to this thread's
+        # GPU, and make the host's function that launches it, by a C compiler (Triton 3.6).
+        if has_gpu() and kernel is not None:
+            _ = kernel.run
+
+
+class _Asked:
+    """Stands for a kernel that was asked for; it is compiled if another thread launches it."""
+
+    def __init__(self, each: Specialization) -> None:
+        self._each = each
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    @cached_property
+    def _kernel(self) -> Any:
+        return self._each.function._do_compile(*self._each.arguments, warmup=False)
 
 
 Recorded = dict[bytes, Specialization]
@@ -92,6 +106,7 @@ def recording() -> Iterator[Recorded]:
     with _turn:  # what another thread's recording replaced is back
         check_triton()
         run, compile_now = JITFunction.run, JITFunction._do_compile
+        stand_ins: list[tuple[dict[str, Any], str, _Asked]] = []
 
         def run_nothing(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
             mine = threading.get_ident() == owner
@@ -102,7 +117,10 @@ def recording() -> Iterator[Recorded]:
                 return compile_now(self, *args, **kwargs)
             given = inspect.signature(compile_now).bind(self, *args, **kwargs).arguments
             each = Specialization(self, tuple(given[name] for name in _COMPILE[1:-1]))
-            asked.setdefault(each.digest, each)
+            stand_in = _Asked(asked.setdefault(each.digest, each))
+            known, key = self.device_caches[given["device"]][0], given["key"]
+            known[key] = stand_in  # so that it is looked up once
+            stand_ins.append((known, key, stand_in))
             return None  # as where Triton's own hook wants nothing compiled
 
         JITFunction.run, JITFunction._do_compile = run_nothing, note_or_compile
@@ -111,6 +129,14 @@ def recording() -> Iterator[Recorded]:
                 yield asked
         finally:
             JITFunction.run, JITFunction._do_compile = run, compile_now
+            for known, key, stand_in in stand_ins:
+                if known.get(key) is stand_in:
+                    del known[key]
+
+
+def has_gpu() -> bool:
+    """Whether kernels can be launched: the driver of `tpdet compile` only says what to compile."""
+    return hasattr(triton.runtime.driver.active, "launcher_cls")
 
 
 def check_triton() -> None:

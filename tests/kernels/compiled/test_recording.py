@@ -1,6 +1,8 @@
 """A recording lists what would be launched, and launches, compiles and believes nothing."""
 
+import functools
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +11,10 @@ pytest.importorskip("triton")
 
 import triton
 import triton.language as tl
+from triton.runtime import cache as triton_cache
 from triton.runtime.jit import JITFunction
 
-from tests.lib.driverless import compile_for_hopper
+from tests.lib.driverless import Driver, compile_for_hopper
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import run_gluon_fold
@@ -72,15 +75,66 @@ def test_what_was_asked_for_is_compiled_once_and_found_afterwards():
     assert names == ["add_number"] * 2  # the second time from disk
 
 
-def test_the_hosts_side_of_a_launch_is_made_ahead_too(monkeypatch):
-    made = []
-    driver = triton.runtime.driver.active
-    monkeypatch.setattr(driver, "launcher_cls", lambda *of: made.append(of), raising=False)
+class Gpu(Driver):
+    """A driver that notes what would be loaded, launched, and by which thread."""
+
+    def __init__(self):
+        self.made, self.loaded, self.launched = [], [], []
+        self.thread = threading.local()
+        self.utils = SimpleNamespace(
+            get_device_properties=lambda device: {"max_shared_mem": 1 << 18},
+            load_binary=self.load,
+            unload_module=lambda module: None,
+        )
+
+    def launcher_cls(self, src, metadata):
+        self.made.append(src.name)
+        return lambda *of: self.launched.append(of)
+
+    def load(self, name, code, shared, device):
+        self.loaded.append((name, self.current_device()))
+        return "module", "function", 32, 0, 1024
+
+    def current_device(self):
+        return getattr(self.thread, "device", 0)
+
+    def set_device(self, device):
+        self.thread.device = device
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    made = Gpu()
+    compile_for_hopper(monkeypatch, tmp_path, made)
+    monkeypatch.setattr(torch.cuda, "current_device", made.current_device)
+    monkeypatch.setattr(torch.cuda, "set_device", made.set_device)
+    yield made
+    add_number.device_caches.clear()  # kernels are unloaded by the driver that loaded them
+
+
+def test_kernels_are_loaded_ahead_to_the_callers_gpu_and_then_only_launched(gpu):
+    gpu.set_device(3)
     with recording() as asked:
         ask(5, 6)
-    assert not made
+    assert not gpu.made and not gpu.loaded
     assert compile_all(asked.values(), threads=2) == []
-    assert [(src.name, metadata.num_warps) for src, metadata in made] == [("add_number", 4)] * 2
+    assert gpu.made == ["add_number"] * 2 and gpu.loaded == [("add_number", 3)] * 2
+    ask(5, 6, 5)
+    assert len(gpu.launched) == 3 and len(gpu.made) == len(gpu.loaded) == 2
+
+
+def test_triton_is_hashed_once_for_all_threads(monkeypatch):
+    threads, found = [], triton_cache.triton_key()
+
+    @functools.lru_cache
+    def triton_key():
+        threads.append(threading.get_ident())
+        return found
+
+    monkeypatch.setattr(triton_cache, "triton_key", triton_key)
+    with recording() as asked:
+        ask(*range(8))
+    assert compile_all(asked.values(), threads=8) == [] and len(threads) == 1
 
 
 def test_a_compiled_kernel_is_not_launched_either():
@@ -108,6 +162,19 @@ def test_other_threads_compile_and_launch_as_ever():
         thread.start()
         thread.join()
     assert not asked and names == ["add_number"] and len(errors) == 1
+
+
+def test_other_threads_launch_also_what_the_recording_asked_for(gpu):
+    names = []
+    with recording() as asked, watching_compilations(names.append):
+        ask(3, 4)
+        thread = threading.Thread(target=ask, args=(3, 3))
+        thread.start()
+        thread.join()
+        ask(3, 4)
+    assert len(asked) == 2 and names == ["add_number"] and len(gpu.launched) == 2
+    ask(3, 4)
+    assert len(gpu.launched) == 4
 
 
 def test_a_kernel_of_gluon_is_recorded():

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from tpdet.comm.world.world import World
@@ -59,6 +60,10 @@ class CompilingAhead:
         self.enabled = enabled
         """Whether `compile` does anything."""
         self._times, self._patience = times, patience
+        if enabled:
+            from tpdet.kernels.cuda.launch.compile_pool import hash_triton
+
+            Thread(target=hash_triton, name="hash of Triton", daemon=True).start()
         self._watching = ExitStack()
         self._late: list[str] = []
 
