@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,7 @@ from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.errors import UsageError
 from tpdet.kernels import order
+from tpdet.model_config import load_model_config
 from tpdet.models.products import model_products
 from tpdet.verify.spec import Machine
 
@@ -248,6 +250,25 @@ def test_ranges_of_lengths(text):
 
 def test_a_model_that_is_not_there_is_refused_before_a_world_starts(capsys):
     assert main(["bench", "throughput", "/nowhere"]) == 66
+
+
+@pytest.mark.parametrize("bench", ["latency", "throughput", "generate"])
+def test_a_shape_by_name_has_random_weights(bench, monkeypatch, capsys):
+    asked = []
+
+    def started(tps, program, spec, config):
+        asked.append((load_model_config(config.model), spec.settings["model"]))
+        raise UsageError("started")
+
+    monkeypatch.setattr("tpdet.bench.run.run_worlds", started)
+    monkeypatch.setattr("tpdet.bench.generate.run_worlds", started)
+    assert main(["bench", bench, "qwen3-8b", "--tp", "1"]) == 66
+    assert (
+        "'qwen3-8b' is a shape without weights: add --load-format dummy" in capsys.readouterr().err
+    )
+    assert main(["bench", bench, "qwen3-8b", "--tp", "1", "--load-format", "dummy"]) == 2
+    ((model, directory),) = asked
+    assert model.hidden_size == 4096 and not Path(directory).exists()
 
 
 def test_the_floor_of_an_exchange_is_the_cheaper_way():

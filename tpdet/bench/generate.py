@@ -4,18 +4,17 @@ Every setting that is not given has the default of `LLM`. Prompts are ids, and n
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tpdet.bench.engine import engine_of
 from tpdet.bench.generate_load import Sizes
 from tpdet.bench.report.record import BenchRow, finish
 from tpdet.bench.run import parse_range, run_worlds
 from tpdet.bench.spec import GenerateSpec
-from tpdet.client.engine_settings import engine_config
 from tpdet.errors import NotFoundError, UsageError
 from tpdet.verify.run import parse_sizes
 
@@ -45,8 +44,6 @@ class PeerFigures(msgspec.Struct, frozen=True):
 def generate_command(options: argparse.Namespace) -> int:
     """A world a size; its rows stand beside the figures of `--peer`, where there are any."""
     peers = [read_peer(path) for path in options.peer or ()]
-    config = engine_config(options, os.environ)
-    settings = config.model_dump(exclude_unset=True) | {"skip_tokenizer_init": True}
     sizes = Sizes(
         batches=parse_sizes(options.batch),
         prefill_prompts=options.prefill_prompts,
@@ -56,8 +53,11 @@ def generate_command(options: argparse.Namespace) -> int:
         mixed_tokens=options.generate,
         seed=options.seed,
     )
-    spec = GenerateSpec(settings=settings, sizes=sizes)
-    rows, largest = run_worlds(parse_sizes(options.tp), "tpdet.bench.generate_rank", spec, config)
+    tps = parse_sizes(options.tp)
+    with engine_of(options) as config:
+        settings = config.model_dump(exclude_unset=True) | {"skip_tokenizer_init": True}
+        spec = GenerateSpec(settings=settings, sizes=sizes)
+        rows, largest = run_worlds(tps, "tpdet.bench.generate_rank", spec, config)
     rows = [beside(row, peers) for row in rows]
     finish("peer", largest.machine, rows, options.output, as_json=options.json)
     return 0

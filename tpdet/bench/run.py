@@ -1,7 +1,6 @@
 """`tpdet bench latency`, `throughput` and `allreduce`: one world a tensor-parallel size."""
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from tpdet.bench.engine import engine_of
 from tpdet.bench.kernels.gpu import gpu_only
 from tpdet.bench.load import lengths
 from tpdet.bench.report.floor import (
@@ -30,7 +30,6 @@ from tpdet.bench.spec import (
     MixedCase,
     output_rows,
 )
-from tpdet.client.engine_settings import engine_config
 from tpdet.comm.device import resolve_device
 from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
@@ -52,11 +51,12 @@ def latency_command(options: argparse.Namespace) -> int:
         prefill_tokens=parse_sizes(options.prefill_tokens),
         prefill_prompts=options.prefill_prompts,
     )
-    tps, engine, config, rates = _ready(options)
-    if rates is not None:
-        _print_floors(cases, tps, config, rates)
-    spec = EngineSpec(settings=engine.model_dump(exclude_unset=True), latency=cases)
-    rows, largest = run_worlds(tps, "tpdet.bench.rank", spec, engine)
+    with engine_of(options) as engine:
+        tps, config, rates = _ready(options, engine)
+        if rates is not None:
+            _print_floors(cases, tps, config, rates)
+        spec = EngineSpec(settings=engine.model_dump(exclude_unset=True), latency=cases)
+        rows, largest = run_worlds(tps, "tpdet.bench.rank", spec, engine)
     finish("latency", largest.machine, rows, options.output, as_json=options.json)
     return 0
 
@@ -71,13 +71,15 @@ def throughput_command(options: argparse.Namespace) -> int:
         generate=options.generate,
         seed=options.seed,
     )
-    tps, engine, config, rates = _ready(options)
-    work = mixed_work(config, lengths(case.requests, shortest, longest, case.seed), case.generate)
-    if rates is not None:
-        for tp in tps:
-            print(f"floor, TP {tp}: {work.over(tp).seconds(rates):.3f} s", flush=True)
-    spec = EngineSpec(settings=engine.model_dump(exclude_unset=True), mixed=case)
-    rows, largest = run_worlds(tps, "tpdet.bench.rank", spec, engine)
+    of_load = lengths(case.requests, shortest, longest, case.seed)
+    with engine_of(options) as engine:
+        tps, config, rates = _ready(options, engine)
+        work = mixed_work(config, of_load, case.generate)
+        if rates is not None:
+            for tp in tps:
+                print(f"floor, TP {tp}: {work.over(tp).seconds(rates):.3f} s", flush=True)
+        spec = EngineSpec(settings=engine.model_dump(exclude_unset=True), mixed=case)
+        rows, largest = run_worlds(tps, "tpdet.bench.rank", spec, engine)
     finish(
         "throughput", largest.machine, rows, options.output, as_json=options.json, file="latency"
     )
@@ -122,16 +124,12 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def _ready(
-    options: argparse.Namespace,
-) -> tuple[tuple[int, ...], EngineConfig, ModelConfig, Rates | None]:
-    """Sizes, engine, model and the GPU's rates; a model that cannot be loaded is refused here.
-
-    The engine's settings are those of `LLM`, from flags, the environment and `--config`.
-    """
-    engine = engine_config(options, os.environ)
+    options: argparse.Namespace, engine: EngineConfig
+) -> tuple[tuple[int, ...], ModelConfig, Rates | None]:
+    """Sizes, model and the GPU's rates; a model that cannot be loaded is refused here."""
     config = load_model_config(resolve_model(engine.model, engine.revision), engine.dtype)
     cuda = resolve_device(engine.device) == "cuda"
-    return parse_sizes(options.tp), engine, config, here() if cuda else None
+    return parse_sizes(options.tp), config, here() if cuda else None
 
 
 def _print_floors(

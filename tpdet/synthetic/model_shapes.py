@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tpdet.errors import UsageError
+from tpdet.errors import NotFoundError, UsageError
 from tpdet.model_config import load_model_config
 
 _COMMON: dict[str, Any] = {
@@ -249,3 +249,16 @@ def write_shape(directory: Path | str, name: str) -> Path:
     (directory / "config.json").write_text(json.dumps(SHAPES[name], indent=2) + "\n")
     load_model_config(directory)
     return directory
+
+
+def directory_of(model: str, load_format: str, folder: Path) -> str:
+    """A model as it was named; for random weights also a shape, whose config goes to `folder`.
+
+    Raises NotFoundError for a shape whose weights would have to be read.
+    """
+    if Path(model).exists() or model not in SHAPES:
+        return model
+    if load_format != "dummy":
+        raise NotFoundError(f"model {model!r} is a shape without weights: add --load-format dummy")
+    written = folder / model
+    return str(written if written.exists() else write_shape(written, model))

@@ -12,14 +12,14 @@ from rich.console import Console
 from tpdet.arguments.suggestions import did_you_mean
 from tpdet.comm.device import resolve_device
 from tpdet.config import EngineConfig
-from tpdet.errors import NotFoundError, UsageError
+from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_LEAVES, K_GROUP, ROW_LAYERS
 from tpdet.launch.life.signals import raising
 from tpdet.model_config import FAMILY_NAMES, load_model_config
 from tpdet.model_config.fit import check_ranks
 from tpdet.models.draft_pair import read_draft_model
 from tpdet.synthetic.make_model import make_model
-from tpdet.synthetic.model_shapes import SHAPES, write_shape
+from tpdet.synthetic.model_shapes import directory_of
 from tpdet.verify.compare import Relation, compare
 from tpdet.verify.launchers import Launchers, find_launchers
 from tpdet.verify.parts import parts_of, run_worlds
@@ -91,16 +91,6 @@ def make_family(family: str, folder: Path, seed: int, leaves: int | None = None)
         seed=seed,
     )
     return directory
-
-
-def directory_of(model: str, load_format: str, folder: Path) -> str:
-    """A model as it was named; for random weights also a shape, whose config goes to `folder`."""
-    if Path(model).exists() or model not in SHAPES:
-        return model
-    if load_format != "dummy":
-        raise NotFoundError(f"model {model!r} is a shape without weights: add --load-format dummy")
-    written = folder / model
-    return str(written if written.exists() else write_shape(written, model))
 
 
 def verify_all(
