@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from tpdet.config import EngineConfig
 from tpdet.errors import PeerLostError
+from tpdet.launch.host.bytecode import missing_bytecode
 from tpdet.launch.host.processes import die_with_parent
 from tpdet.launch.life.faults import read_faults
 from tpdet.launch.life.garbage import keep_all, no_garbage
@@ -102,6 +103,8 @@ def build_engine(
         from tpdet.comm.world.exit_reasons import reporting_exit
         from tpdet.engine import Engine
         from tpdet.engine.fault_points import FaultPoints
+    if environment.rank == 0 and (note := missing_bytecode("torch")):
+        _log.warning("%s", note)
     config = settings.engine
     tokenizer = _tokenizer_of_schemas(config) if environment.rank == 0 else None
     faults = read_faults(settings.server.allow_faults)
