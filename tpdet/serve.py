@@ -103,8 +103,6 @@ def build_engine(
         from tpdet.comm.world.exit_reasons import reporting_exit
         from tpdet.engine import Engine
         from tpdet.engine.fault_points import FaultPoints
-    if environment.rank == 0 and (note := missing_bytecode("torch")):
-        _log.warning("%s", note)
     config = settings.engine
     tokenizer = _tokenizer_of_schemas(config) if environment.rank == 0 else None
     faults = read_faults(settings.server.allow_faults)
@@ -122,6 +120,8 @@ def build_engine(
     if tokenizer is not None:
         # Now rather than at the first schema: it takes a second for a large vocabulary.
         engine.grammars.load(tokenizer.result())
+    if environment.rank == 0 and (note := missing_bytecode("torch")):
+        _log.warning("%s", note)
     keep_all()
     return engine
 
