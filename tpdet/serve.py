@@ -287,8 +287,8 @@ def _device_name(wanted: str, environment: RankEnvironment) -> str:
     """The name of this rank's device in ready.json."""
     if wanted == "cpu" or (wanted == "auto" and not _NVIDIA.exists()):
         return "cpu"  # known without torch, which takes seconds to import
-    from tpdet.comm.device import resolve_device
-
+    with no_garbage():
+        from tpdet.comm.device import resolve_device
     return f"cuda:{environment.local_rank}" if resolve_device(wanted) == "cuda" else "cpu"
 
 

@@ -9,6 +9,7 @@ from tpdet.config import EngineConfig
 from tpdet.errors import UsageError
 from tpdet.kernels.order import DEFAULT_FOLD_ORDER
 from tpdet.launch.life.faults import refuse_faults
+from tpdet.launch.life.garbage import no_garbage
 from tpdet.launch.life.run_secret import given_secret
 from tpdet.llm.prompts import Asked, Guesses, PromptReader, ReadPrompt, read_params
 from tpdet.llm.recorded import (
@@ -249,9 +250,9 @@ def open_engine(config: EngineConfig, streams: bool) -> "Engine":
 
     streams: whether readers get tokens one by one, as for `Engine`.
     """
-    from tpdet.comm.device import open_world
-    from tpdet.engine import Engine
-
+    with no_garbage():
+        from tpdet.comm.device import open_world
+        from tpdet.engine import Engine
     world = open_world(
         config.device,
         config.step_timeout,
