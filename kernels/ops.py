@@ -206,30 +206,6 @@ def expert_sums(
     return cast(PartialSums, _on(x, "experts.sums").expert_sums(*of, **found))
 
 
-def expert_sums_and_norm(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    biases: tuple[torch.Tensor | None, torch.Tensor | None],
-    lanes: Lanes,
-    shared: torch.Tensor | None,
-    residual: torch.Tensor,
-    norm: Norm,
-    activation: str = "silu",
-    places: object = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`expert_sums` of lanes with one root, then `fold_and_norm` without a bias: (h, y) [M, H].
-
-    For a rank whose lanes are the whole fold.
-    """
-    of = x, ids, weights, gate_up, down, biases, lanes, shared, residual, norm, activation
-    found = {} if places is None else {"places": places}
-    h, y = _on(x, "experts.sums").expert_sums_and_norm(*of, **found)
-    return h, y
-
-
 def expert_rows(
     x: torch.Tensor,
     ids: torch.Tensor,

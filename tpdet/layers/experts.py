@@ -56,7 +56,6 @@ class ExpertMlp:
         self._exchange = folding(partition.exchange)
         self._name, self._mixture, self._hidden = name, mixture, config.hidden_size
         self._plan, self._columns = partition.plan, partition.experts
-        self._alone = partition.world.size == 1  # its lanes are the whole fold
         roots, held = relative_roots(self._plan.roots[partition.world.rank]), len(partition.mine)
         if self._columns is not None:
             roots, held = (fold_tree(partition.fold_order, partition.leaves),), partition.leaves
@@ -163,12 +162,19 @@ class ExpertMlp:
         shared = None if self._shared is None else self._shared(rows.x_MH)
         if self._columns is not None:
             return self._by_columns(self._columns, rows, following, (ids, weights), shared)
-        of_rank = self.gate_up, self.down, self.biases, self._lanes
-        asked = rows.x_MH, ids, weights, *of_rank, shared
-        how = self._mixture.activation, places
-        if self._alone:
-            return Done(*ops.expert_sums_and_norm(*asked, rows.hidden_MH, following, *how))
-        sent = ops.expert_sums(*asked, *how), rows.hidden_MH, following, self._plan
+        sums = ops.expert_sums(
+            rows.x_MH,
+            ids,
+            weights,
+            self.gate_up,
+            self.down,
+            self.biases,
+            self._lanes,
+            shared,
+            activation=self._mixture.activation,
+            places=places,
+        )
+        sent = sums, rows.hidden_MH, following, self._plan
         if rows.overlapped:
             return self._exchange.begin(*sent)
         return Done(*self._exchange.fold_and_norm(*sent))

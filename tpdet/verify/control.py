@@ -12,7 +12,6 @@ import torch.distributed as dist
 from tpdet.comm.exchange.fold import GatherExchange
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.experts import Lanes, Routing
-from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.kernels.order import Expression, FoldPlan
 from tpdet.kernels.partial_sums import PartialSums
@@ -25,7 +24,6 @@ def switch_in_stock_arithmetic() -> None:
     ops.leaf_sums = _plain_row_gemm
     ops.choose_experts = choose_by_topk
     ops.expert_sums = combine_by_index_add
-    ops.expert_sums_and_norm = _combine_and_norm
 
 
 def _all_reduce(
@@ -101,24 +99,6 @@ def combine_by_index_add(
     if shared is not None:
         total = total + shared.sum(0)
     return PartialSums(total[None], (0,))
-
-
-def _combine_and_norm(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    biases: tuple[torch.Tensor | None, torch.Tensor | None],
-    lanes: Lanes,
-    shared: torch.Tensor | None,
-    residual: torch.Tensor,
-    norm: Norm,
-    activation: str = "silu",
-    places: object = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    of = x, ids, weights, gate_up, down, biases, lanes, shared, activation
-    return ops.fold_and_norm(combine_by_index_add(*of), None, residual, norm)
 
 
 def _of(biases: torch.Tensor | None, expert: int) -> torch.Tensor | None:

@@ -15,9 +15,7 @@ import torch
 
 from tpdet.kernels.cpu.gemm.column import column_gemm
 from tpdet.kernels.cpu.pointwise.activation import activate_and_multiply
-from tpdet.kernels.cpu.pointwise.norm import fold_and_norm
 from tpdet.kernels.inputs.experts import Lanes
-from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.order import evaluate
 from tpdet.kernels.partial_sums import PartialSums
 
@@ -40,24 +38,6 @@ def expert_sums(
     """
     mixed = expert_rows(x, ids, gate_up, biases[0], lanes.experts, lanes.total, activation)
     return sums_of_rows(mixed, ids, weights, down, biases[1], lanes, shared)
-
-
-def expert_sums_and_norm(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    biases: tuple[torch.Tensor | None, torch.Tensor | None],
-    lanes: Lanes,
-    shared: torch.Tensor | None,
-    residual: torch.Tensor,
-    norm: Norm,
-    activation: str = "silu",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`expert_sums` of one root, then (h, y) of `fold_and_norm` with residual [M, H] and norm."""
-    sums = expert_sums(x, ids, weights, gate_up, down, biases, lanes, shared, activation)
-    return fold_and_norm(sums, None, residual, norm)
 
 
 def expert_rows(

@@ -1,7 +1,6 @@
 """A layer's experts on one rank: from a step's rows and their choice to the roots of its lanes.
 
-Whole experts take one call, `expert_sums`, or `expert_sums_and_norm` where this rank's lanes are
-the whole fold. Experts that are cut over their outputs take two,
+Whole experts take one call, `expert_sums`. Experts that are cut over their outputs take two,
 `expert_rows` and `sums_of_rows`, with a gather between: rows travel in the order of choices, for
 slots differ from rank to rank.
 """
@@ -9,18 +8,14 @@ slots differ from rank to rank.
 import torch
 
 from tpdet.kernels.cuda.experts.gather import rows_in_slots, rows_of_choices
-from tpdet.kernels.cuda.experts.lanes import fold_lanes, fold_lanes_and_norm
+from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.places import Places, place
 from tpdet.kernels.cuda.experts.products import grouped_product
 from tpdet.kernels.cuda.experts.tiles import Weight, layer_tiles, product_tile, programs
 from tpdet.kernels.cuda.gemm.choice.expert_entries import LayerTiles
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
-from tpdet.kernels.cuda.pointwise.norm import fold_and_norm
 from tpdet.kernels.inputs.experts import ExpertLayer, Lanes
-from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.partial_sums import PartialSums
-
-_WIDEST = 4096  # a row whose weighted choices fit into a program's registers
 
 
 def expert_sums(
@@ -42,45 +37,6 @@ def expert_sums(
     [E, 2 * I] and [E, H] or None; shared: fp32 [lanes, M, H], added to each lane last. tiles:
     override the choice; they show in time only. places: where the choice put the rows.
     """
-    of = x, ids, gate_up, down, biases, lanes, activation, tiles, places
-    y, places = _finished_rows(*of)
-    return fold_lanes(y, ids, weights, places, lanes, shared)
-
-
-def expert_sums_and_norm(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    biases: tuple[torch.Tensor | None, torch.Tensor | None],
-    lanes: Lanes,
-    shared: torch.Tensor | None,
-    residual: torch.Tensor,
-    norm: Norm,
-    activation: str = "silu",
-    places: Places | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`expert_sums` of one root, then (h, y) of `fold_and_norm` with residual [M, H] and norm."""
-    y, places = _finished_rows(x, ids, gate_up, down, biases, lanes, activation, None, places)
-    if y.shape[1] > _WIDEST:
-        sums = fold_lanes(y, ids, weights, places, lanes, shared)
-        return fold_and_norm(sums, None, residual, norm)
-    return fold_lanes_and_norm(y, ids, weights, places, lanes, shared, residual, norm)
-
-
-def _finished_rows(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    biases: tuple[torch.Tensor | None, torch.Tensor | None],
-    lanes: Lanes,
-    activation: str,
-    tiles: LayerTiles | None,
-    places: Places | None,
-) -> tuple[torch.Tensor, Places]:
-    """What this rank's experts make of their rows [S, H], in slots, and where these are."""
     sms, x = programs(x.device), x.contiguous()
     if tiles is None:
         (held, hidden, width), (tokens, chosen) = down.shape, ids.shape
@@ -89,7 +45,8 @@ def _finished_rows(
     if places is None or (places.height, places.spread) != (tiles.gate_up.rows, tiles.spread):
         places = place(ids, lanes.experts, tiles.gate_up.rows, tiles.spread)
     mixed = _gate_up(x, gate_up, biases[0], places, tiles.gate_up, sms, activation)
-    return grouped_product(mixed, down, biases[1], places, tiles.down, sms), places
+    y = grouped_product(mixed, down, biases[1], places, tiles.down, sms)
+    return fold_lanes(y, ids, weights, places, lanes.experts, lanes.roots, lanes.held, shared)
 
 
 def expert_rows(
@@ -127,7 +84,7 @@ def sums_of_rows(
     places = place(ids, lanes.experts, tile.rows, spread)
     rows = rows_in_slots(mixed.contiguous(), places)
     y = grouped_product(rows, down, bias, places, tile, sms)
-    return fold_lanes(y, ids, weights, places, lanes, shared)
+    return fold_lanes(y, ids, weights, places, lanes.experts, lanes.roots, lanes.held, shared)
 
 
 def _gate_up(

@@ -16,7 +16,6 @@ from tpdet.kernels.cuda.experts.warp_specialised import warp_specialised_groups
 from tpdet.kernels.cuda.experts.warp_specialised_launch import takes
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.hardware import H200
-from tpdet.kernels.cuda.pointwise.norm import eps_bits
 from tpdet.kernels.fold_program import own_program
 from tpdet.kernels.order import fold_tree
 
@@ -175,12 +174,3 @@ def test_choice_gathering_and_lanes_compile_without_fusion():
         }
         ptx, log = compile_for_hopper(lanes.lane_sums, types, constants, 4, 3, ("width",))
         check(ptx, log, "lanes", ["mul.rn.f32", "add.rn.f32"])
-    del types["sums"], types["width"]
-    types |= {"residual": "*fp32", "scale": "*bf16", "h": "*fp32", "normed": "*bf16"}
-    types["stride"] = "i32"
-    for width, block, warps, shared in ((2048, 2048, 8, False), (2880, 4096, 16, True)):
-        constants |= {"HAS_SHARED": shared, "BLOCK": block, "WIDTH": width, "LAYER": False}
-        constants["EPS_BITS"] = eps_bits(1e-6)
-        at = lanes.lanes_and_norm, types, constants, warps, 3, ("stride",)
-        ptx, log = compile_for_hopper(*at)
-        check(ptx, log, "lanes and norm", ["mul.rn.f32", "add.rn.f32", "sqrt.rn.f64"])

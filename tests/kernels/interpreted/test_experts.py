@@ -15,7 +15,7 @@ from tpdet.kernels.cuda.experts import admission, places, warp_specialised
 from tpdet.kernels.cuda.experts import tiles as expert_tiles
 from tpdet.kernels.cuda.experts.choice import Rule, choose, route
 from tpdet.kernels.cuda.experts.gather import rows_in_slots
-from tpdet.kernels.cuda.experts.lanes import fold_lanes, fold_lanes_and_norm
+from tpdet.kernels.cuda.experts.lanes import fold_lanes
 from tpdet.kernels.cuda.experts.products import grouped_product as product_of_groups
 from tpdet.kernels.cuda.experts.sums import Lanes, expert_rows, expert_sums, sums_of_rows
 from tpdet.kernels.cuda.experts.tiles import Weight, product_tile
@@ -27,9 +27,7 @@ from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.launch import warp_pipeline
 from tpdet.kernels.cuda.pointwise import activation
 from tpdet.kernels.cuda.pointwise.fold import fold_final
-from tpdet.kernels.cuda.pointwise.norm import fold_and_norm
 from tpdet.kernels.inputs.gated import gate_and_up
-from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.product import Product
 from tpdet.kernels.partial_sums import relative_roots
 
@@ -103,37 +101,13 @@ def test_rows_have_the_bits_of_dense_products_and_lanes_of_their_sums(
     for name in order.FOLD_ORDERS:
         tree = order.fold_tree(name, lanes)
         for roots, beside in (((tree,), None), ((tree,), shared), ((0, 1), None)):
-            fold = Lanes(mine, count, lanes, roots)
-            sums = fold_lanes(y, ids, weights, found, fold, beside)
+            sums = fold_lanes(y, ids, weights, found, mine, roots, lanes, beside)
             each = lane_sums(y, ids, weights, found.slots, mine, lanes, beside)
             wanted = [order.evaluate(root, lambda i, e=each: e[i], torch.add) for root in roots]
             assert_same_bits(sums.values, torch.stack(wanted), f"{name} {roots}")
             assert sums.folded and not sums.values[:, -1].isnan().any()
             keep = [row for row in range(tokens) if row != sick]
             assert not sums.values[:, keep].isnan().any()
-
-
-@pytest.mark.parametrize("kind", ["rms", "layer"])
-def test_a_rank_alone_adds_its_lanes_and_norms_in_one_kernel(kind):
-    """The bits of two kernels, with and without a shared expert; NaN stays in its row."""
-    tokens, count, width, lanes = 7, 6, 48, 2
-    ids = routes(tokens, 2, count, padding=1)
-    found = places.place(ids, range(count), HEIGHT, False)
-    y, weights = draw(found.slot_count, width).half(), draw(tokens, 2, seed=1)
-    weights[2, 1], y[found.slots[4, 0], 5] = torch.nan, torch.inf
-    shared = draw(lanes, tokens, width, seed=2)
-    residual = draw(tokens, 2 * width, seed=3)[:, :width]  # rows that lie apart
-    weight = draw(*((2, width) if kind == "layer" else (width,)), seed=4).half()
-    norm = Norm(weight, 1e-6, kind)
-    for name in order.FOLD_ORDERS:
-        fold = Lanes(range(count), count, lanes, (order.fold_tree(name, lanes),))
-        for beside in (None, shared):
-            at_once = fold_lanes_and_norm(y, ids, weights, found, fold, beside, residual, norm)
-            sums = fold_lanes(y, ids, weights, found, fold, beside)
-            for one, apart in zip(at_once, fold_and_norm(sums, None, residual, norm), strict=True):
-                assert_same_bits(one, apart, f"{name}, shared: {beside is not None}")
-            rows = at_once[1].isnan().any(1).tolist()
-            assert rows == [row in (2, 4) for row in range(tokens)]
 
 
 def lane_sums(y, ids, weights, slots, mine, lanes, shared):
