@@ -19,7 +19,7 @@ from tpdet.kernels.cuda.launch.dependent import await_earlier, dependent_launch
 from tpdet.kernels.cuda.launch.sizes import cdiv
 from tpdet.kernels.cuda.pointwise.fold import push_and_add
 from tpdet.kernels.fold_program import FoldProgram, own_program
-from tpdet.kernels.order import Expression
+from tpdet.kernels.inputs.experts import Lanes
 from tpdet.kernels.partial_sums import PartialSums
 
 _FEW_ROWS = 64
@@ -83,15 +83,11 @@ def fold_lanes(
     ids: torch.Tensor,
     weights: torch.Tensor,
     places: Places,
-    experts: range,
-    roots: tuple[Expression, ...],
-    lane_count: int,
+    lanes: Lanes,
     shared: torch.Tensor | None = None,
 ) -> PartialSums:
-    """Finished rows [S, N] of this rank's experts -> the roots of its lanes [R, M, N] fp32.
-
-    lane_count: lanes of this rank; roots: expressions over them, counted from 0.
-    """
+    """Finished rows [S, N] of this rank's experts -> the roots of its lanes [R, M, N] fp32."""
+    experts, roots = lanes.experts, lanes.roots
     (rows, chosen), width = ids.shape, y.shape[1]
     sums = torch.empty(len(roots), rows, width, dtype=torch.float32, device=y.device)
     if sums.numel():
@@ -108,7 +104,7 @@ def fold_lanes(
             width,
             experts.start,
             CHOSEN=chosen,
-            PER_LANE=len(experts) // lane_count,
+            PER_LANE=len(experts) // lanes.held,
             PROGRAM=program,
             HAS_SHARED=shared is not None,
             BLOCK=block,

@@ -46,7 +46,7 @@ def expert_sums(
         places = place(ids, lanes.experts, tiles.gate_up.rows, tiles.spread)
     mixed = _gate_up(x, gate_up, biases[0], places, tiles.gate_up, sms, activation)
     y = grouped_product(mixed, down, biases[1], places, tiles.down, sms)
-    return fold_lanes(y, ids, weights, places, lanes.experts, lanes.roots, lanes.held, shared)
+    return fold_lanes(y, ids, weights, places, lanes, shared)
 
 
 def expert_rows(
@@ -84,7 +84,7 @@ def sums_of_rows(
     places = place(ids, lanes.experts, tile.rows, spread)
     rows = rows_in_slots(mixed.contiguous(), places)
     y = grouped_product(rows, down, bias, places, tile, sms)
-    return fold_lanes(y, ids, weights, places, lanes.experts, lanes.roots, lanes.held, shared)
+    return fold_lanes(y, ids, weights, places, lanes, shared)
 
 
 def _gate_up(

@@ -77,8 +77,8 @@ def down(layer, mixed, places, tile):
 
 def lanes(y, places, ids):
     weights = torch.full(ids.shape, 0.125, device=ids.device)
-    roots = (fold_tree("tree", LANES),)
-    return fold_lanes(y, ids, weights, places, range(EXPERTS), roots, LANES)
+    fold = Lanes(range(EXPERTS), EXPERTS, LANES, (fold_tree("tree", LANES),))
+    return fold_lanes(y, ids, weights, places, fold)
 
 
 def compile_first(runs):

@@ -101,7 +101,8 @@ def test_rows_have_the_bits_of_dense_products_and_lanes_of_their_sums(
     for name in order.FOLD_ORDERS:
         tree = order.fold_tree(name, lanes)
         for roots, beside in (((tree,), None), ((tree,), shared), ((0, 1), None)):
-            sums = fold_lanes(y, ids, weights, found, mine, roots, lanes, beside)
+            fold = Lanes(mine, count, lanes, roots)
+            sums = fold_lanes(y, ids, weights, found, fold, beside)
             each = lane_sums(y, ids, weights, found.slots, mine, lanes, beside)
             wanted = [order.evaluate(root, lambda i, e=each: e[i], torch.add) for root in roots]
             assert_same_bits(sums.values, torch.stack(wanted), f"{name} {roots}")
