@@ -10,6 +10,7 @@ from tests.engine.test_drafts import PROMPT, REQUESTS, SAMPLED, assert_same
 from tests.lib.engine_harness import ask, leave_out_freely, run, small_config
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
+from tpdet.drafters.chances import Chances
 from tpdet.drafters.counts import DraftCounts
 from tpdet.engine import Engine, draft_model
 from tpdet.engine.draft_model import DraftModel, start_draft_model
@@ -27,11 +28,16 @@ ALIKE = [
 ]
 
 
-def drafting(model, other, requests, counts, change=None, **how):
-    """Run with `other` as the draft model; counts and steps go to `counts`."""
+def drafting(model, other, requests, counts, change=None, proof=0, **how):
+    """Run with `other` as the draft model; counts and steps go to `counts`.
+
+    proof: right drafts in trials before drafts are verified.
+    """
 
     def still(engine):
-        engine.scheduler.policy.drafting.clock = lambda: 1.0  # what pays is assumed
+        drafting = engine.scheduler.policy.drafting
+        drafting.clock = lambda: 1.0  # what pays is assumed
+        drafting.chances = Chances(proof=proof)
         leave_out_freely(engine)
         if engine.draft_model is not None:
             engine.draft_model.pace.clock = lambda: 1.0
@@ -214,29 +220,37 @@ def test_what_a_draft_may_take_follows_what_drafts_took():
     now = [100.0]
     pace = DraftPace(60.0, lambda: now[0])
 
-    def call(*short, prompt=0.0):
-        pace.begin()
+    def call(*short, prompt=0.0, sequences=1):
+        pace.begin(sequences)
         for seconds in (prompt, *short):
             now[0] += seconds
             pace.end(short=seconds != prompt)
         pace.finish()
 
-    for seconds, known in ((0.003, 0.0), (0.002, 0.0), (0.001, 0.002)):
+    for seconds, known in ((0.003, 0.0), (0.002, 0.0), (0.001, 0.001)):
         call(seconds, seconds)
-        assert pace.seconds == pytest.approx(known)
-    pace.begin()
+        assert pace.seconds(1) == pytest.approx(known)
+    pace.begin(1)
     assert pace.left(short=True) == pytest.approx(1.0) and pace.left(short=False) == 30.0
     call(0.1, 0.1, prompt=20.0)
+    call(0.004)
+    assert pace.seconds(1) == pytest.approx(0.001), "graphs may be captured in the others"
+    call(0.004)
+    assert pace.seconds(1) == pytest.approx(0.0035)
     now[0] += 100.0
-    assert pace.seconds == pytest.approx(0.001)  # asked again, in case it was an accident
+    assert pace.seconds(1) == pytest.approx(0.001)  # asked again, in case it was an accident
     for _ in range(9):
         call(0.2)
-    pace.begin()
+    pace.begin(1)
     assert pace.left(short=True) == pytest.approx(4.0)
     with pytest.raises(TimeoutError, match=r"over 30.0 s for all, 4.0 for one"):
         call(4.1)
     with pytest.raises(TimeoutError, match=r"30.2 s of drafting, 0.2 of the last step"):
         call(0.2, prompt=30.0)
+    assert pace.seconds(1) < pace.seconds(16) < 2 * pace.seconds(1), "until it is known"
+    for _ in range(3):
+        call(0.25, sequences=16)
+    assert pace.seconds(16) == pytest.approx(0.25) and pace.seconds(1) == pytest.approx(0.2)
 
 
 def test_a_draft_model_that_does_not_fit_is_refused_by_name(tiny_model, tokenizer_folder, tmp_path):

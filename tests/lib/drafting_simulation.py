@@ -1,7 +1,8 @@
 """A server's loop without a model: real plans and real drafting, and a GPU's times of steps.
 
 Times are those of Qwen3-8B's shape on an H200, by the positions of a step and by whether it was
-awaited: launched only when the results of the step before were read.
+awaited: launched only when the results of the step before were read. A draft model's are those of
+Qwen3-0.6B's shape.
 """
 
 import random
@@ -9,8 +10,11 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 from tpdet.control.plan import StepPlan
-from tpdet.control.sampling_row import SampledToken
+from tpdet.control.sampling_row import RowKey, SampledToken
+from tpdet.drafters.drafter import DRAFT_MODEL
+from tpdet.engine.draft_pace import DraftPace
 from tpdet.request import Request, SamplingParams
+from tpdet.runner.graphs.draft_graphs import draft_shape
 from tpdet.scheduler import Scheduler
 from tpdet.scheduler.drafting import Drafting
 from tpdet.scheduler.sequence import Sequence
@@ -20,7 +24,11 @@ AWAITED = (5.047, 5.047, 5.117, 5.204, 5.234, 5.697, 6.254, 7.056, 8.642)
 """Milliseconds of a step of 1, 2, 4, .. 256 positions."""
 PROMPTS, LOOK = 9e-3, 4e-6
 """Seconds of a step with prompts, and of one look of a drafter."""
-PROMPT = 8
+PROMPT, WIDTH = 8, 32
+CAPTURE, SMALL_CAPTURE, SAMPLING_CAPTURE = 0.035, 0.03, 0.01
+"""Seconds of the first use of a graph: of a step with drafts, and two kinds of a draft model's."""
+SMALL_STEP, LARGE_STEP, FIRST_STEP = 1.14e-3, 1.98e-3, 0.3e-3
+"""Seconds of a draft model's step of up to 4 sequences and of more; what a call's first adds."""
 
 
 @dataclass
@@ -55,6 +63,61 @@ class Teller:
         return [id_ if self._draw.random() < self._chance else id_ + 1 for id_ in right]
 
 
+class SmallModel:
+    """A draft model that says each token rightly with a chance; its graphs are captured in time."""
+
+    def __init__(self, clock: Clock, chance: float, pace: DraftPace, captured: set) -> None:
+        self._clock, self._chance, self._captured = clock, chance, captured
+        self._pace, self._draw = pace, random.Random(str(chance))
+        self._copies: dict[RowKey, list[int]] = {}
+
+    def seconds(self, sequences: int) -> float:
+        return self._pace.seconds(sequences)
+
+    def entry_seconds(self, sequence: Sequence) -> float:
+        lacking = self._lacking(sequence)
+        return self._pace.entry_seconds if lacking > 2 else 0.0
+
+    def forget(self, key: RowKey) -> None:
+        self._copies.pop(key, None)
+
+    def draft(self, wanted: Rows[tuple[Sequence, int]]) -> list[list[int]]:
+        self._pace.begin(len(wanted))
+        step = SMALL_STEP if len(wanted) <= 4 else LARGE_STEP
+        lacking = [self._lacking(sequence) for sequence, _ in wanted]
+        sequences = (len(wanted) - 1).bit_length()
+        if max(lacking) > 2:
+            self._clock.now += 5e-3 + 8e-6 * sum(lacking)
+        elif max(lacking) == 2:
+            self._capture(("pair", sequences), SMALL_CAPTURE)
+        self._clock.now += step + FIRST_STEP
+        self._pace.end(max(lacking) <= 2, sequences=len(lacking))
+        for _ in range(max(count for _, count in wanted) - 1):
+            self._capture(("sample", sequences), SAMPLING_CAPTURE)
+            self._clock.now += step
+            self._pace.end(True)
+        self._pace.finish()
+        return [self._say(sequence, count) for sequence, count in wanted]
+
+    def _lacking(self, sequence: Sequence) -> int:
+        """Tokens that its copy has not computed: the last one of a copy is only sampled."""
+        copy = self._copies.get(sequence.key, [])[:-1]
+        pairs = zip(copy, sequence.tokens, strict=False)
+        same = next((i for i, (mine, its) in enumerate(pairs) if mine != its), len(copy))
+        return len(sequence.tokens) - min(same, len(sequence.tokens) - 1)
+
+    def _capture(self, graph: tuple, seconds: float) -> None:
+        self._clock.now += 0.0 if graph in self._captured else seconds
+        self._captured.add(graph)
+
+    def _say(self, sequence: Sequence, count: int) -> list[int]:
+        end = len(sequence.tokens)
+        right = (answer(sequence.key, end + i) for i in range(count))
+        told = [id_ if self._draw.random() < self._chance else id_ + 1 for id_ in right]
+        self._copies[sequence.key] = [*sequence.tokens, *told]
+        return told
+
+
 def answer(key: tuple[int, int], position: int) -> int:
     """The token at a position of a sequence."""
     return 2 * ((position * 7919 + key[0] * 104729) % 50_000)
@@ -62,16 +125,26 @@ def answer(key: tuple[int, int], position: int) -> int:
 
 @dataclass
 class Server:
-    """A scheduler and its clock; what is learned stays from run to run."""
+    """A scheduler and its clock; what is learned stays from run to run.
+
+    captures: steps with drafts need graphs, which the first step of a kind captures.
+    """
 
     times: tuple[Rows[float], Rows[float]] = (PLAIN, AWAITED)
+    captures: bool = False
     clock: Clock = field(default_factory=Clock)
+    captured: set = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.drafting = Drafting((), True, self.clock)
+        self.drafting = Drafting((DRAFT_MODEL,), True, self.clock)
         self.scheduler = Scheduler(64, 8192, 4096, 1024, 1 << 16, drafting=self.drafting)
+        self._model_pace = DraftPace(60.0, self.clock)
         self.steps = self._served = 0
         self._free = 0.0  # when the GPU has ended all that was launched
+
+    def use_model(self, chance: float) -> None:
+        """Have a draft model, whose drafts are right with a chance."""
+        self.drafting.model = SmallModel(self.clock, chance, self._model_pace, self.captured)
 
     def tokens_per_second(
         self, tokens: int, chances: Rows[float | None], seed: int = 0, whole=True, **teller
@@ -88,7 +161,7 @@ class Server:
             how = {"finds": 0.0} if chance is None else teller
             return Teller(sequence.key, PROMPT, chance or 0.0, draw, self.clock, **how)
 
-        self.drafting.others = drafter
+        self.drafting.others = drafter if self.drafting.model is None else None
         most = tokens if whole else 64 * tokens
         params = SamplingParams(max_tokens=most, ignore_eos=True, seed=1)
         for _ in chances:
@@ -121,6 +194,10 @@ class Server:
         seconds = PROMPTS
         if _decodes(plan):
             positions = int(plan.rows.count.sum())
+            if self.captures and plan.rows.verifies and plan.rows.count.max() <= 16:
+                shape = draft_shape(plan.rows, positions, WIDTH)
+                self.clock.now += 0.0 if shape in self.captured else CAPTURE
+                self.captured.add(shape)
             seconds = 1e-3 * self.times[awaited][(positions - 1).bit_length()]
         self._free = max(self._free, self.clock.now) + seconds
         return self._free

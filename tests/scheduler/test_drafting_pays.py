@@ -3,6 +3,7 @@
 import pytest
 
 from tests.lib.drafting_simulation import AWAITED, PLAIN, Server
+from tpdet.drafters.chances import Chances
 
 
 def times(tokens, chances, turns=2, server=None, **how):
@@ -74,3 +75,42 @@ def test_drafters_that_were_never_right_are_believed_again():
     server = Server()
     assert min(times(256, [0.0], 2, server)) > 0.97
     assert times(1500, [0.8], 2, server)[1] > 3.3
+
+
+def with_model(batch, chance, turns=3, tokens=384, proof=None):
+    """Whole calls with a draft model on a server that has captured nothing; and the server."""
+    server = Server(captures=True)
+    if proof is not None:
+        server.drafting.chances = Chances(proof)
+    server.drafting.paused = True
+    off = server.tokens_per_second(tokens, [None] * batch)
+    server.drafting.paused = False
+    server.use_model(chance)
+    rates = [server.tokens_per_second(tokens, [chance] * batch) / off for _ in range(turns)]
+    return rates, server
+
+
+@pytest.mark.parametrize("batch", [1, 16, 64])
+def test_a_draft_model_that_is_never_right_is_in_no_step(batch):
+    """Trials cost a fiftieth at most, in the first call too, and capture nothing."""
+    rates, server = with_model(batch, 0.0)
+    assert min(rates) > 0.98
+    assert not server.captured and not server.drafting.counts
+
+
+def test_without_trials_a_draft_model_that_is_never_right_costs_steps_and_graphs():
+    rates, server = with_model(1, 0.0, turns=1, proof=0)
+    assert rates[0] < 0.97 and server.captured
+
+
+def test_a_draft_model_that_is_often_right_pays_from_the_first_call_where_it_gains_much():
+    rates, _ = with_model(1, 0.8)
+    assert rates[0] > 1.1 and min(rates[1:]) > 1.3
+    rates, _ = with_model(4, 0.8)
+    assert rates[0] > 1.0 and min(rates[1:]) > 1.2
+
+
+@pytest.mark.parametrize("batch", [16, 64])
+def test_a_draft_model_is_left_out_where_graphs_cost_more_than_it_gains(batch):
+    rates, server = with_model(batch, 0.8)
+    assert min(rates) > 0.999 and not server.captured

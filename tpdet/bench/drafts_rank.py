@@ -15,7 +15,6 @@ from tpdet.bench.load import prompt
 from tpdet.bench.report.record import BenchRow
 from tpdet.bench.spec import BenchResult, DraftsSpec
 from tpdet.bench.step_ends import StepEnds
-from tpdet.drafters.chances import Chances
 from tpdet.drafters.counts import DraftCounts
 from tpdet.llm.llm import LLM
 from tpdet.llm.results import RequestOutput
@@ -97,7 +96,7 @@ def synthetic_rows(llm: LLM, spec: DraftsSpec, batch: int) -> list[BenchRow]:
             answer = answers[choice.request.prompt_token_ids]
             return Synthetic(answer, choice.prompt_length, share or 0.0, draw)
 
-        drafting.chances = Chances()  # another drafter, as it were
+        drafting.forget_chances()  # another drafter, as it were
         name = "draft model" if has_model else "synthetic drafts"
         if share is not None:
             name += f", {share:g} right"
@@ -146,17 +145,22 @@ def _ask(llm: LLM, text: Text, tokens: int) -> list[RequestOutput]:
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """The fastest of some runs; `tokens` and `steps` are those of one run.
+    """Some runs: the seconds of each; `tokens`, `steps` and `drafters` are those of the last.
 
     `steady`: tokens a second while all sequences decode, in the best of the runs; None if that was
     too short to tell.
     """
 
     answers: list[Any]
-    seconds: float
+    calls: list[float]
     steps: int
     drafters: dict[str, DraftCounts]
     steady: float | None
+
+    @property
+    def seconds(self) -> float:
+        """Of the fastest run."""
+        return min(self.calls)
 
     @property
     def tokens(self) -> int:
@@ -168,7 +172,7 @@ def measured(
     llm: LLM, generate: Generate, repeats: int, paused: bool = False, batch: int = 1
 ) -> Measured:
     """Run the requests, `batch` of them together, so many times; paused: without drafts."""
-    engine, best, steady = llm.engine, float("inf"), []
+    engine, calls, steady = llm.engine, [], []
     drafting, ends = engine.scheduler.policy.drafting, StepEnds(engine)
     drafting.paused = paused
     for _ in range(repeats):
@@ -177,13 +181,13 @@ def measured(
         ends.clear()
         before, begin = engine.statistics().steps, time.perf_counter()
         answers = generate()
-        best = min(best, time.perf_counter() - begin)
+        calls.append(time.perf_counter() - begin)
         if (rate := ends.steady(batch)) is not None:
             steady.append(rate)
     drafting.paused = False
     ends.close()
     steps = engine.statistics().steps - before
-    return Measured(answers, best, steps, drafting.counts, max(steady, default=None))
+    return Measured(answers, calls, steps, drafting.counts, max(steady, default=None))
 
 
 def beside(
@@ -201,11 +205,12 @@ def beside(
     right = sum(it.accepted_tokens for it in found.drafters.values())
     metrics = {
         "tokens": found.tokens,
+        "times_as_fast": [known.seconds / seconds for seconds in found.calls],
         "acceptance": right / drafted if drafted else None,
         "drafters": counts,
     }
     if llm.engine.draft_model is not None:
-        metrics["draft_step_ms"] = 1e3 * llm.engine.draft_model.seconds
+        metrics["draft_step_ms"] = 1e3 * llm.engine.draft_model.seconds(batch)
     common = {"batch": batch, "context": context, "peer": "without drafts"}
     steps = engine_row(
         llm.engine,

@@ -4,7 +4,10 @@ It begins with an assumption that counts as much as a few drafts. What was seen 
 fades with the steps that pass, so that a drafter that was unlucky is asked again.
 """
 
+from collections import Counter
 from dataclasses import dataclass
+
+from tpdet.drafters.drafter import DRAFT_MODEL
 
 _FIRST = (0.5, 0.7, 0.85, 0.95, 0.98, 0.99)  # of trust 4 to 7, 8 to 15, ... tokens
 _MOST = 0.999
@@ -15,6 +18,8 @@ _STRANGE = 0.1  # how likely a drafter is good for a sequence, until it was righ
 _BELIEVED = 0.8  # of a chance, at most, in saying how unlikely rows are
 _REST, _LONGEST_REST = 8, 256  # steps; twice as many each time, until it is right
 _ROWS_OF_UNKNOWN, _REST_OF_UNKNOWN = 3, 64  # of a drafter that was not right anywhere, yet
+PROOF = 9
+"""Right drafts from which on those of a draft model are verified."""
 
 
 @dataclass(slots=True)
@@ -77,24 +82,36 @@ class Luck:
 class Chances:
     """The shares of right drafts, of all sequences. Time are steps: somebody counts `step` up."""
 
-    def __init__(self) -> None:
+    def __init__(self, proof: int = PROOF) -> None:
+        """proof: right drafts from which on those of a draft model are verified."""
         self.step = 0
+        self._proof = proof
         self._drafts: dict[tuple[str, int], Tally] = {}
         self._kept: dict[str, Tally] = {}
-        self._known: set[str] = set()  # drafters that were ever right
+        self._right: Counter[str] = Counter()  # drafts of each drafter
 
     def of(self, name: str, trust: int) -> float:
         """That the next draft of a drafter is right."""
         level = _level(trust)
         return min(self._share(self._drafts.get((name, level)), _FIRST[level]), _MOST)
 
-    def learn(self, name: str, trust: int, accepted: int, drafted: int, luck: Luck) -> None:
+    def assumed(self, trust: int) -> float:
+        """That a draft is right, as long as nothing was seen."""
+        return _FIRST[_level(trust)]
+
+    def is_proven(self, name: str) -> bool:
+        """Whether a drafter's drafts may be verified: a draft model was right in trials first."""
+        return name != DRAFT_MODEL or self._right[name] >= self._proof
+
+    def learn(
+        self, name: str, trust: int, accepted: int, drafted: int, luck: Luck | None = None
+    ) -> None:
         """The first `accepted` of a row's `drafted` drafts were right; those behind the first wrong
-        one say nothing. luck: of the row's sequence with this drafter.
+        one say nothing. luck: of the row's sequence with this drafter; None: it was a trial.
         """
-        if accepted:
-            self._known.add(name)
-        luck.follow(accepted, self.of(name, trust), self.step, name in self._known)
+        self._right[name] += accepted
+        if luck is not None:
+            luck.follow(accepted, self.of(name, trust), self.step, self._right[name] > 0)
         tally = self._drafts.setdefault((name, _level(trust)), Tally())
         tally.add(accepted, accepted + (accepted < drafted), self.step)
 

@@ -68,10 +68,15 @@ class DraftModel:
         self._step = 0
         self._chain = runner.decode_chain()
 
-    @property
-    def seconds(self) -> float:
-        """Of a step in which each sequence gets a draft; 0 until it is measured."""
-        return self.pace.seconds
+    def seconds(self, sequences: int) -> float:
+        """Of a step in which each of so many gets a draft; 0 until it is measured."""
+        return self.pace.seconds(sequences)
+
+    def entry_seconds(self, sequence: Sequence) -> float:
+        """What computing the tokens that its copy lacks takes; 0 where a usual step does so."""
+        copy = self._copies.get(sequence.key)
+        lacking = len(sequence.tokens) - (0 if copy is None else copy.sequence.computed)
+        return self.pace.entry_seconds if lacking > _PAIR else 0.0
 
     def draft(self, wanted: Rows[tuple[Sequence, int]]) -> list[list[int]]:
         """At most so many drafts behind the known tokens of each sequence; [] where room is short.
@@ -80,7 +85,7 @@ class DraftModel:
         Raises NumericalError for NaN in its logits, and TimeoutError where a step or the call took
         longer than it may. What a GPU still computes then ends before the engine's next step.
         """
-        self.pace.begin()
+        self.pace.begin(len(wanted))
         counts: dict[RowKey, int] = {}
         copies: dict[RowKey, Sequence] = {}
         for target, count in wanted:
@@ -186,13 +191,14 @@ class DraftModel:
     def _launched(self, step: "_Step", event: torch.cuda.Event | None) -> None:
         step.event = event
         if event is None:  # a CPU has computed it
-            self.pace.end(step.is_short)
+            self.pace.end(step.is_short, sequences=step.rows)
 
     def _wait(self, step: "_Step", urgent: bool) -> None:
         """Wait for a step on a GPU, no longer than it may take."""
         if step.event is not None:
             left = self.pace.left(step.is_short)
-            self.pace.end(step.is_short, wait_for_event(step.event, left, urgent))
+            in_time = wait_for_event(step.event, left, urgent)
+            self.pace.end(step.is_short, in_time, step.rows)
 
     def _found(
         self, target: Sequence, known: dict[RowKey, int], counts: dict[RowKey, int]
@@ -244,7 +250,7 @@ class _Step:
         answers: of a step that takes no logits. chain: may sample from those that a graph keeps.
         """
         self._answers, self._chain = answers, chain
-        self.is_short = max(counts) <= _PAIR
+        self.is_short, self.rows = max(counts) <= _PAIR, len(counts)
         self._sequences: list[Sequence] = []
         self._ends: list[int] = []  # the position of each sampled token
         self._places: list[tuple[Sequence, int, int]] = []  # of a copy's token: in it, in the step

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Protocol
@@ -37,16 +38,27 @@ from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.request import Request
 from tpdet.scheduler.drafts import add_drafts, room_for_drafts
-from tpdet.scheduler.offers import Found, Load, choose
+from tpdet.scheduler.offers import (
+    GAIN_OF_MODEL,
+    GAIN_TO_BEGIN_OF_MODEL,
+    GAIN_TO_TRY,
+    Found,
+    Load,
+    choose,
+)
 from tpdet.scheduler.queue import SequenceQueue
 from tpdet.scheduler.sequence import PENDING, Sequence
+from tpdet.scheduler.trials import SEQUENCES, Trials
 
 SHARE = 0.01
 """Of the time of all steps that looking for drafts may take."""
 _MOST_CREDIT = 0.010  # seconds that may be saved up: a long prompt is indexed at once
 _LEAST_CREDIT = -0.002  # the rest of a look that took long, perhaps only for other programs
 _HANGS = 1.0  # seconds of one look after which a drafter is switched off
-_LEAST_SECONDS = 1e-6  # of a draft model's step, which is never free
+_SHARE_OF_STEP, _SHARE_OF_ROW = 0.25, 0.01
+"""Of a step that a draft model's step takes, and each row more, until that is measured (an H200,
+0.6B for 8B: 0.26 for one row, 0.42 for 16)."""
+_LEAST_STEPS = 16  # that bear what the first drafts of a sequence take
 _BESIDE_PROMPTS = 24
 """Rows with drafts in a step with prompts or with rows over `SHORT_TOKENS`: graphs fit so many."""
 
@@ -60,9 +72,11 @@ _key = attrgetter("key")
 class Model(Protocol):
     """A draft model: drafts for many sequences at once, in as many steps as the longest has."""
 
-    @property
-    def seconds(self) -> float:
-        """Of one of its steps, in which every sequence gets a draft; 0 until it is measured."""
+    def seconds(self, sequences: int) -> float:
+        """Of one of its steps, in which each of so many gets a draft; 0 until it is measured."""
+
+    def entry_seconds(self, sequence: Sequence) -> float:
+        """What the first drafts of a sequence take beside that; 0 where it was asked just now."""
 
     def draft(self, wanted: Rows[tuple[Sequence, int]]) -> Rows[Rows[int]]:
         """At most so many drafts behind the known tokens of each sequence."""
@@ -96,6 +110,7 @@ class Drafting:
         self.model: Model | None = None
         self.paused = False
         self.chances, self.pace = Chances(), Pace(runs_ahead)
+        self._trials = Trials()
         self.clock, self._drafters = clock, tuple(drafters)
         self._off: set[str] = set()
         self._earlier = EarlierOutputs()
@@ -105,6 +120,7 @@ class Drafting:
         self._rows: list[tuple[str, int, int, int, Luck]] = []  # not yet learned of
         self._model_seconds = 0.0  # that the draft model took since the last step ended
         self._together = False  # all rows wait, so that every sequence may carry drafts
+        self._by_model = False  # the draft model drafted when drafts were last chosen
 
     def admit(self, request: Request, sequences: Rows[Sequence]) -> None:
         """Give the sequences of a request their drafters, behind the one of what it sent."""
@@ -127,6 +143,11 @@ class Drafting:
             if sequence.waits:
                 self._active[sequence.key] = sequence
 
+    def forget_chances(self) -> None:
+        """What was seen of drafts is forgotten, as if every drafter were a new one."""
+        self.chances, self._trials = Chances(), Trials()
+        self._rows.clear()
+
     def close(self) -> None:
         """No sequence that comes gets the engine's drafters any more."""
         self._drafters = ()
@@ -135,6 +156,7 @@ class Drafting:
         """A sequence has ended: remember its output where that is asked for."""
         self._drafting.discard(sequence.key)
         self._active.pop(sequence.key, None)
+        self._trials.forget(sequence.key)
         if self.model is not None:
             self.model.forget(sequence.key)
         if EARLIER in self._drafters and not sequence.poisoned:
@@ -151,6 +173,7 @@ class Drafting:
         seconds, self._model_seconds = max(seconds - self._model_seconds, 0.0), 0.0
         self._credit = min(self._credit + SHARE * seconds, _MOST_CREDIT)
         self.chances.step += 1
+        self._trials.step()
         if positions:
             self.pace.took(positions, awaited, seconds)
 
@@ -200,12 +223,15 @@ class Drafting:
             known = sorted((s for s in ready if s.tokens[-1] != PENDING), key=_key)
             _fill([(s, self._instead(s)) for s in known], counts, budget, alone)
         else:
-            looked = [self._look(sequence) for sequence in ready]
-            found = [it for it in looked if it is not None]
+            looked = [(sequence, self._look(sequence, len(counts))) for sequence in ready]
+            found = [it for _, it in looked if it is not None]
             self._together = False
-            if found:
+            if found or self._tries_model():
                 share = min(len(looked) / max(1, len(self._drafting & counts.keys())), 1.0)
-                self._add_found(found, share, running, counts, budget, alone)
+                always = sum(sequence.reads_always for sequence in running)
+                load = Load(len(counts), always, budget, self.pace, share)
+                self._add_found(found, load, counts, alone)
+                self._try_model([sequence for sequence, _ in looked], load)
         if not together:  # else it is part of what the step costs
             looking = self.clock() - began - (self._model_seconds - spent)
             self._credit = max(self._credit - looking, _LEAST_CREDIT)
@@ -231,15 +257,15 @@ class Drafting:
             if may and sequence.key in counts and _decodes(sequence):
                 yield sequence
 
-    def _look(self, sequence: Sequence) -> Found | None:
-        """What the drafter that is most likely right has for a sequence."""
+    def _look(self, sequence: Sequence, rows: int) -> Found | None:
+        """What the drafter that is most likely right has for a sequence, one of so many rows."""
         tokens = sequence.tokens
         pending = tokens[-1] == PENDING
         end = len(tokens) - pending
         most = room_for_drafts(sequence)
         best: Found | None = None
         for drafter in sequence.drafters:
-            if drafter.name in self._off:
+            if drafter.name in self._off or not self.chances.is_proven(drafter.name):
                 continue
             trust = self._trust(drafter, tokens, end)
             if drafter.is_spent:
@@ -250,10 +276,11 @@ class Drafting:
             if trust and (luck is None or luck.until <= self.chances.step):
                 name = drafter.name
                 chance = self.chances.of(name, trust)
-                if best is None or chance > best.chance:
+                if name == DRAFT_MODEL and (best is None or chance > best.chance):
+                    best = self._of_model(sequence, drafter, trust, rows)
+                elif best is None or chance > best.chance:
                     kept = self.chances.kept(name, chance) if pending else 1.0
-                    seconds = self._seconds(drafter)
-                    best = Found(sequence, drafter, trust, chance, most, pending, kept, seconds)
+                    best = Found(sequence, drafter, trust, chance, most, pending, kept)
         if sequence.hoped and not pending:  # it waited for this
             self.chances.learn_kept(sequence.hoped, best is not None)
             sequence.hoped = ""
@@ -261,13 +288,28 @@ class Drafting:
             self._wait(sequence, False)
         return best
 
-    def _seconds(self, drafter: Drafter) -> float:
-        """What each draft of a row takes before the step, in seconds; those of other rows with it.
+    def _of_model(self, sequence: Sequence, drafter: Drafter, trust: int, rows: int) -> Found:
+        """The draft model's drafts for a sequence: it always has some, and they take time.
 
-        A draft model is asked in every step that sequences await together, and in no other.
+        It is asked in every step that sequences await together, and in no other. A step bears as
+        much of a sequence's first drafts as if there were as many steps as it has made tokens, or
+        has left.
         """
-        model = self.model if drafter.name == DRAFT_MODEL else None
-        return 0.0 if model is None else max(model.seconds, _LEAST_SECONDS)
+        assert self.model is not None
+        assumed = (_SHARE_OF_STEP + _SHARE_OF_ROW * rows) * self.pace.time(rows, False)
+        seconds = self.model.seconds(rows) or assumed
+        made = max(len(sequence.tokens) - sequence.prompt_length, _LEAST_STEPS)
+        left = max(sequence.full_length - len(sequence.tokens), 1)
+        return Found(
+            sequence,
+            drafter,
+            trust,
+            self.chances.of(drafter.name, trust),
+            room_for_drafts(sequence),
+            sequence.tokens[-1] == PENDING,
+            seconds=seconds,
+            entry=self.model.entry_seconds(sequence) / min(made, left),
+        )
 
     def _trust(self, drafter: Drafter, tokens: Rows[int], end: int) -> int:
         began = self.clock()
@@ -282,43 +324,87 @@ class Drafting:
         return trust
 
     def _add_found(
-        self,
-        found: Rows[Found],
-        share: float,
-        running: SequenceQueue,
-        counts: dict[RowKey, int],
-        budget: int,
-        alone: bool,
+        self, found: Rows[Found], load: Load, counts: dict[RowKey, int], alone: bool
     ) -> None:
         """Add what is told and what pays; the other sequences run ahead again."""
-        rows, told = len(counts), [it for it in found if it.is_told]
+        told = [it for it in found if it.is_told]
         taken: list[tuple[Found, int]] = []
         if len(told) < len(found):
-            always = sum(sequence.reads_always for sequence in running)
-            load = Load(rows, always, budget, self.pace, share)
-            taken, self._together = choose([it for it in found if not it.is_told], load)
+            taken, self._together = self._choose([it for it in found if not it.is_told], load)
         # Known answers go in few long rows, not a little of each in every step.
-        taken = [*((it, max(budget, 1)) for it in told), *taken]
+        taken = [*((it, max(load.room, 1)) for it in told), *taken]
         kept = {it.sequence.key for it, count in taken if count}
         for it in found:
             if it.sequence.key not in kept:
                 self._wait(it.sequence, False)
         wanted: list[_Wanted] = []
         modelled = self._ask_model(taken)
+        self._by_model = bool(modelled)
         for it, count in taken:
             if it.pending:
                 if count:
-                    it.sequence.hoped = it.drafter.name
+                    it.sequence.hoped = it.drafter.name if it.drafter.name != DRAFT_MODEL else ""
                     self._wait(it.sequence, True)
                 continue
             it.sequence.drafter, it.sequence.trust = it.drafter, it.trust
             ids = modelled.get(it.sequence.key)
             propose = partial(self._ask, it.drafter, count) if ids is None else partial(_first, ids)
             wanted.append((it.sequence, propose))
-        _fill(wanted, counts, budget, alone)
+        _fill(wanted, counts, load.room, alone)
         for it, _ in taken:
             if not it.pending:
                 self._wait(it.sequence, it.sequence.drafted > 0 or it.is_told)
+
+    def _choose(self, found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], bool]:
+        """As `choose`. A step with drafts of a draft model must gain more."""
+        others = [it for it in found if not it.seconds]
+        if len(others) < len(found):
+            least = GAIN_OF_MODEL if self._by_model else GAIN_TO_BEGIN_OF_MODEL
+            taken, together = choose(found, replace(load, least=least))
+            if together:
+                return taken, True
+        return choose(others, load) if others else ([], False)
+
+    def _tries_model(self) -> bool:
+        """Whether a draft model is to be tried, by what the trials so far have shown."""
+        if self.model is None:
+            return False
+        for trial, right in self._trials.ended():
+            self.chances.learn(DRAFT_MODEL, trial.trust, right, len(trial.drafts))
+        return self._trials.has_time and not self.chances.is_proven(DRAFT_MODEL)
+
+    def _try_model(self, looked: Rows[Sequence], load: Load) -> None:
+        """Compare tokens of a draft model that is not proven with those that come.
+
+        It says one for few of the sequences that wait for nothing else, while there is time for
+        that, and only where its drafts would pay if they were as often right as is assumed.
+        """
+        if not self._tries_model():
+            return
+        offers = [
+            self._of_model(sequence, drafter, drafter.look((), 0), load.rows)
+            for sequence in looked
+            for drafter in sequence.drafters
+            if drafter.name == DRAFT_MODEL and drafter.name not in self._off
+            if not sequence.waits and not sequence.drafted and not self._trials.has(sequence)
+        ]
+        hoped = [replace(it, pending=True, chance=self.chances.assumed(it.trust)) for it in offers]
+        if not hoped or not choose(hoped, replace(load, least=GAIN_TO_TRY))[1]:
+            return
+        known = [it for it in offers if not it.pending][:SEQUENCES]
+        if known:
+            self._begin_trials(known, load)
+        for it in offers[:SEQUENCES]:
+            self._wait(it.sequence, self._trials.has_time)
+
+    def _begin_trials(self, offers: Rows[Found], load: Load) -> None:
+        """Ask the draft model for a token of each sequence."""
+        before = self._model_seconds
+        drafts = self._ask_model([(it, 1) for it in offers])
+        step, awaited = (self.pace.time(load.rows, awaits) for awaits in (load.awaits, True))
+        self._trials.spend((self._model_seconds - before + awaited - step) / step)
+        for it in offers:
+            self._trials.begin(it.sequence, it.trust, drafts.get(it.sequence.key, ()))
 
     def _ask_model(self, taken: Rows[tuple[Found, int]]) -> dict[RowKey, Rows[int]]:
         """The drafts of the draft model, for all its sequences together."""

@@ -18,6 +18,9 @@ _LENGTHS = np.array([*range(1, SHORT_TOKENS), LONG_ROW - 1, 2 * LONG_ROW - 1, 4 
 _GAIN, _GAIN_TO_BEGIN, _GAIN_UNMEASURED = 1.02, 1.08, 1.2
 """That drafts must give if all rows wait for them: to go on, to begin, and where it is not measured
 what a step takes without."""
+GAIN_OF_MODEL, GAIN_TO_BEGIN_OF_MODEL, GAIN_TO_TRY = 1.15, 1.2, 1.25
+"""That drafts of a draft model must give to go on, to begin and to be tried: the first steps of
+each kind capture graphs, in both models, for 30 to 45 ms each."""
 _STAYS = 8  # steps with drafts that may follow one that is awaited for them, at most
 _SIT_OUT = 1.1  # tokens that a row must gain if its sequence sits out the next step for it
 
@@ -28,7 +31,8 @@ class Found:
 
     chance: of each to be right. pending: the sequence's last token is not known, so it would have
     to wait first; kept: how likely there is something then. seconds: that each draft of the longest
-    row takes before the step, all rows together.
+    row takes before the step, all rows together. entry: seconds that a step bears of what the first
+    drafts of the sequence take.
     """
 
     sequence: Sequence
@@ -39,6 +43,7 @@ class Found:
     pending: bool = False
     kept: float = 1.0
     seconds: float = 0.0
+    entry: float = 0.0
 
     @property
     def is_told(self) -> bool:
@@ -51,6 +56,7 @@ class Load:
     """A step without drafts: its rows, and the positions that drafts may add.
 
     always: rows that await results in any case. share: of its decoding rows that were looked at.
+    least: what a step with drafts must gain in any case.
     """
 
     rows: int
@@ -58,6 +64,7 @@ class Load:
     room: int
     pace: Pace
     share: float = 1.0
+    least: float = 1.0
 
     @property
     def awaits(self) -> bool:
@@ -81,6 +88,7 @@ def choose(found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], boo
     enough = load.rate * (_GAIN_TO_BEGIN if begins else _GAIN)
     if not load.pace.is_measured(load.rows, load.awaits):
         enough = load.rate * _GAIN_UNMEASURED
+    enough = max(enough, load.rate * load.least)
     counts, rate = _together(found, load, begins)
     if rate > enough:
         return counts, True
@@ -146,7 +154,8 @@ def _steps(
     gains = (kept * chances * (1.0 - chances**counts) / (1.0 - chances)).sum(axis=1) * times_as_many
     times = [load.pace.time(load.rows + total, awaited) for total in totals.tolist()]
     before = (counts * np.array([each.seconds for each in found])).max(axis=1)
-    return counts, gains, np.array(times) + before
+    entries = (counts > 0) @ np.array([each.entry for each in found]) * times_as_many
+    return counts, gains, np.array(times) + before + entries
 
 
 def _gain(chance: float, count: int) -> float:

@@ -7,6 +7,7 @@ import msgspec
 import torch
 
 from tpdet.control.plan import PlanRows, StepPlan
+from tpdet.drafters.chances import Chances
 from tpdet.drafters.counts import DraftCounts
 from tpdet.drafters.drafter import DRAFT_MODEL, NGRAM
 from tpdet.engine.draft_model import DraftModel
@@ -54,6 +55,7 @@ def drafter(kind: str, answers: Tokens, vocabulary: int, seed: int) -> Proposer:
 def let_engine_draft(drafting: Drafting, model: DraftModel | None) -> None:
     """Let the engine's drafters draft by what is assumed of times, whatever steps take here."""
     drafting.clock = lambda: 1.0
+    drafting.chances = Chances(proof=0)  # wrong drafts of a draft model are to be verified, too
     drafting.model = model
     if model is not None:
         model.pace.clock = drafting.clock
