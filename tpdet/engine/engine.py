@@ -68,7 +68,7 @@ class Engine:
     overlap: on a GPU they do. `streams`: readers wait for each token, so steps in which sequences
     decode stay short (`runner/start/step_tokens.py`); otherwise they are as large as any. `secret`
     is the run secret, which seals what rank 0 sends to the others (`control`). `faults` are for
-    tests. `clock` times steps (seconds).
+    tests. `clock` times steps (seconds). `drafting` stands in for what the configuration says.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Engine:
         faults: FaultPoints | None = None,
         clock: Callable[[], float] = time.perf_counter,
         streams: bool = True,
+        drafting: Drafting | None = None,
     ) -> None:
         self.config = config
         self.world = world
@@ -112,9 +113,8 @@ class Engine:
             preempt_every=preempt_every,
             prefix_identity=self._prefix_identity(),
             constrain=self.grammars.constrain,
-            drafting=Drafting(config.drafters, self.run_ahead),
+            drafting=drafting or Drafting(config.drafters, self.run_ahead, model=self.draft_model),
         )
-        self.scheduler.policy.drafting.model = self.draft_model
         self.watch: SlowdownWatch | None = None
         if config.on_slowdown is not None:
             self.watch = SlowdownWatch(config.max_slowdown, clock)

@@ -91,10 +91,8 @@ _log = logging.getLogger("tpdet.engine")
 class Drafting:
     """The drafters of all sequences, and what is known of their drafts.
 
-    instead: who drafts for all sequences that have drafters, in place of those; whether it pays is
-    not asked then. others: makes a drafter that is asked before the engine's. counts: of each
-    drafter, by its name. model: the draft model, if there is one. paused: nobody carries drafts.
-    clock: seconds.
+    others: makes a drafter that is asked before the engine's. counts: of each drafter, by its name.
+    paused: nobody carries drafts.
     """
 
     def __init__(
@@ -102,14 +100,21 @@ class Drafting:
         drafters: Rows[str] = (),
         runs_ahead: bool = False,
         clock: Callable[[], float] = time.perf_counter,
+        model: Model | None = None,
+        chances: Chances | None = None,
+        instead: Proposer | None = None,
     ) -> None:
-        """drafters: the engine's, beside those of requests. clock: seconds, from anywhere."""
-        self.instead: Proposer | None = None
+        """drafters: the engine's, beside those of requests. clock: seconds, from anywhere.
+
+        model: the draft model, if there is one. chances: what was seen of drafts before. instead:
+        who drafts for all sequences that have drafters, in place of those; whether it pays is not
+        asked then.
+        """
+        self.instead, self.model = instead, model
         self.counts: dict[str, DraftCounts] = {}
         self.others: Callable[[Sequence], Drafter] | None = None
-        self.model: Model | None = None
         self.paused = False
-        self.chances, self.pace = Chances(), Pace(runs_ahead)
+        self.chances, self.pace = chances or Chances(), Pace(runs_ahead)
         self._trials = Trials()
         self.clock, self._drafters = clock, tuple(drafters)
         self._off: set[str] = set()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
+from tpdet.config import EngineConfig
 from tpdet.control.plan import PlanRows, StepPlan
 from tpdet.drafters.chances import Chances
 from tpdet.drafters.counts import DraftCounts
@@ -13,7 +14,7 @@ from tpdet.drafters.drafter import DRAFT_MODEL, NGRAM
 from tpdet.engine.draft_model import DraftModel
 from tpdet.engine.fault_points import FaultPoints
 from tpdet.request import Request
-from tpdet.runner import SampleTogether, TakeLogits
+from tpdet.runner import Runner, SampleTogether, TakeLogits
 from tpdet.scheduler.drafting import Drafting, Proposer
 from tpdet.scheduler.sequence import Sequence as Choice
 from tpdet.verify.spec import Drafted
@@ -52,13 +53,17 @@ def drafter(kind: str, answers: Tokens, vocabulary: int, seed: int) -> Proposer:
     return propose
 
 
-def let_engine_draft(drafting: Drafting, model: DraftModel | None) -> None:
-    """Let the engine's drafters draft by what is assumed of times, whatever steps take here."""
-    drafting.clock = lambda: 1.0
-    drafting.chances = Chances(proof=0)  # wrong drafts of a draft model are to be verified, too
-    drafting.model = model
+def drafting_of_engine(config: EngineConfig, runner: Runner, model: DraftModel | None) -> Drafting:
+    """The engine's drafters, which draft by what is assumed of times, whatever steps take here."""
+
+    def clock() -> float:
+        return 1.0
+
     if model is not None:
-        model.pace.clock = drafting.clock
+        model.pace.clock = clock
+    runs_ahead = runner.device.type == "cuda"
+    chances = Chances(proof=0)  # wrong drafts of a draft model are to be verified, too
+    return Drafting(config.drafters, runs_ahead, clock, model, chances)
 
 
 def counted(kind: str, drafters: Mapping[str, DraftCounts], own: bool) -> Drafted:

@@ -24,6 +24,7 @@ from tpdet.model_config import load_model_config
 from tpdet.model_config.fit import place_experts
 from tpdet.request import Request
 from tpdet.runner import Runner
+from tpdet.scheduler.drafting import Drafting
 from tpdet.text.outputs import RequestAssembler, logprob_bits
 from tpdet.verify.cases import (
     NEIGHBOUR_TOKENS,
@@ -47,7 +48,7 @@ from tpdet.verify.drafted import (
     Tokens,
     counted,
     drafter,
-    let_engine_draft,
+    drafting_of_engine,
     with_drafts,
 )
 from tpdet.verify.logits_log import LogitsLog
@@ -294,12 +295,13 @@ def _run_one(
         each.request_id: each.prompt_token_ids + known.get(each.request_id, ()) for each in requests
     }
     faults = NanBehindWrongDrafts(log.names, tokens) if circumstance.spoiled else None
-    engine = Engine(config, world, log.tap, circumstance.preempt_every, runner, faults=faults)
-    drafting = engine.scheduler.policy.drafting
+    drafting = None
     if kind in OF_ENGINE:
-        let_engine_draft(drafting, model)
+        drafting = drafting_of_engine(config, runner, model)
     elif kind:
-        drafting.instead = drafter(kind, known, vocabulary, spec.seed)
+        drafting = Drafting(config.drafters, instead=drafter(kind, known, vocabulary, spec.seed))
+    of = config, world, log.tap, circumstance.preempt_every, runner
+    engine = Engine(*of, faults=faults, drafting=drafting)
     others = max(0, circumstance.batch - len(requests))
     crowd = neighbours(vocabulary, others, spec.tokens, spec.seed + circumstance.batch)
     groups = [[r] for r in requests] if circumstance.batch == 1 else [_mixed(requests, crowd)]
