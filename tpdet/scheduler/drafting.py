@@ -228,13 +228,16 @@ class Drafting:
             known = sorted((s for s in ready if s.tokens[-1] != PENDING), key=_key)
             _fill([(s, self._instead(s)) for s in known], counts, budget, alone)
         else:
-            looked = [(sequence, self._look(sequence, len(counts))) for sequence in ready]
+            rows, unproven = len(counts), ""
+            if self.model is not None and not self.chances.is_proven(DRAFT_MODEL):
+                unproven = DRAFT_MODEL
+            looked = [(sequence, self._look(sequence, rows, unproven)) for sequence in ready]
             found = [it for _, it in looked if it is not None]
             self._together = False
             if found or self._tries_model():
                 share = min(len(looked) / max(1, len(self._drafting & counts.keys())), 1.0)
                 always = sum(sequence.reads_always for sequence in running)
-                load = Load(len(counts), always, budget, self.pace, share)
+                load = Load(rows, always, budget, self.pace, share)
                 self._add_found(found, load, counts, alone)
                 self._try_model([sequence for sequence, _ in looked], load)
         if not together:  # else it is part of what the step costs
@@ -262,15 +265,18 @@ class Drafting:
             if may and sequence.key in counts and _decodes(sequence):
                 yield sequence
 
-    def _look(self, sequence: Sequence, rows: int) -> Found | None:
-        """What the drafter that is most likely right has for a sequence, one of so many rows."""
+    def _look(self, sequence: Sequence, rows: int, unproven: str) -> Found | None:
+        """What the drafter that is most likely right has for a sequence, one of so many rows.
+
+        unproven: the drafter that is not asked.
+        """
         tokens = sequence.tokens
         pending = tokens[-1] == PENDING
         end = len(tokens) - pending
         most = room_for_drafts(sequence)
         best: Found | None = None
         for drafter in sequence.drafters:
-            if drafter.name in self._off or not self.chances.is_proven(drafter.name):
+            if drafter.name in self._off or drafter.name == unproven:
                 continue
             trust = self._trust(drafter, tokens, end)
             if drafter.is_spent:
@@ -362,6 +368,8 @@ class Drafting:
 
     def _choose(self, found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], bool]:
         """As `choose`. A step with drafts of a draft model must gain more."""
+        if self.model is None:
+            return choose(found, load)
         others = [it for it in found if not it.seconds]
         if len(others) < len(found):
             least = GAIN_OF_MODEL if self._by_model else GAIN_TO_BEGIN_OF_MODEL

@@ -85,16 +85,15 @@ def choose(found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], boo
     the likeliest few sit out the next one for their drafts, where that does.
     """
     begins = not load.awaits and any(it.pending for it in found)
-    enough = load.rate * (_GAIN_TO_BEGIN if begins else _GAIN)
+    without, gain = load.rate, _GAIN_TO_BEGIN if begins else _GAIN
     if not load.pace.is_measured(load.rows, load.awaits):
-        enough = load.rate * _GAIN_UNMEASURED
-    enough = max(enough, load.rate * load.least)
+        gain = _GAIN_UNMEASURED
     counts, rate = _together(found, load, begins)
-    if rate > enough:
+    if rate > without * max(gain, load.least):
         return counts, True
     if not load.awaits:
         counts, rate = _apart(found, load)
-        if rate > load.rate:
+        if rate > without:
             return counts, False
     return [], False
 
@@ -152,10 +151,12 @@ def _steps(
     fits = totals <= load.room
     counts, totals = counts[fits], totals[fits]
     gains = (kept * chances * (1.0 - chances**counts) / (1.0 - chances)).sum(axis=1) * times_as_many
-    times = [load.pace.time(load.rows + total, awaited) for total in totals.tolist()]
-    before = (counts * np.array([each.seconds for each in found])).max(axis=1)
-    entries = (counts > 0) @ np.array([each.entry for each in found]) * times_as_many
-    return counts, gains, np.array(times) + before + entries
+    times = np.array([load.pace.time(load.rows + total, awaited) for total in totals.tolist()])
+    seconds = [each.seconds for each in found]
+    if any(seconds):
+        times += (counts * np.array(seconds)).max(axis=1)
+        times += (counts > 0) @ np.array([each.entry for each in found]) * times_as_many
+    return counts, gains, times
 
 
 def _gain(chance: float, count: int) -> float:
