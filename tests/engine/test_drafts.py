@@ -11,7 +11,7 @@ from tests.lib.engine_harness import ask, leave_out_freely, run
 from tpdet.errors import IntegrityError, RequestError
 from tpdet.scheduler import scheduler
 from tpdet.scheduler.page_manager import PageManager
-from tpdet.scheduler.rows import sampling_row
+from tpdet.scheduler.rows import row_params
 
 VOCABULARY = 1100
 PROMPT = [(7 * i + i * i) % VOCABULARY for i in range(250)]
@@ -148,11 +148,11 @@ def plant_blind_acceptance(patch):
 
 def plant_penalties_of_another_prefix(patch):
     def of_the_whole_row(sequence, end):
-        row = sampling_row(sequence, end)
-        ids = tuple(sequence.tokens) if sequence.penalises else ()
-        return msgspec.structs.replace(row, token_ids=ids)
+        how = row_params(sequence, end)
+        ids = sequence.tokens[sequence.prompt_length :] if sequence.penalises else ()
+        return how._replace(output_ids=ids)
 
-    patch.setattr(engine_results, "sampling_row", of_the_whole_row)
+    patch.setattr(engine_results, "row_params", of_the_whole_row)
 
 
 def plant_failing_by_a_refused_position(patch):

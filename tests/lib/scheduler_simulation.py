@@ -81,7 +81,8 @@ class Simulation:
     def sample(self, plan: StepPlan) -> tuple[dict, dict]:
         """Tokens and scores by sequence; a sequence that reads NAN gets neither."""
         sampled, scores, drawn = {}, {}, []
-        for row, sampling, scoring in zip(plan.rows, *self.scheduler.wanted(plan), strict=True):
+        wanted_rows = self.scheduler.latest(plan).wanted()
+        for row, sampling, scoring in zip(plan.rows, *wanted_rows, strict=True):
             wanted = 0
             end = row.start + len(row.token_ids)
             if row.logits and NAN in self.ranks[0].read(row, end):
@@ -98,11 +99,12 @@ class Simulation:
                 wanted = max(wanted, 1)
                 ids = self.ranks[1].read(row, end)
                 assert sampling.position == end
-                assert not sampling.token_ids or list(sampling.token_ids) == list(ids)
-                sampled[sampling.key] = draw(
-                    ids, sampling.seed, sampling.choice, sampling.forbidden_ids
-                )
-                drawn.append(sampled[sampling.key].token_id)
+                prompt, output = list(sampling.prompt_ids), list(sampling.output_ids)
+                assert prompt == list(ids[: len(prompt)])
+                assert not output or output == list(ids[-len(output) :])
+                token = draw(ids, sampling.seed, sampling.choice, sampling.forbidden)
+                sampled[row.admission, row.choice] = token
+                drawn.append(token.token_id)
             assert row.logits >= wanted
         self.drawn, self.drawn_before = drawn, self.drawn
         return sampled, scores

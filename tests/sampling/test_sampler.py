@@ -6,11 +6,15 @@ import pytest
 import torch
 
 from tests.lib.bits import assert_same_bits
-from tpdet.control.sampling_row import SampledToken, SamplingRow
+from tests.lib.scheduler_answers import make_prompt
+from tpdet.control.sampling_row import SampledToken
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.sampling import count_ahead
-from tpdet.request import SamplingParams
-from tpdet.sampling.sampler import NumericalFailure, prompt_logprobs, sample
+from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.sampling import sampler
+from tpdet.sampling.sampler import NumericalFailure, prompt_logprobs
+from tpdet.scheduler.rows import row_params
+from tpdet.scheduler.sequence import Sequence
 
 PARAMETERS = (
     {"temperature": 0.0, "logprobs": 5},
@@ -22,20 +26,26 @@ PARAMETERS = (
 )
 
 
-def row(index: int, forbidden: tuple[int, ...] = (), **parameters) -> SamplingRow:
-    params = SamplingParams(**parameters)
+def row(index: int, forbidden: tuple[int, ...] = (), **asked) -> tuple[RowParams, int | None]:
+    """A row's params, with ids where a penalty reads them, and how many likeliest ids it shows."""
     tokens = [(index * 31 + i * i) % 997 for i in range(12 + index)]
-    return SamplingRow(
-        key=(index, 0),
-        request_id=str(index),
-        params=params,
+    logprobs, bias = asked.pop("logprobs", None), asked.pop("logit_bias", {})
+    params = RowParams(
+        asked.pop("temperature", 1.0),
         seed=index * 7919,
-        choice=index % 4,
-        prompt_length=9,
-        token_ids=tokens,
         position=len(tokens),
-        forbidden_ids=forbidden,
+        choice=index % 4,
+        bias=bias,
+        prompt_ids=tokens[:9] if "repetition_penalty" in asked else (),
+        output_ids=tokens[9:] if any("penalty" in name for name in asked) else (),
+        forbidden=forbidden,
+        **asked,
     )
+    return params, logprobs
+
+
+def sample(logits: torch.Tensor, rows: list) -> list:
+    return sampler.sample(logits, [how for how, _ in rows], [count for _, count in rows])
 
 
 def logits_of(rows: int, vocabulary: int, seed: int = 0) -> torch.Tensor:
@@ -199,20 +209,13 @@ def test_penalties_split_at_the_original_prompt_length():
     """An id of the prompt is not counted by frequency and presence, but is by repetition."""
     logits = torch.tensor([[5.0, 4.0, 3.0]])
 
-    def token(prompt_length: int, **parameters) -> int:
-        params = SamplingParams(temperature=0.0, **parameters)
-        given = SamplingRow(
-            key=(0, 0),
-            request_id="r",
-            params=params,
-            seed=0,
-            choice=0,
-            prompt_length=prompt_length,
-            token_ids=[0, 0, 1],
-            position=3,
-            forbidden_ids=(),
-        )
-        return sample(logits, [given])[0].token_id
+    def token(prompt_length: int, **penalties) -> int:
+        ids = [0, 0, 1]
+        request = make_prompt("r", ids, temperature=0.0, max_tokens=4, **penalties)
+        sequence = Sequence.of(request, 0, 0)
+        sequence.prompt_length = prompt_length
+        how = row_params(sequence, 3)
+        return sample(logits, [(how, None)])[0].token_id
 
     assert token(3, frequency_penalty=2.0) == 0
     assert token(2, frequency_penalty=2.0) == 0

@@ -57,22 +57,32 @@ def test_choice_zero_of_many_is_the_answer_of_one():
     assert sims[1].answers["a", 0] != sims[1].answers["a", 1]
 
 
-def test_a_sampling_row_holds_what_the_token_may_depend_on():
+def test_the_params_of_a_row_hold_what_the_token_may_depend_on():
     request = make_request(
-        "a", 4, n=2, seed=99, max_tokens=9, ignore_eos=True, presence_penalty=1.0
+        "a",
+        4,
+        n=2,
+        seed=99,
+        max_tokens=9,
+        ignore_eos=True,
+        presence_penalty=1.0,
+        logit_bias={3: 1.0},
     )
     sim = simulation(request)
     sim.step()
     sim.preempt_all()
     plan = sim.begin()
-    row = sim.scheduler.wanted(plan)[0][1]
+    row = sim.scheduler.latest(plan).wanted()[0][1]
     assert plan.rows[1].start == 0
-    assert (row.seed, row.choice, row.prompt_length, row.position) == (99, 1, 4, 5)
+    assert (row.seed, row.choice, row.position, row.presence_penalty) == (99, 1, 5, 1.0)
     first = sim.answers["a", 1].tokens
-    assert list(row.token_ids) == [*request.prompt_token_ids, *first]
-    assert row.params is request.params
+    assert (list(row.output_ids), list(row.prompt_ids), row.bias) == (first, [], {3: 1.0})
     plain = simulation(make_request("b", 4))
-    assert plain.scheduler.wanted(plain.begin())[0][0].token_ids == ()
+    how = plain.scheduler.latest(plain.begin()).wanted()[0][0]
+    assert not how.output_ids and not how.prompt_ids and not how.changes_logits
+    repeated = simulation(make_request("b", 4, repetition_penalty=1.2))
+    how = repeated.scheduler.latest(repeated.begin()).wanted()[0][0]
+    assert len(how.prompt_ids) == 4 and not how.output_ids
 
 
 def test_heartbeats_carry_the_events_and_their_own_step_number():

@@ -36,8 +36,8 @@ def test_min_tokens_forbids_the_ending_ids_until_it_is_reached():
     sim = simulation(request)
     for generated in range(4):
         plan = sim.begin()
-        (row,), _ = sim.scheduler.wanted(plan)
-        assert row.forbidden_ids == ((EOS, 9, 11) if generated < 3 else ())
+        (row,), _ = sim.scheduler.latest(plan).wanted()
+        assert row.forbidden == ((EOS, 9, 11) if generated < 3 else ())
         sim.scheduler.commit(plan.step, {(0, 0): SampledToken(20, 0.0)})
 
 

@@ -51,7 +51,7 @@ def test_the_queue_is_bounded_by_requests_that_never_started():
 def test_results_that_do_not_fit_the_step_are_refused_and_change_nothing():
     sim = simulation(make_request("a", 100, max_tokens=9, prompt_logprobs=0))
     plan = sim.begin()
-    _, (scoring,) = sim.scheduler.wanted(plan)
+    _, (scoring,) = sim.scheduler.latest(plan).wanted()
     scores = [SampledToken(token, -1.0) for token in scoring.target_ids]
     assert len(scores) == 64
     good = {(0, 0): scores}

@@ -1,38 +1,15 @@
-"""Messages between the scheduler and the sampler: a row to sample, a row to score, a token.
+"""Messages between the scheduler and the sampler: a row's key, a row to score, a token.
 
-These sit below both, so that neither imports the other.
+These sit below both, so that neither imports the other. A row to sample is a `RowParams`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from tpdet.request import Candidate, SamplingParams
+from tpdet.request import Candidate
 
 RowKey = tuple[int, int]  # (admission number, choice): the total order of rows
-
-
-class SamplingRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """All that the token after a row's last one may depend on, besides the logits.
-
-    `position` is where the new token goes. `token_ids` are the prompt and everything generated so
-    far, split at `prompt_length` (the original one, also after a preemption). All `position` are
-    given where a penalty reads them, and none otherwise. `forbidden_ids`, ascending, would end
-    the sequence before `min_tokens`. `allowed` are the ids that its schema lets follow
-    (`tpdet.grammar.constraint.Next`), None without a schema.
-    """
-
-    key: RowKey
-    request_id: str
-    params: SamplingParams
-    seed: int
-    choice: int
-    prompt_length: int
-    token_ids: Sequence[int]
-    position: int
-    forbidden_ids: tuple[int, ...]
-    allowed: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

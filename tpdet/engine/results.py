@@ -1,6 +1,7 @@
 """Turns a step's logits into what the scheduler commits: tokens, prompt scores, failures."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Rows
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,21 +16,21 @@ from tpdet.control.plan import (
     StepSampling,
     WholeRows,
 )
-from tpdet.control.sampling_row import RowKey, SampledToken, SamplingRow, ScoringRow
+from tpdet.control.sampling_row import RowKey, SampledToken, ScoringRow
 from tpdet.kernels.inputs.plain_rows import PlainRows
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.runner import RowSharing, SampleTogether
 from tpdet.sampling.sampler import (
     NumericalFailure,
     PendingSample,
-    begin_sampling,
     finish,
     prompt_logprobs,
     sample_columns,
     sample_likeliest,
 )
 from tpdet.scheduler.pending_steps import PendingStep
-from tpdet.scheduler.rows import sampling_row
+from tpdet.scheduler.rows import row_params
 from tpdet.scheduler.sequence import Sequence
 
 LogitsTap = Callable[[Row, int, torch.Tensor], None]
@@ -43,7 +44,7 @@ class _Wanted(NamedTuple):
     first: int
     logits: int
     sequence: Sequence
-    sampling: SamplingRow | None
+    sampling: RowParams | None
     scoring: ScoringRow | None
 
 
@@ -143,18 +144,17 @@ class StepResults:
         # A token at each logits, so that the step's logits and its tokens have the same numbers.
         sequences = self._sequences[first : first + len(logits)]
         if together is None:
-            shard = Shard(0, logits.shape[1])
             if self.likeliest_only:
+                shard = Shard(0, logits.shape[1])
                 return self._keep(sequences, sample_likeliest(logits, shard))
             packed = b"".join([sequence.packed_sampling for sequence in sequences])
             params = PlainRows(packed, self._ends[first : first + len(logits)])
-            counts = [sequence.row_sampling.logprobs for sequence in sequences]
-            return self._keep(sequences, sample_columns(logits, params, counts, shard))
+            return self._keep(sequences, self._sample(logits, params, sequences))
         return self._keep(sequences, together(first, logits))
 
     def _take_whole(self, first: int, logits: torch.Tensor) -> torch.Tensor:
         last = first + len(logits)
-        rows: list[SamplingRow] = []
+        params: list[RowParams] = []
         sequences: list[Sequence] = []
         indices: list[int] = []
         for wanted in self._wanted:
@@ -175,14 +175,15 @@ class StepResults:
             for at in range(max(low, sampled), high):
                 behind = end - 1 - at  # drafts after this position
                 position = self._step.ends[wanted.place] - behind
-                rows.append(sampling_row(wanted.sequence, position) if behind else wanted.sampling)
+                how = row_params(wanted.sequence, position) if behind else wanted.sampling
+                params.append(how)
                 sequences.append(wanted.sequence)
                 indices.append(at - first)
-        if not rows:
+        if not params:
             return logits.new_empty(0, dtype=torch.int64)
         if indices != list(range(len(logits))):
             logits = logits[indices]
-        return self._keep(sequences, begin_sampling(logits, rows))
+        return self._keep(sequences, self._sample(logits, params, sequences))
 
     def pages(self) -> dict[tuple[str, int], tuple[tuple[int, ...], int]]:
         """By request and choice, before the step is committed: pages, and where its token stands.
@@ -215,6 +216,12 @@ class StepResults:
     def _keep(self, sequences: list[Sequence], pending: PendingSample) -> torch.Tensor:
         self._pending.append((sequences, pending))
         return pending.tokens
+
+    def _sample(
+        self, logits: torch.Tensor, params: Rows[RowParams], sequences: list[Sequence]
+    ) -> PendingSample:
+        counts = [sequence.row_sampling.logprobs for sequence in sequences]
+        return sample_columns(logits, params, counts, Shard(0, logits.shape[1]))
 
     def _score(self, wanted: ScoringRow, position: int, logits: torch.Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow these positions."""

@@ -11,18 +11,32 @@ from collections.abc import Iterator
 import torch
 
 from tpdet.cache.kv import KeyValuePages
-from tpdet.control.sampling_row import SamplingRow
 from tpdet.kernels.inputs.paged_batch import PagedSequence
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.models.micro_batches import micro_batches
-from tpdet.request import SamplingParams
 from tpdet.sampling.sampler import sample
 
 _CONTEXT = PAGE_TOKENS + 40  # decoded rows read two pages: a merge of splits is among the kernels
-_LIKELIEST = SamplingParams(temperature=0.0, logprobs=5)
-_PLAIN = SamplingParams(temperature=1.0, frequency_penalty=0.1, logit_bias={0: 1.0}, logprobs=0)
-_FILTERED = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1)
+Kind = tuple[RowParams, int | None]
+"""How a row is sampled, and how many of the likeliest ids it returns."""
+_LIKELIEST: Kind = RowParams(0.0, 1, 3), 5
+_PLAIN: Kind = RowParams(1.0, 1, 3, frequency_penalty=0.1, bias={0: 1.0}, output_ids=(3,)), 0
+_FILTERED: Kind = (
+    RowParams(
+        temperature=0.8,
+        seed=1,
+        position=3,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        prompt_ids=(1, 2),
+        output_ids=(3,),
+    ),
+    None,
+)
 _ALL = _LIKELIEST, _FILTERED, _PLAIN
 _ALONE = (_LIKELIEST,), (_PLAIN,), (_FILTERED,)
 """Rows of one kind alone: their kernels leave out what none of them needs."""
@@ -113,20 +127,7 @@ def sample_every_kind_alone(logits: torch.Tensor) -> None:
         sample_in_one_step(logits, kind)
 
 
-def sample_in_one_step(logits: torch.Tensor, kinds: tuple[SamplingParams, ...] = _ALL) -> None:
+def sample_in_one_step(logits: torch.Tensor, kinds: tuple[Kind, ...] = _ALL) -> None:
     """Sample rows fp32 [R, V], R > 0, of these kinds in turn, and forget what came."""
-    sample(logits, [_sampling_row(i, kinds[i % len(kinds)]) for i in range(len(logits))])
-
-
-def _sampling_row(index: int, params: SamplingParams) -> SamplingRow:
-    return SamplingRow(
-        key=(index, 0),
-        request_id="warm-up",
-        params=params,
-        seed=1,
-        choice=0,
-        prompt_length=2,
-        token_ids=(1, 2, 3),
-        position=3,
-        forbidden_ids=(),
-    )
+    rows = [kinds[i % len(kinds)] for i in range(len(logits))]
+    sample(logits, [params for params, _ in rows], [count for _, count in rows])

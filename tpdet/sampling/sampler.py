@@ -5,7 +5,7 @@ and filters. A row's answer has the same bits alone or in any batch, and over an
 vocabulary. NaN or +inf in a row's logits, or nothing finite in it, fails that row alone. The
 arithmetic is in the kernels' files; R rows, T prompt positions, V ids, W columns of a shard.
 
-`begin_sampling` starts the work, `finish` waits for it: between them the device holds the tokens.
+`sample_columns` starts the work, `finish` waits for it: between them the device holds the tokens.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from tpdet.comm.exchange.rows import RowExchange, first_rows, row_places, share_of
-from tpdet.control.sampling_row import SampledToken, SamplingRow
+from tpdet.control.sampling_row import SampledToken
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
@@ -58,23 +58,6 @@ class PendingSample:
     def fit(self) -> torch.Tensor:
         """Which rows have an answer: bool [R] on the device."""
         return self.packed[:, 0] != 0.0
-
-
-def begin_sampling(
-    logits: torch.Tensor, rows: Sequence[SamplingRow], shard: Shard | None = None
-) -> PendingSample:
-    """Launch the sampling of one token a row, without waiting: fp32 [R, W] and R rows, R > 0.
-
-    `shard` says which ids the columns are (None: all, in order); over a sharded vocabulary every
-    rank calls with the same rows and gets the same answers. `rows` are read before this returns.
-    Raises ValueError when logits are not fp32 [R, W].
-    """
-    _check(logits, len(rows))
-    shard = shard or Shard(0, logits.shape[1])
-    params, counts = [_params_of(row) for row in rows], [row.params.logprobs for row in rows]
-    return _pending(
-        logits, ops.sample_rows(logits, params, shard), counts, _ranks(params, counts), shard
-    )
 
 
 def sample_likeliest(logits: torch.Tensor, shard: Shard) -> PendingSample:
@@ -130,8 +113,9 @@ def sample_columns(
 ) -> PendingSample:
     """Begin to sample by columns, a rank's part of the vocabulary: fp32 [R, W], R params, R > 0.
 
-    With the likeliest `counts[row]` and the token's rank beside each. Called on every rank; equal
-    on all.
+    With the likeliest `counts[row]` and the token's rank beside each. Where the columns are a part,
+    it is called on every rank, and is equal on all. Params are read before this returns. Raises
+    ValueError when logits are not fp32 [R, W].
     """
     _check(logits, len(params))
     found = ops.sample_rows(logits, params, shard)
@@ -165,11 +149,12 @@ def finish(pending: PendingSample) -> list[SampledToken | NumericalFailure]:
 
 
 def sample(
-    logits: torch.Tensor, rows: Sequence[SamplingRow], shard: Shard | None = None
+    logits: torch.Tensor, params: Sequence[RowParams], counts: Counts
 ) -> list[SampledToken | NumericalFailure]:
-    """One token a row: `begin_sampling` and `finish`; no rows, no results."""
-    _check(logits, len(rows))
-    return finish(begin_sampling(logits, rows, shard)) if rows else []
+    """A token for each whole row: `sample_columns` and `finish`; no rows, no results."""
+    _check(logits, len(params))
+    shard = Shard(0, logits.shape[1])
+    return finish(sample_columns(logits, params, counts, shard)) if params else []
 
 
 def prompt_logprobs(
@@ -194,29 +179,6 @@ def _check(logits: torch.Tensor, rows: int) -> None:
             f"logits are {logits.dtype} {list(logits.shape)}; sampling {rows} rows takes "
             f"torch.float32 [{rows}, vocabulary]"
         )
-
-
-def _params_of(row: SamplingRow) -> RowParams:
-    params = row.params
-    needs_output = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
-    needs_prompt = params.repetition_penalty != 1.0
-    return RowParams(
-        temperature=params.temperature,
-        seed=row.seed,
-        position=row.position,
-        choice=row.choice,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        bias=params.logit_bias,
-        repetition_penalty=params.repetition_penalty,
-        frequency_penalty=params.frequency_penalty,
-        presence_penalty=params.presence_penalty,
-        prompt_ids=row.token_ids[: row.prompt_length] if needs_prompt else (),
-        output_ids=row.token_ids[row.prompt_length :] if needs_prompt or needs_output else (),
-        forbidden=row.forbidden_ids,
-        allowed=row.allowed,
-    )
 
 
 def _pending(

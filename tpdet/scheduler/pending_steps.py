@@ -4,12 +4,13 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 from tpdet.control.plan import StepPlan
-from tpdet.control.sampling_row import RowKey, SamplingRow, ScoringRow
+from tpdet.control.sampling_row import RowKey, ScoringRow
 from tpdet.errors import IntegrityError
-from tpdet.scheduler.rows import sampling_row, scoring_row
+from tpdet.kernels.inputs.row_params import RowParams
+from tpdet.scheduler.rows import row_params, scoring_row
 from tpdet.scheduler.sequence import PENDING, Sequence
 
-Wanted = tuple[list[SamplingRow | None], list[ScoringRow | None]]
+Wanted = tuple[list[RowParams | None], list[ScoringRow | None]]
 """For each row of a plan, in order: what to sample after it, and what to score in it."""
 
 
@@ -32,7 +33,7 @@ class PendingStep:
     def wanted(self) -> Wanted:
         """What to sample after each row, and what to score in it, before anything is committed."""
         sampling = [
-            sampling_row(sequence, end) if samples else None
+            row_params(sequence, end) if samples else None
             for sequence, end, samples in zip(self.sequences, self.ends, self.samples, strict=True)
         ]
         return sampling, [self.scoring.get(sequence.key) for sequence in self.sequences]

@@ -5,7 +5,8 @@ from collections.abc import Sequence as Rows
 import numpy as np
 
 from tpdet.control.plan import PlanRows
-from tpdet.control.sampling_row import SamplingRow, ScoringRow
+from tpdet.control.sampling_row import ScoringRow
+from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.scheduler.sequence import PAGE_BYTES, PENDING, VERSION_BYTES, Sequence
 
@@ -55,19 +56,34 @@ def _token_ids(sequences: Rows[Sequence], counts: Rows[int]) -> list[int]:
     return ids
 
 
-def sampling_row(sequence: Sequence, end: int) -> SamplingRow:
-    """What the sampler needs after a row that ends before position `end` and samples a token."""
+def row_params(sequence: Sequence, end: int) -> RowParams:
+    """What the sampler needs of a row that ends before position `end` and samples a token.
+
+    Ids of prompt and output are given where a penalty reads them. The prompt is the original one,
+    also after a preemption. Forbidden ids would end the sequence before `min_tokens`.
+    """
     params = sequence.request.params
-    return SamplingRow(
-        key=sequence.key,
-        request_id=sequence.request.request_id,
-        params=params,
+    prompt: list[int] = []
+    output: list[int] = []
+    if sequence.penalises:
+        output = sequence.tokens[sequence.prompt_length : end]
+        if params.repetition_penalty != 1.0:
+            prompt = sequence.tokens[: sequence.prompt_length]
+    return RowParams(
+        temperature=params.temperature,
         seed=sequence.seed,
-        choice=sequence.choice,
-        prompt_length=sequence.prompt_length,
-        token_ids=tuple(sequence.tokens[:end]) if sequence.penalises else (),
         position=end,
-        forbidden_ids=sequence.forbidden_ids(end),
+        choice=sequence.choice,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        bias=params.logit_bias,
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        prompt_ids=prompt,
+        output_ids=output,
+        forbidden=sequence.forbidden_ids(end),
         allowed=None if sequence.constraint is None else sequence.allowed_ids(end),
     )
 

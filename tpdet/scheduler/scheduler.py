@@ -23,7 +23,7 @@ from tpdet.grammar.constraint import Constraint
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.request import Request, RequestFailed, TokenOutput
 from tpdet.scheduler.drafting import Drafting
-from tpdet.scheduler.pending_steps import PendingStep, PendingSteps, Wanted
+from tpdet.scheduler.pending_steps import PendingStep, PendingSteps
 from tpdet.scheduler.policy import Policy
 from tpdet.scheduler.request_table import RequestTable
 from tpdet.scheduler.results import (
@@ -157,10 +157,6 @@ class Scheduler:
         """
         self._pending.refuse_any()
         return self._plan(NO_ROWS, stop)
-
-    def wanted(self, plan: StepPlan) -> Wanted:
-        """For each row of the latest plan: what to sample after it, then what to score in it."""
-        return self._pending.latest(plan).wanted()
 
     def latest(self, plan: StepPlan) -> PendingStep:
         """The step of the latest plan, with the sequence of each of its rows."""

@@ -10,7 +10,6 @@ import torch
 pytest.importorskip("triton")
 
 from tests.lib.driverless import compile_for_hopper, take_gpu_kernels
-from tpdet.control.sampling_row import SamplingRow
 from tpdet.kernels.cuda.launch.recording import recording
 from tpdet.kernels.cuda.sampling import written_rows
 from tpdet.kernels.inputs.plain_rows import PlainRows, pack_row
@@ -22,7 +21,6 @@ from tpdet.request import SamplingParams
 from tpdet.runner.graphs.decode_graphs import row_buckets
 from tpdet.runner.step.shared_rows import RowSharing
 from tpdet.sampling.sampler import (
-    begin_sampling,
     prompt_logprobs,
     sample_columns,
     sample_likeliest,
@@ -54,20 +52,25 @@ def asked(work):
 
 
 def rows_of(params, count):
-    return [
-        SamplingRow(
-            key=(i, 0),
-            request_id="a",
-            params=SamplingParams(**params[i % len(params)]),
+    """The params and counts of rows that are asked for so, in turn."""
+    asked = [SamplingParams(**params[i % len(params)]) for i in range(count)]
+    rows = [
+        RowParams(
+            temperature=it.temperature,
             seed=1,
-            choice=0,
-            prompt_length=2,
-            token_ids=(1, 2, 3),
             position=3,
-            forbidden_ids=(),
+            top_k=it.top_k,
+            top_p=it.top_p,
+            min_p=it.min_p,
+            bias=it.logit_bias,
+            repetition_penalty=it.repetition_penalty,
+            presence_penalty=it.presence_penalty,
+            prompt_ids=(1, 2) if it.repetition_penalty != 1.0 else (),
+            output_ids=(3,) if it.penalises else (),
         )
-        for i in range(count)
+        for it in asked
     ]
+    return rows, [it.logprobs for it in asked]
 
 
 def written(logits, top_p):
@@ -92,8 +95,8 @@ def test_every_kind_at_every_number_of_rows_is_foreseen(monkeypatch, tmp_path):
     for rows in (1, 7, 13, 14, 24, 28, 48, 55, 56, 64):
         part = logits[:rows]
         works = {
-            name: lambda part=part, params=params, rows=rows: begin_sampling(
-                part, rows_of(params, rows)
+            name: lambda part=part, params=params, rows=rows: sample_columns(
+                part, *rows_of(params, rows), Shard(0, VOCABULARY)
             )
             for name, params in KINDS.items()
         }

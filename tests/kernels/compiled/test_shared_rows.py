@@ -9,7 +9,6 @@ from tests.lib.engine_harness import ask, run
 from tests.lib.thread_world import run_threads
 from tpdet.comm.exchange.rows import GatherRows, first_rows, row_places, share_of
 from tpdet.control.plan import ByShares
-from tpdet.control.sampling_row import SamplingRow
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
@@ -177,23 +176,9 @@ def test_draws_together_have_the_bits_of_whole_rows(ranks, rows):
     generator = torch.Generator().manual_seed(rows)
     logits = torch.randn(rows, vocabulary, generator=generator) * 4
     logits[rows - 1, 5] = float("nan")
-    inputs = [sampling_row(i) for i in range(rows)]
+    params, counts = zip(*[row_of(i) for i in range(rows)], strict=True)
     padded = torch.full((rows, ranks * width), float("nan"))
     padded[:, :vocabulary] = logits
-    params = [
-        RowParams(
-            temperature=p.temperature,
-            seed=one.seed,
-            position=one.position,
-            choice=one.choice,
-            top_k=p.top_k,
-            top_p=p.top_p,
-            min_p=p.min_p,
-        )
-        for one in inputs
-        for p in [one.params]
-    ]
-    counts = [one.params.logprobs for one in inputs]
 
     def one_rank(world):
         mine = padded[:, world.rank * width : (world.rank + 1) * width].contiguous()
@@ -202,22 +187,14 @@ def test_draws_together_have_the_bits_of_whole_rows(ranks, rows):
         shares = sample_shared(mine, params, counts, exchange, world.rank, ranks, vocabulary)
         return finish(shares), finish(sample_columns(mine, params, counts, shard))
 
-    expected = sample(logits, inputs)
+    expected = sample(logits, params, counts)
     for shares, columns in run_threads(ranks, one_rank):
         assert repr(shares) == repr(expected)
         assert repr(columns) == repr(expected)
 
 
-def sampling_row(index):
-    params = ask("x", (1,), **{**WAYS[index % len(WAYS)], "n": 1}).params
-    return SamplingRow(
-        key=(index, 0),
-        request_id=str(index),
-        params=params,
-        seed=2**64 - 1 - index,
-        choice=index % 3,
-        prompt_length=4,
-        token_ids=(),
-        position=9 + index,
-        forbidden_ids=(),
-    )
+def row_of(index):
+    """A row's params, and how many of the likeliest ids it shows."""
+    asked = ask("x", (1,), **{**WAYS[index % len(WAYS)], "n": 1}).params
+    seed, filters = 2**64 - 1 - index, (asked.top_k, asked.top_p, asked.min_p)
+    return RowParams(asked.temperature, seed, 9 + index, index % 3, *filters), asked.logprobs
