@@ -403,19 +403,24 @@ class Drafting:
         ]
         hoped = [replace(it, pending=True, chance=self.chances.assumed(it.trust)) for it in offers]
         if not hoped or not choose(hoped, replace(load, least=GAIN_TO_TRY))[1]:
+            self._trials.awaited = False
             return
         known = [it for it in offers if not it.pending][:SEQUENCES]
         if known:
+            self._trials.awaited = False
             self._begin_trials(known, load)
-        for it in offers[:SEQUENCES]:
-            self._wait(it.sequence, self._trials.has_time)
+        if self._trials.has_time:
+            self._trials.awaited = True
+            step, awaited = (self.pace.time(load.rows, awaits) for awaits in (load.awaits, True))
+            self._trials.spend((awaited - step) / step)
+            for it in offers[:SEQUENCES]:
+                self._wait(it.sequence, True)
 
     def _begin_trials(self, offers: Rows[Found], load: Load) -> None:
         """Ask the draft model for a token of each sequence."""
         before = self._model_seconds
         drafts = self._ask_model([(it, 1) for it in offers])
-        step, awaited = (self.pace.time(load.rows, awaits) for awaits in (load.awaits, True))
-        self._trials.spend((self._model_seconds - before + awaited - step) / step)
+        self._trials.spend((self._model_seconds - before) / self.pace.time(load.rows, load.awaits))
         for it in offers:
             self._trials.begin(it.sequence, it.trust, drafts.get(it.sequence.key, ()))
 

@@ -14,7 +14,10 @@ from tpdet.scheduler.sequence import PENDING, Sequence
 SEQUENCES = 4
 """That a trial asks for, at most: each computes its prompt."""
 _SHARE = 0.005  # of the time of all steps that trials may take
-_CREDIT, _MOST_CREDIT = 1.5, 3.0  # steps whose time there is at first, and may be saved up
+_CREDIT, _LEAST_CREDIT, _MOST_CREDIT = 1.5, 0.2, 3.0
+"""Steps whose time there is at first, that are needed to begin, and that may be saved up."""
+_WRONG, _REST, _LONGEST_REST = 2, 64, 2048
+"""Wrong trials in a row after which there is none for so many steps; twice as many each time."""
 _PER_RIGHT = 1.0  # steps of credit that a right draft gives back: it would have saved one
 
 
@@ -47,11 +50,14 @@ class Trials:
     def __init__(self) -> None:
         self._credit = _CREDIT
         self._trials: dict[RowKey, Trial] = {}
+        self.awaited = False  # sequences wait, so that they can be asked for
+        self._wrong = self._rest = 0  # in a row, and steps that are left
 
     @property
     def has_time(self) -> bool:
-        """Whether there is time left."""
-        return self._credit > 0.0
+        """Whether one may be begun: sequences wait for it, or there is time and no rest."""
+        least = -_CREDIT if self.awaited else _LEAST_CREDIT
+        return self._credit >= least and (self.awaited or not self._rest)
 
     def has(self, sequence: Sequence) -> bool:
         """Whether a sequence has one."""
@@ -68,11 +74,15 @@ class Trials:
             if (right := trial.right) is not None:
                 del self._trials[key]
                 self._earn(_PER_RIGHT * right)
+                self._wrong = 0 if right else self._wrong + 1
+                if self._wrong >= _WRONG:
+                    self._rest = min(_REST << min(self._wrong - _WRONG, 8), _LONGEST_REST)
                 yield trial, right
 
     def step(self) -> None:
         """A step has ended."""
         self._earn(_SHARE)
+        self._rest = max(self._rest - 1, 0)
 
     def spend(self, steps: float) -> None:
         """Trials took the time of so many steps."""
