@@ -7,6 +7,7 @@ import torch
 
 from tpdet.control.plan import StepPlan
 from tpdet.engine import Engine
+from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.decode_graphs import DecodeGraphs, decode_shapes
@@ -59,6 +60,7 @@ class _FixedTokens(RowSharing):
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
         self.several = self.open = True
+        self._most = HEAD_ROWS
 
     def follow(self, plan: StepPlan) -> SampleTogether | None:
         """How the step's tokens are found: each is a number of its row and step."""
