@@ -252,7 +252,7 @@ def test_a_model_that_is_not_there_is_refused_before_a_world_starts(capsys):
     assert main(["bench", "throughput", "/nowhere"]) == 66
 
 
-@pytest.mark.parametrize("bench", ["latency", "throughput", "generate"])
+@pytest.mark.parametrize("bench", ["latency", "throughput", "generate", "drafts"])
 def test_a_shape_by_name_has_random_weights(bench, monkeypatch, capsys):
     asked = []
 
@@ -262,6 +262,7 @@ def test_a_shape_by_name_has_random_weights(bench, monkeypatch, capsys):
 
     monkeypatch.setattr("tpdet.bench.run.run_worlds", started)
     monkeypatch.setattr("tpdet.bench.generate.run_worlds", started)
+    monkeypatch.setattr("tpdet.bench.drafts.run_worlds", started)
     assert main(["bench", bench, "qwen3-8b", "--tp", "1"]) == 66
     assert (
         "'qwen3-8b' is a shape without weights: add --load-format dummy" in capsys.readouterr().err

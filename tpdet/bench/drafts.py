@@ -1,15 +1,15 @@
 """`tpdet bench drafts`: steps and tokens/s with drafters, beside those without."""
 
 import argparse
-import os
 from collections.abc import Iterator
 
 from rich.console import Console
 
+from tpdet.bench.engine import engine_of
 from tpdet.bench.report.record import BenchRow, finish
 from tpdet.bench.run import run_worlds
-from tpdet.bench.spec import DraftsSpec
-from tpdet.client.engine_settings import engine_config
+from tpdet.bench.spec import BenchResult, DraftsSpec
+from tpdet.config import EngineConfig
 from tpdet.drafters.drafter import DRAFT_MODEL
 from tpdet.errors import UsageError
 from tpdet.verify.run import parse_sizes
@@ -17,7 +17,20 @@ from tpdet.verify.run import parse_sizes
 
 def drafts_command(options: argparse.Namespace) -> int:
     """A world a size; each row stands beside the same requests without drafts."""
-    config = engine_config(options, os.environ)
+    with engine_of(options) as config:
+        rows, largest = _measure(options, config)
+    console = Console()
+    for row in rows:
+        for line in drafter_lines(row):
+            console.print(line, highlight=False, soft_wrap=True)
+    finish("drafts", largest.machine, rows, options.output, as_json=options.json)
+    return 0
+
+
+def _measure(
+    options: argparse.Namespace, config: EngineConfig
+) -> tuple[list[BenchRow], BenchResult]:
+    """The rows of all sizes, and the result of the largest."""
     if not config.drafters:
         raise UsageError("bench drafts measures drafters, and there are none: leave drafts auto")
     spec = DraftsSpec(
@@ -30,13 +43,7 @@ def drafts_command(options: argparse.Namespace) -> int:
         repeats=options.repeats,
         seed=options.seed,
     )
-    rows, largest = run_worlds(parse_sizes(options.tp), "tpdet.bench.drafts_rank", spec, config)
-    console = Console()
-    for row in rows:
-        for line in drafter_lines(row):
-            console.print(line, highlight=False, soft_wrap=True)
-    finish("drafts", largest.machine, rows, options.output, as_json=options.json)
-    return 0
+    return run_worlds(parse_sizes(options.tp), "tpdet.bench.drafts_rank", spec, config)
 
 
 def drafter_lines(row: BenchRow) -> Iterator[str]:
