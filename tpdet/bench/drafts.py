@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console
 
@@ -12,6 +13,7 @@ from tpdet.bench.spec import BenchResult, DraftsSpec
 from tpdet.config import EngineConfig
 from tpdet.drafters.drafter import DRAFT_MODEL
 from tpdet.errors import UsageError
+from tpdet.synthetic.model_shapes import SHAPES
 from tpdet.verify.run import parse_sizes
 
 
@@ -33,13 +35,16 @@ def _measure(
     """The rows of all sizes, and the result of the largest."""
     if not config.drafters:
         raise UsageError("bench drafts measures drafters, and there are none: leave drafts auto")
+    of_texts, name = options.cases != "synthetic", options.model
+    if of_texts and name in SHAPES and not Path(name).exists():
+        raise UsageError(f"model {name!r} is a shape without a tokenizer: add --cases synthetic")
     spec = DraftsSpec(
         settings=config.model_dump(exclude_unset=True),
         batches=parse_sizes(options.batch) if options.cases != "text" else (),
         acceptance=parse_shares(options.acceptance),
         context=options.context,
         tokens=options.generate,
-        texts=options.cases != "synthetic",
+        texts=of_texts,
         repeats=options.repeats,
         seed=options.seed,
     )
