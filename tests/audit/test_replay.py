@@ -9,7 +9,7 @@ import rfc8785
 
 from tests.lib.tree import ROOT
 from tpdet.audit.replay import COVERED, LEFT_OUT, SCHEMA, SCHEMA_AFTER, replay_digest
-from tpdet.control.sampling_row import SampledToken
+from tpdet.control.row_messages import SampledToken
 from tpdet.request import Request, SamplingParams, with_seed
 
 PAGE = (ROOT / "docs" / "replay.md").read_text()

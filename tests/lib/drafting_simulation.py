@@ -10,7 +10,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 from tpdet.control.plan import StepPlan
-from tpdet.control.sampling_row import RowKey, SampledToken
+from tpdet.control.row_messages import RowKey, SampledToken
 from tpdet.drafters.drafter import DRAFT_MODEL
 from tpdet.engine.draft_pace import DraftPace
 from tpdet.request import Request, SamplingParams

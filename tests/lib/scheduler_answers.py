@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import blake3
 import numpy as np
 
-from tpdet.control.sampling_row import SampledToken
+from tpdet.control.row_messages import SampledToken
 from tpdet.request import Request, SamplingParams
 
 VOCABULARY = 50

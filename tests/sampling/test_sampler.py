@@ -7,7 +7,7 @@ import torch
 
 from tests.lib.bits import assert_same_bits
 from tests.lib.scheduler_answers import make_prompt
-from tpdet.control.sampling_row import SampledToken
+from tpdet.control.row_messages import SampledToken
 from tpdet.kernels.cpu import threads
 from tpdet.kernels.cpu.sampling import count_ahead
 from tpdet.kernels.inputs.row_params import RowParams

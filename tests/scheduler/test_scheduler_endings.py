@@ -5,7 +5,7 @@ import pytest
 from tests.lib.scheduler_answers import EOS, make_request
 from tests.lib.simulated_requests import keys, simulation
 from tpdet.control.plan import EVICT, NAN
-from tpdet.control.sampling_row import SampledToken
+from tpdet.control.row_messages import SampledToken
 from tpdet.request import TokenOutput
 
 

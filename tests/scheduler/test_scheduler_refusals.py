@@ -6,7 +6,7 @@ from tests.lib.scheduler_answers import make_request
 from tests.lib.scheduler_simulation import make_scheduler
 from tests.lib.simulated_requests import simulation
 from tpdet.control.plan import NAN
-from tpdet.control.sampling_row import SampledToken
+from tpdet.control.row_messages import SampledToken
 from tpdet.errors import IntegrityError, OverloadedError, RequestError
 
 

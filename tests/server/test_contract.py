@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.harness import MODEL, Server
 from tpdet import errors
-from tpdet.control.sampling_row import SampledToken
+from tpdet.control.row_messages import SampledToken
 from tpdet.drafters.counts import DraftCounts
 from tpdet.request import Candidate
 from tpdet.scheduler import Scheduler

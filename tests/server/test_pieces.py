@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tpdet.control.sampling_row import SampledToken
+from tpdet.control.row_messages import SampledToken
 from tpdet.request import Candidate, PromptOutput
 from tpdet.server.body.answer_size import check_answer_size
 from tpdet.server.body.schema import CompletionBody

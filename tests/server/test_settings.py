@@ -477,10 +477,9 @@ def test_a_tenants_salt_is_its_keys_and_the_runs():
 
 def test_a_key_ring_accepts_its_keys_and_nothing_near_them():
     ring = KeyRing((hashlib.sha256(b"sk-1").hexdigest(),))
-    assert ring.accepts(b"Bearer sk-1") and ring.accepts(b"bearer  sk-1")
+    assert ring.tenant_salt(b"Bearer sk-1") == ring.tenant_salt(b"bearer  sk-1") is not None
     for wrong in (None, b"", b"sk-1", b"Bearer", b"Bearer sk-", b"Bearer sk-11", b"Basic sk-1"):
-        assert not ring.accepts(wrong)
-    assert KeyRing(()).accepts(None)
+        assert ring.tenant_salt(wrong) is None
 
 
 def test_a_run_directory_too_long_for_a_socket_is_refused():

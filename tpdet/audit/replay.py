@@ -11,7 +11,7 @@ from typing import Any
 import blake3
 import rfc8785
 
-from tpdet.control.sampling_row import SampledToken
+from tpdet.control.row_messages import SampledToken
 from tpdet.request import Request, SamplingParams
 
 VERSION = b"tpdet-replay-1\n"

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Rows
 from functools import partial
 
 from tpdet.cache.versions import VersionTable
-from tpdet.control.sampling_row import RowKey
+from tpdet.control.row_messages import RowKey
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.runner.graphs.decode_chain import DecodeChain, Link

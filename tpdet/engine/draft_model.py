@@ -22,7 +22,7 @@ from tpdet.comm.device import current_device, free_gpu_bytes, resolve_device
 from tpdet.comm.world.world import SoloWorld, World
 from tpdet.config import EngineConfig
 from tpdet.control.plan import PLAN_VERSION, StepPlan
-from tpdet.control.sampling_row import RowKey, SampledToken
+from tpdet.control.row_messages import RowKey, SampledToken
 from tpdet.engine.draft_chain import Answers, LaterSteps
 from tpdet.engine.draft_pace import DraftPace
 from tpdet.errors import NumericalError, ResourceError

@@ -16,7 +16,7 @@ from tpdet.control.plan import (
     StepSampling,
     WholeRows,
 )
-from tpdet.control.sampling_row import RowKey, SampledToken, ScoringRow
+from tpdet.control.row_messages import RowKey, SampledToken, ScoringRow
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard

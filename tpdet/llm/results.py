@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tpdet.audit.replay import replay_digest
-from tpdet.control.sampling_row import SampledToken
+from tpdet.control.row_messages import SampledToken
 from tpdet.errors import IntegrityError, NumericalError, RequestError, TpdetError
 from tpdet.model_config.expert_load import route_shape
 from tpdet.request import PromptOutput, Request, RequestFailed, SamplingParams

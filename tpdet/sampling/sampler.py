@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from tpdet.comm.exchange.rows import RowExchange, first_rows, row_places, share_of
-from tpdet.control.sampling_row import SampledToken
+from tpdet.control.row_messages import SampledToken
 from tpdet.kernels import ops
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams

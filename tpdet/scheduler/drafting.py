@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from tpdet.control.plan import MAX_STEP_DRAFTS
-from tpdet.control.sampling_row import RowKey
+from tpdet.control.row_messages import RowKey
 from tpdet.drafters.chances import Chances, Luck
 from tpdet.drafters.counts import DraftCounts
 from tpdet.drafters.drafter import (

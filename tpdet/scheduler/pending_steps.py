@@ -4,7 +4,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 from tpdet.control.plan import StepPlan
-from tpdet.control.sampling_row import RowKey, ScoringRow
+from tpdet.control.row_messages import RowKey, ScoringRow
 from tpdet.errors import IntegrityError
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.scheduler.rows import row_params, scoring_row

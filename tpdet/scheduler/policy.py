@@ -3,7 +3,7 @@
 A running sequence holds pages for all its known tokens; a waiting one holds none.
 """
 
-from tpdet.control.sampling_row import RowKey
+from tpdet.control.row_messages import RowKey
 from tpdet.errors import IntegrityError
 from tpdet.scheduler.drafting import Drafting
 from tpdet.scheduler.drafts import stop_drafting

@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 from collections.abc import Container, Iterator
 from operator import attrgetter
 
-from tpdet.control.sampling_row import RowKey
+from tpdet.control.row_messages import RowKey
 from tpdet.errors import IntegrityError
 from tpdet.scheduler.sequence import Sequence
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Rows
 
 import msgspec
 
-from tpdet.control.sampling_row import RowKey, SampledToken
+from tpdet.control.row_messages import RowKey, SampledToken
 from tpdet.errors import IntegrityError, RequestError
 from tpdet.request import PromptOutput, RequestFailed, TokenOutput
 from tpdet.scheduler.drafting import sent_by_client

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Rows
 import numpy as np
 
 from tpdet.control.plan import PlanRows
-from tpdet.control.sampling_row import ScoringRow
+from tpdet.control.row_messages import ScoringRow
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.order import PAGE_TOKENS
 from tpdet.scheduler.sequence import PAGE_BYTES, PENDING, VERSION_BYTES, Sequence

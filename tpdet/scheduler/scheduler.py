@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 
 from tpdet.control.plan import NO_ROWS, PLAN_VERSION, PlanRows, StepPlan
-from tpdet.control.sampling_row import RowKey, SampledToken
+from tpdet.control.row_messages import RowKey, SampledToken
 from tpdet.errors import IntegrityError, NumericalError
 from tpdet.grammar.constraint import Constraint
 from tpdet.kernels.order import PAGE_TOKENS

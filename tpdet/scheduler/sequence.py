@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tpdet.cache.prefix import CachedPage, PrefixChain
 from tpdet.cache.versions import version_id
 from tpdet.control.plan import RowSampling
-from tpdet.control.sampling_row import RowKey, SampledToken
+from tpdet.control.row_messages import RowKey, SampledToken
 from tpdet.drafters.chances import Luck
 from tpdet.drafters.drafter import DRAFTS, PREDICTION, Drafter
 from tpdet.drafters.guess import Guess

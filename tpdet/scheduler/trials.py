@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
-from tpdet.control.sampling_row import RowKey
+from tpdet.control.row_messages import RowKey
 from tpdet.scheduler.sequence import PENDING, Sequence
 
 SEQUENCES = 4

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy
 
-from tpdet.control.sampling_row import SampledToken
+from tpdet.control.row_messages import SampledToken
 from tpdet.errors import RequestError
 from tpdet.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
 from tpdet.text.detokenizer import IncrementalDetokenizer

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from tpdet.control.sampling_row import SampledToken
+from tpdet.control.row_messages import SampledToken
 from tpdet.request import Candidate
 from tpdet.server.body.prepare import Call, Echo
 from tpdet.server.wire.json_pieces import Each

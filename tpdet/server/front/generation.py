@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tpdet.audit.replay import replay_digest_steps
-from tpdet.control.sampling_row import SampledToken
+from tpdet.control.row_messages import SampledToken
 from tpdet.request import Request
 from tpdet.server.body.prepare import Call
 from tpdet.server.body.resume import check_origin

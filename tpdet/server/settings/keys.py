@@ -57,10 +57,6 @@ class KeyRing:
             blake3.blake3(digest, key=secret).hexdigest() for digest in self._digests
         )
 
-    def accepts(self, authorization: bytes | None) -> bool:
-        """Whether an Authorization header holds one of the keys."""
-        return self.tenant_salt(authorization) is not None
-
     def tenant_salt(self, authorization: bytes | None) -> str | None:
         """The salt (64 hex digits) of the key in an Authorization header; None if it holds none.
 

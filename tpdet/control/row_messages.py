@@ -1,4 +1,4 @@
-"""Messages between the scheduler and the sampler: a row's key, a row to score, a token.
+"""Messages between scheduler and sampler: a row's key, a row to score, a token.
 
 These sit below both, so that neither imports the other. A row to sample is a `RowParams`.
 """
