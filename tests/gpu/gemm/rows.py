@@ -19,11 +19,11 @@ import time
 from functools import cache
 
 import torch
-import triton
 
 from tests.gpu.gemm.row_table import another_order_is_found, the_table_is_admitted
-from tests.gpu.lib.checks import attempt, draw, failures, same
+from tests.gpu.lib.checks import attempt, draw, same
 from tests.gpu.lib.graph_times import interleaved_medians
+from tests.gpu.lib.suite import run_parts
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
@@ -279,17 +279,10 @@ def norm_times_of(n, m, count):
     )
 
 
-def main(parts):
-    print(torch.__version__, triton.__version__, torch.cuda.get_device_name(), flush=True)
-    start = time.time()
-    runs = {"bits": check_bits, "table": check_table, "norm": norm_times, "times": check_times}
-    for name, run in runs.items():
-        if name in parts:
-            run()
-            print(f"{name}: {time.time() - start:.0f} s", flush=True)
-    print(f"failed: {', '.join(failures) or 'nothing'}", flush=True)
-    return 1 if failures else 0
+def main(arguments):
+    parts = {"bits": check_bits, "table": check_table, "norm": norm_times, "times": check_times}
+    return run_parts("gemm.rows", parts, arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or ["bits", "table", "norm", "times"]))
+    sys.exit(main(sys.argv[1:]))

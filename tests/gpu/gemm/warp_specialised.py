@@ -15,10 +15,10 @@ import time
 from dataclasses import replace
 
 import torch
-import triton
 
-from tests.gpu.lib.checks import attempt, draw, failures, same
+from tests.gpu.lib.checks import attempt, draw, same
 from tests.gpu.lib.graph_times import interleaved_medians
+from tests.gpu.lib.suite import run_parts
 from tpdet.kernels import order
 from tpdet.kernels.cuda.gemm import leaf as leaf_gemm
 from tpdet.kernels.cuda.gemm.choice.leaf_choice import cut_roots, leaf_choice
@@ -199,16 +199,10 @@ def check_times():
                 attempt(f"times {name} {other}", times_of, name, n, k, 1, 0, m, other, deadline)
 
 
-def main(parts):
-    print(torch.__version__, triton.__version__, torch.cuda.get_device_name(), flush=True)
-    start = time.time()
-    for name, run in (("bits", check_bits), ("times", check_times)):
-        if name in parts:
-            run()
-            print(f"{name}: {time.time() - start:.0f} s", flush=True)
-    print(f"failed: {', '.join(failures) or 'nothing'}", flush=True)
-    return 1 if failures else 0
+def main(arguments):
+    parts = {"bits": check_bits, "times": check_times}
+    return run_parts("gemm.warp_specialised", parts, arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or ["bits", "times"]))
+    sys.exit(main(sys.argv[1:]))

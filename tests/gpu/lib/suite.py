@@ -69,5 +69,6 @@ def run_parts(name: str, parts: dict[str, Callable[[], object]], arguments: Sequ
     for part, run in parts.items():
         if part in options.parts:
             run()
+            print(f"{part}: {time.time() - begin:.0f} s", flush=True)
     print(f"{time.time() - begin:.0f} s, failed: {', '.join(failures) or 'nothing'}", flush=True)
     return 1 if failures else 0
