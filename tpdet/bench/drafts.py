@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.console import Console
 
@@ -13,7 +12,7 @@ from tpdet.bench.spec import BenchResult, DraftsSpec
 from tpdet.config import EngineConfig
 from tpdet.drafters.drafter import DRAFT_MODEL
 from tpdet.errors import UsageError
-from tpdet.synthetic.model_shapes import SHAPES
+from tpdet.synthetic.model_shapes import is_shape
 from tpdet.verify.run import parse_sizes
 
 
@@ -36,7 +35,7 @@ def _measure(
     if not config.drafters:
         raise UsageError("bench drafts measures drafters, and there are none: leave drafts auto")
     of_texts, name = options.cases != "synthetic", options.model
-    if of_texts and name in SHAPES and not Path(name).exists():
+    if of_texts and name is not None and is_shape(name):
         raise UsageError(f"model {name!r} is a shape without a tokenizer: add --cases synthetic")
     spec = DraftsSpec(
         settings=config.model_dump(exclude_unset=True),

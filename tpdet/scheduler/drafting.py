@@ -234,12 +234,14 @@ class Drafting:
             looked = [(sequence, self._look(sequence, rows, unproven)) for sequence in ready]
             found = [it for _, it in looked if it is not None]
             self._together = False
-            if found or self._tries_model():
+            tries = self._tries_model()
+            if found or tries:
                 share = min(len(looked) / max(1, len(self._drafting & counts.keys())), 1.0)
                 always = sum(sequence.reads_always for sequence in running)
                 load = Load(rows, always, budget, self.pace, share)
                 self._add_found(found, load, counts, alone)
-                self._try_model([sequence for sequence, _ in looked], load)
+                if tries:
+                    self._try_model([sequence for sequence, _ in looked], load)
         if not together:  # else it is part of what the step costs
             looking = self.clock() - began - (self._model_seconds - spent)
             self._credit = max(self._credit - looking, _LEAST_CREDIT)
@@ -287,9 +289,10 @@ class Drafting:
             if trust and (luck is None or luck.until <= self.chances.step):
                 name = drafter.name
                 chance = self.chances.of(name, trust)
-                if name == DRAFT_MODEL and (best is None or chance > best.chance):
+                is_best = best is None or chance > best.chance
+                if is_best and name == DRAFT_MODEL:
                     best = self._of_model(sequence, drafter, trust, rows)
-                elif best is None or chance > best.chance:
+                elif is_best:
                     kept = self.chances.kept(name, chance) if pending else 1.0
                     best = Found(sequence, drafter, trust, chance, most, pending, kept)
         if sequence.hoped and not pending:  # it waited for this
@@ -392,8 +395,6 @@ class Drafting:
         It says one for few of the sequences that wait for nothing else, while there is time for
         that, and only where its drafts would pay if they were as often right as is assumed.
         """
-        if not self._tries_model():
-            return
         offers = [
             self._of_model(sequence, drafter, drafter.look((), 0), load.rows)
             for sequence in looked

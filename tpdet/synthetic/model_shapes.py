@@ -251,12 +251,17 @@ def write_shape(directory: Path | str, name: str) -> Path:
     return directory
 
 
+def is_shape(model: str) -> bool:
+    """Whether a model is named that has no directory, but a shape."""
+    return model in SHAPES and not Path(model).exists()
+
+
 def directory_of(model: str, load_format: str, folder: Path) -> str:
     """A model as it was named; for random weights also a shape, whose config goes to `folder`.
 
     Raises NotFoundError for a shape whose weights would have to be read.
     """
-    if Path(model).exists() or model not in SHAPES:
+    if not is_shape(model):
         return model
     if load_format != "dummy":
         raise NotFoundError(f"model {model!r} is a shape without weights: add --load-format dummy")
