@@ -23,6 +23,8 @@ from tpdet.kernels.cpu.attention import attention
 from tpdet.kernels.cpu.pointwise import embedding
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.llm import LLM
+from tpdet.model_config import load_model_config
+from tpdet.model_config.fit import check_ranks
 from tpdet.request import SamplingParams
 from tpdet.synthetic.make_model import make_model
 from tpdet.verify.spec import Machine
@@ -52,6 +54,12 @@ def test_the_engine_suite_finds_the_models_that_are_made_for_it(tmp_path, monkey
     prepare(tmp_path, ["engine: sampler"])
     used = {check.arguments[0] for check in SUITES["engine"](tmp_path) if check.arguments}
     assert used == {tmp_path, *tmp_path.iterdir()}
+
+
+def test_the_models_of_the_engine_suite_fit_eight_ranks(tmp_path):
+    prepare(tmp_path, ["engine: sampler"])
+    for model in tmp_path.iterdir():
+        check_ranks(load_model_config(str(model)), 8, leaves=None)
 
 
 @pytest.mark.parametrize("like", ["qwen3_moe", "gpt_oss"])

@@ -205,7 +205,7 @@ def make_models(folder):
         make_model(folder / family, like=family, **SIZES)
     make_model(folder / "window", like="mistral", sliding_window=100, **SIZES)
     for family in OF_DATA:
-        shape = SIZES | {"heads": 4, "head_dim": 128}
+        shape = SIZES | {"heads": 8, "head_dim": 128}
         make_model(folder / family, like=family, **shape)
     for name, shape in UNEQUAL.items():
         make_model(folder / name, layers=2, **shape)
