@@ -7,12 +7,12 @@ import torch
 from tests.engine.test_draft_model import drafting
 from tests.engine.test_drafts import SAMPLED
 from tests.lib.engine_harness import ask, run
-from tests.lib.plain_rows import plain_rows
 from tests.lib.recorded_graphs import recorded_graphs
 from tpdet.cache.versions import VersionTable
 from tpdet.engine.draft_model import DraftModel
 from tpdet.errors import IntegrityError
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.inputs.written_rows import WORDS
@@ -151,11 +151,11 @@ def test_written_rows_are_sampled_as_rows_are():
     ]
     shard = Shard(0, 500)
     numbers = np.zeros(6 * WORDS, np.int64)
-    assert ops.write_rows(logits, plain_rows(how), 500, numbers)
+    assert ops.write_rows(logits, PlainRows.of(how), 500, numbers)
     written = torch.from_numpy(numbers)
     for step in range(3):
         moved = [way._replace(position=way.position + step) for way in how]
         found = ops.sample_written(logits, written, True, shard)
         assert torch.equal(found.packed[:4], ops.sample_rows(logits[:4], moved, shard).packed)
         ops.move_on(written, torch.tensor([1, 1, 1, 1, 0, 0]))
-    assert not ops.write_rows(logits, plain_rows([how[0], how[1], how[3]]), 500, numbers)
+    assert not ops.write_rows(logits, PlainRows.of([how[0], how[1], how[3]]), 500, numbers)

@@ -18,7 +18,6 @@ import triton.language as tl
 
 from tpdet.kernels.exact.thresholds import KEEP_ALL, min_p_distance, top_p_numerator
 from tpdet.kernels.inputs.plain_rows import PlainRows
-from tpdet.kernels.inputs.row_params import RowParams
 
 GREEDY, RANDOM, GIVEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """Kinds of rows: the largest logit, the best score, or a token that the caller scores."""
@@ -82,51 +81,33 @@ class _Filters(NamedTuple):
     filtered: bool
 
 
-def is_filtered(how: RowParams, vocabulary: int) -> bool:
-    """Whether top-k or top-p may take an id from the row."""
-    return _filters_of(how, vocabulary).filtered
-
-
 def row_table(
-    params: Sequence[RowParams], changed: list[int], filtered: list[int], vocabulary: int
-) -> np.ndarray:
-    """The table of R rows, int64: row by row. changed: rows with a copy, filtered: with a slot."""
-    table = np.empty((len(params), len(RowFields._fields)), np.int64)
-    seeds = np.array([how.seed for how in params], np.uint64)
-    table[:, SEED_LOW.value], table[:, SEED_HIGH.value] = seeds & 0xFFFFFFFF, seeds >> 32
-    table[:, POSITION.value] = [how.position for how in params]
-    table[:, CHOICE.value] = [how.choice for how in params]
-    numbers = [_filters_of(how, vocabulary).numbers for how in params]
-    table[:, TEMPERATURE.value : MIN_P.value + 1] = numbers
-    table[:, COPY.value :] = -1, -1, 0
-    table[changed, COPY.value] = range(len(changed))
-    table[filtered, SLOT.value] = range(len(filtered))
-    return table.reshape(-1)
+    rows: PlainRows, changed: list[int], vocabulary: int
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """The table of R > 0 rows, int64 row by row; the filtered ones, int64 [F]; is any random.
 
-
-def plain_table(rows: PlainRows, vocabulary: int) -> tuple[np.ndarray, np.ndarray, bool]:
-    """`row_table` of plain rows, the filtered ones int64 [F], and whether any row has noise."""
+    changed: rows with a copy. Top-k or top-p may take an id from a filtered row: it has a slot.
+    """
     table = np.empty((len(rows), len(RowFields._fields)), np.int64)
-    seeds = rows.seeds
-    table[:, SEED_LOW.value], table[:, SEED_HIGH.value] = seeds & 0xFFFFFFFF, seeds >> 32
+    table[:, SEED_LOW.value : SEED_HIGH.value + 1] = rows.seed_words
     table[:, POSITION.value], table[:, CHOICE.value] = rows.positions, rows.choices
     ways, which = rows.ways()
     found = [_filters(*way, vocabulary) for way in ways]
     numbers = np.array([each.numbers for each in found])
     table[:, TEMPERATURE.value : MIN_P.value + 1] = numbers[which]
     table[:, COPY.value :] = -1, -1, 0
-    filtered = np.flatnonzero(np.array([each.filtered for each in found])[which])
-    table[filtered, SLOT.value] = np.arange(len(filtered))
+    if changed:
+        table[changed, COPY.value] = range(len(changed))
+    filtered = np.empty(0, np.int64)
+    if any(each.filtered for each in found):
+        filtered = np.flatnonzero(np.array([each.filtered for each in found])[which])
+        table[filtered, SLOT.value] = np.arange(len(filtered))
     return table.reshape(-1), filtered, any(way.temperature != 0.0 for way in ways)
 
 
 def given_table(tokens: Sequence[int]) -> list[int]:
     """The table of rows whose tokens are given and only scored."""
     return [n for token in tokens for n in RowFields(kind=GIVEN.value, slot=token)]
-
-
-def _filters_of(how: RowParams, vocabulary: int) -> _Filters:
-    return _filters(how.temperature, how.top_k, how.top_p, how.min_p, vocabulary)
 
 
 @lru_cache(maxsize=4096)

@@ -29,8 +29,6 @@ from tpdet.kernels.cuda.sampling.row_table import (
     PEAK_FIELDS,
     ROW_FIELDS,
     given_table,
-    is_filtered,
-    plain_table,
     row_table,
 )
 from tpdet.kernels.cuda.sampling.sort_keys import ids_of_keys, top_keys, values_of_keys
@@ -55,21 +53,18 @@ def weigh_samples(logits: torch.Tensor, params: Sequence[RowParams], shard: Shar
     logits = _fit(logits, shard)
     vocabulary, width = shard.vocab_size, shard.width(logits.shape[1])
     changed: list[int] = []
-    filtered: Sequence[int] | np.ndarray = []
-    if isinstance(params, PlainRows):
-        numbers, filtered, random = plain_table(params, vocabulary)
-        held = to_device(np.concatenate([numbers, filtered]), torch.int64, logits.device)
-    elif _all_greedy(params):
-        random = False
+    filtered, random = np.empty(0, np.int64), False
+    if not isinstance(params, PlainRows) and _all_greedy(params):
         held = _greedy_table(len(params), vocabulary, logits.device)
     else:
-        changed = [row for row, how in enumerate(params) if how.changes_logits]
-        filtered = [row for row, how in enumerate(params) if is_filtered(how, vocabulary)]
-        random = any(how.temperature != 0.0 for how in params)
-        numbers = row_table(params, changed, filtered, vocabulary)
+        plain = params
+        if not isinstance(plain, PlainRows):
+            plain = PlainRows.of(params)
+            changed = [row for row, how in enumerate(params) if how.changes_logits]
+        numbers, filtered, random = row_table(plain, changed, vocabulary)
         # Slots stand behind the table, where they are aligned: the alignment is compiled in.
-        places = np.array([*filtered, *changed], np.int64)
-        held = to_device(np.concatenate([numbers, places]), torch.int64, logits.device)
+        parts = [numbers, filtered, np.array(changed, np.int64)]
+        held = to_device(np.concatenate(parts), torch.int64, logits.device)
     table = held[: len(params) * ROW_FIELDS.value]
     slots = held[len(table) : len(table) + len(filtered)]
     copies = logits
@@ -187,7 +182,7 @@ def _all_greedy(params: Sequence[RowParams]) -> bool:
 @lru_cache(maxsize=1024)
 def _greedy_table(rows: int, vocabulary: int, device: torch.device) -> torch.Tensor:
     """`row_table` of rows whose seeds, positions and choices nobody reads, kept on the device."""
-    numbers = row_table([RowParams(0.0, 0, 0)] * rows, [], [], vocabulary)
+    numbers, _, _ = row_table(PlainRows.of([RowParams(0.0, 0, 0)] * rows), [], vocabulary)
     return to_device(numbers, torch.int64, device)
 
 
@@ -222,7 +217,7 @@ def _filtered_rows(
     copies: torch.Tensor,
     slots: torch.Tensor,
     changed: list[int],
-    filtered: Sequence[int] | np.ndarray,
+    filtered: np.ndarray,
     shard: Shard,
 ) -> torch.Tensor:
     """A shard's filtered rows, or their copies, gathered whole: fp32 [F, V]."""

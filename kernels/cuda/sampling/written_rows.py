@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from tpdet.kernels.cuda.sampling.row_table import POSITION, ROW_FIELDS, plain_table, row_table
+from tpdet.kernels.cuda.sampling.row_table import POSITION, ROW_FIELDS, row_table
 from tpdet.kernels.cuda.sampling.sample_rows import sample_by_table
 from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
@@ -21,7 +21,7 @@ from tpdet.kernels.inputs.written_rows import WORDS
 @lru_cache
 def _pad(vocabulary: int) -> np.ndarray:
     """The fields of a pad, which is greedy."""
-    return row_table([RowParams(temperature=0.0, seed=0, position=0)], [], [], vocabulary)
+    return row_table(PlainRows.of([RowParams(0.0, 0, 0)]), [], vocabulary)[0]
 
 
 def write_rows(rows: PlainRows, vocabulary: int, numbers: np.ndarray) -> bool:
@@ -32,7 +32,7 @@ def write_rows(rows: PlainRows, vocabulary: int, numbers: np.ndarray) -> bool:
     room = len(numbers) // WORDS
     end = room * ROW_FIELDS.value
     table, slots = numbers[:end].reshape(room, -1), numbers[end:]
-    found, filtered, _ = plain_table(rows, vocabulary)
+    found, filtered, _ = row_table(rows, [], vocabulary)
     table[: len(rows)] = found.reshape(len(rows), -1)
     table[len(rows) :] = _pad(vocabulary)
     slots[:] = filtered[0] if len(filtered) else 0

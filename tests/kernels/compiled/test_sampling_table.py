@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+import numpy as np
 import torch
 
 from tpdet.kernels.cuda.sampling import row_table, sample_rows
@@ -18,8 +19,9 @@ VOCABULARY = 1000
 
 
 def table(params):
-    filtered = [row for row, how in enumerate(params) if row_table.is_filtered(how, VOCABULARY)]
-    return row_table.row_table(params, [1], filtered, VOCABULARY).tolist(), filtered
+    numbers, filtered, random = row_table.row_table(PlainRows.of(params), [1], VOCABULARY)
+    assert random == any(how.temperature > 0 for how in params)
+    return numbers.tolist(), filtered.tolist()
 
 
 def bits(value):
@@ -46,7 +48,8 @@ def test_a_step_of_greedy_rows_has_the_table_of_its_rows():
     how = RowParams(temperature=0.0, seed=0, position=0)
     assert sample_rows._all_greedy([how] * 5)
     kept = sample_rows._greedy_table(5, VOCABULARY, torch.device("cpu"))
-    assert kept.tolist() == row_table.row_table([how] * 5, [], [], VOCABULARY).tolist()
+    asked = row_table.row_table(PlainRows.of([how] * 5), [], VOCABULARY)
+    assert kept.tolist() == asked[0].tolist() and not asked[1].size and not asked[2]
     numbers = [bits(1.0), 0, VOCABULARY, 1 << 30, bits(-float("inf"))]
     assert kept.tolist() == [0, 0, 0, 0, *numbers, -1, -1, 0] * 5
 
@@ -92,12 +95,15 @@ def test_plain_rows_have_the_table_and_the_params_of_their_rows():
             for (seed, choice, (t, k, p, m)), position in zip(rows, positions, strict=True)
         ]
         plain = PlainRows(b"".join(pack_row(s, c, *way) for s, c, way in rows), positions)
-        assert [*plain] == params and [*plain[7:20]] == params[7:20] and len(plain[7:20]) == 13
+        assert [*plain] == [*PlainRows.of(params)] == params
+        assert [*plain[7:20]] == params[7:20] and len(plain[7:20]) == 13
         for mine, cut in ((params, plain), (params[5:9], plain[5:9])):
-            numbers, slots, noisy = row_table.plain_table(cut, VOCABULARY)
-            filtered = [i for i, how in enumerate(mine) if row_table.is_filtered(how, VOCABULARY)]
-            expected = row_table.row_table(mine, [], filtered, VOCABULARY)
-            assert numbers.tolist() == expected.tolist() and slots.tolist() == filtered
-            assert noisy == any(how.temperature > 0 for how in mine)
+            numbers, slots, _ = row_table.row_table(cut, [], VOCABULARY)
+            alone = [row_table.row_table(PlainRows.of([how]), [], VOCABULARY) for how in mine]
+            filtered = [row for row, (_, slot, _) in enumerate(alone) if slot.size]
+            assert slots.tolist() == filtered
+            expected = np.stack([fields for fields, _, _ in alone])
+            expected[filtered, row_table.SLOT.value] = range(len(filtered))
+            assert numbers.tolist() == expected.reshape(-1).tolist()
     with pytest.raises(ValueError, match="2 rows have 1 positions"):
         PlainRows(pack_row(1, 0, 1.0, -1, 1.0, 0.0) * 2, [5])

@@ -9,6 +9,7 @@ from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass
 from tpdet.kernels.cuda.sampling import filter_bounds, sample_rows
 from tpdet.kernels.cuda.sampling.row_table import row_table
 from tpdet.kernels.cuda.sampling.sort_keys import ABOVE_ALL, ids_of_keys
+from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 
@@ -105,7 +106,9 @@ def bound_of(x, way, names):
 def given_of(x, way):
     """What `find_bounds` takes of one row: the row, its table, peaks and slots; its groups."""
     vocabulary = x.shape[1]
-    table = torch.tensor(row_table([RowParams(1.0, 1, 1, **way)], [], [0], vocabulary))
+    numbers, filtered, _ = row_table(PlainRows.of([RowParams(1.0, 1, 1, **way)]), [], vocabulary)
+    assert filtered.tolist() == [0]
+    table = torch.from_numpy(numbers)
     scanned, groups = sample_rows.scan_rows(x, x, table, Shard(0, vocabulary), True)
     slots = torch.zeros(1, dtype=torch.int64)
     return filter_bounds.FilteredRows(x, x, table, scanned.peaks, slots), groups

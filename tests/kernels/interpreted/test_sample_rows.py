@@ -13,10 +13,10 @@ from tests.kernels.interpreted.sampling_oracle import (
     same_answers,
     tops,
 )
-from tests.lib.plain_rows import plain_rows
 from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
 from tpdet.kernels.cpu.sampling.gumbel import gumbel_noise as cpu_noise
 from tpdet.kernels.cuda.sampling import sample_rows, written_rows
+from tpdet.kernels.inputs.plain_rows import PlainRows
 from tpdet.kernels.inputs.row_params import RowParams
 from tpdet.kernels.inputs.vocabulary_shard import Shard
 from tpdet.kernels.inputs.written_rows import WORDS
@@ -134,14 +134,15 @@ def test_written_rows_are_sampled_as_rows_are(ways):
     x, count = rows("random", len(ways) + 2), len(ways)
     how = [RowParams(seed=2**63 + i, position=2**31 + i, **WAYS[way]) for i, way in enumerate(ways)]
     shard, numbers = Shard(0, V), np.zeros(len(x) * WORDS, np.int64)
-    filtered = written_rows.write_rows(plain_rows(how), V, numbers)
-    assert filtered == any(sample_rows.is_filtered(way, V) for way in how)
+    filtered = written_rows.write_rows(PlainRows.of(how), V, numbers)
+    random = [way for way in how if way.temperature]
+    assert filtered == any(0 < way.top_k < V or way.top_p < 1.0 for way in random)
     written = torch.from_numpy(numbers)
     for step in range(2):
         moved = [way._replace(position=way.position + step) for way in how]
         found = written_rows.sample_written(x, written, filtered, shard)
         alone = whole(x[:count], moved).packed
         assert torch.equal(found.packed[:count], alone)
-        assert torch.equal(whole(x[:count], plain_rows(moved)).packed, alone)
+        assert torch.equal(whole(x[:count], PlainRows.of(moved)).packed, alone)
         assert found.tokens[count:].tolist() == x[count:].argmax(-1).tolist()
         written_rows.move_on(written, torch.tensor([1] * count + [0, 0]))
