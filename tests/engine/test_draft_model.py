@@ -3,11 +3,12 @@
 import json
 import logging
 import shutil
+from functools import partial
 
 import pytest
 
 from tests.engine.test_drafts import PROMPT, REQUESTS, SAMPLED, assert_same
-from tests.lib.engine_harness import ask, leave_out_freely, run, small_config
+from tests.lib.engine_harness import ask, draft_anew, leave_out_freely, run, small_config
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.drafters.chances import Chances
@@ -28,19 +29,19 @@ ALIKE = [
 ]
 
 
+def still(engine, proof=0):
+    """No time passes: what pays is assumed. proof: right drafts before any is verified."""
+    draft_anew(engine, clock=lambda: 1.0, chances=Chances(proof=proof))
+    leave_out_freely(engine)
+    if engine.draft_model is not None:
+        engine.draft_model.pace.clock = lambda: 1.0
+
+
 def drafting(model, other, requests, counts, change=None, proof=0, **how):
-    """Run with `other` as the draft model; counts and steps go to `counts`.
+    """Run with `other` as the draft model; counts and steps go to `counts`."""
 
-    proof: right drafts in trials before drafts are verified.
-    """
-
-    def still(engine):
-        drafting = engine.scheduler.policy.drafting
-        drafting.clock = lambda: 1.0  # what pays is assumed
-        drafting.chances = Chances(proof=proof)
-        leave_out_freely(engine)
-        if engine.draft_model is not None:
-            engine.draft_model.pace.clock = lambda: 1.0
+    def prepare(engine):
+        still(engine, proof)
         if change is not None:
             change(engine)
 
@@ -50,7 +51,7 @@ def drafting(model, other, requests, counts, change=None, proof=0, **how):
             counts["steps"] = step
 
     settings = {"drafts": "auto", "draft_model": str(other)} | how
-    return run(model, requests, look=False, change=still, each_step=watch, **settings)
+    return run(model, requests, look=False, change=prepare, each_step=watch, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +92,10 @@ def test_another_model_changes_no_bit(tiny_model, plain, how):
 
 def draft_by(engine, config, instead=None):
     """Have another draft model, which may know other token ids."""
-    engine.draft_model = engine.scheduler.policy.drafting.model = None
     mine = DraftModel(Runner.start(config, SoloWorld()), engine.model_config.vocab_size)
-    mine.pace.clock, mine.instead = (lambda: 1.0), instead
-    engine.draft_model = engine.scheduler.policy.drafting.model = mine
+    mine.draft = partial(mine.draft, instead=instead)
+    engine.draft_model = mine
+    still(engine)
 
 
 @pytest.mark.parametrize("vocabulary", [1024, 1300])

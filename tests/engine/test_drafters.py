@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.engine.test_drafts import PROMPT, REQUESTS, SAMPLED, assert_same
-from tests.lib.engine_harness import ask, leave_out_freely, run
+from tests.lib.engine_harness import ask, draft_anew, leave_out_freely, run
 from tpdet.config import EngineConfig
 from tpdet.drafters.ngram import Ngram
 from tpdet.errors import UsageError
@@ -21,7 +21,7 @@ LOOPS = [
 
 def still(engine):
     """No time passes: what pays is decided by what is assumed of times."""
-    engine.scheduler.policy.drafting.clock = lambda: 1.0
+    draft_anew(engine, clock=lambda: 1.0)
     leave_out_freely(engine)
 
 
@@ -67,7 +67,7 @@ def test_a_drafter_that_fails_is_switched_off_and_answers_go_on(
 
     def failing(engine):
         now = [1.0]
-        engine.scheduler.policy.drafting.clock = lambda: now[0]
+        draft_anew(engine, clock=lambda: now[0])
 
         def look(self, tokens, end):
             looks.append(end)
@@ -99,9 +99,8 @@ def test_a_drafter_is_refused_where_rows_are_fixed_and_auto_is_none():
 
 def wrong_for_ever(engine):
     """Every step takes as long as an H200's, and no draft is ever right."""
+    draft_anew(engine, clock=lambda: 1.0)
     drafting = engine.scheduler.policy.drafting
-    drafting.clock = lambda: 1.0
-    drafting.instead = None
     took = drafting.took
     drafting.took = lambda positions, awaited, seconds: took(
         positions, awaited, (5.5 if awaited else 4.4) * 1e-3 * (1 + 0.005 * positions)

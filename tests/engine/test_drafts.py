@@ -7,7 +7,7 @@ import pytest
 
 import tpdet.engine.results as engine_results
 import tpdet.scheduler.results as scheduler_results
-from tests.lib.engine_harness import ask, leave_out_freely, run
+from tests.lib.engine_harness import ask, draft_anew, leave_out_freely, run
 from tpdet.errors import IntegrityError, RequestError
 from tpdet.scheduler import scheduler
 from tpdet.scheduler.page_manager import PageManager
@@ -76,7 +76,7 @@ def with_drafts(plain, model, kind, totals=None, requests=REQUESTS, **how):
 
     def change(engine):
         leave_out_freely(engine)
-        engine.scheduler.policy.drafting.instead = proposals(answers, kind, random.Random(3))
+        draft_anew(engine, instead=proposals(answers, kind, random.Random(3)))
 
     def watch(engine, _):
         if totals is not None:

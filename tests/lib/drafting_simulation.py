@@ -6,11 +6,13 @@ Qwen3-0.6B's shape.
 """
 
 import random
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 from tpdet.control.plan import StepPlan
 from tpdet.control.row_messages import RowKey, SampledToken
+from tpdet.drafters.chances import PROOF, Chances
 from tpdet.drafters.drafter import DRAFT_MODEL
 from tpdet.engine.draft_pace import DraftPace
 from tpdet.request import Request, SamplingParams
@@ -127,24 +129,33 @@ def answer(key: tuple[int, int], position: int) -> int:
 class Server:
     """A scheduler and its clock; what is learned stays from run to run.
 
-    captures: steps with drafts need graphs, which the first step of a kind captures.
+    captures: steps with drafts need graphs, which the first step of a kind captures. model: the
+    chance with which drafts of a draft model are right, which then is the only drafter; proof: how
+    many must have been right before any is verified.
     """
 
     times: tuple[Rows[float], Rows[float]] = (PLAIN, AWAITED)
     captures: bool = False
+    model: float | None = None
+    proof: int = PROOF
     clock: Clock = field(default_factory=Clock)
     captured: set = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.drafting = Drafting((DRAFT_MODEL,), True, self.clock)
+        model, chances = None, Chances(self.proof)
+        if self.model is not None:
+            pace = DraftPace(60.0, self.clock)
+            model = SmallModel(self.clock, self.model, pace, self.captured)
+        self._teller: Callable[[Sequence], Teller] | None = None  # of the requests that run
+        first = self._tell if model is None else None
+        self.drafting = Drafting((DRAFT_MODEL,), True, self.clock, model, chances, first=first)
         self.scheduler = Scheduler(64, 8192, 4096, 1024, 1 << 16, drafting=self.drafting)
-        self._model_pace = DraftPace(60.0, self.clock)
         self.steps = self._served = 0
         self._free = 0.0  # when the GPU has ended all that was launched
 
-    def use_model(self, chance: float) -> None:
-        """Have a draft model, whose drafts are right with a chance."""
-        self.drafting.model = SmallModel(self.clock, chance, self._model_pace, self.captured)
+    def _tell(self, sequence: Sequence) -> Teller:
+        assert self._teller is not None
+        return self._teller(sequence)
 
     def tokens_per_second(
         self, tokens: int, chances: Rows[float | None], seed: int = 0, whole=True, **teller
@@ -161,7 +172,7 @@ class Server:
             how = {"finds": 0.0} if chance is None else teller
             return Teller(sequence.key, PROMPT, chance or 0.0, draw, self.clock, **how)
 
-        self.drafting.others = drafter if self.drafting.model is None else None
+        self._teller = drafter
         most = tokens if whole else 64 * tokens
         params = SamplingParams(max_tokens=most, ignore_eos=True, seed=1)
         for _ in chances:

@@ -9,6 +9,7 @@ from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.engine import Engine
 from tpdet.request import PromptOutput, Request, RequestFailed, SamplingParams, TokenOutput
+from tpdet.scheduler.drafting import Drafting
 
 
 @dataclass
@@ -79,6 +80,13 @@ def small_config(model, **settings) -> EngineConfig:
 def leave_out_freely(engine):
     """Steps ahead leave out who depends on results, however few others there are (a `change`)."""
     engine.scheduler.policy.others_per_absent = 0
+
+
+def draft_anew(engine, **how):
+    """Have other drafting than the configuration says, before requests come (a `change`)."""
+    given = {"model": engine.draft_model} | how
+    drafting = Drafting(engine.config.drafters, engine.run_ahead, **given)
+    engine.scheduler.policy.drafting = drafting
 
 
 def run(

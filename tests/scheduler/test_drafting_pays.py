@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lib.drafting_simulation import AWAITED, PLAIN, Server
-from tpdet.drafters.chances import Chances
+from tpdet.drafters.chances import PROOF
 
 
 def times(tokens, chances, turns=2, server=None, **how):
@@ -77,15 +77,12 @@ def test_drafters_that_were_never_right_are_believed_again():
     assert times(1500, [0.8], 2, server)[1] > 3.3
 
 
-def with_model(batch, chance, turns=3, tokens=384, proof=None):
+def with_model(batch, chance, turns=3, tokens=384, proof=PROOF):
     """Whole calls with a draft model on a server that has captured nothing; and the server."""
-    server = Server(captures=True)
-    if proof is not None:
-        server.drafting.chances = Chances(proof)
+    server = Server(captures=True, model=chance, proof=proof)
     server.drafting.paused = True
     off = server.tokens_per_second(tokens, [None] * batch)
     server.drafting.paused = False
-    server.use_model(chance)
     rates = [server.tokens_per_second(tokens, [chance] * batch) / off for _ in range(turns)]
     return rates, server
 

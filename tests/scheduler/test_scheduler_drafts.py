@@ -4,13 +4,15 @@ import pytest
 
 from tests.lib.engine_harness import ask
 from tpdet.request import with_seed
+from tpdet.scheduler.drafting import Drafting
 from tpdet.scheduler.policy import Policy
 from tpdet.scheduler.sequence import Sequence
 
 
 def counts_of(decoding, drafts, prompt=0):
     """Tokens of each row of a step: `decoding` sequences with `drafts` each, and a prompt."""
-    policy = Policy(300, 4096, 600)
+    drafting = Drafting(instead=lambda sequence, most: [5] * drafts)
+    policy = Policy(300, 4096, 600, drafting=drafting)
     for admission in range(decoding + bool(prompt)):
         length = 9 if admission < decoding else prompt
         request = ask(f"r{admission}", range(length), drafts=((1,),), max_tokens=200)
@@ -21,7 +23,6 @@ def counts_of(decoding, drafts, prompt=0):
         sequence.computed = length if admission < decoding else 0
         policy.running.put(sequence)
         policy.drafting.admit(request, [sequence])
-    policy.drafting.instead = lambda sequence, most: [5] * drafts
     return list(policy.choose().values())
 
 

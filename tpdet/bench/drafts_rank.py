@@ -16,9 +16,12 @@ from tpdet.bench.report.record import BenchRow
 from tpdet.bench.spec import BenchResult, DraftsSpec
 from tpdet.bench.step_ends import StepEnds
 from tpdet.drafters.counts import DraftCounts
+from tpdet.engine.draft_model import DraftModel
 from tpdet.llm.llm import LLM
 from tpdet.llm.results import RequestOutput
 from tpdet.request import SamplingParams
+from tpdet.scheduler.drafting import Drafting
+from tpdet.scheduler.model_drafting import Model
 from tpdet.scheduler.sequence import Sequence as Choice
 from tpdet.verify.machine import machine
 from tpdet.verify.worlds import run_rank
@@ -80,7 +83,6 @@ def synthetic_rows(llm: LLM, spec: DraftsSpec, batch: int) -> list[BenchRow]:
     def generate() -> list[RequestOutput]:
         return llm.generate(prompts, params, use_tqdm=False)
 
-    drafting = llm.engine.scheduler.policy.drafting
     known = measured(llm, generate, spec.repeats, paused=True, batch=batch)
     answers = {
         tuple(ids): answer.outputs[0].token_ids
@@ -96,30 +98,45 @@ def synthetic_rows(llm: LLM, spec: DraftsSpec, batch: int) -> list[BenchRow]:
             answer = answers[choice.request.prompt_token_ids]
             return Synthetic(answer, choice.prompt_length, share or 0.0, draw)
 
-        drafting.forget_chances()  # another drafter, as it were
         name = "draft model" if has_model else "synthetic drafts"
         if share is not None:
             name += f", {share:g} right"
-            _let_draft(llm, drafter, has_model)
+        _draft_anew(llm, None if share is None else drafter)
         found = measured(llm, generate, spec.repeats, batch=batch)
-        _let_draft(llm, None, has_model)
         rows += beside(llm, name, batch, spec.context, known, found)
     return rows
 
 
-def _let_draft(llm: LLM, drafter: Callable[[Choice], Synthetic] | None, by_model: bool) -> None:
-    """Have synthetic drafters, or what they say in place of the draft model's drafts; or none."""
-    if not by_model:
-        llm.engine.scheduler.policy.drafting.others = drafter
-    elif llm.engine.draft_model is not None:  # on rank 0
+class _Replaced:
+    """A draft model that computes its drafts, and says those of synthetic drafters."""
 
-        def say(choice: Choice, drafts: list[int]) -> list[int]:
-            assert drafter is not None
-            mine = drafter(choice)
-            mine.look((), len(choice.tokens))
-            return [*mine.next(len(drafts)), *drafts][: len(drafts)]
+    def __init__(self, model: DraftModel, drafter: Callable[[Choice], Synthetic]) -> None:
+        self.seconds, self.entry_seconds = model.seconds, model.entry_seconds
+        self.forget = model.forget
+        self._model, self._drafter = model, drafter
 
-        llm.engine.draft_model.instead = None if drafter is None else say
+    def draft(self, wanted: Sequence[tuple[Choice, int]]) -> list[list[int]]:
+        """As `DraftModel.draft`."""
+        return self._model.draft(wanted, self._say)
+
+    def _say(self, choice: Choice, drafts: list[int]) -> list[int]:
+        mine = self._drafter(choice)
+        mine.look((), len(choice.tokens))
+        return [*mine.next(len(drafts)), *drafts][: len(drafts)]
+
+
+def _draft_anew(llm: LLM, drafter: Callable[[Choice], Synthetic] | None) -> None:
+    """Nothing was seen of drafts yet, only what steps take. drafter: there are synthetic ones, or
+    what they say in place of the draft model's drafts.
+    """
+    engine, model, first = llm.engine, llm.engine.draft_model, None
+    told: Model | None = model
+    if model is not None and drafter is not None:
+        told = _Replaced(model, drafter)
+    elif engine.config.draft_model is None:
+        first = drafter
+    of, policy = (engine.config.drafters, engine.run_ahead), engine.scheduler.policy
+    policy.drafting = Drafting(*of, model=told, pace=policy.drafting.pace, first=first)
 
 
 def text_rows(llm: LLM, spec: DraftsSpec) -> list[BenchRow]:

@@ -48,6 +48,7 @@ from tpdet.weights.resolve import resolve_model
 
 _CPU_PAGES = 1024  # at most, where nothing says how many
 _PAIR = 2  # tokens that a copy lacks after all of its drafts were right
+Instead = Callable[[Sequence, list[int]], list[int]]
 _log = logging.getLogger("tpdet.engine")
 
 
@@ -55,7 +56,6 @@ class DraftModel:
     """A loaded draft model. `runner` has a world of one rank; its pages are not in use.
 
     Its steps run between those of the engine, on the same stream: nothing of one meets the other.
-    `instead` is for benchmarks: the drafts in place of its own, as if it had sampled them.
     """
 
     def __init__(self, runner: Runner, vocabulary: int) -> None:
@@ -63,7 +63,6 @@ class DraftModel:
         self.runner, self._vocabulary = runner, vocabulary
         self._pages = PageManager(runner.num_pages)
         self._copies: OrderedDict[RowKey, _Copy] = OrderedDict()  # the latest used last
-        self.instead: Callable[[Sequence, list[int]], list[int]] | None = None
         self.pace = DraftPace(runner.loaded.config.step_timeout)
         self._step = 0
         self._chain = runner.decode_chain()
@@ -78,10 +77,13 @@ class DraftModel:
         lacking = len(sequence.tokens) - (0 if copy is None else copy.sequence.computed)
         return self.pace.entry_seconds if lacking > _PAIR else 0.0
 
-    def draft(self, wanted: Rows[tuple[Sequence, int]]) -> list[list[int]]:
+    def draft(
+        self, wanted: Rows[tuple[Sequence, int]], instead: Instead | None = None
+    ) -> list[list[int]]:
         """At most so many drafts behind the known tokens of each sequence; [] where room is short.
 
         A prompt that is longer than a step is computed over several calls, which give no drafts.
+        instead: for benchmarks, says others in place of a sequence's drafts, as if sampled.
         Raises NumericalError for NaN in its logits, and TimeoutError where a step or the call took
         longer than it may. What a GPU still computes then ends before the engine's next step.
         """
@@ -118,7 +120,7 @@ class DraftModel:
         for step in steps:
             step.write()
         self.pace.finish()
-        return [self._found(target, known, counts) for target, _ in wanted]
+        return [self._found(target, known, counts, instead) for target, _ in wanted]
 
     def forget(self, key: RowKey) -> None:
         """Give back the pages of a sequence, which may be unknown."""
@@ -201,14 +203,18 @@ class DraftModel:
             self.pace.end(step.is_short, in_time, step.rows)
 
     def _found(
-        self, target: Sequence, known: dict[RowKey, int], counts: dict[RowKey, int]
+        self,
+        target: Sequence,
+        known: dict[RowKey, int],
+        counts: dict[RowKey, int],
+        instead: Instead | None,
     ) -> list[int]:
         """The drafts of a sequence."""
         if target.key not in counts:
             return []
         tokens, first = self._copies[target.key].sequence.tokens, known[target.key]
-        if self.instead is not None:
-            tokens[first:] = self.instead(target, tokens[first:])
+        if instead is not None:
+            tokens[first:] = instead(target, tokens[first:])
         return list(takewhile(lambda token: token < self._vocabulary, tokens[first:]))
 
 

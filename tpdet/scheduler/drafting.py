@@ -10,10 +10,8 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import Protocol
 
 from tpdet.control.plan import MAX_STEP_DRAFTS
 from tpdet.control.row_messages import RowKey
@@ -38,27 +36,16 @@ from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.kernels.inputs.short_rows import SHORT_TOKENS
 from tpdet.request import Request
 from tpdet.scheduler.drafts import add_drafts, room_for_drafts
-from tpdet.scheduler.offers import (
-    GAIN_OF_MODEL,
-    GAIN_TO_BEGIN_OF_MODEL,
-    GAIN_TO_TRY,
-    Found,
-    Load,
-    choose,
-)
+from tpdet.scheduler.model_drafting import Model, ModelDrafting
+from tpdet.scheduler.offers import Found, Load, choose
 from tpdet.scheduler.queue import SequenceQueue
 from tpdet.scheduler.sequence import PENDING, Sequence
-from tpdet.scheduler.trials import SEQUENCES, Trials
 
 SHARE = 0.01
 """Of the time of all steps that looking for drafts may take."""
 _MOST_CREDIT = 0.010  # seconds that may be saved up: a long prompt is indexed at once
 _LEAST_CREDIT = -0.002  # the rest of a look that took long, perhaps only for other programs
 _HANGS = 1.0  # seconds of one look after which a drafter is switched off
-_SHARE_OF_STEP, _SHARE_OF_ROW = 0.25, 0.01
-"""Of a step that a draft model's step takes, and each row more, until that is measured (an H200,
-0.6B for 8B: 0.26 for one row, 0.42 for 16)."""
-_LEAST_STEPS = 16  # that bear what the first drafts of a sequence take
 _BESIDE_PROMPTS = 24
 """Rows with drafts in a step with prompts or with rows over `SHORT_TOKENS`: graphs fit so many."""
 
@@ -67,32 +54,13 @@ _Wanted = tuple[Sequence, Callable[[int], Rows[int]]]
 Proposer = Callable[[Sequence, int], Rows[int]]
 """What may follow the tokens of a sequence: at most so many ids, all of the vocabulary."""
 _key = attrgetter("key")
-
-
-class Model(Protocol):
-    """A draft model: drafts for many sequences at once, in as many steps as the longest has."""
-
-    def seconds(self, sequences: int) -> float:
-        """Of one of its steps, in which each of so many gets a draft; 0 until it is measured."""
-
-    def entry_seconds(self, sequence: Sequence) -> float:
-        """What the first drafts of a sequence take beside that; 0 where it was asked just now."""
-
-    def draft(self, wanted: Rows[tuple[Sequence, int]]) -> Rows[Rows[int]]:
-        """At most so many drafts behind the known tokens of each sequence."""
-
-    def forget(self, key: RowKey) -> None:
-        """Let go of what is kept for a sequence, which may be unknown."""
-
-
 _log = logging.getLogger("tpdet.engine")
 
 
 class Drafting:
     """The drafters of all sequences, and what is known of their drafts.
 
-    others: makes a drafter that is asked before the engine's. counts: of each drafter, by its name.
-    paused: nobody carries drafts.
+    counts: of each drafter, by its name. paused: nobody carries drafts.
     """
 
     def __init__(
@@ -102,38 +70,40 @@ class Drafting:
         clock: Callable[[], float] = time.perf_counter,
         model: Model | None = None,
         chances: Chances | None = None,
+        pace: Pace | None = None,
+        first: Callable[[Sequence], Drafter] | None = None,
         instead: Proposer | None = None,
     ) -> None:
         """drafters: the engine's, beside those of requests. clock: seconds, from anywhere.
 
-        model: the draft model, if there is one. chances: what was seen of drafts before. instead:
-        who drafts for all sequences that have drafters, in place of those; whether it pays is not
-        asked then.
+        model: the draft model, if there is one. chances, pace: what was seen of drafts and of steps
+        before. first: makes a drafter that is asked before the engine's. instead: who drafts for
+        all sequences that have drafters, in place of those; whether it pays is not asked then.
         """
-        self.instead, self.model = instead, model
         self.counts: dict[str, DraftCounts] = {}
-        self.others: Callable[[Sequence], Drafter] | None = None
         self.paused = False
-        self.chances, self.pace = chances or Chances(), Pace(runs_ahead)
-        self._trials = Trials()
-        self.clock, self._drafters = clock, tuple(drafters)
+        self.clock, self.pace = clock, pace or Pace(runs_ahead)
+        self._drafters, self._first, self._instead = tuple(drafters), first, instead
+        self._chances = chances or Chances()
         self._off: set[str] = set()
+        self._model: ModelDrafting | None = None
+        if model is not None and DRAFT_MODEL in self._drafters:
+            switch_off = partial(self._switch_off, DRAFT_MODEL)
+            self._model = ModelDrafting(model, self._chances, self.pace, switch_off, clock)
         self._earlier = EarlierOutputs()
         self._drafting: set[RowKey] = set()  # sequences that were given drafters
         self._active: dict[RowKey, Sequence] = {}  # those that run no longer ahead, to carry drafts
         self._credit, self._turn = _MOST_CREDIT, 0
         self._rows: list[tuple[str, int, int, int, Luck]] = []  # not yet learned of
-        self._model_seconds = 0.0  # that the draft model took since the last step ended
         self._together = False  # all rows wait, so that every sequence may carry drafts
-        self._by_model = False  # the draft model drafted when drafts were last chosen
 
     def admit(self, request: Request, sequences: Rows[Sequence]) -> None:
         """Give the sequences of a request their drafters, behind the one of what it sent."""
         earlier = self._earlier.of(request) if EARLIER in self._drafters else ()
         places = PromptPlaces(request.prompt_token_ids) if NGRAM in self._drafters else None
         for sequence in sequences:
-            if self.others is not None:
-                sequence.drafters.append(self.others(sequence))
+            if self._first is not None:
+                sequence.drafters.append(self._first(sequence))
             constraint = sequence.constraint
             if earlier:
                 sequence.drafters.append(Guess(earlier, sequence.prompt_length, EARLIER))
@@ -141,17 +111,12 @@ class Drafting:
                 sequence.drafters.append(Forced(constraint.forced_ids, sequence.schema_start.begin))
             if places is not None:
                 sequence.drafters.append(Ngram(places))
-            if DRAFT_MODEL in self._drafters and self.model is not None:
+            if self._model is not None and self._drafters:
                 sequence.drafters.append(OfModel())
             if sequence.drafters:
                 self._drafting.add(sequence.key)
             if sequence.waits:
                 self._active[sequence.key] = sequence
-
-    def forget_chances(self) -> None:
-        """What was seen of drafts is forgotten, as if every drafter were a new one."""
-        self.chances, self._trials = Chances(), Trials()
-        self._rows.clear()
 
     def close(self) -> None:
         """No sequence that comes gets the engine's drafters any more."""
@@ -161,9 +126,8 @@ class Drafting:
         """A sequence has ended: remember its output where that is asked for."""
         self._drafting.discard(sequence.key)
         self._active.pop(sequence.key, None)
-        self._trials.forget(sequence.key)
-        if self.model is not None:
-            self.model.forget(sequence.key)
+        if self._model is not None:
+            self._model.forget(sequence.key)
         if EARLIER in self._drafters and not sequence.poisoned:
             output = sequence.tokens[sequence.prompt_length :]
             del output[len(output) - sequence.drafted :]
@@ -175,10 +139,10 @@ class Drafting:
 
         What the draft model took before it is no part of what its positions cost.
         """
-        seconds, self._model_seconds = max(seconds - self._model_seconds, 0.0), 0.0
+        by_model = 0.0 if self._model is None else self._model.end_step()
+        seconds = max(seconds - by_model, 0.0)
         self._credit = min(self._credit + SHARE * seconds, _MOST_CREDIT)
-        self.chances.step += 1
-        self._trials.step()
+        self._chances.step += 1
         if positions:
             self.pace.took(positions, awaited, seconds)
 
@@ -200,13 +164,13 @@ class Drafting:
         if accepted:
             self._rows.append(row)
         else:
-            self.chances.learn(*row)
+            self._chances.learn(*row)
 
     def think(self) -> None:
         """What can be done while a step runs: learn of right drafts in the steps before it."""
         rows, self._rows = self._rows, []
         for row in rows:
-            self.chances.learn(*row)
+            self._chances.learn(*row)
 
     def add(self, running: SequenceQueue, counts: dict[RowKey, int], budget: int) -> None:
         """Let decoding rows of a step carry drafts, as many as are left of its budget.
@@ -224,27 +188,43 @@ class Drafting:
             return
         together, until = self._together, began + self._credit
         ready = self._ready(running, counts, math.inf if together else until)
-        if self.instead is not None:
+        if self._instead is not None:
             known = sorted((s for s in ready if s.tokens[-1] != PENDING), key=_key)
-            _fill([(s, self._instead(s)) for s in known], counts, budget, alone)
+            _fill([(s, self._other_drafts(s)) for s in known], counts, budget, alone)
         else:
-            rows, unproven = len(counts), ""
-            if self.model is not None and not self.chances.is_proven(DRAFT_MODEL):
-                unproven = DRAFT_MODEL
-            looked = [(sequence, self._look(sequence, rows, unproven)) for sequence in ready]
-            found = [it for _, it in looked if it is not None]
-            self._together = False
-            tries = self._tries_model()
-            if found or tries:
-                share = min(len(looked) / max(1, len(self._drafting & counts.keys())), 1.0)
-                always = sum(sequence.reads_always for sequence in running)
-                load = Load(rows, always, budget, self.pace, share)
-                self._add_found(found, load, counts, alone)
-                if tries:
-                    self._try_model([sequence for sequence, _ in looked], load)
+            self._add_what_pays(ready, running, counts, budget, alone)
         if not together:  # else it is part of what the step costs
             looking = self.clock() - began - (self._model_seconds - spent)
             self._credit = max(self._credit - looking, _LEAST_CREDIT)
+
+    @property
+    def _model_seconds(self) -> float:
+        return 0.0 if self._model is None else self._model.seconds
+
+    def _add_what_pays(
+        self,
+        ready: Iterator[Sequence],
+        running: SequenceQueue,
+        counts: dict[RowKey, int],
+        budget: int,
+        alone: bool,
+    ) -> None:
+        """Look at sequences that are ready, and add the drafts that are expected to pay."""
+        rows, model = len(counts), self._model
+        proven = model if model is not None and model.is_proven else None
+        looked = [(sequence, self._look(sequence, rows, proven)) for sequence in ready]
+        found = [it for _, it in looked if it is not None]
+        self._together = False
+        tried = model if model is not None and model.may_try() else None
+        if not found and tried is None:
+            return
+        share = min(len(looked) / max(1, len(self._drafting & counts.keys())), 1.0)
+        always = sum(sequence.reads_always for sequence in running)
+        load = Load(rows, always, budget, self.pace, share)
+        self._add_found(found, load, counts, alone)
+        if tried is not None:
+            for sequence in tried.try_out([sequence for sequence, _ in looked], load):
+                self._wait(sequence, True)
 
     def _ready(
         self, running: SequenceQueue, counts: dict[RowKey, int], until: float
@@ -267,10 +247,10 @@ class Drafting:
             if may and sequence.key in counts and _decodes(sequence):
                 yield sequence
 
-    def _look(self, sequence: Sequence, rows: int, unproven: str) -> Found | None:
+    def _look(self, sequence: Sequence, rows: int, model: ModelDrafting | None) -> Found | None:
         """What the drafter that is most likely right has for a sequence, one of so many rows.
 
-        unproven: the drafter that is not asked.
+        model: the draft model, if it may be asked.
         """
         tokens = sequence.tokens
         pending = tokens[-1] == PENDING
@@ -278,7 +258,8 @@ class Drafting:
         most = room_for_drafts(sequence)
         best: Found | None = None
         for drafter in sequence.drafters:
-            if drafter.name in self._off or drafter.name == unproven:
+            by_model = drafter.name == DRAFT_MODEL
+            if drafter.name in self._off or (by_model and model is None):
                 continue
             trust = self._trust(drafter, tokens, end)
             if drafter.is_spent:
@@ -286,55 +267,32 @@ class Drafting:
             if trust and drafter.name == DRAFTS:
                 return Found(sequence, drafter, trust, 1.0, most, pending)
             luck = sequence.luck.get(drafter.name)
-            if trust and (luck is None or luck.until <= self.chances.step):
+            if trust and (luck is None or luck.until <= self._chances.step):
                 name = drafter.name
-                chance = self.chances.of(name, trust)
+                chance = self._chances.of(name, trust)
                 is_best = best is None or chance > best.chance
-                if is_best and name == DRAFT_MODEL:
-                    best = self._of_model(sequence, drafter, trust, rows)
+                if is_best and model is not None and by_model:
+                    best = model.offer(sequence, drafter, trust, rows)
                 elif is_best:
-                    kept = self.chances.kept(name, chance) if pending else 1.0
+                    kept = self._chances.kept(name, chance) if pending else 1.0
                     best = Found(sequence, drafter, trust, chance, most, pending, kept)
         if sequence.hoped and not pending:  # it waited for this
-            self.chances.learn_kept(sequence.hoped, best is not None)
+            self._chances.learn_kept(sequence.hoped, best is not None)
             sequence.hoped = ""
         if best is None:
             self._wait(sequence, False)
         return best
-
-    def _of_model(self, sequence: Sequence, drafter: Drafter, trust: int, rows: int) -> Found:
-        """The draft model's drafts for a sequence: it always has some, and they take time.
-
-        It is asked in every step that sequences await together, and in no other. A step bears as
-        much of a sequence's first drafts as if there were as many steps as it has made tokens, or
-        has left.
-        """
-        assert self.model is not None
-        assumed = (_SHARE_OF_STEP + _SHARE_OF_ROW * rows) * self.pace.time(rows, False)
-        seconds = self.model.seconds(rows) or assumed
-        made = max(len(sequence.tokens) - sequence.prompt_length, _LEAST_STEPS)
-        left = max(sequence.full_length - len(sequence.tokens), 1)
-        return Found(
-            sequence,
-            drafter,
-            trust,
-            self.chances.of(drafter.name, trust),
-            room_for_drafts(sequence),
-            sequence.tokens[-1] == PENDING,
-            seconds=seconds,
-            entry=self.model.entry_seconds(sequence) / min(made, left),
-        )
 
     def _trust(self, drafter: Drafter, tokens: Rows[int], end: int) -> int:
         began = self.clock()
         try:
             trust = drafter.look(tokens, end)
         except Exception as error:
-            self._switch_off(drafter, f"raised {type(error).__name__}: {error}")
+            self._switch_off(drafter.name, f"raised {type(error).__name__}: {error}")
             return 0
         took = self.clock() - began
         if took > _HANGS:
-            self._switch_off(drafter, f"took {took:.1f} s for one sequence")
+            self._switch_off(drafter.name, f"took {took:.1f} s for one sequence")
         return trust
 
     def _add_found(
@@ -344,7 +302,9 @@ class Drafting:
         told = [it for it in found if it.is_told]
         taken: list[tuple[Found, int]] = []
         if len(told) < len(found):
-            taken, self._together = self._choose([it for it in found if not it.is_told], load)
+            others = [it for it in found if not it.is_told]
+            decide = choose if self._model is None else self._model.choose
+            taken, self._together = decide(others, load)
         # Known answers go in few long rows, not a little of each in every step.
         taken = [*((it, max(load.room, 1)) for it in told), *taken]
         kept = {it.sequence.key for it, count in taken if count}
@@ -352,8 +312,7 @@ class Drafting:
             if it.sequence.key not in kept:
                 self._wait(it.sequence, False)
         wanted: list[_Wanted] = []
-        modelled = self._ask_model(taken)
-        self._by_model = bool(modelled)
+        modelled = {} if self._model is None else self._model.draft(taken)
         for it, count in taken:
             if it.pending:
                 if count:
@@ -369,94 +328,20 @@ class Drafting:
             if not it.pending:
                 self._wait(it.sequence, it.sequence.drafted > 0 or it.is_told)
 
-    def _choose(self, found: Rows[Found], load: Load) -> tuple[list[tuple[Found, int]], bool]:
-        """As `choose`. A step with drafts of a draft model must gain more."""
-        if self.model is None:
-            return choose(found, load)
-        others = [it for it in found if not it.seconds]
-        if len(others) < len(found):
-            least = GAIN_OF_MODEL if self._by_model else GAIN_TO_BEGIN_OF_MODEL
-            taken, together = choose(found, replace(load, least=least))
-            if together:
-                return taken, True
-        return choose(others, load) if others else ([], False)
-
-    def _tries_model(self) -> bool:
-        """Whether a draft model is to be tried, by what the trials so far have shown."""
-        if self.model is None:
-            return False
-        for trial, right in self._trials.ended():
-            self.chances.learn(DRAFT_MODEL, trial.trust, right, len(trial.drafts))
-        return self._trials.has_time and not self.chances.is_proven(DRAFT_MODEL)
-
-    def _try_model(self, looked: Rows[Sequence], load: Load) -> None:
-        """Compare tokens of a draft model that is not proven with those that come.
-
-        It says one for few of the sequences that wait for nothing else, while there is time for
-        that, and only where its drafts would pay if they were as often right as is assumed.
-        """
-        offers = [
-            self._of_model(sequence, drafter, drafter.look((), 0), load.rows)
-            for sequence in looked
-            for drafter in sequence.drafters
-            if drafter.name == DRAFT_MODEL and drafter.name not in self._off
-            if not sequence.waits and not sequence.drafted and not self._trials.has(sequence)
-        ]
-        hoped = [replace(it, pending=True, chance=self.chances.assumed(it.trust)) for it in offers]
-        if not hoped or not choose(hoped, replace(load, least=GAIN_TO_TRY))[1]:
-            self._trials.awaited = False
-            return
-        known = [it for it in offers if not it.pending][:SEQUENCES]
-        if known:
-            self._trials.awaited = False
-            self._begin_trials(known, load)
-        if self._trials.has_time:
-            self._trials.awaited = True
-            step, awaited = (self.pace.time(load.rows, awaits) for awaits in (load.awaits, True))
-            self._trials.spend((awaited - step) / step)
-            for it in offers[:SEQUENCES]:
-                self._wait(it.sequence, True)
-
-    def _begin_trials(self, offers: Rows[Found], load: Load) -> None:
-        """Ask the draft model for a token of each sequence."""
-        before = self._model_seconds
-        drafts = self._ask_model([(it, 1) for it in offers])
-        self._trials.spend((self._model_seconds - before) / self.pace.time(load.rows, load.awaits))
-        for it in offers:
-            self._trials.begin(it.sequence, it.trust, drafts.get(it.sequence.key, ()))
-
-    def _ask_model(self, taken: Rows[tuple[Found, int]]) -> dict[RowKey, Rows[int]]:
-        """The drafts of the draft model, for all its sequences together."""
-        asked = [
-            (it, min(count, SHORT_TOKENS - 1))
-            for it, count in taken
-            if it.drafter.name == DRAFT_MODEL and not it.pending and count
-        ]
-        if not asked or self.model is None:
-            return {}
-        began = self.clock()
-        try:
-            found = self.model.draft([(it.sequence, count) for it, count in asked])
-        except Exception as error:
-            self._switch_off(asked[0][0].drafter, f"raised {type(error).__name__}: {error}")
-            found = [()] * len(asked)
-        self._model_seconds += self.clock() - began
-        return {it.sequence.key: ids for (it, _), ids in zip(asked, found, strict=True)}
-
     def _ask(self, drafter: Drafter, count: int, most: int) -> Rows[int]:
         """The next drafts for the sequence that a drafter saw last: at most either number."""
         most = min(count, most)
         try:
             return drafter.next(most)[:most] if most > 0 else ()
         except Exception as error:
-            self._switch_off(drafter, f"raised {type(error).__name__}: {error}")
+            self._switch_off(drafter.name, f"raised {type(error).__name__}: {error}")
             return ()
 
-    def _instead(self, sequence: Sequence) -> Callable[[int], Rows[int]]:
+    def _other_drafts(self, sequence: Sequence) -> Callable[[int], Rows[int]]:
         """What `instead` proposes for a sequence, at most so many."""
-        assert self.instead is not None
+        assert self._instead is not None
         sequence.drafter = None
-        return partial(self.instead, sequence)
+        return partial(self._instead, sequence)
 
     def _wait(self, sequence: Sequence, waits: bool) -> None:
         """Let a sequence await results, to carry drafts, or run ahead again."""
@@ -466,8 +351,7 @@ class Drafting:
         else:
             self._active.pop(sequence.key, None)
 
-    def _switch_off(self, drafter: Drafter, why: str) -> None:
-        name = drafter.name
+    def _switch_off(self, name: str, why: str) -> None:
         self._off.add(name)
         self.counts.setdefault(name, DraftCounts()).switched_off = 1
         kept = "; its weights and KV pages stay until the end" if name == DRAFT_MODEL else ""

@@ -18,9 +18,6 @@ _LENGTHS = np.array([*range(1, SHORT_TOKENS), LONG_ROW - 1, 2 * LONG_ROW - 1, 4 
 _GAIN, _GAIN_TO_BEGIN, _GAIN_UNMEASURED = 1.02, 1.08, 1.2
 """That drafts must give if all rows wait for them: to go on, to begin, and where it is not measured
 what a step takes without."""
-GAIN_OF_MODEL, GAIN_TO_BEGIN_OF_MODEL, GAIN_TO_TRY = 1.15, 1.2, 1.25
-"""That drafts of a draft model must give to go on, to begin and to be tried: the first steps of
-each kind capture graphs, in both models, for 30 to 45 ms each."""
 _STAYS = 8  # steps with drafts that may follow one that is awaited for them, at most
 _SIT_OUT = 1.1  # tokens that a row must gain if its sequence sits out the next step for it
 

@@ -42,6 +42,7 @@ from tpdet.request import Request, SamplingParams
 from tpdet.runner import Runner
 from tpdet.runner.graphs.engine_graphs import Graphs
 from tpdet.sampling.sampler import sample_likeliest
+from tpdet.scheduler.drafting import Drafting
 from tpdet.synthetic.model_shapes import write_shape
 
 POSITIONS, BATCHES, CONTEXTS = (1, 2, 4, 8, 16), (1, 16, 64), (512, 4096)
@@ -338,8 +339,8 @@ def accept():
                 known[batch], ends = decode(engine, name, batch, 512)
                 rates[batch] = rate(ends)
                 continue
-            drafting = engine.scheduler.policy.drafting
-            drafting.instead = guess(known[batch], random.Random(1), DRAFTS[batch])
+            instead = guess(known[batch], random.Random(1), DRAFTS[batch])
+            engine.scheduler.policy.drafting = Drafting(instead=instead)
             decode(engine, f"{name}-warm", batch, 512, drafted=True)
             answers, ends = decode(engine, name, batch, 512, drafted=True)
             each = statistics.mean(count for _, count in ends[3:-2]) / batch
