@@ -22,18 +22,20 @@ HERE = Path(__file__).parent
 signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until all tests are imported: what is imported stays
 LONGEST_FIRST = (
-    "server/test_end_to_end.py", "verify/test_verify.py", "engine/test_engine.py",
-    "engine/test_prefix_engine.py", "server/test_mpirun.py", "server/test_slurm.py",
-    "llm/test_async_llm.py", "llm/test_llm.py", "server/test_life_cycle.py",
-    "attack/test_listeners.py", "runner/test_reload.py", "server/test_reload_end_to_end.py",
-    "server/test_real_starts.py", "score/test_score.py", "client/test_cli.py",
-    "comm/test_nodes.py", "synthetic/test_make_model.py", "accuracy/test_accuracy_model.py",
+    "server/end_to_end/test_end_to_end.py", "verify/test_verify.py", "engine/test_engine.py",
+    "engine/test_prefix_engine.py", "server/end_to_end/test_mpirun.py",
+    "server/end_to_end/test_slurm.py", "llm/test_async_llm.py", "llm/test_llm.py",
+    "server/end_to_end/test_life_cycle.py", "attack/test_listeners.py", "runner/test_reload.py",
+    "server/end_to_end/test_reload_end_to_end.py", "server/commands/test_real_starts.py",
+    "score/test_score.py", "client/test_cli.py", "comm/test_nodes.py",
+    "synthetic/test_make_model.py", "accuracy/test_accuracy_model.py",
     "layers/test_unequal_leaves.py", "precompile/test_compile.py",
-    "kernels/compiled/test_leaves.py", "engine/test_slowdown.py", "server/test_large_bodies.py",
-    "kernels/compiled/test_shared_rows.py", "server/test_log.py", "runner/test_warm_up.py",
-    "scheduler/test_scheduler_machine.py", "server/test_lost_processes.py",
-    "server/test_http_processes.py", "weights/test_damaged_models.py",
-    "server/test_start_refusals.py", "verify/test_verify_bare.py", "launch/test_supervise.py",
+    "kernels/compiled/test_leaves.py", "engine/test_slowdown.py",
+    "server/body/test_large_bodies.py", "kernels/compiled/test_shared_rows.py",
+    "server/front/test_log.py", "runner/test_warm_up.py", "scheduler/test_scheduler_machine.py",
+    "server/end_to_end/test_lost_processes.py", "server/front/test_http_processes.py",
+    "weights/test_damaged_models.py", "server/commands/test_start_refusals.py",
+    "verify/test_verify_bare.py", "launch/test_supervise.py",
 )  # fmt: skip
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 
+from tests.lib.models.transformers_smollm2 import transformers_smollm2, write_tokenizer
 from tests.lib.public_files import smollm2
-from tests.lib.transformers_smollm2 import transformers_smollm2, write_tokenizer
+from tests.lib.server.served import Served
 from tests.lib.tree import ROOT
-from tests.server.served import Served
 from tpdet.verify.report import append_record, run_record
 from tpdet.verify.spec import Machine
 

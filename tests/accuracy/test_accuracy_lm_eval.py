@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.server.served import Served
+from tests.lib.server.served import Served
 
 completions = pytest.importorskip("lm_eval.models.openai_completions")
 instances = pytest.importorskip("lm_eval.api.instance")

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.server.harness import Server
+from tests.lib.server.harness import Server
 
 KEYS = ("sk-alpha-Q7x", "sk-beta-Z9w")
 

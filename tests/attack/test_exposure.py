@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from tests.attack.conftest import KEYS
-from tests.server.harness import MODEL
+from tests.lib.server.harness import MODEL
 
 PUBLIC = ("/health", "/ready", "/metrics", "/version")
 SECRET = "xyzzy-plugh"

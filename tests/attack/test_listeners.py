@@ -11,8 +11,8 @@ import pytest
 
 from tests.lib.loopback import is_loopback
 from tests.lib.ports import free_port
-from tests.server.harness import eventually
-from tests.server.served import Served
+from tests.lib.server.harness import eventually
+from tests.lib.server.served import Served
 from tpdet.launch.host.listeners import Listener, listeners
 from tpdet.launch.life.stop import stop
 

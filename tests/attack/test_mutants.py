@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.server.harness import MODEL, Server, eventually
+from tests.lib.server.harness import MODEL, Server, eventually
 
 VALID = (
     ("/v1/completions", {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.attack.conftest import KEYS
-from tests.server.harness import Server
+from tests.lib.server.harness import Server
 
 PROGRAM = shutil.which("schemathesis", path=Path(sys.executable).parent) or shutil.which(
     "schemathesis"

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.server.harness import Server
+from tests.lib.server.harness import Server
 from tpdet.bench.client import Address, Answer, get_json, stream
 from tpdet.bench.http_load import metrics, percentile
 from tpdet.cli import main

@@ -2,7 +2,15 @@
 
 import pytest
 
-from tests.lib.prefix_requests import LONG, OTHER, ask, cached_tokens, hits, serve, simulation
+from tests.lib.scheduler.prefix_requests import (
+    LONG,
+    OTHER,
+    ask,
+    cached_tokens,
+    hits,
+    serve,
+    simulation,
+)
 from tpdet.control.plan import SHARE
 
 

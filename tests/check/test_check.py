@@ -6,7 +6,7 @@ import random
 import msgspec
 import pytest
 
-from tests.server.served import Served
+from tests.lib.server.served import Served
 from tpdet.check import server
 from tpdet.check.answers import read_lines, requests_of
 from tpdet.cli import main

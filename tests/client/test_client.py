@@ -15,8 +15,8 @@ import time
 
 import pytest
 
+from tests.lib.server.harness import TEMPLATE, Server
 from tests.lib.tree import ROOT
-from tests.server.harness import TEMPLATE, Server
 from tpdet.cli import main
 from tpdet.client import batch, terminal
 from tpdet.client.connection import BusyError, Connection, client_key

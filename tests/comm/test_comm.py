@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.lib.bits import assert_same_bits
-from tests.lib.comm_cases import CASES, special_values
+from tests.lib.comm.cases import CASES, special_values
 from tests.lib.ports import free_port
 from tests.lib.thread_world import run_threads
 from tpdet.comm.world.distributed import DistributedWorld, open_store, refuse_multicast
@@ -37,7 +37,7 @@ def gloo(tmp_path_factory) -> list[dict | None]:
     files = [folder / f"{rank}.json" for rank in range(RANKS)]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.lib.comm_rank", str(files[rank])],
+            [sys.executable, "-m", "tests.lib.comm.rank", str(files[rank])],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(RANKS)

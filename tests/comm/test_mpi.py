@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from tests.lib.comm_cases import CASES
-from tests.lib.mpich_place import make_mpich_place
-from tests.lib.openmpi_place import ENVIRONMENT, MPIRUN, needs_mpirun
+from tests.lib.comm.cases import CASES
+from tests.lib.launch.mpich_place import make_mpich_place
+from tests.lib.launch.openmpi_place import ENVIRONMENT, MPIRUN, needs_mpirun
 from tpdet.comm.world.mpi_carrier import open_mpi
 from tpdet.errors import UsageError
 
@@ -17,7 +17,7 @@ pytestmark = needs_mpirun
 
 
 def run(ranks, folder, *arguments) -> subprocess.CompletedProcess:
-    """tests.lib.mpi_rank by mpirun."""
+    """tests.lib.comm.mpi_rank by mpirun."""
     return subprocess.run(
         [
             MPIRUN,
@@ -29,7 +29,7 @@ def run(ranks, folder, *arguments) -> subprocess.CompletedProcess:
             "slot:OVERSUBSCRIBE",
             sys.executable,
             "-m",
-            "tests.lib.mpi_rank",
+            "tests.lib.comm.mpi_rank",
             str(folder),
             *arguments,
         ],
@@ -61,7 +61,7 @@ def test_mpich_carries_the_same_bits(tmp_path):
     """In an environment of its own, where mpi4py finds MPICH's library."""
     programs, output = make_mpich_place(tmp_path / "mpich"), tmp_path / "output"
     output.mkdir()
-    command = [programs / "mpirun", "-n", "4", programs / "python", "-m", "tests.lib.mpi_rank"]
+    command = [programs / "mpirun", "-n", "4", programs / "python", "-m", "tests.lib.comm.mpi_rank"]
     done = subprocess.run(
         [*command, output],
         env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from tests.lib.ports import free_port
-from tests.server.harness import eventually
+from tests.lib.server.harness import eventually
 from tpdet.comm.world.roll_call import ExitReason, RollCall, rank_list
 from tpdet.errors import IntegrityError, PeerLostError, UsageError
 from tpdet.launch.ranks.environment import RankEnvironment, read_environment
@@ -58,7 +58,12 @@ def reports(folder, model, ranks, cases, drop=()):
             node, local = divmod(rank, ranks)
             place = {"RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)}
             place |= {NODE_VARIABLE: NAMES[node]}
-            command = [sys.executable, "-m", "tests.lib.failing_node", str(folder / f"{rank}.json")]
+            command = [
+                sys.executable,
+                "-m",
+                "tests.lib.comm.failing_node",
+                str(folder / f"{rank}.json"),
+            ]
             started.append(
                 subprocess.Popen([*command, *cases], env={**os.environ, **shared, **place})
             )

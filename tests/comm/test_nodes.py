@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.lib.bits import assert_same_bits
-from tests.lib.node_cases import folds_as_one_level, leaves_of, mine
+from tests.lib.comm.node_cases import folds_as_one_level, leaves_of, mine
 from tests.lib.ports import free_port
 from tests.lib.thread_world import run_threads
 from tpdet.comm.exchange.fold import GatherExchange
@@ -286,7 +286,7 @@ def start_gloo(folder, nodes: int, ranks: int, leaves: int, places=None) -> list
             command = [
                 sys.executable,
                 "-m",
-                "tests.lib.node_rank",
+                "tests.lib.comm.node_rank",
                 str(file),
                 str(nodes),
                 str(leaves),

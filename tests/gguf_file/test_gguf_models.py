@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.lib.bits import assert_same_bits
-from tests.lib.gguf_models import q4_1, write_gguf
+from tests.lib.models.gguf_models import q4_1, write_gguf
 from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import CheckpointError
 from tpdet.gguf_file.header import read_header

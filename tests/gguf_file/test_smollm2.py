@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
+from tests.lib.models.transformers_smollm2 import transformers_smollm2
 from tests.lib.public_files import smollm2
-from tests.lib.transformers_smollm2 import transformers_smollm2
 from tpdet import LLM, SamplingParams
 
 QUESTIONS = ("What is the capital of France?", "Name three colours.")

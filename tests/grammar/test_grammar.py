@@ -10,7 +10,7 @@ import torch
 from tests.engine.test_drafts import assert_same, with_drafts
 from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, leave_out_freely, run
-from tests.server.harness import write_tokenizer
+from tests.lib.server.harness import write_tokenizer
 from tpdet.arguments.field_ranges import MAX_SCHEMA_BYTES
 from tpdet.errors import RequestError
 from tpdet.grammar import trial

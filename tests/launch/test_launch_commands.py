@@ -12,8 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from tests.lib.ports import free_port
+from tests.lib.server.harness import eventually
 from tests.lib.tree import ROOT
-from tests.server.harness import eventually
 from tpdet.cli import main
 from tpdet.errors import NotFoundError, NotPermittedError, ResourceError, UsageError
 from tpdet.launch.host.listeners import listeners

@@ -6,7 +6,7 @@ import re
 import pytest
 
 import tpdet.launch
-from tests.server.cluster import FLAGS, all_gone, ask, family, wait_ready
+from tests.lib.server.cluster import FLAGS, all_gone, ask, family, wait_ready
 from tpdet.errors import NotFoundError
 from tpdet.launch.life.stop import stop
 from tpdet.launch.start import submission

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from tests.lib.sleeping_rank import record_as, sleeping, wait_for
+from tests.lib.launch.sleeping_rank import record_as, sleeping, wait_for
 from tests.lib.tree import ROOT
 from tpdet.errors import (
     NotFoundError,
@@ -24,7 +24,7 @@ from tpdet.launch.ranks.environment import TORCHRUN_ADDRESS_NAMES, TORCHRUN_NAME
 from tpdet.launch.start.torchrun import torchrun_command
 
 TOLD = (*TORCHRUN_NAMES, *TORCHRUN_ADDRESS_NAMES)
-DUMMY = str(ROOT / "tests" / "lib" / "dummy_rank.py")
+DUMMY = str(ROOT / "tests" / "lib" / "launch" / "dummy_rank.py")
 SERVE = (
     "import sys; from pathlib import Path; from tpdet.launch.start.supervise import serve; "
     "sys.exit(serve(int(sys.argv[2]), ['--case', sys.argv[3]], Path(sys.argv[1]), "

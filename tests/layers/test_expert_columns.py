@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.kernels.interpreted.peer_host import FakeMemory
 from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, run
+from tests.lib.kernels.peer_host import FakeMemory
 from tests.lib.thread_world import run_threads
 from tpdet.bench.report.shapes import named_config
 from tpdet.comm.exchange.expert_columns import PeerExperts

@@ -159,8 +159,7 @@ def test_every_room_is_there_and_none_is_crowded():
     found = {room(path) for path in sources() if path.stem != "__init__"}
     assert set(FLOOR) == found - {"__main__"}
     crowded = {}
-    gpu_programs = (ROOT / "tests" / "gpu").rglob("*.py")
-    for folder in {path.parent for path in [*sources(), *gpu_programs]}:
+    for folder in {path.parent for path in [*sources(), *(ROOT / "tests").rglob("*.py")]}:
         inside = [p for p in folder.iterdir() if p.is_file() and p.suffix != ".pyc"]
         if len(inside) > MOST_FILES:
             crowded[str(folder.relative_to(ROOT))] = len(inside)

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from triton import knobs
 
 from tests.kernels.compiled.test_recording import add_number
-from tests.lib.driverless import compile_for_hopper, take_gpu_kernels
+from tests.lib.kernels.driverless import compile_for_hopper, take_gpu_kernels
 from tpdet.cli import main
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig

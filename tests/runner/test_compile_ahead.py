@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.compiled.test_recording import add_number
-from tests.lib.driverless import compile_for_hopper, take_gpu_kernels
+from tests.lib.kernels.driverless import compile_for_hopper, take_gpu_kernels
 from tests.lib.thread_world import run_threads
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_memory import PeerTensor

@@ -7,7 +7,7 @@ import torch
 from tests.engine.test_draft_model import drafting
 from tests.engine.test_drafts import SAMPLED
 from tests.lib.engine_harness import ask, run
-from tests.lib.recorded_graphs import recorded_graphs
+from tests.lib.kernels.recorded_graphs import recorded_graphs
 from tpdet.cache.versions import VersionTable
 from tpdet.engine.draft_model import DraftModel
 from tpdet.errors import IntegrityError

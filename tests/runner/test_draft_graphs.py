@@ -7,7 +7,7 @@ import torch
 
 from tests.engine.test_drafts import REQUESTS, assert_same, with_drafts
 from tests.lib.engine_harness import ask, run
-from tests.lib.recorded_graphs import recorded_graphs
+from tests.lib.kernels.recorded_graphs import recorded_graphs
 from tpdet.control.plan import ByColumns, ByShares, LikeliestByColumns, PlanRows, Row
 from tpdet.kernels.cuda.attention.decode_launch import merge_chunk
 from tpdet.kernels.cuda.attention.variants import decode_variant

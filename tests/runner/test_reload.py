@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.lib.bits import assert_same_bits
 from tests.lib.engine_harness import ask, run
-from tests.lib.model_weights import weights_of
+from tests.lib.models.model_weights import weights_of
 from tests.lib.thread_world import run_threads
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.lib.engine_harness import ask, run
-from tests.lib.recorded_graphs import recorded_graphs
+from tests.lib.kernels.recorded_graphs import recorded_graphs
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
 from tpdet.errors import ResourceError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lib.drafting_simulation import AWAITED, PLAIN, Server
+from tests.lib.scheduler.drafting_simulation import AWAITED, PLAIN, Server
 from tpdet.drafters.chances import PROOF
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lib.scheduler_answers import make_prompt
-from tests.lib.scheduler_rank import NAN
-from tests.lib.scheduler_simulation import Simulation, make_scheduler
+from tests.lib.scheduler.answers import make_prompt
+from tests.lib.scheduler.rank import NAN
+from tests.lib.scheduler.simulation import Simulation, make_scheduler
 from tests.lib.some_slow import some_slow
 from tests.scheduler.test_scheduler_simulation import run_load
 from tpdet.cache import prefix

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.lib.scheduler_answers import EOS, make_request
-from tests.lib.simulated_requests import keys, simulation
+from tests.lib.scheduler.answers import EOS, make_request
+from tests.lib.scheduler.simulated_requests import keys, simulation
 from tpdet.control.plan import EVICT, NAN
 from tpdet.control.row_messages import SampledToken
 from tpdet.request import TokenOutput

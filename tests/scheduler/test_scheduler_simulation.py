@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lib.scheduler_answers import answer_alone, make_request
-from tests.lib.scheduler_rank import FakeRank
-from tests.lib.scheduler_simulation import Simulation, make_scheduler
+from tests.lib.scheduler.answers import answer_alone, make_request
+from tests.lib.scheduler.rank import FakeRank
+from tests.lib.scheduler.simulation import Simulation, make_scheduler
 from tests.lib.some_slow import some_slow
 from tpdet.cache.versions import SHARED
 from tpdet.control.plan import EVICT, StepPlan

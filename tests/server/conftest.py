@@ -5,8 +5,8 @@ import sys
 import psutil
 import pytest
 
-from tests.server.cluster import FLAGS, LONG, ask, wait_ready
-from tests.server.harness import Server, eventually
+from tests.lib.server.cluster import FLAGS, LONG, ask, wait_ready
+from tests.lib.server.harness import Server, eventually
 from tpdet.launch.life.stop import stop
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.server.harness import MODEL, Server
+from tests.lib.server.harness import MODEL, Server
 from tpdet import errors
 from tpdet.control.row_messages import SampledToken
 from tpdet.drafters.counts import DraftCounts

@@ -9,10 +9,10 @@ import threading
 import psutil
 import pytest
 
-from tests.server.field_limits import FIELD_LIMITS, post, values
-from tests.server.harness import Server, eventually
-from tests.server.limit_attempt import Attempt
-from tests.server.wire_limits import WIRE_LIMITS
+from tests.lib.server.field_limits import FIELD_LIMITS, post, values
+from tests.lib.server.harness import Server, eventually
+from tests.lib.server.limit_attempt import Attempt
+from tests.lib.server.wire_limits import WIRE_LIMITS
 from tpdet.grammar import trial
 from tpdet.server.front.schema_trials import SchemaTrials
 from tpdet.server.wire.limits import all_limits
@@ -23,13 +23,13 @@ ATTEMPTS = FIELD_LIMITS | WIRE_LIMITS
 ELSEWHERE = {
     "schema_cpu_seconds": "tests/grammar/test_grammar.py",
     "schemas_waiting": "test_more_schemas_than_may_wait_are_refused_at_once",
-    "chat_template_cpu_seconds": "tests/server/test_template_bounds.py",
-    "held_request_bytes": "tests/server/test_held_bytes.py",
-    "large_body_bytes": "tests/server/test_large_bodies.py",
-    "large_bodies_waiting": "tests/server/test_body_worker.py",
-    "large_body_cpu_seconds": "tests/server/test_large_bodies.py",
-    "large_body_memory_bytes": "tests/server/test_body_worker.py",
-    "slow_reader_timeout_seconds": "tests/server/test_life_cycle.py",
+    "chat_template_cpu_seconds": "tests/server/body/test_template_bounds.py",
+    "held_request_bytes": "tests/server/http1/test_held_bytes.py",
+    "large_body_bytes": "tests/server/body/test_large_bodies.py",
+    "large_bodies_waiting": "tests/server/body/test_body_worker.py",
+    "large_body_cpu_seconds": "tests/server/body/test_large_bodies.py",
+    "large_body_memory_bytes": "tests/server/body/test_body_worker.py",
+    "slow_reader_timeout_seconds": "tests/server/end_to_end/test_life_cycle.py",
     "retry_after_seconds": "test_more_schemas_than_may_wait_are_refused_at_once",
 }
 SHORT = {"HEADER_TIMEOUT": 0.6, "BODY_TIMEOUT": 0.6, "KEEP_ALIVE_TIMEOUT": 2.0}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers.utils import chat_template_utils
 
-from tests.lib.made_tokenizers import CONTROL, QWEN3_LIKE, TOOL_TEMPLATES
+from tests.lib.text.made_tokenizers import CONTROL, QWEN3_LIKE, TOOL_TEMPLATES
 from tpdet.errors import CheckpointError, NotFoundError, RequestError, UsageError
 from tpdet.text.chat_template import ChatTemplate
 from tpdet.text.tokenizer import Tokenizer

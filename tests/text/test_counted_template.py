@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.lib.made_tokenizers import CONTROL, QWEN3_LIKE, TOOL_TEMPLATES
+from tests.lib.text.made_tokenizers import CONTROL, QWEN3_LIKE, TOOL_TEMPLATES
 from tpdet.errors import CheckpointError, RequestError
 from tpdet.text.chat_template import ChatTemplate
 from tpdet.text.template_meter import BeyondCount

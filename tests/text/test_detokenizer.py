@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from tests.lib.made_tokenizers import sentencepiece_like
+from tests.lib.text.made_tokenizers import sentencepiece_like
 from tpdet.errors import CheckpointError
 from tpdet.text.detokenizer import IncrementalDetokenizer
 from tpdet.text.token_bytes import DecoderRules

@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from tests.lib.made_conversations import CHATML, SPECIAL, TEMPLATES, conversation
 from tests.lib.public_files import smollm2
+from tests.lib.text.made_conversations import CHATML, SPECIAL, TEMPLATES, conversation
 from tpdet.errors import RequestError
 from tpdet.gguf_file.tokenizer import read_gguf_tokenizer
 from tpdet.text.chat_template import ChatTemplate

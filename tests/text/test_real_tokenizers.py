@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from tests.lib.real_tokenizers import MAKERS
+from tests.lib.text.real_tokenizers import MAKERS
 from tests.lib.tree import ROOT
 from tpdet.gguf_file.tokenizer import read_gguf_tokenizer
 from tpdet.text.detokenizer import IncrementalDetokenizer

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.server.harness import write_tokenizer
+from tests.lib.server.harness import write_tokenizer
 from tpdet.errors import CheckpointError, UsageError
 from tpdet.grammar.schema_start import SchemaStart
 from tpdet.request import SamplingParams, TokenOutput

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
-from tests.lib.made_tokenizers import sentencepiece_like
+from tests.lib.text.made_tokenizers import sentencepiece_like
 from tpdet.errors import RequestError
 from tpdet.text.token_bound import NFC_SHRINKS, bytes_per_token
 from tpdet.text.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ import json
 import pytest
 import tokenizers
 
-from tests.lib.made_tokenizers import CONTROL, TEXTS, sentencepiece_like
+from tests.lib.text.made_tokenizers import CONTROL, TEXTS, sentencepiece_like
 from tpdet.errors import CheckpointError, NotFoundError, RequestError
 from tpdet.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.lib.driverless import compile_for_hopper, take_gpu_kernels
+from tests.lib.kernels.driverless import compile_for_hopper, take_gpu_kernels
 from tpdet.cli import main
 from tpdet.comm.world.world import SoloWorld
 from tpdet.errors import NotFoundError, UsageError

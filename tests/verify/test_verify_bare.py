@@ -59,7 +59,7 @@ def test_progress_says_the_plan_and_then_what_is_left():
     "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGHUP]
 )
 def test_a_stopped_verification_leaves_no_folder(tmp_path, number):
-    """`server/test_real_starts.py` ends those of a named matrix."""
+    """`server/commands/test_real_starts.py` ends those of a named matrix."""
     process = subprocess.Popen(COMMAND, env=os.environ | {"TMPDIR": str(tmp_path)})
     deadline = time.monotonic() + 60
     while not any(tmp_path.glob("tpdet-verify-*")):  # a world runs, or is about to

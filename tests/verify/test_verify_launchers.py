@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.server.harness import eventually
+from tests.lib.server.harness import eventually
 from tpdet.cli import main
 from tpdet.errors import NotFoundError, TpdetError
 from tpdet.launch.start.srun import cluster_nodes

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from tests.lib.damaged_models import SECONDS
+from tests.lib.models.damaged_models import SECONDS
 from tpdet.errors import CheckpointError, NotFoundError, UsageError
 from tpdet.launch.host.private_file import read_private_file
 from tpdet.launch.host.regular_file import NotRegularError, open_regular
@@ -20,7 +20,14 @@ from tpdet.weights.resolve import resolve_tokenizer
 
 def outcomes(model, scratch, every):
     found = subprocess.run(
-        [sys.executable, "-m", "tests.lib.damaged_models", str(model), str(scratch), str(every)],
+        [
+            sys.executable,
+            "-m",
+            "tests.lib.models.damaged_models",
+            str(model),
+            str(scratch),
+            str(every),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -12,7 +12,7 @@ import torch
 from tests.gpu.lib.checks import attempt, draw, failures, same
 from tests.gpu.lib.graph_times import interleaved_medians
 from tests.gpu.lib.suite import Check
-from tests.kernels.interpreted.decode_reference import attend_reference
+from tests.lib.kernels.decode_reference import attend_reference
 from tpdet.kernels.cuda.attention import attention
 from tpdet.kernels.cuda.attention.decode_launch import arrival_counters
 from tpdet.kernels.cuda.attention.variants import Variant, decode_variant

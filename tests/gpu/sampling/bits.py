@@ -9,8 +9,8 @@ import triton.language as tl
 
 from tests.gpu.lib.checks import same
 from tests.gpu.lib.suite import Check
-from tests.kernels.interpreted.masses import masses_are_rounded_conversions
-from tests.kernels.interpreted.sampling_oracle import (
+from tests.lib.kernels.masses import masses_are_rounded_conversions
+from tests.lib.kernels.sampling_oracle import (
     answers,
     over_shards,
     prepare,

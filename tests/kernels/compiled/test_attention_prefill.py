@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 import torch
 
 from tests.kernels.compiled.test_attention import NAMES, check
-from tests.lib.hopper_kernels import compiled
+from tests.lib.kernels.hopper_kernels import compiled
 from tpdet.kernels.cuda.attention.attention import attend
 from tpdet.kernels.cuda.attention.prefill_warp_specialised import attend_warp_specialised
 from tpdet.kernels.cuda.attention.variants import Variant, prefill_variant

@@ -10,7 +10,7 @@ import torch
 import triton
 
 from tests.kernels.compiled.test_attention import fuses_exponents_alone
-from tests.lib.hopper_kernels import hopper_kernel
+from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.attention.decode import attend_splits
 from tpdet.kernels.cuda.attention.decode_launch import decode_constants, merge_chunk
 from tpdet.kernels.cuda.attention.merge_splits import merge_splits

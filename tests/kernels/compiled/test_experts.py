@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from tests.kernels.compiled.test_columns import check_gates
 from tests.kernels.compiled.test_gemm import check, compile_for_hopper
-from tests.lib.hopper_kernels import hopper_kernel
+from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.experts import choice, gather, lanes, places
 from tpdet.kernels.cuda.experts.candidates import CANDIDATES
 from tpdet.kernels.cuda.experts.pointer import pointer_groups

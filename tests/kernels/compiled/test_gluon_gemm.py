@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from tests.kernels.compiled.test_columns import check_gates
 from tests.kernels.compiled.test_gemm import check
-from tests.lib.hopper_kernels import hopper_kernel
+from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tpdet.kernels.cuda.gemm.variants.root_form import (
     RootForm,
 )

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from tests.kernels.compiled.test_gemm import compile_for_hopper
-from tests.lib.hopper_kernels import hopper_kernel
+from tests.lib.kernels.hopper_kernels import hopper_kernel
 from tpdet.kernels import order
 from tpdet.kernels.cuda.exchange import direct as peer_direct
 from tpdet.kernels.cuda.exchange import gather as peer_gather

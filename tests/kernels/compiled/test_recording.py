@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime import cache as triton_cache
 from triton.runtime.jit import JITFunction
 
-from tests.lib.driverless import Driver, compile_for_hopper
+from tests.lib.kernels.driverless import Driver, compile_for_hopper
 from tpdet.kernels.cuda.gemm.variants.root_form import RootForm
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 from tpdet.kernels.cuda.gemm.variants.warp_specialised_launch import run_gluon_fold

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.lib.bits import assert_same_bits, same_bits
-from tests.lib.driverless import compile_for_hopper, take_gpu_kernels
+from tests.lib.kernels.driverless import compile_for_hopper, take_gpu_kernels
 from tpdet.kernels.cpu.pointwise.activation import activate_and_multiply
 from tpdet.kernels.cuda.gemm import admission, trial_data
 from tpdet.kernels.cuda.gemm import column as gemm

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.lib.bits import assert_same_bits
-from tests.lib.sample_logits import (
+from tests.lib.kernels.sample_logits import (
     VOCABULARIES,
     logits_smooth,
 )

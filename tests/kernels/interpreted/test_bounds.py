@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.kernels.interpreted.rows import KINDS, QUICK, V, rows, slow
-from tests.kernels.interpreted.sampling_oracle import last_kept
+from tests.lib.kernels.sampling_oracle import last_kept
+from tests.lib.kernels.sampling_rows import KINDS, QUICK, V, rows, slow
 from tpdet.kernels.cpu.sampling.log_softmax import fixed_point_mass
 from tpdet.kernels.cuda.sampling import filter_bounds, sample_rows
 from tpdet.kernels.cuda.sampling.row_table import row_table

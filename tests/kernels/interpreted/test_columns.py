@@ -2,8 +2,8 @@
 
 import torch
 
-from tests.kernels.interpreted.product_inputs import chain, draw
 from tests.lib.bits import assert_same_bits, same_bits
+from tests.lib.kernels.product_inputs import chain, draw
 from tpdet.kernels.cuda.gemm.variants import swapped as gemm_swapped
 from tpdet.kernels.cuda.gemm.variants.tile import Tile
 

@@ -2,11 +2,11 @@
 
 import torch
 
-from tests.kernels.interpreted import decode_reference
-from tests.kernels.interpreted.decode_reference import attend_reference
-from tests.kernels.interpreted.paged_inputs import PAGES, pages_of, sequence_of
-from tests.kernels.interpreted.product_inputs import draw
 from tests.lib.bits import assert_same_bits, same_bits
+from tests.lib.kernels import decode_reference
+from tests.lib.kernels.decode_reference import attend_reference
+from tests.lib.kernels.paged_inputs import PAGES, pages_of, sequence_of
+from tests.lib.kernels.product_inputs import draw
 from tests.lib.pairwise import pairwise
 from tpdet.control.plan import PlanRows, Row
 from tpdet.kernels.cpu.pointwise import rotate_and_store as cpu_rotation

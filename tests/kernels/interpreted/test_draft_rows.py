@@ -7,9 +7,9 @@ were wrong lie there, and where the right ones are stored over them afterwards.
 import pytest
 import torch
 
-from tests.kernels.interpreted.paged_inputs import PAGES, sequence_of
 from tests.kernels.interpreted.test_decode import VARIANTS, decode
 from tests.lib.bits import assert_same_bits, same_bits
+from tests.lib.kernels.paged_inputs import PAGES, sequence_of
 from tpdet.control.plan import PlanRows, Row
 from tpdet.kernels.inputs.paged_batch import PagedSequence, make_batch
 from tpdet.runner.graphs.packed_step import (

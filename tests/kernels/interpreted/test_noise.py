@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.random import philox_impl
 
-from tests.kernels.interpreted.masses import masses_are_rounded_conversions
+from tests.lib.kernels.masses import masses_are_rounded_conversions
 from tpdet.kernels.cuda.sampling import gumbel_scores
 from tpdet.kernels.exact.philox import philox_words
 

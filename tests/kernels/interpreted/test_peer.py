@@ -11,7 +11,8 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.kernels.interpreted.peer_host import (
+from tests.lib.bits import assert_same_bits, same_bits
+from tests.lib.kernels.peer_host import (
     EPS,
     FakeMemory,
     Host,
@@ -19,7 +20,6 @@ from tests.kernels.interpreted.peer_host import (
     draw,
     inputs,
 )
-from tests.lib.bits import assert_same_bits, same_bits
 from tpdet.comm.exchange import peer_carrier
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_carrier import PeerCarrier

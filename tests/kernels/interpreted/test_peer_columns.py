@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kernels.interpreted.peer_host import EPS, FakeMemory, draw
 from tests.lib.bits import assert_same_bits, same_bits
+from tests.lib.kernels.peer_host import EPS, FakeMemory, draw
 from tpdet.comm.exchange.peer_columns import PeerColumns
 from tpdet.kernels.cuda.exchange import columns as peer_columns
 from tpdet.kernels.cuda.exchange.arguments import Buffers

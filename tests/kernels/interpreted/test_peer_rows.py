@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kernels.interpreted.peer_host import FakeMemory, draw
 from tests.lib.bits import assert_same_bits
+from tests.lib.kernels.peer_host import FakeMemory, draw
 from tpdet.comm.exchange.peer_carrier import PeerCarrier
 from tpdet.comm.exchange.rows import first_rows, open_row_exchange, share_of
 from tpdet.kernels.cuda.exchange import rows as peer_rows

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.interpreted.rows import WAYS, V, of_each_kind, params, rows, slow
-from tests.kernels.interpreted.sampling_oracle import (
+from tests.lib.kernels.sampling_oracle import (
     answers,
     over_shards,
     prepare,
@@ -13,6 +12,7 @@ from tests.kernels.interpreted.sampling_oracle import (
     same_answers,
     tops,
 )
+from tests.lib.kernels.sampling_rows import WAYS, V, of_each_kind, params, rows, slow
 from tpdet.kernels.cpu.sampling import sampling as cpu_sampling
 from tpdet.kernels.cpu.sampling.gumbel import gumbel_noise as cpu_noise
 from tpdet.kernels.cuda.sampling import sample_rows, written_rows
