@@ -22,8 +22,8 @@ from tpdet.runner.start.compile_ahead import CompilingAhead
 class NothingToCompile(CompilingAhead):
     """As on a GPU, whose kernels are all there."""
 
-    def __init__(self, world, times, patience, enabled):
-        super().__init__(world, times, patience, enabled)
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         self.enabled = True
 
     def compile(self, work, phase):

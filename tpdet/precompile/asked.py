@@ -22,6 +22,7 @@ from tpdet.config import EngineConfig
 from tpdet.kernels.cuda.gemm import admission
 from tpdet.kernels.cuda.hardware import MEMORY, Gpu, gpu_of, pretending
 from tpdet.kernels.cuda.launch.recording import recording
+from tpdet.kernels.cuda.launch.target_driver import TargetDriver
 from tpdet.kernels.inputs.product import HEAD_ROWS
 from tpdet.layers.arithmetic import make_arithmetic
 from tpdet.layers.experts import open_columns_of_experts
@@ -48,30 +49,11 @@ if TYPE_CHECKING:
 _CPU = torch.device("cpu")
 
 
-class _Driver:
-    """As much of Triton's driver as compiling takes."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        major, minor = gpu.capability
-        self._target = GPUTarget("cuda", 10 * major + minor, 32)
-
-    def get_current_target(self) -> GPUTarget:
-        """What is compiled for."""
-        return self._target
-
-    def get_current_device(self) -> int:
-        """The only one."""
-        return 0
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        """Nothing is launched on it."""
-        return 0
-
-
 @contextmanager
 def on_gpu(gpu: Gpu) -> Iterator[None]:
     """Kernels are chosen and compiled for this GPU, and none can be launched."""
-    there: Any = _Driver(gpu)
+    major, minor = gpu.capability
+    there: Any = TargetDriver(GPUTarget("cuda", 10 * major + minor, 32))
     before = driver._active  # Triton's own way back makes a driver, for which there is no GPU
     driver.set_active(there)
     try:

@@ -10,7 +10,8 @@ would have computed is one that a torch operation may use. A kernel that is comp
 launched either: one that waits for its peers would wait for ever.
 
 Triton has no interface for this; `run` and `_do_compile` of its JITFunction (3.6 to 3.9) are
-replaced while a recording lasts, and `recording` refuses a Triton in which they look different.
+replaced while a recording lasts, and `recording` refuses a Triton in which they look different. So
+is, for good, what makes a kernel's key depend on which other kernels were asked for before it.
 """
 
 import hashlib
@@ -25,10 +26,11 @@ from typing import Any
 import torch
 import triton
 from torch.overrides import TorchFunctionMode
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import DependenciesFinder, JITFunction
 
 _RUN = ("self", "args", "grid", "warmup", "kwargs")
 _COMPILE = ("self", "key", "signature", "device", "constexprs", "options", "attrs", "warmup")
+_HASH = ("self", "func")
 _MAKERS = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 _turn = threading.Lock()
 
@@ -105,6 +107,7 @@ def recording() -> Iterator[Recorded]:
     owner = threading.get_ident()
     with _turn:  # what another thread's recording replaced is back
         check_triton()
+        hash_callees_first()
         run, compile_now = JITFunction.run, JITFunction._do_compile
         stand_ins: list[tuple[dict[str, Any], str, _Asked]] = []
 
@@ -139,10 +142,29 @@ def has_gpu() -> bool:
     return hasattr(triton.runtime.driver.active, "launcher_cls")
 
 
+def hash_callees_first() -> None:
+    """Give a function one key, whichever functions were given theirs before it.
+
+    Triton until 3.8 takes over the constants of a function that is called before it has looked for
+    them, unless something else had it look; its keys then differ from process to process.
+    """
+    original = DependenciesFinder._update_hash
+    if getattr(original, "callees_first", False):
+        return
+
+    def update_hash(self: Any, func: Any) -> None:
+        _ = func.cache_key
+        original(self, func)
+
+    update_hash.callees_first = True  # type: ignore[attr-defined]
+    DependenciesFinder._update_hash = update_hash
+
+
 def check_triton() -> None:
-    """Raise RuntimeError unless Triton's two methods take what is expected of them."""
-    for method, expected in (("run", _RUN), ("_do_compile", _COMPILE)):
-        found = getattr(JITFunction, method, None)
+    """Raise RuntimeError unless Triton's private methods take what is expected of them."""
+    wanted = (JITFunction, "run", _RUN), (JITFunction, "_do_compile", _COMPILE)
+    for owner, method, expected in (*wanted, (DependenciesFinder, "_update_hash", _HASH)):
+        found = getattr(owner, method, None)
         names = tuple(inspect.signature(found).parameters) if callable(found) else ()
         if names != expected:
-            raise RuntimeError(f"Triton's JITFunction.{method} takes {names}, not {expected}")
+            raise RuntimeError(f"Triton's {owner.__name__}.{method} takes {names}, not {expected}")

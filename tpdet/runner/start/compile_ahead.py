@@ -6,6 +6,9 @@
 The work runs once without launching a kernel or meeting a peer (`recording`, `without_peers`). The
 kernels that it asks for are compiled; no list of them is kept. A rank whose work cannot be recorded
 says so in its log and compiles each kernel at its first launch; no other rank waits for it.
+
+Where many kernels are missing, a few ranks have processes that help them (`kernels/cuda/launch/
+helpers.py`): a compilation holds a lock of its process.
 """
 
 import hashlib
@@ -16,19 +19,25 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
 from tpdet.comm.world.world import World
+from tpdet.launch.host.kernel_directory import own_cache
 from tpdet.runner.start.start_times import StartTimes
 from tpdet.weights.load_progress import LoadProgress
 
 if TYPE_CHECKING:
+    from tpdet.kernels.cuda.launch.helpers import Helpers
     from tpdet.kernels.cuda.launch.recording import Recorded
 
 _log = logging.getLogger("tpdet.engine")
 _SIZE = 32  # bytes of a digest
+
+PROCESSES, LEAST_THREADS = 4, 2
+"""That compile at once on a host, ranks included, at most; and the cores that each takes."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +63,28 @@ class Asked:
 class CompilingAhead:
     """`compile_ahead` for one start: on GPUs alone, timed, and with patience for slow ranks."""
 
-    def __init__(self, world: World, times: StartTimes, patience: float, enabled: bool) -> None:
-        """patience: seconds that ranks may be apart. Where it is not enabled, nothing is done."""
+    def __init__(
+        self,
+        world: World,
+        times: StartTimes,
+        patience: float,
+        enabled: bool,
+        precompiled: bool = False,
+    ) -> None:
+        """patience: seconds that ranks may be apart. Where it is not enabled, nothing is done.
+
+        precompiled: kernels come from `tpdet compile`, so few are expected to be missing.
+        """
         self._world = world
         self.enabled = enabled
         """Whether `compile` does anything."""
         self._times, self._patience = times, patience
+        self._helpers: Helpers | None = None
         if enabled:
             from tpdet.kernels.cuda.launch.compile_pool import hash_triton
 
             Thread(target=hash_triton, name="hash of Triton", daemon=True).start()
+            self._helpers = open_helpers(world, precompiled)
         self._watching = ExitStack()
         self._late: list[str] = []
 
@@ -79,7 +100,7 @@ class CompilingAhead:
         _log.info("compiling kernels")
         before = self._world.timeout
         self._world.set_timeout(max(before, self._patience))
-        self._times.kernels += compile_ahead(work, self._world)
+        self._times.kernels += compile_ahead(work, self._world, self._helpers)
         self._world.set_timeout(before)
         self._times.mark("compiling ahead")
         self._watch(self._late.append)
@@ -89,7 +110,7 @@ class CompilingAhead:
 
         From now until `close` each rank warns of a kernel that is compiled while it serves.
         """
-        self._watching.close()
+        self.close()
         if self._late:
             _log.warning(
                 "%d kernels were not foreseen and compiled in turn: %s",
@@ -106,15 +127,36 @@ class CompilingAhead:
         self._watching.enter_context(watching_compilations(tell))
 
     def close(self) -> None:
-        """Watch no more."""
+        """Watch no more, and end the helpers."""
         self._watching.close()
+        if self._helpers is not None:
+            self._helpers.close()
 
 
 def _warn_of_a_late_one(kernel: str) -> None:
     _log.warning("%s was compiled while serving: a step waited for it, no bit changes", kernel)
 
 
-def compile_ahead(work: Callable[[], object], world: World) -> int:
+def open_helpers(world: World, precompiled: bool) -> "Helpers":
+    """What helps this rank to compile: its processes start now where the cache is empty."""
+    from tpdet.kernels.cuda.launch.compile_pool import FEW
+    from tpdet.kernels.cuda.launch.helpers import Helpers
+
+    helpers = Helpers(*helping(len(os.sched_getaffinity(0)), world.local_size))
+    if not precompiled and not any(islice(own_cache().glob("*/*.cubin"), FEW, None)):
+        helpers.start()
+    return helpers
+
+
+def helping(cores: int, ranks: int) -> tuple[int, int]:
+    """The processes that help each of a host's `ranks`, and the threads of each and of the rank."""
+    processes = min(PROCESSES, cores // LEAST_THREADS) // ranks
+    return max(0, processes - 1), max(1, cores // max(ranks, processes * ranks))
+
+
+def compile_ahead(
+    work: Callable[[], object], world: World, helpers: "Helpers | None" = None
+) -> int:
     """Compile what `work` would launch; how many kernels. Collective, on GPUs.
 
     Raises PeerLostError, and nothing else for whatever `work` or the compiler raise.
@@ -127,8 +169,11 @@ def compile_ahead(work: Callable[[], object], world: World) -> int:
     mine = share(everyone, world.rank)
     threads = max(1, len(os.sched_getaffinity(0)) // world.local_size)
     progress = LoadProgress(len(mine), world.rank == 0, doing="compiling", unit="kernel")
-    failed = compile_all([recorded[digest] for digest in mine], threads, progress.step)
+    failed = compile_all([recorded[digest] for digest in mine], threads, progress.step, helpers)
     progress.close()
+    if helpers is not None and helpers.problems:
+        _log.warning("this rank compiled for processes that failed: %s", helpers.problems[0])
+        helpers.problems.clear()
     world.barrier()
     # What other ranks compiled lies on disk now; what does not is compiled here after all.
     others = [each for digest, each in recorded.items() if digest not in mine]

@@ -55,7 +55,7 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> LoadedM
     kind = resolve_device(config.device)
     device = current_device(kind)
     on_gpu = kind == "cuda"
-    ahead = CompilingAhead(world, times, LOAD_TIMEOUT, config.compile_ahead and on_gpu)
+    ahead = _compiling_ahead(config, world, times, on_gpu)
     # 1. What is loaded, and how it is cut.
     directory, model, positions = read_model(config)
     _read_ahead(config, world, directory, on_gpu)
@@ -107,6 +107,13 @@ def load_model(config: EngineConfig, world: World, times: StartTimes) -> LoadedM
         pages = _warm_and_count_pages(loaded, loading)
     _wait_as_steps_do(loaded)
     return replace(loaded, digest=loading.digest, num_pages=pages)
+
+
+def _compiling_ahead(
+    config: EngineConfig, world: World, times: StartTimes, on_gpu: bool
+) -> CompilingAhead:
+    enabled, precompiled = config.compile_ahead and on_gpu, config.kernel_cache is not None
+    return CompilingAhead(world, times, LOAD_TIMEOUT, enabled, precompiled)
 
 
 def _read_ahead(config: EngineConfig, world: World, directory: Path, on_gpu: bool) -> None:

@@ -1,0 +1,210 @@
+"""Processes that compile kernels beside this one: the compiler holds a lock of its process.
+
+    helpers = Helpers(processes=3, threads=4)
+    helpers.start()                        # early: what they import takes them seconds
+    helpers.compile(missing, compile_here, each_done)
+    helpers.close()
+
+Each kernel goes to whoever is free, this process's threads included; what was compiled lies in
+Triton's cache on disk. A helper that fails, hangs or has ended costs time and nothing else: what it
+did not compile is left to the caller. Helpers end with this process (`helper_process`).
+"""
+
+import json
+import os
+import subprocess
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
+
+from tpdet.kernels.cuda.launch.plain_form import to_plain
+from tpdet.kernels.cuda.launch.recording import Specialization
+
+PATIENCE = 60.0
+"""Seconds without any news, after which helpers that owe a kernel are given up."""
+
+MOST_THREADS = 4
+"""Of a helper: more gain little, and what it is sent must fit into a pipe that nobody reads."""
+
+_MODULE = "tpdet.kernels.cuda.launch.helper_process"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A kernel to compile, and its key in Triton's cache."""
+
+    each: Specialization
+    key: str
+    plain: list[Any]
+
+
+class Helpers:
+    """Some processes, started when they are first needed. One thread at a time uses them."""
+
+    def __init__(self, processes: int, threads: int) -> None:
+        """threads: of each process, and of this one while they help."""
+        self.processes, self.threads = processes, min(threads, MOST_THREADS)
+        self.problems: list[str] = []
+        """What went wrong, a line each."""
+        self._news: SimpleQueue[tuple[_Helper | None, Any]] = SimpleQueue()
+        self._running: list[_Helper] = []
+        self._started = False
+        self._end = weakref.finalize(self, _end, self._running)  # where no one calls `close`
+
+    def start(self) -> None:
+        """Start them, unless they have been, and do not wait for them."""
+        if self._started:
+            return
+        self._started = True
+        try:
+            for _ in range(self.processes):
+                self._running.append(_Helper(self.threads, self._news))
+        except OSError as error:
+            self.problems.append(f"no process could be started ({error.strerror})")
+
+    def close(self) -> None:
+        """End them. A second time is harmless."""
+        self._end()
+
+    def compile(
+        self,
+        missing: Sequence[tuple[Specialization, str]],
+        compile_here: Callable[[Specialization], object],
+        each_done: Callable[[Specialization], object],
+        threads: int,
+    ) -> None:
+        """Have kernels compiled, here or by a helper, from the first on; some may be left out.
+
+        missing: with their keys in Triton's cache; compile_here: raises nothing; each_done: called
+        on this thread for each that was tried here or lies on disk now; threads: where no helper
+        is left.
+        """
+        self.start()
+        waiting = deque(job for each, key in missing if (job := self._job(each, key)))
+        left = len(waiting)
+
+        def compile_what_waits() -> None:
+            with suppress(IndexError):
+                while True:
+                    each = waiting.popleft().each
+                    compile_here(each)
+                    self._news.put((None, each))
+
+        with ThreadPoolExecutor(max(threads, self.threads)) as pool:
+            here = 0
+            try:
+                while left:
+                    for _ in range(here, here := self.threads if self._running else threads):
+                        pool.submit(compile_what_waits)
+                    for helper in self._running:
+                        helper.take(waiting)
+                    done, settled = self._hear()
+                    left -= settled
+                    if done is not None:
+                        each_done(done)
+            finally:
+                waiting.clear()
+
+    def _job(self, each: Specialization, key: str) -> _Job | None:
+        """What a helper is sent; None for a kernel that cannot be sent."""
+        try:
+            return _Job(each, key, to_plain(each))
+        except TypeError as error:
+            self.problems.append(f"{each.name} is compiled by no helper: {error}")
+            return None
+
+    def _hear(self) -> tuple[Specialization | None, int]:
+        """Wait for news: a kernel that is done, if one is, and how many are settled by them."""
+        try:
+            helper, news = self._news.get(timeout=PATIENCE)
+        except Empty:
+            for each in self._running:
+                if each.owed:
+                    each.give_up(f"a helper answered nothing for {PATIENCE:.0f} s")
+            return None, 0
+        if helper is None:
+            return news, 1
+        if news is None:
+            self._running.remove(helper)
+            self.problems.append(helper.reason)
+            return None, len(helper.owed)
+        number, problem = news
+        job = helper.answered(number)
+        if problem:
+            self.problems.append(problem)
+        return (None if problem or job is None else job.each), int(job is not None)
+
+
+class _Helper:
+    """One process. A thread reads its answers to `news`, with None after the last."""
+
+    def __init__(self, threads: int, news: "SimpleQueue[tuple[_Helper | None, Any]]") -> None:
+        self.owed: dict[int, _Job] = {}
+        """What it compiles, by number."""
+        self.reason = ""
+        """Why it has ended."""
+        self._room, self._count, self._threads = 0, 0, threads
+        paths = (path or os.getcwd() for path in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _MODULE, str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # What this process imports, and no GPU; a terminal's Ctrl-C does not reach it.
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""},
+            start_new_session=True,
+        )
+        Thread(target=self._read, args=(news,), name="helper's answers", daemon=True).start()
+
+    def _read(self, news: "SimpleQueue[tuple[_Helper | None, Any]]") -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as answers:
+            for line in answers:
+                news.put((self, json.loads(line)))
+        code = self._process.wait()
+        self.reason = self.reason or f"a helper ended with code {code}"
+        news.put((self, None))
+
+    def take(self, waiting: "deque[_Job]") -> None:
+        """Send what there is room for."""
+        assert self._process.stdin is not None
+        while len(self.owed) < self._room and waiting:
+            with suppress(IndexError):  # this process's threads take from there too
+                job = waiting.popleft()
+                self._count += 1
+                self.owed[self._count] = job
+                line = json.dumps([self._count, job.key, job.plain]) + "\n"
+                with suppress(OSError):  # it has ended, as `_read` is about to say
+                    self._process.stdin.write(line.encode())
+                    self._process.stdin.flush()
+
+    def answered(self, number: int) -> _Job | None:
+        """Note an answer: the job that it is about, None for the first one."""
+        self._room = self._threads
+        return self.owed.pop(number, None)
+
+    def give_up(self, reason: str) -> None:
+        """Kill it."""
+        self.reason = reason
+        self._process.kill()
+
+    def end(self) -> None:
+        """Kill it, and collect it."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+
+
+def _end(helpers: list[_Helper]) -> None:
+    for helper in helpers:
+        helper.end()
+    helpers.clear()
