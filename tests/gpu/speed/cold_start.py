@@ -1,11 +1,14 @@
 """Seconds of a start, by phase: cold and warm cache of kernels, compiled ahead and in turn.
 
 python -m tests.gpu.speed.cold_start [--shape qwen3-8b] [--ranks 1 4] [--in-turn 1]
+                                     [--processes 1 4 8]
 
 Every rank of a start is a new process with a GPU of its own and random weights. Sizes are 1 and the
 largest of 2 and 4 that there are GPUs for; at the sizes of `--in-turn` (1) a start that compiles
-nothing ahead is timed too. Fails if a start that compiles ahead compiles anything afterwards, be it
-in admission, warm-up, graphs or the poison check, or finds fewer kernels cold than warm.
+nothing ahead is timed too. `--processes`: how many compile at once on a host, ranks included; a
+cold start is timed with each number. Fails if a start that compiles ahead compiles anything
+afterwards, be it in admission, warm-up, graphs or the poison check, or finds fewer kernels cold
+than warm.
 """
 
 import argparse
@@ -56,7 +59,7 @@ class Watch:
         return watched
 
 
-def start_rank(report: Path, model: str, way: str) -> None:
+def start_rank(report: Path, model: str, way: str, processes: int) -> None:
     """One rank: start, write what was seen to `report`, leave."""
     began = time.perf_counter()
     import torch
@@ -71,8 +74,9 @@ def start_rank(report: Path, model: str, way: str) -> None:
     prepared = time.perf_counter() - began
     watch = Watch()
     compile_ahead.compile_ahead = (
-        watch.around(compile_ahead.compile_ahead) if way == AHEAD else lambda work, world: 0
+        watch.around(compile_ahead.compile_ahead) if way == AHEAD else lambda *_: 0
     )
+    compile_ahead.PROCESSES = processes
     config = EngineConfig.from_values(
         model=model, load_format="dummy", device="cuda", compile_ahead=True
     )
@@ -88,7 +92,9 @@ def start_rank(report: Path, model: str, way: str) -> None:
     world.close()
 
 
-def start(ranks: int, model: str, way: str, cache: Path, folder: Path) -> list[dict]:
+def start(
+    ranks: int, model: str, way: str, processes: int, cache: Path, folder: Path
+) -> list[dict]:
     """Start once; every rank's row. Raises RuntimeError if a rank fails."""
     shared = os.environ | {
         "TRITON_CACHE_DIR": str(cache),
@@ -101,7 +107,8 @@ def start(ranks: int, model: str, way: str, cache: Path, folder: Path) -> list[d
     for report in reports:
         report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.gpu.speed.cold_start", "--model", model, "--way", way]
-    processes = [
+    command += ["--processes", str(processes)]
+    started = [
         subprocess.Popen(
             [*command, "--report", str(report)],
             env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
@@ -110,9 +117,9 @@ def start(ranks: int, model: str, way: str, cache: Path, folder: Path) -> list[d
     ]
     deadline = time.monotonic() + LIMIT
     try:
-        codes = [each.wait(max(1.0, deadline - time.monotonic())) for each in processes]
+        codes = [each.wait(max(1.0, deadline - time.monotonic())) for each in started]
     finally:
-        for each in processes:
+        for each in started:
             each.kill()
     if any(codes):
         raise RuntimeError(f"ranks of a start {way} ended with {codes}")
@@ -133,15 +140,18 @@ def show(name: str, rows: list[dict], whole: float) -> None:
         )
 
 
-def run_size(ranks: int, model: str, in_turn: bool, folder: Path) -> list[str]:
+def run_size(
+    ranks: int, model: str, in_turn: bool, processes: list[int], folder: Path
+) -> list[str]:
     """All starts of one size; what is wrong."""
     wrong, known, place = [], {}, folder
-    starts = [("cold", AHEAD), ("warm", AHEAD)] + [("cold", IN_TURN)] * in_turn
-    for cache, way in starts:
+    starts = [("cold", AHEAD, count) for count in processes]
+    starts += [("warm", AHEAD, processes[-1])] + [("cold", IN_TURN, 1)] * in_turn
+    for cache, way, count in starts:
         place = Path(tempfile.mkdtemp(dir=folder)) if cache == "cold" else place
         begin = time.perf_counter()
-        rows = start(ranks, model, way, place, folder)
-        name = f"TP {ranks}, {cache}, {way}"
+        rows = start(ranks, model, way, count, place, folder)
+        name = f"TP {ranks}, {cache}, {way}, {count}"
         show(name, rows, time.perf_counter() - begin)
         if way == IN_TURN:
             continue
@@ -159,6 +169,7 @@ def main() -> int:
     """1 if something is wrong."""
     import torch
 
+    from tpdet.runner.start.compile_ahead import PROCESSES
     from tpdet.synthetic.model_shapes import write_shape
 
     gpus = torch.cuda.device_count()
@@ -169,19 +180,21 @@ def main() -> int:
     sizes = [1, *[size for size in (4, 2) if size <= gpus][:1]]
     parser.add_argument("--ranks", type=int, nargs="*", default=sizes)
     parser.add_argument("--in-turn", type=int, nargs="*", default=[1])
+    parser.add_argument("--processes", type=int, nargs="+", default=[PROCESSES])
     parser.add_argument("--report", type=Path, help="(one rank of a start)")
     parser.add_argument("--model", help="(one rank of a start)")
     parser.add_argument("--way", choices=(AHEAD, IN_TURN), help="(one rank of a start)")
     options = parser.parse_args()
     if options.report is not None:
-        start_rank(options.report, options.model, options.way)
+        start_rank(options.report, options.model, options.way, options.processes[0])
         return 0
     wrong = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = str(write_shape(folder / options.shape, options.shape))
         for ranks in options.ranks:
-            wrong += run_size(ranks, model, ranks in options.in_turn, folder)
+            in_turn = ranks in options.in_turn
+            wrong += run_size(ranks, model, in_turn, options.processes, folder)
     print("failed: " + ("; ".join(wrong) or "nothing"), flush=True)
     return 1 if wrong else 0
 
