@@ -101,7 +101,8 @@ class Helpers:
             here = 0
             try:
                 while left:
-                    for _ in range(here, here := self.threads if self._running else threads):
+                    helped = any(helper.usable for helper in self._running)
+                    for _ in range(here, here := self.threads if helped else threads):
                         pool.submit(compile_what_waits)
                     for helper in self._running:
                         helper.take(waiting)
@@ -133,10 +134,11 @@ class Helpers:
             return news, 1
         if news is None:
             self._running.remove(helper)
+            helper.end()
             self.problems.append(helper.reason)
             return None, len(helper.owed)
         number, problem = news
-        job = helper.answered(number)
+        job = helper.answered(number, not problem)
         if problem:
             self.problems.append(problem)
         return (None if problem or job is None else job.each), int(job is not None)
@@ -150,8 +152,10 @@ class _Helper:
         """What it compiles, by number."""
         self.reason = ""
         """Why it has ended."""
+        self.usable = True
+        """Whether it has answered no problem so far: one that has is sent no more kernels."""
         self._room, self._count, self._threads = 0, 0, threads
-        paths = (path or os.getcwd() for path in sys.path)
+        paths = (str(path) or os.getcwd() for path in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", _MODULE, str(threads)],
             stdin=subprocess.PIPE,
@@ -161,13 +165,19 @@ class _Helper:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""},
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)  # one that is stopped reads nothing
         Thread(target=self._read, args=(news,), name="helper's answers", daemon=True).start()
 
     def _read(self, news: "SimpleQueue[tuple[_Helper | None, Any]]") -> None:
         assert self._process.stdout is not None
         with self._process.stdout as answers:
-            for line in answers:
-                news.put((self, json.loads(line)))
+            try:
+                for line in answers:
+                    number, problem = json.loads(line)
+                    news.put((self, (int(number), str(problem))))
+            except ValueError:
+                self.give_up(f"a helper answered {line[:40]!r}")
         code = self._process.wait()
         self.reason = self.reason or f"a helper ended with code {code}"
         news.put((self, None))
@@ -176,18 +186,25 @@ class _Helper:
         """Send what there is room for."""
         assert self._process.stdin is not None
         while len(self.owed) < self._room and waiting:
-            with suppress(IndexError):  # this process's threads take from there too
+            try:
                 job = waiting.popleft()
-                self._count += 1
-                self.owed[self._count] = job
-                line = json.dumps([self._count, job.key, job.plain]) + "\n"
-                with suppress(OSError):  # it has ended, as `_read` is about to say
-                    self._process.stdin.write(line.encode())
-                    self._process.stdin.flush()
+            except IndexError:  # this process's threads take from there too
+                return
+            self._count += 1
+            self.owed[self._count] = job
+            line = json.dumps([self._count, job.key, job.plain]) + "\n"
+            try:
+                self._process.stdin.write(line.encode())
+                self._process.stdin.flush()
+            except BlockingIOError:
+                self.give_up("a helper reads nothing")
+            except OSError:  # it has ended, as `_read` is about to say
+                return
 
-    def answered(self, number: int) -> _Job | None:
+    def answered(self, number: int, well: bool) -> _Job | None:
         """Note an answer: the job that it is about, None for the first one."""
-        self._room = self._threads
+        self.usable = self.usable and well
+        self._room = self._threads if self.usable else 0
         return self.owed.pop(number, None)
 
     def give_up(self, reason: str) -> None:
