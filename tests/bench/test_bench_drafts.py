@@ -29,6 +29,7 @@ def test_right_drafts_save_steps_and_wrong_ones_none(tiny_model, capsys):
     assert wrong["metrics"]["acceptance"] == 0.0 and right["metrics"]["acceptance"] == 1.0
     assert wrong["value"] == wrong["peer_value"] > 2 * right["value"]
     assert right["metrics"]["tokens"] == 40 and right["unit"] == "steps"
+    assert 0.1 < right["metrics"]["without_drafts_after"] < 10.0
     assert right["peer"] == "without drafts" and right["batch"] == 2
     assert speed["unit"] == "tokens/s" and speed["value"] > 0
 
@@ -54,12 +55,15 @@ def test_a_draft_model_is_timed_as_if_so_many_of_its_drafts_were_right(tiny_mode
 def test_of_each_drafter_the_share_that_was_right_is_said():
     counts = {"draft_tokens": 8, "accepted_tokens": 6}
     metrics = {"drafters": {"draft_model": counts}, "draft_step_ms": 0.754}
+    metrics["without_drafts_after"] = 0.98
     row = BenchRow(case="chat", value=1.0, unit="steps", tp=1, batch=4, metrics=metrics)
     assert list(drafter_lines(row)) == [
         "TP 1, batch 4, chat: 6 of 8 drafts of draft_model were right (75%)",
         "TP 1, batch 4, chat: a step of draft_model takes 0.75 ms",
+        "TP 1, batch 4, chat: without drafts it was 0.98 times as fast afterwards as at first",
     ]
     counts["draft_tokens"] = metrics["draft_step_ms"] = 0
+    metrics["without_drafts_after"] = 1.005
     assert list(drafter_lines(row)) == []
 
 

@@ -51,7 +51,10 @@ def _measure(
 
 
 def drafter_lines(row: BenchRow) -> Iterator[str]:
-    """Of each drafter of a row the share that was right; and the time of a draft model's step."""
+    """Of each drafter of a row the share that was right; and the time of a draft model's step.
+
+    What is measured without drafts before and after them may differ by more than a hundredth.
+    """
     if row.metrics is None:
         return
     place = f"TP {row.tp}, batch {row.batch}, {row.case}:"
@@ -62,6 +65,9 @@ def drafter_lines(row: BenchRow) -> Iterator[str]:
             yield f"{place} {right} of {drafted} drafts of {name} were right ({share})"
     if seconds := row.metrics.get("draft_step_ms"):
         yield f"{place} a step of {DRAFT_MODEL} takes {seconds:.2f} ms"
+    after = row.metrics["without_drafts_after"]
+    if abs(after - 1.0) > 0.01:
+        yield f"{place} without drafts it was {after:.2f} times as fast afterwards as at first"
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
