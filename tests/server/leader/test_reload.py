@@ -112,7 +112,7 @@ def test_a_refused_reload_says_why_and_the_old_weights_serve(server):
 def test_impatience_gives_the_reload_up_and_harms_nobody(server):
     before = names(server.complete(seed=1))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        streams = in_background(pool, server, 1, cache_salt="slow=0.1", max_tokens=20)
+        streams = in_background(pool, server, 1, cache_salt="slow=0.1", max_tokens=50)
         text = reload(server, "--model", "fourth", "--patience", "0.3", code=75)
         assert "requests still ran after 0.3 s" in text
         assert streams[0].result()[-1] == "data: [DONE]"
