@@ -4,12 +4,12 @@ Shapes: M rows of the step, N outputs, K reduced, L this rank's leaves, H hidden
 P pages. Formulas, orders and roundings are in `docs/numerics.md` and in the kernels' own files.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -354,6 +354,26 @@ def leaving_multiprocessors(count: int, device: torch.device) -> AbstractContext
         return nullcontext()
     held: AbstractContextManager[None] = _kernels(room, "launch.multiprocessors").leaving(count)
     return held
+
+
+def can_tape(device: torch.device) -> bool:
+    """Whether `taping` sees what a device's kernels launch."""
+    return hardware.room_of(device.type) == "cuda"
+
+
+def taping(
+    given: tuple[torch.Tensor, ...], places: Mapping[int, torch.Tensor]
+) -> AbstractContextManager[Any]:
+    """While inside, a GPU's launches are noted on a `Tape` (`cuda/launch/tape.py`)."""
+    noted: AbstractContextManager[Any] = _on(given[0], "launch.tape").taping(given, places)
+    return noted
+
+
+def repeated(
+    first: Any, second: Any, weights: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> Any | None:
+    """The `Pattern` of two tapes that differ in their weights alone; None of others."""
+    return _on(weights[0][0], "launch.tape").Pattern.of(first, second, weights)
 
 
 def _on(x: torch.Tensor, name: str) -> ModuleType:

@@ -4,6 +4,7 @@ Shape suffixes: M rows of the step, H hidden, V vocabulary.
 """
 
 from copy import copy
+from functools import partial
 
 import torch
 
@@ -11,15 +12,14 @@ from tpdet.cache.kv import KeyValuePages
 from tpdet.comm.exchange.fold import RankExchange
 from tpdet.kernels import ops
 from tpdet.kernels.exact.rotary_tables import identity_table, rotary_table
-from tpdet.kernels.inputs.norm import Norm
 from tpdet.kernels.inputs.paged_batch import PagedBatch
 from tpdet.layers.arithmetic import Arithmetic
 from tpdet.layers.micro_batch import MicroBatch
 from tpdet.layers.norm import NormLayer
 from tpdet.layers.partition import Partition
 from tpdet.layers.vocabulary import VocabularyTable
+from tpdet.models.alike_layers import AlikeLayers, LayerCall
 from tpdet.models.families import LAYERS
-from tpdet.models.layer import DecoderLayer
 from tpdet.weights.source import WeightSource
 
 
@@ -29,7 +29,7 @@ class Decoder:
     def __init__(self, source: WeightSource, partition: Partition, positions: int) -> None:
         """Read every weight; `positions` is how far the rotary table reaches."""
         config = partition.config
-        self._arithmetic = partition.arithmetic
+        self._arithmetic, self._alone = partition.arithmetic, partition.world.size == 1
         self._kinds = [
             (str(window), config.has_experts(i)) for i, window in enumerate(config.windows)
         ]
@@ -68,12 +68,16 @@ class Decoder:
             self._head.load(source)
 
     def hidden(
-        self, ids_M: torch.Tensor, pages: KeyValuePages, *batches: PagedBatch
+        self,
+        ids_M: torch.Tensor,
+        pages: KeyValuePages,
+        *batches: PagedBatch,
+        alike: AlikeLayers | None = None,
     ) -> torch.Tensor:
         """Run the layers over a step's rows, storing their keys and values; -> [M, H], normed.
 
         The rows of several batches follow each other; the exchanges of one overlap the products of
-        the others.
+        the others. alike: of these pages, where a graph is captured of a single batch.
         """
         overlapped = len(batches) > 1
         parts, first = [], 0
@@ -90,21 +94,36 @@ class Decoder:
             )
             parts.append(MicroBatch(batch, hidden_MH, x_MH, overlapped))
         with ops.leaving_multiprocessors(self._multiprocessors if overlapped else 0, ids_M.device):
-            for layer, following in self._layers_and_norms():
+            if alike is not None:
+                (only,) = parts
+                alike.launch(only, partial(_run_layer, only))
+            for call in self._calls(pages) if alike is None else ():
                 for rows in parts:
                     rows.settle()
-                    rows.pending = layer.attend(rows, self._tables[layer.index], pages)
+                    rows.pending = call.layer.attend(rows, call.rotary, call.pages)
                 for rows in parts:
                     rows.settle()
-                    rows.pending = layer.feed(rows, following)
+                    rows.pending = call.layer.feed(rows, call.following)
         for rows in parts:
             rows.settle()
         return torch.cat([rows.x_MH for rows in parts]) if overlapped else parts[0].x_MH
 
-    def _layers_and_norms(self) -> list[tuple[DecoderLayer, Norm | None]]:
+    def _calls(self, pages: KeyValuePages) -> list[LayerCall]:
         """Each layer with the norm that follows it, which its last exchange applies as well."""
         following = [*(layer.input_norm for layer in self.layers[1:]), self._norm.norm]
-        return list(zip(self.layers, following, strict=True))
+        return [
+            LayerCall(layer, norm, self._tables[layer.index], pages.layers[layer.index])
+            for layer, norm in zip(self.layers, following, strict=True)
+        ]
+
+    def alike(self, pages: KeyValuePages) -> AlikeLayers | None:
+        """What captures of steps over these pages need not run anew; None with several ranks.
+
+        Void once the arithmetic or the kept routes change. With several ranks, each exchange has
+        its turn, which is the host's to count.
+        """
+        seen = self._alone and ops.can_tape(pages.layers[0].keys.device)
+        return AlikeLayers(self._calls(pages)) if seen else None
 
     @property
     def exchange(self) -> RankExchange:
@@ -158,3 +177,11 @@ class Decoder:
     def whole_logits(self, local_MV: torch.Tensor) -> torch.Tensor:
         """Every rank's local logits -> [M, V], equal on every rank."""
         return self._head.whole_logits(local_MV)
+
+
+def _run_layer(rows: MicroBatch, call: LayerCall) -> None:
+    """Launch a layer over rows; its results are the rows' then."""
+    rows.pending = call.layer.attend(rows, call.rotary, call.pages)
+    rows.settle()
+    rows.pending = call.layer.feed(rows, call.following)
+    rows.settle()

@@ -6,7 +6,7 @@ from typing import ClassVar, TypeAlias
 
 import torch
 
-from tpdet.cache.kv import KeyValuePages
+from tpdet.cache.kv import LayerPages
 from tpdet.comm.exchange.fold import Pending
 from tpdet.kernels.inputs.norm import Norm
 from tpdet.layers.arithmetic import Arithmetic
@@ -95,12 +95,12 @@ class DecoderLayer:
         self._mlp.load(source)
 
     def attend(
-        self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: KeyValuePages
+        self, rows: MicroBatch, rotary: tuple[torch.Tensor, torch.Tensor], pages: LayerPages
     ) -> Pending:
         """Attention on the rows' x; the stream comes back as the feed-forward block reads it."""
 
         def attend(rows: MicroBatch, norm: Norm) -> Pending:
-            return self._attention(rows, norm, rotary, pages.layers[self.index])
+            return self._attention(rows, norm, rotary, pages)
 
         return self._added(attend, rows, self._norm(1), self._norm(2))
 

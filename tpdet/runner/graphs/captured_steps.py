@@ -2,13 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
 from tpdet.cache.kv import KeyValuePages
 from tpdet.control.plan import NO_ROWS, PlanRows
 from tpdet.kernels import ops
+from tpdet.kernels.inputs.product import HEAD_ROWS
+from tpdet.models.alike_layers import AlikeLayers
 from tpdet.models.decoder import Decoder
 from tpdet.runner.graphs.graph_room import Graph, GraphRoom
 from tpdet.runner.graphs.packed_step import StepShape, StepSpans, pack_step, packed_batches
@@ -39,6 +41,9 @@ class CapturedSteps(ABC):
         self._scratch = pages.layers[0].keys.shape[0] - 1
         self._room = room
         self._kept: torch.Tensor | None = None  # [largest, ...], every graph writes here
+        # A capture by alike layers keeps a stream of rows longer: no larger than half of what the
+        # largest graph has, which knows no other steps.
+        self._alike_rows = max(HEAD_ROWS, max((shape.rows for shape in shapes), default=0) // 2)
         self._buckets: list[tuple[StepShape, Graph]] = []
         for shape in reversed(shapes):
             if room is None:
@@ -53,14 +58,19 @@ class CapturedSteps(ABC):
         known = self._kept is not None and self._kept.data_ptr() == kept.data_ptr()
         return self._kept if known else None
 
+    @cached_property
+    def _alike(self) -> AlikeLayers | None:
+        return self._model.alike(self._pages)
+
     @abstractmethod
     def _result(self, model: Decoder, x_MH: torch.Tensor) -> torch.Tensor:
         """What a graph keeps of the normed rows [M, H]: [M, ...]."""
 
     def _capture(self, room: GraphRoom, shape: StepShape) -> Graph:
         self._fill(room, shape, NO_ROWS, self._spans(NO_ROWS, shape).within(shape) or [])
-        each = self._model, self._first
-        return room.capture(*(partial(self._step, model, shape, room.packed) for model in each))
+        few = shape.rows <= self._alike_rows and len(shape.batches) == 1
+        step = partial(self._step, self._model, shape, room.packed, few)
+        return room.capture(step, partial(self._step, self._first, shape, room.packed))
 
     def _replay(
         self, shape: StepShape, graph: Graph, rows: PlanRows, parts: list[StepSpans]
@@ -79,10 +89,20 @@ class CapturedSteps(ABC):
     ) -> None:
         room.fill(shape.words, lambda host: pack_step(rows, shape, parts, host, self._scratch))
 
-    def _step(self, model: Decoder, shape: StepShape, packed: torch.Tensor) -> None:
-        """What a graph holds: the model over the packed rows, to what is kept of them."""
+    def _step(
+        self,
+        model: Decoder,
+        shape: StepShape,
+        packed: torch.Tensor,
+        few: bool = False,
+    ) -> None:
+        """What a graph holds: the model over the packed rows, to what is kept of them.
+
+        few: they are captured by alike layers.
+        """
         ids, batches = packed_batches(shape, packed, self._scratch)
-        x_MH = model.hidden(ops.resolve_sampled(ids, self._sampled), self._pages, *batches)
+        ids = ops.resolve_sampled(ids, self._sampled)
+        x_MH = model.hidden(ids, self._pages, *batches, alike=self._alike if few else None)
         result = self._result(model, x_MH)
         if self._kept is None:
             self._kept = torch.empty_like(result)

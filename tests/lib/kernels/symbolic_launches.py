@@ -1,0 +1,112 @@
+"""GPU kernels on a machine without one: a launch computes no number, but says what made a value.
+
+What a launch writes is named by its kernel, its numbers and the names of what it reads, so that two
+runs with equal names in the end computed the same from the same, wherever their memory lay.
+"""
+
+from contextlib import contextmanager
+
+import pytest
+from triton.compiler.compiler import CompiledKernel
+from triton.runtime.jit import JITFunction
+
+WRITTEN = {
+    "norm_rows": {"x", "y"},
+    "rotate_and_store_heads": {"out", "k_pages", "v_pages"},
+    "attend_splits": {"out", "split_largest", "split_mass", "split_total"},
+    "merge_splits": {"out"},
+    "choose_rows": {"ids", "weights", "slots", "blocks"},
+    "place_few": {"counts", "starts", "slots", "blocks"},
+    "lane_sums": {"sums"},
+}
+"""Arguments that a kernel writes; of others those of these names."""
+RESULTS = {"y", "out"}
+PARTLY = {"k_pages", "v_pages"}  # what was there before stands beside what is written
+
+
+class Memory:
+    """Names by address; what nobody wrote is named by where it lies."""
+
+    def __init__(self):
+        self.sizes, self.launches = {}, []
+        self.clear()
+
+    def clear(self):
+        """Forget all values, not how much each kind of launch writes."""
+        self.values = {}
+        self.launches.clear()
+
+    def name(self, address):
+        """What stands there: the name of a value, and the place in it."""
+        for begin, (size, name) in self.values.items():
+            if begin <= address < begin + size:
+                return name, address - begin
+        return address
+
+    def write(self, address, size, name):
+        kept = self.values.items()
+        apart = {at: it for at, it in kept if at + it[0] <= address or address + size <= at}
+        self.values = apart | {address: (size, name)}
+
+    def launch(self, function, grid, arguments):
+        kernel = function.fn.__name__
+        read, written = [f"{kernel} {grid}"], []
+        results = WRITTEN.get(kernel, RESULTS)
+        for name, value in zip(function.arg_names, arguments, strict=True):
+            base = getattr(value, "base", value)
+            if name in results:
+                written.append((name, base))
+            if name not in results or name in PARTLY:
+                read.append((value, base))
+        to = {self.address(base) for name, base in written if name not in PARTLY}
+        read = [it if isinstance(it, str) else self.read(*it, to) for it in read]
+        made = hash(str(read))
+        self.launches.append(made)
+        for name, base in written:
+            kind = kernel, grid, name
+            if hasattr(base, "nbytes"):
+                self.sizes[kind] = base.nbytes
+            self.write(self.address(base), self.sizes[kind], hash((made, name)))
+
+    def address(self, base):
+        return base.data_ptr() if hasattr(base, "data_ptr") else base
+
+    def read(self, value, base, written):
+        """What an argument says; a pointer to what is written stands for none."""
+        if not hasattr(base, "data_ptr") and not (isinstance(base, int) and base > 1 << 32):
+            return value
+        described = [str(getattr(value, it, "")) for it in ("shape", "strides", "block_shape")]
+        at = self.address(base)
+        return at not in written and self.name(at), described if base is not value else ""
+
+
+class SymbolicKernel(CompiledKernel):
+    """Stands for a compiled kernel."""
+
+    def __init__(self, function, memory):
+        self.function, self.packed_metadata, self.module = function, (4, 1, 0), None
+        self._memory, self._run = memory, self._launch
+
+    def _launch(self, x, y, z, stream, function, packed, metadata, enter, leave, *arguments):
+        self._memory.launch(function, (x, y, z), arguments)
+
+    def launch_metadata(self, *_):
+        return None
+
+
+@contextmanager
+def symbolic_launches():
+    """All launches inside name what they make in the memory that it yields."""
+    memory, kept = Memory(), []
+
+    def made(self, key, signature, device, constexprs, options, attrs, warmup):
+        kernels = self.device_caches[device][0]
+        kept.append((kernels, key))
+        kernel = kernels[key] = SymbolicKernel(self, memory)
+        return kernel
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JITFunction, "_do_compile", made)
+        yield memory
+    for kernels, key in kept:
+        del kernels[key]

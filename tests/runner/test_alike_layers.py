@@ -1,0 +1,76 @@
+"""Graphs of alike layers hold the launches of all layers, made by the Python of two of them."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.lib.kernels.symbolic_launches import symbolic_launches
+from tpdet.cache.kv import allocate_pages
+from tpdet.comm.world.world import SoloWorld
+from tpdet.config import EngineConfig
+from tpdet.kernels.cuda.hardware import H200
+from tpdet.model_config import load_model_config
+from tpdet.models.decoder import Decoder
+from tpdet.precompile.asked import on_gpu
+from tpdet.runner.graphs.packed_step import BatchShape, StepShape, packed_batches
+from tpdet.runner.start.contracts import partition_of
+from tpdet.weights.source import UnreadWeights
+
+CPU, ROWS = torch.device("cpu"), 4
+
+
+@pytest.fixture
+def memory():
+    with on_gpu(H200), symbolic_launches() as made:
+        yield made
+
+
+class Steps:
+    """A model whose steps are launched over memory of names."""
+
+    def __init__(self, folder, memory):
+        model = load_model_config(folder, "bfloat16")
+        config = EngineConfig.from_values(model=str(folder), dtype="bfloat16", device="cuda")
+        partition = partition_of(config, model, SoloWorld())
+        self.memory = memory
+        self.model = Decoder(UnreadWeights(torch.bfloat16, CPU), partition, 2048)
+        heads = len(partition.key_heads)
+        self.pages = allocate_pages(model.num_layers, 3, heads, model.head_dim, torch.bfloat16, CPU)
+        self.shape = StepShape((BatchShape(ROWS, ROWS, 0, 2 * ROWS, 8),))
+        self.packed = torch.zeros(self.shape.words, dtype=torch.int32)
+
+    def run(self, alike=None):
+        """Names of the rows and of every page, and how many launches made them."""
+        self.memory.clear()
+        ids, batches = packed_batches(self.shape, self.packed, 2)
+        x = self.model.hidden(ids, self.pages, *batches, alike=alike)
+        pages = [each for layer in self.pages.layers for each in (layer.keys, layer.values)]
+        return [self.memory.name(it.data_ptr()) for it in (x, *pages)], len(self.memory.launches)
+
+
+@pytest.mark.parametrize(
+    ("like", "more", "noted"),
+    [
+        ("qwen3", {"layers": 7}, 4),
+        ("smollm3", {"layers": 8}, 6),  # every second layer without rotation: another table
+        ("mistral", {"layers": 9, "sliding_window": 300}, 6),
+        ("qwen3", {"layers": 3}, 0),
+    ],
+)
+def test_steps_are_those_of_all_layers(tiny_model, memory, like, more, noted):
+    steps = Steps(tiny_model(like, **more), memory)
+    alike = steps.model.alike(steps.pages)
+    assert alike.noted == noted
+    steps.run()
+    plain = steps.run()
+    assert steps.run() == plain
+    assert steps.run(alike) == plain
+
+
+def test_a_layer_that_differs_in_a_number_follows_from_none(tiny_model, memory):
+    steps = Steps(tiny_model("qwen3", layers=7), memory)
+    object.__setattr__(steps.model.layers[4].input_norm, "eps", 0.5)
+    plain = steps.run()
+    alike = steps.model.alike(steps.pages)
+    assert alike.noted == 0 and steps.run(alike) == plain
