@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.compiled.test_recording import add_number
-from tests.lib.driverless import compile_for_hopper
+from tests.lib.kernels.driverless import compile_for_hopper
 from tpdet.kernels.cuda.launch import compile_pool, helpers
 from tpdet.kernels.cuda.launch.cache_lookup import looking_up, missing_key
 from tpdet.kernels.cuda.launch.compile_pool import compile_all
