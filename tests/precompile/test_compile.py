@@ -12,7 +12,11 @@ pytest.importorskip("triton")
 from triton import knobs
 
 from tests.kernels.compiled.test_recording import add_number
-from tests.lib.kernels.driverless import compile_for_hopper, take_gpu_kernels
+from tests.lib.kernels.driverless import (
+    changed_by_a_journey,
+    compile_for_hopper,
+    take_gpu_kernels,
+)
 from tpdet.cli import main
 from tpdet.comm.world.world import SoloWorld
 from tpdet.config import EngineConfig
@@ -85,6 +89,7 @@ def test_what_is_compiled_is_what_a_start_asks_for(tiny_model, monkeypatch, tmp_
         make_graphs(runner.model, runner.pages, runner.sampled, config, 300, 2048, capture=False)
     runner.close()
     assert set(compiled) == set(asked) and len(compiled) > 60
+    assert changed_by_a_journey(asked.values()) == []
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 import hashlib
 import logging
+import os
+import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -11,7 +13,11 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.compiled.test_recording import add_number
-from tests.lib.kernels.driverless import compile_for_hopper, take_gpu_kernels
+from tests.lib.kernels.driverless import (
+    changed_by_a_journey,
+    compile_for_hopper,
+    take_gpu_kernels,
+)
 from tests.lib.thread_world import run_threads
 from tpdet.comm.exchange.peer import PeerExchange
 from tpdet.comm.exchange.peer_memory import PeerTensor
@@ -28,7 +34,13 @@ from tpdet.models.warm_up import warm_up
 from tpdet.runner import Runner
 from tpdet.runner.graphs.engine_graphs import make_graphs
 from tpdet.runner.start import compile_ahead
-from tpdet.runner.start.compile_ahead import Asked, CompilingAhead, share
+from tpdet.runner.start.compile_ahead import (
+    Asked,
+    CompilingAhead,
+    helping,
+    open_helpers,
+    share,
+)
 from tpdet.runner.start.start_times import StartTimes
 from tpdet.server.front.metrics import Metrics
 from tpdet.server.wire.protocol import Status
@@ -197,6 +209,7 @@ def test_an_exchange_is_rehearsed_without_a_peer_and_not_counted(monkeypatch, tm
             counts.add(exchange.carrier._turns)
     names = {each.name for each in asked.values()}
     assert "gather_words" in names and len(names) >= 3
+    assert changed_by_a_journey(asked.values()) == []
     assert (
         len(counts) > 1 and exchange.carrier._turns == 0
     )  # each rank goes on with the same number
@@ -245,6 +258,53 @@ def test_a_start_compiles_ahead_on_a_gpu_and_names_what_it_did_not_foresee(
     assert caplog.messages == [
         "add_number was compiled while serving: a step waited for it, no bit changes"
     ]
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "expected"),
+    [
+        (16, 1, (3, 4)), (16, 2, (1, 4)), (16, 3, (0, 5)), (16, 8, (0, 2)), (2, 1, (0, 2)),
+        (4, 1, (1, 2)), (8, 1, (3, 2)), (1, 1, (0, 1)), (2, 4, (0, 1)), (128, 1, (3, 32)),
+    ],
+)  # fmt: skip
+def test_helpers_and_ranks_share_the_cores(cores, ranks, expected):
+    assert helping(cores, ranks) == expected
+
+
+@pytest.mark.parametrize(
+    ("cubins", "precompiled", "early"), [(0, False, True), (0, True, False), (33, False, False)]
+)
+def test_helpers_start_early_where_the_cache_is_empty(
+    monkeypatch, tmp_path, cubins, precompiled, early
+):
+    compile_for_hopper(monkeypatch, tmp_path)
+    for number in range(cubins):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "kernel.cubin").touch()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    assert bool(open_helpers(SoloWorld(), precompiled).problems) == early
+
+
+def test_helpers_that_fail_are_named_once_and_end_with_the_start(monkeypatch, tmp_path, caplog):
+    compile_for_hopper(monkeypatch, tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    caches = type(add_number.device_caches)(add_number.create_binder)
+    monkeypatch.setattr(add_number, "device_caches", caches)
+    ahead = CompilingAhead(SoloWorld(), StartTimes(), 3600.0, True)
+
+    def work():
+        for number in (90, 91):
+            add_number[1,](torch.zeros(32, dtype=torch.int32), 32, number)
+
+    with caplog.at_level(logging.WARNING, "tpdet.engine"):
+        ahead.compile(work, "checks")
+    assert caplog.messages == [
+        "this rank compiled for processes that failed: no process could be started "
+        "(No such file or directory)"
+    ]
+    assert len(list(tmp_path.rglob("*.cubin"))) == 2
 
 
 def test_a_start_on_the_cpu_compiles_nothing(compiled):

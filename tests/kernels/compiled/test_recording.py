@@ -34,6 +34,19 @@ def refuse(x):
     tl.static_assert(False, "not for any GPU")
 
 
+NUMBER = tl.constexpr(3)
+
+
+@triton.jit
+def numbered(value):
+    return value + NUMBER
+
+
+@triton.jit
+def add_it(x):
+    tl.store(x, numbered(tl.load(x)))
+
+
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch, tmp_path):
     compile_for_hopper(monkeypatch, tmp_path)
@@ -58,6 +71,17 @@ def test_each_kind_of_arguments_is_asked_for_once():
     with recording() as again:
         ask(2)
     assert list(again) == list(asked)[1:2]  # a digest is of what is compiled
+
+
+def test_a_kernel_has_one_key_whichever_was_asked_for_first():
+    with recording():
+        pass
+    keys = []
+    for first in (numbered, add_it):
+        for function in (numbered, add_it):
+            function.hash, function.used_global_vals = None, {}
+        keys.append(first.cache_key and add_it.cache_key)
+    assert keys[0] == keys[1]
 
 
 def test_what_was_asked_for_is_compiled_once_and_found_afterwards():

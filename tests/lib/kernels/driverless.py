@@ -3,6 +3,7 @@
 With `recording`, what the model would launch can be listed and compiled; a launch raises.
 """
 
+import json
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -12,6 +13,8 @@ from triton.backends.compiler import GPUTarget
 
 from tpdet.kernels import ops
 from tpdet.kernels.cuda import hardware
+from tpdet.kernels.cuda.launch.cache_lookup import looking_up, missing_key
+from tpdet.kernels.cuda.launch.plain_form import from_plain, to_plain
 
 HOPPER = SimpleNamespace(
     major=9, minor=0, multi_processor_count=132, name="NVIDIA H200", total_memory=140 << 30
@@ -44,3 +47,13 @@ def take_gpu_kernels(monkeypatch):
     monkeypatch.setattr(
         ops, "_kernels", lambda _, name: import_module(f"tpdet.kernels.cuda.{name}")
     )
+
+
+def changed_by_a_journey(asked):
+    """Names of kernels that another process, to which they are sent, would compile as others."""
+    with looking_up():
+        return [
+            each.name
+            for each in asked
+            if missing_key(each) != missing_key(from_plain(json.loads(json.dumps(to_plain(each)))))
+        ]
